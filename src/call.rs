@@ -1,0 +1,247 @@
+//! One in-flight JSON-RPC request: what it is, why it may be cancelled and how it ends.
+
+use std::{
+    borrow::Cow,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// The `id` of a JSON-RPC request, read the way rmcp reads it.
+///
+/// A number and a string never alias: `1` is not `"1"` (JSON-RPC 2.0, section 4). A number in float
+/// form that is an integer is that integer: `1.0` is `1`.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::RequestId;
+///
+/// assert_ne!(RequestId::Number(1), RequestId::String("1".into()));
+/// assert_eq!(RequestId::Number(7).to_string(), "7");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[allow(
+    clippy::exhaustive_enums,
+    reason = "JSON-RPC 2.0 knows these two kinds of id and no other"
+)]
+pub enum RequestId {
+    /// An integer.
+    Number(i64),
+    /// A string, compared byte by byte.
+    String(Arc<str>),
+}
+
+/// The identity of a call, unique in this process.
+///
+/// JSON-RPC ids are not: every stateless client counts its own from 1. Everything that acts on a
+/// call goes by its `CallId`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallId(u64);
+
+/// What is known of a call. Observers get it with every event.
+///
+/// `Debug` leaves out the session id: whoever knows it can speak for the session.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
+///
+/// let layer = CancelOnDisconnectLayer::new().observe(|event: &Event<'_>| {
+///     if let Event::Ended { call, outcome, .. } = event {
+///         println!("{} {} {:?}: {outcome:?}", call.request_id(), call.method(), call.tool());
+///     }
+/// });
+/// assert!(layer.calls().is_empty());
+/// ```
+pub struct CallInfo {
+    id: CallId,
+    request_id: RequestId,
+    method: Cow<'static, str>,
+    tool: Option<Box<str>>,
+    session: Option<Arc<str>>,
+    progress_token: Option<RequestId>,
+    must_run_on: bool,
+}
+
+/// Why a call was cancelled. Its `Display` is the `reason` of the injected
+/// `notifications/cancelled`.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::CancelReason;
+///
+/// assert_eq!(CancelReason::ClientDisconnected.to_string(), "client disconnected");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CancelReason {
+    /// The client closed its connection, or its stream of it, and no grace was due.
+    ClientDisconnected,
+    /// The client went away and did not come back within its grace.
+    Orphaned,
+    /// A service between the layer and the handler let go of the call's stream, such as an inner
+    /// timeout that answered in its place.
+    ResponseDropped,
+    /// The inner service panicked while the call was in flight.
+    ServicePanicked,
+}
+
+/// How a call ended, as far as the layer could see.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelReason, Outcome};
+///
+/// assert_ne!(Outcome::Completed, Outcome::Cancelled(CancelReason::Orphaned));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Its answer was seen: a JSON-RPC result or error.
+    Completed,
+    /// It was cancelled.
+    Cancelled(CancelReason),
+    /// The inner service failed, or answered with an error status.
+    Failed,
+    /// Its stream ended and the layer cannot tell whether the answer was in it, or the call was
+    /// resumed on another stream.
+    Unknown,
+}
+
+// === impl RequestId ===
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::String(string) => string.fmt(f),
+        }
+    }
+}
+
+impl From<&RequestId> for serde_json::Value {
+    fn from(id: &RequestId) -> Self {
+        match id {
+            RequestId::Number(number) => (*number).into(),
+            RequestId::String(string) => string.as_ref().into(),
+        }
+    }
+}
+
+// === impl CallId ===
+
+impl CallId {
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl fmt::Display for CallId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+// === impl CallInfo ===
+
+impl CallInfo {
+    pub(crate) fn new(request_id: RequestId, method: &str) -> Self {
+        let method = match method {
+            "tools/call" => Cow::Borrowed("tools/call"),
+            other => Cow::Owned(other.to_owned()),
+        };
+        Self {
+            id: CallId::next(),
+            request_id,
+            method,
+            tool: None,
+            session: None,
+            progress_token: None,
+            must_run_on: false,
+        }
+    }
+
+    pub(crate) fn with_tool(mut self, tool: Option<impl Into<Box<str>>>) -> Self {
+        self.tool = tool.map(Into::into);
+        self
+    }
+
+    pub(crate) fn with_session(mut self, session: Option<Arc<str>>) -> Self {
+        self.session = session;
+        self
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn with_progress_token(mut self, token: Option<RequestId>) -> Self {
+        self.progress_token = token;
+        self
+    }
+
+    /// A 2025-11-25 task-augmented request: only `tasks/cancel` may end its work.
+    pub(crate) fn running_as_task(mut self, task: bool) -> Self {
+        self.must_run_on = task;
+        self
+    }
+
+    /// The call's identity in this process.
+    pub fn id(&self) -> CallId {
+        self.id
+    }
+
+    /// The JSON-RPC id the client gave it, unique in its session only.
+    pub fn request_id(&self) -> &RequestId {
+        &self.request_id
+    }
+
+    /// The JSON-RPC method, such as `tools/call`. It comes from the client: any length, any text.
+    pub fn method(&self) -> &str {
+        &self.method
+    }
+
+    /// The name of the called tool, for `tools/call`. It comes from the client as well.
+    pub fn tool(&self) -> Option<&str> {
+        self.tool.as_deref()
+    }
+
+    /// The `Mcp-Session-Id` of a session call. A stateless call has none.
+    pub fn session(&self) -> Option<&str> {
+        self.session.as_deref()
+    }
+
+    pub(crate) fn session_id(&self) -> Option<&Arc<str>> {
+        self.session.as_ref()
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn progress_token(&self) -> Option<&RequestId> {
+        self.progress_token.as_ref()
+    }
+
+    pub(crate) fn must_run_on(&self) -> bool {
+        self.must_run_on
+    }
+}
+
+impl fmt::Debug for CallInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallInfo")
+            .field("id", &self.id)
+            .field("request_id", &self.request_id)
+            .field("method", &self.method)
+            .field("tool", &self.tool)
+            .field("has_session", &self.session.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl CancelReason ===
+
+impl fmt::Display for CancelReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ClientDisconnected => "client disconnected",
+            Self::Orphaned => "client disconnected and did not come back within its grace",
+            Self::ResponseDropped => "response dropped by the server",
+            Self::ServicePanicked => "service panicked",
+        })
+    }
+}

@@ -1,0 +1,96 @@
+//! How a cancel gets into the server.
+
+use std::{fmt, pin::Pin, sync::Arc};
+
+use http::StatusCode;
+
+use crate::{
+    call::{CallInfo, CancelReason},
+    registry::Scope,
+};
+
+mod replay;
+
+pub(crate) use self::replay::{Replay, Template};
+
+/// A cancel on its way into the server.
+pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
+
+/// Injects a cancel into the server that runs a call.
+pub(crate) trait Canceller: Send + Sync {
+    /// Where the session ids of the calls that it cancels are unique.
+    fn scope(&self) -> Scope;
+
+    /// Tells the server once that `call` is cancelled. `Ok` means the server took the message, not that
+    /// the handler has ended.
+    fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection;
+}
+
+/// The server could not be told that a call is cancelled. Its [`CallToken`](crate::CallToken) has fired.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
+///
+/// let layer = CancelOnDisconnectLayer::new().observe(|event: &Event<'_>| {
+///     if let Event::CancelFailed { call, error, .. } = event {
+///         eprintln!("{} runs on: {error} ({:?})", call.request_id(), error.status());
+///     }
+/// });
+/// # drop(layer);
+/// ```
+#[derive(Debug)]
+pub struct CancelError(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Refused(StatusCode),
+    Failed(Box<str>),
+    TimedOut,
+    NoRuntime,
+}
+
+// === impl CancelError ===
+
+impl CancelError {
+    pub(crate) fn refused(status: StatusCode) -> Self {
+        Self(Kind::Refused(status))
+    }
+
+    pub(crate) fn failed(why: impl Into<Box<str>>) -> Self {
+        Self(Kind::Failed(why.into()))
+    }
+
+    pub(crate) fn timed_out() -> Self {
+        Self(Kind::TimedOut)
+    }
+
+    pub(crate) fn no_runtime() -> Self {
+        Self(Kind::NoRuntime)
+    }
+
+    /// The status with which the inner service refused the replayed cancel.
+    pub fn status(&self) -> Option<StatusCode> {
+        match self.0 {
+            Kind::Refused(status) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// Whether the server did not take the cancel in time, as one does whose session is blocked.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self.0, Kind::TimedOut)
+    }
+}
+
+impl fmt::Display for CancelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::Refused(status) => write!(f, "the service refused the cancel with {status}"),
+            Kind::Failed(why) => write!(f, "the cancel could not be delivered: {why}"),
+            Kind::TimedOut => f.write_str("the service did not take the cancel in time"),
+            Kind::NoRuntime => f.write_str("no runtime to deliver the cancel on"),
+        }
+    }
+}
+
+impl std::error::Error for CancelError {}

@@ -1,0 +1,162 @@
+//! Cancelling by an HTTP POST into the inner service, for servers that no session manager of ours wraps.
+//!
+//! The POST looks like the client's own: the original request's URI, headers and extensions, so that
+//! whatever stands inside the layer (routing, auth, limits) treats it as it treated the call. Only what
+//! describes the body is replaced.
+
+use std::{
+    future::poll_fn,
+    marker::PhantomData,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use http::{
+    Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version, header,
+};
+use serde_json::json;
+use tower_service::Service;
+
+use super::{CancelError, Canceller, Injection};
+use crate::{
+    call::{CallInfo, CancelReason},
+    envelope::TeeBody,
+    exchange::LAST_EVENT_ID,
+    registry::Scope,
+};
+
+/// Headers that describe the original body or the original connection.
+const NOT_REPLAYED: [HeaderName; 9] = [
+    header::CONTENT_LENGTH,
+    header::CONTENT_ENCODING,
+    header::CONTENT_RANGE,
+    header::TRANSFER_ENCODING,
+    header::TRAILER,
+    header::EXPECT,
+    header::CONNECTION,
+    header::UPGRADE,
+    HeaderName::from_static(LAST_EVENT_ID),
+];
+
+/// Headers by prefix: digests of the body, and what SEP-2243 repeats from it (`Mcp-Method`, `Mcp-Name`,
+/// `Mcp-Param-*`).
+const NOT_REPLAYED_PREFIXES: [&str; 6] = [
+    "mcp-method",
+    "mcp-name",
+    "mcp-param-",
+    "content-digest",
+    "content-md5",
+    "digest",
+];
+
+/// The inner service as it was layered, never called itself: every replay clones it and waits for its own
+/// clone to be ready.
+#[derive(Debug)]
+pub(crate) struct Template<S>(Mutex<S>);
+
+/// The original request without its body.
+pub(crate) struct Replay<S, B> {
+    service: Arc<Template<S>>,
+    uri: Uri,
+    version: Version,
+    headers: HeaderMap,
+    extensions: Extensions,
+    body: PhantomData<fn(B)>,
+}
+
+// === impl Template ===
+
+impl<S: Clone> Template<S> {
+    pub(crate) fn new(service: S) -> Self {
+        Self(Mutex::new(service))
+    }
+
+    fn instantiate(&self) -> S {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+// === impl Replay ===
+
+impl<S, B> Replay<S, B> {
+    /// Keeps a copy of the request's head. Its extensions must not hold the exchange's link yet, or
+    /// exchange and replay would keep each other alive.
+    pub(crate) fn new(service: Arc<Template<S>>, request: &Request<B>) -> Self {
+        Self {
+            service,
+            uri: request.uri().clone(),
+            version: request.version(),
+            headers: request.headers().clone(),
+            extensions: request.extensions().clone(),
+            body: PhantomData,
+        }
+    }
+
+    fn request(&self, call: &CallInfo, reason: CancelReason) -> Request<TeeBody<B>> {
+        let notification = json!({
+            "jsonrpc": "2.0",
+            "method": "notifications/cancelled",
+            "params": {
+                "requestId": serde_json::Value::from(call.request_id()),
+                "reason": reason.to_string(),
+            },
+        });
+        let content = Bytes::from(notification.to_string());
+        let length = content.len();
+        let mut request = Request::new(TeeBody::replay(content));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.version_mut() = self.version;
+        *request.extensions_mut() = self.extensions.clone();
+        let headers = request.headers_mut();
+        for (name, value) in self.headers.iter().filter(|(name, _)| is_replayed(name)) {
+            headers.append(name, value.clone());
+        }
+        headers.insert(header::CONTENT_LENGTH, length.into());
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        request
+    }
+}
+
+impl<S, B, RB> Canceller for Replay<S, B>
+where
+    S: Service<Request<TeeBody<B>>, Response = Response<RB>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Send + 'static,
+    RB: Send + 'static,
+{
+    fn scope(&self) -> Scope {
+        Scope::Path(self.uri.path().into())
+    }
+
+    fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection {
+        let request = self.request(call, reason);
+        Box::pin(async move {
+            let mut service = self.service.instantiate();
+            let ready = poll_fn(|cx| service.poll_ready(cx)).await.is_ok();
+            let sent = match ready {
+                true => service.call(request).await.ok(),
+                false => None,
+            };
+            match sent.map(|response| response.status()) {
+                Some(status) if status.is_success() => Ok(()),
+                Some(status) => Err(CancelError::refused(status)),
+                None => Err(CancelError::failed("the inner service failed")),
+            }
+        })
+    }
+}
+
+fn is_replayed(name: &HeaderName) -> bool {
+    let name_text = name.as_str();
+    !NOT_REPLAYED.contains(name)
+        && !NOT_REPLAYED_PREFIXES
+            .iter()
+            .any(|prefix| name_text.starts_with(prefix))
+}

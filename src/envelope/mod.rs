@@ -1,0 +1,280 @@
+//! The request body as it passes: a tee that never delays, re-frames or alters it, and what it read.
+//!
+//! The tee keeps the frames, which are reference counted, until the body has ended, then hands them to the
+//! [`Exchange`], which reads them only if no session manager bound the call by then. Every doubt makes the
+//! body [`Unknown`].
+
+use std::{
+    fmt, mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{HeaderMap, Method, Request, header};
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use crate::{call::CancelReason, exchange::Exchange};
+
+mod read;
+mod scan;
+
+pub use self::read::Unknown;
+pub(crate) use self::read::{Envelope, Message, read};
+
+/// The largest body that is kept to be read: 4 MiB, which is also the most that rmcp accepts by default.
+const MAX_BODY: usize = 4 * 1024 * 1024;
+
+pin_project! {
+    /// The request body that the layer gives to the inner service.
+    ///
+    /// The client's body, frame by frame as it came; or, in a cancel that the layer replays, the
+    /// notification.
+    ///
+    /// It is a type of its own, so a service that takes one certain body type wants a map between:
+    ///
+    /// ```
+    /// use axum::{body::Body, middleware::from_fn, routing::post, Router};
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    /// use tower::ServiceBuilder;
+    ///
+    /// let stack = ServiceBuilder::new()
+    ///     .layer(CancelOnDisconnectLayer::new())
+    ///     .map_request(|request: http::Request<_>| request.map(Body::new))
+    ///     .layer(from_fn(|request, next: axum::middleware::Next| next.run(request)));
+    /// let app: Router = Router::new().route("/mcp", post(async || "ok")).layer(stack);
+    /// # drop(app);
+    /// ```
+    pub struct TeeBody<B> {
+        #[pin]
+        source: Source<B>,
+        watch: Option<Watch>,
+    }
+}
+
+pin_project! {
+    #[project = SourceProj]
+    enum Source<B> {
+        Client { #[pin] body: B },
+        Replay { content: Option<Bytes> },
+    }
+}
+
+/// The frames of a whole body.
+#[derive(Debug, Default)]
+pub(crate) struct Frames {
+    first: Bytes,
+    rest: Vec<Bytes>,
+    length: usize,
+}
+
+/// Tells the exchange how the body ends.
+struct Watch {
+    exchange: Arc<Exchange>,
+    capture: Capture,
+}
+
+enum Capture {
+    /// Nothing is said about the body.
+    Off,
+    /// It may be a JSON-RPC message.
+    On(Frames),
+    /// It cannot be read.
+    Unknown(Unknown),
+}
+
+// === impl TeeBody ===
+
+impl<B> TeeBody<B> {
+    /// A body that is passed on unwatched.
+    pub(crate) fn unwatched(body: B) -> Self {
+        Self {
+            source: Source::Client { body },
+            watch: None,
+        }
+    }
+
+    pub(crate) fn replay(content: Bytes) -> Self {
+        Self {
+            source: Source::Replay {
+                content: Some(content),
+            },
+            watch: None,
+        }
+    }
+
+    /// Watches the body of `request` for `exchange`.
+    pub(crate) fn watching(request: Request<B>, exchange: Arc<Exchange>) -> Request<Self> {
+        let capture = Capture::of(request.method(), request.headers());
+        request.map(|body| Self {
+            source: Source::Client { body },
+            watch: Some(Watch { exchange, capture }),
+        })
+    }
+}
+
+impl<B> Body for TeeBody<B>
+where
+    B: Body,
+    B::Data: From<Bytes>,
+{
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let this = self.project();
+        let mut body = match this.source.project() {
+            SourceProj::Client { body } => body,
+            SourceProj::Replay { content } => {
+                let frame = content.take().map(|content| Frame::data(content.into()));
+                return Poll::Ready(frame.map(Ok));
+            }
+        };
+        let Some(watch) = this.watch else {
+            return body.poll_frame(cx);
+        };
+        Poll::Ready(match ready!(body.as_mut().poll_frame(cx)) {
+            Some(Ok(frame)) => {
+                let frame = watch.pass(frame);
+                if body.is_end_stream() {
+                    watch.end();
+                }
+                Some(Ok(frame))
+            }
+            Some(Err(error)) => {
+                // hyper reports a client that left in the middle of its request only here.
+                watch.exchange.abandon(CancelReason::ClientDisconnected);
+                Some(Err(error))
+            }
+            None => {
+                watch.end();
+                None
+            }
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            Source::Client { body } => body.is_end_stream(),
+            Source::Replay { content } => content.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Client { body } => body.size_hint(),
+            Source::Replay { content } => {
+                SizeHint::with_exact(content.as_ref().map_or(0, |content| content.len() as u64))
+            }
+        }
+    }
+}
+
+impl<B> fmt::Debug for TeeBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TeeBody").finish_non_exhaustive()
+    }
+}
+
+// === impl Watch ===
+
+impl Watch {
+    /// Notes a frame. What goes on is the same bytes in the same frame.
+    fn pass<D: Buf + From<Bytes>>(&mut self, frame: Frame<D>) -> Frame<D> {
+        let Capture::On(frames) = &mut self.capture else {
+            return frame;
+        };
+        match frame.into_data() {
+            Ok(mut data) => {
+                let bytes = data.copy_to_bytes(data.remaining());
+                if !frames.push(bytes.clone()) {
+                    self.capture = Capture::Unknown(Unknown::TooLarge);
+                }
+                Frame::data(bytes.into())
+            }
+            Err(trailers) => trailers,
+        }
+    }
+
+    fn end(&mut self) {
+        match mem::replace(&mut self.capture, Capture::Off) {
+            Capture::Off => {}
+            Capture::On(frames) => self.exchange.body_ended(Ok(frames)),
+            Capture::Unknown(why) => self.exchange.body_ended(Err(why)),
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Capture::On(_) = self.capture {
+            self.capture = Capture::Unknown(Unknown::NotRead);
+        }
+        self.end();
+    }
+}
+
+// === impl Capture ===
+
+impl Capture {
+    fn of(method: &Method, headers: &HeaderMap) -> Self {
+        if method != Method::POST {
+            return Self::Off;
+        }
+        let mut types = headers.get_all(header::CONTENT_TYPE).iter();
+        let is_json = match (types.next(), types.next()) {
+            (Some(value), None) => {
+                let essence = value.as_bytes().split(|byte| *byte == b';').next();
+                essence.is_some_and(|essence| {
+                    essence
+                        .trim_ascii()
+                        .eq_ignore_ascii_case(b"application/json")
+                })
+            }
+            _ => false,
+        };
+        if !is_json {
+            Self::Unknown(Unknown::ContentType)
+        } else if headers.contains_key(header::CONTENT_ENCODING) {
+            Self::Unknown(Unknown::ContentEncoding)
+        } else {
+            Self::On(Frames::default())
+        }
+    }
+}
+
+// === impl Frames ===
+
+impl Frames {
+    /// `false` if that is too much.
+    fn push(&mut self, bytes: Bytes) -> bool {
+        self.length = self.length.saturating_add(bytes.len());
+        if self.length > MAX_BODY {
+            return false;
+        }
+        if self.first.is_empty() {
+            self.first = bytes;
+        } else {
+            self.rest.push(bytes);
+        }
+        true
+    }
+
+    /// The body in one piece: without a copy if it came in one frame.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        if self.rest.is_empty() {
+            return self.first;
+        }
+        let mut whole = BytesMut::with_capacity(self.length);
+        whole.extend_from_slice(&self.first);
+        for bytes in &self.rest {
+            whole.extend_from_slice(bytes);
+        }
+        whole.freeze()
+    }
+}

@@ -1,0 +1,401 @@
+//! What a POST body says about the calls in it: ids, methods, tool names, and nothing more.
+//!
+//! A disconnect can only be turned into a cancel if it is known which requests were in the body. Most
+//! of a body is arguments that only the tool understands, so [`read`] walks three objects (the
+//! message, its `params`, their `_meta`) and steps over everything else. A body is one JSON-RPC 2.0
+//! message, or a batch of them as MCP 2025-03-26 allowed.
+//!
+//! A wrong id cancels somebody else's call; an unknown one only lets a call run on. Therefore:
+//!
+//! 1. **Ids are rmcp's.** The span of the id goes through `serde_json` and the integer rule of rmcp
+//!    3.9, so an id is the one that rmcp has, or unknown. A string and a number are never the same.
+//! 2. **Shapes are rmcp's.** `method` and `id`: a request. `method` alone: a notification. One of
+//!    `result` and `error` without `method`: a response. Each with `"jsonrpc": "2.0"`.
+//! 3. **One reading only.** A key with a meaning that comes twice, or a key that is written with an
+//!    escape where such keys stand, makes the body unknown: two parsers may disagree about it.
+//! 4. **All or nothing.** One doubtful message makes the whole batch unknown.
+//! 5. **The inner service is the judge.** Inside text that is stepped over, wrong escapes, control
+//!    characters, UTF-8 and numbers out of range go unnoticed. A parser refuses such a body, so
+//!    no call comes of it. What is malformed elsewhere is found here.
+//!
+//! ```text
+//! {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{…}}}
+//!                     │             │                             │
+//!                     id            method                        tool
+//! ```
+
+use std::fmt;
+
+use serde_json::{Number, Value};
+
+use super::scan::Cursor;
+use crate::call::RequestId;
+
+/// The key in `_meta` by which a request names its protocol revision, from MCP 2026-07-28 on.
+const PROTOCOL_VERSION: &[u8] = b"io.modelcontextprotocol/protocolVersion";
+
+/// The messages of one POST body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Envelope {
+    /// The body is one message.
+    Single(Message),
+    /// The body is an array of messages, never an empty one.
+    Batch(Vec<Message>),
+}
+
+/// One JSON-RPC message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// Has a `method` and an `id`.
+    Request(Request),
+    /// Has a `method` and no `id`.
+    Notification(Notification),
+    /// Has a `result` or an `error`, and no `method`. Its id is one of the server's: not a call.
+    Response,
+}
+
+/// What is known about a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) id: RequestId,
+    pub(crate) method: Box<str>,
+    /// `params.name` of a `tools/call`, if it is a string.
+    pub(crate) tool: Option<Box<str>>,
+    /// The protocol revision in `params._meta`, if it is a string.
+    pub(crate) protocol_version: Option<Box<str>>,
+    /// `params.task` is an object: a task-augmented request of MCP 2025-11-25.
+    pub(crate) task: bool,
+}
+
+/// What is known about a notification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Notification {
+    pub(crate) method: Box<str>,
+    /// `params.requestId` of a `notifications/cancelled`, if it is an id.
+    pub(crate) cancels: Option<RequestId>,
+}
+
+/// Why the calls of a POST body are not known.
+///
+/// Such a body is passed on as it is, and no disconnect cancels what comes of it. [`Display`] gives a
+/// few words for a log line.
+///
+/// [`Display`]: fmt::Display
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Unknown {
+    /// The body is not JSON (RFC 8259), or not as `serde_json` reads it.
+    NotJson,
+    /// The body ends inside a JSON value, or is empty.
+    Truncated,
+    /// Containers are nested deeper than the 127 levels that `serde_json` reads.
+    TooDeep,
+    /// A key that the envelope depends on comes twice in one object.
+    DuplicateKey,
+    /// A key of the message, its `params` or their `_meta` is written with an escape, so that `id`
+    /// could hide in it.
+    EscapedKey,
+    /// `method` is not a string, or the `params` of a request are not an object.
+    WrongType,
+    /// The `id` of a request is neither a string nor an integer that fits an `i64`.
+    BadId,
+    /// The body is not a JSON-RPC 2.0 message or a batch of at least one (JSON-RPC 2.0, sections 4
+    /// to 6).
+    NotAMessage,
+    /// The body is longer than the cap up to which bodies are kept for reading.
+    TooLarge,
+    /// `content-type` is not `application/json`.
+    ContentType,
+    /// The body is compressed: it has a `content-encoding`.
+    ContentEncoding,
+    /// The inner service did not read the body to its end.
+    NotRead,
+}
+
+/// Reads the envelope of a whole POST body.
+///
+/// # Errors
+///
+/// Anything doubtful is an [`Unknown`]. It names the first reason that was met.
+pub(crate) fn read(body: &[u8]) -> Result<Envelope, Unknown> {
+    let mut cursor = Cursor::new(body);
+    let envelope = if cursor.next_byte() == Some(b'[') {
+        Envelope::Batch(batch(&mut cursor)?)
+    } else {
+        Envelope::Single(message(&mut cursor)?)
+    };
+    cursor.end()?;
+    Ok(envelope)
+}
+
+/// The members of a message that have a meaning, as spans of the body.
+#[derive(Default)]
+struct Members<'a> {
+    jsonrpc: Option<&'a [u8]>,
+    id: Option<&'a [u8]>,
+    method: Option<&'a [u8]>,
+    result: Option<&'a [u8]>,
+    error: Option<&'a [u8]>,
+    params: Option<Params<'a>>,
+}
+
+/// The `params` of a message. They may come before its `method`, so what they mean is seen later.
+enum Params<'a> {
+    Object(ParamMembers<'a>),
+    Other,
+}
+
+#[derive(Default)]
+struct ParamMembers<'a> {
+    name: Option<&'a [u8]>,
+    task: Option<&'a [u8]>,
+    request_id: Option<&'a [u8]>,
+    meta: Option<Meta<'a>>,
+}
+
+#[derive(Default)]
+struct Meta<'a> {
+    protocol_version: Option<&'a [u8]>,
+}
+
+fn batch(cursor: &mut Cursor<'_>) -> Result<Vec<Message>, Unknown> {
+    let mut messages = Vec::new();
+    let mut more = cursor.enter_array()?;
+    while more {
+        messages.push(message(cursor)?);
+        more = cursor.next_element()?;
+    }
+    if messages.is_empty() {
+        return Err(Unknown::NotAMessage);
+    }
+    Ok(messages)
+}
+
+fn message(cursor: &mut Cursor<'_>) -> Result<Message, Unknown> {
+    if cursor.next_byte() != Some(b'{') {
+        // Looked at all the same: the reason should tell another value from no JSON at all.
+        cursor.value()?;
+        return Err(Unknown::NotAMessage);
+    }
+    let mut members = Members::default();
+    let mut key = cursor.enter_object()?;
+    while let Some(name) = key {
+        match name {
+            b"jsonrpc" => once(&mut members.jsonrpc, cursor.value()?)?,
+            b"id" => once(&mut members.id, cursor.value()?)?,
+            b"method" => once(&mut members.method, cursor.value()?)?,
+            b"result" => once(&mut members.result, cursor.value()?)?,
+            b"error" => once(&mut members.error, cursor.value()?)?,
+            b"params" => once(&mut members.params, params(cursor)?)?,
+            other => pass(other, cursor)?,
+        }
+        key = cursor.next_key()?;
+    }
+    members.message()
+}
+
+fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, Unknown> {
+    if cursor.next_byte() != Some(b'{') {
+        cursor.value()?;
+        return Ok(Params::Other);
+    }
+    let mut members = ParamMembers::default();
+    let mut key = cursor.enter_object()?;
+    while let Some(name) = key {
+        match name {
+            b"name" => once(&mut members.name, cursor.value()?)?,
+            b"task" => once(&mut members.task, cursor.value()?)?,
+            b"requestId" => once(&mut members.request_id, cursor.value()?)?,
+            b"_meta" => once(&mut members.meta, meta(cursor)?)?,
+            other => pass(other, cursor)?,
+        }
+        key = cursor.next_key()?;
+    }
+    Ok(Params::Object(members))
+}
+
+fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, Unknown> {
+    let mut meta = Meta::default();
+    if cursor.next_byte() != Some(b'{') {
+        // No id depends on it: a `_meta` of another type only has no version.
+        cursor.value()?;
+        return Ok(meta);
+    }
+    let mut key = cursor.enter_object()?;
+    while let Some(name) = key {
+        match name {
+            PROTOCOL_VERSION => once(&mut meta.protocol_version, cursor.value()?)?,
+            other => pass(other, cursor)?,
+        }
+        key = cursor.next_key()?;
+    }
+    Ok(meta)
+}
+
+/// Fills a slot that a second member of the same name must not find filled.
+fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Unknown> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(Unknown::DuplicateKey),
+    }
+}
+
+/// Steps over a member without a meaning, if its key is in plain sight.
+fn pass(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), Unknown> {
+    let plain = |byte: &u8| matches!(byte, b' '..=b'~') && *byte != b'\\';
+    if !key.iter().all(plain) {
+        check_key(key)?;
+    }
+    cursor.value().map(|_| ())
+}
+
+#[cold]
+fn check_key(key: &[u8]) -> Result<(), Unknown> {
+    let key = str::from_utf8(key).map_err(|_| Unknown::NotJson)?;
+    if key.bytes().any(|byte| byte == b'\\') {
+        return Err(Unknown::EscapedKey);
+    }
+    if key.bytes().any(|byte| byte < b' ') {
+        return Err(Unknown::NotJson);
+    }
+    Ok(())
+}
+
+/// Decodes a string from its span.
+fn text(span: &[u8]) -> Result<Box<str>, Unknown> {
+    serde_json::from_slice(span).map_err(|_| Unknown::NotJson)
+}
+
+/// Decodes a member that is of no use unless it is a string.
+///
+/// Another type is `None` and not unknown: no id depends on it.
+fn optional_text(span: Option<&[u8]>) -> Result<Option<Box<str>>, Unknown> {
+    span.filter(|span| is_text(span)).map(text).transpose()
+}
+
+fn is_text(span: &[u8]) -> bool {
+    span.starts_with(b"\"")
+}
+
+/// Decodes an id from its span, to the same value as rmcp 3.9.
+fn id(span: &[u8]) -> Result<RequestId, Unknown> {
+    // Nothing but a string or a number reaches `serde_json`: with its `arbitrary_precision` or
+    // `raw_value` on, which any crate of a build can do, some objects read as numbers too.
+    if !matches!(span.first(), Some(b'"' | b'-' | b'0'..=b'9')) {
+        return Err(Unknown::BadId);
+    }
+    match serde_json::from_slice(span).map_err(|_| Unknown::NotJson)? {
+        Value::String(string) => Ok(RequestId::String(string.into())),
+        Value::Number(number) => integer(&number, span)
+            .map(RequestId::Number)
+            .ok_or(Unknown::BadId),
+        _ => Err(Unknown::BadId),
+    }
+}
+
+/// The integer that a number stands for, if it does so beyond doubt.
+///
+/// An integer in float form counts below 2^53 only: from there on several integers share one `f64`.
+/// There is one doubt that rmcp does not have. Unless its `float_roundtrip` is on, `serde_json` may
+/// miss the nearest `f64` by one: 1.0.154 reads `9007199254740991.0` as the integer before it. The
+/// parser of `std` does not, and where the two differ, so may rmcp and the client.
+fn integer(number: &Number, span: &[u8]) -> Option<i64> {
+    const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
+    number.as_i64().or_else(|| {
+        let float = number.as_f64()?;
+        let nearest: f64 = str::from_utf8(span).ok()?.parse().ok()?;
+        let integral = float.fract() == 0.0 && float.abs() < FIRST_SHARED;
+        (integral && float == nearest).then_some(float as i64)
+    })
+}
+
+// === impl Members ===
+
+impl Members<'_> {
+    fn message(self) -> Result<Message, Unknown> {
+        if self.jsonrpc != Some(br#""2.0""#) {
+            return Err(Unknown::NotAMessage);
+        }
+        match (self.method, self.id, self.result, self.error) {
+            (Some(method), Some(id), None, None) => {
+                request(method, id, self.params).map(Message::Request)
+            }
+            (Some(method), None, None, None) => {
+                notification(method, self.params).map(Message::Notification)
+            }
+            (None, _, Some(_), None) | (None, _, None, Some(_)) => Ok(Message::Response),
+            _ => Err(Unknown::NotAMessage),
+        }
+    }
+}
+
+fn request(
+    method_span: &[u8],
+    id_span: &[u8],
+    params: Option<Params<'_>>,
+) -> Result<Request, Unknown> {
+    let method = method(method_span)?;
+    let params = match params {
+        None => ParamMembers::default(),
+        Some(Params::Object(params)) => params,
+        Some(Params::Other) => return Err(Unknown::WrongType),
+    };
+    let tool = match &*method {
+        "tools/call" => optional_text(params.name)?,
+        _ => None,
+    };
+    let version = params.meta.and_then(|meta| meta.protocol_version);
+    Ok(Request {
+        id: id(id_span)?,
+        tool,
+        protocol_version: optional_text(version)?,
+        task: params.task.is_some_and(|task| task.starts_with(b"{")),
+        method,
+    })
+}
+
+fn notification(method_span: &[u8], params: Option<Params<'_>>) -> Result<Notification, Unknown> {
+    let method = method(method_span)?;
+    let cancels = match params {
+        Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,
+        // Parameters of another type name no request. That is all a notification could do here.
+        _ => None,
+    };
+    let cancels = match cancels.map(id) {
+        Some(Err(Unknown::BadId)) | None => None,
+        Some(id) => Some(id?),
+    };
+    Ok(Notification { method, cancels })
+}
+
+fn method(span: &[u8]) -> Result<Box<str>, Unknown> {
+    if is_text(span) {
+        text(span)
+    } else {
+        Err(Unknown::WrongType)
+    }
+}
+
+// === impl Unknown ===
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotJson => "not json",
+            Self::Truncated => "json cut short",
+            Self::TooDeep => "nested too deep",
+            Self::DuplicateKey => "duplicate key",
+            Self::EscapedKey => "escape in a key",
+            Self::WrongType => "method or params of a wrong type",
+            Self::BadId => "not a usable id",
+            Self::NotAMessage => "not a json-rpc message",
+            Self::TooLarge => "body too large",
+            Self::ContentType => "content type not json",
+            Self::ContentEncoding => "body compressed",
+            Self::NotRead => "body not read to its end",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

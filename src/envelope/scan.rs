@@ -1,0 +1,311 @@
+//! A cursor over JSON text that finds where values end without reading what is in them.
+//!
+//! A tool argument can be a megabyte of text of which the envelope needs nothing. So a long string
+//! costs one `memchr` per quote in it, and everything else is stepped over byte by byte. What the
+//! cursor promises to the reader of the envelope:
+//!
+//! 1. A value it stepped over has the structure of RFC 8259: commas, colons, brackets, literals and
+//!    numbers. What lies between the quotes of a string is not looked at: its escapes, its control
+//!    characters and its UTF-8 are up to whoever uses that span.
+//! 2. A string ends where a JSON parser would end it, a malformed one too. Otherwise text that a
+//!    caller chose could pass for keys.
+//! 3. Nothing recurses: the open containers are bits of one integer, up to the depth at which
+//!    `serde_json` gives up.
+//! 4. Hostile text costs time in proportion to its length, like any other.
+
+use memchr::memchr_iter;
+
+use super::read::Unknown;
+
+/// Containers that may be open at once; `serde_json` refuses the 128th.
+const MAX_DEPTH: u32 = 127;
+
+/// A position in JSON text and the containers that are open there.
+#[derive(Debug)]
+pub(super) struct Cursor<'a> {
+    body: &'a [u8],
+    at: usize,
+    depth: u32,
+    /// One bit for each open container, [`OBJECT`] or [`ARRAY`], the innermost lowest.
+    kinds: u128,
+}
+
+const OBJECT: u128 = 1;
+const ARRAY: u128 = 0;
+
+// === impl Cursor ===
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(body: &'a [u8]) -> Self {
+        Self {
+            body,
+            at: 0,
+            depth: 0,
+            kinds: 0,
+        }
+    }
+
+    /// Skips white space and shows the byte after it, the first one of a value.
+    pub(super) fn next_byte(&mut self) -> Option<u8> {
+        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
+            self.at += 1;
+        }
+        self.peek()
+    }
+
+    /// Opens the object that starts here and reads its first key; `None` if it is empty and closed
+    /// again.
+    ///
+    /// A key is the text between its quotes, as it stands.
+    pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, Unknown> {
+        if self.next_byte() != Some(b'{') {
+            return Err(self.unexpected());
+        }
+        if self.open(OBJECT)? {
+            self.key().map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// After a value of an object: the next key, or `None` if the object was closed instead.
+    pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, Unknown> {
+        if self.comma_or_close()? {
+            self.key().map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    /// Opens the array that starts here; `false` if it is empty and closed again.
+    pub(super) fn enter_array(&mut self) -> Result<bool, Unknown> {
+        if self.next_byte() != Some(b'[') {
+            return Err(self.unexpected());
+        }
+        self.open(ARRAY)
+    }
+
+    /// After an element of an array: whether another one follows. `false`: the array was closed.
+    pub(super) fn next_element(&mut self) -> Result<bool, Unknown> {
+        self.comma_or_close()
+    }
+
+    /// Steps over the value that starts here and answers its text, without white space around it.
+    pub(super) fn value(&mut self) -> Result<&'a [u8], Unknown> {
+        self.next_byte();
+        let start = self.at;
+        self.skip()?;
+        Ok(self.since(start))
+    }
+
+    /// Checks that nothing but white space is left.
+    pub(super) fn end(&mut self) -> Result<(), Unknown> {
+        match self.next_byte() {
+            None => Ok(()),
+            Some(_) => Err(Unknown::NotJson),
+        }
+    }
+
+    fn skip(&mut self) -> Result<(), Unknown> {
+        let outside = self.depth;
+        loop {
+            let opened = match self.next_byte() {
+                Some(b'{') => self.open(OBJECT)?,
+                Some(b'[') => self.open(ARRAY)?,
+                _ => {
+                    self.scalar()?;
+                    false
+                }
+            };
+            if !opened {
+                // A value ended, and with it maybe the containers around it.
+                while self.depth != outside && !self.comma_or_close()? {}
+                if self.depth == outside {
+                    return Ok(());
+                }
+            }
+            if self.kinds & 1 == OBJECT {
+                self.key()?;
+            }
+        }
+    }
+
+    /// Eats an opening bracket; `false` if the closing one follows, which is eaten too.
+    fn open(&mut self, kind: u128) -> Result<bool, Unknown> {
+        if self.depth == MAX_DEPTH {
+            return Err(Unknown::TooDeep);
+        }
+        self.at += 1;
+        self.depth += 1;
+        self.kinds = self.kinds << 1 | kind;
+        let empty = self.next_byte() == Some(self.closing());
+        if empty {
+            self.close();
+        }
+        Ok(!empty)
+    }
+
+    /// `true`: a comma was eaten, the innermost container goes on. `false`: it was closed.
+    fn comma_or_close(&mut self) -> Result<bool, Unknown> {
+        match self.next_byte() {
+            Some(b',') => {
+                self.at += 1;
+                Ok(true)
+            }
+            Some(byte) if byte == self.closing() => {
+                self.close();
+                Ok(false)
+            }
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn close(&mut self) {
+        self.at += 1;
+        self.depth -= 1;
+        self.kinds >>= 1;
+    }
+
+    /// The bracket that closes the innermost container.
+    fn closing(&self) -> u8 {
+        if self.kinds & 1 == OBJECT { b'}' } else { b']' }
+    }
+
+    #[inline]
+    fn key(&mut self) -> Result<&'a [u8], Unknown> {
+        self.next_byte();
+        self.expect(b'"')?;
+        let start = self.at;
+        self.rest_of_string()?;
+        let key = self.since(start).split_last().map(|(_quote, key)| key);
+        self.next_byte();
+        self.expect(b':')?;
+        Ok(key.unwrap_or_default())
+    }
+
+    fn scalar(&mut self) -> Result<(), Unknown> {
+        match self.peek() {
+            Some(b'"') => {
+                self.at += 1;
+                self.rest_of_string()
+            }
+            Some(b'-' | b'0'..=b'9') => self.number(),
+            Some(b't') => self.literal(b"true"),
+            Some(b'f') => self.literal(b"false"),
+            Some(b'n') => self.literal(b"null"),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Steps over a string whose opening quote was eaten.
+    fn rest_of_string(&mut self) -> Result<(), Unknown> {
+        // Most strings are short, and a call of `memchr` costs more than they do.
+        let near = self.rest().first_chunk().copied().and_then(closing_quote);
+        match near.or_else(|| far_closing_quote(self.rest())) {
+            Some(quote) => {
+                self.at += quote + 1;
+                Ok(())
+            }
+            None => Err(Unknown::Truncated),
+        }
+    }
+
+    fn number(&mut self) -> Result<(), Unknown> {
+        self.eat(b'-');
+        // A leading zero stands alone; a digit after it fails where a comma is expected.
+        if !self.eat(b'0') {
+            self.digits()?;
+        }
+        if self.eat(b'.') {
+            self.digits()?;
+        }
+        if self.eat(b'e') || self.eat(b'E') {
+            let _sign = self.eat(b'+') || self.eat(b'-');
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) -> Result<(), Unknown> {
+        let start = self.at;
+        while let Some(b'0'..=b'9') = self.peek() {
+            self.at += 1;
+        }
+        if self.at == start {
+            return Err(self.unexpected());
+        }
+        Ok(())
+    }
+
+    fn literal(&mut self, word: &[u8]) -> Result<(), Unknown> {
+        word.iter().try_for_each(|byte| self.expect(*byte))
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<(), Unknown> {
+        if self.eat(byte) {
+            Ok(())
+        } else {
+            Err(self.unexpected())
+        }
+    }
+
+    fn eat(&mut self, byte: u8) -> bool {
+        let found = self.peek() == Some(byte);
+        if found {
+            self.at += 1;
+        }
+        found
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.body.get(self.at).copied()
+    }
+
+    // The ranges of these two always exist. If one did not, an empty span would end in an `Unknown`.
+
+    fn rest(&self) -> &'a [u8] {
+        self.body.get(self.at..).unwrap_or_default()
+    }
+
+    fn since(&self, start: usize) -> &'a [u8] {
+        self.body.get(start..self.at).unwrap_or_default()
+    }
+
+    /// Why the text cannot go on like this: it is over, or it is wrong.
+    #[cold]
+    fn unexpected(&self) -> Unknown {
+        match self.peek() {
+            None => Unknown::Truncated,
+            Some(_) => Unknown::NotJson,
+        }
+    }
+}
+
+/// The place of the closing quote, if it is among these bytes and no backslash comes before it.
+fn closing_quote(bytes: [u8; 8]) -> Option<usize> {
+    let word = u64::from_le_bytes(bytes);
+    let quotes = marks(word, b'"');
+    let either = quotes | marks(word, b'\\');
+    let first = either & either.wrapping_neg();
+    (quotes & first != 0).then_some(first.trailing_zeros() as usize / 8)
+}
+
+/// Sets the highest bit of each byte that is `wanted`, in text order from the lowest byte.
+///
+/// Bytes after the first hit may be marked by mistake (the subtraction borrows), none before it.
+fn marks(word: u64, wanted: u8) -> u64 {
+    const ONES: u64 = u64::from_le_bytes([1; 8]);
+    let zero_if_wanted = word ^ (ONES * u64::from(wanted));
+    zero_if_wanted.wrapping_sub(ONES) & !zero_if_wanted & (ONES << 7)
+}
+
+/// The place of the closing quote, however far away.
+///
+/// A quote belongs to the text if an odd number of backslashes stands right before it. Looking back
+/// from the quotes spares a stop at every `\n`, and two quotes never look at the same backslashes.
+fn far_closing_quote(text: &[u8]) -> Option<usize> {
+    memchr_iter(b'"', text).find(|quote| {
+        let before = text.get(..*quote).unwrap_or_default().iter().rev();
+        before.take_while(|byte| **byte == b'\\').count() % 2 == 0
+    })
+}

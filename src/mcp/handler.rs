@@ -1,0 +1,35 @@
+//! From a handler's context to its token.
+
+use http::request::Parts;
+use rmcp::{RoleServer, model::Extensions, service::RequestContext};
+
+use crate::token::CallToken;
+
+impl CallToken {
+    /// The token of the call that a handler of rmcp serves. `None` if no layer stands before it, as with a
+    /// transport other than HTTP.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CallToken;
+    /// use rmcp::{RoleServer, service::RequestContext};
+    ///
+    /// async fn upload(context: RequestContext<RoleServer>) -> &'static str {
+    ///     let Some(token) = CallToken::of(&context) else {
+    ///         return "not over HTTP";
+    ///     };
+    ///     tokio::select! {
+    ///         () = token.cancelled() => "stopped: nobody waits for it",
+    ///         () = std::future::ready(()) => "uploaded",
+    ///     }
+    /// }
+    /// # let _ = upload;
+    /// ```
+    pub fn of(context: &RequestContext<RoleServer>) -> Option<Self> {
+        Self::in_message(&context.extensions).cloned()
+    }
+
+    /// rmcp puts the head of the HTTP request into the message's extensions.
+    pub(super) fn in_message(extensions: &Extensions) -> Option<&Self> {
+        extensions.get::<Parts>()?.extensions.get()
+    }
+}

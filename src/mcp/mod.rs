@@ -1,0 +1,34 @@
+//! rmcp: the session manager that binds calls, and what a handler asks for.
+
+use rmcp::model::NumberOrString;
+
+use crate::call::RequestId;
+
+mod handler;
+mod late;
+mod session_manager;
+mod stream;
+mod transport;
+
+pub use self::{
+    session_manager::CancellableSessionManager,
+    transport::{CancellableTransport, TransportError},
+};
+
+impl From<&NumberOrString> for RequestId {
+    fn from(id: &NumberOrString) -> Self {
+        match id {
+            NumberOrString::Number(number) => Self::Number(*number),
+            NumberOrString::String(string) => Self::String(string.clone()),
+        }
+    }
+}
+
+impl From<&RequestId> for NumberOrString {
+    fn from(id: &RequestId) -> Self {
+        match id {
+            RequestId::Number(number) => Self::Number(*number),
+            RequestId::String(string) => Self::String(string.clone()),
+        }
+    }
+}

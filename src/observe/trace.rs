@@ -1,0 +1,44 @@
+//! Events as log lines. A cancel is no error: it is what was asked for.
+//!
+//! Fields have the names of OpenTelemetry's MCP and JSON-RPC conventions. Values that come from the client
+//! are logged with `Debug`, which escapes control characters. Session ids are never logged.
+
+use tracing::{debug, info, trace, warn};
+
+use super::Event;
+use crate::call::{CallInfo, Outcome};
+
+/// One `macro` instead of a function, because `tracing` wants its level at compile time.
+macro_rules! log_call {
+    ($level:ident, $call:expr, $($rest:tt)+) => {{
+        let call: &CallInfo = $call;
+        $level!(
+            target: "mcp_cancel_on_disconnect",
+            call = %call.id(),
+            jsonrpc.request.id = ?call.request_id().to_string(),
+            mcp.method.name = ?call.method(),
+            gen_ai.tool.name = call.tool().map(tracing::field::debug),
+            $($rest)+
+        )
+    }};
+}
+
+pub(super) fn log(event: &Event<'_>) {
+    match event {
+        Event::Started { call } => log_call!(trace, call, "call started"),
+        Event::Detached { call, grace } => {
+            log_call!(debug, call, ?grace, "client gone, call goes on");
+        }
+        Event::Ended {
+            call,
+            outcome: Outcome::Cancelled(reason),
+        } => log_call!(info, call, %reason, "call cancelled"),
+        Event::Ended { call, outcome } => log_call!(trace, call, ?outcome, "call ended"),
+        Event::CancelFailed { call, error } => {
+            log_call!(warn, call, %error, "server could not be told of the cancel");
+        }
+        Event::Unknown { why } => {
+            debug!(target: "mcp_cancel_on_disconnect", %why, "request body is not watched");
+        }
+    }
+}

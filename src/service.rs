@@ -1,0 +1,119 @@
+//! The service: makes an exchange of every request and has everything it passes watched.
+
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Method, Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use crate::{
+    body::ResponseBody,
+    cancel::{Replay, Template},
+    envelope::TeeBody,
+    exchange::{Exchange, Guard, Instance},
+    future::ResponseFuture,
+    layer::Options,
+    registry::Registry,
+    token::CallToken,
+};
+
+/// Cancels the calls of clients that hang up. Made by
+/// [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer).
+///
+/// The inner service gets a [`TeeBody`] and answers with any body. If the request carries a
+/// [`CallToken`] already, another such layer stands outside: then this one passes everything on.
+///
+/// ```
+/// use axum::body::Body;
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, TeeBody};
+/// use http::{Request, Response};
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let service = ServiceBuilder::new()
+///     .layer(CancelOnDisconnectLayer::new())
+///     .service(service_fn(async |_: Request<TeeBody<Body>>| {
+///         Ok::<_, std::convert::Infallible>(Response::new(Body::from("hello")))
+///     }));
+/// let response = service.oneshot(Request::new(Body::empty())).await.unwrap();
+/// assert_eq!(axum::body::to_bytes(Body::new(response.into_body()), 10).await.unwrap(), "hello");
+/// # }
+/// ```
+pub struct CancelOnDisconnect<S> {
+    inner: S,
+    instance: Arc<Instance>,
+    template: Arc<Template<S>>,
+}
+
+// === impl CancelOnDisconnect ===
+
+impl<S: Clone> CancelOnDisconnect<S> {
+    pub(crate) fn new(inner: S, options: Options, registry: Arc<Registry>) -> Self {
+        Self {
+            template: Arc::new(Template::new(inner.clone())),
+            inner,
+            instance: Arc::new(Instance::new(options, registry)),
+        }
+    }
+}
+
+impl<S, B, RB> Service<Request<B>> for CancelOnDisconnect<S>
+where
+    S: Service<Request<TeeBody<B>>, Response = Response<RB>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: From<Bytes>,
+    RB: Body + Send + 'static,
+{
+    type Response = Response<ResponseBody<RB>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        if request.extensions().get::<CallToken>().is_some() {
+            let future = self.inner.call(request.map(TeeBody::unwatched));
+            return ResponseFuture::new(Guard::inert(), future, false);
+        }
+        self.instance.registry.on_this_runtime();
+        let exchange = Arc::new(Exchange::new(self.instance.clone(), &request));
+        if exchange.may_need_replay(&request) {
+            let replay: Replay<S, B> = Replay::new(self.template.clone(), &request);
+            exchange.set_replay(Arc::new(replay));
+        }
+        let link = CallToken::new(exchange.clone());
+        request.extensions_mut().insert(link);
+        let head_only = request.method() == Method::HEAD;
+        // The guard stands before the inner service is called: a panic in `call` drops it.
+        let guard = Guard::new(exchange.clone());
+        let future = self.inner.call(TeeBody::watching(request, exchange));
+        ResponseFuture::new(guard, future, head_only)
+    }
+}
+
+impl<S: Clone> Clone for CancelOnDisconnect<S> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            instance: self.instance.clone(),
+            template: self.template.clone(),
+        }
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for CancelOnDisconnect<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CancelOnDisconnect")
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,133 @@
+//! What a handler holds to learn that its client has gone.
+
+use std::{fmt, sync::Arc};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{call::CancelReason, exchange::Exchange};
+
+/// Fires when the call it came with is cancelled, and only then: never after the call has completed.
+///
+/// The layer puts one into the extensions of every request, MCP or not. On a route without MCP it fires when
+/// the client hangs up before it has the whole response.
+///
+/// ```
+/// use axum::{Extension, Router, body::Body, routing::get};
+/// use http::Request;
+/// use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, CancelReason};
+/// use tower::ServiceExt;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let (handed_out, mut tokens) = tokio::sync::mpsc::unbounded_channel();
+/// let app: Router = Router::new()
+///     .route(
+///         "/report",
+///         get(async move |Extension(token): Extension<CallToken>| {
+///             handed_out.send(token).unwrap();
+///             std::future::pending::<()>().await // a long report
+///         }),
+///     )
+///     .layer(CancelOnDisconnectLayer::new());
+///
+/// let request = Request::get("/report").body(Body::empty()).unwrap();
+/// let mut response = Box::pin(app.oneshot(request));
+/// assert!(futures_util::poll!(&mut response).is_pending());
+/// let token = tokens.recv().await.unwrap();
+/// assert!(!token.is_cancelled());
+///
+/// drop(response); // what hyper does when the client hangs up
+/// token.cancelled().await;
+/// assert_eq!(token.reason(), Some(CancelReason::ClientDisconnected));
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct CallToken(Arc<Exchange>);
+
+// === impl CallToken ===
+
+impl CallToken {
+    pub(crate) fn new(exchange: Arc<Exchange>) -> Self {
+        Self(exchange)
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn exchange(&self) -> &Arc<Exchange> {
+        &self.0
+    }
+
+    /// Whether the call was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.reason().is_some()
+    }
+
+    /// Why the call was cancelled, once it is.
+    pub fn reason(&self) -> Option<CancelReason> {
+        self.0.reason()
+    }
+
+    /// Waits until the call is cancelled. Never returns if it completes.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when this future is dropped.
+    pub async fn cancelled(&self) {
+        self.0.token().cancelled_owned().await;
+    }
+
+    /// The same as a [`CancellationToken`], for what takes one. Cancelling it cancels what watches it
+    /// here, not the call.
+    pub fn token(&self) -> CancellationToken {
+        self.0.token().child_token()
+    }
+}
+
+impl fmt::Debug for CallToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallToken")
+            .field("reason", &self.reason())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(feature = "axum")]
+mod extract {
+    use axum_core::{
+        extract::FromRequestParts,
+        response::{IntoResponse, Response},
+    };
+    use http::{StatusCode, request::Parts};
+
+    use super::CallToken;
+
+    /// The route has no [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer): answered with
+    /// status 500.
+    #[derive(Debug)]
+    #[non_exhaustive]
+    pub struct MissingLayer;
+
+    impl<S: Sync> FromRequestParts<S> for CallToken {
+        type Rejection = MissingLayer;
+
+        async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+            parts.extensions.get::<Self>().cloned().ok_or(MissingLayer)
+        }
+    }
+
+    impl std::fmt::Display for MissingLayer {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("the route has no CancelOnDisconnectLayer")
+        }
+    }
+
+    impl std::error::Error for MissingLayer {}
+
+    impl IntoResponse for MissingLayer {
+        fn into_response(self) -> Response {
+            (StatusCode::INTERNAL_SERVER_ERROR, self.to_string()).into_response()
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+pub use self::extract::MissingLayer;

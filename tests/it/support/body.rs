@@ -1,0 +1,129 @@
+//! Finds the body of an HTTP/1.1 response in the bytes that follow its head (RFC 9112, sections 6 and 7).
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::HeaderMap;
+
+/// An incremental decoder: it takes bytes off the front of a buffer as far as they are the body.
+#[derive(Debug)]
+pub struct BodyDecoder {
+    state: State,
+}
+
+/// What the buffer held.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Decoded {
+    /// Bytes of the body, never none.
+    Data(Bytes),
+    /// Nothing yet: the buffer needs more.
+    More,
+    /// The body ended before what is in the buffer.
+    End,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// `content-length`, with what is left of it.
+    Length(u64),
+    /// At the line with a chunk's size.
+    ChunkSize,
+    /// In a chunk, with what is left of it.
+    Chunk(u64),
+    /// At the line end after a chunk.
+    ChunkEnd,
+    /// At a trailer line, or at the blank one that ends everything.
+    Trailer,
+    /// Everything until the connection closes.
+    UntilClose,
+    /// After the end.
+    Ended,
+}
+
+// === impl BodyDecoder ===
+
+impl BodyDecoder {
+    /// For a response that has no body.
+    pub fn empty() -> Self {
+        Self {
+            state: State::Ended,
+        }
+    }
+
+    /// For the response with this head.
+    pub fn new(status: u16, headers: &HeaderMap) -> Self {
+        let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let length = header("content-length").map(|length| length.parse().expect("a length"));
+        let state = match (header("transfer-encoding"), length) {
+            _ if matches!(status, 100..=199 | 204 | 304) => State::Ended,
+            (Some("chunked"), _) => State::ChunkSize,
+            (_, Some(length)) => State::Length(length),
+            (_, None) => State::UntilClose,
+        };
+        Self { state }
+    }
+
+    /// Takes the next piece of the body off `buffer`.
+    pub fn decode(&mut self, buffer: &mut BytesMut) -> Decoded {
+        loop {
+            match self.state {
+                State::Length(0) | State::Ended => {
+                    self.state = State::Ended;
+                    return Decoded::End;
+                }
+                State::Chunk(0) => self.state = State::ChunkEnd,
+                State::UntilClose | State::Length(_) | State::Chunk(_) => return self.data(buffer),
+                State::ChunkSize | State::ChunkEnd | State::Trailer => match line(buffer) {
+                    Some(line) => self.state = self.after(&line),
+                    None => return Decoded::More,
+                },
+            }
+        }
+    }
+
+    /// Whether the whole body was seen; also when the connection closes, if that is what ends it.
+    pub fn is_complete(&self, closed: bool) -> bool {
+        match self.state {
+            State::Length(0) | State::Ended => true,
+            State::UntilClose => closed,
+            _ => false,
+        }
+    }
+
+    /// Takes plain bytes, as many as there are and belong here.
+    fn data(&mut self, buffer: &mut BytesMut) -> Decoded {
+        if buffer.is_empty() {
+            return Decoded::More;
+        }
+        let (State::Length(left) | State::Chunk(left)) = &mut self.state else {
+            return Decoded::Data(buffer.split().freeze());
+        };
+        let taken = usize::try_from(*left).map_or(buffer.len(), |left| left.min(buffer.len()));
+        *left -= taken as u64;
+        Decoded::Data(buffer.split_to(taken).freeze())
+    }
+
+    /// The state after a complete line.
+    fn after(&self, line: &str) -> State {
+        match self.state {
+            State::ChunkSize => match chunk_size(line) {
+                0 => State::Trailer,
+                size => State::Chunk(size),
+            },
+            State::ChunkEnd => State::ChunkSize,
+            _ if line.is_empty() => State::Ended,
+            _ => State::Trailer,
+        }
+    }
+}
+
+/// Takes a line off `buffer`, without its end.
+fn line(buffer: &mut BytesMut) -> Option<String> {
+    let end = buffer.windows(2).position(|two| two == b"\r\n")?;
+    let line = buffer.split_to(end);
+    buffer.advance(2);
+    Some(String::from_utf8(line.into()).expect("a line of text"))
+}
+
+fn chunk_size(line: &str) -> u64 {
+    let digits = line.split(';').next().unwrap_or_default().trim();
+    u64::from_str_radix(digits, 16).expect("a chunk size")
+}

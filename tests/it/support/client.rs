@@ -1,0 +1,366 @@
+//! An HTTP/1.1 client by hand, for what a proper client never does: half a body, a reset, a half-close.
+//!
+//! One [`Connection`] is one TCP connection. Requests can follow each other on it; answers are read in
+//! order, each by [`Connection::head`] and then by one of the body readers. A body can be read with
+//! several of them: each takes up where the one before stopped. All reads are cancel safe.
+
+use std::{collections::VecDeque, io::Read as _, net::SocketAddr, time::Duration};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::HeaderMap;
+use serde_json::Value;
+use socket2::SockRef;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpSocket, TcpStream},
+};
+
+use super::{
+    body::{BodyDecoder, Decoded},
+    limit::within,
+    request::{Announced, Request},
+    sse::{SseEvent, SseItem, SseReader},
+};
+
+/// One TCP connection to the server. Merely dropped it closes as the kernel sees fit; the methods that
+/// take it say how.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    addr: SocketAddr,
+    received: BytesMut,
+    closed: bool,
+    /// The methods of the requests that have no head yet: an answer to HEAD has no body.
+    asked: VecDeque<&'static str>,
+    /// The newest head, and the decoder of its body.
+    head: Option<Head>,
+    body: BodyDecoder,
+    sse: SseReader,
+}
+
+/// Status and headers of an answer.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// The status code.
+    pub status: u16,
+    /// The headers.
+    pub headers: HeaderMap,
+}
+
+/// A whole answer.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// The status code.
+    pub status: u16,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body, without its transfer coding.
+    pub body: Vec<u8>,
+}
+
+// === impl Connection ===
+
+impl Connection {
+    /// Connects.
+    pub async fn open(addr: SocketAddr) -> Self {
+        let stream = TcpStream::connect(addr).await.expect("connect");
+        Self::over(stream, addr)
+    }
+
+    /// Connects with a small receive buffer, so that a client that stops reading stalls the server soon.
+    pub async fn open_with_receive_buffer(addr: SocketAddr, bytes: u32) -> Self {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket
+            .set_recv_buffer_size(bytes)
+            .expect("set the receive buffer");
+        let stream = socket.connect(addr).await.expect("connect");
+        Self::over(stream, addr)
+    }
+
+    /// Sends one request on a connection of its own and reads the whole answer.
+    pub async fn fetch(addr: SocketAddr, request: &Request) -> Reply {
+        let mut connection = Self::open(addr).await;
+        connection.send(request).await;
+        connection.reply().await
+    }
+
+    fn over(stream: TcpStream, addr: SocketAddr) -> Self {
+        stream.set_nodelay(true).expect("set TCP_NODELAY");
+        Self {
+            stream,
+            addr,
+            received: BytesMut::new(),
+            closed: false,
+            asked: VecDeque::new(),
+            head: None,
+            body: BodyDecoder::empty(),
+            sse: SseReader::default(),
+        }
+    }
+}
+
+/// Writing.
+impl Connection {
+    /// Sends a whole request, its length announced.
+    pub async fn send(&mut self, request: &Request) {
+        self.send_head(request, Announced::Length(request.body.len()))
+            .await;
+        self.write(&request.body).await;
+    }
+
+    /// Sends a request that announces `length` bytes of body, and of those only the body it has; the
+    /// rest, if it ever comes, is for [`write`](Self::write).
+    pub async fn send_cut(&mut self, request: &Request, length: usize) {
+        assert!(length > request.body.len(), "nothing is cut");
+        self.send_head(request, Announced::Length(length)).await;
+        self.write(&request.body).await;
+    }
+
+    /// Sends a whole request in chunks of these sizes, and what is left of the body in a last one.
+    pub async fn send_chunked(&mut self, request: &Request, sizes: &[usize]) {
+        self.send_chunked_head(request).await;
+        let mut left = request.body.clone();
+        for &size in sizes {
+            self.chunk(&left.split_to(size)).await;
+        }
+        if !left.is_empty() {
+            self.chunk(&left).await;
+        }
+        self.end_chunks().await;
+    }
+
+    /// Sends the head of a request whose body follows by [`chunk`](Self::chunk); its own body is not sent.
+    pub async fn send_chunked_head(&mut self, request: &Request) {
+        self.send_head(request, Announced::Chunked).await;
+    }
+
+    /// Sends one chunk. An empty one would end the body.
+    pub async fn chunk(&mut self, data: &[u8]) {
+        assert!(!data.is_empty(), "an empty chunk is the end");
+        let size = format!("{:x}\r\n", data.len());
+        self.write(&[size.as_bytes(), data, b"\r\n"].concat()).await;
+    }
+
+    /// Ends a chunked body.
+    pub async fn end_chunks(&mut self) {
+        self.write(b"0\r\n\r\n").await;
+    }
+
+    /// Sends bytes as they are.
+    pub async fn write(&mut self, bytes: &[u8]) {
+        within("the server to take bytes", self.stream.write_all(bytes))
+            .await
+            .expect("the server still takes bytes");
+    }
+
+    async fn send_head(&mut self, request: &Request, announced: Announced) {
+        self.asked.push_back(request.method);
+        let head = request.head(&self.addr.to_string(), announced);
+        self.write(head.as_bytes()).await;
+    }
+}
+
+/// Reading.
+impl Connection {
+    /// Reads the head of the next answer. The body of the one before must have been read to its end.
+    pub async fn head(&mut self) -> Head {
+        self.try_head()
+            .await
+            .expect("the server answers before it closes")
+    }
+
+    /// The same, or `None` if the server closes the connection instead.
+    pub async fn try_head(&mut self) -> Option<Head> {
+        assert!(self.is_complete(), "the body before has been read");
+        let head = loop {
+            if let Some(head) = Head::take(&mut self.received) {
+                break head;
+            }
+            if !self.receive().await {
+                return None;
+            }
+        };
+        self.body = match self.asked.pop_front() {
+            Some("HEAD") => BodyDecoder::empty(),
+            _ => BodyDecoder::new(head.status, &head.headers),
+        };
+        self.sse = SseReader::default();
+        self.head = Some(head.clone());
+        Some(head)
+    }
+
+    /// The next piece of the body, as the transfer coding cut it; `None` at the end, orderly or not.
+    pub async fn data(&mut self) -> Option<Bytes> {
+        loop {
+            match self.body.decode(&mut self.received) {
+                Decoded::Data(data) => return Some(data),
+                Decoded::End => return None,
+                Decoded::More if self.receive().await => {}
+                Decoded::More => return None,
+            }
+        }
+    }
+
+    /// The next event or comment of the body; `None` at the end.
+    pub async fn item(&mut self) -> Option<SseItem> {
+        loop {
+            if let Some(item) = self.sse.pop() {
+                return Some(item);
+            }
+            let data = self.data().await?;
+            self.sse.push(&data);
+        }
+    }
+
+    /// The next event of the body, comments skipped; `None` at the end.
+    pub async fn event(&mut self) -> Option<SseEvent> {
+        loop {
+            if let SseItem::Event(event) = self.item().await? {
+                return Some(event);
+            }
+        }
+    }
+
+    /// The rest of the body: what was not read before.
+    pub async fn body_to_end(&mut self) -> Vec<u8> {
+        let mut body = Vec::new();
+        while let Some(data) = self.data().await {
+            body.extend_from_slice(&data);
+        }
+        body
+    }
+
+    /// Reads on to the JSON-RPC answer, be it an event or the body; `None` if it ends without one.
+    ///
+    /// Reads the head first if that was not done, and skips priming and notifications.
+    pub async fn answer(&mut self) -> Option<Value> {
+        if self.is_complete() && !self.asked.is_empty() {
+            self.head().await;
+        }
+        let head = self.head.clone().expect("a request was sent");
+        if head.is_event_stream() {
+            return self.answer_event().await.map(|event| event.json());
+        }
+        let body = self.body_to_end().await;
+        serde_json::from_slice(&body).ok()
+    }
+
+    /// Reads on to the event that carries a JSON-RPC answer.
+    pub async fn answer_event(&mut self) -> Option<SseEvent> {
+        loop {
+            let event = self.event().await?;
+            if event.is_answer() {
+                return Some(event);
+            }
+        }
+    }
+
+    /// Reads head and body to their end.
+    pub async fn reply(&mut self) -> Reply {
+        let Head { status, headers } = self.head().await;
+        let body = self.body_to_end().await;
+        Reply {
+            status,
+            headers,
+            body,
+        }
+    }
+
+    /// Whether the last answer came whole; false after a `None` means that the server cut it.
+    pub fn is_complete(&self) -> bool {
+        self.body.is_complete(self.closed)
+    }
+
+    /// Waits until the server closes the connection, and gives what it still sent, undecoded.
+    pub async fn closed(&mut self) -> Bytes {
+        while self.receive().await {}
+        self.received.split().freeze()
+    }
+
+    /// Reads more; false at the end of the connection. A reset is an end too.
+    async fn receive(&mut self) -> bool {
+        if !self.closed {
+            let read = self.stream.read_buf(&mut self.received);
+            let read = within("bytes from the server", read).await;
+            self.closed = !matches!(read, Ok(1..));
+        }
+        !self.closed
+    }
+}
+
+/// Hanging up.
+impl Connection {
+    /// Closes with a FIN. Bytes that have arrived are read first: unread ones would make it a reset.
+    pub fn fin(self) {
+        let mut stream = self.stream.into_std().expect("take the socket back");
+        let mut unread = [0; 4096];
+        while stream.read(&mut unread).is_ok_and(|read| read > 0) {}
+    }
+
+    /// Closes with an RST, whatever was sent or read.
+    pub fn rst(self) {
+        SockRef::from(&self.stream)
+            .set_linger(Some(Duration::ZERO))
+            .expect("set SO_LINGER");
+    }
+
+    /// Sends a FIN, but stays to read.
+    pub async fn half_close(&mut self) {
+        self.stream
+            .shutdown()
+            .await
+            .expect("shut the write side down");
+    }
+}
+
+// === impl Head ===
+
+impl Head {
+    /// A header as text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let value = self.headers.get(name)?;
+        Some(value.to_str().expect("the header is text"))
+    }
+
+    /// Whether the body is an event stream.
+    pub fn is_event_stream(&self) -> bool {
+        self.header("content-type")
+            .is_some_and(|essence| essence.starts_with("text/event-stream"))
+    }
+
+    /// Takes a whole head off `received`, if there is one.
+    fn take(received: &mut BytesMut) -> Option<Self> {
+        let end = received.windows(4).position(|four| four == b"\r\n\r\n")?;
+        let head = received.split_to(end);
+        received.advance(4);
+        let head = std::str::from_utf8(&head).expect("a head is text");
+        let (status_line, fields) = head.split_once("\r\n").unwrap_or((head, ""));
+        let status = status_line.split(' ').nth(1).expect("a status line");
+        Some(Self {
+            status: status.parse().expect("a status code"),
+            headers: fields.split_terminator("\r\n").map(field).collect(),
+        })
+    }
+}
+
+fn field(line: &str) -> (http::HeaderName, http::HeaderValue) {
+    let (name, value) = line.split_once(':').expect("a header field");
+    (
+        name.parse().expect("a header name"),
+        value.trim().parse().expect("a header value"),
+    )
+}
+
+// === impl Reply ===
+
+impl Reply {
+    /// The body as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).expect("the body is JSON")
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).expect("the body is text")
+    }
+}

@@ -1,0 +1,203 @@
+//! HTTP/2 streams that share one connection and can be reset one by one.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use http::Response;
+use http_body_util::{BodyExt as _, Full};
+use hyper::{
+    body::Incoming,
+    client::conn::http2::{SendRequest, handshake},
+    rt::Executor,
+};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::{net::TcpStream, task::JoinSet};
+
+use super::{
+    client::Head,
+    limit::within,
+    request::Request,
+    sse::{SseEvent, SseItem, SseReader},
+};
+
+/// One HTTP/2 connection. Dropped, it closes its socket under all its streams.
+#[derive(Debug)]
+pub struct H2 {
+    sender: SendRequest<Full<Bytes>>,
+    addr: SocketAddr,
+    tasks: Tasks,
+}
+
+/// One request on a connection, answered or not. Dropped before the end, it is reset.
+pub struct H2Stream {
+    state: State,
+    sse: SseReader,
+}
+
+enum State {
+    Asked(Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>),
+    Answered(Head, Incoming),
+}
+
+/// The tasks of one connection. hyper moves the socket into a task of its own, so closing the socket
+/// means ending them.
+#[derive(Clone, Debug, Default)]
+struct Tasks(Arc<Mutex<JoinSet<()>>>);
+
+// === impl H2 ===
+
+impl H2 {
+    /// Connects, without an upgrade: the server must know HTTP/2 by its preface.
+    pub async fn open(addr: SocketAddr) -> Self {
+        let stream = TcpStream::connect(addr).await.expect("connect");
+        let tasks = Tasks::default();
+        let (sender, connection) = handshake(tasks.clone(), TokioIo::new(stream))
+            .await
+            .expect("the HTTP/2 handshake");
+        tasks.execute(connection);
+        Self {
+            sender,
+            addr,
+            tasks,
+        }
+    }
+
+    /// Sends a request on a new stream. The answer need not come for it to be sent.
+    pub async fn send(&mut self, request: &Request) -> H2Stream {
+        within("an HTTP/2 stream", self.sender.ready())
+            .await
+            .expect("the connection lives");
+        let request = request.to_http(&self.addr.to_string()).map(Full::new);
+        H2Stream {
+            state: State::Asked(Box::pin(self.sender.send_request(request))),
+            sse: SseReader::default(),
+        }
+    }
+
+    /// Closes the socket, and with it all streams.
+    pub fn hang_up(self) {}
+}
+
+impl Drop for H2 {
+    fn drop(&mut self) {
+        self.tasks.with(JoinSet::abort_all);
+    }
+}
+
+// === impl H2Stream ===
+
+impl H2Stream {
+    /// Waits for the head.
+    pub async fn head(&mut self) -> Head {
+        self.answered().await.0.clone()
+    }
+
+    /// The next piece of the body; `None` at its end, orderly or not.
+    pub async fn data(&mut self) -> Option<Bytes> {
+        let (_, body) = self.answered().await;
+        loop {
+            let frame = within("an HTTP/2 frame", body.frame()).await?.ok()?;
+            if let Ok(data) = frame.into_data() {
+                return Some(data);
+            }
+        }
+    }
+
+    /// The next event of the body, comments skipped; `None` at the end.
+    pub async fn event(&mut self) -> Option<SseEvent> {
+        loop {
+            match self.sse.pop() {
+                Some(SseItem::Event(event)) => return Some(event),
+                Some(SseItem::Comment(_)) => {}
+                None => {
+                    let data = self.data().await?;
+                    self.sse.push(&data);
+                }
+            }
+        }
+    }
+
+    /// The rest of the body.
+    pub async fn body_to_end(&mut self) -> Vec<u8> {
+        let mut body = Vec::new();
+        while let Some(data) = self.data().await {
+            body.extend_from_slice(&data);
+        }
+        body
+    }
+
+    /// Reads on to the JSON-RPC answer, be it an event or the body; `None` if it ends without one.
+    pub async fn answer(&mut self) -> Option<Value> {
+        if !self.head().await.is_event_stream() {
+            let body = self.body_to_end().await;
+            return serde_json::from_slice(&body).ok();
+        }
+        loop {
+            let event = self.event().await?;
+            if event.is_answer() {
+                return Some(event.json());
+            }
+        }
+    }
+
+    /// Gives the stream up: hyper sends RST_STREAM with CANCEL for it, and the others go on.
+    pub fn reset(self) {}
+
+    async fn answered(&mut self) -> (&Head, &mut Incoming) {
+        if let State::Asked(response) = &mut self.state {
+            let response = within("an HTTP/2 answer", response)
+                .await
+                .expect("the server answers before it closes");
+            let (parts, body) = response.into_parts();
+            let head = Head {
+                status: parts.status.as_u16(),
+                headers: parts.headers,
+            };
+            self.state = State::Answered(head, body);
+        }
+        match &mut self.state {
+            State::Answered(head, body) => (head, body),
+            State::Asked(_) => unreachable!("it was just answered"),
+        }
+    }
+}
+
+impl fmt::Debug for H2Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let head = match &self.state {
+            State::Asked(_) => None,
+            State::Answered(head, _) => Some(head),
+        };
+        f.debug_struct("H2Stream")
+            .field("head", &head)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Tasks ===
+
+impl Tasks {
+    fn with<T>(&self, use_tasks: impl FnOnce(&mut JoinSet<()>) -> T) -> T {
+        use_tasks(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl<F> Executor<F> for Tasks
+where
+    F: Future + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        self.with(|tasks| {
+            tasks.spawn(async move {
+                // How a task of the connection ends shows in its streams.
+                task.await;
+            })
+        });
+    }
+}

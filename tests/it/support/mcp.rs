@@ -1,0 +1,219 @@
+//! An MCP client: the messages and headers of the protocol on top of a [`Request`].
+//!
+//! A value of [`Mcp`] is plain data. Every method opens a connection of its own, so that a test can hang up on
+//! one call alone; the `*_request` methods give the request instead, for [`Connection::send_cut`], for
+//! [`H2::send`](super::H2::send), or for several requests on one connection.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::{
+    client::{Connection, Reply},
+    request::Request,
+};
+
+/// The revision spoken unless a test says otherwise; it has sessions.
+pub const VERSION: &str = "2025-06-18";
+
+/// The first revision that has no sessions.
+pub const SESSIONLESS: &str = "2026-07-28";
+
+/// A client of one endpoint, in a session or not.
+#[derive(Clone, Debug)]
+pub struct Mcp {
+    addr: SocketAddr,
+    path: String,
+    version: &'static str,
+    session: Option<String>,
+    headers: Vec<(String, String)>,
+}
+
+// === impl Mcp ===
+
+impl Mcp {
+    /// A client that never initializes, for a server without sessions.
+    pub fn stateless(addr: SocketAddr, path: &str) -> Self {
+        Self {
+            addr,
+            path: path.to_owned(),
+            version: VERSION,
+            session: None,
+            headers: Vec::new(),
+        }
+    }
+
+    /// A client of revision 2026-07-28, which has its version and method in headers and in `_meta`.
+    pub fn sessionless(addr: SocketAddr, path: &str) -> Self {
+        Self::stateless(addr, path).version(SESSIONLESS)
+    }
+
+    /// A client with a session of its own.
+    pub async fn session(addr: SocketAddr, path: &str) -> Self {
+        Self::stateless(addr, path).connect().await
+    }
+
+    /// Speaks another revision.
+    pub fn version(mut self, version: &'static str) -> Self {
+        self.version = version;
+        self
+    }
+
+    /// Adds a header to every request from now on; on a clone, to the next request only.
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Opens a session: `initialize`, then `notifications/initialized`.
+    pub async fn connect(mut self) -> Self {
+        let params = json!({
+            "protocolVersion": self.version,
+            "capabilities": {},
+            "clientInfo": { "name": "support", "version": "0" },
+        });
+        // Not a number: the ids of the calls are for the tests to choose.
+        let mut connection = self.request("initialize", "initialize", params).await;
+        let head = connection.head().await;
+        assert_eq!(head.status, 200, "initialize");
+        let session = head.header("mcp-session-id").expect("a session id");
+        self.session = Some(session.to_owned());
+        connection.answer().await.expect("an initialize result");
+        let status = self.notify("notifications/initialized", json!({})).await;
+        assert_eq!(status, 202, "notifications/initialized");
+        self
+    }
+
+    /// The id of the session, if there is one.
+    pub fn session_id(&self) -> Option<&str> {
+        self.session.as_deref()
+    }
+
+    /// Sends a `tools/call` on a connection of its own; nothing of the answer is read.
+    pub async fn call(&self, id: impl Into<Value>, tool: &str, arguments: Value) -> Connection {
+        self.open(&self.call_request(id, tool, arguments)).await
+    }
+
+    /// Sends any request on a connection of its own; nothing of the answer is read.
+    pub async fn request(&self, id: impl Into<Value>, method: &str, params: Value) -> Connection {
+        let message = self.message(id.into(), method, params);
+        self.open(&self.message_request(&message)).await
+    }
+
+    /// Sends a notification and gives the status.
+    pub async fn notify(&self, method: &str, params: Value) -> u16 {
+        let message = json!({ "jsonrpc": "2.0", "method": method, "params": params });
+        self.fetch(&self.message_request(&message)).await.status
+    }
+
+    /// Sends `notifications/cancelled` for a request and gives the status.
+    pub async fn cancel(&self, id: impl Into<Value>) -> u16 {
+        let params = json!({ "requestId": id.into(), "reason": "the test cancels" });
+        self.notify("notifications/cancelled", params).await
+    }
+
+    /// Sends the GET that takes up a stream after an event; nothing of the answer is read.
+    pub async fn resume(&self, last_event_id: &str) -> Connection {
+        self.open(&self.resume_request(last_event_id)).await
+    }
+
+    /// Sends the GET for the standalone stream; nothing of the answer is read.
+    pub async fn listen(&self) -> Connection {
+        self.open(&self.get_request()).await
+    }
+
+    /// Ends the session and gives the status.
+    pub async fn delete(&self) -> u16 {
+        let request = self.dress(Request::new("DELETE", &self.path));
+        self.fetch(&request).await.status
+    }
+
+    /// Sends any body with the headers of a POST and reads the whole answer.
+    pub async fn post_raw(&self, body: impl Into<Bytes>, extra: &[(&str, &str)]) -> Reply {
+        let request = self.post_request(body).headers(extra.iter().copied());
+        self.fetch(&request).await
+    }
+}
+
+/// The requests themselves.
+impl Mcp {
+    /// A `tools/call`. It carries its id as its progress token, so that progress comes on its stream.
+    pub fn call_request(&self, id: impl Into<Value>, tool: &str, arguments: Value) -> Request {
+        self.message_request(&self.call_message(id, tool, arguments))
+    }
+
+    /// The message of a `tools/call`.
+    pub fn call_message(&self, id: impl Into<Value>, tool: &str, arguments: Value) -> Value {
+        let id = id.into();
+        let params = json!({
+            "name": tool,
+            "arguments": arguments,
+            "_meta": { "progressToken": id },
+        });
+        self.message(id, "tools/call", params)
+    }
+
+    /// The POST of a JSON-RPC message.
+    pub fn message_request(&self, message: &Value) -> Request {
+        let request = self.post_request(message.to_string());
+        match message["method"].as_str() {
+            Some(method) if self.version >= SESSIONLESS => {
+                let request = request.header("mcp-method", method);
+                match message["params"]["name"].as_str() {
+                    Some(name) => request.header("mcp-name", name),
+                    None => request,
+                }
+            }
+            _ => request,
+        }
+    }
+
+    /// A POST with any body.
+    pub fn post_request(&self, body: impl Into<Bytes>) -> Request {
+        let request = Request::new("POST", &self.path)
+            .header("content-type", "application/json")
+            .header("accept", "application/json, text/event-stream")
+            .body(body);
+        self.dress(request)
+    }
+
+    /// The GET that takes up a stream after an event.
+    pub fn resume_request(&self, last_event_id: &str) -> Request {
+        self.get_request().header("last-event-id", last_event_id)
+    }
+
+    /// The GET for the standalone stream.
+    pub fn get_request(&self) -> Request {
+        self.dress(Request::new("GET", &self.path).header("accept", "text/event-stream"))
+    }
+
+    fn message(&self, id: Value, method: &str, mut params: Value) -> Value {
+        if self.version >= SESSIONLESS {
+            params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!(self.version);
+            params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({});
+        }
+        json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })
+    }
+
+    /// Adds what every request carries.
+    fn dress(&self, request: Request) -> Request {
+        let request = request.header("mcp-protocol-version", self.version);
+        let request = match &self.session {
+            Some(session) => request.header("mcp-session-id", session),
+            None => request,
+        };
+        let extra = self.headers.iter().map(|(name, value)| (&**name, &**value));
+        request.headers(extra)
+    }
+
+    async fn open(&self, request: &Request) -> Connection {
+        let mut connection = Connection::open(self.addr).await;
+        connection.send(request).await;
+        connection
+    }
+
+    async fn fetch(&self, request: &Request) -> Reply {
+        Connection::fetch(self.addr, request).await
+    }
+}

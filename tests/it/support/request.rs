@@ -1,0 +1,94 @@
+//! A request as plain data, sent by the HTTP/1.1 client as well as by the HTTP/2 one.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+
+/// Method, path, headers and body. The clients add what the framing needs: `host`, `content-length`,
+/// `transfer-encoding`.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The method, in capitals.
+    pub method: &'static str,
+    /// The path, with the query if there is one.
+    pub path: String,
+    /// The headers in order; a name may occur twice.
+    pub headers: Vec<(String, String)>,
+    /// The body; empty for none.
+    pub body: Bytes,
+}
+
+/// How the length of an HTTP/1.1 request body is announced.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Announced {
+    Length(usize),
+    Chunked,
+}
+
+// === impl Request ===
+
+impl Request {
+    /// A request with neither headers nor a body.
+    pub fn new(method: &'static str, path: &str) -> Self {
+        Self {
+            method,
+            path: path.to_owned(),
+            headers: Vec::new(),
+            body: Bytes::new(),
+        }
+    }
+
+    /// Adds a header.
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Adds several headers.
+    pub fn headers<'a>(self, headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        headers
+            .into_iter()
+            .fold(self, |request, (name, value)| request.header(name, value))
+    }
+
+    /// Sets the body.
+    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    /// The HTTP/1.1 head, up to and with its blank line.
+    pub(super) fn head(&self, authority: &str, announced: Announced) -> String {
+        let Self { method, path, .. } = self;
+        let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {authority}\r\n");
+        for (name, value) in &self.headers {
+            write!(head, "{name}: {value}\r\n").expect("a string takes everything");
+        }
+        head + &announced.header() + "\r\n"
+    }
+
+    /// The same request for hyper.
+    pub(super) fn to_http(&self, authority: &str) -> http::Request<Bytes> {
+        let uri = format!("http://{authority}{}", self.path);
+        let builder = http::Request::builder().method(self.method).uri(uri);
+        let builder = self.headers.iter().fold(builder, |builder, (name, value)| {
+            builder.header(name, value)
+        });
+        builder
+            .body(self.body.clone())
+            .expect("the test wrote a valid request")
+    }
+}
+
+// === impl Announced ===
+
+impl Announced {
+    fn header(self) -> String {
+        match self {
+            // A request without a body says so by saying nothing (RFC 9112, section 6.3).
+            Self::Length(0) => String::new(),
+            Self::Length(length) => format!("content-length: {length}\r\n"),
+            Self::Chunked => "transfer-encoding: chunked\r\n".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! An rmcp server whose tools write to a [`Witness`], and the modes it is served in.
+//!
+//! | tool | arguments | what it does |
+//! |---|---|---|
+//! | `hold` | `label`, `padding` (0) | waits for the token or the release; answers `done:<label>` and `padding` more bytes |
+//! | `stubborn` | `label` | notes its token, but ends by the release only |
+//! | `chatty` | `label`, `events` | sends that many progress notifications, then holds |
+//! | `echo` | `text` | answers `text` at once |
+//! | `boom` | | panics, under the label `boom` |
+//!
+//! A held tool whose token fires answers with the error [`CANCELLED`]. Progress goes out under the
+//! call's own token, which [`Mcp::call`](super::Mcp::call) always sends; without one it goes under the
+//! label, which in session mode means to the standalone stream.
+
+use std::{fmt, sync::Arc};
+
+use axum::Router;
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    handler::server::{router::tool::ToolRouter, wrapper::Parameters},
+    model::{
+        CallToolResult, ContentBlock, ErrorCode, NumberOrString, ProgressNotificationParam,
+        ProgressToken,
+    },
+    schemars,
+    service::RequestContext,
+    tool, tool_handler, tool_router,
+    transport::streamable_http_server::{
+        StreamableHttpServerConfig, StreamableHttpService, session::SessionManager,
+    },
+};
+use serde::Deserialize;
+
+use super::witness::{Held, Running, Witness};
+
+/// Where [`router`] serves.
+pub const PATH: &str = "/mcp";
+
+/// The code of the error that a held tool answers with when its token fires.
+pub const CANCELLED: i32 = -32_099;
+
+/// The server. Clones share the witness.
+#[derive(Clone)]
+pub struct Tools {
+    witness: Witness,
+    on_start: Option<Arc<OnStart>>,
+    tool_router: ToolRouter<Self>,
+}
+
+/// How rmcp serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Sessions, rmcp's default.
+    Session,
+    /// No sessions; every answer is a stream.
+    StatelessSse,
+    /// No sessions; an answer is a stream only if something else comes before it.
+    StatelessJson,
+}
+
+type OnStart = dyn Fn(&str, &RequestContext<RoleServer>) + Send + Sync;
+
+#[derive(Deserialize, schemars::JsonSchema)]
+struct Hold {
+    label: String,
+    #[serde(default)]
+    padding: usize,
+}
+
+#[derive(Deserialize, schemars::JsonSchema)]
+struct Chatty {
+    label: String,
+    events: u32,
+}
+
+#[derive(Deserialize, schemars::JsonSchema)]
+struct Label {
+    label: String,
+}
+
+#[derive(Deserialize, schemars::JsonSchema)]
+struct Echo {
+    text: String,
+}
+
+/// Puts `service` at [`PATH`] of an otherwise empty router.
+pub fn router<M: SessionManager>(service: StreamableHttpService<Tools, M>) -> Router {
+    Router::new().nest_service(PATH, service)
+}
+
+// === impl Tools ===
+
+impl Tools {
+    /// A server that reports to `witness`.
+    pub fn new(witness: &Witness) -> Self {
+        Self {
+            witness: witness.clone(),
+            on_start: None,
+            tool_router: Self::tool_router(),
+        }
+    }
+
+    /// Runs `look` in every labelled handler right after its start was noted, with its label.
+    ///
+    /// A test takes from the context what a layer has put into the request's extensions.
+    pub fn on_start(
+        mut self,
+        look: impl Fn(&str, &RequestContext<RoleServer>) + Send + Sync + 'static,
+    ) -> Self {
+        self.on_start = Some(Arc::new(look));
+        self
+    }
+
+    /// The service in a mode, over any session manager.
+    pub fn service<M: SessionManager>(
+        &self,
+        mode: Mode,
+        sessions: Arc<M>,
+    ) -> StreamableHttpService<Self, M> {
+        self.service_with(mode.config(), sessions)
+    }
+
+    /// The same with a configuration of the test's own, for example another keep-alive.
+    pub fn service_with<M: SessionManager>(
+        &self,
+        config: StreamableHttpServerConfig,
+        sessions: Arc<M>,
+    ) -> StreamableHttpService<Self, M> {
+        let tools = self.clone();
+        StreamableHttpService::new(move || Ok(tools.clone()), sessions, config)
+    }
+
+    fn begin(&self, label: &str, context: &RequestContext<RoleServer>) -> Running {
+        let running = self.witness.begin(label);
+        if let Some(look) = &self.on_start {
+            look(label, context);
+        }
+        running
+    }
+}
+
+#[tool_router]
+impl Tools {
+    #[tool(description = "Waits for its token or its release")]
+    async fn hold(
+        &self,
+        Parameters(Hold { label, padding }): Parameters<Hold>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResult, ErrorData> {
+        let running = self.begin(&label, &context);
+        let held = running.held(context.ct.cancelled()).await;
+        conclude(running, held, &label, padding)
+    }
+
+    #[tool(description = "Waits for its release and ignores its token")]
+    async fn stubborn(
+        &self,
+        Parameters(Label { label }): Parameters<Label>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResult, ErrorData> {
+        let running = self.begin(&label, &context);
+        running.held_regardless(context.ct.cancelled()).await;
+        conclude(running, Held::Released, &label, 0)
+    }
+
+    #[tool(description = "Reports progress, then waits for its token or its release")]
+    async fn chatty(
+        &self,
+        Parameters(Chatty { label, events }): Parameters<Chatty>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResult, ErrorData> {
+        let running = self.begin(&label, &context);
+        // A client that does not read blocks the sending; the token must get through all the same.
+        context
+            .ct
+            .run_until_cancelled(report(&context, &label, events))
+            .await;
+        let held = running.held(context.ct.cancelled()).await;
+        conclude(running, held, &label, 0)
+    }
+
+    #[tool(description = "Answers at once")]
+    async fn echo(&self, Parameters(Echo { text }): Parameters<Echo>) -> String {
+        text
+    }
+
+    #[tool(description = "Panics")]
+    async fn boom(&self, context: RequestContext<RoleServer>) -> String {
+        let _running = self.begin("boom", &context);
+        panic!("the tool `boom` panics on purpose");
+    }
+}
+
+#[tool_handler(router = self.tool_router)]
+impl ServerHandler for Tools {}
+
+impl fmt::Debug for Tools {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tools")
+            .field("witness", &self.witness)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sends `events` progress notifications, numbered from 1.
+async fn report(context: &RequestContext<RoleServer>, label: &str, events: u32) {
+    let own = context.meta.get_progress_token();
+    let token = own.unwrap_or_else(|| ProgressToken(NumberOrString::String(label.into())));
+    for event in 1..=events {
+        let progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
+        // It fails when the client is gone, and whether that ends the call is for the test to see.
+        let _sent = context.peer.notify_progress(progress).await;
+    }
+}
+
+/// Notes the end of a held handler and words its answer.
+fn conclude(
+    running: Running,
+    held: Held,
+    label: &str,
+    padding: usize,
+) -> Result<CallToolResult, ErrorData> {
+    match held {
+        Held::Released => {
+            running.complete();
+            let text = format!("done:{label}{}", "x".repeat(padding));
+            Ok(CallToolResult::success(vec![ContentBlock::text(text)]))
+        }
+        Held::Cancelled => {
+            running.cancel();
+            let text = format!("cancelled:{label}");
+            Err(ErrorData::new(ErrorCode(CANCELLED), text, None))
+        }
+    }
+}
+
+// === impl Mode ===
+
+impl Mode {
+    /// rmcp's default configuration for the mode: keep-alive 15 s, retry 3 s, loopback hosts only.
+    pub fn config(self) -> StreamableHttpServerConfig {
+        StreamableHttpServerConfig::default()
+            .with_legacy_session_mode(self == Self::Session)
+            .with_json_response(self == Self::StatelessJson)
+    }
+}

@@ -1,0 +1,328 @@
+//! A log of what happened to every tool handler, written by handlers and awaited by tests.
+//!
+//! Contract:
+//! 1. One label, one call. A label that starts again gets a fresh [`Life`], and [`Life::starts`] says so.
+//! 2. What was noted before a test asks is seen too: no await here can miss its event.
+//! 3. A release is remembered: it may come before the call starts.
+//! 4. [`End::Completed`] means that the handler returned an answer, not that anybody received it.
+//! 5. The times are of tokio's clock, so they can be compared under a paused one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+use super::limit::within;
+
+/// The shared log. Clones write to and read from the same one.
+#[derive(Clone, Debug)]
+pub struct Witness {
+    log: Arc<watch::Sender<Log>>,
+}
+
+/// What is known of the handler with one label.
+#[derive(Clone, Debug)]
+pub struct Life {
+    /// How often a handler started with this label; 1 unless a call was executed twice.
+    pub starts: usize,
+    /// When the newest of them started.
+    pub started: Instant,
+    /// When it saw its token fire, also if it went on regardless.
+    pub token_fired: Option<Instant>,
+    /// How it ended; `None` while it runs.
+    pub end: Option<End>,
+}
+
+/// How a handler ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It saw its token fire and gave up.
+    Cancelled {
+        /// When it gave up.
+        at: Instant,
+    },
+    /// It returned its answer.
+    Completed {
+        /// When it returned.
+        at: Instant,
+    },
+    /// Its future was dropped, or it panicked.
+    Dropped {
+        /// When its destructors ran.
+        at: Instant,
+    },
+}
+
+/// The end of a wait inside a handler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// The test released the label.
+    Released,
+    /// The token fired first.
+    Cancelled,
+}
+
+/// The guard inside a handler: dropped before it is told how the handler ended, it notes
+/// [`End::Dropped`].
+#[derive(Debug)]
+pub struct Running {
+    witness: Witness,
+    label: String,
+    told: bool,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    lives: BTreeMap<String, Life>,
+    released: BTreeSet<String>,
+}
+
+/// What a wait that failed was for, with the log as it is then.
+struct Wanted<'a> {
+    what: &'a str,
+    witness: &'a Witness,
+}
+
+// === impl Witness ===
+
+impl Witness {
+    /// An empty log.
+    pub fn new() -> Self {
+        Self {
+            log: Arc::new(watch::Sender::new(Log::default())),
+        }
+    }
+
+    /// For handlers: notes the start and gives the guard that notes the end.
+    pub fn begin(&self, label: &str) -> Running {
+        self.log.send_modify(|log| log.begin(label));
+        Running {
+            witness: self.clone(),
+            label: label.to_owned(),
+            told: false,
+        }
+    }
+
+    /// Lets the held handler of `label` finish, now or when it gets there.
+    pub fn release(&self, label: &str) {
+        self.log.send_modify(|log| {
+            log.released.insert(label.to_owned());
+        });
+    }
+
+    /// Waits until the handler of `label` has started.
+    pub async fn started(&self, label: &str) -> Instant {
+        let what = format!("{label:?} to start");
+        self.life(&what, label, |life| Some(life.started)).await
+    }
+
+    /// Waits until the handler of `label` has seen its token fire.
+    pub async fn token_fired(&self, label: &str) -> Instant {
+        let what = format!("the token of {label:?}");
+        self.life(&what, label, |life| life.token_fired).await
+    }
+
+    /// Waits until the handler of `label` has ended.
+    pub async fn ended(&self, label: &str) -> End {
+        let what = format!("{label:?} to end");
+        self.life(&what, label, |life| life.end).await
+    }
+
+    /// Waits until `count` handlers run at the same time.
+    pub async fn running_reaches(&self, count: usize) {
+        let what = format!("{count} handlers to run");
+        self.until(&what, |log| (log.running() == count).then_some(()))
+            .await;
+    }
+
+    /// What is known of `label` now; `None` when it never started.
+    pub fn find(&self, label: &str) -> Option<Life> {
+        self.log.borrow().lives.get(label).cloned()
+    }
+
+    /// Whether the handler of `label` has started and not ended.
+    pub fn is_running(&self, label: &str) -> bool {
+        self.find(label).is_some_and(|life| life.end.is_none())
+    }
+
+    /// How often a handler started with `label`.
+    pub fn starts(&self, label: &str) -> usize {
+        self.find(label).map_or(0, |life| life.starts)
+    }
+
+    /// How many handlers run now.
+    pub fn running(&self) -> usize {
+        self.log.borrow().running()
+    }
+
+    /// How many handlers gave up because their token fired.
+    pub fn cancelled(&self) -> usize {
+        self.count(End::is_cancelled)
+    }
+
+    /// How many handlers returned an answer.
+    pub fn completed(&self) -> usize {
+        self.count(End::is_completed)
+    }
+
+    /// How many handlers were dropped or panicked.
+    pub fn dropped(&self) -> usize {
+        self.count(End::is_dropped)
+    }
+
+    fn count(&self, wanted: impl Fn(&End) -> bool) -> usize {
+        let log = self.log.borrow();
+        let ends = log.lives.values().filter_map(|life| life.end);
+        ends.filter(wanted).count()
+    }
+
+    async fn life<T>(&self, what: &str, label: &str, pick: impl Fn(&Life) -> Option<T>) -> T {
+        self.until(what, |log| log.lives.get(label).and_then(&pick))
+            .await
+    }
+
+    async fn until<T>(&self, what: &str, pick: impl Fn(&Log) -> Option<T>) -> T {
+        let witness = self;
+        within(Wanted { what, witness }, self.noted(pick)).await
+    }
+
+    /// Waits without a limit until `pick` finds what it looks for.
+    async fn noted<T>(&self, pick: impl Fn(&Log) -> Option<T>) -> T {
+        let mut changes = self.log.subscribe();
+        loop {
+            let found = pick(&changes.borrow_and_update());
+            match found {
+                Some(found) => return found,
+                None => changes.changed().await.expect("self holds the sender"),
+            }
+        }
+    }
+}
+
+impl Default for Witness {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+// === impl End ===
+
+impl End {
+    /// When it ended.
+    pub fn at(&self) -> Instant {
+        match *self {
+            Self::Cancelled { at } | Self::Completed { at } | Self::Dropped { at } => at,
+        }
+    }
+
+    /// Whether the handler gave up because its token fired.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Cancelled { .. })
+    }
+
+    /// Whether the handler returned its answer.
+    pub fn is_completed(&self) -> bool {
+        matches!(self, Self::Completed { .. })
+    }
+
+    /// Whether the handler was dropped or panicked.
+    pub fn is_dropped(&self) -> bool {
+        matches!(self, Self::Dropped { .. })
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Waits for the release or for `cancelled`, whichever is first; the token wins a tie.
+    pub async fn held(&self, cancelled: impl Future<Output = ()>) -> Held {
+        tokio::select! {
+            biased;
+            () = cancelled => {
+                self.note_token();
+                Held::Cancelled
+            }
+            () = self.released() => Held::Released,
+        }
+    }
+
+    /// Waits for the release alone, and notes on the way when `cancelled` happens.
+    pub async fn held_regardless(&self, cancelled: impl Future<Output = ()>) {
+        if self.held(cancelled).await == Held::Cancelled {
+            self.released().await;
+        }
+    }
+
+    /// The handler returns its answer.
+    pub fn complete(self) {
+        self.end(End::Completed { at: Instant::now() });
+    }
+
+    /// The handler gives up because its token fired.
+    pub fn cancel(self) {
+        self.end(End::Cancelled { at: Instant::now() });
+    }
+
+    /// Waits for the release, without a limit: the test's own waits have one.
+    async fn released(&self) {
+        let picked = |log: &Log| log.released.contains(&self.label).then_some(());
+        self.witness.noted(picked).await;
+    }
+
+    fn note_token(&self) {
+        let at = Instant::now();
+        self.note(|life| life.token_fired = Some(at));
+    }
+
+    fn end(mut self, end: End) {
+        self.told = true;
+        self.note(|life| life.end = Some(end));
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Life)) {
+        self.witness.log.send_modify(|log| {
+            log.lives.get_mut(&self.label).map(change);
+        });
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.told {
+            let end = End::Dropped { at: Instant::now() };
+            self.note(|life| life.end = Some(end));
+        }
+    }
+}
+
+// === impl Log ===
+
+impl Log {
+    fn begin(&mut self, label: &str) {
+        let starts = self.lives.get(label).map_or(0, |life| life.starts);
+        let life = Life {
+            starts: starts + 1,
+            started: Instant::now(),
+            token_fired: None,
+            end: None,
+        };
+        self.lives.insert(label.to_owned(), life);
+    }
+
+    fn running(&self) -> usize {
+        let lives = self.lives.values();
+        lives.filter(|life| life.end.is_none()).count()
+    }
+}
+
+// === impl Wanted ===
+
+impl fmt::Display for Wanted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let log = self.witness.log.borrow();
+        write!(f, "{}; the log: {:#?}", self.what, &*log)
+    }
+}
