@@ -352,8 +352,8 @@ fn a_doubtful_id_is_unknown() {
     ] {
         assert_eq!(id_in(id), Err(Unknown::BadId), "{id}");
     }
-    // `serde_json` has no number for it.
-    assert_eq!(id_in("1e999"), Err(Unknown::NotJson));
+    // `serde_json` has no number for it, or with `arbitrary_precision` one that is not finite.
+    assert!(id_in("1e999").is_err());
 }
 
 #[test]
