@@ -15,8 +15,8 @@
 //!    escape where such keys stand, makes the body unknown: two parsers may disagree about it.
 //! 4. **All or nothing.** One doubtful message makes the whole batch unknown.
 //! 5. **The inner service is the judge.** Inside text that is stepped over, wrong escapes, control
-//!    characters, UTF-8 and numbers out of range go unnoticed. A parser refuses such a body, so
-//!    no call comes of it. What is malformed elsewhere is found here.
+//!    characters, UTF-8 and numbers out of range go unnoticed. A parser refuses such a body, and
+//!    no call comes of it; a lenient one sees the same ids. What is malformed elsewhere is found.
 //!
 //! ```text
 //! {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"search","arguments":{…}}}
@@ -92,12 +92,11 @@ pub enum Unknown {
     TooDeep,
     /// A key that the envelope depends on comes twice in one object.
     DuplicateKey,
-    /// A key of the message, its `params` or their `_meta` is written with an escape, so that `id`
-    /// could hide in it.
+    /// A key of the message or its `params` is written with an escape, so that `id` could hide in it.
     EscapedKey,
     /// `method` is not a string, or the `params` of a request are not an object.
     WrongType,
-    /// The `id` of a request is neither a string nor an integer that fits an `i64`.
+    /// The `id` of a request is neither a string nor, beyond doubt, an integer that fits an `i64`.
     BadId,
     /// The body is not a JSON-RPC 2.0 message or a batch of at least one (JSON-RPC 2.0, sections 4
     /// to 6).
@@ -110,22 +109,6 @@ pub enum Unknown {
     ContentEncoding,
     /// The inner service did not read the body to its end.
     NotRead,
-}
-
-/// Reads the envelope of a whole POST body.
-///
-/// # Errors
-///
-/// Anything doubtful is an [`Unknown`]. It names the first reason that was met.
-pub(crate) fn read(body: &[u8]) -> Result<Envelope, Unknown> {
-    let mut cursor = Cursor::new(body);
-    let envelope = if cursor.next_byte() == Some(b'[') {
-        Envelope::Batch(batch(&mut cursor)?)
-    } else {
-        Envelope::Single(message(&mut cursor)?)
-    };
-    cursor.end()?;
-    Ok(envelope)
 }
 
 /// The members of a message that have a meaning, as spans of the body.
@@ -156,6 +139,22 @@ struct ParamMembers<'a> {
 #[derive(Default)]
 struct Meta<'a> {
     protocol_version: Option<&'a [u8]>,
+}
+
+/// Reads the envelope of a whole POST body.
+///
+/// # Errors
+///
+/// Anything doubtful is an [`Unknown`]. It names the first reason that was met.
+pub(crate) fn read(body: &[u8]) -> Result<Envelope, Unknown> {
+    let mut cursor = Cursor::new(body);
+    let envelope = if cursor.next_byte() == Some(b'[') {
+        Envelope::Batch(batch(&mut cursor)?)
+    } else {
+        Envelope::Single(message(&mut cursor)?)
+    };
+    cursor.end()?;
+    Ok(envelope)
 }
 
 fn batch(cursor: &mut Cursor<'_>) -> Result<Vec<Message>, Unknown> {
@@ -196,8 +195,11 @@ fn message(cursor: &mut Cursor<'_>) -> Result<Message, Unknown> {
 
 fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, Unknown> {
     if cursor.next_byte() != Some(b'{') {
-        cursor.value()?;
-        return Ok(Params::Other);
+        return Ok(match cursor.value()? {
+            // rmcp takes this for no parameters.
+            b"null" => Params::Object(ParamMembers::default()),
+            _ => Params::Other,
+        });
     }
     let mut members = ParamMembers::default();
     let mut key = cursor.enter_object()?;
@@ -223,13 +225,22 @@ fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, Unknown> {
     }
     let mut key = cursor.enter_object()?;
     while let Some(name) = key {
-        match name {
-            PROTOCOL_VERSION => once(&mut meta.protocol_version, cursor.value()?)?,
-            other => pass(other, cursor)?,
+        let value = cursor.value()?;
+        // No id is in here, so an escape hides nothing: PHP writes every `/` as `\/`.
+        if name == PROTOCOL_VERSION || decodes_to(name, PROTOCOL_VERSION) {
+            once(&mut meta.protocol_version, value)?;
         }
         key = cursor.next_key()?;
     }
     Ok(meta)
+}
+
+fn decodes_to(key: &[u8], name: &[u8]) -> bool {
+    if !key.contains(&b'\\') {
+        return false;
+    }
+    let quoted = [b"\"", key, b"\""].concat();
+    serde_json::from_slice::<String>(&quoted).is_ok_and(|decoded| decoded.as_bytes() == name)
 }
 
 /// Fills a slot that a second member of the same name must not find filled.
@@ -263,6 +274,9 @@ fn check_key(key: &[u8]) -> Result<(), Unknown> {
 
 /// Decodes a string from its span.
 fn text(span: &[u8]) -> Result<Box<str>, Unknown> {
+    if !span.starts_with(b"\"") {
+        return Err(Unknown::WrongType);
+    }
     serde_json::from_slice(span).map_err(|_| Unknown::NotJson)
 }
 
@@ -270,11 +284,10 @@ fn text(span: &[u8]) -> Result<Box<str>, Unknown> {
 ///
 /// Another type is `None` and not unknown: no id depends on it.
 fn optional_text(span: Option<&[u8]>) -> Result<Option<Box<str>>, Unknown> {
-    span.filter(|span| is_text(span)).map(text).transpose()
-}
-
-fn is_text(span: &[u8]) -> bool {
-    span.starts_with(b"\"")
+    match span.map(text) {
+        None | Some(Err(Unknown::WrongType)) => Ok(None),
+        Some(text) => text.map(Some),
+    }
 }
 
 /// Decodes an id from its span, to the same value as rmcp 3.9.
@@ -296,9 +309,9 @@ fn id(span: &[u8]) -> Result<RequestId, Unknown> {
 /// The integer that a number stands for, if it does so beyond doubt.
 ///
 /// An integer in float form counts below 2^53 only: from there on several integers share one `f64`.
-/// There is one doubt that rmcp does not have. Unless its `float_roundtrip` is on, `serde_json` may
-/// miss the nearest `f64` by one: 1.0.154 reads `9007199254740991.0` as the integer before it. The
-/// parser of `std` does not, and where the two differ, so may rmcp and the client.
+/// One doubt is not rmcp's. Unless its `float_roundtrip` is on, `serde_json` may miss the nearest
+/// `f64` by one: 1.0.154 reads `9007199254740991.0` as the integer before it, and
+/// `950884728136105.9` as one. Where `std` reads another number, so may the client.
 fn integer(number: &Number, span: &[u8]) -> Option<i64> {
     const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
     number.as_i64().or_else(|| {
@@ -329,51 +342,36 @@ impl Members<'_> {
     }
 }
 
-fn request(
-    method_span: &[u8],
-    id_span: &[u8],
-    params: Option<Params<'_>>,
-) -> Result<Request, Unknown> {
-    let method = method(method_span)?;
+fn request(method: &[u8], id_span: &[u8], params: Option<Params<'_>>) -> Result<Request, Unknown> {
+    let method = text(method)?;
     let params = match params {
         None => ParamMembers::default(),
         Some(Params::Object(params)) => params,
         Some(Params::Other) => return Err(Unknown::WrongType),
     };
-    let tool = match &*method {
-        "tools/call" => optional_text(params.name)?,
-        _ => None,
-    };
+    let name = params.name.filter(|_| &*method == "tools/call");
     let version = params.meta.and_then(|meta| meta.protocol_version);
     Ok(Request {
         id: id(id_span)?,
-        tool,
+        tool: optional_text(name)?,
         protocol_version: optional_text(version)?,
         task: params.task.is_some_and(|task| task.starts_with(b"{")),
         method,
     })
 }
 
-fn notification(method_span: &[u8], params: Option<Params<'_>>) -> Result<Notification, Unknown> {
-    let method = method(method_span)?;
-    let cancels = match params {
+fn notification(method: &[u8], params: Option<Params<'_>>) -> Result<Notification, Unknown> {
+    let method = text(method)?;
+    let request_id = match params {
         Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,
-        // Parameters of another type name no request. That is all a notification could do here.
+        // Parameters of another type name no request, which is nothing to be wrong about.
         _ => None,
     };
-    let cancels = match cancels.map(id) {
-        Some(Err(Unknown::BadId)) | None => None,
+    let cancels = match request_id.map(id) {
+        None | Some(Err(Unknown::BadId)) => None,
         Some(id) => Some(id?),
     };
     Ok(Notification { method, cancels })
-}
-
-fn method(span: &[u8]) -> Result<Box<str>, Unknown> {
-    if is_text(span) {
-        text(span)
-    } else {
-        Err(Unknown::WrongType)
-    }
 }
 
 // === impl Unknown ===
