@@ -1,2 +1,0 @@
-//! Stand-in.
-fn main() {}

@@ -1,0 +1,132 @@
+//! What becomes of a tool call when its client hangs up: bare rmcp beside this crate.
+//!
+//! `cargo run --example demo` starts a real server on the loopback interface for every cell of the
+//! table that it prints at the end. Clients call a tool that works for 5 s, and some hang up in the
+//! middle. A cell says what became of the *tool*. The exit code is 0 only if all came out as expected.
+//!
+//! | file | what to see there |
+//! |---|---|
+//! | `server.rs` | the three set-ups |
+//! | `tool.rs` | a tool that stops when it is cancelled |
+//! | `client.rs` | a client that hangs up |
+//! | `scenario.rs` | how the two meet, and what is expected |
+
+use std::{error::Error, process::ExitCode, time::Duration};
+
+use mcp_cancel_on_disconnect::DEFAULT_GRACE;
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    client::CALL_ID,
+    scenario::{Cell, Scenario, Then},
+    server::{Mode, SetUp},
+};
+
+mod client;
+mod scenario;
+mod server;
+mod tool;
+
+type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+
+const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        mode: Mode::Session,
+        clients: &[("session mode: client hangs up", Then::HangsUp)],
+    },
+    Scenario {
+        mode: Mode::StatelessSse,
+        clients: &[("stateless SSE: client hangs up", Then::HangsUp)],
+    },
+    Scenario {
+        mode: Mode::StatelessJson,
+        clients: &[("stateless JSON: client hangs up", Then::HangsUp)],
+    },
+    Scenario {
+        mode: Mode::Session,
+        clients: &[("session mode: client stays", Then::Stays)],
+    },
+    Scenario {
+        mode: Mode::Session,
+        clients: &[
+            ("two sessions, same id 7: one hangs up", Then::HangsUp),
+            ("two sessions, same id 7: other stays", Then::Stays),
+        ],
+    },
+    Scenario {
+        mode: Mode::StatelessSse,
+        clients: &[
+            ("two stateless, same id 7: one hangs up", Then::HangsUp),
+            ("two stateless, same id 7: other stays", Then::Stays),
+        ],
+    },
+];
+
+/// The scenarios run side by side, but no two clients hang up at the same time.
+const STAGGER: Duration = Duration::from_millis(75);
+
+#[tokio::main]
+async fn main() -> Result<ExitCode> {
+    println!("A tool works for 5 s; clients hang up after 0.3 s. Times count from the hang-up.");
+    println!(
+        "Every call has the JSON-RPC id {CALL_ID}. The layer has Grace::Immediate: by default, a"
+    );
+    println!("session call goes on for {DEFAULT_GRACE:?}, so that its client can reconnect.\n");
+    let cells = play_all().await?;
+    print_table(&cells);
+    let unexpected: Vec<_> = cells.iter().filter(|cell| !cell.is_as_expected()).collect();
+    if unexpected.is_empty() {
+        println!("\nAll {} calls ended as expected.", cells.len());
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("\nNot as expected:");
+    for cell in unexpected {
+        eprintln!("- {cell}; expected: {}", cell.expected);
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+/// Plays every scenario with every set-up, and tells of the cells as they are known.
+async fn play_all() -> Result<Vec<Cell>> {
+    let begun = Instant::now();
+    let mut plays = JoinSet::new();
+    let mut delay = Duration::ZERO;
+    for scenario in SCENARIOS {
+        for set_up in SetUp::ALL {
+            plays.spawn(async move {
+                sleep(delay).await;
+                scenario.play(set_up).await
+            });
+            delay += STAGGER;
+        }
+    }
+    let mut cells = Vec::new();
+    while let Some(played) = plays.join_next().await {
+        for cell in played?? {
+            println!("{:4.1} s  {cell}", begun.elapsed().as_secs_f32());
+            cells.push(cell);
+        }
+    }
+    Ok(cells)
+}
+
+fn print_table(cells: &[Cell]) {
+    let line = |row: &str, [bare, layer, wrapper]: [String; 3]| {
+        println!("{row:38} | {bare:22} | {layer:22} | {wrapper}");
+    };
+    let rule = |width| "-".repeat(width);
+    println!();
+    line("set-up", SetUp::ALL.map(|set_up| set_up.to_string()));
+    line(&rule(38), [rule(22), rule(22), rule(22)]);
+    for (row, _) in SCENARIOS.iter().flat_map(|scenario| scenario.clients) {
+        let columns = SetUp::ALL.map(|set_up| {
+            let mut cells = cells.iter();
+            let cell = cells.find(|cell| cell.row == *row && cell.set_up == set_up);
+            cell.map(|cell| cell.fate.to_string()).unwrap_or_default()
+        });
+        line(row, columns);
+    }
+}

@@ -1,0 +1,178 @@
+//! A server and its clients: what they do, what becomes of their calls, and what should.
+
+use std::{fmt, net::SocketAddr, time::Duration};
+
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::{
+    net::TcpListener,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    Result,
+    client::Client,
+    server::{self, Mode, SetUp},
+    tool::{self, End, Log},
+};
+
+/// A cancel later than this is not what the crate is for. Ample: the machine may be busy.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// How long a call is watched. The tool works for 5 s.
+const LIMIT: Duration = Duration::from_secs(12);
+
+/// A server, and the clients that call its tool at the same time. Each has a row in the table.
+pub(crate) struct Scenario {
+    pub(crate) mode: Mode,
+    pub(crate) clients: &'static [(&'static str, Then)],
+}
+
+/// What a client does in the middle of its call.
+#[derive(Clone, Copy)]
+pub(crate) enum Then {
+    HangsUp,
+    Stays,
+}
+
+/// What became of one client's call.
+pub(crate) struct Cell {
+    pub(crate) row: &'static str,
+    pub(crate) set_up: SetUp,
+    pub(crate) expected: Expected,
+    pub(crate) fate: Fate,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Expected {
+    Cancelled,
+    RunsOn,
+    Answered,
+}
+
+pub(crate) enum Fate {
+    /// The tool was cancelled, so long after the hang-up.
+    Cancelled(Duration),
+    /// The tool worked to its end, so long after the hang-up.
+    RanOn(Duration),
+    /// The tool worked to its end, and the client got the answer.
+    Answered,
+    /// The tool worked to its end, but the client did not get the answer.
+    Unanswered,
+    /// The tool was cancelled, although the client was there.
+    CancelledWrongly,
+    /// It cannot be said.
+    Broken(String),
+}
+
+// === impl Scenario ===
+
+impl Scenario {
+    /// Serves on a port of its own until the calls of all clients have ended.
+    pub(crate) async fn play(&self, set_up: SetUp) -> Result<Vec<Cell>> {
+        let log = Log::default();
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let addr = listener.local_addr()?;
+        let server = axum::serve(listener, server::router(set_up, self.mode, &log));
+        let clients = self.clients.iter().enumerate();
+        let cells = clients.map(async |(caller, &(row, then))| Cell {
+            row,
+            set_up,
+            expected: Expected::of(then, set_up, self.mode),
+            fate: self.fate(addr, caller, then, &log).await,
+        });
+        tokio::select! {
+            served = server.into_future() => Err(format!("the server stopped: {served:?}").into()),
+            cells = join_all(cells) => Ok(cells),
+        }
+    }
+
+    async fn fate(&self, addr: SocketAddr, caller: usize, then: Then, log: &Log) -> Fate {
+        let call = async {
+            let client = Client::connect(addr, self.mode).await?;
+            let call = client.call("work", json!({ "caller": caller })).await?;
+            match then {
+                Then::HangsUp => {
+                    log.busy_for(self.clients.len()).await?;
+                    let gone = Instant::now();
+                    call.hang_up();
+                    Ok(match log.end_for(caller).await? {
+                        End::Cancelled { at } if at < gone => Fate::CancelledWrongly,
+                        End::Cancelled { at } => Fate::Cancelled(at - gone),
+                        End::Finished { at } => Fate::RanOn(at - gone),
+                    })
+                }
+                Then::Stays => {
+                    let response = call.response().await?;
+                    Ok(match log.end_for(caller).await? {
+                        End::Cancelled { .. } => Fate::CancelledWrongly,
+                        _ if response.contains(&tool::answer(caller)) => Fate::Answered,
+                        End::Finished { .. } => Fate::Unanswered,
+                    })
+                }
+            }
+        };
+        let late = || Err(format!("still not over after {LIMIT:?}").into());
+        let played: Result<Fate> = timeout(LIMIT, call).await.unwrap_or_else(|_| late());
+        played.unwrap_or_else(|error| Fate::Broken(error.to_string()))
+    }
+}
+
+// === impl Cell ===
+
+impl Cell {
+    pub(crate) fn is_as_expected(&self) -> bool {
+        match (self.expected, &self.fate) {
+            (Expected::Cancelled, Fate::Cancelled(after)) => *after < AT_ONCE,
+            (Expected::RunsOn, Fate::RanOn(_)) | (Expected::Answered, Fate::Answered) => true,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { row, set_up, .. } = self;
+        write!(f, "{row:38}  {set_up:15}  {}", self.fate)
+    }
+}
+
+// === impl Expected ===
+
+impl Expected {
+    /// Without sessions, rmcp notices a hang-up by itself.
+    fn of(then: Then, set_up: SetUp, mode: Mode) -> Self {
+        match (then, set_up, mode) {
+            (Then::Stays, _, _) => Self::Answered,
+            (Then::HangsUp, SetUp::Bare, Mode::Session) => Self::RunsOn,
+            (Then::HangsUp, _, _) => Self::Cancelled,
+        }
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancelled => write!(f, "cancelled within {AT_ONCE:?}"),
+            Self::RunsOn => f.write_str("runs for nobody"),
+            Self::Answered => f.write_str("gets its answer"),
+        }
+    }
+}
+
+// === impl Fate ===
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancelled(after) => {
+                write!(f, "cancelled after {:.1} ms", after.as_secs_f64() * 1e3)
+            }
+            Self::RanOn(after) => write!(f, "ran {:.1} s for nobody", after.as_secs_f64()),
+            Self::Answered => f.write_str("got its answer"),
+            Self::Unanswered => f.write_str("got no answer"),
+            Self::CancelledWrongly => f.write_str("cancelled for no reason"),
+            Self::Broken(why) => write!(f, "broken: {why}"),
+        }
+    }
+}

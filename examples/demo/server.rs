@@ -1,0 +1,72 @@
+//! The three set-ups, and what they have in common.
+
+use std::{fmt, sync::Arc};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
+use rmcp::transport::streamable_http_server::{
+    StreamableHttpServerConfig, StreamableHttpService,
+    session::{
+        SessionManager,
+        local::{LocalSessionManager, SessionConfig},
+    },
+};
+
+use crate::tool::{Log, Worker};
+
+/// What stands between the client and the tool.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SetUp {
+    Bare,
+    Layer,
+    LayerAndWrapper,
+}
+
+/// How rmcp serves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Session,
+    StatelessSse,
+    StatelessJson,
+}
+
+pub(crate) fn router(set_up: SetUp, mode: Mode, log: &Log) -> Router {
+    match set_up {
+        SetUp::Bare => mcp(mode, log, LocalSessionManager::default()),
+        SetUp::Layer => mcp(mode, log, LocalSessionManager::default()).layer(layer()),
+        SetUp::LayerAndWrapper => {
+            let sessions = CancellableSessionManager::local(SessionConfig::default());
+            mcp(mode, log, sessions).layer(layer())
+        }
+    }
+}
+
+fn layer() -> CancelOnDisconnectLayer {
+    CancelOnDisconnectLayer::new().grace(Grace::Immediate)
+}
+
+fn mcp(mode: Mode, log: &Log, sessions: impl SessionManager) -> Router {
+    let config = StreamableHttpServerConfig::default()
+        .with_legacy_session_mode(mode == Mode::Session)
+        .with_json_response(mode == Mode::StatelessJson);
+    let worker = Worker::new(log);
+    let service =
+        StreamableHttpService::new(move || Ok(worker.clone()), Arc::new(sessions), config);
+    Router::new().nest_service("/mcp", service)
+}
+
+// === impl SetUp ===
+
+impl SetUp {
+    pub(crate) const ALL: [Self; 3] = [Self::Bare, Self::Layer, Self::LayerAndWrapper];
+}
+
+impl fmt::Display for SetUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Bare => "bare rmcp",
+            Self::Layer => "layer only",
+            Self::LayerAndWrapper => "layer + wrapper",
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! A tool that works for 5 s unless it is cancelled, and writes down what happens to it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use rmcp::{
+    RoleServer, ServerHandler,
+    handler::server::{router::tool::ToolRouter, wrapper::Parameters},
+    schemars,
+    service::RequestContext,
+    tool, tool_handler, tool_router,
+};
+use serde::Deserialize;
+use tokio::{
+    sync::watch,
+    time::{Instant, interval},
+};
+
+use crate::Result;
+
+const STEP: Duration = Duration::from_millis(100);
+const STEPS: u32 = 50;
+
+/// The server with the tool.
+#[derive(Clone)]
+pub(crate) struct Worker {
+    log: Log,
+    tool_router: ToolRouter<Self>,
+}
+
+/// What the tool has done so far for each of its callers. Nobody else writes it.
+#[derive(Clone, Default)]
+pub(crate) struct Log(watch::Sender<BTreeMap<usize, Work>>);
+
+#[derive(Clone, Copy)]
+enum Work {
+    Running { steps: u32 },
+    Ended(End),
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum End {
+    Cancelled { at: Instant },
+    Finished { at: Instant },
+}
+
+#[derive(Deserialize, schemars::JsonSchema)]
+struct Job {
+    caller: usize,
+}
+
+/// What the tool answers when it has finished.
+pub(crate) fn answer(caller: usize) -> String {
+    format!("finished for caller {caller}")
+}
+
+// === impl Worker ===
+
+#[tool_router]
+impl Worker {
+    pub(crate) fn new(log: &Log) -> Self {
+        Self {
+            log: log.clone(),
+            tool_router: Self::tool_router(),
+        }
+    }
+
+    #[tool(description = "Works for 5 s, and stops when it is cancelled")]
+    async fn work(
+        &self,
+        Parameters(Job { caller }): Parameters<Job>,
+        context: RequestContext<RoleServer>,
+    ) -> String {
+        let mut step = interval(STEP);
+        step.tick().await; // The first tick is due at once.
+        for steps in 0..STEPS {
+            self.log.write(caller, Work::Running { steps });
+            let stepped = context.ct.run_until_cancelled(step.tick()).await;
+            if stepped.is_none() {
+                let at = Instant::now();
+                self.log.write(caller, Work::Ended(End::Cancelled { at }));
+                return "cancelled".to_owned();
+            }
+        }
+        let at = Instant::now();
+        self.log.write(caller, Work::Ended(End::Finished { at }));
+        answer(caller)
+    }
+}
+
+#[tool_handler(router = self.tool_router)]
+impl ServerHandler for Worker {}
+
+// === impl Log ===
+
+impl Log {
+    /// Waits until the tool is in the middle of its work for that many callers at once.
+    pub(crate) async fn busy_for(&self, callers: usize) -> Result<()> {
+        let in_the_middle = |work: &&Work| matches!(work, Work::Running { steps } if *steps >= 3);
+        let mut log = self.0.subscribe();
+        log.wait_for(|log| log.values().filter(in_the_middle).count() == callers)
+            .await?;
+        Ok(())
+    }
+
+    /// Waits until the tool has ended for a caller.
+    pub(crate) async fn end_for(&self, caller: usize) -> Result<End> {
+        let mut log = self.0.subscribe();
+        loop {
+            if let Some(Work::Ended(end)) = log.borrow_and_update().get(&caller) {
+                return Ok(*end);
+            }
+            log.changed().await?;
+        }
+    }
+
+    fn write(&self, caller: usize, work: Work) {
+        self.0.send_modify(|log| {
+            log.insert(caller, work);
+        });
+    }
+}
