@@ -59,6 +59,7 @@ pub struct CallInfo {
     method: Cow<'static, str>,
     tool: Option<Box<str>>,
     session: Option<Arc<str>>,
+    #[cfg(feature = "rmcp")]
     progress_token: Option<RequestId>,
     must_run_on: bool,
 }
@@ -155,6 +156,7 @@ impl CallInfo {
             method,
             tool: None,
             session: None,
+            #[cfg(feature = "rmcp")]
             progress_token: None,
             must_run_on: false,
         }

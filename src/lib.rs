@@ -1,4 +1,70 @@
 //! Cancels an in-flight MCP call when its client hangs up, and only then.
+//!
+//! # Why
+//!
+//! An MCP server written with [rmcp](https://docs.rs/rmcp) keeps a tool running when its client closes the
+//! connection in the middle of a call: in session mode, the default, its cancellation token never fires.
+//! The work goes on for nobody. This crate is a tower layer that cancels such a call.
+//!
+//! # Quick start
+//!
+//! ```
+//! use std::sync::Arc;
+//! use axum::Router;
+//! use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
+//! use rmcp::{
+//!     ServerHandler,
+//!     transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
+//! };
+//!
+//! #[derive(Clone)]
+//! struct MyServer;
+//! impl ServerHandler for MyServer {}
+//!
+//! let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+//! let mcp = StreamableHttpService::new(|| Ok(MyServer), sessions, Default::default());
+//! let app: Router = Router::new()
+//!     .nest_service("/mcp", mcp)
+//!     .layer(CancelOnDisconnectLayer::new());
+//! # drop(app);
+//! ```
+//!
+//! The handler's `RequestContext::ct` fires when its call is cancelled; [`CallToken::of`] tells it why.
+//!
+//! The layer alone works too, over any MCP server: it then cancels by a `notifications/cancelled` POST into the
+//! inner service. [`CancellableSessionManager`] makes it exact and cheap. On routes that have nothing to do with
+//! MCP, the [`CallToken`] in the request's extensions fires when the client hangs up.
+//!
+//! # What a disconnect is
+//!
+//! The response future or the response body is dropped before its end, the response body fails, the request
+//! body fails while it is read, or the inner service panics. On HTTP/1 a closed connection does the first, on
+//! HTTP/2 a reset stream as well. No disconnect is: a HEAD response, a body of known length of which
+//! everything was taken, a stream that ended.
+//!
+//! A connection that just goes silent is no disconnect until a write to it fails: leave the server's own
+//! keep-alives on.
+//!
+//! # What a disconnect means
+//!
+//! That is [`Grace`]. By default a session call whose stream had begun waits [`DEFAULT_GRACE`] for its client to
+//! come back, because real clients do; everything else is cancelled at once.
+//!
+//! Revisions of the specification up to 2025-11-25 say that a disconnect SHOULD NOT be read as a cancel. A grace
+//! that ends only when nobody came back narrows that; [`Grace::Never`] keeps to it. From 2026-07-28 on a
+//! disconnect MUST cancel, and it does.
+//!
+//! When in doubt, nothing is cancelled: see [`Unknown`].
+//!
+//! # What it is not
+//!
+//! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing of calls, and
+//!   cannot tell a client that left from one that reconnects.
+//! - rmcp cancels stateless calls by itself. With this layer that still happens, and the reason is known.
+//!
+//! # Features
+//!
+//! `rmcp` (default): the session manager, and the helpers for handlers. `axum`: [`CallToken`] as an extractor.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod body;
@@ -33,3 +99,7 @@ pub use self::{
     service::CancelOnDisconnect,
     token::CallToken,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

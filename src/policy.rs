@@ -22,6 +22,9 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(20);
 
 /// How long a call goes on after its client went away.
 ///
+/// That is, how long the *layer* lets it. rmcp itself stops the handler of a stateless call as soon as its
+/// stream is dropped.
+///
 /// ```
 /// use std::time::Duration;
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};

@@ -445,7 +445,9 @@ impl Exchange {
         let wait = match deadline {
             Some(at) => Wait::Until(at),
             None if self.state().bound => Wait::ForItsEnd,
-            None => Wait::Unseen(now + UNSEEN_FOR),
+            None if call.session().is_some() => Wait::Unseen(now + UNSEEN_FOR),
+            // Its stream was all that was to be seen of it.
+            None => return self.finish(call.id(), Outcome::Unknown),
         };
         if self.instance.registry.detach(call.id(), wait) {
             self.instance.report(&Event::Detached { call, grace });

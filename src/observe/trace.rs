@@ -32,7 +32,7 @@ pub(super) fn log(event: &Event<'_>) {
         Event::Ended {
             call,
             outcome: Outcome::Cancelled(reason),
-        } => log_call!(info, call, %reason, "call cancelled"),
+        } => log_call!(info, call, reason = ?reason.to_string(), "call cancelled"),
         Event::Ended { call, outcome } => log_call!(trace, call, ?outcome, "call ended"),
         Event::CancelFailed { call, error } => {
             log_call!(warn, call, %error, "server could not be told of the cancel");

@@ -116,6 +116,7 @@ impl<T: Clone> Core<T> {
     }
 
     /// Claims a better key for a call than the one it was started with.
+    #[cfg(any(feature = "rmcp", test))]
     pub(crate) fn rekey(&mut self, id: CallId, key: Key) {
         let Some(entry) = self.calls.get_mut(&id) else {
             return;
