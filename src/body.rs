@@ -15,11 +15,14 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Buf;
+use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{call::CancelReason, exchange::Guard};
+use crate::{
+    call::CancelReason,
+    exchange::{Guard, Tap},
+};
 
 pin_project! {
     /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect): the inner
@@ -28,9 +31,17 @@ pin_project! {
         // First, so that the token fires before the inner body's destructors run.
         guard: Guard,
         #[pin]
-        inner: B,
+        source: Source<B>,
         // How many bytes are to come, where the inner body said it at first.
         remaining: Option<u64>,
+    }
+}
+
+pin_project! {
+    #[project = SourceProj]
+    enum Source<B> {
+        Inner { #[pin] body: B },
+        Event { event: Option<Bytes> },
     }
 }
 
@@ -44,13 +55,26 @@ impl<B: Body> ResponseBody<B> {
         }
         Self {
             guard,
-            inner,
+            source: Source::Inner { body: inner },
             remaining,
+        }
+    }
+
+    /// One event in place of the inner body.
+    pub(crate) fn event(event: Bytes) -> Self {
+        Self {
+            guard: Guard::inert(),
+            source: Source::Event { event: Some(event) },
+            remaining: None,
         }
     }
 }
 
-impl<B: Body> Body for ResponseBody<B> {
+impl<B> Body for ResponseBody<B>
+where
+    B: Body,
+    B::Data: From<Bytes>,
+{
     type Data = B::Data;
     type Error = B::Error;
 
@@ -58,32 +82,68 @@ impl<B: Body> Body for ResponseBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let mut this = self.project();
+        let this = self.project();
+        let mut inner = match this.source.project() {
+            SourceProj::Inner { body } => body,
+            SourceProj::Event { event } => {
+                return Poll::Ready(event.take().map(|event| Ok(Frame::data(event.into()))));
+            }
+        };
         let polled = {
             let _polling = this.guard.polling();
-            ready!(this.inner.as_mut().poll_frame(cx))
+            ready!(inner.as_mut().poll_frame(cx))
         };
-        match &polled {
+        Poll::Ready(match polled {
             Some(Ok(frame)) => {
                 if let (Some(remaining), Some(data)) = (this.remaining.as_mut(), frame.data_ref()) {
                     *remaining = remaining.saturating_sub(data.remaining() as u64);
                 }
-                if *this.remaining == Some(0) || this.inner.is_end_stream() {
+                let frame = match this.guard.tap() {
+                    Some(tap) => read(tap, frame),
+                    None => frame,
+                };
+                if *this.remaining == Some(0) || inner.is_end_stream() {
                     this.guard.complete();
                 }
+                Some(Ok(frame))
             }
-            Some(Err(_)) => this.guard.abandon(CancelReason::ResponseDropped),
-            None => this.guard.complete(),
-        }
-        Poll::Ready(polled)
+            Some(Err(error)) => {
+                this.guard.abandon(CancelReason::ResponseDropped);
+                Some(Err(error))
+            }
+            None => {
+                this.guard.complete();
+                None
+            }
+        })
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        match &self.source {
+            Source::Inner { body } => body.is_end_stream(),
+            Source::Event { event } => event.is_none(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        match &self.source {
+            Source::Inner { body } => body.size_hint(),
+            Source::Event { event } => {
+                SizeHint::with_exact(event.as_ref().map_or(0, |event| event.len() as u64))
+            }
+        }
+    }
+}
+
+/// Reads a frame. What goes on is the same bytes in the same frame.
+fn read<D: Buf + From<Bytes>>(tap: &mut Tap, frame: Frame<D>) -> Frame<D> {
+    match frame.into_data() {
+        Ok(mut data) => {
+            let bytes = data.copy_to_bytes(data.remaining());
+            tap.read(&bytes);
+            Frame::data(bytes.into())
+        }
+        Err(trailers) => trailers,
     }
 }
 
@@ -92,7 +152,7 @@ impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
         Self {
             guard: Guard::inert(),
-            inner: B::default(),
+            source: Source::Inner { body: B::default() },
             remaining: None,
         }
     }

@@ -9,6 +9,8 @@ use std::{
     },
 };
 
+use crate::policy::Policy;
+
 /// The `id` of a JSON-RPC request, read the way rmcp reads it.
 ///
 /// A number and a string never alias: `1` is not `"1"` (JSON-RPC 2.0, section 4). A number in float
@@ -61,7 +63,12 @@ pub struct CallInfo {
     session: Option<Arc<str>>,
     #[cfg(feature = "rmcp")]
     progress_token: Option<RequestId>,
+    protocol_version: Option<Cow<'static, str>>,
     must_run_on: bool,
+    policy: Policy,
+    /// Keyed hash of the arguments, if the call may be superseded.
+    #[cfg(feature = "rmcp")]
+    fingerprint: Option<u64>,
 }
 
 /// Why a call was cancelled. Its `Display` is the `reason` of the injected
@@ -79,6 +86,12 @@ pub enum CancelReason {
     ClientDisconnected,
     /// The client went away and did not come back within its grace.
     Orphaned,
+    /// The client sent the same call again while this one had no client.
+    Superseded,
+    /// Its session was closed.
+    SessionClosed,
+    /// The client cancelled it, by a `notifications/cancelled` of its own.
+    ClientCancelled,
     /// A service between the layer and the handler let go of the call's stream, such as an inner
     /// timeout that answered in its place.
     ResponseDropped,
@@ -100,10 +113,12 @@ pub enum Outcome {
     Completed,
     /// It was cancelled.
     Cancelled(CancelReason),
+    /// Its client cancelled it.
+    ClientCancelled,
     /// The inner service failed, or answered with an error status.
     Failed,
-    /// Its stream ended and the layer cannot tell whether the answer was in it, or the call was
-    /// resumed on another stream.
+    /// Nothing more can be seen of it: it runs on behind a layer that has no session manager, or its
+    /// answer could not be told from other messages.
     Unknown,
 }
 
@@ -158,7 +173,11 @@ impl CallInfo {
             session: None,
             #[cfg(feature = "rmcp")]
             progress_token: None,
+            protocol_version: None,
             must_run_on: false,
+            policy: Policy::default(),
+            #[cfg(feature = "rmcp")]
+            fingerprint: None,
         }
     }
 
@@ -176,6 +195,39 @@ impl CallInfo {
     pub(crate) fn with_progress_token(mut self, token: Option<RequestId>) -> Self {
         self.progress_token = token;
         self
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn set_fingerprint(&mut self, fingerprint: u64) {
+        self.fingerprint = Some(fingerprint);
+    }
+
+    /// Whether `other` is the same call, sent again.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn repeats(&self, other: &Self) -> bool {
+        self.fingerprint.is_some()
+            && self.fingerprint == other.fingerprint
+            && self.session == other.session
+            && self.method == other.method
+            && self.tool == other.tool
+    }
+
+    pub(crate) fn with_protocol_version(mut self, version: Option<&str>) -> Self {
+        self.protocol_version = version.map(|version| match version {
+            "2025-06-18" => Cow::Borrowed("2025-06-18"),
+            "2025-11-25" => Cow::Borrowed("2025-11-25"),
+            "2026-07-28" => Cow::Borrowed("2026-07-28"),
+            other => Cow::Owned(other.to_owned()),
+        });
+        self
+    }
+
+    pub(crate) fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy;
+    }
+
+    pub(crate) fn policy(&self) -> Policy {
+        self.policy
     }
 
     /// A 2025-11-25 task-augmented request: only `tasks/cancel` may end its work.
@@ -207,6 +259,11 @@ impl CallInfo {
     /// The `Mcp-Session-Id` of a session call. A stateless call has none.
     pub fn session(&self) -> Option<&str> {
         self.session.as_deref()
+    }
+
+    /// The protocol revision its request named, in the header or in the body.
+    pub fn protocol_version(&self) -> Option<&str> {
+        self.protocol_version.as_deref()
     }
 
     pub(crate) fn session_id(&self) -> Option<&Arc<str>> {
@@ -242,6 +299,9 @@ impl fmt::Display for CancelReason {
         f.write_str(match self {
             Self::ClientDisconnected => "client disconnected",
             Self::Orphaned => "client disconnected and did not come back within its grace",
+            Self::Superseded => "superseded by the same call",
+            Self::SessionClosed => "session closed",
+            Self::ClientCancelled => "cancelled by the client",
             Self::ResponseDropped => "response dropped by the server",
             Self::ServicePanicked => "service panicked",
         })

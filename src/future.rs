@@ -1,6 +1,7 @@
 //! The response future: from the request to the head.
 
 use std::{
+    mem,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -11,7 +12,7 @@ use pin_project_lite::pin_project;
 
 use crate::{
     body::ResponseBody,
-    exchange::{Guard, Head},
+    exchange::{BodyPlan, Guard, Head},
 };
 
 pin_project! {
@@ -62,16 +63,30 @@ where
                 return Poll::Ready(Err(error));
             }
         };
-        let mut guard = Guard::inert();
-        std::mem::swap(&mut guard, this.guard);
-        if let Some(exchange) = guard.exchange() {
-            exchange.head(read_head(&response));
-        }
+        let mut guard = mem::replace(this.guard, Guard::inert());
+        let plan = match guard.exchange() {
+            Some(exchange) => exchange.head(read_head(&response)),
+            None => BodyPlan::Pass,
+        };
         if *this.head_only || has_no_content(response.status()) {
             // hyper drops these bodies unpolled.
             guard.complete();
         }
-        Poll::Ready(Ok(response.map(|body| ResponseBody::new(guard, body))))
+        let (mut head, body) = response.into_parts();
+        let body = match plan {
+            BodyPlan::Pass => ResponseBody::new(guard, body),
+            BodyPlan::Tap(tap) => {
+                guard.set_tap(tap);
+                ResponseBody::new(guard, body)
+            }
+            BodyPlan::Replace(event) => {
+                guard.complete();
+                head.headers.remove(header::CONTENT_LENGTH);
+                head.headers.remove(header::CONTENT_ENCODING);
+                ResponseBody::event(event)
+            }
+        };
+        Poll::Ready(Ok(Response::from_parts(head, body)))
     }
 }
 
@@ -89,7 +104,9 @@ fn read_head<RB>(response: &Response<RB>) -> Head {
         })
     });
     match is_stream {
-        true => Head::Stream,
+        true => Head::Stream {
+            readable: !response.headers().contains_key(header::CONTENT_ENCODING),
+        },
         false => Head::Answer,
     }
 }

@@ -47,8 +47,10 @@
 //!
 //! # What a disconnect means
 //!
-//! That is [`Grace`]. By default a session call whose stream had begun waits [`DEFAULT_GRACE`] for its client to
-//! come back, because real clients do; everything else is cancelled at once.
+//! That is [`Grace`], explained in [the manual](manual::disconnect). By default a session call that its client
+//! can resume waits for it, [`MIN_GRACE`] at least, because real clients do come back; everything else is
+//! cancelled at once. A client that comes back late gets the answer all the same, or learns that
+//! the call was cancelled.
 //!
 //! Revisions of the specification up to 2025-11-25 say that a disconnect SHOULD NOT be read as a cancel. A grace
 //! that ends only when nobody came back narrows that; [`Grace::Never`] keeps to it. From 2026-07-28 on a
@@ -74,12 +76,14 @@ mod envelope;
 mod exchange;
 mod future;
 mod layer;
+pub mod manual;
 #[cfg(feature = "rmcp")]
 mod mcp;
 mod observe;
 mod policy;
 mod registry;
 mod service;
+mod sse;
 mod token;
 
 #[cfg(feature = "rmcp")]
@@ -92,9 +96,9 @@ pub use self::{
     cancel::CancelError,
     envelope::{TeeBody, Unknown},
     future::ResponseFuture,
-    layer::CancelOnDisconnectLayer,
+    layer::{CancelOnDisconnectLayer, Retain},
     observe::{Event, Observer},
-    policy::{DEFAULT_GRACE, Grace},
+    policy::{Grace, MIN_GRACE, Policy},
     registry::Calls,
     service::CancelOnDisconnect,
     token::CallToken,

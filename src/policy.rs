@@ -3,22 +3,27 @@
 //! | at the hang-up | [`Grace::Auto`] |
 //! |---|---|
 //! | no session, or protocol 2026-07-28 and later | cancel now: nothing can be resumed, and that revision says MUST |
-//! | no response head yet | cancel now: the client has no event id to come back with |
-//! | a session call whose stream had begun | cancel after [`DEFAULT_GRACE`], unless the session resumes a stream before |
+//! | no response head, or no event with an id yet | cancel now: the client has nothing to come back with |
+//! | a session call with event ids | cancel after max([`MIN_GRACE`], 5 × `retry` + 5 s) without a resume |
+//! | the same, its stream ended by the server (SEP-1699 polling) | likewise |
+//! | the sessions have an event store | runs on: the client may resume elsewhere |
 //! | `subscriptions/listen` | cancel now: closing it is its end |
 //! | a request with `params.task` (2025-11-25) | runs on: only `tasks/cancel` may end it |
 //!
-//! The other graces replace the first three rows.
+//! The other graces replace the first five rows.
 
 use std::time::Duration;
 
 use crate::call::CallInfo;
 
-/// How long [`Grace::Auto`] lets a session call wait for its client: 20 s.
+/// The least that [`Grace::Auto`] lets a session call wait for its client: 20 s.
 ///
-/// Both the TypeScript SDK and the Python SDK 1.x come back after the server's `retry` (3 s for rmcp)
-/// and try twice, and one attempt into a dead network takes up to 10 s.
-pub const DEFAULT_GRACE: Duration = Duration::from_secs(20);
+/// Both the TypeScript SDK and the Python SDK 1.x come back after the server's `retry` (3 s for rmcp) and
+/// try twice, and one attempt into a dead network takes up to 10 s.
+pub const MIN_GRACE: Duration = Duration::from_secs(20);
+
+/// The longest `retry` that counts for a grace: 10 min. A server may say anything.
+const MAX_RETRY: Duration = Duration::from_secs(600);
 
 /// How long a call goes on after its client went away.
 ///
@@ -38,15 +43,48 @@ pub const DEFAULT_GRACE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Grace {
-    /// As long as the client may still come back for its answer, see the [crate docs](crate#what-a-disconnect-means).
+    /// As long as the client may still come back for its answer, see the
+    /// [crate docs](crate#what-a-disconnect-means).
     #[default]
     Auto,
-    /// Not at all: the call is cancelled when the client hangs up. Breaks clients that resume.
+    /// Not at all: the call is cancelled when the client hangs up. Breaks clients that resume. A stream that
+    /// the *server* ended still waits as with `Auto`: its client was told to come back.
     Immediate,
     /// This long, counted from the hang-up, also where the client cannot resume.
     After(Duration),
     /// To its end. Revisions up to 2025-11-25 ask for this with their SHOULD NOT.
     Never,
+}
+
+/// What is to become of a call, chosen when it is known.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, Policy};
+///
+/// let layer = CancelOnDisconnectLayer::new().policy(|call| match call.tool() {
+///     Some("approve") => Policy::new().grace(Grace::Never),
+///     Some("report") => Policy::new().supersede(),
+///     _ => Policy::new(),
+/// });
+/// # drop(layer);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Policy {
+    pub(crate) grace: Grace,
+    pub(crate) supersede: bool,
+}
+
+/// What is known of a call's stream when it goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Going {
+    /// The stream had an event id, so its client can ask for the rest.
+    pub(crate) replayable: bool,
+    /// How long the server told its client to wait before it comes back.
+    pub(crate) retry: Option<Duration>,
+    /// The server ended it.
+    pub(crate) by_server: bool,
+    /// Its events are in a store that other servers may share.
+    pub(crate) stored: bool,
 }
 
 /// What to do with a call whose client has just gone.
@@ -57,11 +95,33 @@ pub(crate) enum Verdict {
     RunOn,
 }
 
+// === impl Policy ===
+
+impl Policy {
+    /// [`Grace::Auto`], nothing else.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How long the call goes on after its client went away.
+    pub fn grace(mut self, grace: Grace) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// When the client sends the same call again (session, method, tool and arguments) while this one is
+    /// detached, this one is cancelled first. Needs
+    /// [`CancellableSessionManager`](crate::CancellableSessionManager); else it has no effect.
+    pub fn supersede(mut self) -> Self {
+        self.supersede = true;
+        self
+    }
+}
+
 // === impl Grace ===
 
 impl Grace {
-    /// `streaming`: the response head was sent, so the client may hold an event id.
-    pub(crate) fn verdict(self, call: &CallInfo, streaming: bool) -> Verdict {
+    pub(crate) fn verdict(self, call: &CallInfo, going: Going) -> Verdict {
         if call.must_run_on() {
             return Verdict::RunOn;
         }
@@ -69,14 +129,29 @@ impl Grace {
             return Verdict::CancelNow;
         }
         match self {
-            Self::Auto if streaming && call.session().is_some() => {
-                Verdict::CancelAfter(DEFAULT_GRACE)
-            }
-            Self::Auto | Self::Immediate => Verdict::CancelNow,
+            Self::Auto => auto(call, going),
+            Self::Immediate if going.by_server => auto(call, going),
+            Self::Immediate => Verdict::CancelNow,
             Self::After(grace) => Verdict::CancelAfter(grace),
             Self::Never => Verdict::RunOn,
         }
     }
+}
+
+fn auto(call: &CallInfo, going: Going) -> Verdict {
+    if call.session().is_none() || !going.replayable {
+        // That its stream ended on purpose is no hang-up.
+        return if going.by_server {
+            Verdict::RunOn
+        } else {
+            Verdict::CancelNow
+        };
+    }
+    if going.stored {
+        return Verdict::RunOn;
+    }
+    let retry = going.retry.unwrap_or_default().min(MAX_RETRY);
+    Verdict::CancelAfter(MIN_GRACE.max(5 * retry + Duration::from_secs(5)))
 }
 
 #[cfg(test)]
@@ -84,20 +159,81 @@ mod tests {
     use super::*;
     use crate::call::RequestId;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
+    const STREAMING: Going = Going {
+        replayable: true,
+        retry: Some(Duration::from_secs(3)),
+        by_server: false,
+        stored: false,
+    };
+
     fn call(method: &str, session: bool) -> CallInfo {
         CallInfo::new(RequestId::Number(1), method).with_session(session.then(|| "s".into()))
     }
 
+    fn auto(going: Going) -> Verdict {
+        Grace::Auto.verdict(&call("tools/call", true), going)
+    }
+
     #[test]
     fn auto_waits_only_for_a_client_that_can_come_back() {
-        let auto =
-            |method, session, streaming| Grace::Auto.verdict(&call(method, session), streaming);
+        assert_eq!(auto(STREAMING), Verdict::CancelAfter(MIN_GRACE));
+        let silent = Going {
+            replayable: false,
+            ..STREAMING
+        };
+        assert_eq!(auto(silent), Verdict::CancelNow);
+        let stateless = call("tools/call", false);
         assert_eq!(
-            auto("tools/call", true, true),
-            Verdict::CancelAfter(DEFAULT_GRACE)
+            Grace::Auto.verdict(&stateless, STREAMING),
+            Verdict::CancelNow
         );
-        assert_eq!(auto("tools/call", true, false), Verdict::CancelNow);
-        assert_eq!(auto("tools/call", false, true), Verdict::CancelNow);
+    }
+
+    #[test]
+    fn auto_gives_a_slow_client_five_times_its_retry() {
+        let retry = |seconds| Going {
+            retry: Some(seconds * SECOND),
+            ..STREAMING
+        };
+        assert_eq!(auto(retry(0)), Verdict::CancelAfter(MIN_GRACE));
+        assert_eq!(auto(retry(10)), Verdict::CancelAfter(55 * SECOND));
+        assert_eq!(auto(retry(u32::MAX)), Verdict::CancelAfter(3005 * SECOND));
+        assert_eq!(
+            auto(Going {
+                retry: None,
+                ..STREAMING
+            }),
+            Verdict::CancelAfter(MIN_GRACE)
+        );
+    }
+
+    #[test]
+    fn auto_reads_no_hang_up_into_a_stream_that_the_server_ended() {
+        let ended = Going {
+            by_server: true,
+            replayable: false,
+            ..STREAMING
+        };
+        assert_eq!(auto(ended), Verdict::RunOn);
+        let stateless = call("tools/call", false);
+        let ended = Going {
+            by_server: true,
+            ..STREAMING
+        };
+        assert_eq!(Grace::Auto.verdict(&stateless, ended), Verdict::RunOn);
+    }
+
+    #[test]
+    fn auto_lets_run_what_may_be_resumed_elsewhere() {
+        assert_eq!(
+            auto(Going {
+                stored: true,
+                ..STREAMING
+            }),
+            Verdict::RunOn
+        );
     }
 
     #[test]
@@ -105,25 +241,37 @@ mod tests {
         for grace in [
             Grace::Auto,
             Grace::Immediate,
-            Grace::After(DEFAULT_GRACE),
+            Grace::After(SECOND),
             Grace::Never,
         ] {
             let listen = call("subscriptions/listen", false);
-            assert_eq!(grace.verdict(&listen, true), Verdict::CancelNow);
+            assert_eq!(grace.verdict(&listen, STREAMING), Verdict::CancelNow);
             let task = call("tools/call", true).running_as_task(true);
-            assert_eq!(grace.verdict(&task, true), Verdict::RunOn);
+            assert_eq!(grace.verdict(&task, STREAMING), Verdict::RunOn);
         }
     }
 
     #[test]
     fn an_explicit_grace_replaces_the_table() {
         let call = call("tools/call", false);
-        let second = Duration::from_secs(1);
         assert_eq!(
-            Grace::After(second).verdict(&call, false),
-            Verdict::CancelAfter(second)
+            Grace::After(SECOND).verdict(&call, STREAMING),
+            Verdict::CancelAfter(SECOND)
         );
-        assert_eq!(Grace::Never.verdict(&call, false), Verdict::RunOn);
-        assert_eq!(Grace::Immediate.verdict(&call, true), Verdict::CancelNow);
+        assert_eq!(Grace::Never.verdict(&call, STREAMING), Verdict::RunOn);
+        assert_eq!(
+            Grace::Immediate.verdict(&call, STREAMING),
+            Verdict::CancelNow
+        );
+    }
+
+    #[test]
+    fn immediate_does_not_mean_a_client_that_was_told_to_come_back() {
+        let polling = Going {
+            by_server: true,
+            ..STREAMING
+        };
+        let verdict = Grace::Immediate.verdict(&call("tools/call", true), polling);
+        assert_eq!(verdict, Verdict::CancelAfter(MIN_GRACE));
     }
 }

@@ -70,6 +70,7 @@ where
     B: Body + Send + 'static,
     B::Data: From<Bytes>,
     RB: Body + Send + 'static,
+    RB::Data: From<Bytes>,
 {
     type Response = Response<ResponseBody<RB>>;
     type Error = S::Error;
@@ -93,9 +94,12 @@ where
         let link = CallToken::new(exchange.clone());
         request.extensions_mut().insert(link);
         let head_only = request.method() == Method::HEAD;
-        // The guard stands before the inner service is called: a panic in `call` drops it.
+        // The guard stands before the inner service is called: `call` may panic too.
         let guard = Guard::new(exchange.clone());
-        let future = self.inner.call(TeeBody::watching(request, exchange));
+        let future = {
+            let _calling = guard.polling();
+            self.inner.call(TeeBody::watching(request, exchange))
+        };
         ResponseFuture::new(guard, future, head_only)
     }
 }

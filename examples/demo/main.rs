@@ -13,7 +13,7 @@
 
 use std::{error::Error, process::ExitCode, time::Duration};
 
-use mcp_cancel_on_disconnect::DEFAULT_GRACE;
+use mcp_cancel_on_disconnect::MIN_GRACE;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -74,7 +74,7 @@ async fn main() -> Result<ExitCode> {
     println!(
         "Every call has the JSON-RPC id {CALL_ID}. The layer has Grace::Immediate: by default, a"
     );
-    println!("session call goes on for {DEFAULT_GRACE:?}, so that its client can reconnect.\n");
+    println!("session call goes on for {MIN_GRACE:?}, so that its client can reconnect.\n");
     let cells = play_all().await?;
     print_table(&cells);
     let unexpected: Vec<_> = cells.iter().filter(|cell| !cell.is_as_expected()).collect();

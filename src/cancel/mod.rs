@@ -21,6 +21,11 @@ pub(crate) trait Canceller: Send + Sync {
     /// Where the session ids of the calls that it cancels are unique.
     fn scope(&self) -> Scope;
 
+    /// Whether another server may go on with the streams of its calls.
+    fn has_event_store(&self) -> bool {
+        false
+    }
+
     /// Tells the server once that `call` is cancelled. `Ok` means the server took the message, not that
     /// the handler has ended.
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection;

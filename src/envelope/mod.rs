@@ -22,7 +22,7 @@ mod read;
 mod scan;
 
 pub use self::read::Unknown;
-pub(crate) use self::read::{Envelope, Message, read};
+pub(crate) use self::read::{Answers, Envelope, Message, answers, read};
 
 /// The largest body that is kept to be read: 4 MiB, which is also the most that rmcp accepts by default.
 const MAX_BODY: usize = 4 * 1024 * 1024;
@@ -148,7 +148,9 @@ where
             }
             Some(Err(error)) => {
                 // hyper reports a client that left in the middle of its request only here.
-                watch.exchange.abandon(CancelReason::ClientDisconnected);
+                watch
+                    .exchange
+                    .abandon(CancelReason::ClientDisconnected, None);
                 Some(Err(error))
             }
             None => {

@@ -26,10 +26,14 @@
 
 use std::fmt;
 
-use serde_json::{Number, Value};
-
+use self::id::id;
 use super::scan::Cursor;
 use crate::call::RequestId;
+
+mod answers;
+mod id;
+
+pub(crate) use self::answers::{Answers, answers};
 
 /// The key in `_meta` by which a request names its protocol revision, from MCP 2026-07-28 on.
 const PROTOCOL_VERSION: &[u8] = b"io.modelcontextprotocol/protocolVersion";
@@ -149,7 +153,7 @@ struct Meta<'a> {
 pub(crate) fn read(body: &[u8]) -> Result<Envelope, Unknown> {
     let mut cursor = Cursor::new(body);
     let envelope = if cursor.next_byte() == Some(b'[') {
-        Envelope::Batch(batch(&mut cursor)?)
+        Envelope::Batch(batch(&mut cursor, message)?)
     } else {
         Envelope::Single(message(&mut cursor)?)
     };
@@ -157,7 +161,10 @@ pub(crate) fn read(body: &[u8]) -> Result<Envelope, Unknown> {
     Ok(envelope)
 }
 
-fn batch(cursor: &mut Cursor<'_>) -> Result<Vec<Message>, Unknown> {
+fn batch<'a, M>(
+    cursor: &mut Cursor<'a>,
+    message: impl Fn(&mut Cursor<'a>) -> Result<M, Unknown>,
+) -> Result<Vec<M>, Unknown> {
     let mut messages = Vec::new();
     let mut more = cursor.enter_array()?;
     while more {
@@ -171,6 +178,13 @@ fn batch(cursor: &mut Cursor<'_>) -> Result<Vec<Message>, Unknown> {
 }
 
 fn message(cursor: &mut Cursor<'_>) -> Result<Message, Unknown> {
+    members(cursor, params)?.message()
+}
+
+fn members<'a>(
+    cursor: &mut Cursor<'a>,
+    params: impl Fn(&mut Cursor<'a>) -> Result<Params<'a>, Unknown>,
+) -> Result<Members<'a>, Unknown> {
     if cursor.next_byte() != Some(b'{') {
         // Looked at all the same: the reason should tell another value from no JSON at all.
         cursor.value()?;
@@ -190,7 +204,7 @@ fn message(cursor: &mut Cursor<'_>) -> Result<Message, Unknown> {
         }
         key = cursor.next_key()?;
     }
-    members.message()
+    Ok(members)
 }
 
 fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, Unknown> {
@@ -290,53 +304,25 @@ fn optional_text(span: Option<&[u8]>) -> Result<Option<Box<str>>, Unknown> {
     }
 }
 
-/// Decodes an id from its span, to the same value as rmcp 3.9.
-fn id(span: &[u8]) -> Result<RequestId, Unknown> {
-    // Nothing but a string or a number reaches `serde_json`: with its `arbitrary_precision` or
-    // `raw_value` on, which any crate of a build can do, some objects read as numbers too.
-    if !matches!(span.first(), Some(b'"' | b'-' | b'0'..=b'9')) {
-        return Err(Unknown::BadId);
-    }
-    match serde_json::from_slice(span).map_err(|_| Unknown::NotJson)? {
-        Value::String(string) => Ok(RequestId::String(string.into())),
-        Value::Number(number) => integer(&number, span)
-            .map(RequestId::Number)
-            .ok_or(Unknown::BadId),
-        _ => Err(Unknown::BadId),
-    }
-}
-
-/// The integer that a number stands for, if it does so beyond doubt.
-///
-/// An integer in float form counts below 2^53 only: from there on several integers share one `f64`.
-/// One doubt is not rmcp's. Unless its `float_roundtrip` is on, `serde_json` may miss the nearest
-/// `f64` by one: 1.0.154 reads `9007199254740991.0` as the integer before it, and
-/// `950884728136105.9` as one. Where `std` reads another number, so may the client.
-fn integer(number: &Number, span: &[u8]) -> Option<i64> {
-    const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
-    number.as_i64().or_else(|| {
-        let float = number.as_f64()?;
-        let nearest: f64 = str::from_utf8(span).ok()?.parse().ok()?;
-        let integral = float.fract() == 0.0 && float.abs() < FIRST_SHARED;
-        (integral && float == nearest).then_some(float as i64)
-    })
-}
-
 // === impl Members ===
 
-impl Members<'_> {
+impl<'a> Members<'a> {
     fn message(self) -> Result<Message, Unknown> {
+        match (self.method()?, self.id) {
+            (Some(method), Some(id)) => request(method, id, self.params).map(Message::Request),
+            (Some(method), None) => notification(method, self.params).map(Message::Notification),
+            (None, _) => Ok(Message::Response),
+        }
+    }
+
+    /// Its `method`, which a response does not have.
+    fn method(&self) -> Result<Option<&'a [u8]>, Unknown> {
         if self.jsonrpc != Some(br#""2.0""#) {
             return Err(Unknown::NotAMessage);
         }
-        match (self.method, self.id, self.result, self.error) {
-            (Some(method), Some(id), None, None) => {
-                request(method, id, self.params).map(Message::Request)
-            }
-            (Some(method), None, None, None) => {
-                notification(method, self.params).map(Message::Notification)
-            }
-            (None, _, Some(_), None) | (None, _, None, Some(_)) => Ok(Message::Response),
+        match (self.method, self.result, self.error) {
+            (Some(method), None, None) => Ok(Some(method)),
+            (None, Some(_), None) | (None, None, Some(_)) => Ok(None),
             _ => Err(Unknown::NotAMessage),
         }
     }

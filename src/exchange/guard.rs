@@ -1,58 +1,75 @@
 //! What tells an exchange that nobody waits for the rest of it.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
-use super::Exchange;
+use super::{Exchange, Tap};
 use crate::call::CancelReason;
 
 /// Tells the exchange that it was abandoned, unless it is over before the guard drops.
 ///
 /// It must be the first field of what it guards: then the token fires before the inner destructors run.
-#[derive(Debug)]
-pub(crate) struct Guard(Option<Arc<Exchange>>);
+pub(crate) struct Guard {
+    exchange: Option<Arc<Exchange>>,
+    tap: Option<Tap>,
+}
 
-/// Guards one poll of the inner service against a panic. The runtime may drop the future only after
-/// it caught the panic, when nothing shows any more why.
+/// Guards one call or poll of the inner service against a panic. The runtime may drop the future only
+/// after it caught the panic, when nothing shows any more why.
 pub(crate) struct Polling<'a>(&'a Arc<Exchange>);
 
 // === impl Guard ===
 
 impl Guard {
     pub(crate) fn new(exchange: Arc<Exchange>) -> Self {
-        Self(Some(exchange))
+        Self {
+            exchange: Some(exchange),
+            tap: None,
+        }
     }
 
     /// The guard of a request that another layer watches already.
     pub(crate) fn inert() -> Self {
-        Self(None)
+        Self {
+            exchange: None,
+            tap: None,
+        }
     }
 
     pub(crate) fn exchange(&self) -> Option<&Arc<Exchange>> {
-        self.0.as_ref()
+        self.exchange.as_ref()
     }
 
     pub(crate) fn polling(&self) -> Option<Polling<'_>> {
-        self.0.as_ref().map(Polling)
+        self.exchange.as_ref().map(Polling)
+    }
+
+    pub(crate) fn set_tap(&mut self, tap: Tap) {
+        self.tap = Some(tap);
+    }
+
+    /// The reader of the body, if it is to be read.
+    pub(crate) fn tap(&mut self) -> Option<&mut Tap> {
+        self.tap.as_mut()
     }
 
     /// The client was told everything.
     pub(crate) fn complete(&mut self) {
-        if let Some(exchange) = self.0.take() {
-            exchange.complete();
+        if let Some(exchange) = self.exchange.take() {
+            exchange.complete(self.tap.take());
         }
     }
 
     /// The inner service failed instead of answering.
     pub(crate) fn fail(&mut self) {
-        if let Some(exchange) = self.0.take() {
+        if let Some(exchange) = self.exchange.take() {
             exchange.fail();
         }
     }
 
     /// Nobody will read the rest.
     pub(crate) fn abandon(&mut self, reason: CancelReason) {
-        if let Some(exchange) = self.0.take() {
-            exchange.abandon(reason);
+        if let Some(exchange) = self.exchange.take() {
+            exchange.abandon(reason, self.tap.take());
         }
     }
 }
@@ -63,12 +80,18 @@ impl Drop for Guard {
     }
 }
 
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Guard").field(&self.exchange).finish()
+    }
+}
+
 // === impl Polling ===
 
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.abandon(CancelReason::ServicePanicked);
+            self.0.abandon(CancelReason::ServicePanicked, None);
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use http::{HeaderMap, HeaderValue};
 
+use crate::registry::{Scope, SessionKey};
+
 const SESSION_ID: &str = "mcp-session-id";
 const PROTOCOL_VERSION: &str = "mcp-protocol-version";
 
@@ -35,6 +37,21 @@ impl Session {
             (None, _) => Self::None,
             (Some(id), None) if !id.is_empty() && id.to_str().is_ok() => Self::One(id.clone()),
             _ => Self::Doubtful,
+        }
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
+    /// The session, in the scope that gave it its id.
+    pub(super) fn key(&self, scope: impl FnOnce() -> Scope) -> Option<SessionKey> {
+        match self {
+            Self::One(id) => Some(SessionKey {
+                id: id.to_str().ok()?.into(),
+                scope: scope(),
+            }),
+            _ => None,
         }
     }
 }

@@ -5,8 +5,10 @@ use rmcp::model::NumberOrString;
 use crate::call::RequestId;
 
 mod handler;
+mod kept;
 mod late;
 mod session_manager;
+mod shared;
 mod stream;
 mod transport;
 

@@ -1,19 +1,12 @@
 //! The wrapper that binds calls from typed messages.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-};
+use std::{fmt, sync::Arc};
 
-use futures_util::{FutureExt, Stream, TryFutureExt};
+use futures_util::{FutureExt, Stream, TryFutureExt, future::Either};
 use rmcp::{
     model::{
-        CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage,
-        ClientNotification, ClientRequest, GetExtensions, GetMeta, RequestId, ServerJsonRpcMessage,
+        ClientJsonRpcMessage, ClientNotification, ClientRequest, GetExtensions, GetMeta, RequestId,
+        ServerJsonRpcMessage,
     },
     transport::streamable_http_server::{
         RestoreOutcome, SessionManager,
@@ -25,14 +18,15 @@ use rmcp::{
 };
 
 use super::{
-    late::Late,
+    kept,
+    shared::Shared,
     stream::{BoundCall, CallStream},
     transport::CancellableTransport,
 };
 use crate::{
-    call::{CallInfo, CancelReason, Outcome},
-    cancel::{CancelError, Canceller, Injection},
-    registry::Scope,
+    call::{CallInfo, CancelReason},
+    exchange::Attachment,
+    registry::{Answer, End, FIRST, Key, Named},
     token::CallToken,
 };
 
@@ -67,16 +61,6 @@ pub struct CancellableSessionManager<M> {
     shared: Arc<Shared<M>>,
 }
 
-/// What the calls need to be cancelled. They outlive requests, so they share it.
-struct Shared<M> {
-    manager: M,
-    scope: u64,
-    /// What was cancelled, by session; shared with the session's transport.
-    late: RwLock<HashMap<SessionId, Arc<Late>>>,
-    /// Whether anything was ever cancelled.
-    cancels: AtomicBool,
-}
-
 // === impl CancellableSessionManager ===
 
 impl CancellableSessionManager<LocalSessionManager> {
@@ -91,14 +75,8 @@ impl CancellableSessionManager<LocalSessionManager> {
 impl<M> CancellableSessionManager<M> {
     /// Sessions as `manager` keeps them.
     pub fn new(manager: M) -> Self {
-        static NEXT_SCOPE: AtomicU64 = AtomicU64::new(0);
         Self {
-            shared: Arc::new(Shared {
-                manager,
-                scope: NEXT_SCOPE.fetch_add(1, Ordering::Relaxed),
-                late: RwLock::default(),
-                cancels: AtomicBool::new(false),
-            }),
+            shared: Arc::new(Shared::new(manager)),
         }
     }
 
@@ -115,19 +93,79 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             return None;
         };
         let link = CallToken::in_message(request.request.extensions())?;
-        let tool = match &request.request {
-            ClientRequest::CallToolRequest(call) => Some(&*call.params.name),
-            _ => None,
+        let exchange = link.exchange().clone();
+        if !self.shared.belongs_to(exchange.registry()) {
+            return None;
+        }
+        let (tool, arguments) = match &request.request {
+            ClientRequest::CallToolRequest(call) => {
+                (Some(&*call.params.name), call.params.arguments.as_ref())
+            }
+            _ => (None, None),
         };
-        let progress = request.request.get_meta().get_progress_token();
+        let meta = request.request.get_meta();
+        let progress = meta.get_progress_token();
         let call = CallInfo::new((&request.id).into(), request.request.method())
             .with_tool(tool)
             .with_session(Some(session.clone()))
             .with_progress_token(progress.map(|token| (&token.0).into()));
         self.shared.forgive(session, &call);
-        let exchange = link.exchange().clone();
-        let id = exchange.bind(call, self.shared.clone())?;
-        Some(BoundCall::new(exchange, id, request.id.clone()))
+        let fingerprint = || self.shared.fingerprint(arguments);
+        let id = exchange.bind(call, self.shared.clone(), fingerprint)?;
+        let attachment = Attachment {
+            exchange,
+            id,
+            generation: FIRST,
+        };
+        Some(BoundCall::new(attachment, request.id.clone()))
+    }
+
+    /// The client's own cancel of a call, which the manager took.
+    fn client_cancelled(&self, session: &SessionId, request: Option<RequestId>) {
+        let Some((request, registry)) = request.zip(self.shared.registry.get()) else {
+            return;
+        };
+        let key = Key {
+            session: self.shared.session(session),
+            request: (&request).into(),
+        };
+        if let Some((id, exchange)) = registry.find(&key) {
+            if let Some(call) = exchange.call(id) {
+                self.shared.condemn(session, call);
+            }
+            exchange.cancelled_elsewhere(id, CancelReason::ClientCancelled);
+        }
+    }
+
+    /// What the memory has for an event id.
+    fn ended(&self, session: &SessionId, last_event_id: &str) -> Option<End<Answer>> {
+        let named = self.shared.named(session, last_event_id);
+        match named {
+            Named::Ended(end) => Some(end),
+            _ => None,
+        }
+    }
+
+    /// The stream of a resume that the manager accepted, as the newest of the call that it names.
+    fn resumed<S>(&self, session: &SessionId, last_event_id: &str, stream: S) -> CallStream<S>
+    where
+        S: Stream<Item = ServerSseMessage> + Send + 'static,
+    {
+        let call = match self.shared.named(session, last_event_id) {
+            Named::Call(id) => self.shared.registry.get().and_then(|registry| {
+                let (exchange, generation) = registry.attach(id)?;
+                exchange.resumed(id);
+                let request_id = exchange.call(id)?.request_id().into();
+                let attachment = Attachment {
+                    exchange,
+                    id,
+                    generation,
+                };
+                Some(BoundCall::new(attachment, request_id))
+            }),
+            _ => None,
+        };
+        CallStream::new(stream, call)
     }
 }
 
@@ -160,12 +198,11 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         self.shared.manager.has_session(id)
     }
 
-    fn close_session(
-        &self,
-        id: &SessionId,
-    ) -> impl Future<Output = Result<(), Self::Error>> + Send {
-        let closed = self.shared.manager.close_session(id);
-        closed.inspect(|_| self.shared.forget_session(id))
+    /// Cancels the session's calls first: once it is closed, it takes no message, and rmcp lets their
+    /// handlers run for another 5 s.
+    async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
+        self.shared.end_session(id).await;
+        self.shared.manager.close_session(id).await
     }
 
     fn create_stream(
@@ -180,7 +217,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         opened.map(|opened| match (opened, call) {
             (Ok(stream), call) => Ok(CallStream::new(stream, call)),
             (Err(error), Some(call)) => {
-                call.end(Outcome::Failed);
+                call.failed();
                 Err(error)
             }
             (Err(error), None) => Err(error),
@@ -192,7 +229,17 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send {
-        self.shared.manager.accept_message(id, message)
+        let cancels = match &message {
+            ClientJsonRpcMessage::Notification(message) => match &message.notification {
+                ClientNotification::CancelledNotification(cancelled) => {
+                    cancelled.params.request_id.clone()
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        let accepted = self.shared.manager.accept_message(id, message);
+        accepted.inspect_ok(move |()| self.client_cancelled(id, cancels))
     }
 
     fn create_standalone_stream(
@@ -204,14 +251,20 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         self.shared.manager.create_standalone_stream(id)
     }
 
-    fn resume(
+    async fn resume(
         &self,
         id: &SessionId,
         last_event_id: String,
-    ) -> impl Future<
-        Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
-    > + Send {
-        self.shared.manager.resume(id, last_event_id)
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        if let Some(end) = self.ended(id, &last_event_id) {
+            return Ok(Either::Left(kept::replay(end, &last_event_id)));
+        }
+        let resumed = self.shared.manager.resume(id, last_event_id.clone()).await;
+        // The call may have ended while the manager was asked.
+        if let Some(end) = self.ended(id, &last_event_id) {
+            return Ok(Either::Left(kept::replay(end, &last_event_id)));
+        }
+        resumed.map(|stream| Either::Right(self.resumed(id, &last_event_id, stream)))
     }
 
     fn restore_session(
@@ -221,6 +274,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let restored = self.shared.manager.restore_session(id.clone());
         restored.map_ok(move |outcome| match outcome {
             RestoreOutcome::Restored(transport) => {
+                self.shared.purge_session(&id);
                 let late = self.shared.watch_session(&id);
                 RestoreOutcome::Restored(CancellableTransport::new(transport, late))
             }
@@ -239,63 +293,5 @@ impl<M> fmt::Debug for CancellableSessionManager<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CancellableSessionManager")
             .finish_non_exhaustive()
-    }
-}
-
-// === impl Shared ===
-
-impl<M> Shared<M> {
-    /// A new session starts with nothing cancelled, also if an older one had its id.
-    fn watch_session(&self, id: &SessionId) -> Arc<Late> {
-        let late = Arc::new(Late::default());
-        let mut sessions = self.late.write().unwrap_or_else(PoisonError::into_inner);
-        sessions.insert(id.clone(), late.clone());
-        late
-    }
-
-    fn forget_session(&self, id: &SessionId) {
-        let mut sessions = self.late.write().unwrap_or_else(PoisonError::into_inner);
-        sessions.remove(id);
-    }
-
-    fn late(&self, session: &str) -> Option<Arc<Late>> {
-        let sessions = self.late.read().unwrap_or_else(PoisonError::into_inner);
-        sessions.get(session).cloned()
-    }
-
-    /// A new call may use the id of a cancelled one.
-    fn forgive(&self, session: &SessionId, call: &CallInfo) {
-        if self.cancels.load(Ordering::Relaxed)
-            && let Some(late) = self.late(session)
-        {
-            late.forgive(call);
-        }
-    }
-}
-
-impl<M: SessionManager> Canceller for Shared<M> {
-    fn scope(&self) -> Scope {
-        Scope::Manager(self.scope)
-    }
-
-    fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection {
-        let Some(session) = call.session_id().cloned() else {
-            return Box::pin(async { Err(CancelError::failed("not a session call")) });
-        };
-        self.cancels.store(true, Ordering::Relaxed);
-        if let Some(late) = self.late(&session) {
-            late.condemn(call);
-        }
-        let cancelled = CancelledNotificationParam::new(
-            Some(RequestId::from(call.request_id())),
-            Some(reason.to_string()),
-        );
-        let message = ClientJsonRpcMessage::notification(
-            ClientNotification::CancelledNotification(CancelledNotification::new(cancelled)),
-        );
-        Box::pin(async move {
-            let accepted = self.manager.accept_message(&session, message).await;
-            accepted.map_err(|error| CancelError::failed(error.to_string()))
-        })
     }
 }

@@ -3,7 +3,6 @@
 use std::{
     fmt,
     pin::{Pin, pin},
-    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -16,9 +15,10 @@ use rmcp::{
     transport::streamable_http_server::session::ServerSseMessage,
 };
 
+use super::kept;
 use crate::{
-    call::{CallId, Outcome},
-    exchange::Exchange,
+    call::Outcome,
+    exchange::{Attachment, Gone},
 };
 
 /// The inner manager's stream of a call.
@@ -32,11 +32,14 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
     call: Option<BoundCall>,
 }
 
-/// A call whose end is watched for. Dropped before it, the end is unknown.
+/// A call whose stream is watched. Dropped before its end, the stream has gone.
 pub(super) struct BoundCall {
-    exchange: Arc<Exchange>,
-    id: CallId,
+    attachment: Attachment,
     request_id: RequestId,
+    /// What of its event ids names its stream, where they name one: what comes after the slash.
+    stream: Option<Box<str>>,
+    /// Its client has gone, and it is read on for its end only.
+    read_on: bool,
 }
 
 // === impl CallStream ===
@@ -61,13 +64,18 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Stream for CallStream<
         let event = ready!(stream.as_mut().poll_next(cx));
         match &event {
             Some(event) => {
+                if let Some(call) = &mut this.call {
+                    call.note(event);
+                }
                 if let Some(call) = this.call.take_if(|call| call.is_answered_by(event)) {
-                    call.end(Outcome::Completed);
+                    call.answered(event);
                 }
             }
             None => {
                 this.stream = None;
-                this.call = None;
+                if let Some(call) = this.call.take() {
+                    call.ended_by_server();
+                }
             }
         }
         Poll::Ready(event)
@@ -80,13 +88,14 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Stream for CallStream<
 
 impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S> {
     fn drop(&mut self) {
-        let (Some(stream), Some(call)) = (self.stream.take(), self.call.take()) else {
+        let (Some(stream), Some(mut call)) = (self.stream.take(), self.call.take()) else {
             return;
         };
-        let exchange = call.exchange.clone();
-        if exchange.reason().is_none() {
-            exchange.stream_dropped();
-            exchange.spawn(read_on(stream, call));
+        call.attachment.drop_stream();
+        if call.attachment.exchange.reason().is_none() {
+            call.read_on = true;
+            let registry = call.attachment.exchange.registry().clone();
+            registry.spawn(read_on(stream, call));
         }
     }
 }
@@ -98,11 +107,13 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> fmt::Debug for CallStr
 }
 
 /// Reads a stream to the answer of its call, its end, or the cancel of the call.
-async fn read_on(mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>, call: BoundCall) {
-    let mut cancelled = pin!(call.exchange.token().cancelled_owned());
+async fn read_on(mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>, mut call: BoundCall) {
+    let token = call.attachment.exchange.token();
+    let mut cancelled = pin!(token.cancelled());
     while let Either::Left((Some(event), _)) = select(stream.next(), cancelled.as_mut()).await {
+        call.note(&event);
         if call.is_answered_by(&event) {
-            return call.end(Outcome::Completed);
+            return call.answered(&event);
         }
     }
 }
@@ -110,11 +121,26 @@ async fn read_on(mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>, cal
 // === impl BoundCall ===
 
 impl BoundCall {
-    pub(super) fn new(exchange: Arc<Exchange>, id: CallId, request_id: RequestId) -> Self {
+    pub(super) fn new(attachment: Attachment, request_id: RequestId) -> Self {
         Self {
-            exchange,
-            id,
+            attachment,
             request_id,
+            stream: None,
+            read_on: false,
+        }
+    }
+
+    /// Notes what its client may come back with.
+    fn note(&mut self, event: &ServerSseMessage) {
+        let Some(id) = &event.event_id else {
+            return;
+        };
+        let exchange = &self.attachment.exchange;
+        exchange.mark_passed(true, event.retry);
+        let stream = id.split_once('/').map(|(_, stream)| stream);
+        if stream.is_none() || stream != self.stream.as_deref() {
+            exchange.registry().name(self.attachment.id, id.as_bytes());
+            self.stream = stream.map(Into::into);
         }
     }
 
@@ -126,13 +152,36 @@ impl BoundCall {
         }
     }
 
-    pub(super) fn end(self, outcome: Outcome) {
-        self.exchange.stream_ended(self.id, outcome);
+    fn answered(self, event: &ServerSseMessage) {
+        let answer = event.message.clone().map(kept::keep);
+        self.attachment
+            .exchange
+            .answered(self.attachment.id, answer);
+    }
+
+    /// The manager could not open its stream.
+    pub(super) fn failed(self) {
+        self.attachment
+            .exchange
+            .finish(self.attachment.id, Outcome::Failed);
+    }
+
+    fn ended_by_server(self) {
+        self.attachment.detach(Gone::ByServer, false);
     }
 }
 
 impl Drop for BoundCall {
     fn drop(&mut self) {
-        self.exchange.stream_ended(self.id, Outcome::Unknown);
+        let Attachment {
+            exchange,
+            id,
+            generation,
+        } = &self.attachment;
+        match self.read_on {
+            true => exchange.registry().lose_sight(*id, *generation),
+            // Does nothing if it has ended.
+            false => self.attachment.drop_stream(),
+        }
     }
 }

@@ -35,6 +35,12 @@ pub enum Event<'a> {
         /// How long it may wait for its client; `None` if to its end.
         grace: Option<Duration>,
     },
+    /// Its client came back for it.
+    #[non_exhaustive]
+    Resumed {
+        /// The call.
+        call: &'a CallInfo,
+    },
     /// It ended. If it was cancelled, its token has fired and the server is being told.
     #[non_exhaustive]
     Ended {

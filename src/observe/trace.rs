@@ -29,6 +29,7 @@ pub(super) fn log(event: &Event<'_>) {
         Event::Detached { call, grace } => {
             log_call!(debug, call, ?grace, "client gone, call goes on");
         }
+        Event::Resumed { call } => log_call!(debug, call, "client is back"),
         Event::Ended {
             call,
             outcome: Outcome::Cancelled(reason),

@@ -1,67 +1,83 @@
-//! The state of all calls in flight, without clock, lock or task.
+//! The state of all calls in flight, and of some that ended, without clock, lock or task.
 //!
 //! `now` is always passed in, and nothing here calls out: the caller acts on what is returned. `T` is
-//! whatever the caller wants back for a call.
+//! whatever the caller wants back for a call, `A` an answer that is kept for a client to come back for.
 //!
 //! # Invariants
 //!
-//! 1. **Accepted first.** A call owns its [`Key`] only once the inner service accepted it
-//!    ([`Core::claim`]). Before that it cannot touch another call.
-//! 2. **One end.** [`Core::finish`] ends a call at most once, and may be injected into the
-//!    server only if no other call owns its key.
-//! 3. **A detached call may be cancelled by its deadline, an attached one never.**
-//! 4. **A reused id** makes the older call leave without a trace: it is never returned again.
-//! 5. **Nothing stays** but calls that have not ended. A detached call whose end cannot be seen is
-//!    forgotten after [`UNSEEN_FOR`], never cancelled.
+//! 1. **Accepted first.** A call owns its [`Key`] only once the inner service accepted it ([`Core::claim`]).
+//!    Before that it cannot touch another call.
+//! 2. **One end.** [`Core::finish`] ends a call at most once. A cancel may be injected into the server only
+//!    if no other call owns its key.
+//! 3. **Only detached calls expire.** An attached call ends by its answer, or because somebody asked.
+//! 4. **Generations.** The first stream of a call is generation 1, each accepted resume the next. Attached
+//!    means: the newest lives. Older ones may end as they like.
+//! 5. **Hold.** A resume that names a stream of the call stops the clock until it is answered, one at a
+//!    time and at most [`entry::MAX_HOLD`] past the deadline.
+//! 6. **Detach.** A grace starts in full with every detach. Only resumes that brought no event
+//!    (a server that the layer alone watches) renew it no more than [`MAX_BARREN`] times in a row.
+//! 7. **Late wake-ups.** A deadline that is noticed more than [`entry::LATE`] late is put off once: the runtime was
+//!    starved, and the resumes wait in the accept queue.
+//! 8. **Names.** Requests and streams are found in their own session only. Of a call's opaque event ids
+//!    the first and the latest [`entry::MAX_EVENT_IDS`] are known; when more came, any unknown id of the session
+//!    may be one of them.
+//! 9. **A reused id** makes the older call leave without a trace: it is never returned again.
+//! 10. **Server-side ends** of attached calls are the exchange's: see there.
+//! 11. **Memory.** An ended call is remembered by its streams for a while, see [`memory`].
+//! 12. **The end of a session** ends its calls and what is remembered of it ([`Core::take_session`]).
+//! 13. **Nothing stays** but calls in flight and the memory. A detached call without a deadline whose end
+//!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled.
+//! 14. **In doubt, nothing is cancelled.**
 
-use std::{
-    collections::{BTreeSet, HashMap, hash_map::Entry as Slot},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, mem, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::call::{CallId, RequestId};
+use self::{
+    entry::{Clock, Entry, Look, Streams},
+    index::{ById, Names, Slot, Slots},
+    memory::Memory,
+};
+use crate::call::CallId;
+
+mod entry;
+mod index;
+mod memory;
+
+pub(crate) use self::{
+    entry::{FIRST, Generation, Wait},
+    index::{Key, Scope, SessionKey, StreamId},
+    memory::{End, Ended, Limits},
+};
+
+/// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
+/// a client that polls every 3 s.
+pub(crate) const MAX_BARREN: u32 = 20;
 
 /// How long a detached call is kept that has no deadline and whose end nobody watches: 1 h, longer than
 /// any proxy keeps a silent stream open.
 pub(crate) const UNSEEN_FOR: Duration = Duration::from_secs(60 * 60);
 
-/// Where a session call is found by its JSON-RPC id: ids are unique in one session of one scope only.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
-    pub(crate) scope: Scope,
-    pub(crate) session: Arc<str>,
-    pub(crate) request: RequestId,
-}
-
-/// Who gave out the session id.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Scope {
-    /// A session manager of ours, by its instance.
-    #[cfg(feature = "rmcp")]
-    Manager(u64),
-    /// Whatever serves this request path.
-    Path(Box<str>),
-}
-
-/// What becomes of a call at its detach.
+/// What a detach did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
-    /// Cancelled at this time, if it is still detached then.
-    Until(Instant),
-    /// Runs on. Its end will be seen.
-    ForItsEnd,
-    /// Runs on unseen, forgotten at this time.
-    Unseen(Instant),
+pub(crate) enum Detached {
+    /// The call has ended, or a newer stream of it lives, or it was detached already.
+    Stale,
+    /// Its deadline is now.
+    Due,
+    Waiting,
 }
 
-#[derive(Debug)]
-pub(crate) struct Core<T> {
-    calls: HashMap<CallId, Entry<T>>,
-    owners: HashMap<Key, CallId>,
-    deadlines: BTreeSet<(Instant, CallId)>,
+/// What an event id names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Named<A> {
+    Nothing,
+    /// A call in flight.
+    Call(CallId),
+    /// It may be one of these.
+    OneOf(Vec<CallId>),
+    /// A call that has ended.
+    Ended(End<A>),
 }
 
 /// A call that has just ended.
@@ -72,20 +88,28 @@ pub(crate) struct Finished {
 }
 
 #[derive(Debug)]
-struct Entry<T> {
-    call: T,
-    key: Option<Key>,
-    wait: Option<Wait>,
+pub(crate) struct Core<T, A> {
+    names: Names,
+    calls: ById<Entry<T>>,
+    /// Requests and streams by name. A stream may belong to a call that has ended.
+    index: Slots<CallId>,
+    /// The calls of each session, in flight or remembered.
+    sessions: Slots<Vec<CallId>>,
+    memory: Memory<A>,
+    due: BTreeSet<(Instant, CallId)>,
 }
 
 // === impl Core ===
 
-impl<T: Clone> Core<T> {
+impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn new() -> Self {
         Self {
-            calls: HashMap::new(),
-            owners: HashMap::new(),
-            deadlines: BTreeSet::new(),
+            names: Names::default(),
+            calls: ById::default(),
+            index: Slots::default(),
+            sessions: Slots::default(),
+            memory: Memory::new(),
+            due: BTreeSet::new(),
         }
     }
 
@@ -93,104 +117,265 @@ impl<T: Clone> Core<T> {
         self.calls.len()
     }
 
+    // --- A call comes ---
+
     pub(crate) fn start(&mut self, id: CallId, key: Option<Key>, call: T) {
-        let entry = Entry {
-            call,
-            key,
-            wait: None,
-        };
+        let session = key.as_ref().map(|key| self.names.session(&key.session));
+        let entry = Entry::new(call, key, session);
         self.calls.insert(id, entry);
+        if let Some(session) = session {
+            self.sessions.entry(session).or_default().push(id);
+        }
     }
 
-    /// Makes an accepted call the owner of its key. Another owner leaves (invariant 4).
+    /// Makes an accepted call the owner of its key. Another owner leaves (invariant 9).
     pub(crate) fn claim(&mut self, id: CallId) {
-        let Some(key) = self.calls.get(&id).and_then(|entry| entry.key.clone()) else {
+        let Some(entry) = self.calls.get_mut(&id) else {
             return;
         };
-        if let Some(older) = self.owners.insert(key, id)
+        let (Some(session), Some(key)) = (entry.session, &entry.key) else {
+            return;
+        };
+        entry.owns_key = true;
+        let slot = self.names.request(session, &key.request);
+        if let Some(older) = self.index.insert(slot, id)
             && older != id
-            && let Some(entry) = self.calls.remove(&older)
+            && let Some(entry) = self.leave(older)
         {
-            self.forget_deadline(older, entry.wait);
+            self.forget_streams(older, &entry);
         }
     }
 
     /// Claims a better key for a call than the one it was started with.
     #[cfg(any(feature = "rmcp", test))]
     pub(crate) fn rekey(&mut self, id: CallId, key: Key) {
+        if let Some(entry) = self.leave(id) {
+            self.forget_streams(id, &entry);
+            self.free_key(id, &entry);
+            self.start(id, Some(key), entry.call);
+            self.claim(id);
+        }
+    }
+
+    /// Notes an event id of a call's stream.
+    pub(crate) fn name(&mut self, id: CallId, event_id: &[u8]) {
+        let stream = self.names.stream_id(event_id);
         let Some(entry) = self.calls.get_mut(&id) else {
             return;
         };
-        if let Some(former) = entry.key.replace(key)
-            && let Slot::Occupied(owner) = self.owners.entry(former)
-            && *owner.get() == id
-        {
-            owner.remove();
+        let Some(session) = entry.session else {
+            return;
+        };
+        let Some(forgotten) = entry.streams.add(stream) else {
+            return;
+        };
+        self.index.insert(self.names.stream(session, stream), id);
+        if let Some(forgotten) = forgotten {
+            self.unname(session, forgotten, id);
         }
-        self.claim(id);
     }
 
-    /// Notes that the client of a call has gone. `false` if the call is not in flight.
-    pub(crate) fn detach(&mut self, id: CallId, wait: Wait) -> bool {
+    // --- Its client goes and comes ---
+
+    /// Notes that a stream of a call has ended. `barren`: it was a resume that brought no event.
+    pub(crate) fn detach(
+        &mut self,
+        id: CallId,
+        generation: Generation,
+        mut wait: Wait,
+        barren: bool,
+        now: Instant,
+    ) -> Detached {
+        let Some(entry) = self.calls.get_mut(&id) else {
+            return Detached::Stale;
+        };
+        if entry.generation != generation || entry.detached.is_some() {
+            return Detached::Stale;
+        }
+        entry.barren = if barren { entry.barren + 1 } else { 0 };
+        if let Wait::Until { deadline, .. } = &mut wait {
+            if entry.barren > MAX_BARREN {
+                *deadline = entry.last_deadline.unwrap_or(*deadline).min(*deadline);
+            }
+            entry.last_deadline = Some(*deadline);
+        }
+        entry.detached = Some(Clock {
+            wait,
+            put_off: false,
+        });
+        match entry.next_look() {
+            Some(at) if at <= now => Detached::Due,
+            _ => {
+                self.schedule(id);
+                Detached::Waiting
+            }
+        }
+    }
+
+    /// Notes that a resume of a call was accepted: its stream is the newest from now on.
+    pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
+        let entry = self.calls.get_mut(&id)?;
+        entry.generation = entry.generation.next();
+        entry.detached = None;
+        entry.held = false;
+        let generation = entry.generation;
+        self.schedule(id);
+        Some(generation)
+    }
+
+    /// What an event id of a session names.
+    pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named<A> {
+        let slot = self.names.session(session);
+        let stream = self.names.stream_id(event_id);
+        if let Some(id) = self.index.get(&self.names.stream(slot, stream)) {
+            if let Some(entry) = self.calls.get(id) {
+                if entry.is_of(session) && entry.streams.contains(stream) {
+                    return Named::Call(*id);
+                }
+            } else if let Some(end) = self.memory.end_of(*id, session, stream) {
+                return Named::Ended(end);
+            }
+        }
+        if let StreamId::Numbered(_) = stream {
+            return Named::Nothing;
+        }
+        let overflowed: Vec<CallId> = self
+            .calls_of(slot, session)
+            .filter(|(_, entry)| entry.streams.overflowed)
+            .map(|(id, _)| id)
+            .collect();
+        match overflowed.is_empty() {
+            true => Named::Nothing,
+            false => Named::OneOf(overflowed),
+        }
+    }
+
+    /// Stops the clock of a call. `false` if it is held already, or has ended.
+    pub(crate) fn hold(&mut self, id: CallId) -> bool {
         let Some(entry) = self.calls.get_mut(&id) else {
             return false;
         };
-        let former = entry.wait.replace(wait);
-        self.forget_deadline(id, former);
-        if let Some(at) = wait.deadline() {
-            self.deadlines.insert((at, id));
+        let first = !mem::replace(&mut entry.held, true);
+        if first {
+            self.schedule(id);
         }
-        true
+        first
     }
 
-    /// Lets the detached calls of a session wait for their end instead of a cancel: the client came back
-    /// for one of them, and it is not known for which.
-    pub(crate) fn spare(&mut self, scope: &Scope, session: &str, now: Instant) {
-        let of_session = |key: &Key| key.scope == *scope && *key.session == *session;
-        let spared: Vec<CallId> = self
-            .deadlines
-            .iter()
-            .filter(|(_, id)| {
-                let key = self.calls.get(id).and_then(|entry| entry.key.as_ref());
-                key.is_some_and(of_session)
-            })
-            .map(|(_, id)| *id)
-            .collect();
-        for id in spared {
-            self.detach(id, Wait::Unseen(now + UNSEEN_FOR));
+    /// Lets the clock of a held call go on.
+    pub(crate) fn release(&mut self, id: CallId) {
+        if let Some(entry) = self.calls.get_mut(&id)
+            && mem::take(&mut entry.held)
+        {
+            self.schedule(id);
         }
     }
 
-    /// Ends a call. `None` if it has ended before (invariant 2), or left (invariant 4).
-    pub(crate) fn finish(&mut self, id: CallId) -> Option<Finished> {
-        let entry = self.calls.remove(&id)?;
-        self.forget_deadline(id, entry.wait);
-        let injectable = match entry.key {
-            None => false,
-            Some(key) => match self.owners.entry(key) {
-                Slot::Vacant(_) => true,
-                Slot::Occupied(owner) if *owner.get() == id => {
-                    owner.remove();
-                    true
-                }
-                Slot::Occupied(_) => false,
-            },
-        };
+    /// Lets a detached call run on unseen: its client may have come back, on a stream that is not known
+    /// to be this call's.
+    pub(crate) fn spare(&mut self, id: CallId, now: Instant) {
+        if let Some(entry) = self.calls.get_mut(&id) {
+            entry.held = false;
+            if let Some(clock) = &mut entry.detached {
+                clock.wait = Wait::Unseen(now + UNSEEN_FOR);
+            }
+            self.schedule(id);
+        }
+    }
+
+    /// Nobody watches for the end of a detached call any more.
+    #[cfg(any(feature = "rmcp", test))]
+    pub(crate) fn lose_sight(&mut self, id: CallId, generation: Generation, now: Instant) {
+        if let Some(entry) = self.calls.get_mut(&id)
+            && entry.generation == generation
+            && let Some(clock) = &mut entry.detached
+            && clock.wait == Wait::ForItsEnd
+        {
+            clock.wait = Wait::Unseen(now + UNSEEN_FOR);
+            self.schedule(id);
+        }
+    }
+
+    // --- A call ends ---
+
+    /// Ends a call. `None` if it has ended before, or left (invariants 2 and 9). What `remember` says stays
+    /// known under its streams.
+    pub(crate) fn finish(&mut self, id: CallId, remember: Option<Ended<A>>) -> Option<Finished> {
+        let entry = self.leave(id)?;
+        let injectable = self.free_key(id, &entry);
+        match (remember, &entry.key) {
+            (Some(ended), Some(key)) if !entry.streams.is_empty() => {
+                let key = key.session.clone();
+                self.remember(id, entry.session, key, entry.streams, ended);
+            }
+            _ => self.forget_streams(id, &entry),
+        }
         Some(Finished { injectable })
     }
 
-    /// The calls whose grace is over by `now`. They stay until they are finished.
+    /// The session call with this key, if its request was accepted.
+    pub(crate) fn find(&self, key: &Key) -> Option<(CallId, T)> {
+        let slot = self
+            .names
+            .request(self.names.session(&key.session), &key.request);
+        let id = *self.index.get(&slot)?;
+        let entry = self.calls.get(&id)?;
+        (entry.key.as_ref() == Some(key)).then(|| (id, entry.call.clone()))
+    }
+
+    pub(crate) fn call(&self, id: CallId) -> Option<&T> {
+        self.calls.get(&id).map(|entry| &entry.call)
+    }
+
+    pub(crate) fn is_detached(&self, id: CallId) -> bool {
+        self.calls
+            .get(&id)
+            .is_some_and(|entry| entry.detached.is_some())
+    }
+
+    /// The calls in flight of a session that is ending. What is remembered of it goes.
+    pub(crate) fn take_session(&mut self, session: &SessionKey) -> Vec<(CallId, T)> {
+        let slot = self.names.session(session);
+        let in_flight: Vec<(CallId, T)> = self
+            .calls_of(slot, session)
+            .filter(|(_, entry)| entry.owns_key)
+            .map(|(id, entry)| (id, entry.call.clone()))
+            .collect();
+        for id in self.sessions.get(&slot).cloned().unwrap_or_default() {
+            if self.memory.is_of(id, session) {
+                self.forget(id);
+            }
+        }
+        in_flight
+    }
+
+    /// The detached calls of a session.
+    #[cfg(any(feature = "rmcp", test))]
+    pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<(CallId, T)> {
+        self.calls_of(self.names.session(session), session)
+            .filter(|(_, entry)| entry.detached.is_some())
+            .map(|(id, entry)| (id, entry.call.clone()))
+            .collect()
+    }
+
+    /// The calls whose time is over by `now`. They stay until they are finished.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T)> {
         let mut orphans = Vec::new();
-        while let Some((at, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= now) {
-            self.deadlines.remove(&(at, id));
-            let Some(entry) = self.calls.get_mut(&id) else {
+        while let Some((at, id)) = self.due.pop_first() {
+            if at > now {
+                self.due.insert((at, id));
+                break;
+            }
+            if !self.calls.contains_key(&id) {
+                self.forget(id);
                 continue;
-            };
-            match entry.wait {
-                Some(Wait::Until(_)) => orphans.push((id, entry.call.clone())),
-                _ => {
-                    self.finish(id);
+            }
+            if let Some(entry) = self.calls.get_mut(&id) {
+                entry.due = None;
+                match entry.look(now, at) {
+                    Look::Orphaned => orphans.push((id, entry.call.clone())),
+                    Look::PutOff => self.schedule(id),
+                    Look::Forget => drop(self.finish(id, None)),
                 }
             }
         }
@@ -198,24 +383,123 @@ impl<T: Clone> Core<T> {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.deadlines.first().map(|(at, _)| *at)
+        self.due.first().map(|(at, _)| *at)
     }
 
-    fn forget_deadline(&mut self, id: CallId, wait: Option<Wait>) {
-        if let Some(at) = wait.and_then(Wait::deadline) {
-            self.deadlines.remove(&(at, id));
+    // --- The parts ---
+
+    fn calls_of(
+        &self,
+        slot: Slot,
+        session: &SessionKey,
+    ) -> impl Iterator<Item = (CallId, &Entry<T>)> {
+        let ids = self.sessions.get(&slot).into_iter().flatten();
+        ids.filter_map(move |id| {
+            let entry = self.calls.get(id).filter(|entry| entry.is_of(session))?;
+            Some((*id, entry))
+        })
+    }
+
+    /// Takes a call out of everything but the index.
+    fn leave(&mut self, id: CallId) -> Option<Entry<T>> {
+        let entry = self.calls.remove(&id)?;
+        if let Some(at) = entry.due {
+            self.due.remove(&(at, id));
+        }
+        if let Some(session) = entry.session {
+            self.leave_session(session, id);
+        }
+        Some(entry)
+    }
+
+    /// Gives up a call's key. `false` if it has none, or another call owns it.
+    fn free_key(&mut self, id: CallId, entry: &Entry<T>) -> bool {
+        let (Some(key), Some(session)) = (&entry.key, entry.session) else {
+            return false;
+        };
+        let slot = self.names.request(session, &key.request);
+        match self.index.get(&slot) {
+            None => true,
+            Some(owner) if *owner == id => self.index.remove(&slot).is_some(),
+            Some(_) => false,
         }
     }
-}
 
-// === impl Wait ===
-
-impl Wait {
-    fn deadline(self) -> Option<Instant> {
-        match self {
-            Self::Until(at) | Self::Unseen(at) => Some(at),
-            Self::ForItsEnd => None,
+    fn leave_session(&mut self, session: Slot, id: CallId) {
+        if let Some(ids) = self.sessions.get_mut(&session) {
+            if let Some(at) = ids.iter().position(|other| *other == id) {
+                ids.swap_remove(at);
+            }
+            if ids.is_empty() {
+                self.sessions.remove(&session);
+            }
         }
+    }
+
+    fn forget_streams(&mut self, id: CallId, entry: &Entry<T>) {
+        if let Some(session) = entry.session {
+            for stream in entry.streams.iter() {
+                self.unname(session, stream, id);
+            }
+        }
+    }
+
+    fn unname(&mut self, session: Slot, stream: StreamId, id: CallId) {
+        let slot = self.names.stream(session, stream);
+        if self.index.get(&slot) == Some(&id) {
+            self.index.remove(&slot);
+        }
+    }
+
+    /// Enters a call's next look into `due`, or takes it out.
+    fn schedule(&mut self, id: CallId) {
+        let Some(entry) = self.calls.get_mut(&id) else {
+            return;
+        };
+        let at = entry.next_look();
+        let former = mem::replace(&mut entry.due, at);
+        if former == at {
+            return;
+        }
+        if let Some(former) = former {
+            self.due.remove(&(former, id));
+        }
+        if let Some(at) = at {
+            self.due.insert((at, id));
+        }
+    }
+
+    fn remember(
+        &mut self,
+        id: CallId,
+        slot: Option<Slot>,
+        session: SessionKey,
+        streams: Streams,
+        ended: Ended<A>,
+    ) {
+        let Some(slot) = slot else {
+            return;
+        };
+        self.due.insert((ended.until, id));
+        self.sessions.entry(slot).or_default().push(id);
+        for forgotten in self.memory.keep(id, slot, session, streams, ended) {
+            self.forget(forgotten);
+        }
+    }
+
+    /// Forgets an ended call.
+    fn forget(&mut self, id: CallId) {
+        if let Some(kept) = self.memory.take(id) {
+            self.due.remove(&(kept.until, id));
+            self.leave_session(kept.slot, id);
+            for stream in kept.streams.iter() {
+                self.unname(kept.slot, stream, id);
+            }
+        }
+    }
+
+    pub(crate) fn limit_memory(&mut self, limits: Limits) {
+        self.memory.limits = limits;
     }
 }
 

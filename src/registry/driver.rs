@@ -2,7 +2,7 @@
 //!
 //! `Drop` code may run anywhere: on a thread without a runtime, or while a runtime shuts down. So the
 //! driver keeps a handle to the runtime that last served a request, and everything that has to wait
-//! runs there. If that runtime has ended, the next request brings another.
+//! runs there. If that runtime has ended, the next request or hang-up on another one brings that.
 
 use std::sync::{
     Arc, Mutex, PoisonError, Weak,
@@ -38,12 +38,15 @@ impl Driver {
         let Ok(handle) = Handle::try_current() else {
             return;
         };
-        if self.running.swap(true, Ordering::AcqRel) {
-            return;
+        {
+            let mut runtime = self.runtime();
+            if self.running.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            *runtime = Some(handle.clone());
         }
         let running = Running(self.running.clone());
         handle.spawn(run(target(), self.wake.clone(), running));
-        *self.runtime() = Some(handle);
     }
 
     /// Has the timer look at the deadlines again.
@@ -51,11 +54,17 @@ impl Driver {
         self.wake.notify_one();
     }
 
-    /// Runs `task` on the captured runtime. Returns whether there was one; if it has ended, the task
-    /// is dropped.
+    /// Runs `task` on the timer's runtime, or on the current one if that has ended. Returns whether there
+    /// was one; if it ends too, the task is dropped.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> bool {
-        let handle = self.runtime().clone();
-        match handle.or_else(|| Handle::try_current().ok()) {
+        let captured = {
+            // Under the lock, a timer that runs does so on the runtime that is captured.
+            let runtime = self.runtime();
+            runtime
+                .clone()
+                .filter(|_| self.running.load(Ordering::Acquire))
+        };
+        match captured.or_else(|| Handle::try_current().ok()) {
             Some(handle) => {
                 drop(handle.spawn(task));
                 true

@@ -4,6 +4,7 @@
 //! never across an await or a callback.
 
 use std::{
+    any::Any,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
@@ -19,7 +20,16 @@ use crate::{
 mod core;
 mod driver;
 
-pub(crate) use self::core::{Finished, Key, Scope, UNSEEN_FOR, Wait};
+pub(crate) use self::core::{
+    Detached, End, Ended, FIRST, Finished, Generation, Key, Limits, Scope, SessionKey, UNSEEN_FOR,
+    Wait,
+};
+
+/// An answer that is kept for a client to come back for. What it is only its session manager knows.
+pub(crate) type Answer = Arc<dyn Any + Send + Sync>;
+pub(crate) type Named = core::Named<Answer>;
+
+type Call = (CallId, Arc<Exchange>);
 
 /// The calls in flight of a layer and all its clones.
 ///
@@ -35,8 +45,14 @@ pub struct Calls {
 }
 
 pub(crate) struct Registry {
-    core: Mutex<Core<Arc<Exchange>>>,
+    state: Mutex<State>,
     driver: Driver,
+}
+
+struct State {
+    core: Core<Arc<Exchange>, Answer>,
+    /// When the driver looks next, if it does.
+    awake_at: Option<Instant>,
 }
 
 // === impl Calls ===
@@ -48,7 +64,7 @@ impl Calls {
 
     /// The number of calls that have not ended, attached or detached.
     pub fn len(&self) -> usize {
-        self.registry.core().len()
+        self.registry.state().core.len()
     }
 
     /// Whether no call is in flight.
@@ -68,12 +84,16 @@ impl fmt::Debug for Calls {
 impl Registry {
     pub(crate) fn new() -> Self {
         Self {
-            core: Mutex::new(Core::new()),
+            state: Mutex::new(State {
+                core: Core::new(),
+                awake_at: None,
+            }),
             driver: Driver::default(),
         }
     }
 
-    /// Takes the current runtime for what has to wait. Called with every request.
+    /// Takes the current runtime for what has to wait, unless there is one. Called with every request and
+    /// for every deadline.
     pub(crate) fn on_this_runtime(self: &Arc<Self>) {
         self.driver.start(|| {
             let weak: Weak<Self> = Arc::downgrade(self);
@@ -82,48 +102,124 @@ impl Registry {
     }
 
     pub(crate) fn start(&self, id: CallId, key: Option<Key>, call: Arc<Exchange>) {
-        self.core().start(id, key, call);
+        self.with(|core| core.start(id, key, call));
     }
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn start_accepted(&self, id: CallId, key: Key, call: Arc<Exchange>) {
-        let mut core = self.core();
-        core.start(id, Some(key), call);
-        core.claim(id);
+        self.with(|core| {
+            core.start(id, Some(key), call);
+            core.claim(id);
+        });
     }
 
     pub(crate) fn claim(&self, id: CallId) {
-        self.core().claim(id);
+        self.with(|core| core.claim(id));
     }
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn rekey(&self, id: CallId, key: Key) {
-        self.core().rekey(id, key);
+        self.with(|core| core.rekey(id, key));
     }
 
-    /// `false` if the call is not in flight.
-    pub(crate) fn detach(&self, id: CallId, wait: Wait) -> bool {
-        let in_flight = self.core().detach(id, wait);
-        if in_flight {
-            self.driver.wake();
+    pub(crate) fn name(&self, id: CallId, event_id: &[u8]) {
+        self.with(|core| core.name(id, event_id));
+    }
+
+    pub(crate) fn detach(
+        self: &Arc<Self>,
+        id: CallId,
+        generation: Generation,
+        wait: Wait,
+        barren: bool,
+        now: Instant,
+    ) -> Detached {
+        let detached = self.with(|core| core.detach(id, generation, wait, barren, now));
+        if detached == Detached::Waiting {
+            self.on_this_runtime();
         }
-        in_flight
+        detached
     }
 
-    pub(crate) fn spare(&self, scope: &Scope, session: &str) {
-        self.core().spare(scope, session, Instant::now());
+    pub(crate) fn attach(&self, id: CallId) -> Option<(Arc<Exchange>, Generation)> {
+        self.with(|core| {
+            let generation = core.attach(id)?;
+            Some((core.call(id)?.clone(), generation))
+        })
     }
 
-    pub(crate) fn finish(&self, id: CallId) -> Option<Finished> {
-        self.core().finish(id)
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn lose_sight(&self, id: CallId, generation: Generation) {
+        self.with(|core| core.lose_sight(id, generation, Instant::now()));
+    }
+
+    pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named {
+        self.with(|core| core.named(session, event_id))
+    }
+
+    pub(crate) fn hold(&self, id: CallId) -> bool {
+        self.with(|core| core.hold(id))
+    }
+
+    pub(crate) fn release(&self, id: CallId) {
+        self.with(|core| core.release(id));
+    }
+
+    pub(crate) fn spare(&self, id: CallId) {
+        self.with(|core| core.spare(id, Instant::now()));
+    }
+
+    pub(crate) fn finish(&self, id: CallId, remember: Option<Ended<Answer>>) -> Option<Finished> {
+        self.with(|core| core.finish(id, remember))
+    }
+
+    pub(crate) fn find(&self, key: &Key) -> Option<Call> {
+        self.with(|core| core.find(key))
+    }
+
+    pub(crate) fn take_session(&self, session: &SessionKey) -> Vec<Call> {
+        self.with(|core| core.take_session(session))
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call> {
+        self.with(|core| core.detached_in(session))
+    }
+
+    pub(crate) fn is_detached(&self, id: CallId) -> bool {
+        self.with(|core| core.is_detached(id))
+    }
+
+    pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
+        self.with(|core| core.call(id).is_some())
+    }
+
+    pub(crate) fn limit_memory(&self, limits: Limits) {
+        self.with(|core| core.limit_memory(limits));
     }
 
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> bool {
         self.driver.spawn(task)
     }
 
-    fn core(&self) -> MutexGuard<'_, Core<Arc<Exchange>>> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Runs one operation, and wakes the driver if it brought an earlier deadline.
+    fn with<R>(&self, operation: impl FnOnce(&mut Core<Arc<Exchange>, Answer>) -> R) -> R {
+        let mut state = self.state();
+        let result = operation(&mut state.core);
+        let next = state.core.next_deadline();
+        let too_late = next.is_some_and(|next| state.awake_at.is_none_or(|at| next < at));
+        if too_late {
+            state.awake_at = next;
+        }
+        drop(state);
+        if too_late {
+            self.driver.wake();
+        }
+        result
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -135,10 +231,12 @@ impl fmt::Debug for Registry {
 
 impl driver::Expire for Registry {
     fn expire(self: Arc<Self>, now: Instant) -> Option<Instant> {
-        let orphans = self.core().expire(now);
+        let orphans = self.state().core.expire(now);
         for (id, exchange) in orphans {
             exchange.cancel(id, CancelReason::Orphaned);
         }
-        self.core().next_deadline()
+        let mut state = self.state();
+        state.awake_at = state.core.next_deadline();
+        state.awake_at
     }
 }

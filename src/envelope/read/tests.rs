@@ -1,6 +1,8 @@
+use std::slice;
+
 use proptest::{collection::vec, option, prelude::*, sample::Index};
 use serde::de::IgnoredAny;
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use super::*;
 
@@ -562,6 +564,27 @@ proptest! {
     }
 
     #[test]
+    fn any_answer_is_read_as_the_reference_reads_it(data in answer_data(), layout in any::<u64>()) {
+        let data = Printer::print(&data, layout);
+        let whole = serde_json::from_str(&data).unwrap();
+        let read = Some(answers(data.as_bytes())).filter(|it| !matches!(it, Answers::Unclear(_)));
+        prop_assert_eq!(read, reference_answers(&whole), "{}", data);
+    }
+
+    #[test]
+    fn a_damaged_answer_is_never_misread(
+        data in answer_data(),
+        layout in any::<u64>(),
+        damages in vec(damage(), 1..4),
+    ) {
+        let mut data = Printer::print(&data, layout).into_bytes();
+        for damage in damages {
+            damage.apply(&mut data);
+        }
+        never_misread(&data)?;
+    }
+
+    #[test]
     fn any_bytes_are_never_misread(bytes in vec(any::<u8>(), 0..64)) {
         never_misread(&bytes)?;
     }
@@ -610,6 +633,29 @@ fn never_misread(body: &[u8]) -> Result<(), TestCaseError> {
         // A float may have been misread. The reference has no text to see that by.
         (Err(Unknown::BadId), Ok(whole)) if has_float_id(&whole) => {}
         (Err(_), Ok(whole)) => prop_assert_eq!(None, reference(&whole), "{}", shown),
+    }
+    match (answers(body), serde_json::from_slice::<Value>(body)) {
+        (Answers::Unclear(Unknown::NotJson | Unknown::Truncated | Unknown::TooDeep), whole) => {
+            prop_assert!(whole.is_err(), "{}", shown);
+        }
+        (Answers::Unclear(Unknown::DuplicateKey | Unknown::EscapedKey), _)
+        | (Answers::Unclear(_), Err(_)) => {}
+        (Answers::Unclear(Unknown::BadId), Ok(whole)) if has_float_id(&whole) => {}
+        (Answers::Unclear(_), Ok(whole)) => {
+            prop_assert_eq!(None, reference_answers(&whole), "{}", shown);
+        }
+        (answers, Ok(whole)) => {
+            prop_assert_eq!(Some(answers), reference_answers(&whole), "{}", shown);
+        }
+        (answers, Err(_)) => {
+            let bare = without_text(body);
+            prop_assert!(
+                serde_json::from_slice::<IgnoredAny>(&bare).is_ok()
+                    || (body.trim_ascii().is_empty() && answers == Answers::Nothing),
+                "{}",
+                shown
+            );
+        }
     }
     Ok(())
 }
@@ -687,6 +733,31 @@ fn reference_message(message: &Value) -> Option<Message> {
     }
 }
 
+fn reference_answers(whole: &Value) -> Option<Answers> {
+    let messages = match whole {
+        Value::Array(messages) if !messages.is_empty() => messages.as_slice(),
+        message => slice::from_ref(message),
+    };
+    let ids: Option<Vec<_>> = messages.iter().map(reference_answer).collect();
+    let ids: Vec<_> = ids?.into_iter().flatten().collect();
+    Some(match ids.as_slice() {
+        [] => Answers::Nothing,
+        [id] => Answers::One(id.clone()),
+        _ => Answers::Several(ids),
+    })
+}
+
+fn reference_answer(message: &Value) -> Option<Option<RequestId>> {
+    let message = message.as_object().filter(|it| in_plain_sight(it))?;
+    let has = |key| message.contains_key(key);
+    match (has("method"), has("result"), has("error")) {
+        _ if message.get("jsonrpc")? != "2.0" => None,
+        (true, false, false) => Some(None),
+        (false, true, false) | (false, false, true) => reference_id(message.get("id")?).map(Some),
+        _ => None,
+    }
+}
+
 fn in_plain_sight(object: &Map<String, Value>) -> bool {
     let escaped = |letter: char| letter < ' ' || letter == '"' || letter == '\\';
     !object.keys().any(|key| key.contains(escaped))
@@ -755,6 +826,21 @@ fn message() -> impl Strategy<Value = Value> {
         }
         Value::Object(message)
     })
+}
+
+/// Messages and batches as a server sends them: more responses than anything else.
+fn answer_data() -> impl Strategy<Value = Value> {
+    let message = || {
+        let kind = prop_oneof![2 => Just("result"), 1 => Just("error"), 1 => Just("method")];
+        (message(), kind, json_value()).prop_map(|(mut message, kind, value)| {
+            if kind != "method" {
+                message.as_object_mut().unwrap().remove("method");
+                message[kind] = value;
+            }
+            message
+        })
+    };
+    prop_oneof![3 => message(), 1 => vec(message(), 0..4).prop_map(Value::Array)]
 }
 
 fn params_value() -> impl Strategy<Value = Value> {

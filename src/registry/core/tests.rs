@@ -1,66 +1,114 @@
-use super::*;
+use super::{
+    entry::{LATE, MAX_EVENT_IDS, MAX_HOLD},
+    *,
+};
+use crate::call::RequestId;
 
-fn key(session: &str, request: i64) -> Option<Key> {
-    Some(Key {
+type TestCore = Core<&'static str, &'static str>;
+
+const SECOND: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_secs(3);
+
+fn session(id: &str) -> SessionKey {
+    SessionKey {
         scope: Scope::Path("/mcp".into()),
-        session: session.into(),
+        id: id.into(),
+    }
+}
+
+fn key(session_id: &str, request: i64) -> Option<Key> {
+    Some(Key {
+        session: session(session_id),
         request: RequestId::Number(request),
     })
 }
 
 /// Starts and claims a call, as an accepted exchange does.
-fn accepted(core: &mut Core<&'static str>, key: Option<Key>, name: &'static str) -> CallId {
+fn accepted(core: &mut TestCore, key: Option<Key>, name: &'static str) -> CallId {
     let id = CallId::next();
     core.start(id, key, name);
     core.claim(id);
     id
 }
 
-fn assert_empty(core: &Core<&'static str>) {
-    assert_eq!(core.len(), 0);
-    assert!(core.owners.is_empty());
-    assert!(core.deadlines.is_empty());
+fn until(deadline: Instant) -> Wait {
+    Wait::Until {
+        deadline,
+        retry: RETRY,
+    }
 }
 
-const SECOND: Duration = Duration::from_secs(1);
+/// Detaches the first stream of a call at `now`, with its deadline a second later.
+fn detach(core: &mut TestCore, id: CallId, now: Instant) -> Detached {
+    core.detach(id, FIRST, until(now + SECOND), false, now)
+}
+
+fn answered(answer: &'static str, until: Instant) -> Option<Ended<&'static str>> {
+    Some(Ended {
+        end: End::Answered(answer),
+        weight: answer.len(),
+        until,
+    })
+}
+
+fn assert_empty(core: &TestCore) {
+    assert_eq!(core.len(), 0);
+    assert!(core.index.is_empty(), "{:?}", core.index);
+    assert!(core.sessions.is_empty(), "{:?}", core.sessions);
+    assert!(core.due.is_empty(), "{:?}", core.due);
+    assert!(core.memory.is_empty());
+}
 
 #[test]
 fn invariant_1_a_call_that_was_not_accepted_never_takes_a_key() {
-    let mut core = Core::new();
+    let mut core = TestCore::new();
     let victim = accepted(&mut core, key("s", 7), "victim");
     let stranger = CallId::next();
     core.start(stranger, key("s", 7), "stranger");
 
-    assert!(!core.finish(stranger).unwrap().injectable);
-    assert!(core.finish(victim).unwrap().injectable);
+    assert!(!core.finish(stranger, None).unwrap().injectable);
+    assert_eq!(core.find(&key("s", 7).unwrap()), Some((victim, "victim")));
+    assert!(core.finish(victim, None).unwrap().injectable);
     assert_empty(&core);
 }
 
 #[test]
+fn invariant_1_a_session_ends_only_calls_that_were_accepted() {
+    let mut core = TestCore::new();
+    let mine = accepted(&mut core, key("s", 1), "mine");
+    let refused = CallId::next();
+    core.start(refused, key("s", 2), "refused");
+    assert_eq!(core.take_session(&session("s")), [(mine, "mine")]);
+}
+
+#[test]
 fn invariant_2_a_call_ends_once() {
-    let mut core = Core::new();
+    let now = Instant::now();
+    let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 7), "call");
-    assert!(core.finish(id).is_some());
-    assert!(core.finish(id).is_none());
-    assert!(!core.detach(id, Wait::ForItsEnd));
+    assert!(core.finish(id, None).is_some());
+    assert!(core.finish(id, None).is_none());
+    assert_eq!(detach(&mut core, id, now), Detached::Stale);
+    assert_eq!(core.attach(id), None);
+    assert!(!core.hold(id));
     assert_empty(&core);
 }
 
 #[test]
 fn invariant_2_a_call_without_a_key_is_never_injected() {
-    let mut core = Core::new();
+    let mut core = TestCore::new();
     let id = accepted(&mut core, None, "stateless");
-    assert!(!core.finish(id).unwrap().injectable);
+    assert!(!core.finish(id, None).unwrap().injectable);
     assert_empty(&core);
 }
 
 #[test]
 fn invariant_3_only_detached_calls_expire() {
     let now = Instant::now();
-    let mut core = Core::new();
+    let mut core = TestCore::new();
     let attached = accepted(&mut core, key("s", 1), "attached");
     let detached = accepted(&mut core, key("s", 2), "detached");
-    core.detach(detached, Wait::Until(now + SECOND));
+    assert_eq!(detach(&mut core, detached, now), Detached::Waiting);
     assert_eq!(core.next_deadline(), Some(now + SECOND));
 
     assert!(core.expire(now).is_empty());
@@ -69,49 +117,401 @@ fn invariant_3_only_detached_calls_expire() {
         core.expire(now + UNSEEN_FOR).is_empty(),
         "an orphan expires once"
     );
-    core.finish(detached);
-    core.finish(attached);
+    core.finish(detached, None);
+    core.finish(attached, None);
     assert_empty(&core);
 }
 
 #[test]
-fn invariant_4_a_reused_id_makes_the_older_call_leave_untouched() {
+fn invariant_3_a_deadline_of_now_is_due_at_once() {
     let now = Instant::now();
-    let mut core = Core::new();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    assert_eq!(
+        core.detach(id, FIRST, until(now), false, now),
+        Detached::Due
+    );
+    core.finish(id, None);
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_4_the_late_drop_of_an_older_stream_means_nothing() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    let second = core.attach(id).unwrap();
+    assert_eq!(detach(&mut core, id, now), Detached::Stale);
+    assert!(!core.is_detached(id));
+
+    let third = core.attach(id).unwrap();
+    assert!(second < third);
+    assert_eq!(
+        core.detach(id, second, until(now), false, now),
+        Detached::Stale
+    );
+    assert_eq!(
+        core.detach(id, third, until(now + SECOND), false, now),
+        Detached::Waiting
+    );
+    assert!(core.is_detached(id));
+}
+
+#[test]
+fn invariant_4_an_accepted_resume_stops_the_clock_for_good() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    core.attach(id).unwrap();
+    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert_eq!(core.next_deadline(), None);
+}
+
+#[test]
+fn invariant_5_a_hold_lets_the_deadline_pass_but_not_for_ever() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    assert!(core.hold(id));
+    assert!(!core.hold(id), "one hold at a time");
+
+    assert!(
+        core.expire(now + SECOND + MAX_HOLD - SECOND / 10)
+            .is_empty()
+    );
+    assert_eq!(core.expire(now + SECOND + MAX_HOLD).len(), 1);
+}
+
+#[test]
+fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    core.hold(id);
+    core.release(id);
+    assert_eq!(core.next_deadline(), Some(now + SECOND));
+    assert!(core.hold(id), "another resume may hold it then");
+    core.release(id);
+    assert_eq!(core.expire(now + SECOND).len(), 1);
+}
+
+#[test]
+fn invariant_5_a_resume_that_comes_before_the_drop_holds_it_too() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    core.hold(id);
+    assert_eq!(
+        core.detach(id, FIRST, until(now), false, now),
+        Detached::Waiting
+    );
+    assert!(core.expire(now + MAX_HOLD / 2).is_empty());
+    core.attach(id).unwrap();
+    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+}
+
+#[test]
+fn invariant_6_every_detach_starts_the_grace_in_full() {
+    let start = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "polled");
+    let mut generation = FIRST;
+    for poll in 0..100 {
+        let now = start + poll * SECOND;
+        let deadline = until(now + 2 * SECOND);
+        assert_eq!(
+            core.detach(id, generation, deadline, false, now),
+            Detached::Waiting
+        );
+        assert_eq!(core.next_deadline(), Some(now + 2 * SECOND));
+        generation = core.attach(id).unwrap();
+    }
+}
+
+#[test]
+fn invariant_6_resumes_that_bring_nothing_renew_it_a_few_times_only() {
+    let start = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "polled in vain");
+    detach(&mut core, id, start);
+    let mut renewals = 0;
+    loop {
+        let now = start + (renewals + 1) * SECOND;
+        let generation = core.attach(id).unwrap();
+        match core.detach(id, generation, until(now + SECOND), true, now) {
+            Detached::Waiting => renewals += 1,
+            _ => break,
+        }
+    }
+    assert_eq!(renewals, MAX_BARREN);
+}
+
+#[test]
+fn invariant_6_an_event_makes_it_renew_again() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    for barren in [true, false]
+        .into_iter()
+        .cycle()
+        .take(4 * MAX_BARREN as usize)
+    {
+        let generation = core.attach(id).unwrap();
+        let detached = core.detach(id, generation, until(now + SECOND), barren, now);
+        assert_eq!(detached, Detached::Waiting);
+    }
+}
+
+#[test]
+fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    let noticed = now + SECOND + 12 * SECOND;
+    assert!(core.expire(noticed).is_empty());
+    assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
+    assert_eq!(core.expire(noticed + 60 * SECOND), [(id, "call")]);
+}
+
+#[test]
+fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    assert_eq!(core.expire(now + SECOND + LATE).len(), 1);
+}
+
+#[test]
+fn invariant_8_an_event_id_names_its_stream_in_its_session_only() {
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    core.name(id, b"0/4");
+    assert_eq!(core.named(&session("s"), b"0/4"), Named::Call(id));
+    assert_eq!(core.named(&session("s"), b"17/4"), Named::Call(id));
+    assert_eq!(core.named(&session("s"), b"0/5"), Named::Nothing);
+    assert_eq!(core.named(&session("s"), b"0"), Named::Nothing);
+    assert_eq!(core.named(&session("t"), b"0/4"), Named::Nothing);
+    let elsewhere = SessionKey {
+        scope: Scope::Path("/other".into()),
+        id: "s".into(),
+    };
+    assert_eq!(core.named(&elsewhere, b"0/4"), Named::Nothing);
+    core.finish(id, None);
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_8_opaque_ids_are_known_first_and_latest() {
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    let event = |n: usize| format!("event-{n}").into_bytes();
+    for n in 0..3 * MAX_EVENT_IDS {
+        core.name(id, &event(n));
+    }
+    for n in [
+        0,
+        MAX_EVENT_IDS - 1,
+        2 * MAX_EVENT_IDS,
+        3 * MAX_EVENT_IDS - 1,
+    ] {
+        assert_eq!(core.named(&session("s"), &event(n)), Named::Call(id), "{n}");
+    }
+    let forgotten = core.named(&session("s"), &event(MAX_EVENT_IDS));
+    assert_eq!(forgotten, Named::OneOf(vec![id]));
+    assert_eq!(
+        core.named(&session("t"), &event(MAX_EVENT_IDS)),
+        Named::Nothing
+    );
+    core.finish(id, None);
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_8_unknown_sessions_and_ids_create_nothing() {
+    let mut core = TestCore::new();
+    for n in 0..100 {
+        let unknown = session(&n.to_string());
+        assert_eq!(core.named(&unknown, b"0/0"), Named::Nothing);
+        assert!(core.take_session(&unknown).is_empty());
+        core.name(CallId::next(), b"0/0");
+    }
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
     let older = accepted(&mut core, key("s", 7), "older");
-    core.detach(older, Wait::Until(now + SECOND));
+    core.name(older, b"0/0");
+    detach(&mut core, older, now);
     let newer = accepted(&mut core, key("s", 7), "newer");
 
+    assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
     assert!(core.expire(now + UNSEEN_FOR).is_empty());
-    assert!(core.finish(older).is_none());
-    assert!(core.finish(newer).unwrap().injectable);
+    assert!(core.finish(older, None).is_none());
+    assert!(core.finish(newer, None).unwrap().injectable);
     assert_empty(&core);
 }
 
 #[test]
-fn invariant_4_claiming_twice_is_not_a_reuse() {
-    let mut core = Core::new();
+fn invariant_9_claiming_twice_is_not_a_reuse() {
+    let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 7), "call");
     core.claim(id);
-    assert!(core.finish(id).unwrap().injectable);
+    assert!(core.finish(id, None).unwrap().injectable);
+    assert_empty(&core);
 }
 
 #[test]
-fn invariant_5_an_unseen_call_is_forgotten_not_cancelled() {
+fn invariant_11_an_ended_call_is_remembered_by_its_streams() {
     let now = Instant::now();
-    let mut core = Core::new();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 7), "call");
+    core.name(id, b"0/0");
+    core.finish(id, answered("42", now + SECOND));
+
+    for _ in 0..3 {
+        let named = core.named(&session("s"), b"1/0");
+        assert_eq!(named, Named::Ended(End::Answered("42")));
+    }
+    assert_eq!(core.named(&session("t"), b"1/0"), Named::Nothing);
+    assert_eq!(core.len(), 0);
+    core.expire(now + SECOND);
+    assert_eq!(core.named(&session("s"), b"1/0"), Named::Nothing);
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_11_a_call_that_no_client_can_name_is_not_remembered() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 7), "silent");
+    core.finish(id, answered("42", now + SECOND));
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_11_the_oldest_answers_go_first() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    core.limit_memory(Limits {
+        total: 1_500,
+        session: 700,
+    });
+    let mut end = |session_id: &str, stream: u32| {
+        let id = accepted(&mut core, key(session_id, stream.into()), "call");
+        core.name(id, format!("0/{stream}").as_bytes());
+        core.finish(id, answered("42", now + SECOND));
+    };
+    for stream in 0..4 {
+        end("a", stream);
+    }
+    for other in ["b", "c", "d", "e"] {
+        end(other, 0);
+    }
+    let kept = |session_id: &str, stream: u32| {
+        let id = format!("0/{stream}");
+        core.named(&session(session_id), id.as_bytes()) != Named::Nothing
+    };
+    assert_eq!(
+        [0, 1, 2, 3].map(|stream| kept("a", stream)),
+        [false, false, false, true]
+    );
+    assert!(["b", "c", "d", "e"].into_iter().all(|other| kept(other, 0)));
+    core.expire(now + SECOND);
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it_beyond_its_session() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let other = accepted(&mut core, key("t", 1), "other");
+    core.name(other, b"0/0");
+    core.finish(other, answered("42", now + SECOND));
+    let large = accepted(&mut core, key("s", 1), "large");
+    core.name(large, b"0/0");
+    let ended = Ended {
+        end: End::Answered("…"),
+        weight: usize::MAX / 2,
+        until: now + SECOND,
+    };
+    core.finish(large, Some(ended));
+
+    assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
+    assert_ne!(core.named(&session("t"), b"0/0"), Named::Nothing);
+    core.expire(now + SECOND);
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_12_the_end_of_a_session_takes_its_calls_and_its_memory() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let live = accepted(&mut core, key("s", 1), "live");
+    let ended = accepted(&mut core, key("s", 2), "ended");
+    let other = accepted(&mut core, key("t", 1), "other");
+    core.name(ended, b"0/2");
+    core.finish(ended, answered("42", now + SECOND));
+
+    assert_eq!(core.take_session(&session("s")), [(live, "live")]);
+    assert_eq!(core.named(&session("s"), b"0/2"), Named::Nothing);
+    assert!(core.finish(live, None).is_some());
+    assert!(core.finish(other, None).is_some());
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_13_an_unseen_call_is_forgotten_not_cancelled() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 7), "unseen");
-    core.detach(id, Wait::Unseen(now + UNSEEN_FOR));
+    core.detach(id, FIRST, Wait::Unseen(now + UNSEEN_FOR), false, now);
     assert!(core.expire(now + UNSEEN_FOR).is_empty());
     assert_empty(&core);
+}
+
+#[test]
+fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 7), "call");
+    core.lose_sight(id, FIRST, now);
+    assert_eq!(
+        core.next_deadline(),
+        None,
+        "an attached call is watched by its client"
+    );
+    core.detach(id, FIRST, Wait::ForItsEnd, false, now);
+    assert_eq!(core.next_deadline(), None);
+    core.lose_sight(id, FIRST, now);
+    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_14_a_spared_call_runs_on() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    core.spare(id, now);
+    assert!(core.expire(now + 60 * SECOND).is_empty());
+    assert_eq!(core.len(), 1);
 }
 
 #[test]
 fn the_same_id_in_another_session_or_scope_or_kind_is_another_call() {
-    let mut core = Core::new();
+    let mut core = TestCore::new();
     let mut keys = vec![key("s", 7), key("t", 7)];
     for change in [
-        |key: &mut Key| key.scope = Scope::Path("/other".into()),
+        |key: &mut Key| key.session.scope = Scope::Path("/other".into()),
         |key: &mut Key| key.request = RequestId::String("7".into()),
     ] {
         let mut other = key("s", 7);
@@ -122,46 +522,17 @@ fn the_same_id_in_another_session_or_scope_or_kind_is_another_call() {
         .into_iter()
         .map(|key| accepted(&mut core, key, ""))
         .collect();
-    assert!(ids.into_iter().all(|id| core.finish(id).is_some()));
+    assert!(ids.into_iter().all(|id| core.finish(id, None).is_some()));
     assert_empty(&core);
-}
-
-#[test]
-fn a_resume_spares_the_detached_calls_of_its_session_only() {
-    let now = Instant::now();
-    let mut core = Core::new();
-    let mine = accepted(&mut core, key("s", 1), "mine");
-    let theirs = accepted(&mut core, key("t", 1), "theirs");
-    core.detach(mine, Wait::Until(now + SECOND));
-    core.detach(theirs, Wait::Until(now + SECOND));
-    core.spare(&Scope::Path("/mcp".into()), "s", now);
-
-    assert_eq!(core.expire(now + SECOND), [(theirs, "theirs")]);
-    core.finish(theirs);
-    assert_eq!(core.next_deadline(), Some(now + UNSEEN_FOR));
-    core.finish(mine);
-    assert_empty(&core);
-}
-
-#[test]
-fn a_second_detach_replaces_the_first() {
-    let now = Instant::now();
-    let mut core = Core::new();
-    let id = accepted(&mut core, None, "call");
-    core.detach(id, Wait::Until(now + SECOND));
-    core.detach(id, Wait::Until(now + 2 * SECOND));
-    assert_eq!(core.next_deadline(), Some(now + 2 * SECOND));
-    assert!(core.expire(now + SECOND).is_empty());
-    assert_eq!(core.expire(now + 2 * SECOND).len(), 1);
 }
 
 #[test]
 fn a_better_key_replaces_the_first_one() {
-    let mut core = Core::new();
+    let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 7), "call");
     core.rekey(id, key("s", 8).unwrap());
     let other = accepted(&mut core, key("s", 7), "other");
-    assert!(core.finish(other).unwrap().injectable);
-    assert!(core.finish(id).unwrap().injectable);
+    assert!(core.finish(other, None).unwrap().injectable);
+    assert!(core.finish(id, None).unwrap().injectable);
     assert_empty(&core);
 }

@@ -1,0 +1,172 @@
+//! Which requests a message of the server answers.
+
+use super::{Cursor, Params, Unknown, batch, id, members};
+use crate::call::RequestId;
+
+/// Which requests a message answers, or the messages of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Answers {
+    /// None: the server sent a request, a notification, or nothing but white space.
+    Nothing,
+    /// The one with this id.
+    One(RequestId),
+    /// Those with these ids, two or more in the order of the batch (MCP 2025-03-26).
+    Several(Vec<RequestId>),
+    /// It may be a response, and to which request is not known beyond doubt.
+    ///
+    /// [`BadId`]: a response without an id, or with `null`, which stands for a request whose id the
+    /// server could not read (JSON-RPC 2.0, section 5). The other reasons are those of a POST body,
+    /// and there too one doubtful message is enough.
+    ///
+    /// [`BadId`]: Unknown::BadId
+    Unclear(Unknown),
+}
+
+/// Reads which requests are answered by `data`, a message or a batch in one piece.
+///
+/// The rules are those of [`read`](super::read), so that the same text is the same id in both
+/// directions. Only what cannot matter is not looked at: the values of a message with a `method`.
+pub(crate) fn answers(data: &[u8]) -> Answers {
+    messages(data).unwrap_or_else(Answers::Unclear)
+}
+
+fn messages(data: &[u8]) -> Result<Answers, Unknown> {
+    let mut cursor = Cursor::new(data);
+    let answers = match cursor.next_byte() {
+        None => return Ok(Answers::Nothing),
+        Some(b'[') => several(batch(&mut cursor, message)?),
+        Some(_) => message(&mut cursor)?.map_or(Answers::Nothing, Answers::One),
+    };
+    cursor.end()?;
+    Ok(answers)
+}
+
+fn several(batch: Vec<Option<RequestId>>) -> Answers {
+    let mut ids: Vec<_> = batch.into_iter().flatten().collect();
+    match (ids.pop(), ids.is_empty()) {
+        (None, _) => Answers::Nothing,
+        (Some(only), true) => Answers::One(only),
+        (Some(last), false) => {
+            ids.push(last);
+            Answers::Several(ids)
+        }
+    }
+}
+
+/// The id of the request that one message answers.
+fn message(cursor: &mut Cursor<'_>) -> Result<Option<RequestId>, Unknown> {
+    let members = members(cursor, |cursor| cursor.value().map(|_| Params::Other))?;
+    match members.method()? {
+        Some(_) => Ok(None),
+        None => members.id.map_or(Err(Unknown::BadId), id).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Answers = Answers::One(RequestId::Number(1));
+
+    #[test]
+    fn a_result_or_an_error_answers_the_request_with_its_id() {
+        for (data, id) in [
+            (
+                r#"{"jsonrpc":"2.0","id":1,"result":{"id":2}}"#,
+                RequestId::Number(1),
+            ),
+            (
+                r#" {"result":null,"id":-7.0,"jsonrpc":"2.0","x":[]}"#,
+                RequestId::Number(-7),
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":"\u0031","error":{"code":1,"message":""}}"#,
+                RequestId::String("1".into()),
+            ),
+        ] {
+            assert_eq!(answers(data.as_bytes()), Answers::One(id), "{data}");
+        }
+    }
+
+    #[test]
+    fn a_message_with_a_method_answers_nothing() {
+        for data in [
+            r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":1}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{"\u0069d":1}}"#,
+            r#"{"jsonrpc":"2.0","id":null,"method":"ping","params":[]}"#,
+            r#"[{"jsonrpc":"2.0","method":"a"},{"jsonrpc":"2.0","id":1,"method":"b"}]"#,
+        ] {
+            assert_eq!(answers(data.as_bytes()), Answers::Nothing, "{data}");
+        }
+    }
+
+    #[test]
+    fn white_space_answers_nothing() {
+        for data in ["", "\n", " \t\r\n"] {
+            assert_eq!(answers(data.as_bytes()), Answers::Nothing, "{data:?}");
+        }
+    }
+
+    #[test]
+    fn a_batch_answers_every_request_that_it_has_a_response_to() {
+        let response = |id| format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#);
+        let ping = r#"{"jsonrpc":"2.0","id":9,"method":"ping"}"#;
+        let one = format!("[{ping},{}]", response("1"));
+        assert_eq!(answers(one.as_bytes()), ONE);
+        let two = format!("[{},{ping},{}]", response("1"), response(r#""1""#));
+        let expected = Answers::Several(vec![RequestId::Number(1), RequestId::String("1".into())]);
+        assert_eq!(answers(two.as_bytes()), expected);
+    }
+
+    #[test]
+    fn a_response_without_a_usable_id_is_unclear() {
+        for id in [
+            "",
+            r#""id":null,"#,
+            r#""id":1.5,"#,
+            r#""id":[1],"#,
+            r#""id":{},"#,
+        ] {
+            let data = format!(r#"{{{id}"jsonrpc":"2.0","error":{{"code":-32700}}}}"#);
+            let expected = Answers::Unclear(Unknown::BadId);
+            assert_eq!(answers(data.as_bytes()), expected, "{data}");
+            let batch = format!(r#"[{{"jsonrpc":"2.0","id":1,"result":1}},{data}]"#);
+            assert_eq!(answers(batch.as_bytes()), expected, "{batch}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_beyond_doubt_one_message_is_unclear() {
+        for (data, why) in [
+            ("hello", Unknown::NotJson),
+            (
+                r#"{"jsonrpc":"2.0","id":"\x","result":1}"#,
+                Unknown::NotJson,
+            ),
+            (r#"{"jsonrpc":"2.0","id":1,"result":1}{}"#, Unknown::NotJson),
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"#, Unknown::Truncated),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"id":2,"result":1}"#,
+                Unknown::DuplicateKey,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"\u0069d":2,"result":1}"#,
+                Unknown::EscapedKey,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"result":1,"error":{}}"#,
+                Unknown::NotAMessage,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"method":"a","result":1}"#,
+                Unknown::NotAMessage,
+            ),
+            (r#"{"jsonrpc":"2.0","id":1}"#, Unknown::NotAMessage),
+            (r#"{"id":1,"result":1}"#, Unknown::NotAMessage),
+            ("[]", Unknown::NotAMessage),
+            ("null", Unknown::NotAMessage),
+        ] {
+            assert_eq!(answers(data.as_bytes()), Answers::Unclear(why), "{data}");
+        }
+    }
+}

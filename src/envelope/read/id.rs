@@ -1,0 +1,38 @@
+//! Ids, decoded to what rmcp takes them for.
+
+use serde_json::{Number, Value};
+
+use super::Unknown;
+use crate::call::RequestId;
+
+/// Decodes an id from its span, to the same value as rmcp 3.9.
+pub(super) fn id(span: &[u8]) -> Result<RequestId, Unknown> {
+    // Nothing but a string or a number reaches `serde_json`: with its `arbitrary_precision` or
+    // `raw_value` on, which any crate of a build can do, some objects read as numbers too.
+    if !matches!(span.first(), Some(b'"' | b'-' | b'0'..=b'9')) {
+        return Err(Unknown::BadId);
+    }
+    match serde_json::from_slice(span).map_err(|_| Unknown::NotJson)? {
+        Value::String(string) => Ok(RequestId::String(string.into())),
+        Value::Number(number) => integer(&number, span)
+            .map(RequestId::Number)
+            .ok_or(Unknown::BadId),
+        _ => Err(Unknown::BadId),
+    }
+}
+
+/// The integer that a number stands for, if it does so beyond doubt.
+///
+/// An integer in float form counts below 2^53 only: from there on several integers share one `f64`.
+/// One doubt is not rmcp's. Unless its `float_roundtrip` is on, `serde_json` may miss the nearest
+/// `f64` by one: 1.0.154 reads `9007199254740991.0` as the integer before it, and
+/// `950884728136105.9` as one. Where `std` reads another number, so may the client.
+fn integer(number: &Number, span: &[u8]) -> Option<i64> {
+    const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
+    number.as_i64().or_else(|| {
+        let float = number.as_f64()?;
+        let nearest: f64 = str::from_utf8(span).ok()?.parse().ok()?;
+        let integral = float.fract() == 0.0 && float.abs() < FIRST_SHARED;
+        (integral && float == nearest).then_some(float as i64)
+    })
+}

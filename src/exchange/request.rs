@@ -1,0 +1,207 @@
+//! Which calls an exchange carries: from the typed message that the session manager gets, or from the
+//! request body.
+
+use std::{
+    mem,
+    sync::{Arc, atomic::Ordering},
+};
+
+use super::{Exchange, InFlight, Revision, Session};
+#[cfg(feature = "rmcp")]
+use super::{Phase, end::Gone};
+#[cfg(feature = "rmcp")]
+use crate::{
+    call::{CallId, CancelReason},
+    cancel::Canceller,
+    registry::{FIRST, Scope},
+};
+use crate::{
+    call::{CallInfo, RequestId},
+    envelope::{self, Envelope, Frames, Message, Unknown},
+    observe::Event,
+    registry::{Key, SessionKey},
+};
+
+/// What is known of the request body.
+pub(super) enum RequestBody {
+    Passing,
+    Ended(Result<Frames, Unknown>),
+    /// Read, or not needed any more.
+    Settled(Settled),
+}
+
+/// What a body turned out to be that carries no call to watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Settled {
+    /// Calls, or nothing that is JSON-RPC.
+    Plain,
+    /// JSON-RPC, but no call.
+    Other,
+    /// The client's own cancel of a call.
+    Cancel(RequestId),
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// The request body has passed: its frames, or why they say nothing.
+    pub(crate) fn body_ended(&self, frames: Result<Frames, Unknown>) {
+        let mut state = self.state();
+        if matches!(state.request, RequestBody::Passing) {
+            state.request = RequestBody::Ended(frames);
+            self.body_ended.store(true, Ordering::Release);
+        }
+    }
+
+    /// Reads the calls from the request body, once it has passed and if nobody bound them.
+    pub(crate) fn settle(self: &Arc<Self>) {
+        if !self.body_ended.load(Ordering::Relaxed)
+            || !self.body_ended.swap(false, Ordering::AcqRel)
+        {
+            return;
+        }
+        let settled = RequestBody::Settled(Settled::Plain);
+        let RequestBody::Ended(frames) = mem::replace(&mut self.state().request, settled) else {
+            return;
+        };
+        match frames.and_then(|frames| envelope::read(&frames.into_bytes())) {
+            Ok(envelope) => self.start(envelope),
+            Err(why) => self.instance.report(&Event::Unknown { why }),
+        }
+    }
+
+    fn start(self: &Arc<Self>, envelope: Envelope) {
+        let (in_flight, settled) = match envelope {
+            Envelope::Single(Message::Notification(notification)) => (
+                None,
+                notification.cancels.map_or(Settled::Other, Settled::Cancel),
+            ),
+            Envelope::Single(message) => (self.call_of(message).map(InFlight::One), Settled::Other),
+            Envelope::Batch(messages) => {
+                let calls = messages
+                    .into_iter()
+                    .filter_map(|message| self.call_of(message));
+                let calls: Box<[_]> = calls.collect();
+                (
+                    (!calls.is_empty()).then_some(InFlight::Batch(calls)),
+                    Settled::Other,
+                )
+            }
+        };
+        let Some(in_flight) = in_flight else {
+            self.state().request = RequestBody::Settled(settled);
+            return;
+        };
+        let calls = self.calls.get_or_init(|| in_flight);
+        let canceller = self.state().canceller.clone();
+        let scope = canceller.map(|canceller| canceller.scope());
+        for call in calls.iter() {
+            let key = scope.clone().zip(call.session_id()).map(|(scope, id)| Key {
+                session: SessionKey {
+                    scope,
+                    id: id.clone(),
+                },
+                request: call.request_id().clone(),
+            });
+            self.instance.registry.start(call.id(), key, self.clone());
+            self.instance.report(&Event::Started { call });
+        }
+    }
+
+    /// The call in a message that was read from the body. `initialize` is none, nor is a request of which
+    /// it cannot be said whether it belongs to a session.
+    fn call_of(&self, message: Message) -> Option<CallInfo> {
+        let Message::Request(request) = message else {
+            return None;
+        };
+        if &*request.method == "initialize" {
+            return None;
+        }
+        let in_body = request.protocol_version.as_deref();
+        let revision = in_body.map_or(self.revision, |version| {
+            self.revision.and(Revision::from_version(version))
+        });
+        let session = match (&self.session, revision) {
+            (Session::None, _) | (Session::One(_), Revision::Stateless) => None,
+            (Session::One(id), Revision::WithSessions) => Some(Arc::from(id.to_str().ok()?)),
+            (Session::One(_), Revision::Doubtful) | (Session::Doubtful, _) => return None,
+        };
+        let mut call = CallInfo::new(request.id, &request.method)
+            .with_tool(request.tool)
+            .with_session(session)
+            .with_protocol_version(in_body)
+            .running_as_task(request.task);
+        call.set_policy(self.instance.options.policy_for(&call));
+        Some(call)
+    }
+
+    /// Takes a call from the typed message that the session manager was given. `None` if it is not to
+    /// be tracked. Calls that it supersedes are returned with it.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn bind(
+        self: &Arc<Self>,
+        mut call: CallInfo,
+        canceller: Arc<dyn Canceller>,
+        fingerprint: impl FnOnce() -> u64,
+    ) -> Option<CallId> {
+        if matches!(self.session, Session::Doubtful) || call.method() == "initialize" {
+            return None;
+        }
+        let key = Key {
+            session: SessionKey {
+                scope: canceller.scope(),
+                id: call.session_id()?.clone(),
+            },
+            request: call.request_id().clone(),
+        };
+        call.set_policy(self.instance.options.policy_for(&call));
+        if call.policy().supersede {
+            call.set_fingerprint(fingerprint());
+            self.supersede(&key.session, &call);
+        }
+        let id = call.id();
+        if self.calls.set(InFlight::One(call)).is_err() {
+            return self.rebind(key, canceller);
+        }
+        self.instance.registry.start_accepted(id, key, self.clone());
+        let abandoned = self.become_bound(canceller);
+        if let Some(call) = self.call(id) {
+            self.instance.report(&Event::Started { call });
+            if abandoned {
+                let gone = Gone::Stream(CancelReason::ClientDisconnected);
+                self.let_go(call, FIRST, gone, false);
+            }
+        }
+        Some(id)
+    }
+
+    /// The body was read before the session manager got the message: the same call, better cancelled.
+    #[cfg(feature = "rmcp")]
+    fn rebind(&self, key: Key, canceller: Arc<dyn Canceller>) -> Option<CallId> {
+        let Some(InFlight::One(call)) = self.calls.get() else {
+            return None;
+        };
+        let same = *call.request_id() == key.request && call.session_id() == Some(&key.session.id);
+        same.then(|| {
+            self.instance.registry.rekey(call.id(), key);
+            self.become_bound(canceller);
+            call.id()
+        })
+    }
+
+    /// Returns whether the client had already gone.
+    #[cfg(feature = "rmcp")]
+    fn become_bound(&self, canceller: Arc<dyn Canceller>) -> bool {
+        let scope = canceller.scope();
+        let (replay, phase) = {
+            let mut state = self.state();
+            state.bound = true;
+            state.request = RequestBody::Settled(Settled::Plain);
+            (state.canceller.replace(canceller), state.phase)
+        };
+        if let Some(Scope::Path(path)) = replay.map(|replay| replay.scope()) {
+            self.instance.set_wrapped(path, scope);
+        }
+        phase == Phase::Abandoned
+    }
+}

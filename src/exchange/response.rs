@@ -1,0 +1,324 @@
+//! How far the calls of an exchange came, from the response's head and body.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use bytes::Bytes;
+
+use super::{
+    Exchange, Kind, Phase,
+    end::{Attachment, Gone},
+    request::{RequestBody, Settled},
+    resume::Accepted,
+};
+use crate::{
+    call::{CallInfo, CancelReason, Outcome, RequestId},
+    envelope::Answers,
+    policy::Going,
+    registry::{FIRST, Key},
+    sse::Reader,
+};
+
+/// The bit of `passed` that says that an event id passed. The others hold the last `retry` in ms.
+const REPLAYABLE: u32 = 1 << 31;
+
+/// What the response head says about the calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Head {
+    /// 2xx with `text/event-stream`: accepted, the answer comes on the stream. `readable` if nothing
+    /// encodes it.
+    Stream { readable: bool },
+    /// 2xx with any other body: the answer itself.
+    Answer,
+    /// Any other status: never was a call.
+    Refusal,
+}
+
+/// Reads the events of a response body for calls that no session manager watches.
+pub(crate) struct Tap {
+    reader: Reader,
+    calls: Vec<Attachment>,
+    events: u32,
+    /// A message passed that may have been an answer, nobody can say whose.
+    unclear: bool,
+}
+
+/// What the response body is to be.
+pub(crate) enum BodyPlan {
+    /// Passed on.
+    Pass,
+    /// Passed on and read.
+    Tap(Tap),
+    /// Replaced by one event: the call that is asked for was cancelled.
+    Replace(Bytes),
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    pub(crate) fn head(self: &Arc<Self>, head: Head) -> BodyPlan {
+        if head != Head::Refusal {
+            self.accepted_notice();
+        }
+        match head {
+            Head::Stream { readable } => self.streaming(readable),
+            Head::Answer => {
+                self.end_calls(Outcome::Completed);
+                BodyPlan::Pass
+            }
+            Head::Refusal => {
+                self.end_calls(Outcome::Failed);
+                BodyPlan::Pass
+            }
+        }
+    }
+
+    /// Whatever the request was, the inner service took it.
+    fn accepted_notice(&self) {
+        let registry = &self.instance.registry;
+        if let Kind::Delete(session) = &self.kind {
+            for (id, exchange) in registry.take_session(session) {
+                exchange.cancelled_elsewhere(id, CancelReason::SessionClosed);
+            }
+        }
+        if self.calls.get().is_some() {
+            return;
+        }
+        let request = match (&self.kind, &self.state().request) {
+            (Kind::Post, RequestBody::Settled(Settled::Cancel(request))) => request.clone(),
+            _ => return,
+        };
+        let Some(canceller) = self.state().canceller.clone() else {
+            return;
+        };
+        let Some(session) = self.session.key(|| canceller.scope()) else {
+            return;
+        };
+        if let Some((id, exchange)) = registry.find(&Key { session, request }) {
+            exchange.cancelled_elsewhere(id, CancelReason::ClientCancelled);
+        }
+    }
+
+    fn streaming(self: &Arc<Self>, readable: bool) -> BodyPlan {
+        let bound = {
+            let mut state = self.state();
+            if state.phase == Phase::Open {
+                state.phase = Phase::Streaming;
+            }
+            state.bound
+        };
+        if bound {
+            return BodyPlan::Pass;
+        }
+        let attached = match &self.kind {
+            Kind::Resume(resume) => match resume.accept(&self.instance) {
+                Accepted::Nothing => Vec::new(),
+                Accepted::Attached(attachment) => vec![attachment],
+                Accepted::Cancelled(request) => return BodyPlan::Replace(error_event(&request)),
+            },
+            _ => self.claim(),
+        };
+        if attached.is_empty() {
+            return BodyPlan::Pass;
+        }
+        if !readable {
+            // What cannot be read may well have had ids, and an answer.
+            self.mark_passed(true, None);
+        }
+        BodyPlan::Tap(Tap::new(attached, !readable))
+    }
+
+    fn claim(self: &Arc<Self>) -> Vec<Attachment> {
+        let claim = |call: &CallInfo| {
+            self.instance.registry.claim(call.id());
+            Attachment {
+                exchange: self.clone(),
+                id: call.id(),
+                generation: FIRST,
+            }
+        };
+        self.calls().map(claim).collect()
+    }
+
+    /// The client was told everything. `tap` has read it.
+    pub(crate) fn complete(self: &Arc<Self>, tap: Option<Tap>) {
+        match (self.over(), tap) {
+            (true, Some(tap)) => tap.gone(Gone::ByServer),
+            (true, None) => self.end_calls(Outcome::Unknown),
+            (false, _) => {}
+        }
+    }
+
+    /// The inner service returned an error instead of a response.
+    pub(crate) fn fail(self: &Arc<Self>) {
+        if self.over() {
+            self.end_calls(Outcome::Failed);
+        }
+    }
+
+    /// `false` if it was over before.
+    fn over(self: &Arc<Self>) -> bool {
+        self.settle();
+        self.release_hold();
+        let mut state = self.state();
+        let open = matches!(state.phase, Phase::Open | Phase::Streaming);
+        if open {
+            state.phase = Phase::Ended;
+        }
+        open
+    }
+
+    /// Ends the calls that no session manager watches.
+    fn end_calls(self: &Arc<Self>, outcome: Outcome) {
+        if self.calls.get().is_some() && !self.is_bound() {
+            for call in self.calls() {
+                self.finish(call.id(), outcome);
+            }
+        }
+    }
+
+    /// Nobody will read the rest. `tap` has read what there was.
+    pub(crate) fn abandon(self: &Arc<Self>, reason: CancelReason, tap: Option<Tap>) {
+        self.let_all_go(reason);
+        if let Some(tap) = tap {
+            tap.gone(Gone::Stream(reason));
+        }
+    }
+
+    fn let_all_go(self: &Arc<Self>, reason: CancelReason) {
+        self.settle();
+        self.release_hold();
+        let other = {
+            let mut state = self.state();
+            if matches!(state.phase, Phase::Ended | Phase::Abandoned) {
+                return;
+            }
+            state.phase = Phase::Abandoned;
+            match &state.request {
+                RequestBody::Settled(settled) => *settled != Settled::Plain,
+                _ => false,
+            }
+        };
+        if self.calls.get().is_some() {
+            for call in self.calls() {
+                self.let_go(call, FIRST, Gone::Stream(reason), false);
+            }
+        } else if self.session.is_none() && !other {
+            // No call and no session: a plain request, which nobody can resume.
+            self.fire(reason);
+        }
+    }
+
+    fn release_hold(&self) {
+        if let Kind::Resume(resume) = &self.kind {
+            resume.release(&self.instance);
+        }
+    }
+
+    /// Notes what passed on a stream of its calls.
+    pub(crate) fn mark_passed(&self, replayable: bool, retry: Option<Duration>) {
+        if replayable && self.passed.load(Ordering::Relaxed) & REPLAYABLE == 0 {
+            self.passed.fetch_or(REPLAYABLE, Ordering::Relaxed);
+        }
+        if let Some(retry) = retry {
+            let retry = u32::try_from(retry.as_millis()).map_or(!REPLAYABLE, |ms| ms & !REPLAYABLE);
+            let with_retry = |passed| Some((passed & REPLAYABLE) | retry);
+            // Fails only if the closure does.
+            let _former =
+                self.passed
+                    .fetch_update(Ordering::Relaxed, Ordering::Relaxed, with_retry);
+        }
+    }
+
+    pub(super) fn going(&self, by_server: bool) -> Going {
+        let passed = self.passed.load(Ordering::Relaxed);
+        let retry = u64::from(passed & !REPLAYABLE);
+        let canceller = self.state().canceller.clone();
+        Going {
+            replayable: passed & REPLAYABLE != 0,
+            retry: (retry != 0).then(|| Duration::from_millis(retry)),
+            by_server,
+            stored: canceller.is_some_and(|canceller| canceller.has_event_store()),
+        }
+    }
+}
+
+// === impl Tap ===
+
+impl Tap {
+    fn new(calls: Vec<Attachment>, unclear: bool) -> Self {
+        Self {
+            reader: Reader::default(),
+            calls,
+            events: 0,
+            unclear,
+        }
+    }
+
+    /// Reads a frame of the body.
+    pub(crate) fn read(&mut self, frame: &Bytes) {
+        let Self {
+            reader,
+            calls,
+            events,
+            unclear,
+        } = self;
+        if *unclear {
+            return;
+        }
+        reader.read(frame, |event| {
+            *events += 1;
+            for call in calls.iter() {
+                let named = event.id.filter(|id| !id.is_empty());
+                call.exchange.mark_passed(named.is_some(), event.retry);
+                if let Some(id) = named {
+                    call.exchange.instance.registry.name(call.id, id);
+                }
+            }
+            match event.answers {
+                Answers::Nothing => {}
+                Answers::One(id) => answer(calls, &id),
+                Answers::Several(ids) => ids.iter().for_each(|id| answer(calls, id)),
+                Answers::Unclear(_) => *unclear = true,
+            }
+        });
+    }
+
+    fn gone(self, gone: Gone) {
+        for call in self.calls {
+            if self.unclear && gone == Gone::ByServer {
+                // The answer may have been in what could not be read.
+                call.exchange.finish(call.id, Outcome::Unknown);
+            } else {
+                let barren = self.events == 0 && call.generation != FIRST;
+                call.detach(gone, barren);
+            }
+        }
+    }
+}
+
+fn answer(calls: &mut Vec<Attachment>, request: &RequestId) {
+    calls.retain(|call| {
+        let info = call.exchange.call(call.id);
+        let is_it = info.is_some_and(|info| info.request_id() == request);
+        if is_it {
+            call.exchange.answered(call.id, None);
+        }
+        !is_it
+    });
+}
+
+/// The JSON-RPC error code of a cancelled request.
+pub(crate) const REQUEST_CANCELLED: i32 = -32800;
+
+/// The error that a client gets for a cancelled call: alone, without an id, so that it stops asking.
+pub(crate) fn error_event(request: &RequestId) -> Bytes {
+    let error = serde_json::json!({
+        "jsonrpc": "2.0",
+        "id": serde_json::Value::from(request),
+        "error": { "code": REQUEST_CANCELLED, "message": "Request cancelled" },
+    });
+    Bytes::from(format!("data: {error}\n\n"))
+}

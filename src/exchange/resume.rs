@@ -1,0 +1,108 @@
+//! Whose call a GET with `Last-Event-ID` goes on with.
+//!
+//! From its receipt on it holds the call's clock, so that no deadline passes while the inner service thinks. Its
+//! stream is the call's next generation once the inner service accepted it. Where a session manager watches
+//! the call, that is the manager's to say: rmcp answers 200 to a resume that it refuses.
+
+use std::{
+    mem,
+    sync::{Mutex, PoisonError},
+};
+
+use http::HeaderMap;
+
+use super::{Instance, LAST_EVENT_ID, end::Attachment};
+use crate::{
+    call::{CallId, RequestId},
+    observe::Event,
+    registry::{End, Named, Scope, SessionKey},
+};
+
+pub(super) struct Resume {
+    session: SessionKey,
+    event_id: Box<[u8]>,
+    /// The calls whose clock it stopped.
+    holds: Mutex<Vec<CallId>>,
+}
+
+/// What an accepted resume is.
+pub(super) enum Accepted {
+    /// Nobody's, or a session manager's.
+    Nothing,
+    Attached(Attachment),
+    /// The call was cancelled. Whatever the server says, its client is to hear that.
+    Cancelled(RequestId),
+}
+
+// === impl Resume ===
+
+impl Resume {
+    /// `None` if the headers do not name one event.
+    pub(super) fn receive(
+        instance: &Instance,
+        session: SessionKey,
+        headers: &HeaderMap,
+    ) -> Option<Self> {
+        let mut ids = headers.get_all(LAST_EVENT_ID).iter();
+        let (Some(event_id), None) = (ids.next(), ids.next()) else {
+            return None;
+        };
+        let registry = &instance.registry;
+        let holds = match registry.named(&session, event_id.as_bytes()) {
+            Named::Call(id) => vec![id],
+            Named::OneOf(ids) => ids,
+            Named::Nothing | Named::Ended(_) => Vec::new(),
+        };
+        let holds = holds.into_iter().filter(|id| registry.hold(*id)).collect();
+        Some(Self {
+            session,
+            event_id: event_id.as_bytes().into(),
+            holds: Mutex::new(holds),
+        })
+    }
+
+    /// The inner service answered it with a stream.
+    pub(super) fn accept(&self, instance: &Instance) -> Accepted {
+        let Scope::Path(_) = self.session.scope else {
+            self.release(instance);
+            return Accepted::Nothing;
+        };
+        let holds = self.take_holds();
+        match instance.registry.named(&self.session, &self.event_id) {
+            Named::Call(id) => self.attach(instance, id),
+            Named::Ended(End::Cancelled(request)) => Accepted::Cancelled(request),
+            Named::OneOf(_) => {
+                for id in holds {
+                    instance.registry.spare(id);
+                }
+                Accepted::Nothing
+            }
+            Named::Nothing | Named::Ended(End::Answered(_)) => Accepted::Nothing,
+        }
+    }
+
+    fn attach(&self, instance: &Instance, id: CallId) -> Accepted {
+        let Some((exchange, generation)) = instance.registry.attach(id) else {
+            return Accepted::Nothing;
+        };
+        if let Some(call) = exchange.call(id) {
+            instance.report(&Event::Resumed { call });
+        }
+        Accepted::Attached(Attachment {
+            exchange,
+            id,
+            generation,
+        })
+    }
+
+    /// Lets the clocks go on that it stopped.
+    pub(super) fn release(&self, instance: &Instance) {
+        for id in self.take_holds() {
+            instance.registry.release(id);
+        }
+    }
+
+    fn take_holds(&self) -> Vec<CallId> {
+        mem::take(&mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

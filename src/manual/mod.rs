@@ -1,0 +1,4 @@
+//! The manual: what the layer does and why, for whoever runs it.
+
+#[doc = include_str!("disconnect.md")]
+pub mod disconnect {}

@@ -1,0 +1,93 @@
+//! Answers that are kept for a client to come back for, and what the client then gets.
+//!
+//! The form matters: it is what the TypeScript SDK 1.x takes without losing the answer and without asking for
+//! ever. A completed call: an event that repeats the id the client named, so that a second cut is no
+//! worse than the first, then the answer without an id. A cancelled call: the error, alone.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{Stream, stream};
+use rmcp::{
+    model::{
+        ContentBlock, ErrorCode, ErrorData, NumberOrString, ServerJsonRpcMessage, ServerResult,
+    },
+    transport::streamable_http_server::session::ServerSseMessage,
+};
+
+use crate::{
+    call::RequestId,
+    exchange::REQUEST_CANCELLED,
+    registry::{Answer, End},
+};
+
+/// How long the client is told to wait before it comes back once more, should it be cut off again: 3 s,
+/// rmcp's own default.
+const RETRY: Duration = Duration::from_secs(3);
+
+/// The answer as the registry keeps it, with its size in bytes.
+pub(super) fn keep(message: Arc<ServerJsonRpcMessage>) -> (Answer, usize) {
+    let weight = weigh(&message);
+    (message, weight)
+}
+
+/// What a client gets that asks for the stream of an ended call.
+pub(super) fn replay(
+    end: End<Answer>,
+    last_event_id: &str,
+) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<> {
+    let (first, second) = match end {
+        End::Answered(answer) => {
+            let repeated = ServerSseMessage::priming(last_event_id, RETRY);
+            let mut answered = ServerSseMessage::default();
+            answered.message = answer.downcast().ok();
+            (Some(repeated), Some(answered))
+        }
+        End::Cancelled(request) => (None, Some(cancelled(&request))),
+    };
+    stream::iter(first.into_iter().chain(second))
+}
+
+fn cancelled(request: &RequestId) -> ServerSseMessage {
+    let error = ErrorData::new(ErrorCode(REQUEST_CANCELLED), "Request cancelled", None);
+    let id = NumberOrString::from(request);
+    ServerSseMessage::from_message(ServerJsonRpcMessage::error(error, Some(id)))
+}
+
+/// About how many bytes a message takes. Text content, which is nearly all there is, is not walked.
+fn weigh(message: &ServerJsonRpcMessage) -> usize {
+    let ServerJsonRpcMessage::Response(response) = message else {
+        return serialized(message);
+    };
+    match &response.result {
+        ServerResult::CallToolResult(result) if result.structured_content.is_none() => {
+            let texts = result.content.iter().map(|content| match content {
+                ContentBlock::Text(text) => text.text.len(),
+                other => serialized(other),
+            });
+            texts.sum()
+        }
+        other => serialized(other),
+    }
+}
+
+fn serialized(value: &impl serde::Serialize) -> usize {
+    let mut count = Count(0);
+    match serde_json::to_writer(&mut count, value) {
+        Ok(()) => count.0,
+        // Not to be kept.
+        Err(_) => usize::MAX / 2,
+    }
+}
+
+struct Count(usize);
+
+impl std::io::Write for Count {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 = self.0.saturating_add(bytes.len());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! What the core knows of one call in flight.
+
+use std::{collections::VecDeque, mem, time::Duration};
+
+use tokio::time::Instant;
+
+use super::index::{Key, SessionKey, Slot, StreamId};
+
+/// How long a hold may keep a call past its deadline: 5 s, far more than an inner service takes to answer
+/// a GET, and little for an orphan.
+pub(crate) const MAX_HOLD: Duration = Duration::from_secs(5);
+
+/// How late a deadline may be noticed before the runtime counts as starved: 1 s.
+pub(crate) const LATE: Duration = Duration::from_secs(1);
+
+/// How many opaque event ids of a call are known by name, from the first on and up to the latest: 1,024
+/// each, 16 KiB a call at most.
+pub(crate) const MAX_EVENT_IDS: usize = 1_024;
+
+/// The generation of a call's first stream.
+pub(crate) const FIRST: Generation = Generation(1);
+
+/// Which stream of its call a stream is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Generation(u32);
+
+/// What becomes of a call when its client goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Cancelled at `deadline` if it is still detached then. `retry` is how long its client waits before
+    /// it comes back.
+    Until { deadline: Instant, retry: Duration },
+    /// Runs on. Its end will be seen.
+    ForItsEnd,
+    /// Runs on unseen, forgotten at this time.
+    Unseen(Instant),
+}
+
+#[derive(Debug)]
+pub(super) struct Entry<T> {
+    pub(super) call: T,
+    pub(super) key: Option<Key>,
+    pub(super) session: Option<Slot>,
+    pub(super) owns_key: bool,
+    pub(super) generation: Generation,
+    pub(super) detached: Option<Clock>,
+    pub(super) held: bool,
+    /// When it is looked at next, which is what `due` holds for it.
+    pub(super) due: Option<Instant>,
+    pub(super) barren: u32,
+    pub(super) last_deadline: Option<Instant>,
+    pub(super) streams: Streams,
+}
+
+/// The clock of a detached call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Clock {
+    pub(super) wait: Wait,
+    pub(super) put_off: bool,
+}
+
+/// The streams of a call, as far as they are known by name.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    first: Vec<StreamId>,
+    latest: VecDeque<StreamId>,
+    pub(super) overflowed: bool,
+}
+
+/// What a look at a call whose time has come decides.
+pub(super) enum Look {
+    Orphaned,
+    PutOff,
+    Forget,
+}
+
+// === impl Generation ===
+
+impl Generation {
+    pub(super) fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
+
+// === impl Entry ===
+
+impl<T> Entry<T> {
+    pub(super) fn new(call: T, key: Option<Key>, session: Option<Slot>) -> Self {
+        Self {
+            call,
+            key,
+            session,
+            owns_key: false,
+            generation: FIRST,
+            detached: None,
+            held: false,
+            due: None,
+            barren: 0,
+            last_deadline: None,
+            streams: Streams::default(),
+        }
+    }
+
+    pub(super) fn is_of(&self, session: &SessionKey) -> bool {
+        self.key.as_ref().is_some_and(|key| key.session == *session)
+    }
+
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        match self.detached?.wait {
+            Wait::Until { deadline, .. } => Some(match self.held {
+                true => deadline.checked_add(MAX_HOLD).unwrap_or(deadline),
+                false => deadline,
+            }),
+            Wait::Unseen(at) => Some(at),
+            Wait::ForItsEnd => None,
+        }
+    }
+
+    pub(super) fn look(&mut self, now: Instant, at: Instant) -> Look {
+        let Some(clock) = &mut self.detached else {
+            return Look::PutOff;
+        };
+        match &mut clock.wait {
+            Wait::Until { deadline, retry } => {
+                if now.duration_since(at) <= LATE || mem::replace(&mut clock.put_off, true) {
+                    return Look::Orphaned;
+                }
+                *deadline = now + (2 * *retry).max(MAX_HOLD);
+                Look::PutOff
+            }
+            Wait::Unseen(_) | Wait::ForItsEnd => Look::Forget,
+        }
+    }
+}
+
+// === impl Streams ===
+
+impl Streams {
+    /// Adds a stream. `None` if it is known, else which one had to be forgotten for it.
+    pub(super) fn add(&mut self, stream: StreamId) -> Option<Option<StreamId>> {
+        if self.first.last() == Some(&stream) || self.contains(stream) {
+            return None;
+        }
+        if self.first.len() < MAX_EVENT_IDS {
+            self.first.push(stream);
+            return Some(None);
+        }
+        self.latest.push_back(stream);
+        if self.latest.len() <= MAX_EVENT_IDS {
+            return Some(None);
+        }
+        self.overflowed = true;
+        Some(self.latest.pop_front())
+    }
+
+    pub(super) fn contains(&self, stream: StreamId) -> bool {
+        self.iter().any(|known| known == stream)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = StreamId> {
+        self.first.iter().chain(&self.latest).copied()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.first.len() + self.latest.len()
+    }
+}

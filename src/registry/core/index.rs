@@ -1,0 +1,161 @@
+//! Finding calls by what a client knows of them.
+//!
+//! All names live in one map from a keyed 64-bit hash to a [`CallId`]: the hash of a session is computed
+//! once, and no client can choose names that collide. A hit is only a hint. Whoever looks up compares
+//! the full name with the call's own (a collision is then no find, never a wrong one).
+
+use std::{
+    collections::{HashMap, hash_map::RandomState},
+    hash::{BuildHasher, BuildHasherDefault, Hasher},
+    sync::Arc,
+};
+
+use crate::call::{CallId, RequestId};
+
+/// A session as the client names it, and who gave out its id.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct SessionKey {
+    pub(crate) scope: Scope,
+    pub(crate) id: Arc<str>,
+}
+
+/// Who gives out session ids: the same id of another scope is another session.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Scope {
+    /// A session manager of ours, by its instance.
+    #[cfg(feature = "rmcp")]
+    Manager(u64),
+    /// Whatever serves this request path.
+    Path(Box<str>),
+}
+
+/// A session call by its JSON-RPC id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) session: SessionKey,
+    pub(crate) request: RequestId,
+}
+
+/// A stream of a session, as an event id names it.
+///
+/// rmcp's `<index>/<stream>` stands for its stream. Any other id is opaque and stands for itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum StreamId {
+    Numbered(u64),
+    /// Keyed hash of the whole event id.
+    Opaque(u64),
+}
+
+/// The hash of a name. Already keyed, so the maps below take it as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Slot(u64);
+
+pub(super) type Slots<V> = HashMap<Slot, V, BuildHasherDefault<AsIs>>;
+pub(super) type ById<V> = HashMap<CallId, V, BuildHasherDefault<AsIs>>;
+
+/// A hasher for keys that are spread already ([`Slot`]), or that count up ([`CallId`]).
+#[derive(Debug, Default)]
+pub(super) struct AsIs(u64);
+
+/// Makes the hashes.
+#[derive(Debug, Default)]
+pub(super) struct Names(RandomState);
+
+// === impl Names ===
+
+impl Names {
+    pub(super) fn session(&self, session: &SessionKey) -> Slot {
+        Slot(self.0.hash_one(session))
+    }
+
+    pub(super) fn request(&self, session: Slot, request: &RequestId) -> Slot {
+        Slot(self.0.hash_one((b'r', session, request)))
+    }
+
+    pub(super) fn stream(&self, session: Slot, stream: StreamId) -> Slot {
+        Slot(self.0.hash_one((b's', session, stream)))
+    }
+
+    pub(super) fn stream_id(&self, event_id: &[u8]) -> StreamId {
+        numbered(event_id).map_or_else(
+            || StreamId::Opaque(self.0.hash_one(event_id)),
+            StreamId::Numbered,
+        )
+    }
+}
+
+/// `<index>/<stream>`, both decimal, as rmcp writes and reads them.
+fn numbered(event_id: &[u8]) -> Option<u64> {
+    let slash = memchr::memchr(b'/', event_id)?;
+    let (index, stream) = event_id.split_at_checked(slash)?;
+    let stream = stream.get(1..)?;
+    let is_number = |digits: &[u8]| {
+        !digits.is_empty() && digits.len() < 20 && digits.iter().all(u8::is_ascii_digit)
+    };
+    if !is_number(index) || !is_number(stream) {
+        return None;
+    }
+    str::from_utf8(stream).ok()?.parse().ok()
+}
+
+// === impl AsIs ===
+
+impl Hasher for AsIs {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        // The maps look at the top bits too, and a counter has none.
+        self.0 = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_id_of_rmcp_stands_for_its_stream() {
+        for (id, stream) in [
+            ("0/0", 0),
+            ("17/3", 3),
+            ("0/18446744073709551", 18446744073709551),
+        ] {
+            assert_eq!(numbered(id.as_bytes()), Some(stream), "{id}");
+        }
+        for opaque in [
+            "", "/", "0", "0/", "/0", "a/0", "0/b", "0/0/0", "+1/0", "0/-1", " 0/0",
+        ] {
+            assert_eq!(numbered(opaque.as_bytes()), None, "{opaque}");
+        }
+        assert_eq!(numbered(b"0/99999999999999999999"), None);
+    }
+
+    #[test]
+    fn names_of_different_kinds_do_not_meet() {
+        let names = Names::default();
+        let session = |id: &str| SessionKey {
+            scope: Scope::Path("/".into()),
+            id: id.into(),
+        };
+        let slot = names.session(&session("a"));
+        assert_ne!(slot, names.session(&session("b")));
+        assert_ne!(
+            names.request(slot, &RequestId::Number(1)),
+            names.request(slot, &RequestId::String("1".into())),
+        );
+        assert_ne!(
+            names.request(slot, &RequestId::Number(1)),
+            names.stream(slot, StreamId::Numbered(1)),
+        );
+        assert_ne!(names.stream_id(b"x"), names.stream_id(b"y"));
+        assert_eq!(names.stream_id(b"0/7"), names.stream_id(b"5/7"));
+    }
+}

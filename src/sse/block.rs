@@ -1,0 +1,183 @@
+//! What the lines since the last blank one said: the event to come.
+
+use std::{borrow::Cow, mem, time::Duration};
+
+use super::{Event, Field};
+use crate::envelope::{Answers, Unknown, answers};
+
+/// How much data is gathered: as much as is kept of a request body.
+const MAX_DATA: usize = 4 * 1024 * 1024;
+
+/// How long the value of an `id` or a `retry` may be. A client sends an id back in a header, and by
+/// default hyper takes less than this for all headers together.
+const MAX_VALUE: usize = 512 * 1024;
+
+/// `retry` counts up to this.
+const MAX_RETRY: Duration = Duration::from_secs(10 * 60);
+
+/// The lines of an event that has not ended.
+///
+/// While a frame `'f` is read, texts are borrowed from it as far as they can be.
+#[derive(Default)]
+pub(super) struct Block<'f> {
+    /// The data lines, joined by line feeds.
+    data: Option<Text<'f>>,
+    id: Option<Cow<'f, [u8]>>,
+    retry: Option<Duration>,
+    /// The value of the line that is being read, if it is an `id` or a `retry`.
+    value: Text<'f>,
+    /// Whether it has a line that is no comment.
+    begun: bool,
+}
+
+/// A text of limited length.
+enum Text<'f> {
+    Whole(Cow<'f, [u8]>),
+    TooLong,
+}
+
+// === impl Block ===
+
+impl<'f> Block<'f> {
+    /// Whether it has no lines, or none but comments.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        !self.begun
+    }
+
+    /// Starts the value of a line.
+    pub(super) fn start(&mut self, field: Field) {
+        match (field, &mut self.data) {
+            (Field::Data, Some(data)) => data.push(b"\n", MAX_DATA),
+            (Field::Data, none) => *none = Some(Text::default()),
+            (Field::Id | Field::Retry, _) => {}
+        }
+    }
+
+    /// Adds to the value of a line.
+    pub(super) fn go_on(&mut self, field: Field, piece: &'f [u8]) {
+        match field {
+            Field::Data => self.data.get_or_insert_default().push(piece, MAX_DATA),
+            Field::Id | Field::Retry => self.value.push(piece, MAX_VALUE),
+        }
+    }
+
+    /// Ends the value of a line.
+    pub(super) fn end(&mut self, field: Field) {
+        self.begun = true;
+        match field {
+            Field::Data => {}
+            Field::Id => {
+                let id = self.take_value().filter(|id| !id.contains(&0));
+                self.id = id.or(self.id.take());
+            }
+            Field::Retry => {
+                let retry = self.take_value().and_then(|digits| milliseconds(&digits));
+                self.retry = retry.or(self.retry);
+            }
+        }
+    }
+
+    fn take_value(&mut self) -> Option<Cow<'f, [u8]>> {
+        match mem::take(&mut self.value) {
+            Text::Whole(value) if value.len() <= MAX_VALUE => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Ends a line without a meaning that is no comment.
+    pub(super) fn end_other(&mut self) {
+        self.begun = true;
+    }
+
+    /// What the block says, now that it has ended; `None` if nothing.
+    pub(super) fn event(&self) -> Option<Event<'_>> {
+        if self.data.is_none() && self.id.is_none() && self.retry.is_none() {
+            return None;
+        }
+        Some(Event {
+            id: self.id.as_deref(),
+            retry: self.retry,
+            answers: match &self.data {
+                None => Answers::Nothing,
+                Some(Text::Whole(data)) => answers(data),
+                Some(Text::TooLong) => Answers::Unclear(Unknown::TooLarge),
+            },
+        })
+    }
+
+    /// Takes what is borrowed into buffers, for the frame goes on its way.
+    pub(super) fn keep(self) -> Block<'static> {
+        Block {
+            data: self.data.map(|data| data.keep(MAX_DATA)),
+            id: self.id.map(|id| Cow::Owned(id.into_owned())),
+            retry: self.retry,
+            value: self.value.keep(MAX_VALUE),
+            begun: self.begun,
+        }
+    }
+
+    /// How much it has allocated.
+    #[cfg(test)]
+    pub(super) fn allocated(&self) -> usize {
+        let buffer = |text: &Cow<'_, [u8]>| match text {
+            Cow::Borrowed(_) => 0,
+            Cow::Owned(buffer) => buffer.capacity(),
+        };
+        let of = |text: &Text<'_>| match text {
+            Text::Whole(text) => buffer(text),
+            Text::TooLong => 0,
+        };
+        self.data.as_ref().map_or(0, of) + self.id.as_ref().map_or(0, buffer) + of(&self.value)
+    }
+}
+
+fn milliseconds(digits: &[u8]) -> Option<Duration> {
+    if digits.is_empty() {
+        return None;
+    }
+    let number = digits.iter().try_fold(0_u64, |number, byte| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        Some(number.saturating_mul(10).saturating_add(digit))
+    });
+    Some(Duration::from_millis(number?).min(MAX_RETRY))
+}
+
+// === impl Text ===
+
+impl<'f> Text<'f> {
+    /// Adds to it. A buffer that would take more than `limit` is dropped instead.
+    fn push(&mut self, piece: &'f [u8], limit: usize) {
+        match self {
+            Self::Whole(text) if text.is_empty() => *text = Cow::Borrowed(piece),
+            Self::Whole(text) if text.len() + piece.len() <= limit => {
+                let text = text.to_mut();
+                let length = text.len() + piece.len();
+                if text.capacity() < length {
+                    // It doubles, as a `Vec` does, but not past the limit.
+                    let doubled = (2 * text.len()).clamp(length, limit);
+                    text.reserve_exact(doubled - text.len());
+                }
+                text.extend_from_slice(piece);
+            }
+            Self::Whole(_) => *self = Self::TooLong,
+            Self::TooLong => {}
+        }
+    }
+
+    fn keep(self, limit: usize) -> Text<'static> {
+        match self {
+            Self::Whole(Cow::Owned(text)) => Text::Whole(Cow::Owned(text)),
+            Self::Whole(Cow::Borrowed(text)) if text.len() <= limit => {
+                Text::Whole(Cow::Owned(text.to_owned()))
+            }
+            Self::Whole(Cow::Borrowed(_)) | Self::TooLong => Text::TooLong,
+        }
+    }
+}
+
+impl Default for Text<'_> {
+    fn default() -> Self {
+        Self::Whole(Cow::default())
+    }
+}

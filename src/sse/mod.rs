@@ -1,0 +1,210 @@
+//! The server-sent events of a response body, read as its frames pass.
+//!
+//! Without a session manager that tells, only the bytes of the response say whether a call was
+//! answered, and whether its client could resume it. The [`Reader`] sees each frame once, as it
+//! came and before it goes on, and alters nothing. What it promises:
+//!
+//! 1. **Events are those of the standard** (WHATWG HTML, section 9.2.6), ended by any of its three line
+//!    ends, and none before its blank line. The type of an event means nothing: MCP has only messages.
+//! 2. **What has no data counts too**, if it has an `id` or a `retry`: the standard does not dispatch
+//!    such an event, but takes its id for the last one all the same. MCP primes a stream that way.
+//! 3. **How the body is cut into frames changes nothing**, but for the limit in 5.
+//! 4. **Cost.** Each byte is looked at once for line ends and, in data, once as JSON. An event inside one
+//!    frame is read where it is; one that is cut, or has several data lines, is gathered in a buffer that
+//!    goes with it.
+//! 5. **Limits.** A buffer takes 4 MiB of data; what is longer is [`Unclear`]. An `id` longer than 512 KiB
+//!    is ignored. Where events end is always known.
+//!
+//! ```text
+//! data: {"jsonrpc":"2.0","id":7,"result":{…}}⏎      answers request 7
+//! id: 1/0⏎                                          a client could resume after it
+//! retry: 3000⏎                                      and would, after 3 s
+//! ⏎                                                 the event
+//! ```
+//!
+//! [`Unclear`]: Answers::Unclear
+
+use std::{mem, time::Duration};
+
+use memchr::memchr2;
+
+use self::block::Block;
+use crate::envelope::Answers;
+
+mod block;
+
+/// What one event says about the calls on its stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Event<'a> {
+    /// Its `id`, as it was sent. An empty one: the client has no last event id any more.
+    pub(crate) id: Option<&'a [u8]>,
+    /// How long the client should wait before it comes back, at most 10 minutes.
+    pub(crate) retry: Option<Duration>,
+    /// What its data answers.
+    pub(crate) answers: Answers,
+}
+
+/// Reads the events of one response body.
+pub(crate) struct Reader {
+    /// What of a byte order mark has not come. Empty once it came, or something else did.
+    mark: &'static [u8],
+    /// The last byte was a carriage return, so that a line feed would belong to it.
+    after_return: bool,
+    line: Line,
+    block: Block<'static>,
+}
+
+/// How far the current line has come.
+#[derive(Clone, Copy)]
+enum Line {
+    /// Nothing of it has come.
+    Start,
+    /// It can still become this field. This much of the name and its colon has not come.
+    Name(Field, &'static [u8]),
+    /// The colon has come; one space after it is not of the value.
+    Space(Field),
+    /// It goes on with the value.
+    Value(Field),
+    /// A comment, which belongs to no event.
+    Comment,
+    /// No field that matters.
+    Other,
+}
+
+#[derive(Clone, Copy)]
+enum Field {
+    Data,
+    Id,
+    Retry,
+}
+
+// === impl Reader ===
+
+impl Reader {
+    /// Reads the next frame of the body and gives every event that ends in it to `event`, in order.
+    pub(crate) fn read(&mut self, frame: &[u8], mut event: impl FnMut(Event<'_>)) {
+        let mut block: Block<'_> = mem::take(&mut self.block);
+        let mut rest = self.skip_mark(frame);
+        while !rest.is_empty() {
+            if mem::take(&mut self.after_return) && rest.starts_with(b"\n") {
+                rest = rest.get(1..).unwrap_or_default();
+                continue;
+            }
+            let end = memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
+            let (text, line_end) = rest.split_at_checked(end).unwrap_or_default();
+            self.line.go_on(text, &mut block);
+            let Some((byte, next)) = line_end.split_first() else {
+                break;
+            };
+            self.after_return = *byte == b'\r';
+            rest = next;
+            let is_blank = self.line.end(&mut block);
+            if is_blank && let Some(ended) = mem::take(&mut block).event() {
+                event(ended);
+            }
+        }
+        self.block = block.keep();
+    }
+
+    /// Whether the bytes so far end between two events, where another one or a comment can be put in.
+    ///
+    /// The start of the body is such a place, and so is the one after a comment, which belongs to no
+    /// event. After a carriage return a line feed may still come: parted from it by what was put in,
+    /// it makes a blank line that ends nothing.
+    #[cfg(test)]
+    fn at_boundary(&self) -> bool {
+        matches!(self.line, Line::Start) && self.block.is_empty()
+    }
+
+    /// Skips the byte order mark, or what of it is here.
+    fn skip_mark<'f>(&mut self, mut frame: &'f [u8]) -> &'f [u8] {
+        while let Some((wanted, left)) = self.mark.split_first() {
+            match frame.split_first() {
+                Some((byte, rest)) if byte == wanted => {
+                    frame = rest;
+                    self.mark = left;
+                    // A part of a mark is no mark, but a line that begins like no field.
+                    self.line = if left.is_empty() {
+                        Line::Start
+                    } else {
+                        Line::Other
+                    };
+                }
+                Some(_) => self.mark = &[],
+                None => break,
+            }
+        }
+        frame
+    }
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Self {
+            mark: b"\xef\xbb\xbf",
+            after_return: false,
+            line: Line::Start,
+            block: Block::default(),
+        }
+    }
+}
+
+// === impl Line ===
+
+impl Line {
+    /// Reads `text`, which is on the line. What of it is a value goes to `block`.
+    fn go_on<'f>(&mut self, mut text: &'f [u8], block: &mut Block<'f>) {
+        while let Some(first) = text.first() {
+            match *self {
+                Self::Start => {
+                    *self = match first {
+                        b'd' => Self::Name(Field::Data, b"data:"),
+                        b'i' => Self::Name(Field::Id, b"id:"),
+                        b'r' => Self::Name(Field::Retry, b"retry:"),
+                        b':' => Self::Comment,
+                        _ => Self::Other,
+                    };
+                }
+                Self::Name(field, left) => {
+                    if let Some(rest) = text.strip_prefix(left) {
+                        *self = Self::Space(field);
+                        block.start(field);
+                        text = rest;
+                    } else if let Some(left) = left.strip_prefix(text) {
+                        *self = Self::Name(field, left);
+                        return;
+                    } else {
+                        *self = Self::Other;
+                    }
+                }
+                Self::Space(field) => {
+                    *self = Self::Value(field);
+                    text = text.strip_prefix(b" ").unwrap_or(text);
+                }
+                Self::Value(field) => {
+                    block.go_on(field, text);
+                    return;
+                }
+                Self::Comment | Self::Other => return,
+            }
+        }
+    }
+
+    /// Ends the line. Says whether it was blank.
+    fn end(&mut self, block: &mut Block<'_>) -> bool {
+        match mem::replace(self, Self::Start) {
+            Self::Start => return true,
+            Self::Name(field, b":") => {
+                block.start(field);
+                block.end(field);
+            }
+            Self::Space(field) | Self::Value(field) => block.end(field),
+            Self::Name(..) | Self::Other => block.end_other(),
+            Self::Comment => {}
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests;
