@@ -1,27 +1,359 @@
-//! A client hangs up in the middle of a call.
+//! A client hangs up in the middle of a call: the call is cancelled, once, and nothing else is.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
-use rmcp::transport::streamable_http_server::session::local::SessionConfig;
+use axum::{
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use mcp_cancel_on_disconnect::{CallToken, CancelReason, Outcome};
+use rmcp::model::NumberOrString;
 use serde_json::json;
+use tokio::sync::mpsc;
 
-use crate::support::*;
+use crate::{
+    setup::{EXCHANGE, Plan, Scripted, Server, Setup, What, for_servers},
+    support::*,
+};
 
-#[tokio::test]
-async fn a_wrapped_session_call_is_cancelled() {
-    let witness = Witness::new();
-    let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
-    let service = Tools::new(&witness).service(Mode::Session, sessions);
-    let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
-    let calls = layer.calls();
-    let served = serve(router(service).layer(layer)).await;
-    let mcp = Mcp::session(served.addr, PATH).await;
-    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
-    witness.started("a").await;
-    call.head().await;
-    assert_eq!(calls.len(), 1);
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+/// How far the response has come.
+#[derive(Clone, Copy, Debug)]
+enum When {
+    /// The server holds the head back.
+    HeadHeld,
+    /// The client has read nothing.
+    NothingRead,
+    /// The client has read an event.
+    EventRead,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Fin,
+    Rst,
+    HalfClose,
+}
+
+for_servers!([
+    wrapped = Wrapped,
+    layer_only = LayerOnly,
+    stateless_sse = StatelessSse,
+    stateless_json = StatelessJson,
+] {
+    a_fin_before_the_head_is_produced_cancels_the_call,
+    a_reset_before_the_head_is_produced_cancels_the_call,
+    a_half_close_before_the_head_is_produced_cancels_the_call,
+    a_fin_before_anything_is_read_cancels_the_call,
+    a_reset_before_anything_is_read_cancels_the_call,
+    a_fin_after_an_event_cancels_the_call,
+    a_reset_after_an_event_cancels_the_call,
+    a_half_close_after_an_event_cancels_the_call,
+    a_client_that_leaves_in_the_middle_of_its_request_body_starts_no_call,
+    a_stream_reset_cancels_its_call_and_spares_its_siblings,
+    a_stream_reset_after_an_event_cancels_its_call_and_spares_its_siblings,
+    losing_an_h2_connection_cancels_all_its_calls,
+    a_completed_call_ends_once_and_never_fires_its_token,
+    a_handler_can_read_why_its_client_is_gone,
+    the_id_of_a_cancelled_call_can_be_used_again,
+});
+
+for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+    the_server_is_told_once_which_request_is_cancelled_and_why,
+    hanging_up_the_standalone_stream_cancels_nothing,
+});
+
+async fn a_fin_before_the_head_is_produced_cancels_the_call(server: Server) {
+    hang_up(server, When::HeadHeld, How::Fin).await;
+}
+
+async fn a_reset_before_the_head_is_produced_cancels_the_call(server: Server) {
+    hang_up(server, When::HeadHeld, How::Rst).await;
+}
+
+async fn a_half_close_before_the_head_is_produced_cancels_the_call(server: Server) {
+    hang_up(server, When::HeadHeld, How::HalfClose).await;
+}
+
+async fn a_fin_before_anything_is_read_cancels_the_call(server: Server) {
+    hang_up(server, When::NothingRead, How::Fin).await;
+}
+
+async fn a_reset_before_anything_is_read_cancels_the_call(server: Server) {
+    hang_up(server, When::NothingRead, How::Rst).await;
+}
+
+async fn a_fin_after_an_event_cancels_the_call(server: Server) {
+    hang_up(server, When::EventRead, How::Fin).await;
+}
+
+async fn a_reset_after_an_event_cancels_the_call(server: Server) {
+    hang_up(server, When::EventRead, How::Rst).await;
+}
+
+/// A half-close counts as a hang-up, because hyper takes it for one: it drops the response.
+async fn a_half_close_after_an_event_cancels_the_call(server: Server) {
+    hang_up(server, When::EventRead, How::HalfClose).await;
+}
+
+async fn a_client_that_leaves_in_the_middle_of_its_request_body_starts_no_call(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let marked = mcp.clone().header(EXCHANGE, "cut");
+    let whole = marked.call_request(1, "hold", json!({ "label": "cut" }));
+    let length = whole.body.len();
+    let half = whole.body.slice(..length / 2);
+    let mut connection = Connection::open(setup.served.addr).await;
+    connection.send_cut(&whole.body(half), length).await;
+    setup.exchanges.begun_for("cut").await;
+
+    connection.fin();
+
+    setup.exchanges.over_for("cut").await;
+    assert_eq!(setup.events.of(&mcp, 1), []);
+    assert!(setup.calls.is_empty());
+    assert_eq!(setup.witness.starts("cut"), 0);
+    setup.assert_usable(&mcp).await;
+}
+
+async fn a_stream_reset_cancels_its_call_and_spares_its_siblings(server: Server) {
+    reset(server, When::NothingRead).await;
+}
+
+async fn a_stream_reset_after_an_event_cancels_its_call_and_spares_its_siblings(server: Server) {
+    reset(server, When::EventRead).await;
+}
+
+async fn losing_an_h2_connection_cancels_all_its_calls(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let mut connection = H2::open(setup.served.addr).await;
+    let mut streams = Vec::new();
+    for (id, label) in [(1, "a"), (2, "b"), (3, "c")] {
+        let stream = setup.start_on_h2(&mut connection, &mcp, id, "hold", label);
+        streams.push(stream.await);
+    }
+    assert_eq!(setup.calls.len(), 3);
+
+    connection.hang_up();
+
+    for (id, label) in [(1, "a"), (2, "b"), (3, "c")] {
+        assert_cancelled(&setup, &mcp, id, label).await;
+    }
+    assert!(setup.calls.is_empty());
+}
+
+async fn a_completed_call_ends_once_and_never_fires_its_token(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.assert_completes("a", &mut call).await;
+    setup.exchanges.over_for("a").await;
+
     call.fin();
-    assert!(witness.ended("a").await.is_cancelled());
-    assert!(calls.is_empty());
+
+    setup.assert_usable(&mcp).await;
+    let token = setup.tokens.of("a");
+    assert!(!token.is_cancelled());
+    assert!(!token.token().is_cancelled());
+    let expected = [What::Started, What::Ended(Outcome::Completed)];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+    assert!(setup.calls.is_empty());
+}
+
+async fn a_handler_can_read_why_its_client_is_gone(server: Server) {
+    let (reasons, mut read) = mpsc::unbounded_channel();
+    let handler = Scripted::new(move |context| {
+        let reasons = reasons.clone();
+        async move {
+            let token = CallToken::of(&context).expect("the layer's token");
+            let before = token.reason();
+            token.cancelled().await;
+            reasons
+                .send((before, token.reason()))
+                .expect("the test waits for it");
+            Ok("nobody reads this".to_owned())
+        }
+    });
+    let setup = Plan::of(server).start_scripted(handler).await;
+    let mcp = setup.mcp().await;
+
+    setup.start_call(&mcp, 1, "any", "a").await.fin();
+
+    let reason = within("the handler's reason", read.recv()).await;
+    let expected = (None, Some(CancelReason::ClientDisconnected));
+    assert_eq!(reason, Some(expected));
+}
+
+async fn the_id_of_a_cancelled_call_can_be_used_again(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    setup.start_call(&mcp, 1, "hold", "first").await.fin();
+    assert!(setup.witness.ended("first").await.is_cancelled());
+    assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
+
+    let mut second = setup.start_call(&mcp, 1, "hold", "second").await;
+
+    setup.assert_completes("second", &mut second).await;
+}
+
+async fn the_server_is_told_once_which_request_is_cancelled_and_why(server: Server) {
+    let (cancels, mut told) = mpsc::unbounded_channel();
+    let handler = Scripted::new(|context| async move {
+        if context.id.to_string() != "echo" {
+            context.ct.cancelled().await;
+        }
+        Ok("answered".to_owned())
+    });
+    let plan = Plan::of(server);
+    let setup = plan.start_scripted(handler.on_cancelled(cancels)).await;
+    let mcp = setup.mcp().await;
+
+    setup.start_call(&mcp, "x-7", "any", "a").await.fin();
+
+    let cancelled = within("notifications/cancelled", told.recv()).await;
+    let cancelled = cancelled.expect("the server lives");
+    let request = NumberOrString::String("x-7".into());
+    assert_eq!(cancelled.request_id, Some(request));
+    assert_eq!(cancelled.reason.as_deref(), Some("client disconnected"));
+    let mut echo = mcp.call("echo", "any", json!({ "label": "echo" })).await;
+    assert!(echo.answer().await.is_some());
+    assert!(told.try_recv().is_err(), "told twice");
+}
+
+async fn hanging_up_the_standalone_stream_cancels_nothing(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    let marked = mcp.clone().header(EXCHANGE, "standalone");
+    let mut standalone = marked.listen().await;
+    assert_eq!(standalone.head().await.status, 200);
+
+    standalone.fin();
+
+    setup.exchanges.over_for("standalone").await;
+    setup.assert_usable(&mcp).await;
+    assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+    setup.assert_completes("a", &mut call).await;
+}
+
+/// The control: what the layer is for, and that these tests can fail.
+#[tokio::test]
+async fn bare_rmcp_runs_a_session_call_on_for_nobody() {
+    let setup = Server::Bare.start().await;
+    let mcp = setup.mcp().await;
+
+    setup.start_call(&mcp, 1, "hold", "a").await.fin();
+
+    setup.exchanges.over_for("a").await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+}
+
+/// One call, one hang-up, and everything that must be true afterwards.
+async fn hang_up(server: Server, when: When, how: How) {
+    let setup = match when {
+        When::HeadHeld => holding_the_head(server).start().await,
+        When::NothingRead | When::EventRead => server.start().await,
+    };
+    let mcp = setup.mcp().await;
+    let tool = match when {
+        When::EventRead => "chatty",
+        When::HeadHeld | When::NothingRead => "hold",
+    };
+    let mut call = setup.start_call(&mcp, 1, tool, "a").await;
+    if let When::EventRead = when {
+        call.head().await;
+        // Priming, where there is any, then the progress.
+        while call.event().await.expect("an event").is_priming() {}
+    }
+    assert_eq!(setup.calls.len(), 1);
+    assert!(!setup.tokens.of("a").is_cancelled());
+
+    let half_closed = match how {
+        How::Fin => {
+            call.fin();
+            None
+        }
+        How::Rst => {
+            call.rst();
+            None
+        }
+        How::HalfClose => {
+            call.half_close().await;
+            Some(call)
+        }
+    };
+
+    assert_cancelled(&setup, &mcp, 1, "a").await;
+    assert!(setup.calls.is_empty());
+    drop(half_closed);
+}
+
+/// Three streams of one connection, of which the second is reset.
+async fn reset(server: Server, when: When) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let mut connection = H2::open(setup.served.addr).await;
+    let tool = match when {
+        When::EventRead => "chatty",
+        When::HeadHeld | When::NothingRead => "hold",
+    };
+    let mut streams = Vec::new();
+    for (id, label) in [(1, "a"), (2, "b"), (3, "c")] {
+        let stream = setup.start_on_h2(&mut connection, &mcp, id, tool, label);
+        streams.push(stream.await);
+    }
+    if let When::EventRead = when {
+        for stream in &mut streams {
+            assert!(stream.event().await.is_some());
+        }
+    }
+
+    streams.remove(1).reset();
+
+    assert_cancelled(&setup, &mcp, 2, "b").await;
+    for (stream, (id, label)) in streams.iter_mut().zip([(1, "a"), (3, "c")]) {
+        assert_eq!(setup.events.of(&mcp, id), [What::Started]);
+        setup.witness.release(label);
+        let answer = stream.answer().await.expect("the sibling's answer");
+        let text = &answer["result"]["content"][0]["text"];
+        assert_eq!(*text, format!("done:{label}"));
+        assert!(!setup.tokens.of(label).is_cancelled());
+    }
+}
+
+/// A server that never lets the head of the first named exchange go.
+fn holding_the_head(server: Server) -> Plan {
+    let held = std::sync::Arc::new(AtomicBool::new(false));
+    Plan::of(server).inside(|router| {
+        router.layer(from_fn(move |request: Request, next: Next| {
+            // Only the call: the cancel that the layer replays carries the same headers.
+            let named = request.headers().contains_key(EXCHANGE);
+            let hold = named && !held.swap(true, Ordering::Relaxed);
+            async move {
+                let response = next.run(request).await;
+                if hold {
+                    std::future::pending::<()>().await;
+                }
+                response
+            }
+        }))
+    })
+}
+
+/// The handler, its token, the reports and the session agree that this call was cancelled, once.
+async fn assert_cancelled(setup: &Setup, mcp: &Mcp, id: i32, label: &str) {
+    assert!(setup.witness.ended(label).await.is_cancelled());
+    assert_eq!(setup.events.ended(mcp, id).await, DISCONNECTED);
+    let token = setup.tokens.of(label);
+    assert_eq!(token.reason(), Some(CancelReason::ClientDisconnected));
+    assert!(token.token().is_cancelled());
+    setup.exchanges.over_for(label).await;
+    setup.assert_usable(mcp).await;
+    let expected = [What::Started, What::Ended(DISCONNECTED)];
+    assert_eq!(setup.events.of(mcp, id), expected);
 }

@@ -1,4 +1,19 @@
 //! Integration tests: real sockets, real rmcp servers.
 
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+)]
+
+mod crowd;
+mod forwarding;
+mod grace;
 mod hang_up;
+mod isolation;
+mod late;
+mod read_on;
+mod setup;
 mod support;

@@ -1,0 +1,209 @@
+//! Many calls at once, and hang-ups that the dice decide.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::{BuildHasher as _, Hasher as _},
+};
+
+use mcp_cancel_on_disconnect::{CancelReason, Outcome};
+
+use crate::{
+    setup::{EXCHANGE, Server, Setup, What, arguments, for_servers},
+    support::*,
+};
+
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+/// Each session uses the same ids as the others.
+const SESSIONS: usize = 8;
+
+/// How many calls each session has in flight at once. Both ends of a socket are in this process: that
+/// makes 400 descriptors.
+const IN_FLIGHT: usize = 25;
+
+const ROUNDS: usize = 5;
+
+/// How many clients do not wait until their call has started.
+const HASTY: u64 = 300;
+
+/// Within how many steps of the runtime they hang up: after all of them a call has long started.
+const STEPS: u64 = 40;
+
+struct Call {
+    mcp: Mcp,
+    id: usize,
+    label: String,
+    connection: Connection,
+}
+
+/// A small generator (splitmix64) that prints its seed if the test fails.
+struct Dice {
+    seed: u64,
+    state: u64,
+}
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up,
+});
+
+for_servers!([
+    wrapped_in_haste = Wrapped,
+    layer_only_in_haste = LayerOnly,
+    stateless_sse = StatelessSse,
+    stateless_json = StatelessJson,
+] {
+    no_call_outlives_its_client_whenever_it_hangs_up,
+});
+
+async fn of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up(server: Server) {
+    let mut dice = Dice::new();
+    let setup = server.start().await;
+    let mut sessions = Vec::new();
+    for _ in 0..SESSIONS {
+        sessions.push(setup.mcp().await);
+    }
+    let (mut left, mut stayed) = (0, 0);
+    for round in 0..ROUNDS {
+        let mut staying = start(&setup, &sessions, round, &mut dice).await;
+        let leaving = staying.split_off(staying.len() / 2);
+        left += leaving.len();
+        stayed += staying.len();
+
+        let gone: Vec<_> = leaving
+            .into_iter()
+            .map(|call| call.leave(&mut dice))
+            .collect();
+
+        for (mcp, id, label) in gone {
+            assert!(setup.witness.ended(&label).await.is_cancelled(), "{label}");
+            let outcome = setup.events.ended(&mcp, id).await;
+            assert_eq!(outcome, DISCONNECTED, "{label}");
+        }
+        assert_eq!(setup.witness.running(), staying.len());
+        assert_eq!(setup.calls.len(), staying.len());
+        for call in &mut staying {
+            setup
+                .assert_completes(&call.label, &mut call.connection)
+                .await;
+            setup.exchanges.over_for(&call.label).await;
+        }
+        assert!(setup.calls.is_empty());
+    }
+    assert_eq!(left + stayed, 1_000);
+    assert_eq!(setup.witness.cancelled(), left);
+    assert_eq!(setup.witness.completed(), stayed);
+    // Each started once and ended once, and nothing else was reported.
+    let (starts, others): (Vec<_>, Vec<_>) = setup
+        .events
+        .all()
+        .into_iter()
+        .partition(|what| *what == What::Started);
+    assert_eq!(starts.len(), 1_000);
+    assert_eq!(others.len(), 1_000);
+    let cancels = others
+        .iter()
+        .filter(|what| **what == What::Ended(DISCONNECTED));
+    assert_eq!(cancels.count(), left);
+}
+
+/// The hang-up may meet the call at any step of its way into the server.
+async fn no_call_outlives_its_client_whenever_it_hangs_up(server: Server) {
+    let mut dice = Dice::new();
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    for id in 0..HASTY {
+        let marked = mcp.clone().header(EXCHANGE, &format!("call {id}"));
+        let call = marked
+            .call(id, "hold", arguments(&format!("call {id}")))
+            .await;
+        for _ in 0..dice.roll() % STEPS {
+            tokio::task::yield_now().await;
+        }
+        call.fin();
+    }
+    setup.assert_usable(&mcp).await;
+    setup.witness.running_reaches(0).await;
+    setup.exchanges.all_over().await;
+    assert!(setup.calls.is_empty());
+    assert!(setup.witness.cancelled() > 0);
+    assert_eq!(setup.witness.completed(), 0);
+    let failed = |what: &What| matches!(what, What::CancelFailed(_) | What::Unknown(_));
+    assert!(!setup.events.all().iter().any(failed));
+}
+
+/// Starts the calls of a round, in an order of the dice.
+async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -> Vec<Call> {
+    let mut calls = Vec::new();
+    for id in round * IN_FLIGHT..(round + 1) * IN_FLIGHT {
+        for (session, mcp) in sessions.iter().enumerate() {
+            let label = format!("call {id} of session {session}");
+            let marked = mcp.clone().header(EXCHANGE, &label);
+            calls.push(Call {
+                mcp: mcp.clone(),
+                id,
+                connection: marked.call(id, "hold", arguments(&label)).await,
+                label,
+            });
+        }
+    }
+    for call in &calls {
+        setup.witness.started(&call.label).await;
+    }
+    assert_eq!(setup.calls.len(), calls.len());
+    dice.shuffle(&mut calls);
+    for call in calls.iter_mut().filter(|_| dice.coin()) {
+        call.connection.head().await;
+        call.connection.event().await.expect("the priming event");
+    }
+    calls
+}
+
+// === impl Call ===
+
+impl Call {
+    /// Hangs up, one way or the other.
+    fn leave(self, dice: &mut Dice) -> (Mcp, usize, String) {
+        match dice.coin() {
+            true => self.connection.fin(),
+            false => self.connection.rst(),
+        }
+        (self.mcp, self.id, self.label)
+    }
+}
+
+// === impl Dice ===
+
+impl Dice {
+    fn new() -> Self {
+        let seed = RandomState::new().build_hasher().finish();
+        Self { seed, state: seed }
+    }
+
+    fn roll(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn coin(&mut self) -> bool {
+        self.roll() & 1 == 0
+    }
+
+    /// Fisher and Yates.
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            let other = self.roll() % (last as u64 + 1);
+            items.swap(last, other as usize);
+        }
+    }
+}
+
+impl Drop for Dice {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the seed of the dice was {:#x}", self.seed);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! [`CancellableSessionManager`] forwards everything: what it is asked, what comes back, and errors.
+//!
+//! `restore_session` and `event_store` have default bodies in rmcp's trait: forgotten, they would turn
+//! restore and replay off without a word.
+
+use std::{collections::HashMap, error::Error as _, sync::Arc};
+
+use futures_util::{Stream, StreamExt as _};
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, CancellableSessionManager, CancellableTransport, Grace,
+};
+use rmcp::{
+    model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
+    transport::{
+        Transport,
+        streamable_http_server::{
+            RestoreOutcome, SessionManager,
+            session::{
+                ServerSseMessage, SessionId, SessionState, SessionStore, SessionStoreError,
+                local::SessionConfig,
+            },
+        },
+    },
+};
+use serde_json::json;
+use tokio::sync::RwLock;
+
+use self::recorder::{Calls, Failed, Mood, Recorder, event, message};
+use crate::support::*;
+
+mod recorder;
+
+#[tokio::test]
+async fn create_session_is_forwarded() {
+    let (manager, calls) = manager(Mood::Willing);
+    let (id, transport) = manager.create_session().await.unwrap();
+    assert_eq!(&*id, "created");
+    assert_eq!(calls.take(), [("create_session", json!([]))]);
+    assert_is_recorder(transport, &calls).await;
+}
+
+#[tokio::test]
+async fn initialize_session_is_forwarded() {
+    let (manager, calls) = manager(Mood::Willing);
+    let answer = manager.initialize_session(&id(), request()).await.unwrap();
+    assert_same(&answer, &message());
+    let expected = json!(["the session", request()]);
+    assert_eq!(calls.take(), [("initialize_session", expected)]);
+}
+
+#[tokio::test]
+async fn has_session_is_forwarded() {
+    let (manager, calls) = manager(Mood::Willing);
+    assert!(manager.has_session(&id()).await.unwrap());
+    assert_eq!(calls.take(), [("has_session", json!(["the session"]))]);
+}
+
+#[tokio::test]
+async fn close_session_is_forwarded() {
+    let (manager, calls) = manager(Mood::Willing);
+    manager.close_session(&id()).await.unwrap();
+    assert_eq!(calls.take(), [("close_session", json!(["the session"]))]);
+}
+
+#[tokio::test]
+async fn create_stream_is_forwarded() {
+    let (manager, calls) = manager(Mood::Willing);
+    let stream = manager.create_stream(&id(), request()).await.unwrap();
+    assert_carries(stream, "create_stream").await;
+    let expected = json!(["the session", request()]);
+    assert_eq!(calls.take(), [("create_stream", expected)]);
+}
+
+#[tokio::test]
+async fn accept_message_is_forwarded() {
+    let (manager, calls) = manager(Mood::Willing);
+    manager.accept_message(&id(), request()).await.unwrap();
+    let expected = json!(["the session", request()]);
+    assert_eq!(calls.take(), [("accept_message", expected)]);
+}
+
+#[tokio::test]
+async fn create_standalone_stream_is_forwarded() {
+    let (manager, calls) = manager(Mood::Willing);
+    let stream = manager.create_standalone_stream(&id()).await.unwrap();
+    assert_carries(stream, "create_standalone_stream").await;
+    let expected = json!(["the session"]);
+    assert_eq!(calls.take(), [("create_standalone_stream", expected)]);
+}
+
+#[tokio::test]
+async fn resume_is_forwarded() {
+    let (manager, calls) = manager(Mood::Willing);
+    let stream = manager.resume(&id(), "3/1".to_owned()).await.unwrap();
+    assert_carries(stream, "resume").await;
+    assert_eq!(calls.take(), [("resume", json!(["the session", "3/1"]))]);
+}
+
+#[tokio::test]
+async fn restore_session_is_forwarded() {
+    let (manager, calls) = manager(Mood::Willing);
+    let RestoreOutcome::Restored(transport) = manager.restore_session(id()).await.unwrap() else {
+        panic!("the inner manager restored it");
+    };
+    assert_eq!(calls.take(), [("restore_session", json!(["the session"]))]);
+    assert_is_recorder(transport, &calls).await;
+}
+
+#[tokio::test]
+async fn what_was_not_restored_is_said_to_be_so() {
+    let (present, _) = manager(Mood::Present);
+    let outcome = present.restore_session(id()).await.unwrap();
+    assert!(matches!(outcome, RestoreOutcome::AlreadyPresent));
+
+    let (forgetful, _) = manager(Mood::Forgetful);
+    let outcome = forgetful.restore_session(id()).await.unwrap();
+    assert!(matches!(outcome, RestoreOutcome::NotSupported));
+}
+
+#[tokio::test]
+async fn event_store_is_forwarded() {
+    let (manager, calls) = manager(Mood::Willing);
+    let store = manager.event_store().unwrap();
+    let stored = store.store_event("a stream", &event("any")).await.unwrap();
+    assert_eq!(stored, "stored for a stream");
+    assert_eq!(calls.take(), [("event_store", json!([]))]);
+}
+
+#[tokio::test]
+async fn every_error_comes_back_as_it_is() {
+    let (manager, _) = manager(Mood::Failing);
+    let id = id();
+    let errors = [
+        manager.create_session().await.err(),
+        manager.initialize_session(&id, request()).await.err(),
+        manager.has_session(&id).await.err(),
+        manager.close_session(&id).await.err(),
+        manager.create_stream(&id, request()).await.err(),
+        manager.accept_message(&id, request()).await.err(),
+        manager.create_standalone_stream(&id).await.err(),
+        manager.resume(&id, "3/1".to_owned()).await.err(),
+        manager.restore_session(id.clone()).await.err(),
+    ];
+    let expected = [
+        "create_session",
+        "initialize_session",
+        "has_session",
+        "close_session",
+        "create_stream",
+        "accept_message",
+        "create_standalone_stream",
+        "resume",
+        "restore_session",
+    ];
+    assert_eq!(errors, expected.map(|method| Some(Failed(method))));
+    assert!(manager.event_store().is_none());
+}
+
+#[tokio::test]
+async fn an_error_of_the_transport_is_the_source_of_the_wrappers_own() {
+    let (manager, _) = manager(Mood::Disconnected);
+    let (_, mut transport) = manager.create_session().await.unwrap();
+    let errors = [
+        ("send", transport.send(message()).await.unwrap_err()),
+        ("close", transport.close().await.unwrap_err()),
+    ];
+    for (method, error) in errors {
+        assert!(!error.is_cancelled());
+        let source = error.source().and_then(|source| source.downcast_ref());
+        assert_eq!(source, Some(&Failed(method)));
+    }
+}
+
+/// The same with rmcp's own manager, from end to end: the second server knows the session only from the
+/// store, and its calls are cancelled as any others.
+#[tokio::test]
+async fn a_session_that_was_restored_on_another_server_is_watched_there() {
+    let store = Arc::new(Store::default());
+    let (first, _) = storing_in(&store).await;
+    let (second, witness) = storing_in(&store).await;
+    let mcp = Mcp::session(first.addr, PATH).await;
+    // The same client, sent to the other server.
+    let session = mcp.session_id().expect("a session id");
+    let mcp = Mcp::stateless(second.addr, PATH).header("mcp-session-id", session);
+
+    let call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    witness.started("a").await;
+    call.fin();
+
+    assert!(witness.ended("a").await.is_cancelled());
+}
+
+/// The manager under test and what it asks the one inside.
+fn manager(mood: Mood) -> (CancellableSessionManager<Recorder>, Calls) {
+    let calls = Calls::default();
+    let recorder = Recorder {
+        calls: calls.clone(),
+        mood,
+    };
+    (CancellableSessionManager::new(recorder), calls)
+}
+
+fn id() -> SessionId {
+    "the session".into()
+}
+
+/// A message that only a request can be.
+fn request() -> ClientJsonRpcMessage {
+    let request = json!({
+        "jsonrpc": "2.0",
+        "id": 7,
+        "method": "tools/call",
+        "params": { "name": "hold", "arguments": { "label": "a" } },
+    });
+    serde_json::from_value(request).expect("a request")
+}
+
+fn assert_same(left: &ServerJsonRpcMessage, right: &ServerJsonRpcMessage) {
+    assert_eq!(json!(left), json!(right));
+}
+
+/// The stream is the recorder's stream of this method.
+async fn assert_carries(stream: impl Stream<Item = ServerSseMessage>, method: &str) {
+    let events: Vec<_> = stream.collect().await;
+    let [sent] = &events[..] else {
+        panic!("one event and not {}", events.len());
+    };
+    let expected = event(method);
+    assert_eq!(sent.event_id, expected.event_id);
+    assert_eq!(sent.retry, expected.retry);
+    let message = sent.message.as_ref().expect("a message");
+    assert_same(message, &self::message());
+}
+
+/// The transport is the recorder, wrapped.
+async fn assert_is_recorder(mut transport: CancellableTransport<Recorder>, calls: &Calls) {
+    type Wrapped = CancellableTransport<Recorder>;
+    assert_eq!(Wrapped::name(), "recorder");
+    transport.send(message()).await.expect("sent");
+    let received = transport.receive().await.expect("a message");
+    assert_eq!(json!(received), json!(request()));
+    transport.close().await.expect("closed");
+    let expected = [
+        ("send", json!([message()])),
+        ("receive", json!([])),
+        ("close", json!([])),
+    ];
+    assert_eq!(calls.take(), expected);
+}
+
+/// A server that keeps its sessions in `store` as well.
+async fn storing_in(store: &Arc<Store>) -> (Served, Witness) {
+    let witness = Witness::new();
+    let mut config = Mode::Session.config();
+    config.session_store = Some(store.clone());
+    let sessions = CancellableSessionManager::local(SessionConfig::default());
+    let service = Tools::new(&witness).service_with(config, Arc::new(sessions));
+    let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
+    (serve(router(service).layer(layer)).await, witness)
+}
+
+/// Sessions in memory, for more than one server.
+#[derive(Default)]
+struct Store(RwLock<HashMap<String, SessionState>>);
+
+#[async_trait::async_trait]
+impl SessionStore for Store {
+    async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
+        Ok(self.0.read().await.get(session_id).cloned())
+    }
+
+    async fn store(&self, session_id: &str, state: &SessionState) -> Result<(), SessionStoreError> {
+        let mut sessions = self.0.write().await;
+        sessions.insert(session_id.to_owned(), state.clone());
+        Ok(())
+    }
+
+    async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
+        self.0.write().await.remove(session_id);
+        Ok(())
+    }
+}

@@ -1,0 +1,229 @@
+//! A client hangs up and may come back within a grace.
+//!
+//! The clock stands still but for what each test moves it, so the bounds are exact, up to the
+//! millisecond to which tokio's timers round.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::IntoResponse,
+};
+use http::{Method, StatusCode};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use tokio::sync::mpsc;
+
+use crate::{
+    setup::{Plan, Scripted, Server, Setup, StoppedClock, What, for_servers},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+
+/// The id of the first event of the first stream of a session.
+const FIRST_EVENT: &str = "0/0";
+
+/// And of its second stream.
+const SECOND_STREAM: &str = "0/1";
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before,
+    the_server_is_told_that_the_client_did_not_come_back,
+    a_resume_within_the_grace_keeps_the_call_and_delivers_its_answer,
+    a_resume_that_is_refused_does_not_keep_the_call,
+    a_resume_of_another_session_does_not_keep_the_call,
+    a_standalone_stream_does_not_keep_the_call,
+});
+
+async fn a_call_is_cancelled_as_an_orphan_when_its_grace_is_over_and_not_before(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    detached_call(&setup, &mcp).await;
+    let mut attached = setup.start_call(&mcp, 2, "hold", "attached").await;
+    let (grace, since) = setup.events.detached(&mcp, 1).await;
+    assert_eq!(grace, Some(GRACE));
+
+    clock.advance(GRACE - TICK).await;
+
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+    assert!(!setup.tokens.of("a").is_cancelled());
+    let so_far = [What::Started, What::Detached(Some(GRACE))];
+    assert_eq!(setup.events.of(&mcp, 1), so_far);
+
+    clock.advance(TICK * 2).await;
+
+    let (outcome, ended) = setup.events.end(&mcp, 1).await;
+    assert_eq!(outcome, ORPHANED);
+    assert!((GRACE..=GRACE + TICK).contains(&(ended - since)));
+    assert!(setup.witness.ended("a").await.is_cancelled());
+    let token = setup.tokens.of("a");
+    assert_eq!(token.reason(), Some(CancelReason::Orphaned));
+    assert_eq!(setup.calls.len(), 1, "only the attached one is left");
+    setup.assert_completes("attached", &mut attached).await;
+}
+
+async fn the_server_is_told_that_the_client_did_not_come_back(server: Server) {
+    let clock = StoppedClock::stop();
+    let (cancels, mut told) = mpsc::unbounded_channel();
+    let handler = Scripted::new(|context| async move {
+        context.ct.cancelled().await;
+        Ok("nobody reads this".to_owned())
+    });
+    let handler = handler.on_cancelled(cancels);
+    let setup = with_grace(server).start_scripted(handler).await;
+    let mcp = setup.mcp().await;
+    detached_call(&setup, &mcp).await;
+
+    clock.advance(GRACE + TICK).await;
+
+    let cancelled = within("notifications/cancelled", told.recv()).await;
+    let reason = cancelled.expect("the server lives").reason;
+    let words = "client disconnected and did not come back within its grace";
+    assert_eq!(reason.as_deref(), Some(words));
+}
+
+#[tokio::test]
+async fn a_call_that_completes_within_its_grace_is_completed_and_not_cancelled() {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    detached_call(&setup, &mcp).await;
+    clock.advance(GRACE / 2).await;
+
+    setup.witness.release("a");
+
+    assert!(setup.witness.ended("a").await.is_completed());
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    assert!(setup.calls.is_empty());
+    clock.advance(GRACE).await;
+    setup.assert_usable(&mcp).await;
+    let expected = [
+        What::Started,
+        What::Detached(Some(GRACE)),
+        What::Ended(Outcome::Completed),
+    ];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+    assert!(!setup.tokens.of("a").is_cancelled());
+}
+
+async fn a_resume_within_the_grace_keeps_the_call_and_delivers_its_answer(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    detached_call(&setup, &mcp).await;
+    clock.advance(GRACE - TICK).await;
+
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+
+    assert_eq!(resumed.head().await.status, 200);
+    clock.advance(GRACE * 3).await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+    setup.assert_completes("a", &mut resumed).await;
+    let cancelled = |what: &What| matches!(what, What::Ended(Outcome::Cancelled(_)));
+    assert!(!setup.events.of(&mcp, 1).iter().any(cancelled));
+}
+
+async fn a_resume_that_is_refused_does_not_keep_the_call(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).inside(refusing_resumes).start().await;
+    let mcp = setup.mcp().await;
+    detached_call(&setup, &mcp).await;
+    clock.advance(GRACE / 2).await;
+
+    let refused = mcp.resume(FIRST_EVENT).await.head().await;
+
+    assert_eq!(refused.status, 401);
+    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+}
+
+async fn a_resume_of_another_session_does_not_keep_the_call(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    detached_call(&setup, &mcp).await;
+    let stranger = setup.mcp().await;
+    setup
+        .start_call(&stranger, 1, "hold", "strange")
+        .await
+        .fin();
+    clock.advance(GRACE / 2).await;
+
+    let mut resumed = stranger.resume(FIRST_EVENT).await;
+
+    assert_eq!(resumed.head().await.status, 200);
+    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+}
+
+/// With the layer alone it does: which call an event id belongs to is not known there.
+#[tokio::test]
+async fn a_resume_of_another_call_of_the_session_does_not_keep_a_wrapped_call() {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    detached_call(&setup, &mcp).await;
+    let other = setup.start_call(&mcp, 2, "hold", "other").await;
+    other.fin();
+    setup.events.detached(&mcp, 2).await;
+    clock.advance(GRACE / 2).await;
+
+    let mut resumed = mcp.resume(SECOND_STREAM).await;
+
+    assert_eq!(resumed.head().await.status, 200);
+    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+    setup.assert_completes("other", &mut resumed).await;
+}
+
+async fn a_standalone_stream_does_not_keep_the_call(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    detached_call(&setup, &mcp).await;
+    clock.advance(GRACE / 2).await;
+
+    let mut standalone = mcp.listen().await;
+
+    assert_eq!(standalone.head().await.status, 200);
+    assert_orphaned_in_the_end(&setup, &mcp, &clock).await;
+}
+
+fn with_grace(server: Server) -> Plan {
+    Plan::of(server).grace(Grace::After(GRACE))
+}
+
+/// A call with id 1 whose client has just gone, after it had the event that it may resume after.
+async fn detached_call(setup: &Setup, mcp: &Mcp) {
+    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
+    call.head().await;
+    let priming = call.event().await.expect("the priming event");
+    assert_eq!(priming.id.as_deref(), Some(FIRST_EVENT));
+    call.fin();
+    setup.events.detached(mcp, 1).await;
+}
+
+/// Half its grace has passed: the other half is the rest.
+async fn assert_orphaned_in_the_end(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
+    setup.assert_usable(mcp).await;
+    assert!(setup.witness.is_running("a"));
+    clock.advance(GRACE / 2 + TICK).await;
+    assert_eq!(setup.events.ended(mcp, 1).await, ORPHANED);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+fn refusing_resumes(router: Router) -> Router {
+    router.layer(from_fn(async |request: Request, next: Next| {
+        match request.method() == Method::GET {
+            true => StatusCode::UNAUTHORIZED.into_response(),
+            false => next.run(request).await,
+        }
+    }))
+}

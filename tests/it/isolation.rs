@@ -1,0 +1,353 @@
+//! What one client does changes nothing of another's call, however alike the two look.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::{IntoResponse, Response},
+};
+use http::{StatusCode, header::AUTHORIZATION};
+use mcp_cancel_on_disconnect::{CancelReason, Outcome, Unknown};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tower_http::validate_request::ValidateRequestHeaderLayer;
+
+use crate::{
+    setup::{EXCHANGE, Plan, Server, Setup, What, for_servers},
+    support::*,
+};
+
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+for_servers!([
+    wrapped = Wrapped,
+    layer_only = LayerOnly,
+    stateless_sse = StatelessSse,
+    stateless_json = StatelessJson,
+] {
+    hanging_up_spares_the_call_of_another_client_with_the_same_id,
+    a_cancel_notification_of_a_stranger_changes_nothing,
+});
+
+for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+    a_cancel_notification_from_another_session_changes_nothing,
+    hanging_up_a_number_spares_the_string_with_the_same_digits,
+    hanging_up_a_string_spares_the_number_with_the_same_digits,
+    a_sessionless_request_with_a_session_header_is_none_of_the_sessions_calls,
+    hanging_up_a_sessionless_request_spares_the_call_whose_session_it_names,
+    a_request_with_two_session_headers_is_served_and_never_cancelled,
+    a_request_refused_unread_changes_nothing,
+    a_request_refused_after_it_was_read_changes_nothing,
+    hanging_up_before_the_refusal_changes_nothing,
+    hanging_up_the_older_call_of_a_reused_id_cancels_nothing,
+    hanging_up_the_newer_call_of_a_reused_id_spares_the_older,
+});
+
+async fn hanging_up_spares_the_call_of_another_client_with_the_same_id(server: Server) {
+    let setup = server.start().await;
+    let (leaver, stayer) = (setup.mcp().await, setup.mcp().await);
+    let leaving = setup.start_call(&leaver, 7, "hold", "leaving").await;
+    let mut staying = setup.start_call(&stayer, 7, "hold", "staying").await;
+    assert_eq!(setup.calls.len(), 2);
+
+    leaving.fin();
+
+    assert!(setup.witness.ended("leaving").await.is_cancelled());
+    setup.exchanges.over_for("leaving").await;
+    setup.assert_usable(&stayer).await;
+    assert_eq!(setup.calls.len(), 1);
+    let expected = match server.has_sessions() {
+        true => vec![What::Started],
+        // Neither has a session, so both are found here.
+        false => vec![What::Started, What::Started, What::Ended(DISCONNECTED)],
+    };
+    assert_eq!(setup.events.of(&stayer, 7), expected);
+    setup.assert_completes("staying", &mut staying).await;
+}
+
+async fn a_cancel_notification_of_a_stranger_changes_nothing(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
+    let stranger = Mcp::stateless(setup.served.addr, PATH);
+
+    let status = stranger.cancel(7).await;
+
+    // A server with sessions wants one; another ignores notifications.
+    assert_eq!(status, if server.has_sessions() { 400 } else { 202 });
+    assert_untouched(&setup, &mcp, call).await;
+}
+
+async fn a_cancel_notification_from_another_session_changes_nothing(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
+    let stranger = setup.mcp().await;
+
+    assert_eq!(stranger.cancel(7).await, 202);
+
+    setup.assert_usable(&stranger).await;
+    assert_untouched(&setup, &mcp, call).await;
+}
+
+async fn hanging_up_a_number_spares_the_string_with_the_same_digits(server: Server) {
+    spares_its_look_alike(server, json!(7), json!("7")).await;
+}
+
+async fn hanging_up_a_string_spares_the_number_with_the_same_digits(server: Server) {
+    spares_its_look_alike(server, json!("7"), json!(7)).await;
+}
+
+async fn a_sessionless_request_with_a_session_header_is_none_of_the_sessions_calls(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
+    let stranger = sessionless_beside(&mcp, &setup);
+    let mut other = setup.start_call(&stranger, 7, "hold", "other").await;
+    assert_eq!(setup.calls.len(), 2);
+
+    setup.assert_completes("other", &mut other).await;
+
+    assert_untouched(&setup, &mcp, call).await;
+}
+
+async fn hanging_up_a_sessionless_request_spares_the_call_whose_session_it_names(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
+    let stranger = sessionless_beside(&mcp, &setup);
+    let other = setup.start_call(&stranger, 7, "hold", "other").await;
+
+    other.fin();
+
+    assert_eq!(setup.events.ended(&stranger, 7).await, DISCONNECTED);
+    assert!(setup.witness.ended("other").await.is_cancelled());
+    assert_untouched(&setup, &mcp, call).await;
+}
+
+async fn a_request_with_two_session_headers_is_served_and_never_cancelled(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let doubled = with_session_of(mcp.clone(), &mcp);
+    let call = setup.start_call(&doubled, 7, "hold", "a").await;
+
+    call.fin();
+
+    setup.exchanges.over_for("a").await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    assert!(!setup.tokens.of("a").is_cancelled());
+    assert_eq!(setup.events.of(&mcp, 7), []);
+}
+
+async fn a_request_refused_unread_changes_nothing(server: Server) {
+    let setup = Plan::of(server).inside(refusing_unread).start().await;
+    let mcp = authorized(&setup).await;
+    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
+
+    let mut refused = unauthorized(&setup, &mcp).await;
+
+    assert_eq!(refused.head().await.status, 401);
+    setup.exchanges.over_for("stranger").await;
+    assert!(
+        setup
+            .events
+            .all()
+            .contains(&What::Unknown(Unknown::NotRead))
+    );
+    assert_untouched(&setup, &mcp, call).await;
+}
+
+async fn a_request_refused_after_it_was_read_changes_nothing(server: Server) {
+    let refusal = Refusal::default();
+    let plan = Plan::of(server).inside(refusal.clone().after_reading());
+    let setup = plan.start().await;
+    let mcp = authorized(&setup).await;
+    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
+    let mut refused = unauthorized(&setup, &mcp).await;
+    within("the request to be read", refusal.read.notified()).await;
+    assert_eq!(setup.calls.len(), 2, "the layer has read it too");
+
+    refusal.due.notify_one();
+
+    assert_eq!(refused.head().await.status, 401);
+    setup.exchanges.over_for("stranger").await;
+    let of_stranger = [What::Started, What::Ended(Outcome::Failed)];
+    assert_untouched_beside(&setup, &mcp, call, &of_stranger).await;
+}
+
+async fn hanging_up_before_the_refusal_changes_nothing(server: Server) {
+    let refusal = Refusal::default();
+    let plan = Plan::of(server).inside(refusal.clone().after_reading());
+    let setup = plan.start().await;
+    let mcp = authorized(&setup).await;
+    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
+    let refused = unauthorized(&setup, &mcp).await;
+    within("the request to be read", refusal.read.notified()).await;
+
+    refused.fin();
+
+    setup.exchanges.over_for("stranger").await;
+    let of_stranger = [What::Started, What::Ended(DISCONNECTED)];
+    assert_untouched_beside(&setup, &mcp, call, &of_stranger).await;
+}
+
+async fn hanging_up_the_older_call_of_a_reused_id_cancels_nothing(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let older = setup.start_call(&mcp, 7, "hold", "older").await;
+    let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
+
+    older.fin();
+
+    setup.exchanges.over_for("older").await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("older"));
+    assert!(!setup.tokens.of("older").is_cancelled());
+    assert_eq!(setup.events.of(&mcp, 7), [What::Started, What::Started]);
+    setup.assert_completes("newer", &mut newer).await;
+    setup.exchanges.over_for("newer").await;
+    assert!(setup.calls.is_empty());
+}
+
+async fn hanging_up_the_newer_call_of_a_reused_id_spares_the_older(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let _older = setup.start_call(&mcp, 7, "hold", "older").await;
+    let newer = setup.start_call(&mcp, 7, "hold", "newer").await;
+
+    newer.fin();
+
+    assert!(setup.witness.ended("newer").await.is_cancelled());
+    assert_eq!(setup.events.ended(&mcp, 7).await, DISCONNECTED);
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("older"));
+    assert!(!setup.tokens.of("older").is_cancelled());
+    assert!(setup.calls.is_empty());
+}
+
+/// Two calls of one session whose ids read the same; the first is hung up.
+async fn spares_its_look_alike(server: Server, leaving: Value, staying: Value) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let first = setup.start_call(&mcp, leaving.clone(), "hold", "leaving");
+    let first = first.await;
+    let second = setup.start_call(&mcp, staying.clone(), "hold", "staying");
+    let mut second = second.await;
+
+    first.fin();
+
+    assert_eq!(setup.events.ended(&mcp, leaving).await, DISCONNECTED);
+    assert!(setup.witness.ended("leaving").await.is_cancelled());
+    setup.assert_usable(&mcp).await;
+    assert_eq!(setup.events.of(&mcp, staying), [What::Started]);
+    setup.assert_completes("staying", &mut second).await;
+}
+
+/// The call `victim`, id 7, was left alone.
+async fn assert_untouched(setup: &Setup, mcp: &Mcp, call: Connection) {
+    let untouched = match setup.server.has_sessions() {
+        true => setup.events.of(mcp, 7),
+        // Calls of strangers would be found as well, and there are none.
+        false => setup.events.all(),
+    };
+    assert_eq!(untouched, [What::Started]);
+    assert_untouched_beside(setup, mcp, call, &[]).await;
+}
+
+/// The same, where these events of a stranger's call go by the victim's session and id.
+///
+/// Its handler runs, its token is silent, and it is still tracked: its own client can hang up on it.
+async fn assert_untouched_beside(setup: &Setup, mcp: &Mcp, call: Connection, strange: &[What]) {
+    setup.assert_usable(mcp).await;
+    assert!(setup.witness.is_running("victim"));
+    assert!(!setup.tokens.of("victim").is_cancelled());
+    assert_eq!(setup.calls.len(), 1);
+    let before = [&[What::Started], strange].concat();
+    assert_eq!(setup.events.of(mcp, 7), before);
+
+    call.fin();
+
+    assert!(setup.witness.ended("victim").await.is_cancelled());
+    setup.exchanges.over_for("victim").await;
+    let after = [&before, &[What::Ended(DISCONNECTED)][..]].concat();
+    assert_eq!(setup.events.of(mcp, 7), after);
+    assert!(setup.calls.is_empty());
+}
+
+/// A client of the revision without sessions that sends the session header of another all the same.
+fn sessionless_beside(mcp: &Mcp, setup: &Setup) -> Mcp {
+    with_session_of(Mcp::sessionless(setup.served.addr, PATH), mcp)
+}
+
+fn with_session_of(client: Mcp, owner: &Mcp) -> Mcp {
+    let session = owner.session_id().expect("a session");
+    client.header("mcp-session-id", session)
+}
+
+/// A client in a session of its own that the refusals below let pass.
+async fn authorized(setup: &Setup) -> Mcp {
+    let mcp = Mcp::stateless(setup.served.addr, PATH);
+    mcp.header("authorization", "Bearer owner").connect().await
+}
+
+/// A call by somebody else with the session and the id of the call `victim`.
+async fn unauthorized(setup: &Setup, victim: &Mcp) -> Connection {
+    let stranger = with_session_of(Mcp::stateless(setup.served.addr, PATH), victim);
+    let stranger = stranger.header(EXCHANGE, "stranger");
+    stranger
+        .call(7, "hold", json!({ "label": "stranger" }))
+        .await
+}
+
+/// Refuses by the headers alone, at once.
+#[allow(clippy::result_large_err, reason = "the signature is tower-http's")]
+fn refusing_unread(router: Router) -> Router {
+    router.layer(ValidateRequestHeaderLayer::custom(
+        |request: &mut Request| match request.headers().contains_key(AUTHORIZATION) {
+            true => Ok(()),
+            false => Err(unauthorized_response()),
+        },
+    ))
+}
+
+fn unauthorized_response() -> Response {
+    StatusCode::UNAUTHORIZED.into_response()
+}
+
+/// Refuses after it has read the request, and when the test lets it.
+#[derive(Clone, Debug, Default)]
+struct Refusal {
+    read: Arc<Notify>,
+    due: Arc<Notify>,
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    fn after_reading(self) -> impl FnOnce(Router) -> Router + 'static {
+        |router| {
+            router.layer(from_fn(move |request: Request, next: Next| {
+                let refusal = self.clone();
+                async move {
+                    match request.headers().contains_key(AUTHORIZATION) {
+                        true => next.run(request).await,
+                        false => refusal.refuse(request.into_body()).await,
+                    }
+                }
+            }))
+        }
+    }
+
+    async fn refuse(&self, body: Body) -> Response {
+        to_bytes(body, usize::MAX).await.expect("a whole request");
+        self.read.notify_one();
+        self.due.notified().await;
+        unauthorized_response()
+    }
+}

@@ -1,0 +1,102 @@
+//! A client hangs up and the call runs on: somebody must read what it still sends.
+
+use std::sync::Arc;
+
+use mcp_cancel_on_disconnect::{Grace, Outcome};
+use rmcp::{
+    RoleServer,
+    model::ProgressNotificationParam,
+    service::{RequestContext, ServiceError},
+};
+use tokio::sync::Notify;
+
+use crate::{
+    setup::{Plan, Scripted, Server, Setup, What, for_servers},
+    support::*,
+};
+
+/// More than twice the 16 events that fit into the channel of a stream.
+const MANY: u32 = 40;
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    a_call_that_may_run_on_ends_by_itself_and_never_fires_its_token,
+    a_call_that_sends_more_than_a_channel_holds_never_blocks_its_session,
+});
+
+async fn a_call_that_may_run_on_ends_by_itself_and_never_fires_its_token(server: Server) {
+    let setup = Plan::of(server).grace(Grace::Never).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+
+    call.fin();
+
+    assert_eq!(setup.events.detached(&mcp, 1).await.0, None);
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    assert!(!setup.tokens.of("a").is_cancelled());
+    assert_ended(&setup, &mcp).await;
+}
+
+async fn a_call_that_sends_more_than_a_channel_holds_never_blocks_its_session(server: Server) {
+    let gone = Arc::new(Notify::new());
+    let setup = Plan::of(server).grace(Grace::Never);
+    let setup = setup.start_scripted(chattering_after(gone.clone())).await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "any", "a").await;
+    call.head().await;
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    setup.exchanges.over_for("a").await;
+
+    gone.notify_one();
+
+    assert!(setup.witness.ended("a").await.is_completed());
+    assert_ended(&setup, &mcp).await;
+    // Anybody's next call goes through the same session worker.
+    let mut next = setup.start_call(&mcp, 2, "any", "b").await;
+    gone.notify_one();
+    assert!(next.answer().await.is_some());
+}
+
+/// Only the wrapper sees the end of a call that nobody reads.
+async fn assert_ended(setup: &Setup, mcp: &Mcp) {
+    if setup.server == Server::Wrapped {
+        assert_eq!(setup.events.ended(mcp, 1).await, Outcome::Completed);
+        assert!(setup.calls.is_empty());
+        let expected = [
+            What::Started,
+            What::Detached(None),
+            What::Ended(Outcome::Completed),
+        ];
+        assert_eq!(setup.events.of(mcp, 1), expected);
+    } else {
+        assert_eq!(
+            setup.events.of(mcp, 1),
+            [What::Started, What::Detached(None)]
+        );
+    }
+}
+
+/// A tool that waits for its cue, sends many events and answers.
+fn chattering_after(cue: Arc<Notify>) -> Scripted {
+    Scripted::new(move |context| {
+        let cue = cue.clone();
+        async move {
+            cue.notified().await;
+            for event in 1..=MANY {
+                let sent = progress(&context, event).await;
+                sent.expect("the session takes it");
+            }
+            Ok("done".to_owned())
+        }
+    })
+}
+
+async fn progress(context: &RequestContext<RoleServer>, event: u32) -> Result<(), ServiceError> {
+    let token = context.meta.get_progress_token().expect("a progress token");
+    let progress = ProgressNotificationParam::new(token, f64::from(event));
+    context.peer.notify_progress(progress).await
+}

@@ -1,0 +1,1 @@
+//! A client that comes back for its call.

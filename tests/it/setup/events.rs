@@ -1,0 +1,168 @@
+//! What the layer reported, in order, for tests to await.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use http::StatusCode;
+use mcp_cancel_on_disconnect::{CallInfo, Event, Outcome, Unknown};
+use serde_json::Value;
+use tokio::{sync::watch, time::Instant};
+
+use crate::support::{Mcp, within};
+
+/// The shared log. Clones write to and read from the same one.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Events(Arc<watch::Sender<Vec<Seen>>>);
+
+/// What happened, without to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Started,
+    Detached(Option<Duration>),
+    Ended(Outcome),
+    CancelFailed(Option<StatusCode>),
+    Unknown(Unknown),
+}
+
+#[derive(Clone, Debug)]
+struct Seen {
+    what: What,
+    at: Instant,
+    call: Option<Call>,
+}
+
+/// A call as its client knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Call {
+    session: Option<String>,
+    id: Value,
+}
+
+// === impl Events ===
+
+impl Events {
+    /// Writes what the layer reports into the log.
+    pub(crate) fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
+        let log = self.0.clone();
+        move |event| {
+            let seen = Seen::new(event);
+            log.send_modify(|log| log.push(seen));
+        }
+    }
+
+    /// Waits for the end of a client's call.
+    pub(crate) async fn ended(&self, mcp: &Mcp, id: impl Into<Value>) -> Outcome {
+        let (outcome, _) = self.end(mcp, id).await;
+        outcome
+    }
+
+    /// The same, and when it was.
+    pub(crate) async fn end(&self, mcp: &Mcp, id: impl Into<Value>) -> (Outcome, Instant) {
+        self.of_call(mcp, id.into(), "the end", |what| match what {
+            What::Ended(outcome) => Some(outcome),
+            _ => None,
+        })
+        .await
+    }
+
+    /// Waits until the client of a call has gone and the call goes on. Tells for how long, and since when.
+    pub(crate) async fn detached(
+        &self,
+        mcp: &Mcp,
+        id: impl Into<Value>,
+    ) -> (Option<Duration>, Instant) {
+        self.of_call(mcp, id.into(), "the detach", |what| match what {
+            What::Detached(grace) => Some(grace),
+            _ => None,
+        })
+        .await
+    }
+
+    /// What was reported so far of all calls of this session (or of none) and with this id.
+    pub(crate) fn of(&self, mcp: &Mcp, id: impl Into<Value>) -> Vec<What> {
+        let call = Call::of(mcp, id.into());
+        let log = self.0.borrow();
+        let seen = log.iter().filter(|seen| seen.call.as_ref() == Some(&call));
+        seen.map(|seen| seen.what).collect()
+    }
+
+    /// Everything that was reported so far.
+    pub(crate) fn all(&self) -> Vec<What> {
+        self.0.borrow().iter().map(|seen| seen.what).collect()
+    }
+
+    async fn of_call<T>(
+        &self,
+        mcp: &Mcp,
+        id: Value,
+        what: &str,
+        pick: impl Fn(What) -> Option<T>,
+    ) -> (T, Instant) {
+        let call = Call::of(mcp, id);
+        let mut changes = self.0.subscribe();
+        let found = async {
+            loop {
+                let found = changes.borrow_and_update().iter().find_map(|seen| {
+                    let of_call = seen.call.as_ref() == Some(&call);
+                    let picked = of_call.then(|| pick(seen.what)).flatten()?;
+                    Some((picked, seen.at))
+                });
+                match found {
+                    Some(found) => return found,
+                    None => changes.changed().await.expect("self holds the sender"),
+                }
+            }
+        };
+        within(Wanted(self, what, &call), found).await
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    fn new(event: &Event<'_>) -> Self {
+        let (what, call) = match event {
+            Event::Started { call, .. } => (What::Started, Some(call)),
+            Event::Detached { call, grace, .. } => (What::Detached(*grace), Some(call)),
+            Event::Ended { call, outcome, .. } => (What::Ended(*outcome), Some(call)),
+            Event::CancelFailed { call, error, .. } => {
+                (What::CancelFailed(error.status()), Some(call))
+            }
+            Event::Unknown { why, .. } => (What::Unknown(*why), None),
+            other => panic!("an event these tests do not know: {other:?}"),
+        };
+        Self {
+            what,
+            at: Instant::now(),
+            call: call.map(|call| Call::from_info(call)),
+        }
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    fn of(mcp: &Mcp, id: Value) -> Self {
+        Self {
+            session: mcp.session_id().map(str::to_owned),
+            id,
+        }
+    }
+
+    fn from_info(call: &CallInfo) -> Self {
+        Self {
+            session: call.session().map(str::to_owned),
+            id: call.request_id().into(),
+        }
+    }
+}
+
+/// What a wait that failed was for, with the log as it is then.
+struct Wanted<'a>(&'a Events, &'a str, &'a Call);
+
+impl fmt::Display for Wanted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(events, what, call) = self;
+        let log = events.0.borrow();
+        write!(f, "{what} of {call:?}; reported: {:#?}", &*log)
+    }
+}

@@ -1,0 +1,139 @@
+//! When the layer is through with an exchange: what a test awaits that expects nothing to happen.
+//!
+//! A middleware *outside* the layer. It holds what the layer returned, and drops it before it notes the
+//! end: so what the layer does in `Drop` has been done by then.
+
+use std::{
+    collections::BTreeSet,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes, HttpBody},
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use http_body::{Frame, SizeHint};
+use tokio::sync::watch;
+
+use crate::support::within;
+
+/// The header in which a test gives an exchange a name. One without it is not watched.
+pub(crate) const EXCHANGE: &str = "x-exchange";
+
+/// The shared log of named exchanges. A client that is very quick to leave has none: then hyper drops the
+/// request before any service sees it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Exchanges(Arc<watch::Sender<Log>>);
+
+#[derive(Debug, Default)]
+struct Log {
+    begun: BTreeSet<String>,
+    /// Whole, or abandoned by the client.
+    over: BTreeSet<String>,
+}
+
+/// Dropped with the exchange, after everything inside.
+struct Over {
+    exchanges: Exchanges,
+    name: String,
+}
+
+struct Watched {
+    // First, so that it is dropped first.
+    body: Body,
+    _over: Over,
+}
+
+// === impl Exchanges ===
+
+impl Exchanges {
+    /// Puts the middleware around everything in `router`.
+    pub(crate) fn watch(&self, router: Router) -> Router {
+        let exchanges = self.clone();
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let over = exchanges.begin(&request);
+            async move {
+                // Declared before the call, so dropped after it.
+                let over = over;
+                let response = next.run(request).await;
+                match over {
+                    Some(over) => response.map(|body| Body::new(Watched { body, _over: over })),
+                    None => response,
+                }
+            }
+        }))
+    }
+
+    /// Waits until the exchange has begun.
+    pub(crate) async fn begun_for(&self, name: &str) {
+        let what = format!("exchange {name:?} to begin");
+        self.until(&what, |log| log.begun.contains(name)).await;
+    }
+
+    /// Waits until the exchange is over.
+    pub(crate) async fn over_for(&self, name: &str) {
+        let what = format!("exchange {name:?} to be over");
+        self.until(&what, |log| log.over.contains(name)).await;
+    }
+
+    /// Waits until every exchange that has begun is over.
+    pub(crate) async fn all_over(&self) {
+        self.until("all exchanges to be over", |log| log.begun == log.over)
+            .await;
+    }
+
+    async fn until(&self, what: &str, reached: impl Fn(&Log) -> bool) {
+        let mut log = self.0.subscribe();
+        within(what, log.wait_for(reached))
+            .await
+            .expect("self holds the sender");
+    }
+
+    fn begin(&self, request: &Request) -> Option<Over> {
+        let name = request.headers().get(EXCHANGE)?.to_str().ok()?.to_owned();
+        self.0.send_modify(|log| {
+            log.begun.insert(name.clone());
+        });
+        Some(Over {
+            exchanges: self.clone(),
+            name,
+        })
+    }
+}
+
+// === impl Over ===
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        let name = std::mem::take(&mut self.name);
+        self.exchanges.0.send_modify(|log| {
+            log.over.insert(name);
+        });
+    }
+}
+
+// === impl Watched ===
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,319 @@
+//! A server with the layer in place, in each way it may be used, and everything a test may watch of it.
+//!
+//! ```ignore
+//! let setup = Server::Wrapped.start().await;
+//! let mcp = setup.mcp().await;
+//! let call = setup.start_call(&mcp, 1, "hold", "a").await;
+//! call.fin();
+//! assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Cancelled(CancelReason::ClientDisconnected));
+//! ```
+//!
+//! | what | where |
+//! |---|---|
+//! | what the layer reports | [`Events`] |
+//! | when the layer is through with an exchange, also if it reports nothing | [`Exchanges`] |
+//! | the tokens that handlers hold | [`Tokens`] |
+//! | a handler in the words of one test | [`Scripted`] |
+//! | a clock that moves only when told | [`StoppedClock`] |
+//!
+//! rmcp's keep-alives are off everywhere: a hang-up must be noticed without a write.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{
+    CallToken, Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace,
+};
+use rmcp::{
+    RoleServer, ServerHandler,
+    service::RequestContext,
+    transport::streamable_http_server::{
+        SessionManager, StreamableHttpService, session::local::LocalSessionManager,
+    },
+};
+use serde_json::{Value, json};
+
+use crate::support::*;
+
+mod clock;
+mod events;
+mod exchanges;
+mod scripted;
+
+pub(crate) use self::{
+    clock::StoppedClock,
+    events::{Events, What},
+    exchanges::{EXCHANGE, Exchanges},
+    scripted::Scripted,
+};
+
+/// The ways to use the layer, and rmcp without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Server {
+    /// Sessions, kept by a [`CancellableSessionManager`].
+    Wrapped,
+    /// Sessions, kept by rmcp's own manager.
+    LayerOnly,
+    /// No sessions, every answer a stream.
+    StatelessSse,
+    /// No sessions, an answer is a stream only if something comes before it.
+    StatelessJson,
+    /// Sessions, and no layer at all.
+    Bare,
+}
+
+/// A set-up to be.
+pub(crate) struct Plan {
+    server: Server,
+    layer: CancelOnDisconnectLayer,
+    inside: Box<dyn FnOnce(Router) -> Router>,
+}
+
+/// A running server and what can be seen of it.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    pub(crate) server: Server,
+    pub(crate) served: Served,
+    pub(crate) calls: Calls,
+    pub(crate) witness: Witness,
+    pub(crate) events: Events,
+    pub(crate) exchanges: Exchanges,
+    pub(crate) tokens: Tokens,
+}
+
+/// The token that each labelled handler was given.
+#[derive(Clone, Default)]
+pub(crate) struct Tokens(Arc<Mutex<HashMap<String, CallToken>>>);
+
+/// Makes every test that takes a [`Server`] a `#[tokio::test]` for each of some servers, in a module
+/// named after it.
+macro_rules! for_servers {
+    ([$($module:ident = $server:ident),+ $(,)?] $tests:tt) => {
+        $(crate::setup::for_servers!(@ $module $server $tests);)+
+    };
+    (@ $module:ident $server:ident { $($test:ident,)+ }) => {
+        mod $module {
+            $(
+                #[tokio::test]
+                async fn $test() {
+                    super::$test(crate::setup::Server::$server).await;
+                }
+            )+
+        }
+    };
+}
+
+pub(crate) use for_servers;
+
+// === impl Server ===
+
+impl Server {
+    /// Serves [`Tools`]; a hang-up cancels at once.
+    pub(crate) async fn start(self) -> Setup {
+        Plan::of(self).start().await
+    }
+
+    pub(crate) fn has_sessions(self) -> bool {
+        self.mode() == Mode::Session
+    }
+
+    fn mode(self) -> Mode {
+        match self {
+            Self::Wrapped | Self::LayerOnly | Self::Bare => Mode::Session,
+            Self::StatelessSse => Mode::StatelessSse,
+            Self::StatelessJson => Mode::StatelessJson,
+        }
+    }
+
+    fn router<H: ServerHandler + Clone>(self, handler: H) -> Router {
+        let local = LocalSessionManager::default();
+        match self {
+            Self::Wrapped => self.router_over(CancellableSessionManager::new(local), handler),
+            _ => self.router_over(local, handler),
+        }
+    }
+
+    fn router_over<H: ServerHandler + Clone>(
+        self,
+        sessions: impl SessionManager,
+        handler: H,
+    ) -> Router {
+        let config = self.mode().config().with_sse_keep_alive(None);
+        let make = move || Ok(handler.clone());
+        let service = StreamableHttpService::new(make, Arc::new(sessions), config);
+        Router::new().nest_service(PATH, service)
+    }
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// Nothing special: a hang-up cancels at once.
+    pub(crate) fn of(server: Server) -> Self {
+        Self {
+            server,
+            layer: CancelOnDisconnectLayer::new().grace(Grace::Immediate),
+            inside: Box::new(|router| router),
+        }
+    }
+
+    /// Another grace than none.
+    pub(crate) fn grace(mut self, grace: Grace) -> Self {
+        self.layer = self.layer.grace(grace);
+        self
+    }
+
+    /// Something between the layer and the server.
+    pub(crate) fn inside(mut self, wrap: impl FnOnce(Router) -> Router + 'static) -> Self {
+        self.inside = Box::new(wrap);
+        self
+    }
+
+    /// Serves [`Tools`].
+    pub(crate) async fn start(self) -> Setup {
+        let witness = Witness::new();
+        let tokens = Tokens::default();
+        let note = tokens.clone();
+        let tools = Tools::new(&witness).on_start(move |label, context| note.note(label, context));
+        self.serve(tools, witness, tokens).await
+    }
+
+    /// Serves a handler of the test's own.
+    pub(crate) async fn start_scripted(self, handler: Scripted) -> Setup {
+        let witness = handler.witness.clone();
+        let tokens = handler.tokens.clone();
+        self.serve(handler, witness, tokens).await
+    }
+
+    async fn serve<H: ServerHandler + Clone>(
+        self,
+        handler: H,
+        witness: Witness,
+        tokens: Tokens,
+    ) -> Setup {
+        let events = Events::default();
+        let layer = self.layer.observe(events.observer());
+        let calls = layer.calls();
+        let router = (self.inside)(self.server.router(handler));
+        let router = match self.server {
+            Server::Bare => router,
+            _ => router.layer(layer),
+        };
+        let exchanges = Exchanges::default();
+        Setup {
+            server: self.server,
+            served: serve(exchanges.watch(router)).await,
+            calls,
+            witness,
+            events,
+            exchanges,
+            tokens,
+        }
+    }
+}
+
+// === impl Setup ===
+
+impl Setup {
+    /// A client: in a session of its own where there are sessions.
+    pub(crate) async fn mcp(&self) -> Mcp {
+        let mcp = Mcp::stateless(self.served.addr, PATH);
+        match self.server.has_sessions() {
+            true => mcp.connect().await,
+            false => mcp,
+        }
+    }
+
+    /// Has a call under way: its handler has started. The exchange goes by the label as well.
+    pub(crate) async fn start_call(
+        &self,
+        mcp: &Mcp,
+        id: impl Into<Value>,
+        tool: &str,
+        label: &str,
+    ) -> Connection {
+        let mcp = mcp.clone().header(EXCHANGE, label);
+        let call = mcp.call(id, tool, arguments(label)).await;
+        self.witness.started(label).await;
+        call
+    }
+
+    /// The same on a stream of an HTTP/2 connection.
+    pub(crate) async fn start_on_h2(
+        &self,
+        connection: &mut H2,
+        mcp: &Mcp,
+        id: impl Into<Value>,
+        tool: &str,
+        label: &str,
+    ) -> H2Stream {
+        let mcp = mcp.clone().header(EXCHANGE, label);
+        let request = mcp.call_request(id, tool, arguments(label));
+        let stream = connection.send(&request).await;
+        self.witness.started(label).await;
+        stream
+    }
+
+    /// Makes a whole call, under an id that no other call has. What was queued in its session before
+    /// it, a cancel for example, has had its effect when it returns.
+    pub(crate) async fn assert_usable(&self, mcp: &Mcp) {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let text = format!("echo-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut call = mcp
+            .call(text.clone(), "echo", json!({ "text": &text }))
+            .await;
+        let answer = call.answer().await.expect("an answer to the echo");
+        assert_eq!(answer["id"], *text);
+        assert_eq!(answer["result"]["content"][0]["text"], *text);
+    }
+
+    /// Lets a held call finish and reads its answer.
+    pub(crate) async fn assert_completes(&self, label: &str, call: &mut Connection) {
+        self.witness.release(label);
+        let answer = call.answer().await;
+        let answer = answer.unwrap_or_else(|| panic!("no answer to {label:?}"));
+        assert_eq!(
+            answer["result"]["content"][0]["text"],
+            format!("done:{label}")
+        );
+        assert!(self.witness.ended(label).await.is_completed());
+        assert!(!self.tokens.of(label).is_cancelled());
+    }
+}
+
+/// For the labelled tools of [`Tools`]: `chatty` sends one event.
+pub(crate) fn arguments(label: &str) -> Value {
+    json!({ "label": label, "events": 1 })
+}
+
+// === impl Tokens ===
+
+impl Tokens {
+    /// Notes the token that the handler of `label` can reach.
+    pub(crate) fn note(&self, label: &str, context: &RequestContext<RoleServer>) {
+        if let Some(token) = CallToken::of(context) {
+            let mut tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            tokens.insert(label.to_owned(), token);
+        }
+    }
+
+    /// The token of a handler that has started.
+    pub(crate) fn of(&self, label: &str) -> CallToken {
+        let tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let token = tokens.get(label).cloned();
+        token.unwrap_or_else(|| panic!("the handler of {label:?} found no token"))
+    }
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokens").finish_non_exhaustive()
+    }
+}
