@@ -1,5 +1,7 @@
 //! How a call ends: answered, cancelled, or let go.
 
+#[cfg(feature = "rmcp")]
+use std::task::{Context, Poll, Waker};
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
@@ -194,8 +196,26 @@ impl Exchange {
     pub(super) fn supersede(&self, session: &SessionKey, call: &CallInfo) {
         for (id, exchange) in self.instance.registry.detached_in(session) {
             if exchange.call(id).is_some_and(|older| call.repeats(older)) {
-                exchange.cancel(id, CancelReason::Superseded);
+                exchange.cancel_ahead(id, CancelReason::Superseded);
             }
+        }
+    }
+
+    /// Cancels a call, with its injection under way before this returns: a message that is sent to the
+    /// server next comes after it, unless the server has no room for either.
+    #[cfg(feature = "rmcp")]
+    fn cancel_ahead(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+        let cancelled = self.begin_cancel(id, reason, Outcome::Cancelled(reason));
+        let Some(mut injection) = cancelled.and_then(|cancelled| cancelled.injection) else {
+            return;
+        };
+        match injection
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) => self.cancel_failed(id, &error),
+            Poll::Pending => self.inject(id, injection),
         }
     }
 

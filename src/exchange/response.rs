@@ -62,17 +62,14 @@ impl Exchange {
         if head != Head::Refusal {
             self.accepted_notice();
         }
-        match head {
-            Head::Stream { readable } => self.streaming(readable),
-            Head::Answer => {
-                self.end_calls(Outcome::Completed);
-                BodyPlan::Pass
-            }
-            Head::Refusal => {
-                self.end_calls(Outcome::Failed);
-                BodyPlan::Pass
-            }
-        }
+        let outcome = match head {
+            Head::Stream { readable } => return self.streaming(readable),
+            Head::Answer => Outcome::Completed,
+            Head::Refusal => Outcome::Failed,
+        };
+        self.release_hold();
+        self.end_calls(outcome);
+        BodyPlan::Pass
     }
 
     /// Whatever the request was, the inner service took it.
