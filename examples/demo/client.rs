@@ -60,22 +60,34 @@ impl Client {
         self.post(&call).await
     }
 
+    /// Comes back for the call: asks for what came after the first event of its stream.
+    pub(crate) async fn resume(&self) -> Result<Pending> {
+        self.request("GET", "last-event-id: 0/0\r\n", "").await
+    }
+
     async fn post(&self, message: &Value) -> Result<Pending> {
-        let Self { addr, session } = self;
         let body = message.to_string();
-        let length = body.len();
+        let fields = format!(
+            "content-type: application/json\r\n\
+             content-length: {}\r\n",
+            body.len()
+        );
+        self.request("POST", &fields, &body).await
+    }
+
+    async fn request(&self, method: &str, fields: &str, body: &str) -> Result<Pending> {
+        let Self { addr, session } = self;
         let session = session
             .as_ref()
             .map(|id| format!("mcp-session-id: {id}\r\n"));
         let session = session.unwrap_or_default();
         let request = format!(
-            "POST /mcp HTTP/1.1\r\n\
+            "{method} /mcp HTTP/1.1\r\n\
              host: {addr}\r\n\
-             content-type: application/json\r\n\
              accept: application/json, text/event-stream\r\n\
              mcp-protocol-version: 2025-06-18\r\n\
              {session}\
-             content-length: {length}\r\n\
+             {fields}\
              connection: close\r\n\
              \r\n\
              {body}"

@@ -13,7 +13,7 @@
 
 use std::{error::Error, process::ExitCode, time::Duration};
 
-use mcp_cancel_on_disconnect::MIN_GRACE;
+use mcp_cancel_on_disconnect::{Grace, MIN_GRACE};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -35,22 +35,27 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 const SCENARIOS: &[Scenario] = &[
     Scenario {
         mode: Mode::Session,
+        grace: Grace::Immediate,
         clients: &[("session mode: client hangs up", Then::HangsUp)],
     },
     Scenario {
         mode: Mode::StatelessSse,
+        grace: Grace::Immediate,
         clients: &[("stateless SSE: client hangs up", Then::HangsUp)],
     },
     Scenario {
         mode: Mode::StatelessJson,
+        grace: Grace::Immediate,
         clients: &[("stateless JSON: client hangs up", Then::HangsUp)],
     },
     Scenario {
         mode: Mode::Session,
+        grace: Grace::Immediate,
         clients: &[("session mode: client stays", Then::Stays)],
     },
     Scenario {
         mode: Mode::Session,
+        grace: Grace::Immediate,
         clients: &[
             ("two sessions, same id 7: one hangs up", Then::HangsUp),
             ("two sessions, same id 7: other stays", Then::Stays),
@@ -58,10 +63,29 @@ const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         mode: Mode::StatelessSse,
+        grace: Grace::Immediate,
         clients: &[
             ("two stateless, same id 7: one hangs up", Then::HangsUp),
             ("two stateless, same id 7: other stays", Then::Stays),
         ],
+    },
+    Scenario {
+        mode: Mode::Session,
+        grace: Grace::After(Duration::from_secs(2)),
+        clients: &[("grace of 2 s: client never comes back", Then::HangsUp)],
+    },
+    Scenario {
+        mode: Mode::Session,
+        grace: Grace::After(Duration::from_secs(2)),
+        clients: &[("grace of 2 s: client back after 1 s", Then::ComesBack)],
+    },
+    Scenario {
+        mode: Mode::Session,
+        grace: Grace::Auto,
+        clients: &[(
+            "default grace: back after the tool's end",
+            Then::ComesBackLate,
+        )],
     },
 ];
 
@@ -72,9 +96,9 @@ const STAGGER: Duration = Duration::from_millis(75);
 async fn main() -> Result<ExitCode> {
     println!("A tool works for 5 s; clients hang up after 0.3 s. Times count from the hang-up.");
     println!(
-        "Every call has the JSON-RPC id {CALL_ID}. The layer has Grace::Immediate: by default, a"
+        "Every call has the JSON-RPC id {CALL_ID}. Where no grace is named it is Grace::Immediate; by"
     );
-    println!("session call goes on for {MIN_GRACE:?}, so that its client can reconnect.\n");
+    println!("default a session call waits {MIN_GRACE:?} for its client to reconnect.\n");
     let cells = play_all().await?;
     print_table(&cells);
     let unexpected: Vec<_> = cells.iter().filter(|cell| !cell.is_as_expected()).collect();
@@ -115,12 +139,12 @@ async fn play_all() -> Result<Vec<Cell>> {
 
 fn print_table(cells: &[Cell]) {
     let line = |row: &str, [bare, layer, wrapper]: [String; 3]| {
-        println!("{row:38} | {bare:22} | {layer:22} | {wrapper}");
+        println!("{row:40} | {bare:22} | {layer:22} | {wrapper}");
     };
     let rule = |width| "-".repeat(width);
     println!();
     line("set-up", SetUp::ALL.map(|set_up| set_up.to_string()));
-    line(&rule(38), [rule(22), rule(22), rule(22)]);
+    line(&rule(40), [rule(22), rule(22), rule(22)]);
     for (row, _) in SCENARIOS.iter().flat_map(|scenario| scenario.clients) {
         let columns = SetUp::ALL.map(|set_up| {
             let mut cells = cells.iter();

@@ -3,21 +3,25 @@
 use std::{fmt, net::SocketAddr, time::Duration};
 
 use futures_util::future::join_all;
+use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
 use tokio::{
     net::TcpListener,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
     Result,
-    client::Client,
+    client::{Client, Pending},
     server::{self, Mode, SetUp},
     tool::{self, End, Log},
 };
 
-/// A cancel later than this is not what the crate is for. Ample: the machine may be busy.
-const AT_ONCE: Duration = Duration::from_secs(1);
+/// How much later than due a cancel may come. Ample: the machine may be busy.
+const TOLERANCE: Duration = Duration::from_secs(1);
+
+/// How long a client stays away that comes back in time.
+const AWAY: Duration = Duration::from_secs(1);
 
 /// How long a call is watched. The tool works for 5 s.
 const LIMIT: Duration = Duration::from_secs(12);
@@ -25,6 +29,7 @@ const LIMIT: Duration = Duration::from_secs(12);
 /// A server, and the clients that call its tool at the same time. Each has a row in the table.
 pub(crate) struct Scenario {
     pub(crate) mode: Mode,
+    pub(crate) grace: Grace,
     pub(crate) clients: &'static [(&'static str, Then)],
 }
 
@@ -33,6 +38,10 @@ pub(crate) struct Scenario {
 pub(crate) enum Then {
     HangsUp,
     Stays,
+    /// Hangs up, and comes back while the tool works.
+    ComesBack,
+    /// Hangs up, and comes back when the tool has finished.
+    ComesBackLate,
 }
 
 /// What became of one client's call.
@@ -45,9 +54,11 @@ pub(crate) struct Cell {
 
 #[derive(Clone, Copy)]
 pub(crate) enum Expected {
-    Cancelled,
+    /// Cancelled so long after the hang-up.
+    Cancelled(Duration),
     RunsOn,
     Answered,
+    Unanswered,
 }
 
 pub(crate) enum Fate {
@@ -73,12 +84,15 @@ impl Scenario {
         let log = Log::default();
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
-        let server = axum::serve(listener, server::router(set_up, self.mode, &log));
+        let server = axum::serve(
+            listener,
+            server::router(set_up, self.mode, self.grace, &log),
+        );
         let clients = self.clients.iter().enumerate();
         let cells = clients.map(async |(caller, &(row, then))| Cell {
             row,
             set_up,
-            expected: Expected::of(then, set_up, self.mode),
+            expected: self.expected(then, set_up),
             fate: self.fate(addr, caller, then, &log).await,
         });
         tokio::select! {
@@ -102,13 +116,19 @@ impl Scenario {
                         End::Finished { at } => Fate::RanOn(at - gone),
                     })
                 }
-                Then::Stays => {
-                    let response = call.response().await?;
-                    Ok(match log.end_for(caller).await? {
-                        End::Cancelled { .. } => Fate::CancelledWrongly,
-                        _ if response.contains(&tool::answer(caller)) => Fate::Answered,
-                        End::Finished { .. } => Fate::Unanswered,
-                    })
+                Then::Stays => answered(call, caller, log).await,
+                Then::ComesBack => {
+                    log.busy_for(self.clients.len()).await?;
+                    call.hang_up();
+                    sleep(AWAY).await;
+                    answered(client.resume().await?, caller, log).await
+                }
+                Then::ComesBackLate => {
+                    log.busy_for(self.clients.len()).await?;
+                    call.hang_up();
+                    log.end_for(caller).await?;
+                    sleep(AWAY).await;
+                    answered(client.resume().await?, caller, log).await
                 }
             }
         };
@@ -116,6 +136,31 @@ impl Scenario {
         let played: Result<Fate> = timeout(LIMIT, call).await.unwrap_or_else(|_| late());
         played.unwrap_or_else(|error| Fate::Broken(error.to_string()))
     }
+
+    fn expected(&self, then: Then, set_up: SetUp) -> Expected {
+        let cancelled = match self.grace {
+            Grace::After(grace) => Expected::Cancelled(grace),
+            _ => Expected::Cancelled(Duration::ZERO),
+        };
+        match (then, set_up, self.mode) {
+            (Then::Stays | Then::ComesBack, _, _) => Expected::Answered,
+            (Then::ComesBackLate, SetUp::LayerAndWrapper, _) => Expected::Answered,
+            (Then::ComesBackLate, _, _) => Expected::Unanswered,
+            (Then::HangsUp, SetUp::Bare, Mode::Session) => Expected::RunsOn,
+            // Without sessions, rmcp notices a hang-up by itself.
+            (Then::HangsUp, _, _) => cancelled,
+        }
+    }
+}
+
+/// Reads a response to its end, and sees whether the tool's answer is in it.
+async fn answered(response: Pending, caller: usize, log: &Log) -> Result<Fate> {
+    let response = response.response().await?;
+    Ok(match log.end_for(caller).await? {
+        End::Cancelled { .. } => Fate::CancelledWrongly,
+        _ if response.contains(&tool::answer(caller)) => Fate::Answered,
+        End::Finished { .. } => Fate::Unanswered,
+    })
 }
 
 // === impl Cell ===
@@ -123,8 +168,12 @@ impl Scenario {
 impl Cell {
     pub(crate) fn is_as_expected(&self) -> bool {
         match (self.expected, &self.fate) {
-            (Expected::Cancelled, Fate::Cancelled(after)) => *after < AT_ONCE,
-            (Expected::RunsOn, Fate::RanOn(_)) | (Expected::Answered, Fate::Answered) => true,
+            (Expected::Cancelled(due), Fate::Cancelled(after)) => {
+                due <= *after && *after < due + TOLERANCE
+            }
+            (Expected::RunsOn, Fate::RanOn(_))
+            | (Expected::Answered, Fate::Answered)
+            | (Expected::Unanswered, Fate::Unanswered) => true,
             _ => false,
         }
     }
@@ -133,29 +182,21 @@ impl Cell {
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { row, set_up, .. } = self;
-        write!(f, "{row:38}  {set_up:15}  {}", self.fate)
+        write!(f, "{row:40}  {set_up:15}  {}", self.fate)
     }
 }
 
 // === impl Expected ===
 
-impl Expected {
-    /// Without sessions, rmcp notices a hang-up by itself.
-    fn of(then: Then, set_up: SetUp, mode: Mode) -> Self {
-        match (then, set_up, mode) {
-            (Then::Stays, _, _) => Self::Answered,
-            (Then::HangsUp, SetUp::Bare, Mode::Session) => Self::RunsOn,
-            (Then::HangsUp, _, _) => Self::Cancelled,
-        }
-    }
-}
-
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cancelled => write!(f, "cancelled within {AT_ONCE:?}"),
+            Self::Cancelled(due) => {
+                write!(f, "cancelled after {due:?}, {TOLERANCE:?} late at most")
+            }
             Self::RunsOn => f.write_str("runs for nobody"),
             Self::Answered => f.write_str("gets its answer"),
+            Self::Unanswered => f.write_str("gets no answer"),
         }
     }
 }
@@ -165,9 +206,10 @@ impl fmt::Display for Expected {
 impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Cancelled(after) => {
+            Self::Cancelled(after) if *after < TOLERANCE => {
                 write!(f, "cancelled after {:.1} ms", after.as_secs_f64() * 1e3)
             }
+            Self::Cancelled(after) => write!(f, "cancelled after {:.1} s", after.as_secs_f64()),
             Self::RanOn(after) => write!(f, "ran {:.1} s for nobody", after.as_secs_f64()),
             Self::Answered => f.write_str("got its answer"),
             Self::Unanswered => f.write_str("got no answer"),

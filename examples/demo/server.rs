@@ -30,19 +30,16 @@ pub(crate) enum Mode {
     StatelessJson,
 }
 
-pub(crate) fn router(set_up: SetUp, mode: Mode, log: &Log) -> Router {
+pub(crate) fn router(set_up: SetUp, mode: Mode, grace: Grace, log: &Log) -> Router {
+    let layer = CancelOnDisconnectLayer::new().grace(grace);
     match set_up {
         SetUp::Bare => mcp(mode, log, LocalSessionManager::default()),
-        SetUp::Layer => mcp(mode, log, LocalSessionManager::default()).layer(layer()),
+        SetUp::Layer => mcp(mode, log, LocalSessionManager::default()).layer(layer),
         SetUp::LayerAndWrapper => {
             let sessions = CancellableSessionManager::local(SessionConfig::default());
-            mcp(mode, log, sessions).layer(layer())
+            mcp(mode, log, sessions).layer(layer)
         }
     }
-}
-
-fn layer() -> CancelOnDisconnectLayer {
-    CancelOnDisconnectLayer::new().grace(Grace::Immediate)
 }
 
 fn mcp(mode: Mode, log: &Log, sessions: impl SessionManager) -> Router {
