@@ -111,7 +111,8 @@ pub enum CancelReason {
 pub enum Outcome {
     /// Its answer was seen: a JSON-RPC result or error.
     Completed,
-    /// It was cancelled.
+    /// It was cancelled. Behind a layer without a session manager it may have completed before, unseen, while
+    /// its client was away.
     Cancelled(CancelReason),
     /// Its client cancelled it.
     ClientCancelled,

@@ -2,13 +2,13 @@
 
 #[cfg(feature = "rmcp")]
 use std::task::{Context, Poll, Waker};
-use std::{sync::Arc, time::Duration};
+use std::{any::Any, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{Exchange, Phase};
 #[cfg(feature = "rmcp")]
-use crate::registry::SessionKey;
+use crate::registry::{FIRST, SessionKey};
 use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::{CancelError, Injection},
@@ -62,10 +62,12 @@ impl Attachment {
     /// go of it.
     #[cfg(feature = "rmcp")]
     pub(crate) fn drop_stream(&self) {
-        let client_left = self.generation != crate::registry::FIRST
-            || self.exchange.state().phase == Phase::Abandoned;
+        let client_left =
+            self.generation != FIRST || self.exchange.state().phase == Phase::Abandoned;
         let reason = match client_left {
             true => CancelReason::ClientDisconnected,
+            // Unwinding comes through here before it comes to the exchange's guard.
+            false if std::thread::panicking() => CancelReason::ServicePanicked,
             false => CancelReason::ResponseDropped,
         };
         self.detach(Gone::Stream(reason), false);
@@ -96,8 +98,10 @@ impl Exchange {
                 retry: going.retry.unwrap_or_default(),
             },
             None if self.is_bound() && gone != Gone::ByServer => Wait::ForItsEnd,
-            None if call.session().is_some() => Wait::Unseen(now + UNSEEN_FOR),
-            // Its stream was all that was to be seen of it.
+            None if call.session().is_some() && (going.replayable || !going.by_server) => {
+                Wait::Unseen(now + UNSEEN_FOR)
+            }
+            // Nobody can come back for it, and its stream was all that was to be seen of it.
             None => return self.finish(call.id(), Outcome::Unknown),
         };
         let registry = &self.instance.registry;
@@ -219,17 +223,18 @@ impl Exchange {
         }
     }
 
-    /// The answer of a call was seen.
-    pub(crate) fn answered(&self, id: CallId, answer: Option<(Answer, usize)>) {
+    /// The answer of a call was seen: what to keep of it, and how many bytes that is.
+    pub(crate) fn answered(&self, id: CallId, answer: Option<(Arc<dyn Any + Send + Sync>, usize)>) {
         let registry = &self.instance.registry;
         let kept = match self.instance.options.retain {
             Retain::All => true,
             Retain::Detached => registry.is_detached(id),
             Retain::Off => false,
         };
-        let ended = answer.filter(|_| kept).and_then(|(answer, weight)| {
+        let ended = answer.filter(|_| kept).and_then(|(content, weight)| {
+            let retry = self.retry();
             Some(Ended {
-                end: End::Answered(answer),
+                end: End::Answered(Answer { content, retry }),
                 weight,
                 until: self.remembered_until(self.call(id)?),
             })

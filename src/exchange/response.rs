@@ -229,13 +229,17 @@ impl Exchange {
         }
     }
 
+    /// How long the server told the client to wait before it comes back.
+    pub(super) fn retry(&self) -> Option<Duration> {
+        let retry = u64::from(self.passed.load(Ordering::Relaxed) & !REPLAYABLE);
+        (retry != 0).then(|| Duration::from_millis(retry))
+    }
+
     pub(super) fn going(&self, by_server: bool) -> Going {
-        let passed = self.passed.load(Ordering::Relaxed);
-        let retry = u64::from(passed & !REPLAYABLE);
         let canceller = self.state().canceller.clone();
         Going {
-            replayable: passed & REPLAYABLE != 0,
-            retry: (retry != 0).then(|| Duration::from_millis(retry)),
+            replayable: self.passed.load(Ordering::Relaxed) & REPLAYABLE != 0,
+            retry: self.retry(),
             by_server,
             stored: canceller.is_some_and(|canceller| canceller.has_event_store()),
         }

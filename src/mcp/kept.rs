@@ -4,7 +4,7 @@
 //! ever. A completed call: an event that repeats the id the client named, so that a second cut is no
 //! worse than the first, then the answer without an id. A cancelled call: the error, alone.
 
-use std::{sync::Arc, time::Duration};
+use std::{any::Any, sync::Arc, time::Duration};
 
 use futures_util::{Stream, stream};
 use rmcp::{
@@ -20,12 +20,12 @@ use crate::{
     registry::{Answer, End},
 };
 
-/// How long the client is told to wait before it comes back once more, should it be cut off again: 3 s,
-/// rmcp's own default.
+/// How long a client is told to wait before it comes back, where the server did not say: 3 s, rmcp's own
+/// default.
 const RETRY: Duration = Duration::from_secs(3);
 
-/// The answer as the registry keeps it, with its size in bytes.
-pub(super) fn keep(message: Arc<ServerJsonRpcMessage>) -> (Answer, usize) {
+/// An answer as the registry keeps it, with its size in bytes.
+pub(super) fn keep(message: Arc<ServerJsonRpcMessage>) -> (Arc<dyn Any + Send + Sync>, usize) {
     let weight = weigh(&message);
     (message, weight)
 }
@@ -37,9 +37,11 @@ pub(super) fn replay(
 ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<> {
     let (first, second) = match end {
         End::Answered(answer) => {
-            let repeated = ServerSseMessage::priming(last_event_id, RETRY);
+            // The client keeps the `retry` it saw last for all its streams: it must be the server's own.
+            let retry = answer.retry.unwrap_or(RETRY);
+            let repeated = ServerSseMessage::priming(last_event_id, retry);
             let mut answered = ServerSseMessage::default();
-            answered.message = answer.downcast().ok();
+            answered.message = answer.content.downcast().ok();
             (Some(repeated), Some(answered))
         }
         End::Cancelled(request) => (None, Some(cancelled(&request))),

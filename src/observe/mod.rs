@@ -17,7 +17,8 @@ mod trace;
 
 /// Something that happened to a call, or a request that could not be read as one.
 ///
-/// Every call is started once and ends once. See [`Observer`] for an example.
+/// Every call is started once and ends at most once. No end is seen of a call whose id its client used again (the
+/// specification forbids it), nor of one that runs on unseen for an hour. See [`Observer`] for an example.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {

@@ -8,7 +8,7 @@
 //! 1. **Accepted first.** A call owns its [`Key`] only once the inner service accepted it ([`Core::claim`]).
 //!    Before that it cannot touch another call.
 //! 2. **One end.** [`Core::finish`] ends a call at most once. A cancel may be injected into the server only
-//!    if no other call owns its key.
+//!    if no other call owns its key, or waits to.
 //! 3. **Only detached calls expire.** An attached call ends by its answer, or because somebody asked.
 //! 4. **Generations.** The first stream of a call is generation 1, each accepted resume the next. Attached
 //!    means: the newest lives. Older ones may end as they like.
@@ -251,11 +251,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Stops the clock of a call. `false` if it is held already, or has ended.
-    pub(crate) fn hold(&mut self, id: CallId) -> bool {
+    pub(crate) fn hold(&mut self, id: CallId, now: Instant) -> bool {
         let Some(entry) = self.calls.get_mut(&id) else {
             return false;
         };
-        let first = !mem::replace(&mut entry.held, true);
+        let first = entry.hold(now);
         if first {
             self.schedule(id);
         }
@@ -412,16 +412,19 @@ impl<T: Clone, A: Clone> Core<T, A> {
         Some(entry)
     }
 
-    /// Gives up a call's key. `false` if it has none, or another call owns it.
+    /// Gives up the key of a call that left. `false` if it has none, or another call may be meant by it.
     fn free_key(&mut self, id: CallId, entry: &Entry<T>) -> bool {
         let (Some(key), Some(session)) = (&entry.key, entry.session) else {
             return false;
         };
         let slot = self.names.request(session, &key.request);
         match self.index.get(&slot) {
-            None => true,
             Some(owner) if *owner == id => self.index.remove(&slot).is_some(),
             Some(_) => false,
+            None => {
+                let mut others = self.calls_of(session, &key.session);
+                !others.any(|(_, other)| other.key.as_ref() == Some(key))
+            }
         }
     }
 

@@ -7,6 +7,7 @@ use std::{
     any::Any,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -25,8 +26,15 @@ pub(crate) use self::core::{
     Wait,
 };
 
-/// An answer that is kept for a client to come back for. What it is only its session manager knows.
-pub(crate) type Answer = Arc<dyn Any + Send + Sync>;
+/// An answer that is kept for a client to come back for.
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    /// What it is only its session manager knows.
+    pub(crate) content: Arc<dyn Any + Send + Sync>,
+    /// How long the server told its client to wait before it comes back.
+    pub(crate) retry: Option<Duration>,
+}
+
 pub(crate) type Named = core::Named<Answer>;
 
 type Call = (CallId, Arc<Exchange>);
@@ -158,7 +166,7 @@ impl Registry {
     }
 
     pub(crate) fn hold(&self, id: CallId) -> bool {
-        self.with(|core| core.hold(id))
+        self.with(|core| core.hold(id, Instant::now()))
     }
 
     pub(crate) fn release(&self, id: CallId) {

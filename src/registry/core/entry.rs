@@ -1,6 +1,6 @@
 //! What the core knows of one call in flight.
 
-use std::{collections::VecDeque, mem, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
@@ -116,20 +116,44 @@ impl<T> Entry<T> {
         }
     }
 
-    pub(super) fn look(&mut self, now: Instant, at: Instant) -> Look {
-        let Some(clock) = &mut self.detached else {
-            return Look::PutOff;
-        };
-        match &mut clock.wait {
-            Wait::Until { deadline, retry } => {
-                if now.duration_since(at) <= LATE || mem::replace(&mut clock.put_off, true) {
-                    return Look::Orphaned;
-                }
-                *deadline = now + (2 * *retry).max(MAX_HOLD);
-                Look::PutOff
-            }
-            Wait::Unseen(_) | Wait::ForItsEnd => Look::Forget,
+    /// Stops the clock. `false` if it is stopped already.
+    ///
+    /// A resume may be the first to notice that the time is long over (invariant 7). It would not know
+    /// that any more when the hold ends.
+    pub(super) fn hold(&mut self, now: Instant) -> bool {
+        if self.held {
+            return false;
         }
+        if let Some(at) = self.next_look() {
+            self.put_off_if_late(now, at);
+        }
+        self.held = true;
+        true
+    }
+
+    /// Looks at a call at `now` that was to be looked at at `at`.
+    pub(super) fn look(&mut self, now: Instant, at: Instant) -> Look {
+        match self.detached.map(|clock| clock.wait) {
+            Some(Wait::Until { .. }) if self.put_off_if_late(now, at) => Look::PutOff,
+            Some(Wait::Until { .. }) => Look::Orphaned,
+            Some(Wait::Unseen(_) | Wait::ForItsEnd) => Look::Forget,
+            None => Look::PutOff,
+        }
+    }
+
+    fn put_off_if_late(&mut self, now: Instant, at: Instant) -> bool {
+        let Some(clock) = &mut self.detached else {
+            return false;
+        };
+        let Wait::Until { deadline, retry } = &mut clock.wait else {
+            return false;
+        };
+        let late = now.duration_since(at) > LATE && !clock.put_off;
+        if late {
+            clock.put_off = true;
+            *deadline = now + (2 * *retry).max(MAX_HOLD);
+        }
+        late
     }
 }
 

@@ -90,7 +90,18 @@ fn invariant_2_a_call_ends_once() {
     assert!(core.finish(id, None).is_none());
     assert_eq!(detach(&mut core, id, now), Detached::Stale);
     assert_eq!(core.attach(id), None);
-    assert!(!core.hold(id));
+    assert!(!core.hold(id, now));
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_2_of_two_calls_that_wait_for_one_key_the_first_to_end_is_not_injected() {
+    let mut core = TestCore::new();
+    let [first, second] = [CallId::next(), CallId::next()];
+    core.start(first, key("s", 7), "first");
+    core.start(second, key("s", 7), "second");
+    assert!(!core.finish(second, None).unwrap().injectable);
+    assert!(core.finish(first, None).unwrap().injectable);
     assert_empty(&core);
 }
 
@@ -174,8 +185,8 @@ fn invariant_5_a_hold_lets_the_deadline_pass_but_not_for_ever() {
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
-    assert!(core.hold(id));
-    assert!(!core.hold(id), "one hold at a time");
+    assert!(core.hold(id, now));
+    assert!(!core.hold(id, now), "one hold at a time");
 
     assert!(
         core.expire(now + SECOND + MAX_HOLD - SECOND / 10)
@@ -190,10 +201,10 @@ fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
-    core.hold(id);
+    core.hold(id, now);
     core.release(id);
     assert_eq!(core.next_deadline(), Some(now + SECOND));
-    assert!(core.hold(id), "another resume may hold it then");
+    assert!(core.hold(id, now), "another resume may hold it then");
     core.release(id);
     assert_eq!(core.expire(now + SECOND).len(), 1);
 }
@@ -203,7 +214,7 @@ fn invariant_5_a_resume_that_comes_before_the_drop_holds_it_too() {
     let now = Instant::now();
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
-    core.hold(id);
+    core.hold(id, now);
     assert_eq!(
         core.detach(id, FIRST, until(now), false, now),
         Detached::Waiting
@@ -284,6 +295,20 @@ fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
     assert_eq!(core.expire(now + SECOND + LATE).len(), 1);
+}
+
+#[test]
+fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_was_late() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    let noticed = now + SECOND + MAX_HOLD + LATE / 2;
+    assert!(core.hold(id, noticed));
+    assert!(core.expire(noticed).is_empty());
+    core.release(id);
+    assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
+    assert_eq!(core.expire(noticed + 60 * SECOND).len(), 1, "once");
 }
 
 #[test]
