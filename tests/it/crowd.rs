@@ -7,6 +7,8 @@ use std::{
 
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 
+use serde_json::json;
+
 use crate::{
     setup::{EXCHANGE, Server, Setup, What, arguments, for_servers},
     support::*,
@@ -42,17 +44,26 @@ struct Dice {
     state: u64,
 }
 
-for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+for_servers!([wrapped = Wrapped] (flavor = "multi_thread", worker_threads = 2) {
     of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up,
+    no_call_outlives_its_client_whenever_it_hangs_up,
+    a_client_that_leaves_with_its_answer_cancels_nothing,
 });
 
-for_servers!([
-    wrapped_in_haste = Wrapped,
-    layer_only_in_haste = LayerOnly,
-    stateless_sse = StatelessSse,
-    stateless_json = StatelessJson,
-] {
+for_servers!([layer_only = LayerOnly] (flavor = "multi_thread", worker_threads = 2) {
+    of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up,
     no_call_outlives_its_client_whenever_it_hangs_up,
+    a_client_that_leaves_with_its_answer_cancels_nothing,
+});
+
+for_servers!([stateless_sse = StatelessSse] (flavor = "multi_thread", worker_threads = 2) {
+    no_call_outlives_its_client_whenever_it_hangs_up,
+    a_client_that_leaves_with_its_answer_cancels_nothing,
+});
+
+for_servers!([stateless_json = StatelessJson] (flavor = "multi_thread", worker_threads = 2) {
+    no_call_outlives_its_client_whenever_it_hangs_up,
+    a_client_that_leaves_with_its_answer_cancels_nothing,
 });
 
 async fn of_a_thousand_calls_exactly_those_are_cancelled_that_hang_up(server: Server) {
@@ -124,11 +135,29 @@ async fn no_call_outlives_its_client_whenever_it_hangs_up(server: Server) {
     setup.assert_usable(&mcp).await;
     setup.witness.running_reaches(0).await;
     setup.exchanges.all_over().await;
-    assert!(setup.calls.is_empty());
+    setup.calls_reach(0).await;
     assert!(setup.witness.cancelled() > 0);
     assert_eq!(setup.witness.completed(), 0);
     let failed = |what: &What| matches!(what, What::CancelFailed(_) | What::Unknown(_));
     assert!(!setup.events.all().iter().any(failed));
+}
+
+/// It leaves the end of the stream unread.
+async fn a_client_that_leaves_with_its_answer_cancels_nothing(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    for id in 0..HASTY {
+        let label = format!("call {id}");
+        let marked = mcp.clone().header(EXCHANGE, &label);
+        let mut call = marked.call(id, "echo", json!({ "text": "hi" })).await;
+        assert!(call.answer().await.is_some());
+        call.fin();
+        setup.exchanges.over_for(&label).await;
+    }
+    setup.calls_reach(0).await;
+    let cancels = |what: &&What| matches!(what, What::Ended(Outcome::Cancelled(_)));
+    let log = setup.events.all();
+    assert_eq!(log.iter().filter(cancels).count(), 0);
 }
 
 /// Starts the calls of a round, in an order of the dice.
@@ -149,7 +178,7 @@ async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -
     for call in &calls {
         setup.witness.started(&call.label).await;
     }
-    assert_eq!(setup.calls.len(), calls.len());
+    setup.calls_reach(calls.len()).await;
     dice.shuffle(&mut calls);
     for call in calls.iter_mut().filter(|_| dice.coin()) {
         call.connection.head().await;

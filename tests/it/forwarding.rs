@@ -30,6 +30,10 @@ use crate::support::*;
 
 mod recorder;
 
+/// Sessions in memory, for more than one server.
+#[derive(Default)]
+struct Store(RwLock<HashMap<String, SessionState>>);
+
 #[tokio::test]
 async fn create_session_is_forwarded() {
     let (manager, calls) = manager(Mood::Willing);
@@ -259,9 +263,7 @@ async fn storing_in(store: &Arc<Store>) -> (Served, Witness) {
     (serve(router(service).layer(layer)).await, witness)
 }
 
-/// Sessions in memory, for more than one server.
-#[derive(Default)]
-struct Store(RwLock<HashMap<String, SessionState>>);
+// === impl Store ===
 
 #[async_trait::async_trait]
 impl SessionStore for Store {

@@ -51,7 +51,8 @@ for_servers!([
     a_reset_after_an_event_cancels_the_call,
     a_half_close_after_an_event_cancels_the_call,
     a_client_that_leaves_in_the_middle_of_its_request_body_starts_no_call,
-    a_stream_reset_cancels_its_call_and_spares_its_siblings,
+    a_stream_reset_before_the_head_is_produced_cancels_its_call_and_spares_its_siblings,
+    a_stream_reset_before_anything_is_read_cancels_its_call_and_spares_its_siblings,
     a_stream_reset_after_an_event_cancels_its_call_and_spares_its_siblings,
     losing_an_h2_connection_cancels_all_its_calls,
     a_completed_call_ends_once_and_never_fires_its_token,
@@ -117,7 +118,15 @@ async fn a_client_that_leaves_in_the_middle_of_its_request_body_starts_no_call(s
     setup.assert_usable(&mcp).await;
 }
 
-async fn a_stream_reset_cancels_its_call_and_spares_its_siblings(server: Server) {
+async fn a_stream_reset_before_the_head_is_produced_cancels_its_call_and_spares_its_siblings(
+    server: Server,
+) {
+    reset(server, When::HeadHeld).await;
+}
+
+async fn a_stream_reset_before_anything_is_read_cancels_its_call_and_spares_its_siblings(
+    server: Server,
+) {
     reset(server, When::NothingRead).await;
 }
 
@@ -255,16 +264,9 @@ async fn bare_rmcp_runs_a_session_call_on_for_nobody() {
 
 /// One call, one hang-up, and everything that must be true afterwards.
 async fn hang_up(server: Server, when: When, how: How) {
-    let setup = match when {
-        When::HeadHeld => holding_the_head(server).start().await,
-        When::NothingRead | When::EventRead => server.start().await,
-    };
+    let setup = when.start(server).await;
     let mcp = setup.mcp().await;
-    let tool = match when {
-        When::EventRead => "chatty",
-        When::HeadHeld | When::NothingRead => "hold",
-    };
-    let mut call = setup.start_call(&mcp, 1, tool, "a").await;
+    let mut call = setup.start_call(&mcp, 1, when.tool(), "a").await;
     if let When::EventRead = when {
         call.head().await;
         // Priming, where there is any, then the progress.
@@ -293,18 +295,14 @@ async fn hang_up(server: Server, when: When, how: How) {
     drop(half_closed);
 }
 
-/// Three streams of one connection, of which the second is reset.
+/// Three streams of one connection, of which the first is reset.
 async fn reset(server: Server, when: When) {
-    let setup = server.start().await;
+    let setup = when.start(server).await;
     let mcp = setup.mcp().await;
     let mut connection = H2::open(setup.served.addr).await;
-    let tool = match when {
-        When::EventRead => "chatty",
-        When::HeadHeld | When::NothingRead => "hold",
-    };
     let mut streams = Vec::new();
     for (id, label) in [(1, "a"), (2, "b"), (3, "c")] {
-        let stream = setup.start_on_h2(&mut connection, &mcp, id, tool, label);
+        let stream = setup.start_on_h2(&mut connection, &mcp, id, when.tool(), label);
         streams.push(stream.await);
     }
     if let When::EventRead = when {
@@ -313,10 +311,10 @@ async fn reset(server: Server, when: When) {
         }
     }
 
-    streams.remove(1).reset();
+    streams.remove(0).reset();
 
-    assert_cancelled(&setup, &mcp, 2, "b").await;
-    for (stream, (id, label)) in streams.iter_mut().zip([(1, "a"), (3, "c")]) {
+    assert_cancelled(&setup, &mcp, 1, "a").await;
+    for (stream, (id, label)) in streams.iter_mut().zip([(2, "b"), (3, "c")]) {
         assert_eq!(setup.events.of(&mcp, id), [What::Started]);
         setup.witness.release(label);
         let answer = stream.answer().await.expect("the sibling's answer");
@@ -356,4 +354,23 @@ async fn assert_cancelled(setup: &Setup, mcp: &Mcp, id: i32, label: &str) {
     setup.assert_usable(mcp).await;
     let expected = [What::Started, What::Ended(DISCONNECTED)];
     assert_eq!(setup.events.of(mcp, id), expected);
+}
+
+// === impl When ===
+
+impl When {
+    async fn start(self, server: Server) -> Setup {
+        match self {
+            Self::HeadHeld => holding_the_head(server).start().await,
+            Self::NothingRead | Self::EventRead => server.start().await,
+        }
+    }
+
+    /// The tool that lets it come so far.
+    fn tool(self) -> &'static str {
+        match self {
+            Self::EventRead => "chatty",
+            Self::HeadHeld | Self::NothingRead => "hold",
+        }
+    }
 }

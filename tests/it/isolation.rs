@@ -1,6 +1,12 @@
 //! What one client does changes nothing of another's call, however alike the two look.
 
-use std::sync::Arc;
+use std::{
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use axum::{
     Router,
@@ -21,6 +27,13 @@ use crate::{
 };
 
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+/// Refuses after it has read the request, and when the test lets it.
+#[derive(Clone, Debug, Default)]
+struct Refusal {
+    read: Arc<Notify>,
+    due: Arc<Notify>,
+}
 
 for_servers!([
     wrapped = Wrapped,
@@ -44,6 +57,7 @@ for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
     hanging_up_before_the_refusal_changes_nothing,
     hanging_up_the_older_call_of_a_reused_id_cancels_nothing,
     hanging_up_the_newer_call_of_a_reused_id_spares_the_older,
+    hanging_up_a_reused_id_that_was_never_accepted_cancels_nothing,
 });
 
 async fn hanging_up_spares_the_call_of_another_client_with_the_same_id(server: Server) {
@@ -231,6 +245,25 @@ async fn hanging_up_the_newer_call_of_a_reused_id_spares_the_older(server: Serve
     assert!(setup.calls.is_empty());
 }
 
+/// As if it had waited in a queue: the server never saw it, but it would see a cancel.
+async fn hanging_up_a_reused_id_that_was_never_accepted_cancels_nothing(server: Server) {
+    let queued = Arc::new(Notify::new());
+    let plan = Plan::of(server).inside(queueing("queued", queued.clone()));
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
+    let marked = mcp.clone().header(EXCHANGE, "queued");
+    let second = marked.call(7, "hold", json!({ "label": "queued" })).await;
+    within("the second call to be queued", queued.notified()).await;
+
+    second.fin();
+
+    setup.exchanges.over_for("queued").await;
+    assert_eq!(setup.witness.starts("queued"), 0);
+    let queued = [What::Started, What::Ended(DISCONNECTED)];
+    assert_untouched_beside(&setup, &mcp, call, &queued).await;
+}
+
 /// Two calls of one session whose ids read the same; the first is hung up.
 async fn spares_its_look_alike(server: Server, leaving: Value, staying: Value) {
     let setup = server.start().await;
@@ -316,15 +349,30 @@ fn refusing_unread(router: Router) -> Router {
     ))
 }
 
-fn unauthorized_response() -> Response {
-    StatusCode::UNAUTHORIZED.into_response()
+/// Reads the first exchange of this name, and never lets it through.
+fn queueing(name: &'static str, queued: Arc<Notify>) -> impl FnOnce(Router) -> Router {
+    let full = Arc::new(AtomicBool::new(true));
+    move |router| {
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let named = request.headers().get(EXCHANGE);
+            let is_first =
+                named.is_some_and(|named| named == name) && full.swap(false, Ordering::Relaxed);
+            let queued = queued.clone();
+            async move {
+                if is_first {
+                    let read = to_bytes(request.into_body(), usize::MAX).await;
+                    read.expect("a whole request");
+                    queued.notify_one();
+                    return pending().await;
+                }
+                next.run(request).await
+            }
+        }))
+    }
 }
 
-/// Refuses after it has read the request, and when the test lets it.
-#[derive(Clone, Debug, Default)]
-struct Refusal {
-    read: Arc<Notify>,
-    due: Arc<Notify>,
+fn unauthorized_response() -> Response {
+    StatusCode::UNAUTHORIZED.into_response()
 }
 
 // === impl Refusal ===

@@ -8,12 +8,16 @@
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
+mod bad_bodies;
+mod contract;
 mod crowd;
 mod forwarding;
 mod grace;
 mod hang_up;
 mod isolation;
 mod late;
+mod middleware;
 mod read_on;
 mod setup;
+mod stack;
 mod support;

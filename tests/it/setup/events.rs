@@ -37,6 +37,9 @@ struct Call {
     id: Value,
 }
 
+/// What a wait that failed was for, with the log as it is then.
+struct Wanted<'a>(&'a Events, &'a str, &'a Call);
+
 // === impl Events ===
 
 impl Events {
@@ -156,8 +159,7 @@ impl Call {
     }
 }
 
-/// What a wait that failed was for, with the log as it is then.
-struct Wanted<'a>(&'a Events, &'a str, &'a Call);
+// === impl Wanted ===
 
 impl fmt::Display for Wanted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

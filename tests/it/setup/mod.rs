@@ -93,15 +93,18 @@ pub(crate) struct Setup {
 pub(crate) struct Tokens(Arc<Mutex<HashMap<String, CallToken>>>);
 
 /// Makes every test that takes a [`Server`] a `#[tokio::test]` for each of some servers, in a module
-/// named after it.
+/// named after it. Between them the runtime's flavor, if it is not the default.
 macro_rules! for_servers {
-    ([$($module:ident = $server:ident),+ $(,)?] $tests:tt) => {
-        $(crate::setup::for_servers!(@ $module $server $tests);)+
+    ([$($module:ident = $server:ident),+ $(,)?] {$($tests:tt)+}) => {
+        crate::setup::for_servers!([$($module = $server),+] () {$($tests)+});
     };
-    (@ $module:ident $server:ident { $($test:ident,)+ }) => {
+    ([$($module:ident = $server:ident),+ $(,)?] $flavor:tt $tests:tt) => {
+        $(crate::setup::for_servers!(@ $module $server $flavor $tests);)+
+    };
+    (@ $module:ident $server:ident $flavor:tt { $($test:ident,)+ }) => {
         mod $module {
             $(
-                #[tokio::test]
+                #[tokio::test $flavor]
                 async fn $test() {
                     super::$test(crate::setup::Server::$server).await;
                 }
@@ -272,6 +275,16 @@ impl Setup {
         let answer = call.answer().await.expect("an answer to the echo");
         assert_eq!(answer["id"], *text);
         assert_eq!(answer["result"]["content"][0]["text"], *text);
+    }
+
+    /// Waits until so many calls are in flight.
+    pub(crate) async fn calls_reach(&self, count: usize) {
+        let reached = async {
+            while self.calls.len() != count {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(format!("{count} calls in flight"), reached).await;
     }
 
     /// Lets a held call finish and reads its answer.

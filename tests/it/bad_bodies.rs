@@ -1,0 +1,300 @@
+//! Bodies that are no calls, or doubtful ones. The inner service is their judge: its answer is the same with
+//! and without the layer, and whatever they look like, they cancel nothing and leave nothing behind.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a broken expectation of a test ends the test; clippy only spares functions marked #[test]"
+)]
+
+use std::{future::pending, sync::Arc};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request as AxumRequest, State},
+    middleware::{Next, from_fn, from_fn_with_state},
+    response::Response,
+};
+use http::HeaderMap;
+use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer};
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+
+use self::table::{Row, Sent, table};
+use crate::{
+    stack::{Bench, Way},
+    support::*,
+};
+
+mod table;
+
+/// A server with a held call, whose id is 1, in the session that all the bodies are sent to.
+struct Held {
+    bench: Bench,
+    mcp: Mcp,
+    call: Connection,
+}
+
+/// What a client gets to see.
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    status: u16,
+    headers: HeaderMap,
+    body: String,
+}
+
+/// Counts the exchanges that are over, one way or another.
+#[derive(Clone)]
+struct Over(Arc<watch::Sender<usize>>);
+
+/// One exchange that is not over.
+struct Going(Over);
+
+// === impl Held ===
+
+impl Held {
+    async fn new(way: Way, build: impl FnOnce(Router, CancelOnDisconnectLayer) -> Router) -> Self {
+        let bench = Bench::new(way, build).await;
+        let mcp = bench.client(&[]).await;
+        let mut call = mcp.call(1, "hold", json!({ "label": "held" })).await;
+        bench.witness.started("held").await;
+        assert_eq!(call.head().await.status, 200);
+        Self { bench, mcp, call }
+    }
+
+    /// A server without the layer, and with rmcp's own session manager.
+    async fn bare(way: Way) -> Self {
+        let way = match way {
+            Way::Wrapped | Way::LayerOnly => Way::LayerOnly,
+            Way::Stateless => Way::Stateless,
+        };
+        Self::new(way, |rmcp, _| rmcp).await
+    }
+
+    async fn layered(way: Way) -> Self {
+        Self::new(way, |rmcp, cancel| rmcp.layer(cancel)).await
+    }
+
+    async fn answer(&self, row: &Row) -> Answer {
+        let request = row.request(&self.mcp);
+        let (head, body) = match &row.sent {
+            Sent::Whole | Sent::Chunked(_) => {
+                let mut connection = self.send(row, &self.mcp).await;
+                let head = connection.head().await;
+                (head, connection.body_to_end().await)
+            }
+            Sent::OverHttp2 => {
+                let mut connection = H2::open(self.bench.addr).await;
+                let mut stream = connection.send(&request).await;
+                (stream.head().await, stream.body_to_end().await)
+            }
+        };
+        let mut headers = head.headers;
+        headers.remove("date");
+        Answer {
+            status: head.status,
+            headers,
+            body: String::from_utf8(body).expect("rmcp answers with text"),
+        }
+    }
+
+    /// Sends a body on a connection of its own; of a large one the beginning.
+    async fn send(&self, row: &Row, mcp: &Mcp) -> Connection {
+        let request = row.request(mcp);
+        let mut connection = Connection::open(self.bench.addr).await;
+        match &row.sent {
+            Sent::Whole => connection.send(&request).await,
+            Sent::Chunked(sizes) => connection.send_chunked(&request, sizes).await,
+            Sent::OverHttp2 => {
+                let mut begun = request.clone();
+                begun.body.truncate(100_000);
+                connection.send_cut(&begun, request.body.len()).await;
+            }
+        }
+        connection
+    }
+
+    /// Checks that nothing has touched the held call, and that it is the only one.
+    async fn check_untouched(mut self, way: Way) {
+        let Bench {
+            witness,
+            log,
+            layer,
+            ..
+        } = &self.bench;
+        // Whatever was to be injected into the session came before this.
+        let mut echo = self.mcp.call(2, "echo", json!({ "text": "x" })).await;
+        echo.answer().await.expect("the session goes on");
+        echo.body_to_end().await;
+        assert!(witness.is_running("held"), "{way:?}: {:#?}", log.events());
+        assert_eq!(layer.calls().len(), 1, "{way:?}: {:#?}", log.events());
+        witness.release("held");
+        let answer = self.call.answer().await.expect("an answer");
+        let text = &answer["result"]["content"][0]["text"];
+        assert_eq!(text, "done:held", "{way:?}");
+        self.call.body_to_end().await;
+        assert!(layer.calls().is_empty(), "{way:?}");
+    }
+}
+
+// === impl Over ===
+
+impl Over {
+    fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(0)))
+    }
+
+    /// Counts the exchanges of `app`.
+    fn watch(&self, app: Router) -> Router {
+        let over = self.clone();
+        app.layer(from_fn(move |request: AxumRequest, next: Next| {
+            let going = Going(over.clone());
+            async move {
+                let response = next.run(request).await;
+                response.map(|body| {
+                    // Held by the body as long as it lives.
+                    Body::new(body.map_frame(move |frame| {
+                        let _going = &going;
+                        frame
+                    }))
+                })
+            }
+        }))
+    }
+
+    async fn reaches(&self, count: usize, what: &str) {
+        let mut over = self.0.subscribe();
+        let reached = over.wait_for(|over| *over >= count);
+        within(what, reached).await.expect("self holds the sender");
+    }
+
+    fn count(&self) -> usize {
+        *self.0.borrow()
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|over| *over += 1);
+    }
+}
+
+// --- Tests ---
+
+async fn every_answer_is_the_same(way: Way) {
+    let (bare, layered) = (Held::bare(way).await, Held::layered(way).await);
+    for row in table() {
+        let (wanted, got) = (bare.answer(&row).await, layered.answer(&row).await);
+        assert_eq!(got, wanted, "{way:?}: {}", row.what);
+    }
+    assert_eq!(layered.bench.log.cancelled(), [], "{way:?}");
+    layered.check_untouched(way).await;
+}
+
+#[tokio::test]
+async fn a_wrapped_session_answers_as_without_the_layer() {
+    every_answer_is_the_same(Way::Wrapped).await;
+}
+
+#[tokio::test]
+async fn a_session_answers_as_without_the_layer() {
+    every_answer_is_the_same(Way::LayerOnly).await;
+}
+
+#[tokio::test]
+async fn a_stateless_server_answers_as_without_the_layer() {
+    every_answer_is_the_same(Way::Stateless).await;
+}
+
+async fn no_hang_up_touches_the_held_call(way: Way) {
+    let held = Held::layered(way).await;
+    for row in table() {
+        held.send(&row, &held.mcp).await.fin();
+    }
+    held.check_untouched(way).await;
+}
+
+#[tokio::test]
+async fn hanging_up_on_any_of_them_touches_no_call_of_a_wrapped_session() {
+    no_hang_up_touches_the_held_call(Way::Wrapped).await;
+}
+
+#[tokio::test]
+async fn hanging_up_on_any_of_them_touches_no_call_of_a_session() {
+    no_hang_up_touches_the_held_call(Way::LayerOnly).await;
+}
+
+#[tokio::test]
+async fn hanging_up_on_any_of_them_touches_no_stateless_call() {
+    no_hang_up_touches_the_held_call(Way::Stateless).await;
+}
+
+/// Reads the body of a request that asks for it, says so, and never decides what to make of it. The
+/// replay of a cancel goes on to rmcp.
+async fn undecided(
+    State(read): State<mpsc::UnboundedSender<()>>,
+    request: AxumRequest,
+    next: Next,
+) -> Response {
+    let is_replay = request.extensions().get::<CallToken>().is_none();
+    if is_replay || !request.headers().contains_key("x-undecided") {
+        return next.run(request).await;
+    }
+    let _whole_or_cut = request.into_body().collect().await;
+    read.send(()).expect("the test listens");
+    pending().await
+}
+
+async fn no_hang_up_before_the_decision_touches_the_held_call(way: Way) {
+    let (reader, mut read) = mpsc::unbounded_channel();
+    let over = Over::new();
+    let watching = over.clone();
+    let held = Held::new(way, move |rmcp, cancel| {
+        let app = rmcp.layer(from_fn_with_state(reader, undecided));
+        watching.watch(app.layer(cancel))
+    })
+    .await;
+    let mcp = held.mcp.clone().header("x-undecided", "1");
+    for row in table() {
+        let before = over.count();
+        let end = format!("the end of {}", row.what);
+        if matches!(row.sent, Sent::OverHttp2) {
+            let mut connection = H2::open(held.bench.addr).await;
+            let stream = connection.send(&row.request(&mcp)).await;
+            within(&end, read.recv()).await.expect("the server lives");
+            stream.reset();
+        } else {
+            let connection = held.send(&row, &mcp).await;
+            within(&end, read.recv()).await.expect("the server lives");
+            connection.fin();
+        }
+        over.reaches(before + 1, &end).await;
+    }
+    held.check_untouched(way).await;
+}
+
+#[tokio::test]
+async fn hanging_up_before_it_is_judged_touches_no_call_of_a_wrapped_session() {
+    no_hang_up_before_the_decision_touches_the_held_call(Way::Wrapped).await;
+}
+
+#[tokio::test]
+async fn hanging_up_before_it_is_judged_touches_no_call_of_a_session() {
+    no_hang_up_before_the_decision_touches_the_held_call(Way::LayerOnly).await;
+}
+
+#[tokio::test]
+async fn hanging_up_before_it_is_judged_touches_no_stateless_call() {
+    no_hang_up_before_the_decision_touches_the_held_call(Way::Stateless).await;
+}
+
+#[test]
+fn the_table_has_at_least_forty_bodies_and_no_two_with_the_same_name() {
+    let table = table();
+    let names: std::collections::BTreeSet<&str> = table.iter().map(|row| row.what).collect();
+    assert_eq!(names.len(), table.len());
+    assert!(table.len() >= 40);
+}

@@ -1,0 +1,22 @@
+//! What the layer promises to whatever stands inside and outside of it, seen without a socket.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a broken expectation of a test ends the test; clippy only spares functions marked #[test]"
+)]
+
+mod elsewhere;
+mod exchange;
+mod readiness;
+mod request_body;
+mod response_body;
+mod response_future;
+mod runtimes;
+mod script;
+mod stacked;
+mod types;
+
+#[cfg(feature = "axum")]
+mod extractor;

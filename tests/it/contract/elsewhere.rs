@@ -1,0 +1,136 @@
+//! Request bodies that another task reads than the one that answers.
+
+use std::{
+    convert::Infallible,
+    future::pending,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use http::Response;
+use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::{CallToken, CancelReason::ClientDisconnected};
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinSet,
+};
+use tower::{Layer as _, ServiceExt as _, service_fn};
+
+use super::{
+    exchange::{Asked, CALL, Kind, event_stream, immediate, poll_once},
+    script::{Script, Scripted},
+};
+use crate::{stack::number, support::within};
+
+/// Reads bodies in tasks of its own: that of a call when it is allowed to, that of a replay at once.
+#[derive(Clone)]
+struct Reader {
+    allowed: Arc<Notify>,
+    read: mpsc::UnboundedSender<Bytes>,
+    tasks: Arc<Mutex<JoinSet<()>>>,
+}
+
+/// The bodies that a reader has read.
+struct Bodies(mpsc::UnboundedReceiver<Bytes>);
+
+impl Reader {
+    fn new() -> (Self, Bodies) {
+        let (read, bodies) = mpsc::unbounded_channel();
+        let reader = Self {
+            allowed: Arc::default(),
+            read,
+            tasks: Arc::default(),
+        };
+        (reader, Bodies(bodies))
+    }
+
+    /// Has a task read the body of `request`, and notifies when it has.
+    fn hand_over(&self, request: Asked) -> Arc<Notify> {
+        let Self { allowed, read, .. } = self.clone();
+        let done = Arc::new(Notify::new());
+        let notify = done.clone();
+        let is_replay = request.extensions().get::<CallToken>().is_none();
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.spawn(async move {
+            if !is_replay {
+                allowed.notified().await;
+            }
+            let Ok(body) = request.into_body().collect().await;
+            read.send(body.to_bytes()).expect("the test listens");
+            notify.notify_one();
+        });
+        done
+    }
+}
+
+impl Bodies {
+    async fn next(&mut self) -> Bytes {
+        let body = within("a body", self.0.recv()).await;
+        body.expect("the reader lives")
+    }
+
+    async fn next_is_a_cancel_of(&mut self, id: i64) {
+        let message: serde_json::Value =
+            serde_json::from_slice(&self.next().await).expect("a message");
+        assert_eq!(message["method"], "notifications/cancelled");
+        assert_eq!(message["params"]["requestId"], id);
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_body_another_task_reads_is_known_with_the_head() {
+    let (layer, log) = immediate();
+    let (reader, mut bodies) = Reader::new();
+    let reading = reader.clone();
+    let service = layer.layer(service_fn(move |request: Asked| {
+        let read = reading.hand_over(request);
+        async move {
+            read.notified().await;
+            Ok::<_, Infallible>(event_stream(Script::stalled().body()))
+        }
+    }));
+    reader.allowed.notify_one();
+    let Ok(response) = service.oneshot(Kind::Session.request()).await;
+    assert_eq!(bodies.next().await, CALL);
+    assert_eq!(layer.calls().len(), 1);
+    drop(response);
+    assert_eq!(log.cancelled(), [(number(7), ClientDisconnected)]);
+    bodies.next_is_a_cancel_of(7).await;
+}
+
+#[tokio::test]
+async fn a_call_whose_body_another_task_has_read_is_cancelled_without_a_head() {
+    let (layer, log) = immediate();
+    let (reader, mut bodies) = Reader::new();
+    let reading = reader.clone();
+    let service = layer.layer(service_fn(move |request: Asked| {
+        // Nothing wakes the future when the body has been read.
+        let _read = reading.hand_over(request);
+        pending::<Result<Response<Scripted>, Infallible>>()
+    }));
+    let mut response = Box::pin(service.oneshot(Kind::Session.request()));
+    assert!(poll_once(response.as_mut()).is_pending());
+    reader.allowed.notify_one();
+    assert_eq!(bodies.next().await, CALL);
+    drop(response);
+    assert_eq!(log.cancelled(), [(number(7), ClientDisconnected)]);
+    bodies.next_is_a_cancel_of(7).await;
+}
+
+#[tokio::test]
+async fn a_body_that_is_read_after_its_client_has_gone_leaves_nothing_behind() {
+    let (layer, log) = immediate();
+    let (reader, mut bodies) = Reader::new();
+    let reading = reader.clone();
+    let service = layer.layer(service_fn(move |request: Asked| {
+        let _read = reading.hand_over(request);
+        pending::<Result<Response<Scripted>, Infallible>>()
+    }));
+    let mut response = Box::pin(service.oneshot(Kind::Session.request()));
+    assert!(poll_once(response.as_mut()).is_pending());
+    drop(response);
+    reader.allowed.notify_one();
+    assert_eq!(bodies.next().await, CALL);
+    assert!(layer.calls().is_empty());
+    assert_eq!(log.cancelled(), []);
+}

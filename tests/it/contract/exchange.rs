@@ -1,0 +1,201 @@
+//! Requests through a layer, without a socket and without a runtime.
+
+use std::{
+    convert::Infallible,
+    future::ready,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use http::{Method, Request, Response, header};
+use http_body::Body;
+use http_body_util::{BodyExt as _, Full};
+use mcp_cancel_on_disconnect::{
+    CallToken, CancelOnDisconnectLayer, CancelReason, Grace, ResponseBody, TeeBody,
+};
+use tower::{Layer as _, Service, ServiceExt as _, service_fn};
+
+use super::script::{Script, Scripted};
+use crate::stack::Log;
+
+/// The call in the requests below.
+pub(super) const CALL: &str =
+    r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"hold","arguments":{}}}"#;
+
+/// What the inner service gets.
+pub(super) type Asked = Request<TeeBody<Full<Bytes>>>;
+
+/// What it gives.
+pub(super) type Answer<E> = Result<Response<Scripted>, E>;
+
+/// What passes through the layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A request that has nothing to do with MCP.
+    Plain,
+    /// A call without a session.
+    Stateless,
+    /// A call in a session.
+    Session,
+}
+
+/// The token of the latest request, as the inner service found it. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tokens(Arc<Mutex<Option<CallToken>>>);
+
+/// What a destructor saw of the token, once it ran. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LastWords(Arc<Mutex<Option<Option<CancelReason>>>>);
+
+/// Writes down in its destructor whether the token has fired by then.
+#[derive(Debug)]
+pub(super) struct Dying {
+    token: CallToken,
+    words: LastWords,
+}
+
+// === impl Kind ===
+
+impl Kind {
+    pub(super) const ALL: [Self; 3] = [Self::Plain, Self::Stateless, Self::Session];
+
+    pub(super) fn is_call(self) -> bool {
+        self != Self::Plain
+    }
+
+    pub(super) fn request(self) -> Request<Full<Bytes>> {
+        self.request_with(Full::from(CALL))
+    }
+
+    pub(super) fn request_with<B>(self, body: B) -> Request<B> {
+        let request = Request::post("/mcp");
+        let request = match self {
+            Self::Plain => request.header(header::CONTENT_TYPE, "text/plain"),
+            Self::Stateless | Self::Session => {
+                request.header(header::CONTENT_TYPE, "application/json")
+            }
+        };
+        let request = match self {
+            Self::Session => request.header("mcp-session-id", "the-session"),
+            Self::Plain | Self::Stateless => request,
+        };
+        request.body(body).expect("a request")
+    }
+}
+
+/// A layer that does not wait, and its events.
+pub(super) fn immediate() -> (CancelOnDisconnectLayer, Log) {
+    Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate))
+}
+
+/// A service that reads the request to its end and then runs `rest`.
+pub(super) fn reading<B, F, E>(
+    tokens: &Tokens,
+    rest: impl Fn(&Tokens) -> F + Clone + Send + 'static,
+) -> impl Service<Request<B>, Response = Response<Scripted>, Error = E, Future: Send + 'static>
++ Clone
++ Send
++ 'static
+where
+    B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
+    F: Future<Output = Answer<E>> + Send + 'static,
+{
+    let tokens = tokens.clone();
+    service_fn(move |request: Request<B>| {
+        let (tokens, rest) = (tokens.clone(), rest.clone());
+        async move {
+            tokens.note(&request);
+            let Ok(_whole) = request.into_body().collect().await;
+            rest(&tokens).await
+        }
+    })
+}
+
+/// The response of a request through `layer` to a service that answers at once with what `answer` makes.
+pub(super) fn respond(
+    layer: &CancelOnDisconnectLayer,
+    request: Request<Full<Bytes>>,
+    answer: impl Fn(&Tokens) -> Response<Scripted> + Clone + Send + 'static,
+) -> (Response<ResponseBody<Scripted>>, CallToken) {
+    let tokens = Tokens::default();
+    let service = layer.layer(reading(&tokens, move |tokens| ready(Ok(answer(tokens)))));
+    let response = service.oneshot(request).now_or_never();
+    let response: Result<_, Infallible> = response.expect("the service answers at once");
+    let Ok(response) = response;
+    (response, tokens.latest())
+}
+
+/// The same with an event stream that follows `script`.
+pub(super) fn exchange(
+    layer: &CancelOnDisconnectLayer,
+    request: Request<Full<Bytes>>,
+    script: &Script,
+) -> (Response<ResponseBody<Scripted>>, CallToken) {
+    let script = script.clone();
+    respond(layer, request, move |_| event_stream(script.body()))
+}
+
+/// 200 with a body of server-sent events.
+pub(super) fn event_stream<B>(body: B) -> Response<B> {
+    Response::builder()
+        .header(header::CONTENT_TYPE, "text/event-stream")
+        .body(body)
+        .expect("a response")
+}
+
+/// A request without a body that is no call.
+pub(super) fn bodyless(method: Method) -> Request<Full<Bytes>> {
+    Request::builder()
+        .method(method)
+        .body(Full::default())
+        .expect("a request")
+}
+
+/// Polls a future once.
+pub(super) fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+// === impl Tokens ===
+
+impl Tokens {
+    /// Notes the token of a request. A replay has none.
+    pub(super) fn note<B>(&self, request: &Request<B>) {
+        if let Some(token) = request.extensions().get::<CallToken>() {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
+        }
+    }
+
+    pub(super) fn latest(&self) -> CallToken {
+        let token = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        token.clone().expect("the service saw a token")
+    }
+}
+
+// === impl LastWords ===
+
+impl LastWords {
+    /// `None` before the destructor has run, and then what it found in the token.
+    pub(super) fn said(&self) -> Option<Option<CancelReason>> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Dying ===
+
+impl Dying {
+    pub(super) fn new(token: CallToken, words: &LastWords) -> Self {
+        let words = words.clone();
+        Self { token, words }
+    }
+}
+
+impl Drop for Dying {
+    fn drop(&mut self) {
+        let mut words = self.words.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *words = Some(self.token.reason());
+    }
+}

@@ -1,0 +1,46 @@
+//! `CallToken` as an axum extractor.
+
+use axum::{Router, body::Body, routing::get};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::{
+    CallToken, CancelOnDisconnectLayer, CancelReason::ClientDisconnected,
+};
+use tokio::sync::mpsc;
+use tower::ServiceExt as _;
+
+use super::exchange::poll_once;
+
+fn report() -> Request<Body> {
+    Request::get("/report")
+        .body(Body::empty())
+        .expect("a request")
+}
+
+#[tokio::test]
+async fn a_handler_that_extracts_the_token_sees_its_client_go() {
+    let (handed_out, mut tokens) = mpsc::unbounded_channel();
+    let route = get(async move |token: CallToken| {
+        handed_out.send(token).expect("the test listens");
+        std::future::pending::<()>().await
+    });
+    let app: Router = Router::new()
+        .route("/report", route)
+        .layer(CancelOnDisconnectLayer::new());
+    let mut response = Box::pin(app.oneshot(report()));
+    assert!(poll_once(response.as_mut()).is_pending());
+    let token = tokens.recv().await.expect("the handler runs");
+    assert!(!token.is_cancelled());
+    drop(response);
+    token.cancelled().await;
+    assert_eq!(token.reason(), Some(ClientDisconnected));
+}
+
+#[tokio::test]
+async fn a_route_without_the_layer_answers_500_and_says_why() {
+    let app: Router = Router::new().route("/report", get(async |_: CallToken| "done"));
+    let response = app.oneshot(report()).await.expect("a router never fails");
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let body = response.into_body().collect().await.expect("a body");
+    assert_eq!(body.to_bytes(), "the route has no CancelOnDisconnectLayer");
+}

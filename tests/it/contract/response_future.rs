@@ -1,0 +1,174 @@
+//! The response future: dropped, failed, panicked.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, pending, ready},
+    panic::{AssertUnwindSafe, catch_unwind},
+    task::Poll,
+};
+
+use mcp_cancel_on_disconnect::{
+    CancelReason::{ClientDisconnected, ServicePanicked},
+    Event, Outcome,
+};
+use tower::{Layer as _, Service as _, ServiceExt as _, service_fn};
+
+use super::{
+    exchange::{
+        Answer, Asked, Dying, Kind, LastWords, Tokens, event_stream, immediate, poll_once, reading,
+    },
+    script::{Broken, Script},
+};
+use crate::stack::number;
+
+async fn panicking() -> Answer<Infallible> {
+    panic!("the service panics in `poll` on purpose");
+}
+
+#[test]
+fn a_future_dropped_before_its_head_is_a_disconnect() {
+    for kind in Kind::ALL {
+        let (layer, log) = immediate();
+        let tokens = Tokens::default();
+        let service = layer.layer(reading(&tokens, |_| pending::<Answer<Infallible>>()));
+        let mut response = Box::pin(service.oneshot(kind.request()));
+        assert!(poll_once(response.as_mut()).is_pending());
+        let token = tokens.latest();
+        assert_eq!(token.reason(), None, "{kind:?}");
+        assert_eq!(layer.calls().len(), usize::from(kind.is_call()), "{kind:?}");
+        drop(response);
+        assert_eq!(token.reason(), Some(ClientDisconnected), "{kind:?}");
+        assert!(layer.calls().is_empty(), "{kind:?}");
+        if kind.is_call() {
+            let end = [Outcome::Cancelled(ClientDisconnected)];
+            assert_eq!(log.ends(&number(7)), end, "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn a_future_that_is_never_polled_is_a_disconnect() {
+    let (layer, _log) = immediate();
+    let tokens = Tokens::default();
+    let noting = tokens.clone();
+    let mut service = layer.layer(service_fn(move |request: Asked| {
+        noting.note(&request);
+        pending::<Answer<Infallible>>()
+    }));
+    let response = service.call(Kind::Plain.request());
+    drop(response);
+    assert_eq!(tokens.latest().reason(), Some(ClientDisconnected));
+}
+
+#[test]
+fn an_error_of_the_inner_service_passes_and_is_no_disconnect() {
+    for kind in Kind::ALL {
+        let (layer, log) = immediate();
+        let tokens = Tokens::default();
+        let service = layer.layer(reading(&tokens, |_| ready(Answer::Err(Broken))));
+        let mut response = Box::pin(service.oneshot(kind.request()));
+        let Poll::Ready(Err(error)) = poll_once(response.as_mut()) else {
+            panic!("the service fails at once");
+        };
+        assert_eq!(error, Broken, "as it was");
+        drop(response);
+        assert_eq!(tokens.latest().reason(), None, "{kind:?}");
+        assert!(layer.calls().is_empty(), "{kind:?}");
+        if kind.is_call() {
+            assert_eq!(log.ends(&number(7)), [Outcome::Failed], "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_call_fires_the_token() {
+    let (layer, _log) = immediate();
+    let tokens = Tokens::default();
+    let noting = tokens.clone();
+    let mut service = layer.layer(service_fn(
+        move |request: Asked| -> Ready<Answer<Infallible>> {
+            noting.note(&request);
+            panic!("the service panics in `call` on purpose");
+        },
+    ));
+    let request = Kind::Plain.request();
+    let panicked = catch_unwind(AssertUnwindSafe(|| drop(service.call(request))));
+    assert!(panicked.is_err(), "the panic passes");
+    assert_eq!(tokens.latest().reason(), Some(ServicePanicked));
+}
+
+#[test]
+fn a_panic_in_poll_fires_the_token_also_if_the_future_is_dropped_later() {
+    for kind in Kind::ALL {
+        let (layer, log) = immediate();
+        let tokens = Tokens::default();
+        let service = layer.layer(reading(&tokens, |_| panicking()));
+        let mut response = Box::pin(service.oneshot(kind.request()));
+        // As tokio does: the panic is caught around the poll, the future dropped after that.
+        let panicked = catch_unwind(AssertUnwindSafe(|| poll_once(response.as_mut()).is_ready()));
+        assert!(panicked.is_err(), "the panic passes");
+        let token = tokens.latest();
+        assert_eq!(token.reason(), Some(ServicePanicked), "{kind:?}");
+        drop(response);
+        assert_eq!(token.reason(), Some(ServicePanicked), "{kind:?}");
+        if kind.is_call() {
+            let end = [Outcome::Cancelled(ServicePanicked)];
+            assert_eq!(log.ends(&number(7)), end, "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_an_observer_of_a_panicked_call_is_contained() {
+    let (layer, log) = immediate();
+    let layer = layer.observe(|_: &Event<'_>| {
+        panic!("the observer panics on purpose");
+    });
+    let service = layer.layer(reading(&Tokens::default(), |_| panicking()));
+    let mut response = Box::pin(service.oneshot(Kind::Stateless.request()));
+    let panicked = catch_unwind(AssertUnwindSafe(|| poll_once(response.as_mut()).is_ready()));
+    assert!(panicked.is_err(), "the service's panic passes");
+    let end = [Outcome::Cancelled(ServicePanicked)];
+    assert_eq!(log.ends(&number(7)), end);
+}
+
+#[test]
+fn the_token_has_fired_when_the_destructor_of_the_future_runs() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let words = LastWords::default();
+        let last_words = words.clone();
+        let service = layer.layer(reading(&Tokens::default(), move |tokens| {
+            let dying = Dying::new(tokens.latest(), &last_words);
+            async move {
+                let _dying = dying;
+                pending::<Answer<Infallible>>().await
+            }
+        }));
+        let mut response = Box::pin(service.oneshot(kind.request()));
+        assert!(poll_once(response.as_mut()).is_pending());
+        assert_eq!(words.said(), None, "the future lives");
+        drop(response);
+        assert_eq!(words.said(), Some(Some(ClientDisconnected)), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_future_dropped_after_its_head_leaves_the_call_to_the_body() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let tokens = Tokens::default();
+        let service = layer.layer(reading(&tokens, |_| {
+            ready(Answer::<Infallible>::Ok(event_stream(
+                Script::stalled().body(),
+            )))
+        }));
+        let mut future = Box::pin(service.oneshot(kind.request()));
+        let Poll::Ready(Ok(response)) = poll_once(future.as_mut()) else {
+            panic!("the service answers at once");
+        };
+        drop(future);
+        assert_eq!(tokens.latest().reason(), None, "{kind:?}");
+        drop(response);
+    }
+}

@@ -1,0 +1,269 @@
+//! A body that does what a test wrote down, and a reader that writes down what a body does.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
+use http_body::{Body, Frame, SizeHint};
+
+/// What a body does, step by step, and how it ends.
+#[derive(Clone, Debug)]
+pub(super) struct Script {
+    steps: VecDeque<Step>,
+    length: Length,
+    end: End,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Data(Bytes),
+    Trailers,
+    Error,
+    /// Not ready at the first poll, and then it is.
+    Wait,
+    Panic,
+}
+
+/// What `size_hint` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Length {
+    Unsaid,
+    /// At least what is to come, at most a hundred bytes more.
+    Bounds,
+    Exact,
+}
+
+/// What comes after the last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// `None`.
+    None,
+    /// `None`, and `is_end_stream` says so before.
+    Said,
+    /// Nothing, ever: as one who knows the length never asks again.
+    Silent,
+}
+
+/// A body that follows a script.
+pub(super) struct Scripted {
+    left: Script,
+    dropped: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+/// The error of a script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Broken;
+
+/// What a reader saw of a body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// `size_hint` and `is_end_stream`, asked before each poll and after the last.
+    Look(u64, Option<u64>, bool),
+    Data(Bytes),
+    Trailers(HeaderMap),
+    Error(Broken),
+    Pending,
+    End,
+}
+
+/// How far a body is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reading {
+    ToItsEnd,
+    OneFrame,
+    NotAtAll,
+}
+
+// === impl Script ===
+
+impl Script {
+    pub(super) fn new(steps: impl IntoIterator<Item = Step>) -> Self {
+        Self {
+            steps: steps.into_iter().collect(),
+            length: Length::Unsaid,
+            end: End::None,
+        }
+    }
+
+    /// A body of these bytes in one frame.
+    pub(super) fn whole(data: impl Into<Bytes>) -> Self {
+        Self::new([Step::Data(data.into())])
+    }
+
+    /// A body that never has anything.
+    pub(super) fn stalled() -> Self {
+        Self::new([]).end(End::Silent)
+    }
+
+    pub(super) fn length(mut self, length: Length) -> Self {
+        self.length = length;
+        self
+    }
+
+    pub(super) fn end(mut self, end: End) -> Self {
+        self.end = end;
+        self
+    }
+
+    pub(super) fn body(&self) -> Scripted {
+        Scripted {
+            left: self.clone(),
+            dropped: None,
+        }
+    }
+
+    fn bytes_left(&self) -> u64 {
+        let lengths = self.steps.iter().map(|step| match step {
+            Step::Data(data) => data.len() as u64,
+            _ => 0,
+        });
+        lengths.sum()
+    }
+}
+
+impl Step {
+    pub(super) fn data(text: &'static str) -> Self {
+        Self::Data(Bytes::from_static(text.as_bytes()))
+    }
+}
+
+/// The trailers of a script.
+pub(super) fn trailers() -> HeaderMap {
+    let digest = HeaderValue::from_static("sha-256=:47DEQpj8:");
+    HeaderMap::from_iter([(http::HeaderName::from_static("repr-digest"), digest)])
+}
+
+// === impl Scripted ===
+
+impl Scripted {
+    /// Has `dropped` called by the body's destructor.
+    pub(super) fn on_drop(mut self, dropped: impl FnOnce() + Send + Sync + 'static) -> Self {
+        self.dropped = Some(Box::new(dropped));
+        self
+    }
+}
+
+impl Body for Scripted {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let Script { steps, end, .. } = &mut self.left;
+        Poll::Ready(match steps.pop_front() {
+            Some(Step::Data(data)) => Some(Ok(Frame::data(data))),
+            Some(Step::Trailers) => Some(Ok(Frame::trailers(trailers()))),
+            Some(Step::Error) => Some(Err(Broken)),
+            Some(Step::Wait) => {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Some(Step::Panic) => panic!("the body panics on purpose"),
+            None if *end == End::Silent => return Poll::Pending,
+            None => None,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left.end == End::Said && self.left.steps.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let left = self.left.bytes_left();
+        let mut hint = SizeHint::new();
+        match self.left.length {
+            Length::Unsaid => {}
+            Length::Bounds => {
+                hint.set_lower(left);
+                hint.set_upper(left + 100);
+            }
+            Length::Exact => hint.set_exact(left),
+        }
+        hint
+    }
+}
+
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        if let Some(dropped) = self.dropped.take() {
+            dropped();
+        }
+    }
+}
+
+// === impl Broken ===
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("broken on purpose")
+    }
+}
+
+impl std::error::Error for Broken {}
+
+// === Reading ===
+
+/// Reads a body that never waits in earnest, and writes down all that shows.
+pub(super) fn read<B>(body: &mut B, reading: Reading) -> Vec<Seen>
+where
+    B: Body<Data = Bytes, Error = Broken> + Unpin,
+{
+    let mut seen = vec![look(body)];
+    let frames = match reading {
+        Reading::ToItsEnd => usize::MAX,
+        Reading::OneFrame => 1,
+        Reading::NotAtAll => 0,
+    };
+    for _ in 0..frames {
+        let polled = poll(body);
+        let over = !matches!(polled, Seen::Data(_) | Seen::Trailers(_));
+        seen.push(polled);
+        seen.push(look(body));
+        if over {
+            break;
+        }
+    }
+    seen
+}
+
+/// Polls a body until it says something; [`Seen::Pending`] if it would wait for ever.
+fn poll<B>(body: &mut B) -> Seen
+where
+    B: Body<Data = Bytes, Error = Broken> + Unpin,
+{
+    let mut cx = Context::from_waker(Waker::noop());
+    // The second poll is for a script's `Wait`.
+    for _ in 0..2 {
+        if let Poll::Ready(polled) = Pin::new(&mut *body).poll_frame(&mut cx) {
+            return Seen::of(polled);
+        }
+    }
+    Seen::Pending
+}
+
+fn look<B: Body>(body: &B) -> Seen {
+    let hint = body.size_hint();
+    Seen::Look(hint.lower(), hint.upper(), body.is_end_stream())
+}
+
+// === impl Seen ===
+
+impl Seen {
+    fn of(polled: Option<Result<Frame<Bytes>, Broken>>) -> Self {
+        match polled {
+            None => Self::End,
+            Some(Err(error)) => Self::Error(error),
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => Self::Data(data),
+                Err(frame) => Self::Trailers(frame.into_trailers().expect("a frame is either")),
+            },
+        }
+    }
+}

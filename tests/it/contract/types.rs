@@ -1,0 +1,87 @@
+//! What the types promise, checked by the compiler.
+
+use std::{error::Error, fmt::Debug};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use mcp_cancel_on_disconnect::{
+    CallId, CallToken, Calls, CancelError, CancelOnDisconnect, CancelOnDisconnectLayer,
+    CancelReason, CancellableSessionManager, CancellableTransport, Grace, Outcome, RequestId,
+    ResponseBody, ResponseFuture, TeeBody, TransportError, Unknown,
+};
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use tower::util::BoxCloneSyncService;
+
+fn send<T: Send + 'static>() {}
+fn sync<T: Send + Sync + 'static>() {}
+fn clone<T: Clone>() {}
+fn copy<T: Copy>() {}
+fn debug<T: Debug>() {}
+fn error<T: Error + Send + Sync + 'static>() {}
+fn unpin<T: Unpin>() {}
+
+/// Something that is `Send` but not `Sync`, as futures and bodies often are.
+type OnlySend = std::cell::Cell<u8>;
+
+/// An inner service as axum has them.
+type Inner = BoxCloneSyncService<(), (), ()>;
+
+const _: fn() = || {
+    sync::<CancelOnDisconnectLayer>();
+    sync::<CancelOnDisconnect<Inner>>();
+    sync::<CallToken>();
+    sync::<Calls>();
+    sync::<CancellableSessionManager<LocalSessionManager>>();
+    sync::<ResponseFuture<Inner>>();
+    sync::<ResponseBody<Full<Bytes>>>();
+    sync::<TeeBody<Full<Bytes>>>();
+    sync::<CancellableTransport<Inner>>();
+
+    send::<CancelOnDisconnect<OnlySend>>();
+    send::<ResponseFuture<OnlySend>>();
+    send::<ResponseBody<OnlySend>>();
+    send::<TeeBody<OnlySend>>();
+
+    clone::<CancelOnDisconnectLayer>();
+    clone::<CancelOnDisconnect<Inner>>();
+    clone::<CallToken>();
+    clone::<Calls>();
+    clone::<RequestId>();
+    copy::<CallId>();
+    copy::<CancelReason>();
+    copy::<Grace>();
+    copy::<Outcome>();
+    copy::<Unknown>();
+
+    debug::<CancelOnDisconnectLayer>();
+    debug::<CancelOnDisconnect<OnlySend>>();
+    debug::<ResponseFuture<OnlySend>>();
+    debug::<ResponseBody<OnlySend>>();
+    debug::<TeeBody<OnlySend>>();
+    debug::<CallToken>();
+    debug::<Calls>();
+    debug::<CancellableSessionManager<LocalSessionManager>>();
+    debug::<CancellableTransport<OnlySend>>();
+
+    error::<CancelError>();
+    error::<TransportError<CancelError>>();
+
+    unpin::<ResponseFuture<OnlySend>>();
+    unpin::<ResponseBody<OnlySend>>();
+    unpin::<TeeBody<OnlySend>>();
+};
+
+#[test]
+fn debug_of_what_knows_a_session_does_not_show_its_id() {
+    use super::exchange::{Kind, exchange, immediate};
+    use super::script::Script;
+
+    let (layer, _log) = immediate();
+    let (response, token) = exchange(&layer, Kind::Session.request(), &Script::stalled());
+    let shown = format!(
+        "{token:?} {:?} {layer:?} {:?}",
+        response.body(),
+        layer.calls()
+    );
+    assert!(!shown.contains("the-session"), "{shown}");
+}

@@ -1,0 +1,82 @@
+//! The layer among others: whatever stands around it or in it, a hung-up call is cancelled and the others
+//! pass.
+//!
+//! Every stack is served on a real socket, each [`Way`] of it in turn. A stack is written as it is in axum:
+//! the last layer is the outermost.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a broken expectation of a test ends the test; clippy only spares functions marked #[test]"
+)]
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, CancelReason::ClientDisconnected, Outcome,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    stack::{Bench, Way, number},
+    support::*,
+};
+
+mod limits;
+mod panics;
+mod stacks;
+mod timeouts;
+mod wiring;
+
+/// What [`stacks`] asks of a request.
+const AUTHORIZATION: (&str, &str) = ("authorization", "Bearer sesame");
+
+/// Checks a stack in each way.
+async fn check(build: fn(Router, CancelOnDisconnectLayer) -> Router) {
+    for way in Way::ALL {
+        check_bench(&Bench::new(way, build).await).await;
+    }
+}
+
+/// Hangs up on one of two calls, and lets the other and a third one come to their end.
+async fn check_bench(bench: &Bench) {
+    let Bench {
+        way, witness, log, ..
+    } = bench;
+    let mcp = bench.client(&[AUTHORIZATION]).await;
+    let mut gone = mcp.call(1, "hold", json!({ "label": "gone" })).await;
+    let mut stays = mcp.call(2, "hold", json!({ "label": "stays" })).await;
+    witness.started("gone").await;
+    witness.started("stays").await;
+    assert_eq!(gone.head().await.status, 200, "{way:?}");
+    assert_eq!(bench.layer.calls().len(), 2, "{way:?}");
+    gone.fin();
+    assert!(witness.ended("gone").await.is_cancelled(), "{way:?}");
+    // Bare rmcp cancels stateless calls itself, so the layer is asked whether it did.
+    let cancelled = Outcome::Cancelled(ClientDisconnected);
+    assert_eq!(log.ends(&number(1)), [cancelled], "{way:?}");
+    assert!(witness.is_running("stays"), "{way:?}");
+    witness.release("stays");
+    let answer = whole_answer(&mut stays).await;
+    assert_eq!(answer["id"], 2, "{way:?}");
+    assert_eq!(text(&answer), "done:stays", "{way:?}");
+    let mut echo = mcp.call("3", "echo", json!({ "text": "again" })).await;
+    assert_eq!(text(&whole_answer(&mut echo).await), "again", "{way:?}");
+    assert!(bench.layer.calls().is_empty(), "{way:?}");
+    assert_eq!(log.cancelled().len(), 1, "{way:?}");
+    assert_eq!(witness.starts("gone") + witness.starts("stays"), 2);
+}
+
+/// The answer of a call whose response is then read to its end, so that the layer has seen that too.
+async fn whole_answer(call: &mut Connection) -> Value {
+    let answer = call.answer().await.expect("an answer");
+    call.body_to_end().await;
+    assert!(call.is_complete(), "the response was cut");
+    answer
+}
+
+/// The text in the result of a tool.
+fn text(answer: &Value) -> &str {
+    let text = &answer["result"]["content"][0]["text"];
+    text.as_str().expect("a result with a text")
+}

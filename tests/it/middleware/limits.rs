@@ -1,0 +1,96 @@
+//! Limits that are reached.
+
+use axum::Router;
+use http::StatusCode;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason::ClientDisconnected};
+use serde_json::json;
+use tower::limit::ConcurrencyLimitLayer;
+use tower_http::limit::RequestBodyLimitLayer;
+
+use super::{text, whole_answer};
+use crate::{
+    stack::{Bench, Way, bare, number},
+    support::*,
+};
+
+#[tokio::test]
+async fn a_call_over_the_body_limit_is_refused_as_without_the_layer() {
+    let builds: [fn(Router, CancelOnDisconnectLayer) -> Router; 2] = [
+        |rmcp, cancel| rmcp.layer(RequestBodyLimitLayer::new(1_024)).layer(cancel),
+        |rmcp, cancel| rmcp.layer(cancel).layer(RequestBodyLimitLayer::new(1_024)),
+    ];
+    for build in builds {
+        for way in Way::ALL {
+            let bench = Bench::new(way, build).await;
+            let bare =
+                Bench::new(way, |rmcp, _| rmcp.layer(RequestBodyLimitLayer::new(1_024))).await;
+            let mut replies = Vec::new();
+            for bench in [&bench, &bare] {
+                let mcp = bench.client(&[]).await;
+                let large = json!({ "label": "x".repeat(2_000) });
+                // Chunked, so that the length is not known before.
+                let mut call = Connection::open(bench.addr).await;
+                call.send_chunked(&mcp.call_request(1, "hold", large), &[100, 900])
+                    .await;
+                let reply = call.reply().await;
+                replies.push((reply.status, reply.text().to_owned()));
+            }
+            assert_eq!(replies[0], replies[1], "{way:?}");
+            assert_eq!(bench.log.cancelled(), [], "{way:?}");
+            assert!(bench.layer.calls().is_empty(), "{way:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_hung_up_before_its_head_gives_its_permit_to_the_next() {
+    let builds: [fn(Router, CancelOnDisconnectLayer) -> Router; 2] = [
+        |rmcp, cancel| rmcp.layer(ConcurrencyLimitLayer::new(1)).layer(cancel),
+        |rmcp, cancel| rmcp.layer(cancel).layer(ConcurrencyLimitLayer::new(1)),
+    ];
+    for build in builds {
+        let start = async |witness: &Witness, cancel: CancelOnDisconnectLayer| {
+            let rmcp = router(Tools::new(witness).service(Mode::StatelessJson, bare()));
+            let served = serve(build(rmcp, cancel)).await;
+            (served.addr, served)
+        };
+        let bench = Bench::start(Way::Stateless, start).await;
+        let mcp = bench.client(&[]).await;
+        let gone = mcp.call(1, "hold", json!({ "label": "gone" })).await;
+        bench.witness.started("gone").await;
+        let mut next = mcp.call(2, "hold", json!({ "label": "next" })).await;
+        gone.fin();
+        let started = bench.witness.started("next").await;
+        let ended = bench.witness.ended("gone").await;
+        assert!(ended.is_cancelled());
+        assert!(ended.at() <= started, "one at a time");
+        bench.witness.release("next");
+        assert_eq!(text(&whole_answer(&mut next).await), "done:next");
+        let cancelled = [(number(1), ClientDisconnected)];
+        assert_eq!(bench.log.cancelled(), cancelled);
+    }
+}
+
+#[tokio::test]
+async fn a_layer_outside_of_a_refusal_keeps_nothing() {
+    for way in Way::ALL {
+        let bench = Bench::new(way, |rmcp, cancel| {
+            let refuse =
+                axum::middleware::from_fn(async |request, next: axum::middleware::Next| {
+                    let request: axum::extract::Request = request;
+                    match request.headers().contains_key("x-refuse") {
+                        true => Err(StatusCode::TOO_MANY_REQUESTS),
+                        false => Ok(next.run(request).await),
+                    }
+                });
+            rmcp.layer(refuse).layer(cancel)
+        })
+        .await;
+        let mcp = bench.client(&[]).await;
+        let refused = mcp.clone().header("x-refuse", "1");
+        let mut call = refused.call(1, "hold", json!({ "label": "a" })).await;
+        assert_eq!(call.reply().await.status, 429, "{way:?}");
+        assert_eq!(bench.log.started(), 0, "{way:?}");
+        assert!(bench.layer.calls().is_empty(), "{way:?}");
+    }
+}

@@ -1,0 +1,189 @@
+//! Timeouts that fire. The clock jumps, nobody waits.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::Response,
+};
+use http::StatusCode;
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer,
+    CancelReason::{ClientDisconnected, ResponseDropped},
+    Outcome,
+};
+use serde_json::json;
+use tower_http::timeout::{ResponseBodyTimeoutLayer, TimeoutLayer};
+
+use super::{text, whole_answer};
+use crate::{
+    stack::{Bench, Way, bare, number},
+    support::*,
+};
+
+/// Less than rmcp's keep-alive of 15 s, which does not follow the jump: it would come all the time.
+const LIMIT: Duration = Duration::from_secs(10);
+
+fn timeout() -> TimeoutLayer {
+    TimeoutLayer::with_status_code(StatusCode::GATEWAY_TIMEOUT, LIMIT)
+}
+
+/// Gives no head before it has the whole body, as a middleware does that signs or rewrites responses.
+async fn collected(request: Request, next: Next) -> Response {
+    let (head, body) = next.run(request).await.into_parts();
+    let body = to_bytes(body, usize::MAX).await.expect("a body");
+    Response::from_parts(head, Body::from(body))
+}
+
+/// Lets the limit pass.
+async fn time_out() {
+    tokio::time::pause();
+    tokio::time::advance(LIMIT + Duration::from_millis(1)).await;
+    tokio::time::resume();
+}
+
+/// A held call through `build`'s stack.
+async fn held(
+    way: Way,
+    build: fn(Router, CancelOnDisconnectLayer) -> Router,
+) -> (Bench, Connection) {
+    let bench = Bench::new(way, build).await;
+    let call = bench.client(&[]).await;
+    let call = call.call(1, "hold", json!({ "label": "a" })).await;
+    bench.witness.started("a").await;
+    (bench, call)
+}
+
+/// The same when the limit for its head is over.
+async fn timed_out(
+    way: Way,
+    build: fn(Router, CancelOnDisconnectLayer) -> Router,
+) -> (Bench, Connection) {
+    let (bench, call) = held(way, build).await;
+    time_out().await;
+    (bench, call)
+}
+
+/// The same when its body has begun and then was silent for too long.
+async fn silent(
+    way: Way,
+    build: fn(Router, CancelOnDisconnectLayer) -> Router,
+) -> (Bench, Connection) {
+    let (bench, mut call) = held(way, build).await;
+    call.head().await;
+    if way != Way::Stateless {
+        call.event().await.expect("the priming event");
+    }
+    time_out().await;
+    (bench, call)
+}
+
+#[tokio::test]
+async fn a_timeout_outside_that_fires_is_a_hang_up() {
+    for way in Way::ALL {
+        let (bench, mut call) = timed_out(way, |rmcp, cancel| {
+            rmcp.layer(from_fn(collected))
+                .layer(cancel)
+                .layer(timeout())
+        })
+        .await;
+        assert_eq!(call.reply().await.status, 504, "{way:?}");
+        assert!(bench.witness.ended("a").await.is_cancelled(), "{way:?}");
+        let cancelled = [(number(1), ClientDisconnected)];
+        assert_eq!(bench.log.cancelled(), cancelled, "{way:?}");
+        assert!(bench.layer.calls().is_empty(), "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_timeout_outside_that_fires_is_a_hang_up_of_a_call_that_answers_with_json() {
+    let start = async |witness: &Witness, cancel: CancelOnDisconnectLayer| {
+        let rmcp = router(Tools::new(witness).service(Mode::StatelessJson, bare()));
+        let served = serve(rmcp.layer(cancel).layer(timeout())).await;
+        (served.addr, served)
+    };
+    let bench = Bench::start(Way::Stateless, start).await;
+    let mcp = bench.client(&[]).await;
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    bench.witness.started("a").await;
+    time_out().await;
+    assert_eq!(call.reply().await.status, 504);
+    assert!(bench.witness.ended("a").await.is_cancelled());
+    let cancelled = [(number(1), ClientDisconnected)];
+    assert_eq!(bench.log.cancelled(), cancelled);
+}
+
+fn inside(rmcp: Router, cancel: CancelOnDisconnectLayer) -> Router {
+    rmcp.layer(from_fn(collected))
+        .layer(timeout())
+        .layer(cancel)
+}
+
+#[tokio::test]
+async fn a_call_whose_response_a_timeout_inside_gave_up_is_cancelled_if_it_was_bound() {
+    let (bench, mut call) = timed_out(Way::Wrapped, inside).await;
+    assert_eq!(call.reply().await.status, 504);
+    assert!(bench.witness.ended("a").await.is_cancelled());
+    assert_eq!(bench.log.cancelled(), [(number(1), ResponseDropped)]);
+    assert!(bench.layer.calls().is_empty());
+}
+
+#[tokio::test]
+async fn a_call_whose_response_a_timeout_inside_gave_up_has_failed_if_it_was_not_bound() {
+    for way in [Way::LayerOnly, Way::Stateless] {
+        let (bench, mut call) = timed_out(way, inside).await;
+        assert_eq!(call.reply().await.status, 504, "{way:?}");
+        assert_eq!(bench.log.ends(&number(1)), [Outcome::Failed], "{way:?}");
+        assert_eq!(bench.log.cancelled(), [], "{way:?}");
+        assert!(bench.layer.calls().is_empty(), "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_goes_on_after_a_timeout_inside() {
+    let bench = Bench::new(Way::Wrapped, inside).await;
+    let mcp = bench.client(&[]).await;
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    bench.witness.started("a").await;
+    time_out().await;
+    assert_eq!(call.reply().await.status, 504);
+    assert!(bench.witness.ended("a").await.is_cancelled());
+    let mut echo = mcp.call(1, "echo", json!({ "text": "again" })).await;
+    assert_eq!(text(&whole_answer(&mut echo).await), "again");
+    assert_eq!(bench.log.ends(&number(1))[1..], [Outcome::Completed]);
+}
+
+#[tokio::test]
+async fn a_body_that_times_out_inside_is_a_dropped_response() {
+    for way in Way::ALL {
+        let (bench, mut call) = silent(way, |rmcp, cancel| {
+            let limit = ResponseBodyTimeoutLayer::new(LIMIT);
+            rmcp.layer(limit).layer(cancel)
+        })
+        .await;
+        assert_eq!(call.answer().await, None, "{way:?}");
+        assert!(!call.is_complete(), "{way:?}");
+        assert!(bench.witness.ended("a").await.is_cancelled(), "{way:?}");
+        let cancelled = [(number(1), ResponseDropped)];
+        assert_eq!(bench.log.cancelled(), cancelled, "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_times_out_outside_is_a_hang_up() {
+    for way in Way::ALL {
+        let (bench, mut call) = silent(way, |rmcp, cancel| {
+            let limit = ResponseBodyTimeoutLayer::new(LIMIT);
+            rmcp.layer(cancel).layer(limit)
+        })
+        .await;
+        assert_eq!(call.answer().await, None, "{way:?}");
+        assert!(!call.is_complete(), "{way:?}");
+        assert!(bench.witness.ended("a").await.is_cancelled(), "{way:?}");
+        let cancelled = [(number(1), ClientDisconnected)];
+        assert_eq!(bench.log.cancelled(), cancelled, "{way:?}");
+    }
+}
