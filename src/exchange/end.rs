@@ -1,8 +1,11 @@
 //! How a call ends: answered, cancelled, or let go.
 
-#[cfg(feature = "rmcp")]
-use std::task::{Context, Poll, Waker};
 use std::{any::Any, sync::Arc, time::Duration};
+#[cfg(feature = "rmcp")]
+use std::{
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
 
 use tokio::time::Instant;
 
@@ -15,7 +18,7 @@ use crate::{
     layer::Retain,
     observe::Event,
     policy::{Grace, Verdict},
-    registry::{Answer, Detached, End, Ended, Generation, UNSEEN_FOR, Wait},
+    registry::{Answer, Detached, End, Ended, Finished, Generation, UNSEEN_FOR, Wait},
 };
 
 /// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
@@ -25,6 +28,11 @@ const INJECTION_LIMIT: Duration = Duration::from_secs(10);
 /// The least that an ended call is remembered for its client: 60 s, which is also how long rmcp means to keep
 /// the events of a completed stream.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
+
+/// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
+/// the server notices that the old connection is gone.
+#[cfg(feature = "rmcp")]
+const ANSWER_UNDER_WAY: Duration = Duration::from_secs(1);
 
 /// One generation of a call: whoever has it tells when that stream has gone.
 #[derive(Debug, Clone)]
@@ -147,7 +155,7 @@ impl Exchange {
             weight: 0,
             until: self.remembered_until(call),
         };
-        let finished = self.instance.registry.finish(id, Some(ended))?;
+        let finished = self.end(id, Some(ended))?;
         // In a batch the token is that of all calls together.
         if self
             .calls()
@@ -239,15 +247,41 @@ impl Exchange {
                 until: self.remembered_until(self.call(id)?),
             })
         });
-        if registry.finish(id, ended).is_some() {
+        if self.end(id, ended).is_some() {
             self.report_end(id, Outcome::Completed);
         }
     }
 
     pub(crate) fn finish(&self, id: CallId, outcome: Outcome) {
-        if self.instance.registry.finish(id, None).is_some() {
+        if self.end(id, None).is_some() {
             self.report_end(id, outcome);
         }
+    }
+
+    fn end(&self, id: CallId, remember: Option<Ended<Answer>>) -> Option<Finished> {
+        let finished = self.instance.registry.finish(id, remember)?;
+        #[cfg(feature = "rmcp")]
+        self.ended.notify_waiters();
+        Some(finished)
+    }
+
+    /// Waits until a call has ended, but not for long. Its session manager let go of it already, so its answer
+    /// must be on its way through our hands.
+    #[cfg(feature = "rmcp")]
+    pub(crate) async fn wait_for_answer(&self, id: CallId) {
+        let ended = async {
+            loop {
+                // Listens before it looks.
+                let mut notified = pin!(self.ended.notified());
+                notified.as_mut().enable();
+                if !self.instance.registry.is_in_flight(id) {
+                    return;
+                }
+                notified.await;
+            }
+        };
+        // Whatever becomes of it, the caller looks again.
+        let _in_time = tokio::time::timeout(ANSWER_UNDER_WAY, ended).await;
     }
 
     fn report_end(&self, id: CallId, outcome: Outcome) {

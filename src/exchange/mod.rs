@@ -32,6 +32,8 @@ use std::{
 };
 
 use http::{Method, Request};
+#[cfg(feature = "rmcp")]
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -86,6 +88,9 @@ pub(crate) struct Exchange {
     body_ended: AtomicBool,
     /// What passed on the streams of its calls, see `response`.
     passed: AtomicU32,
+    /// Notified when a call of it has ended.
+    #[cfg(feature = "rmcp")]
+    ended: Notify,
     state: Mutex<State>,
 }
 
@@ -172,6 +177,8 @@ impl Exchange {
             reason: OnceLock::new(),
             body_ended: AtomicBool::new(false),
             passed: AtomicU32::new(0),
+            #[cfg(feature = "rmcp")]
+            ended: Notify::new(),
             state: Mutex::new(State {
                 phase: Phase::Open,
                 request: RequestBody::Passing,

@@ -38,7 +38,7 @@ pub(crate) enum Head {
 
 /// Reads the events of a response body for calls that no session manager watches.
 pub(crate) struct Tap {
-    reader: Reader,
+    reader: Option<Reader>,
     calls: Vec<Attachment>,
     events: u32,
     /// A message passed that may have been an answer, nobody can say whose.
@@ -120,11 +120,10 @@ impl Exchange {
         if attached.is_empty() {
             return BodyPlan::Pass;
         }
-        if !readable {
-            // What cannot be read may well have had ids, and an answer.
-            self.mark_passed(true, None);
-        }
-        BodyPlan::Tap(Tap::new(attached, !readable))
+        BodyPlan::Tap(match readable {
+            true => Tap::new(attached),
+            false => Tap::blind(attached),
+        })
     }
 
     fn claim(self: &Arc<Self>) -> Vec<Attachment> {
@@ -249,12 +248,26 @@ impl Exchange {
 // === impl Tap ===
 
 impl Tap {
-    fn new(calls: Vec<Attachment>, unclear: bool) -> Self {
+    fn new(calls: Vec<Attachment>) -> Self {
         Self {
-            reader: Reader::default(),
+            reader: Some(Reader::default()),
             calls,
             events: 0,
-            unclear,
+            unclear: false,
+        }
+    }
+
+    /// For a body that cannot be read: it may well have ids, and the answer.
+    fn blind(calls: Vec<Attachment>) -> Self {
+        for call in &calls {
+            call.exchange.mark_passed(true, None);
+            call.exchange.instance.registry.blur(call.id);
+        }
+        Self {
+            reader: None,
+            calls,
+            events: 0,
+            unclear: true,
         }
     }
 
@@ -266,9 +279,11 @@ impl Tap {
             events,
             unclear,
         } = self;
-        if *unclear {
+        let Some(reader) = reader else {
+            // Whatever it is, it is not nothing.
+            *events += 1;
             return;
-        }
+        };
         reader.read(frame, |event| {
             *events += 1;
             for call in calls.iter() {

@@ -146,6 +146,18 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         }
     }
 
+    /// The manager refused a resume of a call in flight. It does so once it has sent the answer: into the
+    /// call's former stream, from which nobody may have read it yet.
+    async fn overtaken(&self, session: &SessionId, last_event_id: &str) {
+        let exchange = match self.shared.named(session, last_event_id) {
+            Named::Call(id) => self.shared.exchange(id).map(|exchange| (id, exchange)),
+            _ => None,
+        };
+        if let Some((id, exchange)) = exchange {
+            exchange.wait_for_answer(id).await;
+        }
+    }
+
     /// The stream of a resume that the manager accepted, as the newest of the call that it names.
     fn resumed<S>(&self, session: &SessionId, last_event_id: &str, stream: S) -> CallStream<S>
     where
@@ -260,6 +272,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             return Ok(Either::Left(kept::replay(end, &last_event_id)));
         }
         let resumed = self.shared.manager.resume(id, last_event_id.clone()).await;
+        if resumed.is_err() {
+            self.overtaken(id, &last_event_id).await;
+        }
         // The call may have ended while the manager was asked.
         if let Some(end) = self.ended(id, &last_event_id) {
             return Ok(Either::Left(kept::replay(end, &last_event_id)));

@@ -81,6 +81,11 @@ impl<M> Shared<M> {
         }
     }
 
+    /// The exchange of a call in flight.
+    pub(super) fn exchange(&self, id: CallId) -> Option<Arc<Exchange>> {
+        self.registry.get()?.call(id)
+    }
+
     fn calls_of(&self, session: &SessionId) -> Vec<(CallId, Arc<Exchange>)> {
         let registry = self.registry.get();
         registry.map_or_else(Vec::new, |registry| {

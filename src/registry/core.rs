@@ -175,6 +175,13 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
+    /// Notes that a call's event ids are not all known, because its stream cannot be read.
+    pub(crate) fn blur(&mut self, id: CallId) {
+        if let Some(entry) = self.calls.get_mut(&id) {
+            entry.streams.overflowed = true;
+        }
+    }
+
     // --- Its client goes and comes ---
 
     /// Notes that a stream of a call has ended. `barren`: it was a resume that brought no event.
@@ -202,6 +209,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         entry.detached = Some(Clock {
             wait,
             put_off: false,
+            released: None,
         });
         match entry.next_look() {
             Some(at) if at <= now => Detached::Due,
@@ -236,9 +244,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
                 return Named::Ended(end);
             }
         }
-        if let StreamId::Numbered(_) = stream {
-            return Named::Nothing;
-        }
         let overflowed: Vec<CallId> = self
             .calls_of(slot, session)
             .filter(|(_, entry)| entry.streams.overflowed)
@@ -263,9 +268,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Lets the clock of a held call go on.
-    pub(crate) fn release(&mut self, id: CallId) {
+    pub(crate) fn release(&mut self, id: CallId, now: Instant) {
         if let Some(entry) = self.calls.get_mut(&id)
-            && mem::take(&mut entry.held)
+            && entry.release(now)
         {
             self.schedule(id);
         }
@@ -333,7 +338,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
             .is_some_and(|entry| entry.detached.is_some())
     }
 
-    /// The calls in flight of a session that is ending. What is remembered of it goes.
+    /// The calls in flight of a session that is ending. What is remembered of it goes, and so do their
+    /// streams: should the session start anew, it counts them anew.
     pub(crate) fn take_session(&mut self, session: &SessionKey) -> Vec<(CallId, T)> {
         let slot = self.names.session(session);
         let in_flight: Vec<(CallId, T)> = self
@@ -344,6 +350,13 @@ impl<T: Clone, A: Clone> Core<T, A> {
         for id in self.sessions.get(&slot).cloned().unwrap_or_default() {
             if self.memory.is_of(id, session) {
                 self.forget(id);
+            }
+        }
+        for (id, _) in &in_flight {
+            let entry = self.calls.get_mut(id);
+            let streams = entry.map(|entry| mem::take(&mut entry.streams));
+            for stream in streams.iter().flat_map(Streams::iter) {
+                self.unname(slot, stream, *id);
             }
         }
         in_flight

@@ -134,6 +134,10 @@ impl Registry {
         self.with(|core| core.name(id, event_id));
     }
 
+    pub(crate) fn blur(&self, id: CallId) {
+        self.with(|core| core.blur(id));
+    }
+
     pub(crate) fn detach(
         self: &Arc<Self>,
         id: CallId,
@@ -170,7 +174,7 @@ impl Registry {
     }
 
     pub(crate) fn release(&self, id: CallId) {
-        self.with(|core| core.release(id));
+        self.with(|core| core.release(id, Instant::now()));
     }
 
     pub(crate) fn spare(&self, id: CallId) {
@@ -196,6 +200,11 @@ impl Registry {
 
     pub(crate) fn is_detached(&self, id: CallId) -> bool {
         self.with(|core| core.is_detached(id))
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn call(&self, id: CallId) -> Option<Arc<Exchange>> {
+        self.with(|core| core.call(id).cloned())
     }
 
     pub(crate) fn is_in_flight(&self, id: CallId) -> bool {

@@ -1,6 +1,6 @@
 //! What the core knows of one call in flight.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, mem, time::Duration};
 
 use tokio::time::Instant;
 
@@ -57,6 +57,8 @@ pub(super) struct Entry<T> {
 pub(super) struct Clock {
     pub(super) wait: Wait,
     pub(super) put_off: bool,
+    /// When the last hold ended, or could have lasted to.
+    pub(super) released: Option<Instant>,
 }
 
 /// The streams of a call, as far as they are known by name.
@@ -64,6 +66,7 @@ pub(super) struct Clock {
 pub(super) struct Streams {
     first: Vec<StreamId>,
     latest: VecDeque<StreamId>,
+    /// Not all are known by name.
     pub(super) overflowed: bool,
 }
 
@@ -106,11 +109,11 @@ impl<T> Entry<T> {
     }
 
     pub(super) fn next_look(&self) -> Option<Instant> {
-        match self.detached?.wait {
-            Wait::Until { deadline, .. } => Some(match self.held {
-                true => deadline.checked_add(MAX_HOLD).unwrap_or(deadline),
-                false => deadline,
-            }),
+        let clock = self.detached?;
+        match clock.wait {
+            Wait::Until { deadline, .. } if self.held => Some(hold_ends(deadline)),
+            // A deadline that passed meanwhile could not be noticed before.
+            Wait::Until { deadline, .. } => Some(clock.released.unwrap_or(deadline).max(deadline)),
             Wait::Unseen(at) => Some(at),
             Wait::ForItsEnd => None,
         }
@@ -129,6 +132,18 @@ impl<T> Entry<T> {
         }
         self.held = true;
         true
+    }
+
+    /// Lets a stopped clock go on. `false` if it was not stopped.
+    pub(super) fn release(&mut self, now: Instant) -> bool {
+        let held = mem::take(&mut self.held);
+        if held
+            && let Some(clock) = &mut self.detached
+            && let Wait::Until { deadline, .. } = clock.wait
+        {
+            clock.released = Some(now.min(hold_ends(deadline)));
+        }
+        held
     }
 
     /// Looks at a call at `now` that was to be looked at at `at`.
@@ -152,9 +167,14 @@ impl<T> Entry<T> {
         if late {
             clock.put_off = true;
             *deadline = now + (2 * *retry).max(MAX_HOLD);
+            self.last_deadline = Some(*deadline);
         }
         late
     }
+}
+
+fn hold_ends(deadline: Instant) -> Instant {
+    deadline.checked_add(MAX_HOLD).unwrap_or(deadline)
 }
 
 // === impl Streams ===

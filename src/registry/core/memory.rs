@@ -65,6 +65,7 @@ pub(super) struct Kept<A> {
 struct Share {
     oldest: VecDeque<CallId>,
     bytes: usize,
+    count: usize,
 }
 
 // === impl Memory ===
@@ -92,6 +93,7 @@ impl<A: Clone> Memory<A> {
         let weight = RECORD + ended.weight + streams.len() * size_of::<StreamId>();
         let share = self.by_session.entry(slot).or_default();
         share.bytes += weight;
+        share.count += 1;
         share.oldest.push_back(id);
         self.total += weight;
         self.oldest.push_back(id);
@@ -138,13 +140,14 @@ impl<A: Clone> Memory<A> {
         self.total -= kept.weight;
         if let Some(share) = self.by_session.get_mut(&kept.slot) {
             share.bytes -= kept.weight;
-            if share.bytes == 0 {
+            share.count -= 1;
+            if share.count == 0 {
                 self.by_session.remove(&kept.slot);
             } else {
-                drop_gone(&mut share.oldest, &self.kept);
+                drop_gone(&mut share.oldest, share.count, &self.kept);
             }
         }
-        drop_gone(&mut self.oldest, &self.kept);
+        drop_gone(&mut self.oldest, self.kept.len(), &self.kept);
         Some(kept)
     }
 
@@ -174,10 +177,14 @@ impl<A: Clone> Memory<A> {
     }
 }
 
-/// Drops what is gone from the head of a queue, so that queues do not grow with what passes through.
-fn drop_gone<A>(oldest: &mut VecDeque<CallId>, kept: &ById<Kept<A>>) {
+/// Drops what is gone from the head of a queue, and from all of it when that is more than what is left:
+/// so queues do not grow with what passes through behind an answer that is kept for long.
+fn drop_gone<A>(oldest: &mut VecDeque<CallId>, left: usize, kept: &ById<Kept<A>>) {
     while oldest.front().is_some_and(|id| !kept.contains_key(id)) {
         oldest.pop_front();
+    }
+    if oldest.len() > 2 * left {
+        oldest.retain(|id| kept.contains_key(id));
     }
 }
 
@@ -189,4 +196,157 @@ impl Limits {
         total: 16 * 1024 * 1024,
         session: 1024 * 1024,
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::{collection::vec, prelude::*};
+
+    use super::{
+        super::index::{Names, Scope},
+        *,
+    };
+
+    const LIMITS: Limits = Limits {
+        total: 8_000,
+        session: 3_000,
+    };
+
+    /// A memory, and what should be in it: who, whose and how much, oldest first.
+    struct Both {
+        memory: Memory<()>,
+        expected: Vec<(CallId, u8, usize)>,
+        names: Names,
+        until: Instant,
+    }
+
+    impl Both {
+        fn new() -> Self {
+            let mut memory = Memory::new();
+            memory.limits = LIMITS;
+            Self {
+                memory,
+                expected: Vec::new(),
+                names: Names::default(),
+                until: Instant::now() + Duration::from_secs(60),
+            }
+        }
+
+        fn keep(&mut self, session: u8, answer: usize, events: u8) -> CallId {
+            let id = CallId::next();
+            let key = SessionKey {
+                scope: Scope::Path("/".into()),
+                id: session.to_string().into(),
+            };
+            let mut streams = Streams::default();
+            for event in 0..events {
+                streams.add(StreamId::Numbered(event.into()));
+            }
+            let ended = Ended {
+                end: End::Answered(()),
+                weight: answer,
+                until: self.until,
+            };
+            let slot = self.names.session(&key);
+            let gone = self.memory.keep(id, slot, key, streams, ended);
+            let weight = RECORD + answer + usize::from(events) * size_of::<StreamId>();
+            self.expected.push((id, session, weight));
+            assert_eq!(gone, self.make_room(session));
+            for id in gone {
+                assert!(self.memory.take(id).is_some());
+            }
+            self.compare();
+            id
+        }
+
+        /// Who has to go: the oldest of the session, then the oldest of all.
+        fn make_room(&mut self, session: u8) -> Vec<CallId> {
+            let mut gone = Vec::new();
+            let sum = |of: &[(CallId, u8, usize)], session: Option<u8>| -> usize {
+                let mine = of.iter().filter(|kept| session.is_none_or(|s| kept.1 == s));
+                mine.map(|kept| kept.2).sum()
+            };
+            while sum(&self.expected, Some(session)) > LIMITS.session {
+                let oldest = self.expected.iter().position(|kept| kept.1 == session);
+                gone.push(self.expected.remove(oldest.unwrap()).0);
+            }
+            while sum(&self.expected, None) > LIMITS.total {
+                gone.push(self.expected.remove(0).0);
+            }
+            gone
+        }
+
+        fn take(&mut self, id: CallId) {
+            let expected = self.expected.iter().position(|kept| kept.0 == id);
+            let weight = expected.map(|at| self.expected.remove(at).2);
+            let taken = self.memory.take(id);
+            assert_eq!(taken.map(|kept| kept.weight), weight);
+            self.compare();
+        }
+
+        fn compare(&self) {
+            let Self {
+                memory, expected, ..
+            } = self;
+            assert_eq!(memory.kept.len(), expected.len());
+            let total: usize = expected.iter().map(|kept| kept.2).sum();
+            assert_eq!(memory.total, total);
+            assert!(total <= LIMITS.total);
+            assert!(memory.oldest.len() <= 2 * expected.len());
+
+            let mut shares = 0;
+            for session in 0..=u8::MAX {
+                let mine = expected.iter().filter(|kept| kept.1 == session);
+                let Some((id, _, _)) = mine.clone().next() else {
+                    continue;
+                };
+                shares += 1;
+                let share = &memory.by_session[&memory.kept[id].slot];
+                let bytes: usize = mine.clone().map(|kept| kept.2).sum();
+                assert_eq!(share.bytes, bytes);
+                assert!(bytes <= LIMITS.session);
+                assert!(share.oldest.len() <= 2 * mine.count());
+            }
+            assert_eq!(memory.by_session.len(), shares);
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_kept_for_long_does_not_make_the_queues_grow() {
+        let mut both = Both::new();
+        both.keep(0, 0, 1);
+        for _ in 0..1_000 {
+            let id = both.keep(0, 0, 1);
+            both.take(id);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: 500,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn the_totals_are_the_sums_of_what_is_kept(
+            ops in vec((any::<bool>(), 0..4_u8, 0..3_500_usize, 0..8_u8), 1..60),
+        ) {
+            let mut both = Both::new();
+            let mut ids = Vec::new();
+            for (keep, session, answer, events) in ops {
+                match ids.len() {
+                    count if count > 0 && !keep => both.take(ids[answer % count]),
+                    // Mostly small.
+                    _ => ids.push(both.keep(session, answer * answer / 3_500, events)),
+                }
+            }
+            for id in ids {
+                both.take(id);
+            }
+            assert!(both.memory.is_empty());
+        }
+    }
 }

@@ -202,10 +202,10 @@ fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
     core.hold(id, now);
-    core.release(id);
+    core.release(id, now);
     assert_eq!(core.next_deadline(), Some(now + SECOND));
     assert!(core.hold(id, now), "another resume may hold it then");
-    core.release(id);
+    core.release(id, now);
     assert_eq!(core.expire(now + SECOND).len(), 1);
 }
 
@@ -289,12 +289,47 @@ fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
 }
 
 #[test]
+fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_nothing() {
+    let mut now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "polled in vain");
+    detach(&mut core, id, now);
+    for _ in 0..MAX_BARREN {
+        let generation = core.attach(id).unwrap();
+        now += SECOND / 2;
+        core.detach(id, generation, until(now + SECOND), true, now);
+    }
+    now += 3 * SECOND;
+    assert!(core.expire(now).is_empty(), "the runtime was starved");
+    let put_off = now + 2 * RETRY;
+
+    let generation = core.attach(id).unwrap();
+    now += SECOND;
+    let detached = core.detach(id, generation, until(now + 60 * SECOND), true, now);
+    assert_eq!(detached, Detached::Waiting);
+    assert_eq!(core.next_deadline(), Some(put_off), "nor renewed by it");
+}
+
+#[test]
 fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
     let now = Instant::now();
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
     assert_eq!(core.expire(now + SECOND + LATE).len(), 1);
+}
+
+#[test]
+fn invariant_7_a_deadline_that_passed_while_held_was_not_noticed_late() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    core.hold(id, now);
+    let refused = now + SECOND + MAX_HOLD / 2;
+    core.release(id, refused);
+    assert_eq!(core.next_deadline(), Some(refused));
+    assert_eq!(core.expire(refused).len(), 1, "not put off");
 }
 
 #[test]
@@ -306,7 +341,7 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     let noticed = now + SECOND + MAX_HOLD + LATE / 2;
     assert!(core.hold(id, noticed));
     assert!(core.expire(noticed).is_empty());
-    core.release(id);
+    core.release(id, noticed);
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
     assert_eq!(core.expire(noticed + 60 * SECOND).len(), 1, "once");
 }
@@ -354,6 +389,23 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
     );
     core.finish(id, None);
     assert_empty(&core);
+}
+
+#[test]
+fn invariant_8_a_call_whose_stream_cannot_be_read_may_be_meant_by_any_unknown_id() {
+    let mut core = TestCore::new();
+    let known = accepted(&mut core, key("s", 1), "known");
+    core.name(known, b"0/1");
+    let blurred = accepted(&mut core, key("s", 2), "blurred");
+    core.blur(blurred);
+    assert_eq!(core.named(&session("s"), b"0/1"), Named::Call(known));
+    for unknown in [&b"0/2"[..], b"7", b"opaque"] {
+        assert_eq!(
+            core.named(&session("s"), unknown),
+            Named::OneOf(vec![blurred])
+        );
+        assert_eq!(core.named(&session("t"), unknown), Named::Nothing);
+    }
 }
 
 #[test]
@@ -489,6 +541,19 @@ fn invariant_12_the_end_of_a_session_takes_its_calls_and_its_memory() {
     assert_eq!(core.named(&session("s"), b"0/2"), Named::Nothing);
     assert!(core.finish(live, None).is_some());
     assert!(core.finish(other, None).is_some());
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    core.name(id, b"0/0");
+    core.take_session(&session("s"));
+    assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
+    core.finish(id, answered("cancelled", now + SECOND));
+    assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
     assert_empty(&core);
 }
 
