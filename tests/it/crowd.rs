@@ -1,16 +1,11 @@
 //! Many calls at once, and hang-ups that the dice decide.
 
-use std::{
-    collections::hash_map::RandomState,
-    hash::{BuildHasher as _, Hasher as _},
-};
-
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 
 use serde_json::json;
 
 use crate::{
-    setup::{EXCHANGE, Server, Setup, What, arguments, for_servers},
+    setup::{Dice, EXCHANGE, Server, Setup, What, arguments, for_servers},
     support::*,
 };
 
@@ -36,12 +31,6 @@ struct Call {
     id: usize,
     label: String,
     connection: Connection,
-}
-
-/// A small generator (splitmix64) that prints its seed if the test fails.
-struct Dice {
-    seed: u64,
-    state: u64,
 }
 
 for_servers!([wrapped = Wrapped] (flavor = "multi_thread", worker_threads = 2) {
@@ -197,42 +186,5 @@ impl Call {
             false => self.connection.rst(),
         }
         (self.mcp, self.id, self.label)
-    }
-}
-
-// === impl Dice ===
-
-impl Dice {
-    fn new() -> Self {
-        let seed = RandomState::new().build_hasher().finish();
-        Self { seed, state: seed }
-    }
-
-    fn roll(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn coin(&mut self) -> bool {
-        self.roll() & 1 == 0
-    }
-
-    /// Fisher and Yates.
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            let other = self.roll() % (last as u64 + 1);
-            items.swap(last, other as usize);
-        }
-    }
-}
-
-impl Drop for Dice {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("the seed of the dice was {:#x}", self.seed);
-        }
     }
 }

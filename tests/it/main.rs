@@ -11,13 +11,16 @@
 mod bad_bodies;
 mod contract;
 mod crowd;
+mod cycles;
 mod forwarding;
 mod grace;
 mod hang_up;
 mod isolation;
+mod kept;
 mod late;
 mod middleware;
 mod read_on;
+mod resume;
 mod setup;
 mod stack;
 mod support;

@@ -1,1 +1,395 @@
-//! A client that comes back for its call.
+//! A client that comes back for its call, and everything that may happen meanwhile.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use http::Method;
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use tokio::sync::{Notify, mpsc};
+
+use crate::{
+    setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What, for_servers},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+/// How long a resume that is not answered keeps a call past its deadline.
+const HOLD: Duration = Duration::from_secs(5);
+
+const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+
+/// The id of the first event of the first stream of a session.
+const FIRST_EVENT: &str = "0/0";
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    a_resume_is_reported_and_its_stream_carries_the_answer,
+    a_second_cut_starts_the_grace_in_full,
+    the_late_drop_of_a_half_dead_stream_means_nothing,
+    a_resume_before_the_first_stream_is_dropped_is_the_newest_stream,
+    a_resume_that_is_thinking_keeps_the_call_across_its_deadline,
+    a_resume_that_is_never_answered_keeps_the_call_no_longer_than_a_hold,
+    a_resume_that_hangs_up_unanswered_lets_the_clock_go_on,
+    a_resume_in_an_unknown_session_does_not_keep_the_call,
+    a_resume_that_names_no_stream_does_not_keep_the_call,
+    one_session_may_resume_many_calls_at_once,
+    resumes_that_a_starved_runtime_left_waiting_keep_their_calls,
+});
+
+async fn a_resume_is_reported_and_its_stream_carries_the_answer(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    cut(
+        &setup,
+        setup.start_call(&mcp, 1, "hold", "a").await,
+        &mcp,
+        1,
+    )
+    .await;
+    clock.advance(GRACE - TICK).await;
+
+    let mut resumed = resume(&setup, &mcp, 1).await;
+
+    clock.advance(GRACE * 3).await;
+    setup.assert_completes("a", &mut resumed).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    let expected = [
+        What::Started,
+        What::Detached(Some(GRACE)),
+        What::Resumed,
+        What::Ended(Outcome::Completed),
+    ];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+    assert!(setup.calls.is_empty());
+}
+
+async fn a_second_cut_starts_the_grace_in_full(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    cut(
+        &setup,
+        setup.start_call(&mcp, 1, "hold", "a").await,
+        &mcp,
+        1,
+    )
+    .await;
+    clock.advance(GRACE - TICK).await;
+    let resumed = resume(&setup, &mcp, 1).await;
+    clock.advance(GRACE).await;
+
+    resumed.rst();
+
+    let since = setup.events.detached_again(&mcp, 1, 2).await;
+    clock.advance(GRACE - TICK).await;
+    assert_still_running(&setup, &mcp).await;
+    clock.advance(TICK * 2).await;
+    let (outcome, ended) = setup.events.end(&mcp, 1).await;
+    assert_eq!(outcome, ORPHANED);
+    assert!((GRACE..=GRACE + TICK).contains(&(ended - since)));
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+/// The client's network changed: the server still holds the old connection when the resume comes, and
+/// notices much later that it is dead.
+async fn the_late_drop_of_a_half_dead_stream_means_nothing(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    let half_dead = setup.start_call(&mcp, 1, "hold", "a").await;
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+    assert_eq!(resumed.head().await.status, 200);
+    setup.events.resumed(&mcp, 1, 1).await;
+    let before = setup.events.of(&mcp, 1);
+
+    half_dead.rst();
+
+    setup.exchanges.over_for("a").await;
+    assert_eq!(setup.events.of(&mcp, 1), before);
+    clock.advance(GRACE * 2).await;
+    assert_still_running(&setup, &mcp).await;
+    setup.assert_completes("a", &mut resumed).await;
+}
+
+async fn a_resume_before_the_first_stream_is_dropped_is_the_newest_stream(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut first = setup.start_call(&mcp, 1, "hold", "a").await;
+    first.head().await;
+    first.event().await.expect("the priming event");
+    let second = resume(&setup, &mcp, 1).await;
+    let third = resume(&setup, &mcp, 2).await;
+    first.fin();
+    second.fin();
+    clock.advance(GRACE * 2).await;
+    assert_still_running(&setup, &mcp).await;
+    let detaches = detaches(&setup, &mcp);
+
+    third.fin();
+
+    setup.events.detached_again(&mcp, 1, detaches + 1).await;
+    clock.advance(GRACE + TICK).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+}
+
+async fn a_resume_that_is_thinking_keeps_the_call_across_its_deadline(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut gate) = with_slow_resumes(server).await;
+    let mcp = setup.mcp().await;
+    cut(
+        &setup,
+        setup.start_call(&mcp, 1, "hold", "a").await,
+        &mcp,
+        1,
+    )
+    .await;
+    clock.advance(GRACE - TICK).await;
+    let mut resumed = gate.enter(&mcp).await;
+    clock.advance(HOLD).await;
+    assert_still_running(&setup, &mcp).await;
+
+    gate.open();
+
+    assert_eq!(resumed.head().await.status, 200);
+    setup.events.resumed(&mcp, 1, 1).await;
+    clock.advance(GRACE * 2).await;
+    setup.assert_completes("a", &mut resumed).await;
+}
+
+async fn a_resume_that_is_never_answered_keeps_the_call_no_longer_than_a_hold(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut gate) = with_slow_resumes(server).await;
+    let mcp = setup.mcp().await;
+    cut(
+        &setup,
+        setup.start_call(&mcp, 1, "hold", "a").await,
+        &mcp,
+        1,
+    )
+    .await;
+    let (_, since) = setup.events.detached(&mcp, 1).await;
+    clock.advance(GRACE / 2).await;
+    let _first = gate.enter(&mcp).await;
+    // A second one changes nothing: neither doubles the hold nor ends it.
+    let second = gate.enter(&mcp).await;
+    second.rst();
+    clock.advance(GRACE / 2 + HOLD - TICK).await;
+    assert_still_running(&setup, &mcp).await;
+
+    clock.advance(TICK * 2).await;
+
+    let (outcome, ended) = setup.events.end(&mcp, 1).await;
+    assert_eq!(outcome, ORPHANED);
+    let waited = ended - since;
+    assert!((GRACE + HOLD..=GRACE + HOLD + TICK).contains(&waited));
+}
+
+async fn a_resume_that_hangs_up_unanswered_lets_the_clock_go_on(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut gate) = with_slow_resumes(server).await;
+    let mcp = setup.mcp().await;
+    cut(
+        &setup,
+        setup.start_call(&mcp, 1, "hold", "a").await,
+        &mcp,
+        1,
+    )
+    .await;
+    clock.advance(GRACE / 2).await;
+    let marked = mcp.clone().header(EXCHANGE, "resume");
+    let resumed = gate.enter(&marked).await;
+    resumed.rst();
+    setup.exchanges.over_for("resume").await;
+
+    clock.advance(GRACE / 2 + TICK).await;
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+}
+
+async fn a_resume_in_an_unknown_session_does_not_keep_the_call(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    cut(
+        &setup,
+        setup.start_call(&mcp, 1, "hold", "a").await,
+        &mcp,
+        1,
+    )
+    .await;
+    clock.advance(GRACE / 2).await;
+    let stranger = Mcp::stateless(setup.served.addr, PATH).header("mcp-session-id", "no such one");
+
+    let refused = stranger.resume(FIRST_EVENT).await.head().await;
+
+    assert_eq!(refused.status, 404);
+    assert_orphaned_after_half_a_grace(&setup, &mcp, &clock).await;
+}
+
+async fn a_resume_that_names_no_stream_does_not_keep_the_call(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    cut(
+        &setup,
+        setup.start_call(&mcp, 1, "hold", "a").await,
+        &mcp,
+        1,
+    )
+    .await;
+    clock.advance(GRACE / 2).await;
+
+    for unknown in ["0/7", "7", "garbage", "0/0/0"] {
+        // rmcp refuses with an empty stream.
+        let mut refused = mcp.resume(unknown).await;
+        assert_eq!(refused.head().await.status, 200);
+    }
+
+    assert_eq!(detaches(&setup, &mcp), 1);
+    assert_orphaned_after_half_a_grace(&setup, &mcp, &clock).await;
+}
+
+async fn one_session_may_resume_many_calls_at_once(server: Server) {
+    const MANY: u64 = 20;
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    for id in 0..MANY {
+        let call = setup.start_call(&mcp, id, "hold", &format!("a{id}")).await;
+        cut(&setup, call, &mcp, id).await;
+    }
+    clock.advance(GRACE - TICK).await;
+    let mut resumed = Vec::new();
+    for id in (0..MANY).step_by(2) {
+        resumed.push((id, mcp.resume(&format!("0/{id}")).await));
+    }
+    for (id, connection) in &mut resumed {
+        connection.head().await;
+        setup.events.resumed(&mcp, *id, 1).await;
+    }
+
+    clock.advance(TICK * 2).await;
+
+    for id in (1..MANY).step_by(2) {
+        assert_eq!(setup.events.ended(&mcp, id).await, ORPHANED);
+    }
+    assert_eq!(setup.calls.len(), resumed.len());
+    for (id, connection) in &mut resumed {
+        setup.assert_completes(&format!("a{id}"), connection).await;
+        assert_eq!(setup.events.ended(&mcp, *id).await, Outcome::Completed);
+    }
+    assert!(setup.calls.is_empty());
+}
+
+/// The runtime did nothing for 12 s, in which the deadline passed: the timer is served before the
+/// resumes that wait in the accept queue. [`crate::starved`] does the same in real time.
+async fn resumes_that_a_starved_runtime_left_waiting_keep_their_calls(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    for id in [1, 2] {
+        let call = setup.start_call(&mcp, id, "hold", &format!("a{id}")).await;
+        cut(&setup, call, &mcp, id).await;
+    }
+    clock.advance(GRACE - TICK).await;
+
+    clock.advance(Duration::from_secs(12)).await;
+    let mut resumed = resume(&setup, &mcp, 1).await;
+
+    clock.advance(Duration::from_secs(1)).await;
+    assert!(setup.witness.is_running("a2"), "it gets the same respite");
+    setup.assert_completes("a1", &mut resumed).await;
+    // Twice the retry of 3 s, counted from when the runtime was back.
+    clock.advance(Duration::from_secs(5) + TICK).await;
+    assert_eq!(setup.events.ended(&mcp, 2).await, ORPHANED);
+}
+
+fn with_grace(server: Server) -> Plan {
+    Plan::of(server).grace(Grace::After(GRACE))
+}
+
+/// Cuts a call off after its first event, and waits until the server has noticed.
+async fn cut(setup: &Setup, mut call: Connection, mcp: &Mcp, id: u64) {
+    call.head().await;
+    assert!(call.event().await.expect("an event").is_priming());
+    call.fin();
+    setup.events.detached(mcp, id).await;
+}
+
+/// Takes up the first stream again, for the `nth` time.
+async fn resume(setup: &Setup, mcp: &Mcp, nth: usize) -> Connection {
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+    assert_eq!(resumed.head().await.status, 200);
+    setup.events.resumed(mcp, 1, nth).await;
+    resumed
+}
+
+/// How often the client of call 1 has gone.
+fn detaches(setup: &Setup, mcp: &Mcp) -> usize {
+    let events = setup.events.of(mcp, 1);
+    let detached = events.iter().filter(|w| matches!(w, What::Detached(_)));
+    detached.count()
+}
+
+async fn assert_still_running(setup: &Setup, mcp: &Mcp) {
+    setup.assert_usable(mcp).await;
+    assert!(setup.witness.is_running("a"));
+    assert!(!setup.tokens.of("a").is_cancelled());
+}
+
+async fn assert_orphaned_after_half_a_grace(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
+    assert_still_running(setup, mcp).await;
+    clock.advance(GRACE / 2 + TICK).await;
+    assert_eq!(setup.events.ended(mcp, 1).await, ORPHANED);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+/// Holds every GET inside the layer until it is opened.
+struct Gate {
+    opened: Arc<Notify>,
+    entered: mpsc::UnboundedReceiver<()>,
+}
+
+async fn with_slow_resumes(server: Server) -> (Setup, Gate) {
+    let opened = Arc::new(Notify::new());
+    let (enter, entered) = mpsc::unbounded_channel();
+    let gate = opened.clone();
+    let slow = move |router: Router| {
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let (gate, enter) = (gate.clone(), enter.clone());
+            async move {
+                if request.method() == Method::GET {
+                    enter.send(()).expect("the test listens");
+                    gate.notified().await;
+                }
+                next.run(request).await
+            }
+        }))
+    };
+    let setup = with_grace(server).inside(slow).start().await;
+    (setup, Gate { opened, entered })
+}
+
+// === impl Gate ===
+
+impl Gate {
+    /// Sends a resume, and waits until it is held.
+    async fn enter(&mut self, mcp: &Mcp) -> Connection {
+        let resumed = mcp.resume(FIRST_EVENT).await;
+        within("the resume", self.entered.recv()).await;
+        resumed
+    }
+
+    fn open(&self) {
+        self.opened.notify_one();
+    }
+}

@@ -18,6 +18,7 @@ pub(crate) struct Events(Arc<watch::Sender<Vec<Seen>>>);
 pub(crate) enum What {
     Started,
     Detached(Option<Duration>),
+    Resumed,
     Ended(Outcome),
     CancelFailed(Option<StatusCode>),
     Unknown(Unknown),
@@ -80,6 +81,52 @@ impl Events {
         .await
     }
 
+    /// Waits until `count` events of this kind were reported of a call. Tells when the last of them was.
+    pub(crate) async fn count(
+        &self,
+        mcp: &Mcp,
+        id: impl Into<Value>,
+        count: usize,
+        kind: impl Fn(What) -> bool,
+    ) -> Instant {
+        let call = Call::of(mcp, id.into());
+        let mut changes = self.0.subscribe();
+        let counted = async {
+            loop {
+                let nth = {
+                    let log = changes.borrow_and_update();
+                    let mut seen = log.iter().filter(|seen| {
+                        let of_call = seen.call.as_ref() == Some(&call);
+                        of_call && kind(seen.what)
+                    });
+                    seen.nth(count - 1).map(|seen| seen.at)
+                };
+                match nth {
+                    Some(at) => return at,
+                    None => changes.changed().await.expect("self holds the sender"),
+                }
+            }
+        };
+        within(Wanted(self, &format!("event {count}"), &call), counted).await
+    }
+
+    /// Waits until a call was resumed this many times.
+    pub(crate) async fn resumed(&self, mcp: &Mcp, id: impl Into<Value>, times: usize) -> Instant {
+        let kind = |what| what == What::Resumed;
+        self.count(mcp, id, times, kind).await
+    }
+
+    /// Waits until the client of a call has gone this many times.
+    pub(crate) async fn detached_again(
+        &self,
+        mcp: &Mcp,
+        id: impl Into<Value>,
+        times: usize,
+    ) -> Instant {
+        let kind = |what| matches!(what, What::Detached(_));
+        self.count(mcp, id, times, kind).await
+    }
+
     /// What was reported so far of all calls of this session (or of none) and with this id.
     pub(crate) fn of(&self, mcp: &Mcp, id: impl Into<Value>) -> Vec<What> {
         let call = Call::of(mcp, id.into());
@@ -126,6 +173,7 @@ impl Seen {
         let (what, call) = match event {
             Event::Started { call, .. } => (What::Started, Some(call)),
             Event::Detached { call, grace, .. } => (What::Detached(*grace), Some(call)),
+            Event::Resumed { call, .. } => (What::Resumed, Some(call)),
             Event::Ended { call, outcome, .. } => (What::Ended(*outcome), Some(call)),
             Event::CancelFailed { call, error, .. } => {
                 (What::CancelFailed(error.status()), Some(call))

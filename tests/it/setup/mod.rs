@@ -14,6 +14,7 @@
 //! | when the layer is through with an exchange, also if it reports nothing | [`Exchanges`] |
 //! | the tokens that handlers hold | [`Tokens`] |
 //! | a handler in the words of one test | [`Scripted`] |
+//! | what chance decides, repeatable | [`Dice`] |
 //! | a clock that moves only when told | [`StoppedClock`] |
 //!
 //! rmcp's keep-alives are off everywhere: a hang-up must be noticed without a write.
@@ -25,6 +26,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use axum::Router;
@@ -35,7 +37,7 @@ use rmcp::{
     RoleServer, ServerHandler,
     service::RequestContext,
     transport::streamable_http_server::{
-        SessionManager, StreamableHttpService, session::local::LocalSessionManager,
+        StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
     },
 };
 use serde_json::{Value, json};
@@ -43,12 +45,14 @@ use serde_json::{Value, json};
 use crate::support::*;
 
 mod clock;
+mod dice;
 mod events;
 mod exchanges;
 mod scripted;
 
 pub(crate) use self::{
     clock::StoppedClock,
+    dice::Dice,
     events::{Events, What},
     exchanges::{EXCHANGE, Exchanges},
     scripted::Scripted,
@@ -73,13 +77,23 @@ pub(crate) enum Server {
 pub(crate) struct Plan {
     server: Server,
     layer: CancelOnDisconnectLayer,
+    local: LocalSessionManager,
+    config: StreamableHttpServerConfig,
     inside: Box<dyn FnOnce(Router) -> Router>,
+}
+
+/// The sessions of a server.
+#[derive(Clone, Debug)]
+pub(crate) enum Sessions {
+    Wrapped(Arc<CancellableSessionManager<LocalSessionManager>>),
+    Local(Arc<LocalSessionManager>),
 }
 
 /// A running server and what can be seen of it.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) server: Server,
+    pub(crate) sessions: Sessions,
     pub(crate) served: Served,
     pub(crate) calls: Calls,
     pub(crate) witness: Witness,
@@ -135,23 +149,8 @@ impl Server {
         }
     }
 
-    fn router<H: ServerHandler + Clone>(self, handler: H) -> Router {
-        let local = LocalSessionManager::default();
-        match self {
-            Self::Wrapped => self.router_over(CancellableSessionManager::new(local), handler),
-            _ => self.router_over(local, handler),
-        }
-    }
-
-    fn router_over<H: ServerHandler + Clone>(
-        self,
-        sessions: impl SessionManager,
-        handler: H,
-    ) -> Router {
-        let config = self.mode().config().with_sse_keep_alive(None);
-        let make = move || Ok(handler.clone());
-        let service = StreamableHttpService::new(make, Arc::new(sessions), config);
-        Router::new().nest_service(PATH, service)
+    fn config(self) -> StreamableHttpServerConfig {
+        self.mode().config().with_sse_keep_alive(None)
     }
 }
 
@@ -163,6 +162,8 @@ impl Plan {
         Self {
             server,
             layer: CancelOnDisconnectLayer::new().grace(Grace::Immediate),
+            local: LocalSessionManager::default(),
+            config: server.config(),
             inside: Box::new(|router| router),
         }
     }
@@ -170,6 +171,33 @@ impl Plan {
     /// Another grace than none.
     pub(crate) fn grace(mut self, grace: Grace) -> Self {
         self.layer = self.layer.grace(grace);
+        self
+    }
+
+    /// Another layer option.
+    pub(crate) fn layer(
+        mut self,
+        change: impl FnOnce(CancelOnDisconnectLayer) -> CancelOnDisconnectLayer,
+    ) -> Self {
+        self.layer = change(self.layer);
+        self
+    }
+
+    /// Another way to keep sessions.
+    pub(crate) fn sessions(
+        mut self,
+        change: impl FnOnce(LocalSessionManager) -> LocalSessionManager,
+    ) -> Self {
+        self.local = change(self.local);
+        self
+    }
+
+    /// Another configuration of rmcp.
+    pub(crate) fn config(
+        mut self,
+        change: impl FnOnce(StreamableHttpServerConfig) -> StreamableHttpServerConfig,
+    ) -> Self {
+        self.config = change(self.config);
         self
     }
 
@@ -204,7 +232,8 @@ impl Plan {
         let events = Events::default();
         let layer = self.layer.observe(events.observer());
         let calls = layer.calls();
-        let router = (self.inside)(self.server.router(handler));
+        let sessions = Sessions::new(self.server, self.local);
+        let router = (self.inside)(sessions.router(handler, self.config));
         let router = match self.server {
             Server::Bare => router,
             _ => router.layer(layer),
@@ -212,6 +241,7 @@ impl Plan {
         let exchanges = Exchanges::default();
         Setup {
             server: self.server,
+            sessions,
             served: serve(exchanges.watch(router)).await,
             calls,
             witness,
@@ -219,6 +249,52 @@ impl Plan {
             exchanges,
             tokens,
         }
+    }
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    fn new(server: Server, local: LocalSessionManager) -> Self {
+        match server {
+            Server::Wrapped => Self::Wrapped(Arc::new(CancellableSessionManager::new(local))),
+            _ => Self::Local(Arc::new(local)),
+        }
+    }
+
+    fn router<H>(&self, handler: H, config: StreamableHttpServerConfig) -> Router
+    where
+        H: ServerHandler + Clone,
+    {
+        let make = move || Ok(handler.clone());
+        let router = Router::new();
+        match self.clone() {
+            Self::Wrapped(sessions) => {
+                let service = StreamableHttpService::new(make, sessions, config);
+                router.nest_service(PATH, service)
+            }
+            Self::Local(sessions) => {
+                let service = StreamableHttpService::new(make, sessions, config);
+                router.nest_service(PATH, service)
+            }
+        }
+    }
+
+    /// rmcp's own manager, be it inside ours or not.
+    pub(crate) fn local(&self) -> &LocalSessionManager {
+        match self {
+            Self::Wrapped(sessions) => sessions.inner(),
+            Self::Local(sessions) => sessions,
+        }
+    }
+
+    /// Ends the stream of a call from the server's side, as SEP-1699 has it: its client is to come back.
+    pub(crate) async fn end_stream(&self, mcp: &Mcp, stream: u64, retry: Option<Duration>) {
+        let id = mcp.session_id().expect("a session");
+        let handle = self.local().sessions.read().await.get(id).cloned();
+        let handle = handle.expect("the session lives");
+        let closed = handle.close_sse_stream(stream, retry).await;
+        closed.expect("the stream is there");
     }
 }
 

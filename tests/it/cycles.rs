@@ -1,0 +1,310 @@
+//! Two thousand calls that are cut off and resumed as the dice decide: no call is cancelled whose client
+//! comes back, none outlives a client that does not, and nothing stays behind.
+//!
+//! A failure prints its seed; set `TEST_SEED` to repeat it. With the stopped clock the same seed also
+//! means the same deadlines; with real time and two threads it means the same clients only.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+
+use crate::{
+    setup::{Dice, Plan, Server, Setup, StoppedClock, What, arguments, for_servers},
+    support::*,
+};
+
+/// Long enough in real time for clients that come back at once, on a busy machine too.
+const GRACE: Duration = Duration::from_secs(2);
+
+const SESSIONS: usize = 8;
+
+/// How many calls each session has in flight at once. Both ends of a socket are in this process, and a call
+/// may have three: that makes 1,200 descriptors at most, within any usual limit for half of them.
+const IN_FLIGHT: usize = 10;
+
+const ROUNDS: usize = 25;
+
+const CALLS: usize = SESSIONS * IN_FLIGHT * ROUNDS;
+
+const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    two_thousand_cycles_with_a_stopped_clock,
+});
+
+async fn two_thousand_cycles_with_a_stopped_clock(server: Server) {
+    cycles(server, Clock::Stopped(StoppedClock::stop())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_thousand_cycles_on_two_threads_with_the_wrapper() {
+    cycles(Server::Wrapped, Clock::Real).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_thousand_cycles_on_two_threads_with_the_layer_alone() {
+    cycles(Server::LayerOnly, Clock::Real).await;
+}
+
+enum Clock {
+    Stopped(StoppedClock),
+    Real,
+}
+
+/// What one client does with its call.
+struct Call {
+    mcp: Mcp,
+    id: usize,
+    label: String,
+    cuts: u32,
+    /// Reads the head and the first event before it is cut off: only then can it come back.
+    reads: bool,
+    returns: bool,
+    answer: Answer,
+    resets: bool,
+    connection: Option<Connection>,
+    last_event_id: Option<String>,
+}
+
+/// When the handler returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    BeforeTheCut,
+    AfterTheCut,
+    WhileAway,
+    InTheEnd,
+    Never,
+}
+
+async fn cycles(server: Server, clock: Clock) {
+    let mut dice = Dice::new();
+    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
+    let mut sessions = join_all((0..SESSIONS).map(|_| setup.mcp())).await;
+    for round in 0..ROUNDS {
+        let deleted: Vec<bool> = sessions.iter().map(|_| dice.one_in(8)).collect();
+        let mut calls = start(&setup, &sessions, round, &mut dice).await;
+        join_all(calls.iter_mut().map(|call| call.cut(&setup))).await;
+        clock.pass(dice.roll() % 1_800).await;
+        join_all(calls.iter_mut().map(|call| call.come_back(&setup))).await;
+        for (session, _) in sessions.iter().zip(&deleted).filter(|(_, gone)| **gone) {
+            // A session that is closed is 404 for whoever comes back to it.
+            assert_eq!(session.delete().await, 202);
+        }
+        clock.pass(dice.roll() % 1_800).await;
+        join_all(calls.iter_mut().map(|call| {
+            let is_gone = |at: usize| deleted[at];
+            let gone = sessions
+                .iter()
+                .position(|mcp| call.is_of(mcp))
+                .is_some_and(is_gone);
+            call.finish(&setup, gone)
+        }))
+        .await;
+        for (session, _) in sessions.iter_mut().zip(&deleted).filter(|(_, gone)| **gone) {
+            *session = setup.mcp().await;
+        }
+        if let Clock::Stopped(_) = clock {
+            all_over(&setup, &sessions, &clock).await;
+        }
+    }
+    all_over(&setup, &sessions, &clock).await;
+    assert_each_ended_once(&setup);
+}
+
+async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -> Vec<Call> {
+    let mut calls = Vec::new();
+    for id in round * IN_FLIGHT..(round + 1) * IN_FLIGHT {
+        for (session, mcp) in sessions.iter().enumerate() {
+            let label = format!("call {id} of session {session}");
+            calls.push(Call::new(mcp, id, label, dice));
+        }
+    }
+    dice.shuffle(&mut calls);
+    join_all(calls.iter_mut().map(|call| call.start(setup))).await;
+    calls
+}
+
+/// Waits until nothing runs any more: only orphans do, and those that a DELETE left to rmcp.
+async fn all_over(setup: &Setup, sessions: &[Mcp], clock: &Clock) {
+    // A jump of the clock makes deadlines late, and a late one is put off once.
+    for _ in 0..8 {
+        clock.pass(1_900).await;
+        setup.assert_usable(&sessions[0]).await;
+    }
+    setup.witness.running_reaches(0).await;
+    within("the registry to be empty", async {
+        while !setup.calls.is_empty() {
+            clock.pass(1_000).await;
+            setup.assert_usable(&sessions[0]).await;
+        }
+    })
+    .await;
+}
+
+fn assert_each_ended_once(setup: &Setup) {
+    let events = setup.events.all();
+    let count = |kind: fn(&What) -> bool| events.iter().filter(|what| kind(what)).count();
+    // The echoes of `assert_usable` are calls too.
+    let started = count(|what| *what == What::Started);
+    assert!(started > CALLS, "{started}");
+    assert_eq!(count(|what| matches!(what, What::Ended(_))), started);
+    assert!(count(|what| *what == What::Ended(ORPHANED)) > CALLS / 20);
+    assert!(count(|what| *what == What::Resumed) > CALLS / 5);
+    let broken = |what: &What| matches!(what, What::CancelFailed(_) | What::Unknown(_));
+    assert_eq!(count(broken), 0);
+}
+
+// === impl Clock ===
+
+impl Clock {
+    /// Lets this many milliseconds pass, if that takes no time.
+    async fn pass(&self, millis: u64) {
+        match self {
+            Self::Stopped(clock) => clock.advance(Duration::from_millis(millis)).await,
+            Self::Real => {}
+        }
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    fn new(mcp: &Mcp, id: usize, label: String, dice: &mut Dice) -> Self {
+        let cuts = (dice.roll() % 3) as u32;
+        let reads = cuts == 0 || !dice.one_in(5);
+        let returns = cuts > 0 && reads && !dice.one_in(3);
+        let answer = match dice.roll() % 5 {
+            _ if cuts == 0 => Answer::InTheEnd,
+            0 => Answer::BeforeTheCut,
+            1 => Answer::AfterTheCut,
+            2 => Answer::WhileAway,
+            _ if returns => Answer::InTheEnd,
+            _ => Answer::Never,
+        };
+        Self {
+            mcp: mcp.clone(),
+            id,
+            label,
+            cuts,
+            reads,
+            returns,
+            answer,
+            resets: dice.coin(),
+            connection: None,
+            last_event_id: None,
+        }
+    }
+
+    fn is_of(&self, mcp: &Mcp) -> bool {
+        self.mcp.session_id() == mcp.session_id()
+    }
+
+    async fn start(&mut self, setup: &Setup) {
+        let arguments = arguments(&self.label);
+        let mut call = self.mcp.call(self.id, "hold", arguments).await;
+        setup.witness.started(&self.label).await;
+        if self.reads {
+            call.head().await;
+            self.last_event_id = call.event().await.expect("the priming event").id;
+        }
+        self.connection = Some(call);
+    }
+
+    /// Is cut off for the first time, if it ever is.
+    async fn cut(&mut self, setup: &Setup) {
+        if self.cuts == 0 {
+            return;
+        }
+        if self.answer == Answer::BeforeTheCut {
+            setup.witness.release(&self.label);
+        }
+        self.hang_up();
+        if self.answer == Answer::AfterTheCut {
+            setup.witness.release(&self.label);
+        }
+    }
+
+    /// Resumes if it wants to, and is cut off once more if it has to.
+    async fn come_back(&mut self, setup: &Setup) {
+        if self.answer == Answer::WhileAway {
+            setup.witness.release(&self.label);
+            assert!(setup.witness.ended(&self.label).await.is_completed());
+        }
+        if self.reads && (self.returns || self.cuts == 2) && self.cuts > 0 {
+            self.resume().await;
+        }
+        if self.cuts == 2 && self.reads {
+            self.hang_up();
+        }
+    }
+
+    /// Gets what it came back for. `gone`: its session was closed.
+    async fn finish(&mut self, setup: &Setup, gone: bool) {
+        if gone {
+            self.connection = None;
+            return;
+        }
+        if self.cuts == 2 && self.returns {
+            self.resume().await;
+        }
+        if self.answer == Answer::InTheEnd {
+            setup.witness.release(&self.label);
+        }
+        if let Some(mut connection) = self.connection.take() {
+            let answer = connection.answer().await;
+            self.assert_answered(setup, answer.is_some()).await;
+        }
+        if self.answer != Answer::Never {
+            assert!(
+                setup.witness.ended(&self.label).await.is_completed(),
+                "{self:?}"
+            );
+        }
+    }
+
+    async fn assert_answered(&self, setup: &Setup, answered: bool) {
+        // Without the wrapper an answer is lost that came while nobody was there.
+        let lost = self.answer != Answer::InTheEnd && setup.server != Server::Wrapped;
+        assert!(answered || lost, "no answer for {self:?}");
+        if answered {
+            let outcome = setup.events.ended(&self.mcp, self.id).await;
+            assert_eq!(outcome, Outcome::Completed, "{self:?}");
+            assert!(!setup.tokens.of(&self.label).is_cancelled(), "{self:?}");
+        }
+    }
+
+    async fn resume(&mut self) {
+        let id = self.last_event_id.as_deref().expect("it was read");
+        let mut resumed = self.mcp.resume(id).await;
+        assert_eq!(resumed.head().await.status, 200, "{self:?}");
+        self.connection = Some(resumed);
+    }
+
+    fn hang_up(&mut self) {
+        if let Some(connection) = self.connection.take() {
+            match self.resets {
+                true => connection.rst(),
+                false => connection.fin(),
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            label,
+            cuts,
+            reads,
+            returns,
+            answer,
+            resets,
+            ..
+        } = self;
+        write!(
+            f,
+            "{label}: cuts {cuts}, reads {reads}, returns {returns}, answered {answer:?}, resets {resets}"
+        )
+    }
+}

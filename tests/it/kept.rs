@@ -1,0 +1,398 @@
+//! A client comes back for a call that has ended: what it gets.
+//!
+//! With the wrapper a completed call's answer is kept. A cancelled call's client gets an error in either
+//! set-up, in the one form that ends its asking.
+
+use std::{future::pending, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use futures_util::{StreamExt, stream};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Retain};
+use serde_json::{Value, json};
+
+use crate::{
+    setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What, arguments, for_servers},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+/// How long an ended call is remembered.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+
+/// The id of the first event of the first stream of a session.
+const FIRST_EVENT: &str = "0/0";
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    a_resume_of_an_orphan_gets_the_error_alone,
+    a_resume_of_a_call_that_its_client_cancelled_gets_the_error_alone,
+    the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it,
+    an_answer_that_crosses_with_the_cut_is_an_answer,
+});
+
+#[tokio::test]
+async fn a_late_answer_is_delivered_on_every_resume_until_it_expires() {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "a").await;
+    clock.advance(GRACE / 2).await;
+    finish(&setup, &mcp, 1, "a").await;
+
+    for wait in [Duration::ZERO, REMEMBERED / 2, REMEMBERED / 2 - TICK] {
+        clock.advance(wait).await;
+        assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
+    }
+
+    clock.advance(TICK * 2).await;
+    assert_eq!(events(&mcp, FIRST_EVENT).await, [], "as rmcp has it");
+    let expected = [
+        What::Started,
+        What::Detached(Some(GRACE)),
+        What::Ended(Outcome::Completed),
+    ];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+}
+
+#[tokio::test]
+async fn an_ended_call_is_remembered_for_as_long_as_its_grace() {
+    let grace = REMEMBERED * 3;
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(Server::Wrapped).grace(Grace::After(grace));
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "a").await;
+    finish(&setup, &mcp, 1, "a").await;
+
+    clock.advance(grace - TICK).await;
+
+    assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
+    clock.advance(TICK * 2).await;
+    assert_eq!(events(&mcp, FIRST_EVENT).await, []);
+}
+
+/// Bare rmcp loses it: the control.
+#[tokio::test]
+async fn without_the_wrapper_a_late_answer_is_lost() {
+    for server in [Server::LayerOnly, Server::Bare] {
+        let setup = Plan::of(server).grace(Grace::Never).start().await;
+        let mcp = setup.mcp().await;
+        let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+        call.head().await;
+        call.fin();
+        setup.exchanges.over_for("a").await;
+        setup.witness.release("a");
+        assert!(setup.witness.ended("a").await.is_completed());
+        setup.assert_usable(&mcp).await;
+
+        assert_eq!(events(&mcp, FIRST_EVENT).await, []);
+    }
+}
+
+/// The repeated id is the one that the client named, whichever of its stream's that was.
+#[tokio::test]
+async fn a_late_answer_repeats_the_id_that_the_client_named() {
+    let setup = with_grace(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "chatty", "a").await;
+    call.head().await;
+    assert!(call.event().await.expect("an event").is_priming());
+    let progress = call.event().await.expect("an event");
+    assert_eq!(progress.id.as_deref(), Some("1/0"));
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    finish(&setup, &mcp, 1, "a").await;
+
+    assert_eq!(events(&mcp, "1/0").await, delivered("1/0", "a"));
+    assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
+    assert_eq!(events(&mcp, "0/1").await, [], "another stream");
+}
+
+#[tokio::test]
+async fn a_late_answer_is_for_its_own_session_only() {
+    let setup = with_grace(Server::Wrapped).start().await;
+    let (mcp, stranger) = (setup.mcp().await, setup.mcp().await);
+    cut(&setup, &mcp, 1, "a").await;
+    finish(&setup, &mcp, 1, "a").await;
+
+    assert_eq!(events(&stranger, FIRST_EVENT).await, []);
+    assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
+}
+
+/// It went into a socket that nobody reads any more: the server has no way to know.
+#[tokio::test]
+async fn an_answer_that_went_out_to_nobody_is_kept() {
+    let setup = with_grace(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    answered_unread(&setup, &mcp).await;
+
+    assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
+}
+
+/// rmcp forgets the stream with the answer, which may still wait in a channel that nobody has read yet.
+#[tokio::test]
+async fn a_resume_that_overtakes_the_answer_waits_for_it() {
+    let _clock = StoppedClock::stop();
+    let setup = with_grace(Server::Wrapped).inside(stalling_after_an_event);
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    let mut stalled = setup.start_call(&mcp, 1, "hold", "a").await;
+    stalled.head().await;
+    stalled.event().await.expect("the priming event");
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    setup.assert_usable(&mcp).await;
+    let (resumed, ()) = tokio::join!(events(&mcp, FIRST_EVENT), async {
+        setup.assert_usable(&mcp).await;
+        assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+        stalled.rst();
+    });
+
+    assert_eq!(resumed, delivered(FIRST_EVENT, "a"));
+}
+
+#[tokio::test]
+async fn detached_only_is_kept_what_came_while_nobody_was_there() {
+    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain(Retain::Detached));
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    answered_unread(&setup, &mcp).await;
+    cut(&setup, &mcp, 2, "b").await;
+    finish(&setup, &mcp, 2, "b").await;
+
+    assert_eq!(events(&mcp, FIRST_EVENT).await, []);
+    assert_eq!(events(&mcp, "0/1").await, delivered("0/1", "b"));
+}
+
+#[tokio::test]
+async fn with_retain_off_nothing_is_kept_but_that_a_call_was_cancelled() {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain(Retain::Off));
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "a").await;
+    finish(&setup, &mcp, 1, "a").await;
+    cut(&setup, &mcp, 2, "b").await;
+    clock.advance(GRACE + TICK).await;
+    assert_eq!(setup.events.ended(&mcp, 2).await, ORPHANED);
+
+    assert_eq!(events(&mcp, FIRST_EVENT).await, []);
+    assert_eq!(events(&mcp, "0/1").await, [cancelled(json!(2))]);
+}
+
+#[tokio::test]
+async fn a_session_keeps_no_more_than_its_share() {
+    const SHARE: usize = 10_000;
+    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain_at_most(SHARE * 4, SHARE));
+    let setup = setup.start().await;
+    let (greedy, modest) = (setup.mcp().await, setup.mcp().await);
+    cut(&setup, &modest, 1, "modest").await;
+    finish(&setup, &modest, 1, "modest").await;
+    for (id, label) in [(1, "first"), (2, "second")] {
+        let arguments = json!({ "label": label, "padding": SHARE * 6 / 10 });
+        let mut call = greedy.call(id, "hold", arguments).await;
+        setup.witness.started(label).await;
+        call.head().await;
+        call.fin();
+        setup.events.detached(&greedy, id).await;
+        finish(&setup, &greedy, id, label).await;
+    }
+
+    assert_eq!(events(&greedy, FIRST_EVENT).await, []);
+    assert_eq!(events(&greedy, "0/1").await.len(), 2);
+    let delivered = delivered(FIRST_EVENT, "modest");
+    assert_eq!(events(&modest, FIRST_EVENT).await, delivered);
+}
+
+async fn a_resume_of_an_orphan_gets_the_error_alone(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "a").await;
+    clock.advance(GRACE + TICK).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+
+    for wait in [Duration::ZERO, REMEMBERED - TICK * 2] {
+        clock.advance(wait).await;
+        assert_eq!(events(&mcp, FIRST_EVENT).await, [cancelled(json!(1))]);
+    }
+
+    clock.advance(TICK * 4).await;
+    let late = events(&mcp, FIRST_EVENT).await;
+    assert!(!late.contains(&cancelled(json!(1))), "forgotten by then");
+}
+
+async fn a_resume_of_a_call_that_its_client_cancelled_gets_the_error_alone(server: Server) {
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "a").await;
+    assert_eq!(mcp.cancel(1).await, 202);
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::ClientCancelled);
+
+    assert_eq!(events(&mcp, FIRST_EVENT).await, [cancelled(json!(1))]);
+}
+
+async fn the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it(server: Server) {
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    for (stream, id) in [json!("7"), json!(7), json!("a \"quoted\" id\n")]
+        .into_iter()
+        .enumerate()
+    {
+        let label = format!("call {stream}");
+        let mut call = setup.start_call(&mcp, id.clone(), "hold", &label).await;
+        call.head().await;
+        call.event().await.expect("the priming event");
+        call.fin();
+        setup.events.detached(&mcp, id.clone()).await;
+        assert_eq!(mcp.cancel(id.clone()).await, 202);
+        setup.events.ended(&mcp, id.clone()).await;
+
+        let resumed = events(&mcp, &format!("0/{stream}")).await;
+
+        assert_eq!(resumed, [cancelled(id)]);
+    }
+}
+
+/// Both happen before the server's next step. Whichever it takes first, the call is not cancelled; with the
+/// wrapper its answer can be had.
+async fn an_answer_that_crosses_with_the_cut_is_an_answer(server: Server) {
+    for server_first in [false, true] {
+        let setup = with_grace(server).start().await;
+        let mcp = setup.mcp().await;
+        let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+        call.head().await;
+
+        if server_first {
+            setup.witness.release("a");
+            call.rst();
+        } else {
+            call.rst();
+            setup.witness.release("a");
+        }
+
+        assert!(setup.witness.ended("a").await.is_completed());
+        setup.exchanges.over_for("a").await;
+        assert!(!setup.tokens.of("a").is_cancelled());
+        if server == Server::Wrapped {
+            let outcome = setup.events.ended(&mcp, 1).await;
+            assert_eq!(outcome, Outcome::Completed);
+            let resumed = events(&mcp, FIRST_EVENT).await;
+            assert_eq!(resumed, delivered(FIRST_EVENT, "a"));
+        }
+    }
+}
+
+/// The streams of labelled calls are not read on after their first event.
+fn stalling_after_an_event(router: Router) -> Router {
+    router.layer(from_fn(async |request: Request, next: Next| {
+        let stalls = request.headers().contains_key(EXCHANGE);
+        let response = next.run(request).await;
+        match stalls {
+            true => response.map(|body| {
+                let first = (body.into_data_stream(), true);
+                Body::from_stream(stream::unfold(first, async |(mut body, first)| {
+                    match first {
+                        true => Some((body.next().await?, (body, false))),
+                        // Holds the body all the while.
+                        false => {
+                            pending::<()>().await;
+                            Some((body.next().await?, (body, false)))
+                        }
+                    }
+                }))
+            }),
+            false => response,
+        }
+    }))
+}
+
+fn with_grace(server: Server) -> Plan {
+    Plan::of(server).grace(Grace::After(GRACE))
+}
+
+/// Has a call under way whose client has just gone.
+async fn cut(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
+    let mut call = setup.start_call(mcp, id, "hold", label).await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(mcp, id).await;
+}
+
+/// Its handler returns, and the answer was seen.
+async fn finish(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
+    setup.witness.release(label);
+    assert_eq!(setup.events.ended(mcp, id).await, Outcome::Completed);
+    assert!(setup.calls.is_empty());
+}
+
+/// Call 1 was answered on an open connection, and its client never read it.
+async fn answered_unread(setup: &Setup, mcp: &Mcp) {
+    let call = mcp.call(1, "hold", arguments("a")).await;
+    setup.witness.started("a").await;
+    finish(setup, mcp, 1, "a").await;
+    call.rst();
+    let expected = [What::Started, What::Ended(Outcome::Completed)];
+    assert_eq!(setup.events.of(mcp, 1), expected);
+}
+
+/// All events that a resume brings, the keys of their messages sorted. It has to end by itself.
+async fn events(mcp: &Mcp, last_event_id: &str) -> Vec<SseEvent> {
+    let mut resumed = mcp.resume(last_event_id).await;
+    assert_eq!(resumed.head().await.status, 200);
+    let mut events = Vec::new();
+    while let Some(mut event) = resumed.event().await {
+        if !event.is_priming() {
+            event.data = event.json().to_string();
+        }
+        events.push(event);
+    }
+    assert!(resumed.is_complete(), "it ends, and is not cut");
+    events
+}
+
+/// What brings a kept answer of `hold`: the id repeated, then the answer without one.
+fn delivered(last_event_id: &str, label: &str) -> Vec<SseEvent> {
+    let content = json!([{ "type": "text", "text": format!("done:{label}") }]);
+    let id = match last_event_id.split_once('/') {
+        Some((_, stream)) => stream.parse::<u64>().expect("a stream") + 1,
+        None => panic!("not an id of a call's stream"),
+    };
+    let answer = json!({
+        "jsonrpc": "2.0",
+        "id": id,
+        "result": { "content": content, "isError": false },
+    });
+    vec![
+        SseEvent {
+            id: Some(last_event_id.to_owned()),
+            retry: Some(3_000),
+            ..SseEvent::default()
+        },
+        message(&answer),
+    ]
+}
+
+fn cancelled(id: Value) -> SseEvent {
+    let error = json!({ "code": -32_800, "message": "Request cancelled" });
+    message(&json!({ "jsonrpc": "2.0", "id": id, "error": error }))
+}
+
+fn message(message: &Value) -> SseEvent {
+    SseEvent {
+        data: message.to_string(),
+        ..SseEvent::default()
+    }
+}

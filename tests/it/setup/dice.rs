@@ -1,0 +1,67 @@
+//! What chance decides in a test, so that it can be repeated.
+
+use std::{
+    collections::hash_map::RandomState,
+    env,
+    hash::{BuildHasher as _, Hasher as _},
+};
+
+/// The variable that sets the seed, in decimal or with `0x`.
+const SEED: &str = "TEST_SEED";
+
+/// A small generator (splitmix64) that prints its seed if the test fails.
+pub(crate) struct Dice {
+    seed: u64,
+    state: u64,
+}
+
+// === impl Dice ===
+
+impl Dice {
+    /// Seeded by [`SEED`] if that is set.
+    pub(crate) fn new() -> Self {
+        let given = env::var(SEED).ok().map(|seed| parse(&seed));
+        let seed = given.unwrap_or_else(|| RandomState::new().build_hasher().finish());
+        Self { seed, state: seed }
+    }
+
+    pub(crate) fn roll(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn coin(&mut self) -> bool {
+        self.one_in(2)
+    }
+
+    pub(crate) fn one_in(&mut self, sides: u64) -> bool {
+        self.roll().is_multiple_of(sides)
+    }
+
+    /// Fisher and Yates.
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            let other = self.roll() % (last as u64 + 1);
+            items.swap(last, other as usize);
+        }
+    }
+}
+
+impl Drop for Dice {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the dice can be repeated with {SEED}={:#x}", self.seed);
+        }
+    }
+}
+
+fn parse(seed: &str) -> u64 {
+    let parsed = match seed.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => seed.parse(),
+    };
+    parsed.unwrap_or_else(|error| panic!("{SEED}={seed}: {error}"))
+}
