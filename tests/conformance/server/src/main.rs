@@ -1,0 +1,122 @@
+//! An rmcp server with the tools, prompts and resources that the server scenarios of the official conformance
+//! suite ask for, bare or with the layer. `../run` runs it; the suite's scenario descriptions are its specification.
+//!
+//! Its first line on stdout is its URL, the second, when SIGTERM ends it, what the layer saw ([`tally`]). What it logs
+//! (`RUST_LOG`) goes to stderr.
+
+use std::{error::Error, io, process::ExitCode, sync::Arc, time::Duration};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
+use rmcp::transport::streamable_http_server::{SessionManager, StreamableHttpService};
+use tokio::{
+    net::TcpListener,
+    select,
+    signal::unix::{SignalKind, signal},
+};
+use tracing_subscriber::EnvFilter;
+
+use self::{handler::Conformance, sessions::Sessions, tally::Tally};
+
+mod ask;
+mod handler;
+mod prompts;
+mod resources;
+mod sample;
+mod sessions;
+mod tally;
+mod tools;
+
+const USAGE: &str = "\
+usage: conformance-server --tier bare|layer|wrapped [--port <port>] [--grace <ms>]
+
+  --tier   rmcp alone, with the layer, or with the layer and the session manager's wrapper
+  --port   of 127.0.0.1; 0, the default, is any that is free
+  --grace  instead of the layer's default
+";
+
+struct Options {
+    tier: Tier,
+    port: u16,
+    grace: Grace,
+}
+
+enum Tier {
+    Bare,
+    Layer,
+    Wrapped,
+}
+
+#[tokio::main]
+async fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let Some(options) = Options::parse(std::env::args().skip(1)) else {
+        eprint!("{USAGE}");
+        return Ok(ExitCode::from(2));
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::from_default_env())
+        .with_writer(io::stderr)
+        .with_ansi(false)
+        .init();
+
+    let tally = Arc::new(Tally::default());
+    let layer = CancelOnDisconnectLayer::new()
+        .grace(options.grace)
+        .observe(tally.clone().observer());
+    let calls = layer.calls();
+    let app = match options.tier {
+        Tier::Bare => serving(Sessions::default()),
+        Tier::Layer => serving(Sessions::default()).layer(layer),
+        Tier::Wrapped => serving(CancellableSessionManager::new(Sessions::default())).layer(layer),
+    };
+    let listener = TcpListener::bind(("127.0.0.1", options.port)).await?;
+    println!("http://{}/mcp", listener.local_addr()?);
+    let mut terminated = signal(SignalKind::terminate())?;
+    select! {
+        served = async { axum::serve(listener, app).await } => served?,
+        _ = terminated.recv() => println!("{}", tally.report(calls.len())),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn serving(sessions: impl SessionManager) -> Router {
+    let new_handler = || Ok(Conformance::new());
+    let mcp = StreamableHttpService::new(new_handler, Arc::new(sessions), Default::default());
+    Router::new().nest_service("/mcp", mcp)
+}
+
+// === impl Options ===
+
+impl Options {
+    fn parse(mut args: impl Iterator<Item = String>) -> Option<Self> {
+        let mut tier = None;
+        let mut port = 0;
+        let mut grace = Grace::Auto;
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                "--tier" => tier = Some(Tier::parse(&args.next()?)?),
+                "--port" => port = args.next()?.parse().ok()?,
+                "--grace" => {
+                    let ms = args.next()?.parse().ok()?;
+                    grace = Grace::After(Duration::from_millis(ms));
+                }
+                _ => return None,
+            }
+        }
+        let tier = tier?;
+        Some(Self { tier, port, grace })
+    }
+}
+
+// === impl Tier ===
+
+impl Tier {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "bare" => Some(Self::Bare),
+            "layer" => Some(Self::Layer),
+            "wrapped" => Some(Self::Wrapped),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,59 @@
+// The TypeScript SDK, 1.x or 2.x, as the client of any number of cells at once.
+//
+//     node client.mjs sdk|client [2026]
+//
+// The first argument is the npm package of @modelcontextprotocol; `2026` turns the version negotiation of
+// SDK 2.x on, which is off by default. Orders come as lines of JSON on standard input:
+// {"open": cell, "url", "bytes", "timeout"} and {"close": cell}; what happens goes to standard output.
+
+import { createInterface } from 'node:readline';
+
+const [sdk, revision] = process.argv.slice(2);
+const { Client, StreamableHTTPClientTransport } =
+    sdk === 'sdk'
+        ? {
+              ...(await import('@modelcontextprotocol/sdk/client/index.js')),
+              ...(await import('@modelcontextprotocol/sdk/client/streamableHttp.js')),
+          }
+        : await import('@modelcontextprotocol/client');
+
+const clients = new Map();
+
+function tell(event, more) {
+    process.stdout.write(JSON.stringify({ event, at: Date.now() / 1000, ...more }) + '\n');
+}
+
+async function open({ open: cell, url, bytes, timeout }) {
+    const mode = revision === '2026' ? { pin: '2026-07-28' } : 'legacy';
+    const client = new Client({ name: 'interop', version: '0' }, { versionNegotiation: { mode } });
+    client.onerror = error => process.stderr.write(`${cell}: ${error}\n`);
+    clients.set(cell, client);
+    const progress = [];
+    try {
+        await client.connect(new StreamableHTTPClientTransport(new URL(url)));
+        const call = { name: 'work', arguments: { cell, bytes } };
+        const options = { timeout: timeout * 1000, onprogress: event => progress.push(event.progress) };
+        const result = sdk === 'sdk'
+            ? await client.callTool(call, undefined, options)
+            : await client.callTool(call, options);
+        tell('outcome', { cell, text: result.content[0].text, progress });
+    } catch (error) {
+        tell('outcome', { cell, error: `${error}` });
+    }
+}
+
+async function close({ close: cell }) {
+    await clients.get(cell)?.close();
+    tell('closed', { cell });
+}
+
+// A stray rejection of one cell must not end the others.
+process.on('unhandledRejection', error => process.stderr.write(`unhandled: ${error}\n`));
+
+tell('ready', {});
+for await (const line of createInterface({ input: process.stdin })) {
+    const order = JSON.parse(line);
+    if ('open' in order) open(order);
+    else close(order);
+}
+process.exit();

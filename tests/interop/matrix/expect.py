@@ -1,0 +1,106 @@
+"""What must hold in every cell. Losses of bare rmcp are among it: they show that the cuts are real."""
+
+from dataclasses import dataclass
+
+from .cell import TOLERANCE
+
+# What may reach a server in one cell: every cut makes a client open its streams again, some try several times.
+REQUESTS = 14
+
+BACK_IN_TIME = {"no-cut", "one-cut", "two-cuts", "progress", "get-cut", "one-cut-defaults"}
+NEVER_BACK = {"killed", "refused", "refused-defaults"}
+LATE = {"late-answer", "late-and-cut", "on-its-way"}
+
+# Both give up after two resumes that broke.
+PYTHON = {"py1", "py2-legacy"}
+# End their session when they are closed, and so their calls; Python 2.x cancels them too, and the two race.
+DELETES = {"py1", "py2-legacy", "rmcp"}
+# How long rmcp lets the handlers of a session that was deleted go on.
+DRAIN = 5.0
+
+
+@dataclass
+class Expectation:
+    what: str
+    # For a cancel: how long after the client went away, and the reason that its token has.
+    earliest: float = 0.0
+    latest: float = TOLERANCE
+    reasons: tuple = ()
+
+
+def result():
+    return Expectation("result")
+
+
+def lost():
+    return Expectation("lost")
+
+
+def ran_on():
+    return Expectation("ran on")
+
+
+def at_once(*reasons):
+    return Expectation("cancelled", reasons=reasons)
+
+
+def orphan(cell):
+    grace = cell.server.grace
+    # The clocks of three processes are compared.
+    return Expectation("cancelled", grace - 0.05, grace + TOLERANCE, ("did not come back within its grace",))
+
+
+def expected(cell):
+    """What becomes of the call."""
+    client, scenario, bare = cell.client.key, cell.scenario.key, cell.tier == "bare"
+    if not cell.client.sessions:
+        # 2026-07-28: the end of the stream is the cancel, and an answer comes once.
+        return {"no-cut": result, "on-its-way": lost}.get(scenario, at_once)()
+    if scenario in BACK_IN_TIME:
+        return result()
+    if scenario in LATE:
+        return result() if cell.tier == "wrapped" else lost()
+    if scenario == "too-late":
+        return result() if bare else orphan(cell)
+    if scenario == "three-cuts" and client not in PYTHON:
+        return result()
+    if scenario == "closed" and client in DELETES:
+        if cell.tier == "wrapped":
+            return at_once("session closed", "cancelled by the client")
+        return Expectation("cancelled", latest=DRAIN + TOLERANCE)
+    assert scenario in NEVER_BACK | {"three-cuts", "closed"}
+    return ran_on() if bare else orphan(cell)
+
+
+def failures(cell, report):
+    """What does not hold."""
+    yield from report.notes
+    expectation = expected(cell)
+    if report.what != expectation.what:
+        yield f"{report.what} instead of {expectation.what}"
+        return
+    if report.what == "cancelled":
+        if not expectation.earliest <= report.after <= expectation.latest:
+            yield f"cancelled after {report.after:.2f} s, not {expectation.earliest} to {expectation.latest} s"
+        if expectation.reasons and not any(reason in (report.reason or "") for reason in expectation.reasons):
+            yield f"the reason is {report.reason!r}"
+        if cell.scenario.key == "too-late" and "ancelled" not in (report.error or ""):
+            yield f"the client got {report.error!r} instead of the error that its request was cancelled"
+    # A client asks on and on for an answer that is lost, with the layer alone as without it.
+    if cell.tier == "wrapped" or report.what != "lost":
+        if report.requests > REQUESTS:
+            yield f"{report.requests} requests reached the server"
+        if report.polls:
+            yield f"it asked {report.polls} times more after the call had ended"
+
+
+def server_failures(server, reports):
+    """What does not hold for a server as a whole, whose cells have these reports."""
+    told = server.told
+    if told["in flight"]:
+        yield f"{told['in flight']} calls are still in flight"
+    cancelled = told["cancelled"] + told["cancelled by the client"]
+    # The layer alone cannot know that a handler has finished for a client that does not come back.
+    unseen = sum(report.what == "lost" for report in reports) if server.tier == "layer" else 0
+    if server.tier != "bare" and not 0 <= cancelled - server.cancelled <= unseen:
+        yield f"the layer saw {cancelled} cancels, the handlers saw {server.cancelled}"

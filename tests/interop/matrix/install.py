@@ -1,0 +1,95 @@
+"""Brings the clients and the server onto the machine: pinned, into one folder, all at the same time."""
+
+import asyncio
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent.parent
+ROOT = HERE.parent.parent
+
+NPM = {"ts1": "@modelcontextprotocol/sdk@1.32.2", "ts2": "@modelcontextprotocol/client@2.4.0"}
+PIP = {"py1": "mcp==1.30.0", "py2": "mcp==2.3.0"}
+RMCP = "3.9"
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    key: str
+    title: str
+    command: list
+    # Speaks a revision with sessions, so that it can come back.
+    sessions: bool = True
+
+
+async def install(cache):
+    """The clients, and the program that starts a server."""
+    npm = [npm_install(cache / key, package) for key, package in NPM.items()]
+    pip = [pip_install(cache / key, package) for key, package in PIP.items()]
+    binaries, *_ = await asyncio.gather(cargo_build(), *npm, *pip)
+
+    def typescript(key, *args):
+        return ["node", cache / key / "client.mjs", *args]
+
+    def python(key, *args):
+        return [cache / key / "bin" / "python", HERE / "clients" / "client.py", *args]
+
+    clients = [
+        Client("ts1", f"TypeScript {version(NPM['ts1'])}", typescript("ts1", "sdk")),
+        Client("ts2", f"TypeScript {version(NPM['ts2'])}", typescript("ts2", "client")),
+        Client("py1", f"Python {version(PIP['py1'])}", python("py1")),
+        Client("py2-legacy", f"Python {version(PIP['py2'])}, legacy", python("py2", "legacy")),
+        Client("rmcp", f"rmcp {RMCP}", [binaries / "client"]),
+        Client("curl", "curl in a script", [sys.executable, HERE / "clients" / "curl.py"]),
+        Client("py2", f"Python {version(PIP['py2'])}", python("py2"), sessions=False),
+        Client("ts2-2026", f"TypeScript {version(NPM['ts2'])}, pinned", typescript("ts2", "client", "2026"), sessions=False),
+        Client("rmcp-2026", f"rmcp {RMCP}, discover", [binaries / "client", "--2026"], sessions=False),
+    ]
+    return clients, binaries / "server"
+
+
+def version(package):
+    return package.replace("==", "@").rpartition("@")[2]
+
+
+async def npm_install(folder, package):
+    folder.mkdir(parents=True, exist_ok=True)
+    # Modules are looked up from where the script is.
+    shutil.copy(HERE / "clients" / "client.mjs", folder)
+    if not done(folder, package):
+        (folder / "package.json").write_text('{"private": true}')
+        await command("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", package, cwd=folder)
+        mark(folder, package)
+
+
+async def pip_install(folder, package):
+    if not done(folder, package):
+        await command(sys.executable, "-m", "venv", folder)
+        await command(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", package)
+        mark(folder, package)
+
+
+async def cargo_build():
+    target = ROOT / "target"
+    manifest = HERE / "server" / "Cargo.toml"
+    await command("cargo", "build", "--quiet", "--locked", "--manifest-path", manifest, "--target-dir", target)
+    return target / "debug"
+
+
+async def command(*words, cwd=None):
+    process = await asyncio.create_subprocess_exec(
+        *map(str, words), cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    output, _ = await process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))} failed:\n{output.decode()}")
+
+
+def done(folder, package):
+    marker = folder / ".installed"
+    return marker.exists() and marker.read_text() == package
+
+
+def mark(folder, package):
+    (folder / ".installed").write_text(package)

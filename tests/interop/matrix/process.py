@@ -1,0 +1,74 @@
+"""A program that takes orders and tells events, both as lines of JSON."""
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import suppress
+
+# An answer of a cell comes as one line.
+LINE = 1 << 24
+# The traffic goes to 127.0.0.1 and nowhere else.
+PATIENCE = 30
+ENVIRONMENT = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+
+
+class Program:
+    def __init__(self, command, log, heard, **environment):
+        """Writes its standard error to the file `log`, and calls `heard` with every event."""
+        self._command = [str(word) for word in command]
+        self._log = log
+        self._heard = heard
+        self._environment = {**ENVIRONMENT, **environment}
+        self._process = None
+        self._reading = None
+
+    async def start(self, first):
+        """Starts it and waits for its first event, which must be `first`."""
+        with open(self._log, "wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                limit=LINE,
+                # So that its children can be ended with it.
+                start_new_session=True,
+            )
+        line = await asyncio.wait_for(self._process.stdout.readline(), PATIENCE)
+        if not line:
+            raise RuntimeError(f"{self._command} did not start, see {self._log}")
+        event = json.loads(line)
+        assert event["event"] == first, event
+        self._reading = asyncio.create_task(self._read())
+        return event
+
+    def order(self, **order):
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+
+    async def end(self):
+        """Closes its standard input, and waits until it is gone."""
+        if not self.runs:
+            return
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), PATIENCE)
+        except asyncio.TimeoutError:
+            self.kill()
+            await self._process.wait()
+        await self._reading
+
+    @property
+    def runs(self):
+        return self._process is not None and self._process.returncode is None
+
+    def kill(self):
+        if self.runs:
+            # It may have ended without asyncio knowing yet.
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _read(self):
+        while line := await self._process.stdout.readline():
+            self._heard(json.loads(line))

@@ -1,0 +1,138 @@
+"""A TCP proxy that one cell's client has to pass, and that cuts its connections when told."""
+
+import asyncio
+import socket
+import struct
+import time
+
+from .wire import Exchange, Requests
+
+# Close with a reset instead of a FIN.
+RESET = struct.pack("ii", 1, 0)
+CHUNK = 1 << 16
+
+
+class Link:
+    """A connection of the client and its twin to the server."""
+
+    def __init__(self, client, server):
+        self.writers = (client, server)
+        self.exchange = None
+
+    def close(self, reset=False):
+        for writer in self.writers:
+            if reset:
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                writer.transport.abort()
+            else:
+                writer.close()
+
+
+class Proxy:
+    def __init__(self, port, changed):
+        """To the server at `port`; calls `changed` whenever there is something new to see."""
+        self.exchanges = []
+        self.refused = 0
+        self.refusing = False
+        # How many bytes of a stream of the call may pass before everything is cut, once.
+        self.limit = None
+        # When the client was last cut off.
+        self.cut_at = None
+        # The next that the client ends itself is as good as a cut.
+        self.leaving = False
+        self._port = port
+        self._changed = changed
+        self._links = set()
+        self._server = None
+
+    async def start(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}/mcp"
+
+    def stop(self):
+        self._server.close()
+        self.cut()
+
+    def of_call(self):
+        """The POST with the call, then the GETs that asked for the rest of it."""
+        event_ids = set()
+        found = []
+        for exchange in self.exchanges:
+            if exchange.rpc == "tools/call" or (exchange.method == "GET" and exchange.last_event_id in event_ids):
+                found.append(exchange)
+                event_ids |= exchange.event_ids
+        return found
+
+    def listening(self):
+        """The GETs for the standalone stream."""
+        of_call = self.of_call()
+        return [exchange for exchange in self.exchanges if exchange.method == "GET" and exchange not in of_call]
+
+    def cut(self, exchanges=None, reset=False):
+        """Cuts the connections of these exchanges, or all."""
+        links = self._links if exchanges is None else {exchange.link for exchange in exchanges} & self._links
+        for link in list(links):
+            link.close(reset)
+        if exchanges is None:
+            self.cut_at = time.time()
+
+    async def _serve(self, reader, writer):
+        if self.refusing:
+            self.refused += 1
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            writer.transport.abort()
+            self._changed()
+            return
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        link = Link(writer, up_writer)
+        self._links.add(link)
+        try:
+            pumps = self._up(link, reader, up_writer), self._down(link, up_reader, writer)
+            done, pending = await asyncio.wait(
+                [asyncio.ensure_future(pump) for pump in pumps], return_when=asyncio.FIRST_COMPLETED
+            )
+            for pump in (*done, *pending):
+                pump.cancel()
+        finally:
+            link.close()
+            self._links.discard(link)
+            self._changed()
+
+    async def _up(self, link, reader, writer):
+        requests = Requests()
+        while data := await received(reader):
+            for method, headers, body in requests.feed(data):
+                if self.leaving:
+                    self._left()
+                link.exchange = Exchange(link, time.time(), method, headers, body)
+                self.exchanges.append(link.exchange)
+            writer.write(data)
+            self._changed()
+        if self.leaving and link.exchange in self.of_call():
+            self._left()
+
+    def _left(self):
+        self.leaving = False
+        self.cut_at = time.time()
+
+    async def _down(self, link, reader, writer):
+        while data := await received(reader):
+            exchange = link.exchange
+            exchange.saw(data)
+            if self.limit is not None and exchange.received > self.limit and exchange in self.of_call():
+                writer.write(data[: self.limit - exchange.received])
+                self.limit = None
+                # What was written must reach the client before the end does.
+                await asyncio.sleep(0.1)
+                self.cut()
+                return
+            writer.write(data)
+            self._changed()
+
+
+async def received(reader):
+    try:
+        return await reader.read(CHUNK)
+    except OSError:
+        return b""

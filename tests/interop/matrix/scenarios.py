@@ -1,0 +1,156 @@
+"""What happens to the connections of a call, in each row of the matrix."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Awaitable, Callable
+
+# How a server is set up: after how many milliseconds it tells its clients to come back, and the grace of a
+# session call in milliseconds.
+QUICK = {"retry": 300, "grace": 6000}
+DEFAULTS = {"retry": 3000, "grace": None}
+STRICT = {"retry": 2500, "grace": 1000}
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    key: str
+    title: str
+    play: Callable[["Cell"], Awaitable[None]]
+    server: dict
+    # How long the answer is, in bytes.
+    answer: int = 200
+    # After how many seconds the client gives up.
+    timeout: float = 10.0
+    # Whether it makes sense without a session, where there is nothing to come back to.
+    stateless: bool = False
+    # Whether the client is a process of its own, to be killed.
+    killed: bool = False
+    # The progress that the client must have seen with its result.
+    progress: list = field(default_factory=list)
+
+
+async def none(cell):
+    await cell.streaming()
+    cell.finish()
+
+
+async def one(cell):
+    await cell.streaming()
+    cell.cut()
+    await cell.back()
+    cell.finish()
+
+
+async def two(cell):
+    await cell.streaming()
+    cell.cut()
+    await cell.back(1)
+    cell.cut(reset=True)
+    await cell.back(2)
+    cell.finish()
+
+
+async def three(cell):
+    await cell.streaming()
+    cell.cut()
+    await cell.back(1)
+    cell.cut(reset=True)
+    await cell.back(2)
+    cell.cut()
+    await cell.back(3)
+    # Python comes back twice, no more: then its call is an orphan.
+    if len(cell.proxy.of_call()) > 3:
+        cell.finish()
+
+
+async def killed(cell):
+    await cell.streaming()
+    cell.kill()
+    await cell.cancelled()
+
+
+async def closed(cell):
+    await cell.streaming()
+    await cell.close()
+    await cell.cancelled()
+
+
+async def refused(cell):
+    await cell.streaming()
+    cell.refuse()
+    await cell.cancelled()
+
+
+async def late(cell):
+    await cell.streaming()
+    cell.refuse()
+    await asyncio.sleep(0.1)
+    cell.finish()
+    await cell.until(cell.over, 5.0, "the handler did not finish")
+    cell.let_back()
+
+
+async def late_and_cut(cell):
+    await late(cell)
+    # Of what the client gets when it is back.
+    cell.proxy.limit = 20_000
+
+
+async def on_its_way(cell):
+    cell.proxy.limit = 20_000
+    await cell.streaming()
+    cell.finish()
+
+
+async def progress(cell):
+    await cell.streaming()
+    await cell.progress()
+    cell.refuse()
+    await cell.progress()
+    cell.let_back()
+    await cell.back()
+    await cell.progress()
+    cell.finish()
+
+
+async def listening(cell):
+    await cell.streaming()
+    proxy = cell.proxy
+    await cell.until(lambda: any(get.status == 200 for get in proxy.listening()), 5.0, "it does not listen")
+    before = len(proxy.listening())
+    proxy.cut(proxy.listening())
+    await cell.until(lambda: len(proxy.listening()) > before, 2.5)
+    cell.finish()
+
+
+async def too_late(cell):
+    await cell.streaming()
+    cell.refuse()
+    # With rmcp alone there is no cancel to wait for.
+    await cell.until(cell.over, 2.0)
+    cell.let_back()
+    if not cell.over():
+        await cell.back()
+        cell.finish()
+
+
+# rmcp repeats the event that the client names, with and without the layer.
+REPEATED = [1, 1, 2, 3]
+
+SCENARIOS = [
+    Scenario("no-cut", "no cut", none, QUICK, stateless=True),
+    Scenario("one-cut", "one cut", one, QUICK, stateless=True),
+    Scenario("two-cuts", "two cuts", two, QUICK),
+    Scenario("three-cuts", "three cuts", three, QUICK),
+    Scenario("killed", "client killed", killed, QUICK, stateless=True, killed=True),
+    Scenario("closed", "client closed in its call", closed, QUICK, stateless=True),
+    Scenario("refused", "cut, never let back", refused, QUICK, stateless=True),
+    Scenario("late-answer", "cut, handler done before it is back", late, QUICK),
+    Scenario("late-and-cut", "the same, cut again inside the answer", late_and_cut, QUICK, answer=300_000),
+    Scenario("on-its-way", "cut inside the answer", on_its_way, QUICK, answer=300_000, stateless=True),
+    Scenario("progress", "progress before, in and after a cut", progress, QUICK, progress=REPEATED),
+    Scenario("get-cut", "only the standalone GET is cut", listening, QUICK),
+    Scenario("too-late", "cut, back after the grace", too_late, STRICT),
+    Scenario("one-cut-defaults", "one cut, all defaults", one, DEFAULTS, timeout=30.0),
+    Scenario("refused-defaults", "never let back, all defaults", refused, DEFAULTS, timeout=40.0),
+]
