@@ -27,6 +27,10 @@ pub(crate) use self::read::{Answers, Envelope, Message, answers, read};
 /// The largest body that is kept to be read: 4 MiB, which is also the most that rmcp accepts by default.
 const MAX_BODY: usize = 4 * 1024 * 1024;
 
+/// The most frames that are kept: 16,384, so that a body of 4 MiB may come in pieces of 256 bytes. A client
+/// that sends it byte by byte would have each byte cost a handle of 32.
+const MAX_FRAMES: usize = 16 * 1024;
+
 pin_project! {
     /// The request body that the layer gives to the inner service.
     ///
@@ -255,8 +259,12 @@ impl Capture {
 impl Frames {
     /// `false` if that is too much.
     fn push(&mut self, bytes: Bytes) -> bool {
+        if bytes.is_empty() {
+            // Nothing to keep, and there may be any number of them.
+            return true;
+        }
         self.length = self.length.saturating_add(bytes.len());
-        if self.length > MAX_BODY {
+        if self.length > MAX_BODY || self.rest.len() == MAX_FRAMES - 1 {
             return false;
         }
         if self.first.is_empty() {

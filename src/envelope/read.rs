@@ -105,7 +105,8 @@ pub enum Unknown {
     /// The body is not a JSON-RPC 2.0 message or a batch of at least one (JSON-RPC 2.0, sections 4
     /// to 6).
     NotAMessage,
-    /// The body is longer than the cap up to which bodies are kept for reading.
+    /// The body is longer than the cap up to which bodies are kept for reading, 4 MiB, or came in more than
+    /// 16,384 frames.
     TooLarge,
     /// `content-type` is not `application/json`.
     ContentType,

@@ -96,7 +96,7 @@ impl Exchange {
         let now = Instant::now();
         let going = self.going(gone == Gone::ByServer);
         let (grace, deadline) = match call.policy().grace.verdict(call, going) {
-            Verdict::CancelNow => (None, Some(now)),
+            Verdict::CancelNow => (Some(Duration::ZERO), Some(now)),
             Verdict::CancelAfter(grace) => (Some(grace), now.checked_add(grace)),
             Verdict::RunOn => (None, None),
         };

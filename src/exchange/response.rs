@@ -112,7 +112,7 @@ impl Exchange {
         let attached = match &self.kind {
             Kind::Resume(resume) => match resume.accept(&self.instance) {
                 Accepted::Nothing => Vec::new(),
-                Accepted::Attached(attachment) => vec![attachment],
+                Accepted::Attached(attached) => attached,
                 Accepted::Cancelled(request) => return BodyPlan::Replace(error_event(&request)),
             },
             _ => self.claim(),

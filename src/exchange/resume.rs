@@ -29,7 +29,7 @@ pub(super) struct Resume {
 pub(super) enum Accepted {
     /// Nobody's, or a session manager's.
     Nothing,
-    Attached(Attachment),
+    Attached(Vec<Attachment>),
     /// The call was cancelled. Whatever the server says, its client is to hear that.
     Cancelled(RequestId),
 }
@@ -50,7 +50,7 @@ impl Resume {
         let registry = &instance.registry;
         let holds = match registry.named(&session, event_id.as_bytes()) {
             Named::Call(id) => vec![id],
-            Named::OneOf(ids) => ids,
+            Named::Batch(ids) | Named::OneOf(ids) => ids,
             Named::Nothing | Named::Ended(_) => Vec::new(),
         };
         let holds = holds.into_iter().filter(|id| registry.hold(*id)).collect();
@@ -69,7 +69,8 @@ impl Resume {
         };
         let holds = self.take_holds();
         match instance.registry.named(&self.session, &self.event_id) {
-            Named::Call(id) => self.attach(instance, id),
+            Named::Call(id) => Self::attach(instance, &[id]),
+            Named::Batch(ids) => Self::attach(instance, &ids),
             Named::Ended(End::Cancelled(request)) => Accepted::Cancelled(request),
             Named::OneOf(_) => {
                 for id in holds {
@@ -81,18 +82,19 @@ impl Resume {
         }
     }
 
-    fn attach(&self, instance: &Instance, id: CallId) -> Accepted {
-        let Some((exchange, generation)) = instance.registry.attach(id) else {
-            return Accepted::Nothing;
+    fn attach(instance: &Instance, ids: &[CallId]) -> Accepted {
+        let attach = |id: &CallId| {
+            let (exchange, generation) = instance.registry.attach(*id)?;
+            if let Some(call) = exchange.call(*id) {
+                instance.report(&Event::Resumed { call });
+            }
+            Some(Attachment {
+                exchange,
+                id: *id,
+                generation,
+            })
         };
-        if let Some(call) = exchange.call(id) {
-            instance.report(&Event::Resumed { call });
-        }
-        Accepted::Attached(Attachment {
-            exchange,
-            id,
-            generation,
-        })
+        Accepted::Attached(ids.iter().filter_map(attach).collect())
     }
 
     /// Lets the clocks go on that it stopped.

@@ -24,10 +24,21 @@ use crate::{
 /// default.
 const RETRY: Duration = Duration::from_secs(3);
 
-/// An answer as the registry keeps it, with its size in bytes.
-pub(super) fn keep(message: Arc<ServerJsonRpcMessage>) -> (Arc<dyn Any + Send + Sync>, usize) {
-    let weight = weigh(&message);
-    (message, weight)
+/// An answer as the registry keeps it, with its size in bytes: its event, which is a reference to the
+/// message and an id.
+pub(super) fn keep(event: &ServerSseMessage) -> Option<(Arc<dyn Any + Send + Sync>, usize)> {
+    let weight = weigh(event.message.as_deref()?);
+    Some((Arc::new(event.clone()), weight))
+}
+
+/// Whether the client that names this event has the answer: it is the answer's own. EventSource clients
+/// open the streams of completed calls again and again, and are not to get every answer twice.
+pub(super) fn is_known(end: &End<Answer>, last_event_id: &str) -> bool {
+    let End::Answered(answer) = end else {
+        return false;
+    };
+    let event = answer.content.downcast_ref::<ServerSseMessage>();
+    event.is_some_and(|event| event.event_id.as_deref() == Some(last_event_id))
 }
 
 /// What a client gets that asks for the stream of an ended call.
@@ -41,7 +52,8 @@ pub(super) fn replay(
             let retry = answer.retry.unwrap_or(RETRY);
             let repeated = ServerSseMessage::priming(last_event_id, retry);
             let mut answered = ServerSseMessage::default();
-            answered.message = answer.content.downcast().ok();
+            let event = answer.content.downcast_ref::<ServerSseMessage>();
+            answered.message = event.and_then(|event| event.message.clone());
             (Some(repeated), Some(answered))
         }
         End::Cancelled(request) => (None, Some(cancelled(&request))),

@@ -137,11 +137,11 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         }
     }
 
-    /// What the memory has for an event id.
+    /// What the memory has for a client that has seen everything up to an event.
     fn ended(&self, session: &SessionId, last_event_id: &str) -> Option<End<Answer>> {
         let named = self.shared.named(session, last_event_id);
         match named {
-            Named::Ended(end) => Some(end),
+            Named::Ended(end) if !kept::is_known(&end, last_event_id) => Some(end),
             _ => None,
         }
     }

@@ -153,10 +153,9 @@ impl BoundCall {
     }
 
     fn answered(self, event: &ServerSseMessage) {
-        let answer = event.message.clone().map(kept::keep);
         self.attachment
             .exchange
-            .answered(self.attachment.id, answer);
+            .answered(self.attachment.id, kept::keep(event));
     }
 
     /// The manager could not open its stream.

@@ -21,6 +21,7 @@
 //! 8. **Names.** Requests and streams are found in their own session only. Of a call's opaque event ids
 //!    the first and the latest [`entry::MAX_EVENT_IDS`] are known; when more came, any unknown id of the session
 //!    may be one of them.
+//!    The calls of a batch share their streams.
 //! 9. **A reused id** makes the older call leave without a trace: it is never returned again.
 //! 10. **Server-side ends** of attached calls are the exchange's: see there.
 //! 11. **Memory.** An ended call is remembered by its streams for a while, see [`memory`].
@@ -74,6 +75,8 @@ pub(crate) enum Named<A> {
     Nothing,
     /// A call in flight.
     Call(CallId),
+    /// The calls in flight of a batch, which have one stream.
+    Batch(Vec<CallId>),
     /// It may be one of these.
     OneOf(Vec<CallId>),
     /// A call that has ended.
@@ -169,7 +172,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let Some(forgotten) = entry.streams.add(stream) else {
             return;
         };
-        self.index.insert(self.names.stream(session, stream), id);
+        let former = self.index.insert(self.names.stream(session, stream), id);
+        if let Some(other) = former.and_then(|former| self.calls.get_mut(&former))
+            && other.streams.contains(stream)
+        {
+            other.streams.shared = true;
+            if let Some(entry) = self.calls.get_mut(&id) {
+                entry.streams.shared = true;
+            }
+        }
         if let Some(forgotten) = forgotten {
             self.unname(session, forgotten, id);
         }
@@ -238,7 +249,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
         if let Some(id) = self.index.get(&self.names.stream(slot, stream)) {
             if let Some(entry) = self.calls.get(id) {
                 if entry.is_of(session) && entry.streams.contains(stream) {
-                    return Named::Call(*id);
+                    return match entry.streams.shared {
+                        true => Named::Batch(self.on_stream(slot, session, stream)),
+                        false => Named::Call(*id),
+                    };
                 }
             } else if let Some(end) = self.memory.end_of(*id, session, stream) {
                 return Named::Ended(end);
@@ -413,7 +427,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
         })
     }
 
-    /// Takes a call out of everything but the index.
+    /// The calls of a batch that have this stream.
+    fn on_stream(&self, slot: Slot, session: &SessionKey, stream: StreamId) -> Vec<CallId> {
+        self.calls_of(slot, session)
+            .filter(|(_, entry)| entry.streams.shared && entry.streams.contains(stream))
+            .map(|(id, _)| id)
+            .collect()
+    }
+
+    /// Takes a call out of everything but the index, where the other calls of its batch take its place.
     fn leave(&mut self, id: CallId) -> Option<Entry<T>> {
         let entry = self.calls.remove(&id)?;
         if let Some(at) = entry.due {
@@ -421,8 +443,25 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
         if let Some(session) = entry.session {
             self.leave_session(session, id);
+            if entry.streams.shared {
+                self.hand_over(session, id, &entry);
+            }
         }
         Some(entry)
+    }
+
+    fn hand_over(&mut self, session: Slot, id: CallId, entry: &Entry<T>) {
+        let Some(key) = &entry.key else {
+            return;
+        };
+        for stream in entry.streams.iter() {
+            let slot = self.names.stream(session, stream);
+            if self.index.get(&slot) == Some(&id)
+                && let Some(other) = self.on_stream(session, &key.session, stream).first()
+            {
+                self.index.insert(slot, *other);
+            }
+        }
     }
 
     /// Gives up the key of a call that left. `false` if it has none, or another call may be meant by it.
@@ -519,5 +558,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 }
 
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;

@@ -68,6 +68,8 @@ pub(super) struct Streams {
     latest: VecDeque<StreamId>,
     /// Not all are known by name.
     pub(super) overflowed: bool,
+    /// Other calls are on some of them too: those of a batch.
+    pub(super) shared: bool,
 }
 
 /// What a look at a call whose time has come decides.

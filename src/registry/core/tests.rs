@@ -51,7 +51,7 @@ fn answered(answer: &'static str, until: Instant) -> Option<Ended<&'static str>>
     })
 }
 
-fn assert_empty(core: &TestCore) {
+pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &Core<T, A>) {
     assert_eq!(core.len(), 0);
     assert!(core.index.is_empty(), "{:?}", core.index);
     assert!(core.sessions.is_empty(), "{:?}", core.sessions);

@@ -1,0 +1,714 @@
+//! The core against a model that is too simple to be wrong, under random operations.
+//!
+//! After each operation all that can be observed of the two is compared. What the core gives out is also
+//! checked against what has happened so far, without the model ([`Witness`]).
+
+use std::ops::Range;
+
+use proptest::{collection::vec, option, prelude::*, test_runner::RngAlgorithm};
+
+use self::naive::{Answer, Model, Remember, Room, Stream};
+use super::{tests::assert_empty, *};
+use crate::call::RequestId;
+
+mod naive;
+
+/// The size of one unit of an answer: so large that what else a record costs does not count.
+const UNIT: usize = 1 << 40;
+
+const ROOMY: Room = Room {
+    total: 1 << 10,
+    session: 1 << 10,
+};
+
+/// Room for so little that answers have to go.
+const TIGHT: Room = Room {
+    total: 4,
+    session: 2,
+};
+
+const SESSIONS: Range<usize> = 0..3;
+const REQUESTS: Range<usize> = 0..3;
+
+/// The streams of a call that are nobody else's.
+const OWN_STREAMS: u64 = 100;
+
+/// One of the calls so far, mostly one in flight.
+#[derive(Debug, Clone, Copy)]
+enum Pick {
+    InFlight(usize),
+    Any(usize),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Generations {
+    Newest,
+    Any(usize),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Name {
+    /// The one of rmcp.
+    Own,
+    /// One that others may have, too.
+    Shared(Stream),
+    /// So many, from that one on.
+    Many(u32, u32),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Waiting {
+    Until { after_ms: u64, retry_ms: u64 },
+    ForItsEnd,
+    Unseen { after_ms: u64 },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Remembering {
+    answered: bool,
+    units: usize,
+    for_s: u64,
+}
+
+/// How time passes.
+#[derive(Debug, Clone, Copy)]
+enum Pass {
+    Ms(u64),
+    /// To the next deadline, and so much further.
+    Deadline {
+        and_ms: u64,
+    },
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Start {
+        key: Option<(usize, usize)>,
+        accepted: bool,
+    },
+    Claim(Pick),
+    Rekey(Pick, usize, usize),
+    Name(Pick, Name),
+    Detach {
+        call: Pick,
+        generation: Generations,
+        wait: Waiting,
+        barren: bool,
+        /// Whether a call that is due is ended at once, as it should be.
+        end: bool,
+    },
+    Attach(Pick),
+    /// Resumes that bring nothing, one after the other.
+    Poll {
+        call: Pick,
+        times: u32,
+        every_ms: u64,
+        /// After which of them the runtime starves, and for how long.
+        starved: Option<(u32, u64)>,
+    },
+    Hold(Pick),
+    Release(Pick),
+    Spare(Pick),
+    LoseSight(Pick, Generations),
+    Finish(Pick, Option<Remembering>),
+    TakeSession {
+        session: usize,
+        end: Option<Remembering>,
+    },
+    Pass(Pass),
+    Expire {
+        end: bool,
+    },
+}
+
+/// Both, and what happened to them.
+struct Run {
+    core: Core<u32, Answer>,
+    model: Model,
+    now: Instant,
+    calls: Vec<CallId>,
+    /// By call, in the order of `calls`.
+    generations: Vec<Vec<Generation>>,
+    streams: Vec<Stream>,
+    answers: u32,
+    witness: Witness,
+}
+
+/// Remembers which calls are no more.
+#[derive(Default)]
+struct Witness {
+    ended: Vec<CallId>,
+    left: Vec<CallId>,
+    forgotten: Vec<CallId>,
+}
+
+// === impl Witness ===
+
+impl Witness {
+    fn ends(&mut self, id: CallId) {
+        self.is_alive(id);
+        self.ended.push(id);
+    }
+
+    fn is_alive(&self, id: CallId) {
+        assert!(!self.ended.contains(&id), "{id:?} has ended before");
+        assert!(!self.left.contains(&id), "{id:?} left for a newer call");
+        assert!(!self.forgotten.contains(&id), "{id:?} was forgotten");
+    }
+}
+
+// === impl Run ===
+
+impl Run {
+    fn new(room: Room) -> Self {
+        let mut core = Core::new();
+        core.limit_memory(Limits {
+            total: room.total * UNIT + UNIT / 2,
+            session: room.session * UNIT + UNIT / 2,
+        });
+        Self {
+            core,
+            model: Model::new(room),
+            now: Instant::now(),
+            calls: Vec::new(),
+            generations: Vec::new(),
+            streams: vec![Stream::Numbered(99), Stream::Opaque(99)],
+            answers: 0,
+            witness: Witness::default(),
+        }
+    }
+
+    fn run(&mut self, op: &Op) {
+        match *op {
+            Op::Start { key, accepted } => self.start(key.map(|(s, r)| key_of(s, r)), accepted),
+            Op::Claim(call) => self.on(call, Self::claim),
+            Op::Rekey(call, session, request) => {
+                self.on(call, |run, id| run.rekey(id, key_of(session, request)));
+            }
+            Op::Name(call, name) => self.on(call, |run, id| run.name(id, name)),
+            Op::Detach {
+                call,
+                generation,
+                wait,
+                barren,
+                end,
+            } => self.on(call, |run, id| {
+                run.detach(id, generation, wait, barren, end)
+            }),
+            Op::Attach(call) => self.on(call, Self::attach),
+            Op::Poll {
+                call,
+                times,
+                every_ms,
+                starved,
+            } => self.on(call, |run, id| run.poll(id, times, every_ms, starved)),
+            Op::Hold(call) => self.on(call, |run, id| {
+                let held = run.core.hold(id, run.now);
+                assert_eq!(held, run.model.hold(id, run.now));
+            }),
+            Op::Release(call) => self.on(call, |run, id| {
+                run.core.release(id, run.now);
+                run.model.release(id, run.now);
+            }),
+            Op::Spare(call) => self.on(call, |run, id| {
+                run.core.spare(id, run.now);
+                run.model.spare(id, run.now);
+            }),
+            Op::LoseSight(call, generation) => self.on(call, |run, id| {
+                let (generation, resumes) = run.generation(id, generation);
+                run.core.lose_sight(id, generation, run.now);
+                run.model.lose_sight(id, resumes, run.now);
+            }),
+            Op::Finish(call, remember) => self.on(call, |run, id| run.finish(id, remember)),
+            Op::TakeSession { session, end } => self.take_session(&session_of(session), end),
+            Op::Pass(pass) => self.pass(pass),
+            Op::Expire { end } => self.expire(end),
+        }
+        self.model.settle_contests();
+        self.compare();
+    }
+
+    fn on(&mut self, call: Pick, operation: impl FnOnce(&mut Self, CallId)) {
+        let in_flight = self.model.calls();
+        let id = match call {
+            Pick::InFlight(n) if !in_flight.is_empty() => in_flight[n % in_flight.len()].id,
+            Pick::InFlight(n) | Pick::Any(n) if !self.calls.is_empty() => {
+                self.calls[n % self.calls.len()]
+            }
+            _ => return,
+        };
+        operation(self, id);
+    }
+
+    fn start(&mut self, key: Option<Key>, accepted: bool) {
+        let id = CallId::next();
+        let payload = u32::try_from(self.calls.len()).unwrap();
+        self.calls.push(id);
+        self.generations.push(vec![FIRST]);
+        self.core.start(id, key.clone(), payload);
+        self.model.start(id, key);
+        if accepted {
+            self.claim(id);
+        }
+    }
+
+    fn claim(&mut self, id: CallId) {
+        self.core.claim(id);
+        let left = self.model.claim(id);
+        self.witness.left.extend(left);
+    }
+
+    fn rekey(&mut self, id: CallId, key: Key) {
+        self.core.rekey(id, key.clone());
+        let left = self.model.rekey(id, key);
+        self.witness.left.extend(left);
+        let ordinal = self.ordinal(id);
+        self.generations[ordinal] = vec![FIRST];
+    }
+
+    fn name(&mut self, id: CallId, name: Name) {
+        let streams: Vec<Stream> = match name {
+            Name::Own => vec![Stream::Numbered(OWN_STREAMS + self.ordinal(id) as u64)],
+            Name::Shared(stream) => vec![stream],
+            Name::Many(first, count) => (first..first + count).map(Stream::Opaque).collect(),
+        };
+        for stream in &streams {
+            // Any event of a stream names it.
+            let event = event_id(*stream, self.answers);
+            self.core.name(id, &event);
+            self.model.name(id, *stream);
+        }
+        // Of many, the first and those around the limits will do.
+        let sample = |at: &usize| {
+            let mark = at % 1_024;
+            streams.len() < 10 || !(2..1_022).contains(&mark) || at + 2 >= streams.len()
+        };
+        let sample = (0..streams.len()).filter(sample).map(|at| streams[at]);
+        self.streams.extend(sample);
+        self.streams.sort_unstable();
+        self.streams.dedup();
+    }
+
+    fn detach(
+        &mut self,
+        id: CallId,
+        generation: Generations,
+        wait: Waiting,
+        barren: bool,
+        end: bool,
+    ) {
+        let (generation, resumes) = self.generation(id, generation);
+        let wait = wait.from(self.now);
+        let detached = self.core.detach(id, generation, wait, barren, self.now);
+        let expected = self.model.detach(id, resumes, wait, barren, self.now);
+        assert_eq!(detached, expected);
+        if detached == Detached::Due && end {
+            self.finish(id, None);
+        }
+    }
+
+    fn attach(&mut self, id: CallId) {
+        let generation = self.core.attach(id);
+        assert_eq!(generation.is_some(), self.model.attach(id));
+        if let Some(generation) = generation {
+            let ordinal = self.ordinal(id);
+            let generations = &mut self.generations[ordinal];
+            assert!(generations.iter().all(|older| *older < generation));
+            generations.push(generation);
+        }
+    }
+
+    fn poll(&mut self, id: CallId, times: u32, every_ms: u64, starved: Option<(u32, u64)>) {
+        let wait = Waiting::Until {
+            after_ms: 3 * every_ms,
+            retry_ms: every_ms,
+        };
+        for time in 0..times {
+            self.attach(id);
+            self.now += Duration::from_millis(every_ms);
+            self.detach(id, Generations::Newest, wait, true, true);
+            if let Some((_, and_ms)) = starved.filter(|(at, _)| *at == time) {
+                self.pass(Pass::Deadline { and_ms });
+            }
+            self.expire(true);
+        }
+    }
+
+    fn finish(&mut self, id: CallId, remember: Option<Remembering>) {
+        self.answers += 1;
+        let remember = remember.map(|remember| remember.with(self.answers, self.now));
+        let ended = remember.clone().map(|remember| Ended {
+            end: remember.end,
+            weight: remember.units * UNIT,
+            until: remember.until,
+        });
+        let finished = self.core.finish(id, ended);
+        let expected = self.model.finish(id, remember);
+        let observed = finished.map(|finished| finished.injectable);
+        assert_eq!(observed, expected);
+        if finished.is_some() {
+            self.witness.ends(id);
+        }
+    }
+
+    fn pass(&mut self, pass: Pass) {
+        let (from, ms) = match pass {
+            Pass::Ms(ms) => (self.now, ms),
+            Pass::Deadline { and_ms } => {
+                let next = self.core.next_deadline().unwrap_or(self.now);
+                (self.now.max(next), and_ms)
+            }
+        };
+        self.now = from + Duration::from_millis(ms);
+    }
+
+    fn take_session(&mut self, session: &SessionKey, end: Option<Remembering>) {
+        let taken = self.core.take_session(session);
+        for (id, _) in &taken {
+            self.belongs(*id, session);
+        }
+        let taken = sorted(taken.into_iter().map(|(id, _)| id).collect());
+        assert_eq!(taken, sorted(self.model.take_session(session)));
+        if end.is_some() {
+            for id in taken {
+                self.finish(id, end);
+            }
+            let none = self.core.take_session(session);
+            assert!(none.is_empty(), "{none:?}");
+        }
+    }
+
+    fn expire(&mut self, end: bool) {
+        let before: Vec<CallId> = self.model.calls().iter().map(|call| call.id).collect();
+        let orphans = self.core.expire(self.now);
+        for (id, payload) in &orphans {
+            self.witness.is_alive(*id);
+            assert_eq!(self.ordinal(*id), *payload as usize);
+            let call = self.model.get(*id).unwrap();
+            assert!(!call.is_attached(), "an orphan is not attached");
+            assert!(!call.is_held_at(self.now), "an orphan is not held");
+        }
+        let orphans = sorted(orphans.into_iter().map(|(id, _)| id).collect());
+        assert_eq!(orphans, sorted(self.model.expire(self.now)));
+        let gone = before
+            .into_iter()
+            .filter(|id| self.model.get(*id).is_none());
+        self.witness.forgotten.extend(gone);
+        let next = self.core.next_deadline();
+        assert!(next.is_none_or(|next| next > self.now), "it would spin");
+        if end {
+            for id in orphans {
+                self.finish(id, None);
+            }
+        }
+    }
+
+    /// All that can be observed.
+    fn compare(&self) {
+        let Self { core, model, .. } = self;
+        assert_eq!(core.len(), model.calls().len());
+        assert_eq!(core.next_deadline(), model.next_deadline());
+        assert_eq!(core.due.len(), model.appointments());
+        for (payload, id) in self.calls.iter().enumerate() {
+            let expected = model.get(*id).map(|_| payload as u32);
+            assert_eq!(core.call(*id).copied(), expected);
+            assert_eq!(core.is_detached(*id), model.is_detached(*id));
+        }
+        for session in SESSIONS {
+            for request in REQUESTS {
+                let key = key_of(session, request);
+                let found = core.find(&key).map(|(id, _)| id);
+                assert_eq!(found, model.find(&key));
+            }
+            let session = session_of(session);
+            let detached = core.detached_in(&session).into_iter();
+            let detached = sorted(detached.map(|(id, _)| id).collect());
+            assert_eq!(detached, sorted(model.detached_in(&session)));
+            for stream in &self.streams {
+                self.compare_named(&session, *stream);
+            }
+        }
+    }
+
+    fn compare_named(&self, session: &SessionKey, stream: Stream) {
+        let sorted_named = |named| match named {
+            Named::OneOf(ids) => Named::OneOf(sorted(ids)),
+            other => other,
+        };
+        let named = sorted_named(self.core.named(session, &event_id(stream, 7)));
+        match &named {
+            Named::Call(id) => self.belongs(*id, session),
+            Named::Batch(ids) => {
+                let sharing = self.model.in_flight_on(session, stream);
+                assert!(!ids.is_empty() && ids.iter().all(|id| sharing.contains(id)));
+                return;
+            }
+            Named::OneOf(ids) => ids.iter().for_each(|id| self.belongs(*id, session)),
+            Named::Nothing | Named::Ended(_) => {}
+        }
+        let allowed = self.model.named(session, stream);
+        let mut allowed = allowed.into_iter().map(sorted_named);
+        assert!(
+            allowed.any(|allowed| allowed == named),
+            "{stream:?} of {session:?} names {named:?}, not {:?}",
+            self.model.named(session, stream)
+        );
+    }
+
+    /// A call that is given out lives, and in this session.
+    fn belongs(&self, id: CallId, session: &SessionKey) {
+        self.witness.is_alive(id);
+        assert_eq!(
+            self.model.get(id).and_then(naive::Call::session),
+            Some(session)
+        );
+    }
+
+    /// All calls end, and time passes.
+    fn end(mut self) {
+        for id in self.calls.clone() {
+            self.finish(id, None);
+        }
+        self.compare();
+        let sessions: usize = self.core.sessions.values().map(Vec::len).sum();
+        assert_eq!(sessions, self.model.remembered().count());
+        self.now += UNSEEN_FOR;
+        self.expire(false);
+        self.compare();
+        assert_empty(&self.core);
+    }
+
+    fn ordinal(&self, id: CallId) -> usize {
+        self.calls.iter().position(|other| *other == id).unwrap()
+    }
+
+    /// The generation of one of a call's streams, and how many resumes came before it.
+    fn generation(&self, id: CallId, generation: Generations) -> (Generation, usize) {
+        let generations = &self.generations[self.ordinal(id)];
+        let resumes = match generation {
+            Generations::Newest => generations.len() - 1,
+            Generations::Any(n) => n % generations.len(),
+        };
+        (generations[resumes], resumes)
+    }
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    fn from(self, now: Instant) -> Wait {
+        match self {
+            Self::Until { after_ms, retry_ms } => Wait::Until {
+                deadline: now + Duration::from_millis(after_ms),
+                retry: Duration::from_millis(retry_ms),
+            },
+            Self::ForItsEnd => Wait::ForItsEnd,
+            Self::Unseen { after_ms } => Wait::Unseen(now + Duration::from_millis(after_ms)),
+        }
+    }
+}
+
+// === impl Remembering ===
+
+impl Remembering {
+    fn with(self, answer: u32, now: Instant) -> Remember {
+        Remember {
+            end: match self.answered {
+                true => End::Answered(answer),
+                false => End::Cancelled(RequestId::Number(answer.into())),
+            },
+            units: if self.answered { self.units } else { 0 },
+            until: now + Duration::from_secs(self.for_s),
+        }
+    }
+}
+
+fn session_of(session: usize) -> SessionKey {
+    let (path, id) = [("/mcp", "s"), ("/mcp", "t"), ("/other", "s")][session];
+    SessionKey {
+        scope: Scope::Path(path.into()),
+        id: id.into(),
+    }
+}
+
+fn key_of(session: usize, request: usize) -> Key {
+    Key {
+        session: session_of(session),
+        request: match request {
+            0 => RequestId::Number(1),
+            1 => RequestId::String("1".into()),
+            _ => RequestId::Number(2),
+        },
+    }
+}
+
+/// An event of a stream.
+fn event_id(stream: Stream, index: u32) -> Vec<u8> {
+    match stream {
+        Stream::Numbered(number) => format!("{index}/{number}"),
+        Stream::Opaque(number @ 0..2) => number.to_string(),
+        Stream::Opaque(number) => format!("event/{number}"),
+    }
+    .into_bytes()
+}
+
+fn sorted(mut ids: Vec<CallId>) -> Vec<CallId> {
+    ids.sort_unstable();
+    ids
+}
+
+// Random operations.
+
+fn pick() -> impl Strategy<Value = Pick> {
+    prop_oneof![
+        9 => (0..64_usize).prop_map(Pick::InFlight),
+        1 => (0..64_usize).prop_map(Pick::Any),
+    ]
+}
+
+fn generations() -> impl Strategy<Value = Generations> {
+    prop_oneof![
+        5 => Just(Generations::Newest),
+        1 => (0..8_usize).prop_map(Generations::Any),
+    ]
+}
+
+fn stream() -> impl Strategy<Value = Stream> {
+    prop_oneof![
+        (0..3_u64).prop_map(Stream::Numbered),
+        (0..5_u32).prop_map(Stream::Opaque),
+    ]
+}
+
+fn name() -> impl Strategy<Value = Name> {
+    prop_oneof![
+        2 => Just(Name::Own),
+        1 => stream().prop_map(Name::Shared),
+    ]
+}
+
+fn waiting() -> impl Strategy<Value = Waiting> {
+    prop_oneof![
+        1 => (0..5_000_u64).prop_map(|retry_ms| Waiting::Until { after_ms: 0, retry_ms }),
+        6 => (1..30_000_u64, 0..10_000_u64)
+            .prop_map(|(after_ms, retry_ms)| Waiting::Until { after_ms, retry_ms }),
+        1 => Just(Waiting::ForItsEnd),
+        1 => (1..3_600_000_u64).prop_map(|after_ms| Waiting::Unseen { after_ms }),
+    ]
+}
+
+fn remembering() -> impl Strategy<Value = Remembering> {
+    (any::<bool>(), 0..4_usize, 1..120_u64).prop_map(|(answered, units, for_s)| Remembering {
+        answered,
+        units,
+        for_s,
+    })
+}
+
+fn pass() -> impl Strategy<Value = Pass> {
+    prop_oneof![
+        4 => (0..6_000_u64).prop_map(Pass::Ms),
+        1 => (0..60_000_u64).prop_map(Pass::Ms),
+        1 => (0..4_000_000_u64).prop_map(Pass::Ms),
+        3 => Just(Pass::Deadline { and_ms: 0 }),
+        2 => (0..2_u64).prop_map(|ms| Pass::Deadline { and_ms: 1_000 + ms }),
+        2 => (0..12_000_u64).prop_map(|and_ms| Pass::Deadline { and_ms }),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        12 => (option::weighted(0.9, (SESSIONS, REQUESTS)), prop::bool::weighted(0.8))
+            .prop_map(|(key, accepted)| Op::Start { key, accepted }),
+        3 => pick().prop_map(Op::Claim),
+        2 => (pick(), SESSIONS, REQUESTS).prop_map(|(call, s, r)| Op::Rekey(call, s, r)),
+        12 => (pick(), name()).prop_map(|(call, name)| Op::Name(call, name)),
+        16 => (pick(), generations(), waiting(), prop::bool::weighted(0.1), prop::bool::weighted(0.7))
+            .prop_map(|(call, generation, wait, barren, end)| Op::Detach {
+                call,
+                generation,
+                wait,
+                barren,
+                end,
+            }),
+        6 => pick().prop_map(Op::Attach),
+        2 => (pick(), 1..26_u32, 1..4_000_u64, option::of((0..26_u32, 0..4_000_u64)))
+            .prop_map(|(call, times, every_ms, starved)| Op::Poll {
+                call,
+                times,
+                every_ms,
+                starved,
+            }),
+        7 => pick().prop_map(Op::Hold),
+        6 => pick().prop_map(Op::Release),
+        2 => pick().prop_map(Op::Spare),
+        3 => (pick(), generations()).prop_map(|(call, of)| Op::LoseSight(call, of)),
+        8 => (pick(), option::weighted(0.7, remembering()))
+            .prop_map(|(call, remember)| Op::Finish(call, remember)),
+        2 => (SESSIONS, option::weighted(0.7, remembering()))
+            .prop_map(|(session, end)| Op::TakeSession { session, end }),
+        12 => pass().prop_map(Op::Pass),
+        12 => prop::bool::weighted(0.8).prop_map(|end| Op::Expire { end }),
+    ]
+}
+
+/// A call with about as many event ids as are known by name.
+fn flood() -> impl Strategy<Value = Op> {
+    (pick(), 1_000..1_010_u32, 2_030..2_060_u32)
+        .prop_map(|(call, first, count)| Op::Name(call, Name::Many(first, count)))
+}
+
+/// A few more.
+fn trickle() -> impl Strategy<Value = Op> {
+    (pick(), 990..3_100_u32, 1..8_u32)
+        .prop_map(|(call, first, count)| Op::Name(call, Name::Many(first, count)))
+}
+
+fn as_the_model_says(room: Room, ops: &[Op]) {
+    let mut run = Run::new(room);
+    for op in ops {
+        run.run(op);
+    }
+    run.end();
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        // In a debug build, the default one takes more time than all else together.
+        rng_algorithm: RngAlgorithm::XorShift,
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(config(2_000))]
+
+    #[test]
+    fn the_core_does_what_the_model_says(ops in vec(op(), 1..100)) {
+        as_the_model_says(ROOMY, &ops);
+    }
+}
+
+proptest! {
+    #![proptest_config(config(400))]
+
+    #[test]
+    fn with_little_memory_it_does_so_too(ops in vec(op(), 1..100)) {
+        as_the_model_says(TIGHT, &ops);
+    }
+}
+
+proptest! {
+    #![proptest_config(config(24))]
+
+    #[test]
+    fn with_more_event_ids_than_it_knows_it_does_so_too(
+        before in vec(op(), 4..12),
+        flood in flood(),
+        after in vec(prop_oneof![2 => op(), 1 => trickle()], 0..24),
+    ) {
+        as_the_model_says(ROOMY, &[before, vec![flood], after].concat());
+    }
+}

@@ -1,0 +1,480 @@
+//! What the core should do, the slow and simple way: the rules of the design, by linear search.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::super::{Detached, End, Key, MAX_BARREN, Named, SessionKey, UNSEEN_FOR, Wait};
+use crate::call::CallId;
+
+// The numbers of the rules, on purpose not those of the core.
+const MAX_HOLD: Duration = Duration::from_secs(5);
+const LATE: Duration = Duration::from_secs(1);
+const MIN_PUT_OFF: Duration = Duration::from_secs(5);
+const MAX_EVENT_IDS: usize = 1_024;
+
+/// An answer is told by its number.
+pub(super) type Answer = u32;
+
+/// What an event id stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stream {
+    /// rmcp's `<n>/<m>`, by `m`.
+    Numbered(u64),
+    Opaque(u32),
+}
+
+/// How much may be remembered, in units of an answer's size.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    pub(super) total: usize,
+    pub(super) session: usize,
+}
+
+/// A call that ends and is to be remembered.
+#[derive(Debug, Clone)]
+pub(super) struct Remember {
+    pub(super) end: End<Answer>,
+    pub(super) units: usize,
+    pub(super) until: Instant,
+}
+
+#[derive(Debug)]
+pub(super) struct Model {
+    room: Room,
+    /// Oldest first.
+    calls: Vec<Call>,
+    kept: Vec<Kept>,
+    /// Streams that two calls of a session go by, which MCP forbids. Either may be found, or none.
+    contested: Vec<(SessionKey, Stream)>,
+}
+
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) id: CallId,
+    pub(super) key: Option<Key>,
+    accepted: bool,
+    /// How many resumes were accepted.
+    pub(super) resumes: usize,
+    wait: Option<Wait>,
+    put_off: bool,
+    /// When a hold was let go last, at most until when it could have lasted.
+    released: Option<Instant>,
+    held: bool,
+    /// Somebody was told to end it.
+    given_out: bool,
+    barren: u32,
+    last_deadline: Option<Instant>,
+    names: Vec<Stream>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    id: CallId,
+    session: SessionKey,
+    names: Vec<Stream>,
+    remember: Remember,
+}
+
+// === impl Model ===
+
+impl Model {
+    pub(super) fn new(room: Room) -> Self {
+        Self {
+            room,
+            calls: Vec::new(),
+            kept: Vec::new(),
+            contested: Vec::new(),
+        }
+    }
+
+    pub(super) fn calls(&self) -> &[Call] {
+        &self.calls
+    }
+
+    pub(super) fn get(&self, id: CallId) -> Option<&Call> {
+        self.calls.iter().find(|call| call.id == id)
+    }
+
+    fn get_mut(&mut self, id: CallId) -> Option<&mut Call> {
+        self.calls.iter_mut().find(|call| call.id == id)
+    }
+
+    fn remove(&mut self, id: CallId) -> Option<Call> {
+        let at = self.calls.iter().position(|call| call.id == id)?;
+        Some(self.calls.remove(at))
+    }
+
+    pub(super) fn start(&mut self, id: CallId, key: Option<Key>) {
+        self.calls.push(Call {
+            id,
+            key,
+            accepted: false,
+            resumes: 0,
+            wait: None,
+            put_off: false,
+            released: None,
+            held: false,
+            given_out: false,
+            barren: 0,
+            last_deadline: None,
+            names: Vec::new(),
+        });
+    }
+
+    /// Rules 1 and 9. Returns who leaves.
+    pub(super) fn claim(&mut self, id: CallId) -> Option<CallId> {
+        let call = self.get_mut(id)?;
+        let key = call.key.clone()?;
+        call.accepted = true;
+        let older = self
+            .calls
+            .iter()
+            .find(|call| call.id != id && call.accepted && call.key.as_ref() == Some(&key))?;
+        let older = older.id;
+        self.remove(older);
+        Some(older)
+    }
+
+    /// The call starts anew under another key.
+    pub(super) fn rekey(&mut self, id: CallId, key: Key) -> Option<CallId> {
+        self.remove(id)?;
+        self.start(id, Some(key));
+        self.claim(id)
+    }
+
+    /// Rule 8.
+    pub(super) fn name(&mut self, id: CallId, stream: Stream) {
+        let Some(session) = self.get(id).and_then(Call::session).cloned() else {
+            return;
+        };
+        if self.get(id).is_some_and(|call| call.goes_by(stream)) {
+            return;
+        }
+        if !self.holders(&session, stream).is_empty() {
+            self.contested.push((session, stream));
+        }
+        if let Some(call) = self.get_mut(id) {
+            call.names.push(stream);
+        }
+    }
+
+    /// Rules 4, 5 and 6.
+    pub(super) fn detach(
+        &mut self,
+        id: CallId,
+        resumes: usize,
+        wait: Wait,
+        barren: bool,
+        now: Instant,
+    ) -> Detached {
+        let Some(call) = self.get_mut(id) else {
+            return Detached::Stale;
+        };
+        if call.resumes != resumes || call.wait.is_some() {
+            return Detached::Stale;
+        }
+        call.barren = if barren { call.barren + 1 } else { 0 };
+        call.put_off = false;
+        call.released = None;
+        call.wait = Some(wait);
+        if let Wait::Until { deadline, retry } = wait {
+            let renewed = call.barren <= MAX_BARREN;
+            let deadline = match call.last_deadline {
+                Some(last) if !renewed => last.min(deadline),
+                _ => deadline,
+            };
+            call.wait = Some(Wait::Until { deadline, retry });
+            call.last_deadline = Some(deadline);
+        }
+        call.given_out = call.due().is_some_and(|at| at <= now);
+        match call.given_out {
+            true => Detached::Due,
+            false => Detached::Waiting,
+        }
+    }
+
+    /// Whether it is in flight.
+    pub(super) fn attach(&mut self, id: CallId) -> bool {
+        let Some(call) = self.get_mut(id) else {
+            return false;
+        };
+        call.resumes += 1;
+        call.wait = None;
+        call.held = false;
+        call.given_out = false;
+        true
+    }
+
+    /// Rule 5, and rule 7: who comes late for a deadline that nobody else noticed shows that the
+    /// runtime was starved.
+    pub(super) fn hold(&mut self, id: CallId, now: Instant) -> bool {
+        let Some(call) = self.get_mut(id).filter(|call| !call.held) else {
+            return false;
+        };
+        call.put_off_if_late(now);
+        call.held = true;
+        call.given_out = false;
+        true
+    }
+
+    pub(super) fn release(&mut self, id: CallId, now: Instant) {
+        let Some(call) = self.get_mut(id).filter(|call| call.held) else {
+            return;
+        };
+        call.held = false;
+        call.given_out = false;
+        if let Some(Wait::Until { deadline, .. }) = call.wait {
+            call.released = Some(now.min(deadline + MAX_HOLD));
+        }
+    }
+
+    pub(super) fn spare(&mut self, id: CallId, now: Instant) {
+        if let Some(call) = self.get_mut(id) {
+            call.held = false;
+            if call.wait.is_some() {
+                call.wait = Some(Wait::Unseen(now + UNSEEN_FOR));
+                call.given_out = false;
+            }
+        }
+    }
+
+    pub(super) fn lose_sight(&mut self, id: CallId, resumes: usize, now: Instant) {
+        if let Some(call) = self.get_mut(id)
+            && call.resumes == resumes
+            && call.wait == Some(Wait::ForItsEnd)
+        {
+            call.wait = Some(Wait::Unseen(now + UNSEEN_FOR));
+        }
+    }
+
+    /// Rules 2 and 11. Returns whether a cancel may be injected.
+    pub(super) fn finish(&mut self, id: CallId, remember: Option<Remember>) -> Option<bool> {
+        let call = self.remove(id)?;
+        let injectable = call.key.as_ref().is_some_and(|key| {
+            let is_for_it = |other: &Call| other.key.as_ref() == Some(key);
+            call.accepted || !self.calls.iter().any(is_for_it)
+        });
+        if let (Some(remember), Some(session)) = (remember, call.session())
+            && !call.names.is_empty()
+        {
+            let (session, names) = (session.clone(), call.known_names());
+            self.kept.push(Kept {
+                id,
+                session,
+                names,
+                remember,
+            });
+            self.make_room();
+        }
+        Some(injectable)
+    }
+
+    /// Rule 11: the oldest go first.
+    fn make_room(&mut self) {
+        let units = |kept: &[Kept], session: Option<&SessionKey>| -> usize {
+            let counts = |kept: &&Kept| session.is_none_or(|session| kept.session == *session);
+            let counted = kept.iter().filter(counts);
+            counted.map(|kept| kept.remember.units).sum()
+        };
+        let Some(session) = self.kept.last().map(|kept| kept.session.clone()) else {
+            return;
+        };
+        while units(&self.kept, Some(&session)) > self.room.session
+            && let Some(at) = self.kept.iter().position(|kept| kept.session == session)
+        {
+            self.kept.remove(at);
+        }
+        while units(&self.kept, None) > self.room.total {
+            self.kept.remove(0);
+        }
+    }
+
+    /// Rule 12: its accepted calls, whose ids are forgotten with what is remembered of it.
+    pub(super) fn take_session(&mut self, session: &SessionKey) -> Vec<CallId> {
+        self.kept.retain(|kept| kept.session != *session);
+        let mut taken = Vec::new();
+        for call in &mut self.calls {
+            if call.accepted && call.session() == Some(session) {
+                call.names.clear();
+                taken.push(call.id);
+            }
+        }
+        taken
+    }
+
+    /// Rules 3, 7 and 13. Returns the orphans.
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<CallId> {
+        self.kept.retain(|kept| kept.remember.until > now);
+        let mut orphans = Vec::new();
+        self.calls.retain_mut(|call| {
+            if !call.is_due(now) {
+                return true;
+            }
+            if let Some(Wait::Unseen(_)) = call.wait {
+                return false;
+            }
+            if !call.put_off_if_late(now) {
+                call.given_out = true;
+                orphans.push(call.id);
+            }
+            true
+        });
+        orphans
+    }
+
+    /// The first time at which something is to be done.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let calls = self.calls.iter().filter_map(Call::scheduled);
+        let kept = self.kept.iter().map(|kept| kept.remember.until);
+        calls.chain(kept).min()
+    }
+
+    /// How many things are to be done at some time.
+    pub(super) fn appointments(&self) -> usize {
+        let calls = self.calls.iter().filter_map(Call::scheduled);
+        calls.count() + self.kept.len()
+    }
+
+    pub(super) fn find(&self, key: &Key) -> Option<CallId> {
+        let accepted = |call: &&Call| call.accepted && call.key.as_ref() == Some(key);
+        self.calls.iter().find(accepted).map(|call| call.id)
+    }
+
+    pub(super) fn is_detached(&self, id: CallId) -> bool {
+        self.get(id).is_some_and(|call| call.wait.is_some())
+    }
+
+    pub(super) fn detached_in(&self, session: &SessionKey) -> Vec<CallId> {
+        let calls = self.calls_of(session);
+        let detached = calls.filter(|call| call.wait.is_some());
+        detached.map(|call| call.id).collect()
+    }
+
+    /// What an event id may name.
+    pub(super) fn named(&self, session: &SessionKey, stream: Stream) -> Vec<Named<Answer>> {
+        let mut allowed = self.holders(session, stream);
+        let contested = self.contested.contains(&(session.clone(), stream));
+        if !allowed.is_empty() && !contested {
+            assert_eq!(allowed.len(), 1, "the model lost track of who is contested");
+            return allowed;
+        }
+        let calls = self.calls_of(session);
+        let overflowed = calls.filter(|call| call.names.len() > 2 * MAX_EVENT_IDS);
+        let overflowed: Vec<_> = overflowed.map(|call| call.id).collect();
+        allowed.push(match overflowed.is_empty() {
+            true => Named::Nothing,
+            false => Named::OneOf(overflowed),
+        });
+        allowed
+    }
+
+    fn holders(&self, session: &SessionKey, stream: Stream) -> Vec<Named<Answer>> {
+        let calls = self.calls_of(session).filter(|call| call.goes_by(stream));
+        let kept = self
+            .kept
+            .iter()
+            .filter(|kept| kept.session == *session && kept.names.contains(&stream));
+        calls
+            .map(|call| Named::Call(call.id))
+            .chain(kept.map(|kept| Named::Ended(kept.remember.end.clone())))
+            .collect()
+    }
+
+    /// The calls in flight that go by a stream, as those of a batch do.
+    pub(super) fn in_flight_on(&self, session: &SessionKey, stream: Stream) -> Vec<CallId> {
+        let calls = self.calls_of(session).filter(|call| call.goes_by(stream));
+        calls.map(|call| call.id).collect()
+    }
+
+    fn calls_of(&self, session: &SessionKey) -> impl Iterator<Item = &Call> {
+        self.calls
+            .iter()
+            .filter(move |call| call.session() == Some(session))
+    }
+
+    /// Nobody contests what nobody has.
+    pub(super) fn settle_contests(&mut self) {
+        let mut contested = std::mem::take(&mut self.contested);
+        contested.retain(|(session, stream)| !self.holders(session, *stream).is_empty());
+        self.contested = contested;
+    }
+
+    pub(super) fn remembered(&self) -> impl Iterator<Item = CallId> {
+        self.kept.iter().map(|kept| kept.id)
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    pub(super) fn session(&self) -> Option<&SessionKey> {
+        self.key.as_ref().map(|key| &key.session)
+    }
+
+    pub(super) fn is_attached(&self) -> bool {
+        self.wait.is_none()
+    }
+
+    /// Whether a resume keeps it from being cancelled.
+    pub(super) fn is_held_at(&self, now: Instant) -> bool {
+        match self.wait {
+            Some(Wait::Until { deadline, .. }) => self.held && now < deadline + MAX_HOLD,
+            _ => self.held,
+        }
+    }
+
+    fn due(&self) -> Option<Instant> {
+        match self.wait? {
+            Wait::Until { deadline, .. } if self.held => Some(deadline + MAX_HOLD),
+            Wait::Until { deadline, .. } => Some(deadline.max(self.released.unwrap_or(deadline))),
+            Wait::Unseen(at) => Some(at),
+            Wait::ForItsEnd => None,
+        }
+    }
+
+    fn scheduled(&self) -> Option<Instant> {
+        self.due().filter(|_| !self.given_out)
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.scheduled().is_some_and(|at| at <= now)
+    }
+
+    /// Rule 7. Whether it was put off.
+    fn put_off_if_late(&mut self, now: Instant) -> bool {
+        let Some(due) = self.due() else {
+            return false;
+        };
+        let Some(Wait::Until { deadline, retry }) = &mut self.wait else {
+            return false;
+        };
+        if self.put_off || now <= due + LATE {
+            return false;
+        }
+        self.put_off = true;
+        *deadline = now + (2 * *retry).max(MIN_PUT_OFF);
+        self.last_deadline = Some(*deadline);
+        true
+    }
+
+    fn goes_by(&self, stream: Stream) -> bool {
+        let known = |at: usize| at < MAX_EVENT_IDS || at + MAX_EVENT_IDS >= self.names.len();
+        let mut names = self.names.iter().enumerate();
+        names.any(|(at, name)| *name == stream && known(at))
+    }
+
+    fn known_names(&self) -> Vec<Stream> {
+        let names = self.names.iter().copied();
+        match self.names.len() > 2 * MAX_EVENT_IDS {
+            true => {
+                let latest = &self.names[self.names.len() - MAX_EVENT_IDS..];
+                names
+                    .take(MAX_EVENT_IDS)
+                    .chain(latest.iter().copied())
+                    .collect()
+            }
+            false => names.collect(),
+        }
+    }
+}
