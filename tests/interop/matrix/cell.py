@@ -43,6 +43,7 @@ class Cell:
         self.program = None
         self.notes = []
         self._told = {}
+        self._progress = 0
         self._waiting = []
         self._finished = False
         # There is no client any more that could get an answer.
@@ -53,6 +54,7 @@ class Cell:
     def heard(self, event):
         """Of its server or of its client."""
         self._told.setdefault(event["event"], event)
+        self._progress += event["event"] == "progressed"
         self._changed()
 
     def told(self, event):
@@ -103,10 +105,20 @@ class Cell:
         """The client ends as it should, in the middle of its call."""
         self._gone = self.proxy.leaving = True
         self.program.order(close=self.name)
+        await self.until(lambda: not self.proxy.leaving, PATIENCE, "it does not end")
 
     async def progress(self):
         """The handler says how far it is."""
+        steps = self._progress + 1
         self.server.order(progress=self.name)
+        await self.until(lambda: self._progress == steps, PATIENCE, "no progress")
+
+    async def seen(self, events):
+        """So many different events have gone to the client, with the first, which is empty."""
+        def passed():
+            return len(set().union(*(stream.event_ids for stream in self.proxy.of_call()))) >= events
+
+        await self.until(passed, PATIENCE, f"the client did not see {events} events")
         await asyncio.sleep(0.1)
 
     def finish(self):
@@ -154,7 +166,8 @@ class Cell:
                 self.notes.append(f"a wrong result of {len(result)} bytes: {result[:80]}")
             if cancelled:
                 self.notes.append("cancelled, and yet there is a result")
-            if outcome["progress"] != self.scenario.progress:
+            # Some clients handle several notifications at once.
+            if sorted(outcome["progress"]) != self.scenario.progress:
                 self.notes.append(f"the client saw the progress {outcome['progress']}")
         elif cancelled:
             what, after = "cancelled", cancelled["at"] - cut_at

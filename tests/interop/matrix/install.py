@@ -25,6 +25,8 @@ class Client:
 
 async def install(cache):
     """The clients, and the program that starts a server."""
+    if missing := [tool for tool in ("cargo", "curl", "node", "npm") if shutil.which(tool) is None]:
+        raise SystemExit(f"not found: {', '.join(missing)}")
     npm = [npm_install(cache / key, package) for key, package in NPM.items()]
     pip = [pip_install(cache / key, package) for key, package in PIP.items()]
     binaries, *_ = await asyncio.gather(cargo_build(), *npm, *pip)

@@ -105,6 +105,7 @@ async def on_its_way(cell):
 async def progress(cell):
     await cell.streaming()
     await cell.progress()
+    await cell.seen(2)
     cell.refuse()
     await cell.progress()
     cell.let_back()

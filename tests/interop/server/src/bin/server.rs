@@ -239,6 +239,7 @@ impl Worker {
                 Step::Progress => {
                     progress += 1;
                     report(progress, &context).await;
+                    tell("progressed", json!({ "cell": cell }));
                 }
                 Step::Finish => {
                     tell("finished", json!({ "cell": cell }));
