@@ -3,20 +3,13 @@
 //! With the wrapper a completed call's answer is kept. A cancelled call's client gets an error in either
 //! set-up, in the one form that ends its asking.
 
-use std::{future::pending, time::Duration};
+use std::time::Duration;
 
-use axum::{
-    Router,
-    body::Body,
-    extract::Request,
-    middleware::{Next, from_fn},
-};
-use futures_util::{StreamExt, stream};
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Retain};
 use serde_json::{Value, json};
 
 use crate::{
-    setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What, arguments, for_servers},
+    setup::{Plan, Server, Setup, StoppedClock, What, arguments, for_servers, stalled},
     support::*,
 };
 
@@ -143,7 +136,7 @@ async fn an_answer_that_went_out_to_nobody_is_kept() {
 #[tokio::test]
 async fn a_resume_that_overtakes_the_answer_waits_for_it() {
     let _clock = StoppedClock::stop();
-    let setup = with_grace(Server::Wrapped).inside(stalling_after_an_event);
+    let setup = with_grace(Server::Wrapped).inside(stalled);
     let setup = setup.start().await;
     let mcp = setup.mcp().await;
     let mut stalled = setup.start_call(&mcp, 1, "hold", "a").await;
@@ -292,30 +285,6 @@ async fn an_answer_that_crosses_with_the_cut_is_an_answer(server: Server) {
             assert_eq!(resumed, delivered(FIRST_EVENT, "a"));
         }
     }
-}
-
-/// The streams of labelled calls are not read on after their first event.
-fn stalling_after_an_event(router: Router) -> Router {
-    router.layer(from_fn(async |request: Request, next: Next| {
-        let stalls = request.headers().contains_key(EXCHANGE);
-        let response = next.run(request).await;
-        match stalls {
-            true => response.map(|body| {
-                let first = (body.into_data_stream(), true);
-                Body::from_stream(stream::unfold(first, async |(mut body, first)| {
-                    match first {
-                        true => Some((body.next().await?, (body, false))),
-                        // Holds the body all the while.
-                        false => {
-                            pending::<()>().await;
-                            Some((body.next().await?, (body, false)))
-                        }
-                    }
-                }))
-            }),
-            false => response,
-        }
-    }))
 }
 
 fn with_grace(server: Server) -> Plan {

@@ -8,19 +8,26 @@
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
+mod auto;
 mod bad_bodies;
+mod batches;
 mod contract;
 mod crowd;
 mod cycles;
+mod ends;
 mod forwarding;
 mod grace;
 mod hang_up;
 mod isolation;
 mod kept;
 mod late;
+mod log;
 mod middleware;
+mod polling;
 mod read_on;
 mod resume;
 mod setup;
 mod stack;
+mod starved;
+mod streams;
 mod support;

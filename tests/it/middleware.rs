@@ -18,7 +18,8 @@ use mcp_cancel_on_disconnect::{
 use serde_json::{Value, json};
 
 use crate::{
-    stack::{Bench, Way, number},
+    log::number,
+    stack::{Bench, Way},
     support::*,
 };
 

@@ -12,7 +12,7 @@ use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
-    setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What, for_servers},
+    setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What, for_servers, stalled},
     support::*,
 };
 
@@ -102,17 +102,20 @@ async fn a_second_cut_starts_the_grace_in_full(server: Server) {
 /// notices much later that it is dead.
 async fn the_late_drop_of_a_half_dead_stream_means_nothing(server: Server) {
     let clock = StoppedClock::stop();
-    let setup = with_grace(server).start().await;
+    // Else rmcp's end of the old stream is seen at once.
+    let setup = with_grace(server).inside(stalled).start().await;
     let mcp = setup.mcp().await;
     let half_dead = setup.start_call(&mcp, 1, "hold", "a").await;
     let mut resumed = mcp.resume(FIRST_EVENT).await;
     assert_eq!(resumed.head().await.status, 200);
     setup.events.resumed(&mcp, 1, 1).await;
     let before = setup.events.of(&mcp, 1);
+    assert_eq!(before, [What::Started, What::Resumed]);
 
     half_dead.rst();
 
     setup.exchanges.over_for("a").await;
+    setup.assert_usable(&mcp).await;
     assert_eq!(setup.events.of(&mcp, 1), before);
     clock.advance(GRACE * 2).await;
     assert_still_running(&setup, &mcp).await;
@@ -154,8 +157,11 @@ async fn a_resume_that_is_thinking_keeps_the_call_across_its_deadline(server: Se
     .await;
     clock.advance(GRACE - TICK).await;
     let mut resumed = gate.enter(&mcp).await;
-    clock.advance(HOLD).await;
-    assert_still_running(&setup, &mcp).await;
+    // In steps, or the deadline would be noticed so late that it is put off.
+    for _ in 0..9 {
+        clock.advance(HOLD / 10).await;
+        assert_still_running(&setup, &mcp).await;
+    }
 
     gate.open();
 

@@ -20,7 +20,7 @@ use super::{
     exchange::{Asked, CALL, Kind, event_stream, immediate, poll_once},
     script::{Script, Scripted},
 };
-use crate::{stack::number, support::within};
+use crate::{log::number, support::within};
 
 /// Reads bodies in tasks of its own: that of a call when it is allowed to, that of a replay at once.
 #[derive(Clone)]

@@ -19,7 +19,7 @@ use mcp_cancel_on_disconnect::{
 use tower::{Layer as _, Service, ServiceExt as _, service_fn};
 
 use super::script::{Script, Scripted};
-use crate::stack::Log;
+use crate::log::Log;
 
 /// The call in the requests below.
 pub(super) const CALL: &str =

@@ -2,7 +2,8 @@
 
 use std::{
     collections::VecDeque,
-    future::{Ready, ready},
+    convert::Infallible,
+    future::{Ready, pending, ready},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -12,11 +13,18 @@ use std::{
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, TeeBody};
-use tower::{Layer as _, Service};
+use http_body_util::{BodyExt as _, Full};
+use mcp_cancel_on_disconnect::{
+    CallToken, CancelOnDisconnectLayer, CancelReason::ClientDisconnected, TeeBody,
+};
+use tokio::sync::mpsc;
+use tower::{Layer as _, Service, ServiceBuilder, ServiceExt as _};
 
-use super::script::Broken;
+use super::{
+    exchange::{Asked, Kind, immediate, poll_once},
+    script::{Broken, Script},
+};
+use crate::{log::number, support::within};
 
 type Readiness = Poll<Result<(), Broken>>;
 
@@ -84,4 +92,31 @@ fn the_service_that_was_ready_is_the_one_that_is_called() {
     assert_eq!(service.poll_ready(&mut cx), Poll::Ready(Ok(())));
     drop(service.call(Request::default()));
     assert_eq!(calls.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn a_replay_waits_until_its_service_is_ready() {
+    let (layer, log) = immediate();
+    let (replayed, mut replays) = mpsc::unbounded_channel();
+    let inner = ServiceBuilder::new()
+        // It panics if it is called before it is ready, and the call holds its only permit.
+        .concurrency_limit(1)
+        .service_fn(move |request: Asked| {
+            let replayed = replayed.clone();
+            async move {
+                let is_replay = request.extensions().get::<CallToken>().is_none();
+                let Ok(_whole) = request.into_body().collect().await;
+                if !is_replay {
+                    pending::<()>().await;
+                }
+                replayed.send(()).expect("the test listens");
+                Ok::<_, Infallible>(Response::new(Script::new([]).body()))
+            }
+        });
+    let mut response = Box::pin(layer.layer(inner).oneshot(Kind::Session.request()));
+    assert!(poll_once(response.as_mut()).is_pending());
+    drop(response);
+    let replay = within("the replay", replays.recv()).await;
+    assert!(replay.is_some());
+    assert_eq!(log.cancelled(), [(number(7), ClientDisconnected)]);
 }

@@ -24,7 +24,7 @@ use super::{
         Script, Scripted, Seen, Step, read,
     },
 };
-use crate::stack::{Call, Happened};
+use crate::log::{Call, Happened};
 
 // --- What the inner service gets ---
 
@@ -186,6 +186,34 @@ fn a_body_of_exactly_4_mib_is_read() {
     let padding = vec![b' '; 4 * 1024 * 1024 - CALL.len()];
     let script = Script::new([Step::Data(padding.into()), Step::data(CALL)]);
     assert_eq!(events_of(script, ToItsEnd).len(), 2);
+}
+
+/// A call after so many bytes of white space, each in a frame of its own.
+fn in_frames(white_space: usize) -> Script {
+    let frames = (0..white_space).map(|_| Step::data(" "));
+    Script::new(frames.chain([Step::data(CALL)]))
+}
+
+#[test]
+fn a_body_in_more_than_16_384_frames_passes_unread() {
+    let script = in_frames(16_384);
+    let (layer, log) = immediate();
+    let request = Kind::Session.request_with(script.body());
+    let seen = seen_inside(&layer, request, ToItsEnd);
+    assert_eq!(seen, read(&mut script.body(), ToItsEnd), "as it came");
+    assert_eq!(log.events(), [Happened::Unknown(Unknown::TooLarge)]);
+}
+
+#[test]
+fn a_body_in_16_384_frames_is_read_and_any_number_of_empty_ones_as_well() {
+    assert_eq!(events_of(in_frames(16_383), ToItsEnd).len(), 2);
+    let empty = (0..20_000).map(|_| Step::data(""));
+    let script = Script::new(empty.chain([Step::data(CALL)]));
+    let events = events_of(script, ToItsEnd);
+    assert!(matches!(
+        events[..],
+        [Happened::Started(_), Happened::Ended(..)]
+    ));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use super::{
         Script, Seen, Step, read, trailers,
     },
 };
-use crate::stack::number;
+use crate::log::number;
 
 /// Why the token fires, if it does.
 type Fate = Option<CancelReason>;

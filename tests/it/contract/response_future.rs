@@ -19,7 +19,7 @@ use super::{
     },
     script::{Broken, Script},
 };
-use crate::stack::number;
+use crate::log::number;
 
 async fn panicking() -> Answer<Infallible> {
     panic!("the service panics in `poll` on purpose");
@@ -122,6 +122,7 @@ fn a_panic_in_poll_fires_the_token_also_if_the_future_is_dropped_later() {
 fn a_panic_in_an_observer_of_a_panicked_call_is_contained() {
     let (layer, log) = immediate();
     let layer = layer.observe(|_: &Event<'_>| {
+        // Out of a destructor during the other panic, it would abort the process.
         panic!("the observer panics on purpose");
     });
     let service = layer.layer(reading(&Tokens::default(), |_| panicking()));

@@ -23,7 +23,7 @@ use super::{
     script::{Script, Scripted},
 };
 use crate::{
-    stack::{Happened, Log, number},
+    log::{Happened, Log, number},
     support::within,
 };
 

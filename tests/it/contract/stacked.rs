@@ -15,7 +15,7 @@ use super::{
     exchange::{Answer, Kind, Tokens, event_stream, exchange, immediate, reading},
     script::{Reading::ToItsEnd, Script, Step, read},
 };
-use crate::stack::{Happened, Log, number};
+use crate::log::{Happened, Log, number};
 
 fn stalled() -> impl Fn(&Tokens) -> Ready<Answer<Infallible>> + Clone + Send + 'static {
     |_| ready(Ok(event_stream(Script::stalled().body())))

@@ -9,7 +9,8 @@ use tower_http::limit::RequestBodyLimitLayer;
 
 use super::{text, whole_answer};
 use crate::{
-    stack::{Bench, Way, bare, number},
+    log::number,
+    stack::{Bench, Way, bare},
     support::*,
 };
 

@@ -17,7 +17,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use super::{text, whole_answer};
 use crate::{
-    stack::{Bench, Way, number},
+    log::number,
+    stack::{Bench, Way},
     support::*,
 };
 

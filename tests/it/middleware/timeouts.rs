@@ -20,7 +20,8 @@ use tower_http::timeout::{ResponseBodyTimeoutLayer, TimeoutLayer};
 
 use super::{text, whole_answer};
 use crate::{
-    stack::{Bench, Way, bare, number},
+    log::number,
+    stack::{Bench, Way, bare},
     support::*,
 };
 

@@ -49,6 +49,7 @@ mod dice;
 mod events;
 mod exchanges;
 mod scripted;
+mod stalled;
 
 pub(crate) use self::{
     clock::StoppedClock,
@@ -56,6 +57,7 @@ pub(crate) use self::{
     events::{Events, What},
     exchanges::{EXCHANGE, Exchanges},
     scripted::Scripted,
+    stalled::stalled,
 };
 
 /// The ways to use the layer, and rmcp without it.

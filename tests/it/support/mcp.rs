@@ -54,6 +54,12 @@ impl Mcp {
         Self::stateless(addr, path).connect().await
     }
 
+    /// Speaks in a session that it did not open.
+    pub fn in_session(mut self, id: &str) -> Self {
+        self.session = Some(id.to_owned());
+        self
+    }
+
     /// Speaks another revision.
     pub fn version(mut self, version: &'static str) -> Self {
         self.version = version;
@@ -127,6 +133,11 @@ impl Mcp {
     pub async fn delete(&self) -> u16 {
         let request = self.dress(Request::new("DELETE", &self.path));
         self.fetch(&request).await.status
+    }
+
+    /// Sends any request on a connection of its own; nothing of the answer is read.
+    pub async fn send(&self, request: &Request) -> Connection {
+        self.open(request).await
     }
 
     /// Sends any body with the headers of a POST and reads the whole answer.

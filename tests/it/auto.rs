@@ -1,0 +1,184 @@
+//! [`Grace::Auto`]: how long a client is waited for, by what it could come back with.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures_util::stream;
+use mcp_cancel_on_disconnect::{CancelReason, Grace, MIN_GRACE, Outcome};
+use rmcp::transport::streamable_http_server::session::{
+    EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
+};
+
+use crate::{
+    setup::{Plan, Server, Setup, StoppedClock, What, for_servers},
+    support::*,
+};
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    a_call_with_event_ids_waits_for_its_client,
+    a_server_that_says_a_longer_retry_gives_its_clients_more_time,
+    a_call_without_event_ids_is_cancelled_at_once,
+});
+
+async fn a_call_with_event_ids_waits_for_its_client(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(server).grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let grace = cut(&setup, &mcp).await;
+    assert_eq!(grace, Some(MIN_GRACE));
+
+    clock.advance(MIN_GRACE - TICK).await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+
+    clock.advance(TICK * 2).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+async fn a_server_that_says_a_longer_retry_gives_its_clients_more_time(server: Server) {
+    let retry = Some(Duration::from_secs(8));
+    let setup = Plan::of(server).grace(Grace::Auto).sessions(|mut local| {
+        local.session_config.sse_retry = retry;
+        local
+    });
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+
+    let grace = cut(&setup, &mcp).await;
+
+    assert_eq!(grace, Some(Duration::from_secs(45)));
+}
+
+async fn a_call_without_event_ids_is_cancelled_at_once(server: Server) {
+    let setup = Plan::of(server).grace(Grace::Auto).sessions(|mut local| {
+        // Without a retry rmcp sends no first event.
+        local.session_config.sse_retry = None;
+        local
+    });
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    assert_eq!(call.head().await.status, 200);
+
+    call.fin();
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+    let expected = [What::Started, What::Ended(DISCONNECTED)];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+}
+
+/// Its client may come back to another server that shares the store.
+#[tokio::test]
+async fn a_call_whose_events_are_stored_runs_to_its_end() {
+    let clock = StoppedClock::stop();
+    let setup = stored(Plan::of(Server::Wrapped).grace(Grace::Auto)).await;
+    let mcp = setup.mcp().await;
+    assert_eq!(cut(&setup, &mcp).await, None);
+
+    // Not longer, or rmcp closes the session: it has said nothing for 5 minutes.
+    clock.advance(Duration::from_secs(4 * 60)).await;
+
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+    setup.witness.release("a");
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    assert!(!setup.tokens.of("a").is_cancelled());
+    assert!(setup.calls.is_empty());
+}
+
+/// A store replays what it has and ends the stream, although the call goes on: the client polls.
+#[tokio::test]
+async fn a_client_of_a_store_that_polls_gets_its_answer() {
+    let setup = stored(Plan::of(Server::Wrapped).grace(Grace::Auto)).await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp).await;
+    for _ in 0..3 {
+        let mut polled = mcp.resume(FIRST_STORED).await;
+        assert_eq!(polled.head().await.status, 200);
+        assert_eq!(polled.answer_event().await, None);
+    }
+    setup.witness.release("a");
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+
+    let mut polled = mcp.resume(FIRST_STORED).await;
+
+    let answer = polled.answer().await.expect("the answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+}
+
+#[tokio::test]
+async fn an_explicit_grace_holds_for_stored_calls_too() {
+    let grace = Duration::from_secs(7);
+    let clock = StoppedClock::stop();
+    let setup = stored(Plan::of(Server::Wrapped).grace(Grace::After(grace))).await;
+    let mcp = setup.mcp().await;
+    assert_eq!(cut(&setup, &mcp).await, Some(grace));
+
+    clock.advance(grace + TICK).await;
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+/// The id of the first event of the first call in a [`Store`].
+const FIRST_STORED: &str = "event-0";
+
+/// Events in memory, under ids that say nothing of their stream.
+#[derive(Default)]
+struct Store(Mutex<BTreeMap<usize, (String, ServerSseMessage)>>);
+
+async fn stored(plan: Plan) -> Setup {
+    let store = Arc::new(Store::default());
+    plan.sessions(|local| local.with_event_store(store))
+        .start()
+        .await
+}
+
+/// Call 1 has had its first event when its client goes. Tells how long it is waited for.
+async fn cut(setup: &Setup, mcp: &Mcp) -> Option<Duration> {
+    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
+    call.head().await;
+    assert!(call.event().await.expect("an event").id.is_some());
+    call.fin();
+    setup.events.detached(mcp, 1).await.0
+}
+
+// === impl Store ===
+
+#[async_trait::async_trait]
+impl EventStore for Store {
+    async fn store_event(
+        &self,
+        stream: &str,
+        event: &ServerSseMessage,
+    ) -> Result<EventId, EventStoreError> {
+        let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = events.len();
+        let id = format!("event-{number}");
+        let mut event = event.clone();
+        event.event_id = Some(id.clone());
+        events.insert(number, (stream.to_owned(), event));
+        Ok(id)
+    }
+
+    async fn replay_events_after(&self, last: &str) -> Result<EventStream, EventStoreError> {
+        let number: usize = last.strip_prefix("event-").unwrap_or_default().parse()?;
+        let events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (stream, _) = events.get(&number).ok_or("no such event")?;
+        let later = events.range(number + 1..).map(|(_, event)| event);
+        let later = later.filter(|(of, _)| of == stream);
+        let later: Vec<_> = later.map(|(_, event)| event.clone()).collect();
+        Ok(Box::pin(stream::iter(later)))
+    }
+}

@@ -1,0 +1,387 @@
+//! Calls that end in other ways than by their answer or their client's absence: the client cancels
+//! them, closes their session, or sends them again.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Policy};
+use rmcp::transport::streamable_http_server::session::{
+    SessionManager, SessionState, SessionStore, SessionStoreError,
+};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::{
+    setup::{Plan, Server, Sessions, Setup, StoppedClock, What, arguments, for_servers},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+/// After a DELETE rmcp lets handlers run on for 5 s.
+const DRAIN: Duration = Duration::from_secs(5);
+
+const CLOSED: Outcome = Outcome::Cancelled(CancelReason::SessionClosed);
+const SUPERSEDED: Outcome = Outcome::Cancelled(CancelReason::Superseded);
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    the_clients_own_cancel_ends_an_attached_call,
+    the_clients_own_cancel_ends_a_detached_call,
+    a_cancel_of_a_completed_call_changes_nothing,
+    an_answer_that_crosses_with_the_clients_cancel_ends_the_call_once,
+    a_delete_ends_all_calls_of_its_session_and_no_other,
+    a_delete_that_is_refused_ends_nothing,
+});
+
+async fn the_clients_own_cancel_ends_an_attached_call(server: Server) {
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    let _call = setup.start_call(&mcp, 1, "hold", "a").await;
+
+    assert_eq!(mcp.cancel(1).await, 202);
+
+    assert_client_cancelled(&setup, &mcp).await;
+    let expected = [What::Started, What::Ended(Outcome::ClientCancelled)];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+}
+
+async fn the_clients_own_cancel_ends_a_detached_call(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "a").await;
+
+    assert_eq!(mcp.cancel(1).await, 202);
+
+    assert_client_cancelled(&setup, &mcp).await;
+    clock.advance(GRACE * 2).await;
+    setup.assert_usable(&mcp).await;
+    let expected = [
+        What::Started,
+        What::Detached(Some(GRACE)),
+        What::Ended(Outcome::ClientCancelled),
+    ];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+}
+
+async fn a_cancel_of_a_completed_call_changes_nothing(server: Server) {
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.assert_completes("a", &mut call).await;
+    setup.exchanges.over_for("a").await;
+
+    assert_eq!(mcp.cancel(1).await, 202);
+
+    setup.assert_usable(&mcp).await;
+    assert!(!setup.tokens.of("a").is_cancelled());
+    let expected = [What::Started, What::Ended(Outcome::Completed)];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+}
+
+async fn an_answer_that_crosses_with_the_clients_cancel_ends_the_call_once(server: Server) {
+    for _ in 0..20 {
+        let setup = with_grace(server).start().await;
+        let mcp = setup.mcp().await;
+        let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+        call.head().await;
+
+        let (status, answer) = tokio::join!(mcp.cancel(1), async {
+            setup.witness.release("a");
+            call.answer().await
+        });
+
+        assert_eq!(status, 202);
+        let outcome = setup.events.ended(&mcp, 1).await;
+        match answer {
+            Some(_) => assert_eq!(outcome, Outcome::Completed),
+            None => assert_eq!(outcome, Outcome::ClientCancelled),
+        }
+        let fired = setup.tokens.of("a").is_cancelled();
+        assert_eq!(fired, outcome == Outcome::ClientCancelled);
+        setup.assert_usable(&mcp).await;
+        let expected = [What::Started, What::Ended(outcome)];
+        assert_eq!(setup.events.of(&mcp, 1), expected);
+        assert!(setup.calls.is_empty());
+    }
+}
+
+async fn a_delete_ends_all_calls_of_its_session_and_no_other(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let (mcp, other) = (setup.mcp().await, setup.mcp().await);
+    let _attached = setup.start_call(&mcp, 1, "hold", "attached").await;
+    cut(&setup, &mcp, 2, "detached").await;
+    let mut spared = setup.start_call(&other, 1, "hold", "spared").await;
+    let before = Instant::now();
+
+    assert_eq!(mcp.delete().await, 202);
+
+    for (id, label) in [(1, "attached"), (2, "detached")] {
+        let (outcome, at) = setup.events.end(&mcp, id).await;
+        assert_eq!(outcome, CLOSED);
+        assert_eq!(at, before, "no time passes");
+        let token = setup.tokens.of(label);
+        assert_eq!(token.reason(), Some(CancelReason::SessionClosed));
+    }
+    if server == Server::LayerOnly {
+        // The layer's own token has fired; rmcp's waits until the session has drained.
+        clock.advance(DRAIN + TICK).await;
+    }
+    for label in ["attached", "detached"] {
+        let end = setup.witness.ended(label).await;
+        assert!(end.is_cancelled(), "{end:?}");
+        let drained = match server {
+            Server::Wrapped => Duration::ZERO,
+            _ => DRAIN,
+        };
+        let waited = end.at() - before;
+        assert!((drained..=drained + TICK).contains(&waited), "{waited:?}");
+    }
+    assert_eq!(setup.calls.len(), 1);
+    setup.assert_completes("spared", &mut spared).await;
+    let failed = |what: &What| matches!(what, What::CancelFailed(_));
+    assert!(!setup.events.all().iter().any(failed));
+}
+
+async fn a_delete_that_is_refused_ends_nothing(server: Server) {
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    // rmcp refuses an unknown version.
+    let refused = mcp.clone().version("1999-01-01").delete().await;
+
+    assert_eq!(refused, 400);
+
+    setup.assert_usable(&mcp).await;
+    assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+    setup.assert_completes("a", &mut call).await;
+}
+
+/// The session comes back under its old id, with streams that count from 0 again.
+#[tokio::test]
+async fn nothing_that_was_kept_reaches_a_session_that_was_restored() {
+    let store = Arc::new(Store::default());
+    let setup = with_grace(Server::Wrapped).config(|mut config| {
+        config.session_store = Some(store);
+        config
+    });
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "old").await;
+    setup.witness.release("old");
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    cut(&setup, &mcp, 2, "lost").await;
+    let Sessions::Wrapped(sessions) = &setup.sessions else {
+        panic!("the wrapper was asked for");
+    };
+    // As its idle timer or a crash does: past the wrapper.
+    let session = mcp.session_id().expect("a session").into();
+    sessions
+        .inner()
+        .close_session(&session)
+        .await
+        .expect("closed");
+
+    let mut call = setup.start_call(&mcp, 1, "hold", "new").await;
+
+    assert_eq!(setup.events.ended(&mcp, 2).await, CLOSED);
+    call.head().await;
+    let first = call.event().await.expect("the priming event");
+    assert_eq!(first.id.as_deref(), Some("0/0"), "the id of the old call's");
+    call.fin();
+    let mut resumed = mcp.resume("0/0").await;
+    resumed.head().await;
+    setup.assert_completes("new", &mut resumed).await;
+    // Nor is the newer of the old ones found under the next stream.
+    let mut next = setup.start_call(&mcp, 2, "hold", "next").await;
+    next.head().await;
+    next.fin();
+    let mut resumed = mcp.resume("0/1").await;
+    setup.assert_completes("next", &mut resumed).await;
+}
+
+#[tokio::test]
+async fn a_call_that_is_sent_again_supersedes_the_one_that_has_no_client() {
+    let setup = superseding(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "same").await;
+
+    let mut again = mcp.call(2, "hold", arguments("same")).await;
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, SUPERSEDED);
+    again.head().await;
+    setup.assert_usable(&mcp).await;
+    assert_eq!(setup.calls.len(), 1);
+    assert_eq!(setup.witness.starts("same"), 2);
+    assert_eq!(setup.events.of(&mcp, 2), [What::Started]);
+    setup.witness.release("same");
+    let answer = again.answer().await.expect("an answer");
+    assert_eq!(answer["id"], 2);
+}
+
+#[tokio::test]
+async fn a_superseded_call_has_ended_before_its_successor_starts() {
+    let setup = superseding(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    let mut first = mcp
+        .call(1, "chatty", json!({ "label": "a", "events": 0 }))
+        .await;
+    setup.witness.started("a").await;
+    let token = setup.tokens.of("a");
+    first.head().await;
+    first.fin();
+    setup.events.detached(&mcp, 1).await;
+
+    let _again = mcp
+        .call(2, "chatty", json!({ "events": 0, "label": "a" }))
+        .await;
+
+    token.cancelled().await;
+    assert_eq!(token.reason(), Some(CancelReason::Superseded));
+    setup.events.ended(&mcp, 1).await;
+    setup.assert_usable(&mcp).await;
+    let all = setup.events.all();
+    let end = all.iter().position(|what| *what == What::Ended(SUPERSEDED));
+    let starts = all
+        .iter()
+        .enumerate()
+        .filter(|(_, what)| **what == What::Started);
+    let second = starts.map(|(at, _)| at).nth(1);
+    assert!(end.is_some() && end < second, "{all:?}");
+}
+
+#[tokio::test]
+async fn only_the_same_call_of_the_same_session_supersedes() {
+    let setup = superseding(Server::Wrapped).start().await;
+    let (mcp, other) = (setup.mcp().await, setup.mcp().await);
+    cut(&setup, &mcp, 1, "a").await;
+
+    let mut others = vec![
+        mcp.call(2, "hold", arguments("b")).await,
+        mcp.call(3, "stubborn", arguments("a")).await,
+        other.call(1, "hold", arguments("a")).await,
+    ];
+
+    for call in &mut others {
+        call.head().await;
+    }
+    setup.assert_usable(&mcp).await;
+    setup.assert_usable(&other).await;
+    let expected = [What::Started, What::Detached(Some(GRACE))];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+}
+
+#[tokio::test]
+async fn an_attached_call_is_never_superseded() {
+    let setup = superseding(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    let mut first = setup.start_call(&mcp, 1, "hold", "same").await;
+    let mut second = mcp.call(2, "hold", arguments("same")).await;
+    second.head().await;
+    setup.assert_usable(&mcp).await;
+    assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+
+    setup.witness.release("same");
+
+    assert!(first.answer().await.is_some());
+    assert!(second.answer().await.is_some());
+}
+
+/// A client that came back is attached.
+#[tokio::test]
+async fn a_resumed_call_is_not_superseded() {
+    let setup = superseding(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "same").await;
+    let mut resumed = mcp.resume("0/0").await;
+    resumed.head().await;
+    setup.events.resumed(&mcp, 1, 1).await;
+
+    let _second = mcp.call(2, "hold", arguments("same")).await;
+
+    setup.assert_usable(&mcp).await;
+    setup.witness.release("same");
+    assert!(resumed.answer().await.is_some());
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+}
+
+#[tokio::test]
+async fn without_the_option_nothing_is_superseded() {
+    let clock = StoppedClock::stop();
+    for plan in [with_grace(Server::Wrapped), superseding(Server::LayerOnly)] {
+        let setup = plan.start().await;
+        let mcp = setup.mcp().await;
+        cut(&setup, &mcp, 1, "same").await;
+
+        let mut second = mcp.call(2, "hold", arguments("same")).await;
+
+        second.head().await;
+        setup.assert_usable(&mcp).await;
+        let expected = [What::Started, What::Detached(Some(GRACE))];
+        assert_eq!(setup.events.of(&mcp, 1), expected);
+        clock.advance(GRACE + TICK).await;
+        let outcome = setup.events.ended(&mcp, 1).await;
+        assert_eq!(outcome, Outcome::Cancelled(CancelReason::Orphaned));
+    }
+}
+
+fn with_grace(server: Server) -> Plan {
+    Plan::of(server).grace(Grace::After(GRACE))
+}
+
+fn superseding(server: Server) -> Plan {
+    Plan::of(server)
+        .layer(|layer| layer.policy(|_| Policy::new().grace(Grace::After(GRACE)).supersede()))
+}
+
+/// Has a call under way whose client has just gone.
+async fn cut(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
+    let mut call = setup.start_call(mcp, id, "hold", label).await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(mcp, id).await;
+}
+
+async fn assert_client_cancelled(setup: &Setup, mcp: &Mcp) {
+    let outcome = setup.events.ended(mcp, 1).await;
+    assert_eq!(outcome, Outcome::ClientCancelled);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+    let token = setup.tokens.of("a");
+    assert_eq!(token.reason(), Some(CancelReason::ClientCancelled));
+    setup.assert_usable(mcp).await;
+    assert!(setup.calls.is_empty());
+}
+
+/// Sessions in memory, so that one can be restored.
+#[derive(Default)]
+struct Store(Mutex<HashMap<String, SessionState>>);
+
+// === impl Store ===
+
+#[async_trait::async_trait]
+impl SessionStore for Store {
+    async fn load(&self, id: &str) -> Result<Option<SessionState>, SessionStoreError> {
+        let sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(sessions.get(id).cloned())
+    }
+
+    async fn store(&self, id: &str, state: &SessionState) -> Result<(), SessionStoreError> {
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.insert(id.to_owned(), state.clone());
+        Ok(())
+    }
+
+    async fn delete(&self, id: &str) -> Result<(), SessionStoreError> {
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.remove(id);
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! A log of the layer's events.
+
+#![allow(
+    unreachable_pub,
+    reason = "nothing of a test binary is reachable; `pub` means: for the tests"
+)]
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::StatusCode;
+use mcp_cancel_on_disconnect::{
+    CallInfo, CancelOnDisconnectLayer, CancelReason, Event, Outcome, RequestId, Unknown,
+};
+
+/// The layer's events in order. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Log(Arc<Mutex<Vec<Happened>>>);
+
+/// An event, as plain data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Happened {
+    Started(Call),
+    Detached(Call),
+    Ended(Call, Outcome),
+    CancelFailed(Call, Option<StatusCode>),
+    Unknown(Unknown),
+    Other(String),
+}
+
+/// What an event says about its call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub id: RequestId,
+    pub method: String,
+    pub tool: Option<String>,
+    pub has_session: bool,
+}
+
+// === impl Log ===
+
+impl Log {
+    /// An empty log.
+    pub fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    /// A log of all that `layer` sees from now on.
+    pub fn of(layer: CancelOnDisconnectLayer) -> (CancelOnDisconnectLayer, Self) {
+        let log = Self::new();
+        let writer = log.clone();
+        let layer = layer.observe(move |event: &Event<'_>| writer.write(event));
+        (layer, log)
+    }
+
+    /// All events so far.
+    pub fn events(&self) -> Vec<Happened> {
+        self.lock().clone()
+    }
+
+    /// How many calls have started so far.
+    pub fn started(&self) -> usize {
+        let events = self.lock();
+        let started = |event: &&Happened| matches!(event, Happened::Started(_));
+        events.iter().filter(started).count()
+    }
+
+    /// How the calls with this id ended so far, in order.
+    pub fn ends(&self, id: &RequestId) -> Vec<Outcome> {
+        let ended = |event: &Happened| match event {
+            Happened::Ended(call, outcome) if call.id == *id => Some(*outcome),
+            _ => None,
+        };
+        self.lock().iter().filter_map(ended).collect()
+    }
+
+    /// The calls that were cancelled so far, and why.
+    pub fn cancelled(&self) -> Vec<(RequestId, CancelReason)> {
+        let cancelled = |event: &Happened| match event {
+            Happened::Ended(call, Outcome::Cancelled(reason)) => Some((call.id.clone(), *reason)),
+            _ => None,
+        };
+        self.lock().iter().filter_map(cancelled).collect()
+    }
+
+    fn write(&self, event: &Event<'_>) {
+        let happened = match event {
+            Event::Started { call, .. } => Happened::Started(Call::of(call)),
+            Event::Detached { call, .. } => Happened::Detached(Call::of(call)),
+            Event::Ended { call, outcome, .. } => Happened::Ended(Call::of(call), *outcome),
+            Event::CancelFailed { call, error, .. } => {
+                Happened::CancelFailed(Call::of(call), error.status())
+            }
+            Event::Unknown { why, .. } => Happened::Unknown(*why),
+            other => Happened::Other(format!("{other:?}")),
+        };
+        self.lock().push(happened);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Happened>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    pub fn of(call: &CallInfo) -> Self {
+        Self {
+            id: call.request_id().clone(),
+            method: call.method().to_owned(),
+            tool: call.tool().map(str::to_owned),
+            has_session: call.session().is_some(),
+        }
+    }
+}
+
+/// The id of a call that has a number.
+pub fn number(id: i64) -> RequestId {
+    RequestId::Number(id)
+}

@@ -1,0 +1,172 @@
+//! Clients that poll: the server ends their streams on purpose and expects them back (SEP-1699).
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{CancelReason, Grace, MIN_GRACE, Outcome};
+
+use crate::{
+    setup::{Plan, Server, Setup, StoppedClock, for_servers},
+    support::*,
+};
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+
+/// The stream of a session's first call, and the id of its first event.
+const STREAM: u64 = 0;
+const FIRST_EVENT: &str = "0/0";
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    a_client_that_polls_keeps_its_call_for_as_long_as_it_polls,
+    a_client_that_stops_polling_loses_its_call_after_a_whole_grace,
+    a_stream_that_the_server_ends_is_no_hang_up_with_any_grace,
+    the_last_retry_that_the_server_sent_is_what_counts,
+});
+
+async fn a_client_that_polls_keeps_its_call_for_as_long_as_it_polls(server: Server) {
+    const POLLS: usize = 30;
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(server).grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let mut stream = setup.start_call(&mcp, 1, "hold", "a").await;
+    let mut last = None;
+    stream.head().await;
+    for poll in 1..=POLLS {
+        setup.sessions.end_stream(&mcp, STREAM, None).await;
+        while let Some(event) = stream.event().await {
+            last = event.id;
+        }
+        assert!(stream.is_complete(), "ended, not cut");
+        setup.events.detached_again(&mcp, 1, poll).await;
+        // Each time nearly the whole of it: it starts in full.
+        clock.advance(MIN_GRACE - TICK).await;
+        stream = mcp.resume(last.as_deref().expect("an id")).await;
+        assert_eq!(stream.head().await.status, 200);
+        setup.events.resumed(&mcp, 1, poll).await;
+    }
+
+    setup.assert_completes("a", &mut stream).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+}
+
+async fn a_client_that_stops_polling_loses_its_call_after_a_whole_grace(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(server).grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let mut stream = setup.start_call(&mcp, 1, "hold", "a").await;
+    stream.head().await;
+    end_stream(&setup, &mcp, &mut stream, None).await;
+    clock.advance(MIN_GRACE - TICK).await;
+    let mut stream = mcp.resume(FIRST_EVENT).await;
+    stream.head().await;
+    setup.events.resumed(&mcp, 1, 1).await;
+
+    end_stream(&setup, &mcp, &mut stream, None).await;
+
+    let since = setup.events.detached_again(&mcp, 1, 2).await;
+    clock.advance(MIN_GRACE - TICK).await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+    clock.advance(TICK * 2).await;
+    let (outcome, ended) = setup.events.end(&mcp, 1).await;
+    assert_eq!(outcome, ORPHANED);
+    assert!((MIN_GRACE..=MIN_GRACE + TICK).contains(&(ended - since)));
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+async fn a_stream_that_the_server_ends_is_no_hang_up_with_any_grace(server: Server) {
+    let wait = Duration::from_secs(7);
+    for (grace, expected) in [
+        (Grace::Auto, Some(MIN_GRACE)),
+        (Grace::Immediate, Some(MIN_GRACE)),
+        (Grace::After(wait), Some(wait)),
+        (Grace::Never, None),
+    ] {
+        let setup = Plan::of(server).grace(grace).start().await;
+        let mcp = setup.mcp().await;
+        let mut stream = setup.start_call(&mcp, 1, "hold", "a").await;
+        stream.head().await;
+
+        end_stream(&setup, &mcp, &mut stream, None).await;
+
+        assert_eq!(setup.events.detached(&mcp, 1).await.0, expected);
+        setup.assert_usable(&mcp).await;
+        assert!(setup.witness.is_running("a"), "{grace:?}");
+        let mut resumed = mcp.resume(FIRST_EVENT).await;
+        resumed.head().await;
+        setup.events.resumed(&mcp, 1, 1).await;
+        setup.assert_completes("a", &mut resumed).await;
+    }
+}
+
+/// `Grace::Auto` is five times that and 5 s more, and 20 s at least.
+async fn the_last_retry_that_the_server_sent_is_what_counts(server: Server) {
+    let setup = Plan::of(server).grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let second = Duration::from_secs(1);
+    for (id, (retry, grace)) in [
+        (second, MIN_GRACE),
+        (3 * second, MIN_GRACE),
+        (10 * second, 55 * second),
+        (3_600 * second, 3_005 * second),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let label = format!("retry {retry:?}");
+        let mut stream = setup.start_call(&mcp, id, "hold", &label).await;
+        stream.head().await;
+        let handle = &setup.sessions;
+        handle.end_stream(&mcp, id as u64, Some(retry)).await;
+        while stream.event().await.is_some() {}
+
+        let (expected, _) = setup.events.detached(&mcp, id).await;
+
+        assert_eq!(expected, Some(grace), "{label}");
+        setup.witness.release(&label);
+    }
+}
+
+/// The layer alone cannot see that the call completed while its client was away, and rmcp has lost the answer:
+/// every resume is an empty stream. Its client is told in the end, and stops asking.
+#[tokio::test]
+async fn a_client_that_polls_for_a_lost_answer_is_told_in_the_end() {
+    let poll = Duration::from_secs(3);
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(Server::LayerOnly).grace(Grace::Auto);
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    let mut polls = 0;
+
+    let told = loop {
+        clock.advance(poll).await;
+        polls += 1;
+        assert!(polls < 40, "it polls for ever");
+        let mut resumed = mcp.resume(FIRST_EVENT).await;
+        resumed.head().await;
+        if let Some(event) = resumed.event().await {
+            break event;
+        }
+    };
+
+    assert_eq!(told.id, None);
+    assert_eq!(told.json()["error"]["code"], -32_800);
+    // Twenty resumes without an event renew the grace, and then it passes.
+    assert!((21..=29).contains(&polls), "{polls}");
+    assert!(setup.calls.is_empty());
+}
+
+async fn end_stream(setup: &Setup, mcp: &Mcp, stream: &mut Connection, retry: Option<Duration>) {
+    setup.sessions.end_stream(mcp, STREAM, retry).await;
+    while stream.event().await.is_some() {}
+    assert!(stream.is_complete(), "ended, not cut");
+}

@@ -1,0 +1,105 @@
+//! A server whose every thread was busy for longer than a grace: the clients that came back meanwhile wait
+//! in its accept queue, while the deadlines of their calls have passed.
+//!
+//! In real time, because what is tested is in which order a runtime serves what has piled up. The clients
+//! have a runtime of their own.
+
+use std::{
+    sync::{Arc, Barrier},
+    thread,
+    time::Duration,
+};
+
+use mcp_cancel_on_disconnect::{Grace, Outcome};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::setup::{Plan, Server, What};
+
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Deadlines are noticed 2 s late: more than the 1 s from which on a runtime counts as starved.
+const BUSY: Duration = Duration::from_secs(3);
+
+const WORKERS: usize = 2;
+
+const CALLS: u64 = 8;
+
+#[test]
+fn resumes_that_queue_while_all_threads_are_busy_keep_their_calls_with_the_wrapper() {
+    resumes_that_queue_keep_their_calls(Server::Wrapped);
+}
+
+#[test]
+fn resumes_that_queue_while_all_threads_are_busy_keep_their_calls_with_the_layer_alone() {
+    resumes_that_queue_keep_their_calls(Server::LayerOnly);
+}
+
+fn resumes_that_queue_keep_their_calls(server: Server) {
+    let serving = Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()
+        .expect("a runtime for the server");
+    let clients = Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime for the clients");
+    let setup = serving.block_on(Plan::of(server).grace(Grace::After(GRACE)).start());
+    let mcp = clients.block_on(async {
+        let mcp = setup.mcp().await;
+        let mut calls = Vec::new();
+        for id in 0..CALLS {
+            let mut call = setup.start_call(&mcp, id, "hold", &format!("a{id}")).await;
+            call.head().await;
+            call.event().await.expect("the priming event");
+            calls.push(call);
+        }
+        for call in calls {
+            call.fin();
+        }
+        for id in 0..CALLS {
+            setup.events.detached(&mcp, id).await;
+        }
+        mcp
+    });
+
+    keep_busy(&serving);
+
+    clients.block_on(async {
+        let mut resumed = Vec::new();
+        for id in 0..CALLS {
+            resumed.push(mcp.resume(&format!("0/{id}")).await);
+        }
+        for (id, mut connection) in (0..CALLS).zip(resumed) {
+            assert_eq!(connection.head().await.status, 200);
+            setup
+                .assert_completes(&format!("a{id}"), &mut connection)
+                .await;
+            let expected = [
+                What::Started,
+                What::Detached(Some(GRACE)),
+                What::Resumed,
+                What::Ended(Outcome::Completed),
+            ];
+            assert_eq!(setup.events.of(&mcp, id), expected);
+        }
+    });
+    assert!(setup.calls.is_empty());
+}
+
+/// Returns once all threads are busy.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "to block the runtime is what this is for"
+)]
+fn keep_busy(runtime: &Runtime) {
+    let all = Arc::new(Barrier::new(WORKERS + 1));
+    for _ in 0..WORKERS {
+        let all = all.clone();
+        runtime.spawn(async move {
+            all.wait();
+            thread::sleep(BUSY);
+        });
+    }
+    all.wait();
+}

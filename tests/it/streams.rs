@@ -1,0 +1,221 @@
+//! Clients that open more streams than they have calls, as Cursor and VS Code do: no call is cancelled by
+//! them, none is kept alive by them, and what comes out of them is what comes out without the layer.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use serde_json::json;
+
+use crate::{
+    setup::{Plan, Server, Setup, StoppedClock, What, for_servers},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+/// How soon EventSource opens a stream again that has ended: what rmcp tells it.
+const REOPEN: Duration = Duration::from_secs(3);
+
+/// Just below the five minutes after which rmcp closes a session that has said nothing.
+const RECONNECT: Duration = Duration::from_secs(290);
+
+/// Longer than an ended call is remembered.
+const REOPENS: u32 = 25;
+
+const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    completed_streams_that_are_opened_again_bring_what_they_bring_without_the_layer,
+    standalone_streams_bring_what_they_bring_without_the_layer,
+    completed_streams_that_are_opened_again_keep_no_call,
+    standalone_streams_that_come_and_go_keep_no_call,
+    no_attached_call_is_cancelled_by_other_streams,
+});
+
+async fn completed_streams_that_are_opened_again_bring_what_they_bring_without_the_layer(
+    server: Server,
+) {
+    let clock = StoppedClock::stop();
+    let bare = Server::Bare.start().await;
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+
+    let with_the_layer = reopening(&mcp, &clock).await;
+
+    assert_eq!(with_the_layer, reopening(&bare.mcp().await, &clock).await);
+    let (first, reopened) = with_the_layer.split_first().expect("the first stream");
+    assert_eq!(first.len(), 2, "the priming event and the answer");
+    assert_eq!(reopened.len(), REOPENS as usize);
+    let expected = [What::Started, What::Ended(Outcome::Completed)];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+    assert!(setup.calls.is_empty());
+}
+
+async fn standalone_streams_bring_what_they_bring_without_the_layer(server: Server) {
+    let clock = StoppedClock::stop();
+    let bare = Server::Bare.start().await;
+    let setup = with_grace(server).start().await;
+
+    let with_the_layer = replacing(&setup, &clock).await;
+
+    assert_eq!(with_the_layer, replacing(&bare, &clock).await);
+    assert!(with_the_layer.iter().all(|events| !events.is_empty()));
+}
+
+async fn completed_streams_that_are_opened_again_keep_no_call(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    let (_, last) = whole(&mut mcp.call(1, "echo", json!({ "text": "a" })).await).await;
+    let last = last.expect("an id");
+    let mut orphan = setup.start_call(&mcp, 2, "hold", "orphan").await;
+    orphan.head().await;
+    orphan.fin();
+    let (_, since) = setup.events.detached(&mcp, 2).await;
+
+    let mut passed = Duration::ZERO;
+    while passed + REOPEN < GRACE {
+        clock.advance(REOPEN).await;
+        passed += REOPEN;
+        whole(&mut mcp.resume(&last).await).await;
+    }
+    clock.advance(GRACE - passed + TICK).await;
+
+    assert_orphaned_on_time(&setup, &mcp, since).await;
+}
+
+async fn standalone_streams_that_come_and_go_keep_no_call(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut orphan = setup.start_call(&mcp, 2, "hold", "orphan").await;
+    orphan.head().await;
+    orphan.fin();
+    let (_, since) = setup.events.detached(&mcp, 2).await;
+    let mut open = Vec::new();
+    let mut passed = Duration::ZERO;
+    while passed + REOPEN < GRACE {
+        clock.advance(REOPEN).await;
+        passed += REOPEN;
+        // A new one, one that goes on after an event, and the first of those open is closed.
+        for mut stream in [mcp.listen().await, mcp.resume("0").await] {
+            assert_eq!(stream.head().await.status, 200);
+            open.push(stream);
+        }
+        open.remove(0).rst();
+    }
+    clock.advance(GRACE - passed + TICK).await;
+
+    assert_orphaned_on_time(&setup, &mcp, since).await;
+}
+
+async fn no_attached_call_is_cancelled_by_other_streams(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut attached = setup.start_call(&mcp, 1, "hold", "attached").await;
+    attached.head().await;
+    for _ in 0..3 {
+        let mut call = mcp.call("whole", "echo", json!({ "text": "a" })).await;
+        let (_, last) = whole(&mut call).await;
+        let mut standalone = mcp.listen().await;
+        standalone.head().await;
+        let mut shadow = mcp.listen().await;
+        shadow.head().await;
+        clock.advance(RECONNECT).await;
+        standalone.rst();
+        shadow.fin();
+        whole(&mut mcp.resume(&last.expect("an id")).await).await;
+        setup.assert_usable(&mcp).await;
+    }
+    assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
+    assert_eq!(setup.calls.len(), 1);
+    setup.assert_completes("attached", &mut attached).await;
+}
+
+/// A whole call, and then its stream again and again, as EventSource does. The events of each.
+async fn reopening(mcp: &Mcp, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
+    let mut call = mcp.call(1, "echo", json!({ "text": "a" })).await;
+    let (events, last) = whole(&mut call).await;
+    let last = last.expect("an id");
+    let mut streams = vec![events];
+    for _ in 0..REOPENS {
+        clock.advance(REOPEN).await;
+        let (events, _) = whole(&mut mcp.resume(&last).await).await;
+        streams.push(events);
+    }
+    streams
+}
+
+/// A standalone stream, a shadow of it, and streams that replace them every five minutes, in each of
+/// which the server has something to say. The events of each.
+async fn replacing(setup: &Setup, clock: &StoppedClock) -> Vec<Vec<SseEvent>> {
+    let mcp = setup.mcp().await;
+    let mut streams = Vec::new();
+    let mut last: Option<String> = None;
+    for round in 0..4 {
+        let mut primary = match &last {
+            Some(id) => mcp.resume(id).await,
+            None => mcp.listen().await,
+        };
+        assert_eq!(primary.head().await.status, 200);
+        let mut shadow = mcp.listen().await;
+        assert_eq!(shadow.head().await.status, 200);
+        // Without a progress token its progress is nobody's, and goes to the standalone stream.
+        let label = format!("round {round}");
+        let arguments = json!({ "label": label, "events": 2 });
+        let params = json!({ "name": "chatty", "arguments": arguments });
+        let mut call = mcp.request(round, "tools/call", params).await;
+        setup.witness.release(&label);
+        let (answer, _) = whole(&mut call).await;
+        streams.push(answer);
+        let mut events = Vec::new();
+        loop {
+            let event = primary.event().await.expect("the stream goes on");
+            last = event.id.clone().or(last);
+            let is_last = !event.is_priming() && {
+                let params = &event.json()["params"];
+                params["progressToken"] == *label && params["progress"] == 2.0
+            };
+            events.push(event);
+            if is_last {
+                break;
+            }
+        }
+        streams.push(events);
+        streams.push(vec![shadow.event().await.expect("its priming event")]);
+        let (primary_marked, shadow_marked) = (primary, shadow);
+        primary_marked.fin();
+        shadow_marked.rst();
+        clock.advance(RECONNECT).await;
+        setup.assert_usable(&mcp).await;
+    }
+    streams
+}
+
+/// All events of a stream that ends by itself, and the last id among them.
+async fn whole(connection: &mut Connection) -> (Vec<SseEvent>, Option<String>) {
+    assert_eq!(connection.head().await.status, 200);
+    let mut events = Vec::new();
+    let mut last = None;
+    while let Some(event) = connection.event().await {
+        last = event.id.clone().or(last);
+        events.push(event);
+    }
+    assert!(connection.is_complete(), "ended, not cut");
+    (events, last)
+}
+
+async fn assert_orphaned_on_time(setup: &Setup, mcp: &Mcp, since: tokio::time::Instant) {
+    let (outcome, ended) = setup.events.end(mcp, 2).await;
+    assert_eq!(outcome, ORPHANED);
+    assert!((GRACE..=GRACE + TICK).contains(&(ended - since)));
+    assert!(setup.witness.ended("orphan").await.is_cancelled());
+}
+
+fn with_grace(server: Server) -> Plan {
+    Plan::of(server).grace(Grace::After(GRACE))
+}
