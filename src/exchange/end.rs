@@ -1,23 +1,16 @@
 //! How a call ends: answered, cancelled, or let go.
 
 use std::{any::Any, sync::Arc, time::Duration};
-#[cfg(feature = "rmcp")]
-use std::{
-    pin::pin,
-    task::{Context, Poll, Waker},
-};
 
 use tokio::time::Instant;
 
-use super::{Exchange, Phase};
-#[cfg(feature = "rmcp")]
-use crate::registry::{FIRST, SessionKey};
+use super::Exchange;
 use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::{CancelError, Injection},
     layer::Retain,
     observe::Event,
-    policy::{Grace, Verdict},
+    policy::Verdict,
     registry::{Answer, Detached, End, Ended, Finished, Generation, UNSEEN_FOR, Wait},
 };
 
@@ -28,11 +21,6 @@ const INJECTION_LIMIT: Duration = Duration::from_secs(10);
 /// The least that an ended call is remembered for its client: 60 s, which is also how long rmcp means to keep
 /// the events of a completed stream.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
-
-/// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
-/// the server notices that the old connection is gone.
-#[cfg(feature = "rmcp")]
-const ANSWER_UNDER_WAY: Duration = Duration::from_secs(1);
 
 /// One generation of a call: whoever has it tells when that stream has gone.
 #[derive(Debug, Clone)]
@@ -51,11 +39,6 @@ pub(crate) enum Gone {
     ByServer,
 }
 
-/// A call that is cancelled, and what has yet to be told to the server.
-pub(crate) struct Cancelled {
-    injection: Option<Injection>,
-}
-
 // === impl Attachment ===
 
 impl Attachment {
@@ -64,21 +47,6 @@ impl Attachment {
         if let Some(call) = self.exchange.call(self.id) {
             self.exchange.let_go(call, self.generation, gone, barren);
         }
-    }
-
-    /// Says that nobody reads the stream, because its client has gone or because something inside let
-    /// go of it.
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn drop_stream(&self) {
-        let client_left =
-            self.generation != FIRST || self.exchange.state().phase == Phase::Abandoned;
-        let reason = match client_left {
-            true => CancelReason::ClientDisconnected,
-            // Unwinding comes through here before it comes to the exchange's guard.
-            false if std::thread::panicking() => CancelReason::ServicePanicked,
-            false => CancelReason::ResponseDropped,
-        };
-        self.detach(Gone::Stream(reason), false);
     }
 }
 
@@ -126,53 +94,71 @@ impl Exchange {
         }
     }
 
-    /// Cancels a call, unless it has ended (contract 3).
+    /// Cancels a call, unless it has ended, or its client came back in this very moment (contract 3).
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) {
-        let cancelled = self.begin_cancel(id, reason, Outcome::Cancelled(reason));
-        if let Some(injection) = cancelled.and_then(|cancelled| cancelled.injection) {
+        if let Some(injection) = self.cancel_detached(id, reason) {
             self.inject(id, injection);
         }
     }
 
-    /// Cancels a call whose server knows already.
+    pub(super) fn cancel_detached(
+        self: &Arc<Self>,
+        id: CallId,
+        reason: CancelReason,
+    ) -> Option<Injection> {
+        let ended = self.as_cancelled(id)?;
+        let finished = self.instance.registry.finish_detached(id, ended)?;
+        self.cancelled(id, reason, Outcome::Cancelled(reason), finished)
+    }
+
+    /// Cancels a call, attached or not, whose server knows already.
     pub(crate) fn cancelled_elsewhere(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         let outcome = match reason {
             CancelReason::ClientCancelled => Outcome::ClientCancelled,
             other => Outcome::Cancelled(other),
         };
-        self.begin_cancel(id, reason, outcome);
+        let ended = self.as_cancelled(id);
+        if let Some(finished) =
+            ended.and_then(|ended| self.instance.registry.finish(id, Some(ended)))
+        {
+            // What is not awaited is not sent.
+            drop(self.cancelled(id, reason, outcome, finished));
+        }
     }
 
-    fn begin_cancel(
+    /// What is remembered of a cancelled call.
+    pub(super) fn as_cancelled(&self, id: CallId) -> Option<Ended<Answer>> {
+        let call = self.call(id)?;
+        Some(Ended {
+            end: End::Cancelled(call.request_id().clone()),
+            weight: 0,
+            until: self.remembered_until(call),
+        })
+    }
+
+    /// Goes through with the cancel of a call that has just ended so. Returns what the server is to be told.
+    pub(super) fn cancelled(
         self: &Arc<Self>,
         id: CallId,
         reason: CancelReason,
         outcome: Outcome,
-    ) -> Option<Cancelled> {
-        let call = self.call(id)?;
-        let ended = Ended {
-            end: End::Cancelled(call.request_id().clone()),
-            weight: 0,
-            until: self.remembered_until(call),
-        };
-        let finished = self.end(id, Some(ended))?;
+        finished: Finished,
+    ) -> Option<Injection> {
+        self.tell_ended();
         // In a batch the token is that of all calls together.
-        if self
-            .calls()
-            .all(|call| !self.instance.registry.is_in_flight(call.id()))
-        {
+        let registry = &self.instance.registry;
+        if self.calls().all(|call| !registry.is_in_flight(call.id())) {
             self.fire(reason);
         }
+        let call = self.call(id)?;
         self.instance.report(&Event::Ended { call, outcome });
         let canceller = self.state().canceller.clone();
-        let canceller = canceller.filter(|_| finished.injectable);
-        Some(Cancelled {
-            injection: canceller.map(|canceller| canceller.cancel(call, reason)),
-        })
+        let canceller = canceller.filter(|_| finished.injectable)?;
+        Some(canceller.cancel(call, reason))
     }
 
     /// Has the injection run elsewhere, and reports if it fails. It is not repeated.
-    fn inject(self: &Arc<Self>, id: CallId, injection: Injection) {
+    pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection) {
         let this = self.clone();
         let injection = async move {
             let result = tokio::time::timeout(INJECTION_LIMIT, injection).await;
@@ -185,49 +171,9 @@ impl Exchange {
         }
     }
 
-    fn cancel_failed(&self, id: CallId, error: &CancelError) {
+    pub(super) fn cancel_failed(&self, id: CallId, error: &CancelError) {
         if let Some(call) = self.call(id) {
             self.instance.report(&Event::CancelFailed { call, error });
-        }
-    }
-
-    /// Cancels a call of a session that is being closed, and waits until the server took it.
-    #[cfg(feature = "rmcp")]
-    pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
-        let reason = CancelReason::SessionClosed;
-        let cancelled = self.begin_cancel(id, reason, Outcome::Cancelled(reason));
-        if let Some(injection) = cancelled.and_then(|cancelled| cancelled.injection) {
-            // A session that died by itself takes no message, and has stopped its handlers. Whatever
-            // becomes of this, the session is closed next.
-            let _result = tokio::time::timeout(Duration::from_secs(1), injection).await;
-        }
-    }
-
-    /// Cancels the detached calls of a session that `call` repeats.
-    #[cfg(feature = "rmcp")]
-    pub(super) fn supersede(&self, session: &SessionKey, call: &CallInfo) {
-        for (id, exchange) in self.instance.registry.detached_in(session) {
-            if exchange.call(id).is_some_and(|older| call.repeats(older)) {
-                exchange.cancel_ahead(id, CancelReason::Superseded);
-            }
-        }
-    }
-
-    /// Cancels a call, with its injection under way before this returns: a message that is sent to the
-    /// server next comes after it, unless the server has no room for either.
-    #[cfg(feature = "rmcp")]
-    fn cancel_ahead(self: &Arc<Self>, id: CallId, reason: CancelReason) {
-        let cancelled = self.begin_cancel(id, reason, Outcome::Cancelled(reason));
-        let Some(mut injection) = cancelled.and_then(|cancelled| cancelled.injection) else {
-            return;
-        };
-        match injection
-            .as_mut()
-            .poll(&mut Context::from_waker(Waker::noop()))
-        {
-            Poll::Ready(Ok(())) => {}
-            Poll::Ready(Err(error)) => self.cancel_failed(id, &error),
-            Poll::Pending => self.inject(id, injection),
         }
     }
 
@@ -260,28 +206,14 @@ impl Exchange {
 
     fn end(&self, id: CallId, remember: Option<Ended<Answer>>) -> Option<Finished> {
         let finished = self.instance.registry.finish(id, remember)?;
-        #[cfg(feature = "rmcp")]
-        self.ended.notify_waiters();
+        self.tell_ended();
         Some(finished)
     }
 
-    /// Waits until a call has ended, but not for long. Its session manager let go of it already, so its answer
-    /// must be on its way through our hands.
-    #[cfg(feature = "rmcp")]
-    pub(crate) async fn wait_for_answer(&self, id: CallId) {
-        let ended = async {
-            loop {
-                // Listens before it looks.
-                let mut notified = pin!(self.ended.notified());
-                notified.as_mut().enable();
-                if !self.instance.registry.is_in_flight(id) {
-                    return;
-                }
-                notified.await;
-            }
-        };
-        // Whatever becomes of it, the caller looks again.
-        let _in_time = tokio::time::timeout(ANSWER_UNDER_WAY, ended).await;
+    /// Tells who waits in [`wait_for_answer`](Self::wait_for_answer).
+    fn tell_ended(&self) {
+        #[cfg(feature = "rmcp")]
+        self.ended.notify_waiters();
     }
 
     fn report_end(&self, id: CallId, outcome: Outcome) {
@@ -291,21 +223,13 @@ impl Exchange {
     }
 
     fn remembered_until(&self, call: &CallInfo) -> Instant {
-        let grace = match call.policy().grace {
-            Grace::After(grace) => grace,
-            _ => Duration::ZERO,
+        let grace = match call.policy().grace.verdict(call, self.going(false)) {
+            Verdict::CancelAfter(grace) => grace,
+            Verdict::CancelNow | Verdict::RunOn => Duration::ZERO,
         };
         let now = Instant::now();
         now.checked_add(grace.max(REMEMBERED_FOR))
             .unwrap_or(now + REMEMBERED_FOR)
-    }
-
-    /// The client of a call came back for it, and the session manager took it.
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn resumed(&self, id: CallId) {
-        if let Some(call) = self.call(id) {
-            self.instance.report(&Event::Resumed { call });
-        }
     }
 
     pub(super) fn fire(&self, reason: CancelReason) {

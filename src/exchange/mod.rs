@@ -8,7 +8,8 @@
 //! | file | what it decides |
 //! |---|---|
 //! | `identity` | whose calls these are, from the request's headers |
-//! | `request` | which calls there are, from the typed message or the body |
+//! | `request` | which calls there are, from the body |
+//! | `bound` | which call there is, and how its streams fare, from a session manager |
 //! | `response` | how far they came, from the response's head and body |
 //! | `resume` | whose call a GET with `Last-Event-ID` goes on with |
 //! | `end` | how a call ends: answered, cancelled, let go |
@@ -49,6 +50,8 @@ use crate::{
     registry::{Registry, Scope, SessionKey},
 };
 
+#[cfg(feature = "rmcp")]
+mod bound;
 mod end;
 mod guard;
 mod identity;
@@ -56,16 +59,21 @@ mod request;
 mod response;
 mod resume;
 
+#[cfg(feature = "rmcp")]
 pub(crate) use self::{
     end::{Attachment, Gone},
+    response::REQUEST_CANCELLED,
+};
+pub(crate) use self::{
     guard::Guard,
-    response::{BodyPlan, Head, REQUEST_CANCELLED, Tap},
+    response::{BodyPlan, Head, Tap},
 };
 
 pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
 
 /// On how many paths a session manager may stand before the layer stops to learn them: 16. On others every
 /// session call pays for a replay that is never used.
+#[cfg(feature = "rmcp")]
 const MAX_WRAPPED_PATHS: usize = 16;
 
 /// What all exchanges of one service share.

@@ -1,5 +1,4 @@
-//! Which calls an exchange carries: from the typed message that the session manager gets, or from the
-//! request body.
+//! Which calls an exchange carries, from its request body.
 
 use std::{
     mem,
@@ -7,14 +6,6 @@ use std::{
 };
 
 use super::{Exchange, InFlight, Revision, Session};
-#[cfg(feature = "rmcp")]
-use super::{Phase, end::Gone};
-#[cfg(feature = "rmcp")]
-use crate::{
-    call::{CallId, CancelReason},
-    cancel::Canceller,
-    registry::{FIRST, Scope},
-};
 use crate::{
     call::{CallInfo, RequestId},
     envelope::{self, Envelope, Frames, Message, Unknown},
@@ -133,75 +124,5 @@ impl Exchange {
             .running_as_task(request.task);
         call.set_policy(self.instance.options.policy_for(&call));
         Some(call)
-    }
-
-    /// Takes a call from the typed message that the session manager was given. `None` if it is not to
-    /// be tracked. Calls that it supersedes are returned with it.
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn bind(
-        self: &Arc<Self>,
-        mut call: CallInfo,
-        canceller: Arc<dyn Canceller>,
-        fingerprint: impl FnOnce() -> u64,
-    ) -> Option<CallId> {
-        if matches!(self.session, Session::Doubtful) || call.method() == "initialize" {
-            return None;
-        }
-        let key = Key {
-            session: SessionKey {
-                scope: canceller.scope(),
-                id: call.session_id()?.clone(),
-            },
-            request: call.request_id().clone(),
-        };
-        call.set_policy(self.instance.options.policy_for(&call));
-        if call.policy().supersede {
-            call.set_fingerprint(fingerprint());
-            self.supersede(&key.session, &call);
-        }
-        let id = call.id();
-        if self.calls.set(InFlight::One(call)).is_err() {
-            return self.rebind(key, canceller);
-        }
-        self.instance.registry.start_accepted(id, key, self.clone());
-        let abandoned = self.become_bound(canceller);
-        if let Some(call) = self.call(id) {
-            self.instance.report(&Event::Started { call });
-            if abandoned {
-                let gone = Gone::Stream(CancelReason::ClientDisconnected);
-                self.let_go(call, FIRST, gone, false);
-            }
-        }
-        Some(id)
-    }
-
-    /// The body was read before the session manager got the message: the same call, better cancelled.
-    #[cfg(feature = "rmcp")]
-    fn rebind(&self, key: Key, canceller: Arc<dyn Canceller>) -> Option<CallId> {
-        let Some(InFlight::One(call)) = self.calls.get() else {
-            return None;
-        };
-        let same = *call.request_id() == key.request && call.session_id() == Some(&key.session.id);
-        same.then(|| {
-            self.instance.registry.rekey(call.id(), key);
-            self.become_bound(canceller);
-            call.id()
-        })
-    }
-
-    /// Returns whether the client had already gone.
-    #[cfg(feature = "rmcp")]
-    fn become_bound(&self, canceller: Arc<dyn Canceller>) -> bool {
-        let scope = canceller.scope();
-        let (replay, phase) = {
-            let mut state = self.state();
-            state.bound = true;
-            state.request = RequestBody::Settled(Settled::Plain);
-            (state.canceller.replace(canceller), state.phase)
-        };
-        if let Some(Scope::Path(path)) = replay.map(|replay| replay.scope()) {
-            self.instance.set_wrapped(path, scope);
-        }
-        phase == Phase::Abandoned
     }
 }

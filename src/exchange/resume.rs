@@ -15,7 +15,7 @@ use super::{Instance, LAST_EVENT_ID, end::Attachment};
 use crate::{
     call::{CallId, RequestId},
     observe::Event,
-    registry::{End, Named, Scope, SessionKey},
+    registry::{End, Named, SessionKey},
 };
 
 pub(super) struct Resume {
@@ -63,10 +63,10 @@ impl Resume {
 
     /// The inner service answered it with a stream.
     pub(super) fn accept(&self, instance: &Instance) -> Accepted {
-        let Scope::Path(_) = self.session.scope else {
+        if !self.session.scope.is_path() {
             self.release(instance);
             return Accepted::Nothing;
-        };
+        }
         let holds = self.take_holds();
         match instance.registry.named(&self.session, &self.event_id) {
             Named::Call(id) => Self::attach(instance, &[id]),

@@ -27,7 +27,7 @@ const RETRY: Duration = Duration::from_secs(3);
 /// An answer as the registry keeps it, with its size in bytes: its event, which is a reference to the
 /// message and an id.
 pub(super) fn keep(event: &ServerSseMessage) -> Option<(Arc<dyn Any + Send + Sync>, usize)> {
-    let weight = weigh(event.message.as_deref()?);
+    let weight = weigh(event.message.as_deref()?)?;
     Some((Arc::new(event.clone()), weight))
 }
 
@@ -68,29 +68,27 @@ fn cancelled(request: &RequestId) -> ServerSseMessage {
 }
 
 /// About how many bytes a message takes. Text content, which is nearly all there is, is not walked.
-fn weigh(message: &ServerJsonRpcMessage) -> usize {
+fn weigh(message: &ServerJsonRpcMessage) -> Option<usize> {
     let ServerJsonRpcMessage::Response(response) = message else {
         return serialized(message);
     };
     match &response.result {
         ServerResult::CallToolResult(result) if result.structured_content.is_none() => {
-            let texts = result.content.iter().map(|content| match content {
-                ContentBlock::Text(text) => text.text.len(),
+            let weights = result.content.iter().map(|content| match content {
+                ContentBlock::Text(text) => Some(text.text.len()),
                 other => serialized(other),
             });
-            texts.sum()
+            weights.sum()
         }
         other => serialized(other),
     }
 }
 
-fn serialized(value: &impl serde::Serialize) -> usize {
+/// `None` if it cannot be sent at all.
+fn serialized(value: &impl serde::Serialize) -> Option<usize> {
     let mut count = Count(0);
-    match serde_json::to_writer(&mut count, value) {
-        Ok(()) => count.0,
-        // Not to be kept.
-        Err(_) => usize::MAX / 2,
-    }
+    serde_json::to_writer(&mut count, value).ok()?;
+    Some(count.0)
 }
 
 struct Count(usize);

@@ -163,8 +163,9 @@ impl<M: SessionManager> CancellableSessionManager<M> {
     where
         S: Stream<Item = ServerSseMessage> + Send + 'static,
     {
-        let call = match self.shared.named(session, last_event_id) {
-            Named::Call(id) => self.shared.registry.get().and_then(|registry| {
+        let named = self.shared.named(session, last_event_id);
+        let call = self.shared.registry.get().and_then(|registry| match named {
+            Named::Call(id) => {
                 let (exchange, generation) = registry.attach(id)?;
                 exchange.resumed(id);
                 let request_id = exchange.call(id)?.request_id().into();
@@ -174,9 +175,13 @@ impl<M: SessionManager> CancellableSessionManager<M> {
                     generation,
                 };
                 Some(BoundCall::new(attachment, request_id))
-            }),
-            _ => None,
-        };
+            }
+            Named::Batch(ids) | Named::OneOf(ids) => {
+                ids.into_iter().for_each(|id| registry.spare(id));
+                None
+            }
+            Named::Nothing | Named::Ended(_) => None,
+        });
         CallStream::new(stream, call)
     }
 }

@@ -17,7 +17,7 @@
 //! 6. **Detach.** A grace starts in full with every detach. Only resumes that brought no event
 //!    (a server that the layer alone watches) renew it no more than [`MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** A deadline that is noticed more than [`entry::LATE`] late is put off once: the runtime was
-//!    starved, and the resumes wait in the accept queue.
+//!    starved, and the resumes wait in the accept queue. A hold may be who notices; its own time is not late.
 //! 8. **Names.** Requests and streams are found in their own session only. Of a call's opaque event ids
 //!    the first and the latest [`entry::MAX_EVENT_IDS`] are known; when more came, any unknown id of the session
 //!    may be one of them.
@@ -25,7 +25,7 @@
 //! 9. **A reused id** makes the older call leave without a trace: it is never returned again.
 //! 10. **Server-side ends** of attached calls are the exchange's: see there.
 //! 11. **Memory.** An ended call is remembered by its streams for a while, see [`memory`].
-//! 12. **The end of a session** ends its calls and what is remembered of it ([`Core::take_session`]).
+//! 12. **The end of a session** ends its calls, and nothing of it is remembered ([`Core::take_session`]).
 //! 13. **Nothing stays** but calls in flight and the memory. A detached call without a deadline whose end
 //!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled.
 //! 14. **In doubt, nothing is cancelled.**
@@ -330,6 +330,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
             _ => self.forget_streams(id, &entry),
         }
         Some(Finished { injectable })
+    }
+
+    /// Ends a call as [`finish`](Self::finish) does, unless its client has come back: between the look at a
+    /// deadline and its cancel the lock is free (invariant 3).
+    pub(crate) fn finish_detached(&mut self, id: CallId, ended: Ended<A>) -> Option<Finished> {
+        self.is_detached(id).then(|| self.finish(id, Some(ended)))?
     }
 
     /// The session call with this key, if its request was accepted.

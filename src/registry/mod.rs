@@ -28,6 +28,10 @@ pub(crate) use self::core::{
 
 /// An answer that is kept for a client to come back for.
 #[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "rmcp"),
+    expect(dead_code, reason = "only a session manager sees answers")
+)]
 pub(crate) struct Answer {
     /// What it is only its session manager knows.
     pub(crate) content: Arc<dyn Any + Send + Sync>,
@@ -183,6 +187,10 @@ impl Registry {
 
     pub(crate) fn finish(&self, id: CallId, remember: Option<Ended<Answer>>) -> Option<Finished> {
         self.with(|core| core.finish(id, remember))
+    }
+
+    pub(crate) fn finish_detached(&self, id: CallId, ended: Ended<Answer>) -> Option<Finished> {
+        self.with(|core| core.finish_detached(id, ended))
     }
 
     pub(crate) fn find(&self, key: &Key) -> Option<Call> {

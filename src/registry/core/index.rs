@@ -61,6 +61,15 @@ pub(super) struct AsIs(u64);
 #[derive(Debug, Default)]
 pub(super) struct Names(RandomState);
 
+// === impl Scope ===
+
+impl Scope {
+    /// Whether no session manager of ours is known there.
+    pub(crate) fn is_path(&self) -> bool {
+        matches!(self, Self::Path(_))
+    }
+}
+
 // === impl Names ===
 
 impl Names {

@@ -134,6 +134,19 @@ fn invariant_3_only_detached_calls_expire() {
 }
 
 #[test]
+fn invariant_3_a_resume_between_the_deadline_and_the_cancel_saves_the_call() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    assert_eq!(core.expire(now + SECOND), [(id, "call")]);
+    core.attach(id).unwrap();
+    let ended = answered("", now + SECOND).unwrap();
+    assert_eq!(core.finish_detached(id, ended), None);
+    assert_eq!(core.len(), 1);
+}
+
+#[test]
 fn invariant_3_a_deadline_of_now_is_due_at_once() {
     let now = Instant::now();
     let mut core = TestCore::new();

@@ -1,0 +1,185 @@
+//! What a session manager tells: which call a typed message is, and what became of its streams.
+
+use std::{
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use super::{
+    Exchange, InFlight, Phase, Session,
+    end::{Attachment, Gone},
+    request::{RequestBody, Settled},
+};
+use crate::{
+    call::{CallId, CallInfo, CancelReason, Outcome},
+    cancel::Canceller,
+    observe::Event,
+    registry::{FIRST, Key, Scope, SessionKey},
+};
+
+/// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
+/// the server notices that the old connection is gone.
+const ANSWER_UNDER_WAY: Duration = Duration::from_secs(1);
+
+// === impl Attachment ===
+
+impl Attachment {
+    /// Says that nobody reads the stream, because its client has gone or because something inside let
+    /// go of it.
+    pub(crate) fn drop_stream(&self) {
+        let client_left =
+            self.generation != FIRST || self.exchange.state().phase == Phase::Abandoned;
+        let reason = match client_left {
+            true => CancelReason::ClientDisconnected,
+            // Unwinding comes through here before it comes to the exchange's guard.
+            false if std::thread::panicking() => CancelReason::ServicePanicked,
+            false => CancelReason::ResponseDropped,
+        };
+        self.detach(Gone::Stream(reason), false);
+    }
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// Takes a call from the typed message that the session manager was given. `None` if it is not to
+    /// be tracked. Calls that it supersedes are returned with it.
+    pub(crate) fn bind(
+        self: &Arc<Self>,
+        mut call: CallInfo,
+        canceller: Arc<dyn Canceller>,
+        fingerprint: impl FnOnce() -> u64,
+    ) -> Option<CallId> {
+        if matches!(self.session, Session::Doubtful) || call.method() == "initialize" {
+            return None;
+        }
+        let key = Key {
+            session: SessionKey {
+                scope: canceller.scope(),
+                id: call.session_id()?.clone(),
+            },
+            request: call.request_id().clone(),
+        };
+        call.set_policy(self.instance.options.policy_for(&call));
+        if call.policy().supersede {
+            call.set_fingerprint(fingerprint());
+            self.supersede(&key.session, &call);
+        }
+        let mut id = call.id();
+        let first = match self.calls.set(InFlight::One(call)) {
+            Ok(()) => {
+                self.instance.registry.start_accepted(id, key, self.clone());
+                true
+            }
+            Err(_) => {
+                id = self.rebind(key)?;
+                false
+            }
+        };
+        let abandoned = self.become_bound(canceller);
+        let call = self.call(id)?;
+        if first {
+            self.instance.report(&Event::Started { call });
+        }
+        if abandoned {
+            let gone = Gone::Stream(CancelReason::ClientDisconnected);
+            self.let_go(call, FIRST, gone, false);
+        }
+        Some(id)
+    }
+
+    /// The body was read before the session manager got the message: the same call, known better.
+    fn rebind(&self, key: Key) -> Option<CallId> {
+        let Some(InFlight::One(call)) = self.calls.get() else {
+            return None;
+        };
+        let same = *call.request_id() == key.request && call.session_id() == Some(&key.session.id);
+        if !same || !self.instance.registry.is_in_flight(call.id()) {
+            return None;
+        }
+        self.instance.registry.rekey(call.id(), key);
+        Some(call.id())
+    }
+
+    /// Returns whether the client had already gone.
+    fn become_bound(&self, canceller: Arc<dyn Canceller>) -> bool {
+        let scope = canceller.scope();
+        let (replay, phase) = {
+            let mut state = self.state();
+            state.bound = true;
+            state.request = RequestBody::Settled(Settled::Plain);
+            (state.canceller.replace(canceller), state.phase)
+        };
+        if let Some(Scope::Path(path)) = replay.map(|replay| replay.scope()) {
+            self.instance.set_wrapped(path, scope);
+        }
+        phase == Phase::Abandoned
+    }
+
+    /// Cancels a call of a session that is being closed, and waits until the server took it.
+    pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
+        let reason = CancelReason::SessionClosed;
+        let ended = self.as_cancelled(id);
+        let Some(finished) = self.instance.registry.finish(id, ended) else {
+            return;
+        };
+        let outcome = Outcome::Cancelled(reason);
+        if let Some(injection) = self.cancelled(id, reason, outcome, finished) {
+            // A session that died by itself takes no message, and has stopped its handlers. Whatever
+            // becomes of this, the session is closed next.
+            let _result = tokio::time::timeout(Duration::from_secs(1), injection).await;
+        }
+    }
+
+    /// Cancels the detached calls of a session that `call` repeats.
+    pub(super) fn supersede(&self, session: &SessionKey, call: &CallInfo) {
+        for (id, exchange) in self.instance.registry.detached_in(session) {
+            if exchange.call(id).is_some_and(|older| call.repeats(older)) {
+                exchange.cancel_ahead(id, CancelReason::Superseded);
+            }
+        }
+    }
+
+    /// Cancels a detached call, with its injection under way before this returns: a message that is sent to
+    /// the server next comes after it, unless the server has no room for either.
+    fn cancel_ahead(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+        let Some(mut injection) = self.cancel_detached(id, reason) else {
+            return;
+        };
+        match injection
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+        {
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) => self.cancel_failed(id, &error),
+            Poll::Pending => self.inject(id, injection),
+        }
+    }
+
+    /// Waits until a call has ended, but not for long. Its session manager let go of it already, so its answer
+    /// must be on its way through our hands.
+    pub(crate) async fn wait_for_answer(&self, id: CallId) {
+        let ended = async {
+            loop {
+                // Listens before it looks.
+                let mut notified = pin!(self.ended.notified());
+                notified.as_mut().enable();
+                if !self.instance.registry.is_in_flight(id) {
+                    return;
+                }
+                notified.await;
+            }
+        };
+        // Whatever becomes of it, the caller looks again.
+        let _in_time = tokio::time::timeout(ANSWER_UNDER_WAY, ended).await;
+    }
+
+    /// The client of a call came back for it, and the session manager took it.
+    pub(crate) fn resumed(&self, id: CallId) {
+        if let Some(call) = self.call(id) {
+            self.instance.report(&Event::Resumed { call });
+        }
+    }
+}
