@@ -45,7 +45,7 @@ impl Attachment {
 
 impl Exchange {
     /// Takes a call from the typed message that the session manager was given. `None` if it is not to
-    /// be tracked. Calls that it supersedes are returned with it.
+    /// be tracked. Calls that it supersedes are cancelled first.
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,

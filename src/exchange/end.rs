@@ -9,7 +9,7 @@ use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::{CancelError, Injection},
     layer::Retain,
-    observe::Event,
+    observe::{Event, Remark, say_once},
     policy::Verdict,
     registry::{Answer, Detached, End, Ended, Finished, Generation, UNSEEN_FOR, Wait},
 };
@@ -68,6 +68,9 @@ impl Exchange {
             Verdict::CancelAfter(grace) => (Some(grace), now.checked_add(grace)),
             Verdict::RunOn => (None, None),
         };
+        if deadline.is_none() && going.stored {
+            say_once(Remark::StoredCallsRunOn);
+        }
         let wait = match deadline {
             Some(deadline) => Wait::Until {
                 deadline,

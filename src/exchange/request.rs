@@ -9,7 +9,7 @@ use super::{Exchange, InFlight, Revision, Session};
 use crate::{
     call::{CallInfo, RequestId},
     envelope::{self, Envelope, Frames, Message, Unknown},
-    observe::Event,
+    observe::{Event, Remark, say_once},
     registry::{Key, SessionKey},
 };
 
@@ -94,6 +94,9 @@ impl Exchange {
                 },
                 request: call.request_id().clone(),
             });
+            if call.policy().supersede && key.is_some() {
+                say_once(Remark::SupersedeHasNoEffect);
+            }
             self.instance.registry.start(call.id(), key, self.clone());
             self.instance.report(&Event::Started { call });
         }

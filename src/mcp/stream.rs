@@ -38,8 +38,18 @@ pub(super) struct BoundCall {
     request_id: RequestId,
     /// What of its event ids names its stream, where they name one: what comes after the slash.
     stream: Option<Box<str>>,
-    /// Its client has gone, and it is read on for its end only.
-    read_on: bool,
+    watched: Watched,
+}
+
+/// Whose is a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watched {
+    /// Its client's.
+    ByClient,
+    /// Nobody's: it is read on for its end only.
+    ByTask,
+    /// It has ended, and that was said.
+    NoMore,
 }
 
 // === impl CallStream ===
@@ -93,7 +103,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         };
         call.attachment.drop_stream();
         if call.attachment.exchange.reason().is_none() {
-            call.read_on = true;
+            call.watched = Watched::ByTask;
             let registry = call.attachment.exchange.registry().clone();
             registry.spawn(read_on(stream, call));
         }
@@ -126,7 +136,7 @@ impl BoundCall {
             attachment,
             request_id,
             stream: None,
-            read_on: false,
+            watched: Watched::ByClient,
         }
     }
 
@@ -152,20 +162,23 @@ impl BoundCall {
         }
     }
 
-    fn answered(self, event: &ServerSseMessage) {
+    fn answered(mut self, event: &ServerSseMessage) {
+        self.watched = Watched::NoMore;
         self.attachment
             .exchange
             .answered(self.attachment.id, kept::keep(event));
     }
 
     /// The manager could not open its stream.
-    pub(super) fn failed(self) {
+    pub(super) fn failed(mut self) {
+        self.watched = Watched::NoMore;
         self.attachment
             .exchange
             .finish(self.attachment.id, Outcome::Failed);
     }
 
-    fn ended_by_server(self) {
+    fn ended_by_server(mut self) {
+        self.watched = Watched::NoMore;
         self.attachment.detach(Gone::ByServer, false);
     }
 }
@@ -177,10 +190,10 @@ impl Drop for BoundCall {
             id,
             generation,
         } = &self.attachment;
-        match self.read_on {
-            true => exchange.registry().lose_sight(*id, *generation),
-            // Does nothing if it has ended.
-            false => self.attachment.drop_stream(),
+        match self.watched {
+            Watched::ByClient => self.attachment.drop_stream(),
+            Watched::ByTask => exchange.registry().lose_sight(*id, *generation),
+            Watched::NoMore => {}
         }
     }
 }

@@ -15,6 +15,8 @@ use crate::{
 
 mod trace;
 
+pub(crate) use self::trace::{Remark, say_once};
+
 /// Something that happened to a call, or a request that could not be read as one.
 ///
 /// Every call is started once and ends at most once. No end is seen of a call whose id its client used again (the

@@ -3,10 +3,21 @@
 //! Fields have the names of OpenTelemetry's MCP and JSON-RPC conventions. Values that come from the client
 //! are logged with `Debug`, which escapes control characters. Session ids are never logged.
 
+use std::sync::Once;
+
 use tracing::{debug, info, trace, warn};
 
 use super::Event;
 use crate::call::{CallInfo, Outcome};
+
+/// What a user may not expect of the configuration. Each is said once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Remark {
+    /// A policy supersedes, and no session manager knows what calls are the same.
+    SupersedeHasNoEffect,
+    /// The sessions have an event store, so detached calls run on.
+    StoredCallsRunOn,
+}
 
 /// One `macro` instead of a function, because `tracing` wants its level at compile time.
 macro_rules! log_call {
@@ -41,5 +52,25 @@ pub(super) fn log(event: &Event<'_>) {
         Event::Unknown { why } => {
             debug!(target: "mcp_cancel_on_disconnect", %why, "request body is not watched");
         }
+    }
+}
+
+pub(crate) fn say_once(remark: Remark) {
+    static SUPERSEDE: Once = Once::new();
+    static STORED: Once = Once::new();
+    match remark {
+        Remark::SupersedeHasNoEffect => SUPERSEDE.call_once(|| {
+            warn!(
+                target: "mcp_cancel_on_disconnect",
+                "Policy::supersede has no effect without CancellableSessionManager",
+            );
+        }),
+        Remark::StoredCallsRunOn => STORED.call_once(|| {
+            info!(
+                target: "mcp_cancel_on_disconnect",
+                "sessions have an event store: calls whose clients go away run on, because they may be \
+                 resumed on another server; set a grace to cancel them",
+            );
+        }),
     }
 }

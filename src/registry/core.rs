@@ -36,7 +36,7 @@ use tokio::time::Instant;
 
 use self::{
     entry::{Clock, Entry, Look, Streams},
-    index::{ById, Names, Slot, Slots},
+    index::{ById, Ids, Names, Slot, Slots},
     memory::Memory,
 };
 use crate::call::CallId;
@@ -97,7 +97,7 @@ pub(crate) struct Core<T, A> {
     /// Requests and streams by name. A stream may belong to a call that has ended.
     index: Slots<CallId>,
     /// The calls of each session, in flight or remembered.
-    sessions: Slots<Vec<CallId>>,
+    sessions: Slots<Ids>,
     memory: Memory<A>,
     due: BTreeSet<(Instant, CallId)>,
 }
@@ -127,7 +127,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let entry = Entry::new(call, key, session);
         self.calls.insert(id, entry);
         if let Some(session) = session {
-            self.sessions.entry(session).or_default().push(id);
+            self.sessions.entry(session).or_default().insert(id);
         }
     }
 
@@ -488,9 +488,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     fn leave_session(&mut self, session: Slot, id: CallId) {
         if let Some(ids) = self.sessions.get_mut(&session) {
-            if let Some(at) = ids.iter().position(|other| *other == id) {
-                ids.swap_remove(at);
-            }
+            ids.remove(&id);
             if ids.is_empty() {
                 self.sessions.remove(&session);
             }
@@ -542,7 +540,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
             return;
         };
         self.due.insert((ended.until, id));
-        self.sessions.entry(slot).or_default().push(id);
+        self.sessions.entry(slot).or_default().insert(id);
         for forgotten in self.memory.keep(id, slot, session, streams, ended) {
             self.forget(forgotten);
         }

@@ -470,7 +470,7 @@ impl Run {
             self.finish(id, None);
         }
         self.compare();
-        let sessions: usize = self.core.sessions.values().map(Vec::len).sum();
+        let sessions: usize = self.core.sessions.values().map(|ids| ids.len()).sum();
         assert_eq!(sessions, self.model.remembered().count());
         self.now += UNSEEN_FOR;
         self.expire(false);
