@@ -176,17 +176,17 @@ impl Body for Scripted {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let left = self.left.bytes_left();
-        let mut hint = SizeHint::new();
         match self.left.length {
-            Length::Unsaid => {}
+            Length::Unsaid => SizeHint::new(),
+            Length::Exact => SizeHint::with_exact(self.left.bytes_left()),
             Length::Bounds => {
-                hint.set_lower(left);
+                let left = self.left.bytes_left();
+                let mut hint = SizeHint::new();
                 hint.set_upper(left + 100);
+                hint.set_lower(left);
+                hint
             }
-            Length::Exact => hint.set_exact(left),
         }
-        hint
     }
 }
 
