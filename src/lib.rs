@@ -35,6 +35,9 @@
 //! inner service. [`CancellableSessionManager`] makes it exact and cheap. On routes that have nothing to do with
 //! MCP, the [`CallToken`] in the request's extensions fires when the client hangs up.
 //!
+//! Cancels are delivered, and deadlines kept, on the tokio runtime that serves the requests. It needs its timer
+//! (`enable_time`), as rmcp does.
+//!
 //! # What a disconnect is
 //!
 //! The response future or the response body is dropped before its end, the response body fails, the request

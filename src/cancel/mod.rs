@@ -51,7 +51,7 @@ enum Kind {
     Refused(StatusCode),
     Failed(Box<str>),
     TimedOut,
-    NoRuntime,
+    Undelivered,
 }
 
 // === impl CancelError ===
@@ -69,8 +69,8 @@ impl CancelError {
         Self(Kind::TimedOut)
     }
 
-    pub(crate) fn no_runtime() -> Self {
-        Self(Kind::NoRuntime)
+    pub(crate) fn undelivered() -> Self {
+        Self(Kind::Undelivered)
     }
 
     /// The status with which the inner service refused the replayed cancel.
@@ -93,7 +93,9 @@ impl fmt::Display for CancelError {
             Kind::Refused(status) => write!(f, "the service refused the cancel with {status}"),
             Kind::Failed(why) => write!(f, "the cancel could not be delivered: {why}"),
             Kind::TimedOut => f.write_str("the service did not take the cancel in time"),
-            Kind::NoRuntime => f.write_str("no runtime to deliver the cancel on"),
+            Kind::Undelivered => {
+                f.write_str("no runtime took the cancel, or its delivery ended too soon")
+            }
         }
     }
 }

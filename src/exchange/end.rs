@@ -39,6 +39,13 @@ pub(crate) enum Gone {
     ByServer,
 }
 
+/// A cancel on its way to the server. Reports when it is dropped, whatever became of it.
+struct Delivery {
+    exchange: Arc<Exchange>,
+    id: CallId,
+    result: Result<(), CancelError>,
+}
+
 // === impl Attachment ===
 
 impl Attachment {
@@ -162,16 +169,15 @@ impl Exchange {
 
     /// Has the injection run elsewhere, and reports if it fails. It is not repeated.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection) {
-        let this = self.clone();
-        let injection = async move {
-            let result = tokio::time::timeout(INJECTION_LIMIT, injection).await;
-            if let Err(error) = result.unwrap_or(Err(CancelError::timed_out())) {
-                this.cancel_failed(id, &error);
-            }
+        let delivery = Delivery {
+            exchange: self.clone(),
+            id,
+            result: Err(CancelError::undelivered()),
         };
-        if !self.instance.registry.spawn(injection) {
-            self.cancel_failed(id, &CancelError::no_runtime());
-        }
+        self.instance.registry.spawn(async move {
+            let result = tokio::time::timeout(INJECTION_LIMIT, injection).await;
+            delivery.end(result.unwrap_or(Err(CancelError::timed_out())));
+        });
     }
 
     pub(super) fn cancel_failed(&self, id: CallId, error: &CancelError) {
@@ -241,6 +247,22 @@ impl Exchange {
             if let Some(token) = token {
                 token.cancel();
             }
+        }
+    }
+}
+
+// === impl Delivery ===
+
+impl Delivery {
+    fn end(mut self, result: Result<(), CancelError>) {
+        self.result = result;
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if let Err(error) = &self.result {
+            self.exchange.cancel_failed(self.id, error);
         }
     }
 }

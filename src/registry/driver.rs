@@ -54,9 +54,9 @@ impl Driver {
         self.wake.notify_one();
     }
 
-    /// Runs `task` on the timer's runtime, or on the current one if that has ended. Returns whether there
-    /// was one; if it ends too, the task is dropped.
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> bool {
+    /// Runs `task` on the timer's runtime, or on the current one if that has ended. Without one, or when it
+    /// ends, the task is dropped.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let captured = {
             // Under the lock, a timer that runs does so on the runtime that is captured.
             let runtime = self.runtime();
@@ -64,12 +64,8 @@ impl Driver {
                 .clone()
                 .filter(|_| self.running.load(Ordering::Acquire))
         };
-        match captured.or_else(|| Handle::try_current().ok()) {
-            Some(handle) => {
-                drop(handle.spawn(task));
-                true
-            }
-            None => false,
+        if let Some(handle) = captured.or_else(|| Handle::try_current().ok()) {
+            drop(handle.spawn(task));
         }
     }
 

@@ -223,8 +223,8 @@ impl Registry {
         self.with(|core| core.limit_memory(limits));
     }
 
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> bool {
-        self.driver.spawn(task)
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.driver.spawn(task);
     }
 
     /// Runs one operation, and wakes the driver if it brought an earlier deadline.
