@@ -7,6 +7,13 @@ use std::{
     time::Duration,
 };
 
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::Response,
+};
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Policy};
 use rmcp::transport::streamable_http_server::session::{
     SessionManager, SessionState, SessionStore, SessionStoreError,
@@ -384,4 +391,27 @@ impl SessionStore for Store {
         sessions.remove(id);
         Ok(())
     }
+}
+
+#[tokio::test]
+async fn a_cancel_whose_delivery_panics_is_reported_as_failed() {
+    async fn break_on_a_cancel(request: Request, next: Next) -> Response {
+        let (head, body) = request.into_parts();
+        let body = to_bytes(body, usize::MAX).await.expect("a whole body");
+        let is_cancel = String::from_utf8_lossy(&body).contains("notifications/cancelled");
+        assert!(!is_cancel, "a middleware panics on purpose");
+        next.run(Request::from_parts(head, Body::from(body))).await
+    }
+    let fragile = |router: Router| router.layer(from_fn(break_on_a_cancel));
+    let plan = Plan::of(Server::LayerOnly).grace(Grace::Immediate);
+    let setup = plan.inside(fragile).start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 1, "hold", "a").await;
+
+    call.fin();
+
+    let failed = |what: What| what == What::CancelFailed(None);
+    setup.events.count(&mcp, 1, 1, failed).await;
+    assert!(setup.tokens.of("a").is_cancelled());
+    assert!(setup.witness.is_running("a"));
 }
