@@ -22,6 +22,7 @@ use pin_project_lite::pin_project;
 use crate::{
     call::CancelReason,
     exchange::{Guard, Tap},
+    source::Source,
 };
 
 pin_project! {
@@ -37,14 +38,6 @@ pin_project! {
     }
 }
 
-pin_project! {
-    #[project = SourceProj]
-    enum Source<B> {
-        Inner { #[pin] body: B },
-        Event { event: Option<Bytes> },
-    }
-}
-
 // === impl ResponseBody ===
 
 impl<B: Body> ResponseBody<B> {
@@ -55,7 +48,7 @@ impl<B: Body> ResponseBody<B> {
         }
         Self {
             guard,
-            source: Source::Inner { body: inner },
+            source: Source::body(inner),
             remaining,
         }
     }
@@ -64,7 +57,7 @@ impl<B: Body> ResponseBody<B> {
     pub(crate) fn event(event: Bytes) -> Self {
         Self {
             guard: Guard::inert(),
-            source: Source::Event { event: Some(event) },
+            source: Source::bytes(event),
             remaining: None,
         }
     }
@@ -82,16 +75,10 @@ where
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let this = self.project();
-        let mut inner = match this.source.project() {
-            SourceProj::Inner { body } => body,
-            SourceProj::Event { event } => {
-                return Poll::Ready(event.take().map(|event| Ok(Frame::data(event.into()))));
-            }
-        };
+        let mut this = self.project();
         let polled = {
             let _polling = this.guard.polling();
-            ready!(inner.as_mut().poll_frame(cx))
+            ready!(this.source.as_mut().poll_frame(cx))
         };
         Poll::Ready(match polled {
             Some(Ok(frame)) => {
@@ -102,7 +89,7 @@ where
                     Some(tap) => read(tap, frame),
                     None => frame,
                 };
-                if *this.remaining == Some(0) || inner.is_end_stream() {
+                if *this.remaining == Some(0) || this.source.is_end_stream() {
                     this.guard.complete();
                 }
                 Some(Ok(frame))
@@ -119,19 +106,11 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            Source::Inner { body } => body.is_end_stream(),
-            Source::Event { event } => event.is_none(),
-        }
+        self.source.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            Source::Inner { body } => body.size_hint(),
-            Source::Event { event } => {
-                SizeHint::with_exact(event.as_ref().map_or(0, |event| event.len() as u64))
-            }
-        }
+        self.source.size_hint()
     }
 }
 
@@ -152,7 +131,7 @@ impl<B: Default> Default for ResponseBody<B> {
     fn default() -> Self {
         Self {
             guard: Guard::inert(),
-            source: Source::Inner { body: B::default() },
+            source: Source::body(B::default()),
             remaining: None,
         }
     }

@@ -86,6 +86,7 @@ mod observe;
 mod policy;
 mod registry;
 mod service;
+mod source;
 mod sse;
 mod token;
 

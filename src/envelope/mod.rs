@@ -16,7 +16,7 @@ use http::{HeaderMap, Method, Request, header};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{call::CancelReason, exchange::Exchange};
+use crate::{call::CancelReason, exchange::Exchange, source::Source};
 
 mod read;
 mod scan;
@@ -58,14 +58,6 @@ pin_project! {
     }
 }
 
-pin_project! {
-    #[project = SourceProj]
-    enum Source<B> {
-        Client { #[pin] body: B },
-        Replay { content: Option<Bytes> },
-    }
-}
-
 /// The frames of a whole body.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
@@ -95,16 +87,14 @@ impl<B> TeeBody<B> {
     /// A body that is passed on unwatched.
     pub(crate) fn unwatched(body: B) -> Self {
         Self {
-            source: Source::Client { body },
+            source: Source::body(body),
             watch: None,
         }
     }
 
     pub(crate) fn replay(content: Bytes) -> Self {
         Self {
-            source: Source::Replay {
-                content: Some(content),
-            },
+            source: Source::bytes(content),
             watch: None,
         }
     }
@@ -113,7 +103,7 @@ impl<B> TeeBody<B> {
     pub(crate) fn watching(request: Request<B>, exchange: Arc<Exchange>) -> Request<Self> {
         let capture = Capture::of(request.method(), request.headers());
         request.map(|body| Self {
-            source: Source::Client { body },
+            source: Source::body(body),
             watch: Some(Watch { exchange, capture }),
         })
     }
@@ -131,21 +121,15 @@ where
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let this = self.project();
-        let mut body = match this.source.project() {
-            SourceProj::Client { body } => body,
-            SourceProj::Replay { content } => {
-                let frame = content.take().map(|content| Frame::data(content.into()));
-                return Poll::Ready(frame.map(Ok));
-            }
-        };
+        let mut this = self.project();
+        let polled = ready!(this.source.as_mut().poll_frame(cx));
         let Some(watch) = this.watch else {
-            return body.poll_frame(cx);
+            return Poll::Ready(polled);
         };
-        Poll::Ready(match ready!(body.as_mut().poll_frame(cx)) {
+        Poll::Ready(match polled {
             Some(Ok(frame)) => {
                 let frame = watch.pass(frame);
-                if body.is_end_stream() {
+                if this.source.is_end_stream() {
                     watch.end();
                 }
                 Some(Ok(frame))
@@ -165,19 +149,11 @@ where
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            Source::Client { body } => body.is_end_stream(),
-            Source::Replay { content } => content.is_none(),
-        }
+        self.source.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            Source::Client { body } => body.size_hint(),
-            Source::Replay { content } => {
-                SizeHint::with_exact(content.as_ref().map_or(0, |content| content.len() as u64))
-            }
-        }
+        self.source.size_hint()
     }
 }
 

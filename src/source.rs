@@ -1,0 +1,68 @@
+//! A body, or given bytes in its place.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+pin_project! {
+    #[project = SourceProj]
+    pub(crate) enum Source<B> {
+        Body { #[pin] body: B },
+        Bytes { bytes: Option<Bytes> },
+    }
+}
+
+// === impl Source ===
+
+impl<B> Source<B> {
+    pub(crate) fn body(body: B) -> Self {
+        Self::Body { body }
+    }
+
+    /// A body of one frame.
+    pub(crate) fn bytes(bytes: Bytes) -> Self {
+        Self::Bytes { bytes: Some(bytes) }
+    }
+}
+
+impl<B> Body for Source<B>
+where
+    B: Body,
+    B::Data: From<Bytes>,
+{
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        match self.project() {
+            SourceProj::Body { body } => body.poll_frame(cx),
+            SourceProj::Bytes { bytes } => {
+                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes.into()))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Body { body } => body.is_end_stream(),
+            Self::Bytes { bytes } => bytes.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Body { body } => body.size_hint(),
+            Self::Bytes { bytes } => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+        }
+    }
+}
