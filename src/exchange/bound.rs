@@ -125,8 +125,8 @@ impl Exchange {
         let Some(finished) = self.instance.registry.finish(id, ended) else {
             return;
         };
-        let outcome = Outcome::Cancelled(reason);
-        if let Some(injection) = self.cancelled(id, reason, outcome, finished) {
+        self.cancelled(id, reason, Outcome::Cancelled(reason));
+        if let Some(injection) = self.injection(id, reason, finished) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.
             let _result = tokio::time::timeout(Duration::from_secs(1), injection).await;

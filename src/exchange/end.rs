@@ -118,7 +118,8 @@ impl Exchange {
     ) -> Option<Injection> {
         let ended = self.as_cancelled(id)?;
         let finished = self.instance.registry.finish_detached(id, ended)?;
-        self.cancelled(id, reason, Outcome::Cancelled(reason), finished)
+        self.cancelled(id, reason, Outcome::Cancelled(reason));
+        self.injection(id, reason, finished)
     }
 
     /// Cancels a call, attached or not, whose server knows already.
@@ -128,11 +129,8 @@ impl Exchange {
             other => Outcome::Cancelled(other),
         };
         let ended = self.as_cancelled(id);
-        if let Some(finished) =
-            ended.and_then(|ended| self.instance.registry.finish(id, Some(ended)))
-        {
-            // What is not awaited is not sent.
-            drop(self.cancelled(id, reason, outcome, finished));
+        if self.instance.registry.finish(id, ended).is_some() {
+            self.cancelled(id, reason, outcome);
         }
     }
 
@@ -146,25 +144,27 @@ impl Exchange {
         })
     }
 
-    /// Goes through with the cancel of a call that has just ended so. Returns what the server is to be told.
-    pub(super) fn cancelled(
-        self: &Arc<Self>,
-        id: CallId,
-        reason: CancelReason,
-        outcome: Outcome,
-        finished: Finished,
-    ) -> Option<Injection> {
+    /// Goes through with the cancel of a call that has just ended so.
+    pub(super) fn cancelled(&self, id: CallId, reason: CancelReason, outcome: Outcome) {
         self.tell_ended();
         // In a batch the token is that of all calls together.
         let registry = &self.instance.registry;
         if self.calls().all(|call| !registry.is_in_flight(call.id())) {
             self.fire(reason);
         }
-        let call = self.call(id)?;
-        self.instance.report(&Event::Ended { call, outcome });
+        self.report_end(id, outcome);
+    }
+
+    /// What the server is to be told of a cancelled call.
+    pub(super) fn injection(
+        &self,
+        id: CallId,
+        reason: CancelReason,
+        finished: Finished,
+    ) -> Option<Injection> {
         let canceller = self.state().canceller.clone();
         let canceller = canceller.filter(|_| finished.injectable)?;
-        Some(canceller.cancel(call, reason))
+        Some(canceller.cancel(self.call(id)?, reason))
     }
 
     /// Has the injection run elsewhere, and reports if it fails. It is not repeated.

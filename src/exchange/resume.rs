@@ -67,19 +67,22 @@ impl Resume {
             self.release(instance);
             return Accepted::Nothing;
         }
-        let holds = self.take_holds();
-        match instance.registry.named(&self.session, &self.event_id) {
+        let accepted = match instance.registry.named(&self.session, &self.event_id) {
             Named::Call(id) => Self::attach(instance, &[id]),
             Named::Batch(ids) => Self::attach(instance, &ids),
             Named::Ended(End::Cancelled(request)) => Accepted::Cancelled(request),
-            Named::OneOf(_) => {
-                for id in holds {
+            Named::OneOf(ids) => {
+                // Also those that another resume holds: it may be refused.
+                for id in ids {
                     instance.registry.spare(id);
                 }
                 Accepted::Nothing
             }
             Named::Nothing | Named::Ended(End::Answered(_)) => Accepted::Nothing,
-        }
+        };
+        // What it stopped and did not come for. Attached and spared calls are not held any more.
+        self.release(instance);
+        accepted
     }
 
     fn attach(instance: &Instance, ids: &[CallId]) -> Accepted {
