@@ -9,7 +9,12 @@ use std::{
     },
 };
 
+use tokio::time::Instant;
+
 use crate::policy::Policy;
+
+/// The method of 2026-07-28 whose response stream is the subscription.
+pub(crate) const LISTEN: &str = "subscriptions/listen";
 
 /// The `id` of a JSON-RPC request, read the way rmcp reads it.
 ///
@@ -88,6 +93,8 @@ pub enum CancelReason {
     Orphaned,
     /// The client sent the same call again while this one had no client.
     Superseded,
+    /// It lasted longer than its policy allows.
+    TimedOut,
     /// Its session was closed.
     SessionClosed,
     /// The client cancelled it, by a `notifications/cancelled` of its own.
@@ -231,6 +238,17 @@ impl CallInfo {
         self.policy
     }
 
+    /// When it is cancelled at the latest, if it starts now.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let may_last = self.policy.call_timeout.filter(|_| !self.has_own_end())?;
+        Instant::now().checked_add(may_last)
+    }
+
+    /// Whether only its client says how long it lasts.
+    fn has_own_end(&self) -> bool {
+        self.must_run_on || self.method == LISTEN
+    }
+
     /// A 2025-11-25 task-augmented request: only `tasks/cancel` may end its work.
     pub(crate) fn running_as_task(mut self, task: bool) -> Self {
         self.must_run_on = task;
@@ -295,12 +313,23 @@ impl fmt::Debug for CallInfo {
 
 // === impl CancelReason ===
 
+impl CancelReason {
+    /// The JSON-RPC error that a client gets for a call that was cancelled so: code and message.
+    pub(crate) fn error(self) -> (i32, &'static str) {
+        match self {
+            Self::TimedOut => (-32001, "Request timed out"),
+            _ => (-32800, "Request cancelled"),
+        }
+    }
+}
+
 impl fmt::Display for CancelReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::ClientDisconnected => "client disconnected",
             Self::Orphaned => "client disconnected and did not come back within its grace",
             Self::Superseded => "superseded by the same call",
+            Self::TimedOut => "timed out",
             Self::SessionClosed => "session closed",
             Self::ClientCancelled => "cancelled by the client",
             Self::ResponseDropped => "response dropped by the server",

@@ -4,6 +4,7 @@ use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 
 use tower_layer::Layer;
@@ -68,6 +69,9 @@ pub enum Retain {
 pub(crate) struct Options {
     pub(crate) observers: Observers,
     pub(crate) retain: Retain,
+    pub(crate) keep_alive: Option<Duration>,
+    pub(crate) commit_after: Option<Duration>,
+    pub(crate) stall_timeout: Option<Duration>,
     policy: Policy,
     policy_by_call: Option<Arc<PolicyByCall>>,
     exempt: Option<Arc<Exempt>>,
@@ -114,6 +118,78 @@ impl CancelOnDisconnectLayer {
     /// ```
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
         self.options.exempt = Some(Arc::new(exempt));
+        self
+    }
+
+    /// Sets how long a call may last. Shorthand for a [`policy`](Self::policy) that is the same for all calls,
+    /// see [`Policy::call_timeout`].
+    pub fn call_timeout(mut self, timeout: Duration) -> Self {
+        self.options.policy = self.options.policy.call_timeout(timeout);
+        self
+    }
+
+    /// Probes clients: puts a comment into every response stream (`text/event-stream`) that was quiet for
+    /// this long, at least 1 ms. Off by default; rmcp does the same every 15 s.
+    ///
+    /// That a client is gone without a word shows only when something is written to it. A comment is no
+    /// event: clients ignore it, proxies take it for traffic. It stands between two events, never inside one, and goes
+    /// with `X-Accel-Buffering: no` and `Cache-Control: no-cache`, where the inner service has not said
+    /// otherwise. No probes get into a body that is encoded or whose length is known.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().keep_alive(Duration::from_secs(5));
+    /// # drop(layer);
+    /// ```
+    pub fn keep_alive(mut self, interval: Duration) -> Self {
+        self.options.keep_alive = Some(interval.max(Duration::from_millis(1)));
+        self
+    }
+
+    /// Answers calls whose handler stays silent: when the inner service has not answered after this long,
+    /// the client gets `200 text/event-stream` and probes, and the answer as an event when it is there.
+    ///
+    /// Without it, a JSON answer or a silent call of 2026-07-28 has no head until the handler says something.
+    /// Proxies cut such a call at their idle limit, and a client that vanished is noticed by nobody. Off by
+    /// default, because what the inner service says in its head is lost: the status (an error status becomes the
+    /// JSON-RPC error -32603, with `data.status`) and headers. Inner layers that add headers add them to
+    /// nothing. The inner future is boxed.
+    ///
+    /// Only for a POST with one call (never `initialize`) from a client that accepts events. Such a request is
+    /// passed on without its `Accept-Encoding`. Streams committed so are probed every
+    /// [`keep_alive`](Self::keep_alive), or else every 15 s.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().commit_after(Duration::from_secs(10));
+    /// # drop(layer);
+    /// ```
+    pub fn commit_after(mut self, silence: Duration) -> Self {
+        self.options.commit_after = Some(silence);
+        self
+    }
+
+    /// Takes a client for gone that is connected and has not read from its stream for this long. Off by
+    /// default.
+    ///
+    /// The streams of a session share its worker, which waits for the slowest: one client that does
+    /// not read holds up all calls of its session, cancels included. A stream is stalled when its last frame was
+    /// taken this long ago and the next has not been asked for. A quiet stream is not. Kernel buffers and
+    /// hyper's hide the first megabytes.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().stall_timeout(Duration::from_secs(30));
+    /// # drop(layer);
+    /// ```
+    pub fn stall_timeout(mut self, timeout: Duration) -> Self {
+        self.options.stall_timeout = Some(timeout);
         self
     }
 
@@ -169,6 +245,9 @@ impl fmt::Debug for Options {
             .field("policy_by_call", &self.policy_by_call.is_some())
             .field("exempt", &self.exempt.is_some())
             .field("retain", &self.retain)
+            .field("keep_alive", &self.keep_alive)
+            .field("commit_after", &self.commit_after)
+            .field("stall_timeout", &self.stall_timeout)
             .field("observers", &self.observers)
             .finish()
     }

@@ -72,19 +72,19 @@
 //! `rmcp` (default): the session manager, and the helpers for handlers. `axum`: [`CallToken`] as an extractor.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod body;
 mod call;
 mod cancel;
 mod envelope;
 mod exchange;
-mod future;
 mod layer;
 pub mod manual;
 #[cfg(feature = "rmcp")]
 mod mcp;
 mod observe;
+mod peer;
 mod policy;
 mod registry;
+mod response;
 mod service;
 mod source;
 mod sse;
@@ -95,15 +95,14 @@ pub use self::mcp::{CancellableSessionManager, CancellableTransport, TransportEr
 #[cfg(feature = "axum")]
 pub use self::token::MissingLayer;
 pub use self::{
-    body::ResponseBody,
     call::{CallId, CallInfo, CancelReason, Outcome, RequestId},
     cancel::CancelError,
     envelope::{TeeBody, Unknown},
-    future::ResponseFuture,
     layer::{CancelOnDisconnectLayer, Retain},
     observe::{Event, Observer},
     policy::{Grace, MIN_GRACE, Policy},
     registry::Calls,
+    response::{ResponseBody, ResponseFuture},
     service::CancelOnDisconnect,
     token::CallToken,
 };

@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use crate::call::CallInfo;
+use crate::call::{CallInfo, LISTEN};
 
 /// The least that [`Grace::Auto`] lets a session call wait for its client: 20 s.
 ///
@@ -71,6 +71,7 @@ pub enum Grace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Policy {
     pub(crate) grace: Grace,
+    pub(crate) call_timeout: Option<Duration>,
     pub(crate) supersede: bool,
 }
 
@@ -109,6 +110,14 @@ impl Policy {
         self
     }
 
+    /// How long the call may last, counted from when it is known, whether its client is there or not.
+    /// Then it is cancelled as [`TimedOut`](crate::CancelReason::TimedOut), and its client gets the JSON-RPC
+    /// error -32001. Not for `subscriptions/listen`, nor for what runs as a task.
+    pub fn call_timeout(mut self, timeout: Duration) -> Self {
+        self.call_timeout = Some(timeout);
+        self
+    }
+
     /// When the client sends the same call again (session, method, tool and arguments) while this one is
     /// detached, this one is cancelled first. Needs
     /// [`CancellableSessionManager`](crate::CancellableSessionManager); else it has no effect.
@@ -125,7 +134,7 @@ impl Grace {
         if call.must_run_on() {
             return Verdict::RunOn;
         }
-        if call.method() == "subscriptions/listen" {
+        if call.method() == LISTEN {
             return Verdict::CancelNow;
         }
         match self {

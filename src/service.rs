@@ -7,18 +7,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Method, Request, Response};
+use http::{Request, Response, header};
 use http_body::Body;
 use tower_service::Service;
 
 use crate::{
-    body::ResponseBody,
     cancel::{Replay, Template},
     envelope::TeeBody,
     exchange::{Exchange, Guard, Instance},
-    future::ResponseFuture,
     layer::Options,
     registry::Registry,
+    response::{ResponseBody, ResponseFuture, Terms},
     token::CallToken,
 };
 
@@ -83,7 +82,7 @@ where
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         if request.extensions().get::<CallToken>().is_some() {
             let future = self.inner.call(request.map(TeeBody::unwatched));
-            return ResponseFuture::new(Guard::inert(), future, false);
+            return ResponseFuture::unwatched(future);
         }
         self.instance.registry.on_this_runtime();
         let exchange = Arc::new(Exchange::new(self.instance.clone(), &request));
@@ -93,14 +92,18 @@ where
         }
         let link = CallToken::new(exchange.clone());
         request.extensions_mut().insert(link);
-        let head_only = request.method() == Method::HEAD;
+        let terms = Terms::of(&request, &self.instance.options);
+        if terms.may_commit() {
+            // What is sent as events cannot be encoded as a whole.
+            request.headers_mut().remove(header::ACCEPT_ENCODING);
+        }
         // The guard stands before the inner service is called: `call` may panic too.
         let guard = Guard::new(exchange.clone());
         let future = {
             let _calling = guard.polling();
             self.inner.call(TeeBody::watching(request, exchange))
         };
-        ResponseFuture::new(guard, future, head_only)
+        ResponseFuture::new(guard, future, terms)
     }
 }
 

@@ -68,9 +68,11 @@ impl Exchange {
             self.supersede(&key.session, &call);
         }
         let mut id = call.id();
+        let deadline = call.deadline();
         let first = match self.calls.set(InFlight::One(call)) {
             Ok(()) => {
-                self.instance.registry.start_accepted(id, key, self.clone());
+                let registry = &self.instance.registry;
+                registry.start_accepted(id, key, self.clone(), deadline);
                 true
             }
             Err(_) => {
@@ -121,7 +123,7 @@ impl Exchange {
     /// Cancels a call of a session that is being closed, and waits until the server took it.
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let reason = CancelReason::SessionClosed;
-        let ended = self.as_cancelled(id);
+        let ended = self.as_cancelled(id, reason);
         let Some(finished) = self.instance.registry.finish(id, ended) else {
             return;
         };

@@ -116,7 +116,7 @@ impl Exchange {
         id: CallId,
         reason: CancelReason,
     ) -> Option<Injection> {
-        let ended = self.as_cancelled(id)?;
+        let ended = self.as_cancelled(id, reason)?;
         let finished = self.instance.registry.finish_detached(id, ended)?;
         self.cancelled(id, reason, Outcome::Cancelled(reason));
         self.injection(id, reason, finished)
@@ -128,17 +128,30 @@ impl Exchange {
             CancelReason::ClientCancelled => Outcome::ClientCancelled,
             other => Outcome::Cancelled(other),
         };
-        let ended = self.as_cancelled(id);
+        let ended = self.as_cancelled(id, reason);
         if self.instance.registry.finish(id, ended).is_some() {
             self.cancelled(id, reason, outcome);
         }
     }
 
+    /// Cancels a call, attached or not, and tells its client.
+    pub(crate) fn end_here(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+        let ended = self.as_cancelled(id, reason);
+        let Some(finished) = self.instance.registry.finish(id, ended) else {
+            return;
+        };
+        self.cancelled(id, reason, Outcome::Cancelled(reason));
+        self.tell_client(id, reason);
+        if let Some(injection) = self.injection(id, reason, finished) {
+            self.inject(id, injection);
+        }
+    }
+
     /// What is remembered of a cancelled call.
-    pub(super) fn as_cancelled(&self, id: CallId) -> Option<Ended<Answer>> {
+    pub(super) fn as_cancelled(&self, id: CallId, reason: CancelReason) -> Option<Ended<Answer>> {
         let call = self.call(id)?;
         Some(Ended {
-            end: End::Cancelled(call.request_id().clone()),
+            end: End::Cancelled(call.request_id().clone(), reason),
             weight: 0,
             until: self.remembered_until(call),
         })

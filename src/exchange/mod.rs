@@ -13,6 +13,7 @@
 //! | `response` | how far they came, from the response's head and body |
 //! | `resume` | whose call a GET with `Last-Event-ID` goes on with |
 //! | `end` | how a call ends: answered, cancelled, let go |
+//! | `outlet` | what its client hears of a cancel that it did not ask for |
 //! | `guard` | tells of drops and panics |
 //!
 //! # Contract
@@ -32,6 +33,7 @@ use std::{
     },
 };
 
+use futures_util::task::AtomicWaker;
 use http::{Method, Request};
 #[cfg(feature = "rmcp")]
 use tokio::sync::Notify;
@@ -39,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     identity::{Revision, Session},
+    outlet::LastWords,
     request::RequestBody,
     resume::Resume,
 };
@@ -55,17 +58,16 @@ mod bound;
 mod end;
 mod guard;
 mod identity;
+mod outlet;
 mod request;
 mod response;
 mod resume;
 
 #[cfg(feature = "rmcp")]
-pub(crate) use self::{
-    end::{Attachment, Gone},
-    response::REQUEST_CANCELLED,
-};
+pub(crate) use self::end::{Attachment, Gone};
 pub(crate) use self::{
     guard::Guard,
+    outlet::Outlet,
     response::{BodyPlan, Head, Tap},
 };
 
@@ -96,6 +98,10 @@ pub(crate) struct Exchange {
     body_ended: AtomicBool,
     /// What passed on the streams of its calls, see `response`.
     passed: AtomicU32,
+    /// Its calls were cancelled here, and its response is to say so.
+    closed: AtomicBool,
+    /// The response future.
+    answerer: AtomicWaker,
     /// Notified when a call of it has ended.
     #[cfg(feature = "rmcp")]
     ended: Notify,
@@ -125,6 +131,7 @@ struct State {
     canceller: Option<Arc<dyn Canceller>>,
     /// The calls were bound by a session manager, which watches their streams.
     bound: bool,
+    last_words: LastWords,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,6 +192,8 @@ impl Exchange {
             reason: OnceLock::new(),
             body_ended: AtomicBool::new(false),
             passed: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+            answerer: AtomicWaker::new(),
             #[cfg(feature = "rmcp")]
             ended: Notify::new(),
             state: Mutex::new(State {
@@ -193,6 +202,7 @@ impl Exchange {
                 token: None,
                 canceller: None,
                 bound: false,
+                last_words: LastWords::default(),
             }),
         }
     }

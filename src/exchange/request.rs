@@ -97,7 +97,9 @@ impl Exchange {
             if call.policy().supersede && key.is_some() {
                 say_once(Remark::SupersedeHasNoEffect);
             }
-            self.instance.registry.start(call.id(), key, self.clone());
+            let deadline = call.deadline();
+            let registry = &self.instance.registry;
+            registry.start(call.id(), key, self.clone(), deadline);
             self.instance.report(&Event::Started { call });
         }
     }

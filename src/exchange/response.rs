@@ -10,6 +10,7 @@ use bytes::Bytes;
 use super::{
     Exchange, Kind, Phase,
     end::{Attachment, Gone},
+    outlet::error_message,
     request::{RequestBody, Settled},
     resume::Accepted,
 };
@@ -18,7 +19,7 @@ use crate::{
     envelope::Answers,
     policy::Going,
     registry::{FIRST, Key},
-    sse::Reader,
+    sse::{self, Reader},
 };
 
 /// The bit of `passed` that says that an event id passed. The others hold the last `retry` in ms.
@@ -113,7 +114,10 @@ impl Exchange {
             Kind::Resume(resume) => match resume.accept(&self.instance) {
                 Accepted::Nothing => Vec::new(),
                 Accepted::Attached(attached) => attached,
-                Accepted::Cancelled(request) => return BodyPlan::Replace(error_event(&request)),
+                Accepted::Cancelled(request, reason) => {
+                    let error = error_message(&request, reason);
+                    return BodyPlan::Replace(sse::event(&error));
+                }
             },
             _ => self.claim(),
         };
@@ -324,17 +328,4 @@ fn answer(calls: &mut Vec<Attachment>, request: &RequestId) {
         }
         !is_it
     });
-}
-
-/// The JSON-RPC error code of a cancelled request.
-pub(crate) const REQUEST_CANCELLED: i32 = -32800;
-
-/// The error that a client gets for a cancelled call: alone, without an id, so that it stops asking.
-pub(crate) fn error_event(request: &RequestId) -> Bytes {
-    let error = serde_json::json!({
-        "jsonrpc": "2.0",
-        "id": serde_json::Value::from(request),
-        "error": { "code": REQUEST_CANCELLED, "message": "Request cancelled" },
-    });
-    Bytes::from(format!("data: {error}\n\n"))
 }

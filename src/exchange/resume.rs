@@ -6,14 +6,14 @@
 
 use std::{
     mem,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use http::HeaderMap;
 
-use super::{Instance, LAST_EVENT_ID, end::Attachment};
+use super::{Exchange, Instance, LAST_EVENT_ID, end::Attachment};
 use crate::{
-    call::{CallId, RequestId},
+    call::{CallId, CancelReason, RequestId},
     observe::Event,
     registry::{End, Named, SessionKey},
 };
@@ -31,7 +31,7 @@ pub(super) enum Accepted {
     Nothing,
     Attached(Vec<Attachment>),
     /// The call was cancelled. Whatever the server says, its client is to hear that.
-    Cancelled(RequestId),
+    Cancelled(RequestId, CancelReason),
 }
 
 // === impl Resume ===
@@ -70,7 +70,7 @@ impl Resume {
         let accepted = match instance.registry.named(&self.session, &self.event_id) {
             Named::Call(id) => Self::attach(instance, &[id]),
             Named::Batch(ids) => Self::attach(instance, &ids),
-            Named::Ended(End::Cancelled(request)) => Accepted::Cancelled(request),
+            Named::Ended(End::Cancelled(request, reason)) => Accepted::Cancelled(request, reason),
             Named::OneOf(ids) => {
                 // Also those that another resume holds: it may be refused.
                 for id in ids {
@@ -98,6 +98,17 @@ impl Resume {
             })
         };
         Accepted::Attached(ids.iter().filter_map(attach).collect())
+    }
+
+    /// The exchanges of the calls in flight that it asks for.
+    pub(super) fn calls(&self, instance: &Instance) -> Vec<Arc<Exchange>> {
+        let registry = &instance.registry;
+        let ids = match registry.named(&self.session, &self.event_id) {
+            Named::Call(id) => vec![id],
+            Named::Batch(ids) => ids,
+            Named::Nothing | Named::OneOf(_) | Named::Ended(_) => Vec::new(),
+        };
+        ids.into_iter().filter_map(|id| registry.call(id)).collect()
     }
 
     /// Lets the clocks go on that it stopped.

@@ -15,8 +15,7 @@ use rmcp::{
 };
 
 use crate::{
-    call::RequestId,
-    exchange::REQUEST_CANCELLED,
+    call::{CancelReason, RequestId},
     registry::{Answer, End},
 };
 
@@ -56,13 +55,14 @@ pub(super) fn replay(
             answered.message = event.and_then(|event| event.message.clone());
             (Some(repeated), Some(answered))
         }
-        End::Cancelled(request) => (None, Some(cancelled(&request))),
+        End::Cancelled(request, reason) => (None, Some(cancelled(&request, reason))),
     };
     stream::iter(first.into_iter().chain(second))
 }
 
-fn cancelled(request: &RequestId) -> ServerSseMessage {
-    let error = ErrorData::new(ErrorCode(REQUEST_CANCELLED), "Request cancelled", None);
+fn cancelled(request: &RequestId, reason: CancelReason) -> ServerSseMessage {
+    let (code, message) = reason.error();
+    let error = ErrorData::new(ErrorCode(code), message, None);
     let id = NumberOrString::from(request);
     ServerSseMessage::from_message(ServerJsonRpcMessage::error(error, Some(id)))
 }

@@ -9,7 +9,8 @@
 //!    Before that it cannot touch another call.
 //! 2. **One end.** [`Core::finish`] ends a call at most once. A cancel may be injected into the server only
 //!    if no other call owns its key, or waits to.
-//! 3. **Only detached calls expire.** An attached call ends by its answer, or because somebody asked.
+//! 3. **Only detached calls are orphaned.** An attached call ends by its answer, at the deadline that its policy
+//!    gave it, or because somebody asked.
 //! 4. **Generations.** The first stream of a call is generation 1, each accepted resume the next. Attached
 //!    means: the newest lives. Older ones may end as they like.
 //! 5. **Hold.** A resume that names a stream of the call stops the clock until it is answered, one at a
@@ -46,7 +47,7 @@ mod index;
 mod memory;
 
 pub(crate) use self::{
-    entry::{FIRST, Generation, Wait},
+    entry::{Expired, FIRST, Generation, LATE, Wait},
     index::{Key, Scope, SessionKey, StreamId},
     memory::{End, Ended, Limits},
 };
@@ -122,12 +123,22 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     // --- A call comes ---
 
-    pub(crate) fn start(&mut self, id: CallId, key: Option<Key>, call: T) {
+    /// A call that may last to `deadline`.
+    pub(crate) fn start(
+        &mut self,
+        id: CallId,
+        key: Option<Key>,
+        call: T,
+        deadline: Option<Instant>,
+    ) {
         let session = key.as_ref().map(|key| self.names.session(&key.session));
-        let entry = Entry::new(call, key, session);
+        let entry = Entry::new(call, key, session, deadline);
         self.calls.insert(id, entry);
         if let Some(session) = session {
             self.sessions.entry(session).or_default().insert(id);
+        }
+        if deadline.is_some() {
+            self.schedule(id);
         }
     }
 
@@ -155,7 +166,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         if let Some(entry) = self.leave(id) {
             self.forget_streams(id, &entry);
             self.free_key(id, &entry);
-            self.start(id, Some(key), entry.call);
+            self.start(id, Some(key), entry.call, entry.deadline);
             self.claim(id);
         }
     }
@@ -222,7 +233,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
             put_off: false,
             released: None,
         });
-        match entry.next_look() {
+        match entry.grace_ends() {
             Some(at) if at <= now => Detached::Due,
             _ => {
                 self.schedule(id);
@@ -392,8 +403,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// The calls whose time is over by `now`. They stay until they are finished.
-    pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T)> {
-        let mut orphans = Vec::new();
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T, Expired)> {
+        let mut over = Vec::new();
         while let Some((at, id)) = self.due.pop_first() {
             if at > now {
                 self.due.insert((at, id));
@@ -406,13 +417,20 @@ impl<T: Clone, A: Clone> Core<T, A> {
             if let Some(entry) = self.calls.get_mut(&id) {
                 entry.due = None;
                 match entry.look(now, at) {
-                    Look::Orphaned => orphans.push((id, entry.call.clone())),
+                    Look::Over(expired) => {
+                        over.push((id, entry.call.clone(), expired));
+                        // Its client may come back before it is cancelled.
+                        if let Some(deadline) = entry.deadline.filter(|at| *at > now) {
+                            entry.due = Some(deadline);
+                            self.due.insert((deadline, id));
+                        }
+                    }
                     Look::PutOff => self.schedule(id),
                     Look::Forget => drop(self.finish(id, None)),
                 }
             }
         }
-        orphans
+        over
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {

@@ -12,7 +12,11 @@ use std::{
 
 use tokio::time::Instant;
 
-use self::{core::Core, driver::Driver};
+use self::{
+    core::{Core, Expired},
+    driver::Driver,
+    watch::Watches,
+};
 use crate::{
     call::{CallId, CancelReason},
     exchange::Exchange,
@@ -20,10 +24,14 @@ use crate::{
 
 mod core;
 mod driver;
+mod watch;
 
-pub(crate) use self::core::{
-    Detached, End, Ended, FIRST, Finished, Generation, Key, Limits, Scope, SessionKey, UNSEEN_FOR,
-    Wait,
+pub(crate) use self::{
+    core::{
+        Detached, End, Ended, FIRST, Finished, Generation, Key, LATE, Limits, Scope, SessionKey,
+        UNSEEN_FOR, Wait,
+    },
+    watch::Watched,
 };
 
 /// An answer that is kept for a client to come back for.
@@ -63,6 +71,7 @@ pub(crate) struct Registry {
 
 struct State {
     core: Core<Arc<Exchange>, Answer>,
+    watches: Watches,
     /// When the driver looks next, if it does.
     awake_at: Option<Instant>,
 }
@@ -98,6 +107,7 @@ impl Registry {
         Self {
             state: Mutex::new(State {
                 core: Core::new(),
+                watches: Watches::default(),
                 awake_at: None,
             }),
             driver: Driver::default(),
@@ -113,14 +123,27 @@ impl Registry {
         });
     }
 
-    pub(crate) fn start(&self, id: CallId, key: Option<Key>, call: Arc<Exchange>) {
-        self.with(|core| core.start(id, key, call));
+    /// A call that is cancelled at `deadline`, attached or not.
+    pub(crate) fn start(
+        &self,
+        id: CallId,
+        key: Option<Key>,
+        call: Arc<Exchange>,
+        deadline: Option<Instant>,
+    ) {
+        self.with(|core| core.start(id, key, call, deadline));
     }
 
     #[cfg(feature = "rmcp")]
-    pub(crate) fn start_accepted(&self, id: CallId, key: Key, call: Arc<Exchange>) {
+    pub(crate) fn start_accepted(
+        &self,
+        id: CallId,
+        key: Key,
+        call: Arc<Exchange>,
+        deadline: Option<Instant>,
+    ) {
         self.with(|core| {
-            core.start(id, Some(key), call);
+            core.start(id, Some(key), call, deadline);
             core.claim(id);
         });
     }
@@ -210,7 +233,6 @@ impl Registry {
         self.with(|core| core.is_detached(id))
     }
 
-    #[cfg(feature = "rmcp")]
     pub(crate) fn call(&self, id: CallId) -> Option<Arc<Exchange>> {
         self.with(|core| core.call(id).cloned())
     }
@@ -227,11 +249,21 @@ impl Registry {
         self.driver.spawn(task);
     }
 
-    /// Runs one operation, and wakes the driver if it brought an earlier deadline.
+    /// Has something looked at when its time comes.
+    pub(crate) fn watch(self: &Arc<Self>, at: Instant, watched: Weak<dyn Watched>) {
+        self.with_state(|state| state.watches.add(at, watched));
+        self.on_this_runtime();
+    }
+
     fn with<R>(&self, operation: impl FnOnce(&mut Core<Arc<Exchange>, Answer>) -> R) -> R {
+        self.with_state(|state| operation(&mut state.core))
+    }
+
+    /// Runs one operation, and wakes the driver if it brought an earlier deadline.
+    fn with_state<R>(&self, operation: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state();
-        let result = operation(&mut state.core);
-        let next = state.core.next_deadline();
+        let result = operation(&mut state);
+        let next = state.next_deadline();
         let too_late = next.is_some_and(|next| state.awake_at.is_none_or(|at| next < at));
         if too_late {
             state.awake_at = next;
@@ -248,6 +280,15 @@ impl Registry {
     }
 }
 
+impl State {
+    fn next_deadline(&self) -> Option<Instant> {
+        match (self.core.next_deadline(), self.watches.next()) {
+            (Some(call), Some(watched)) => Some(call.min(watched)),
+            (call, watched) => call.or(watched),
+        }
+    }
+}
+
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registry").finish_non_exhaustive()
@@ -256,12 +297,26 @@ impl fmt::Debug for Registry {
 
 impl driver::Expire for Registry {
     fn expire(self: Arc<Self>, now: Instant) -> Option<Instant> {
-        let orphans = self.state().core.expire(now);
-        for (id, exchange) in orphans {
-            exchange.cancel(id, CancelReason::Orphaned);
+        let (expired, due) = {
+            let mut state = self.state();
+            (state.core.expire(now), state.watches.take_due(now))
+        };
+        for (id, exchange, expired) in expired {
+            match expired {
+                Expired::Grace => exchange.cancel(id, CancelReason::Orphaned),
+                Expired::Deadline => exchange.end_here(id, CancelReason::TimedOut),
+            }
         }
+        let again = due.into_iter().filter_map(|(at, watched)| {
+            let again = watched.look(at, now)?;
+            Some((again, Arc::downgrade(&watched)))
+        });
+        let again: Vec<_> = again.collect();
         let mut state = self.state();
-        state.awake_at = state.core.next_deadline();
+        for (at, watched) in again {
+            state.watches.add(at, watched);
+        }
+        state.awake_at = state.next_deadline();
         state.awake_at
     }
 }

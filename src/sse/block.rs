@@ -26,8 +26,6 @@ pub(super) struct Block<'f> {
     retry: Option<Duration>,
     /// The value of the line that is being read, if it is an `id` or a `retry`.
     value: Text<'f>,
-    /// Whether it has a line that is no comment.
-    begun: bool,
 }
 
 /// A text of limited length.
@@ -39,12 +37,6 @@ enum Text<'f> {
 // === impl Block ===
 
 impl<'f> Block<'f> {
-    /// Whether it has no lines, or none but comments.
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
-        !self.begun
-    }
-
     /// Starts the value of a line.
     pub(super) fn start(&mut self, field: Field) {
         match (field, &mut self.data) {
@@ -64,7 +56,6 @@ impl<'f> Block<'f> {
 
     /// Ends the value of a line.
     pub(super) fn end(&mut self, field: Field) {
-        self.begun = true;
         match field {
             Field::Data => {}
             Field::Id => {
@@ -83,11 +74,6 @@ impl<'f> Block<'f> {
             Text::Whole(value) if value.len() <= MAX_VALUE => Some(value),
             _ => None,
         }
-    }
-
-    /// Ends a line without a meaning that is no comment.
-    pub(super) fn end_other(&mut self) {
-        self.begun = true;
     }
 
     /// What the block says, now that it has ended; `None` if nothing.
@@ -113,7 +99,6 @@ impl<'f> Block<'f> {
             id: self.id.map(|id| Cow::Owned(id.into_owned())),
             retry: self.retry,
             value: self.value.keep(MAX_VALUE),
-            begun: self.begun,
         }
     }
 

@@ -26,12 +26,22 @@
 
 use std::{mem, time::Duration};
 
+use bytes::{BufMut, Bytes, BytesMut};
 use memchr::memchr2;
 
 use self::block::Block;
 use crate::envelope::Answers;
 
 mod block;
+mod boundary;
+
+pub(crate) use self::boundary::Boundary;
+
+/// A comment, which is no event: it only shows whether the client is still there.
+pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
+
+/// The byte order mark that a body may start with.
+pub(crate) const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// What one event says about the calls on its stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +88,15 @@ enum Field {
     Retry,
 }
 
+/// An event with this data, which has no line ends in it.
+pub(crate) fn event(data: &[u8]) -> Bytes {
+    let mut event = BytesMut::with_capacity(data.len() + 8);
+    event.put_slice(b"data: ");
+    event.put_slice(data);
+    event.put_slice(b"\n\n");
+    event.freeze()
+}
+
 // === impl Reader ===
 
 impl Reader {
@@ -106,16 +125,6 @@ impl Reader {
         self.block = block.keep();
     }
 
-    /// Whether the bytes so far end between two events, where another one or a comment can be put in.
-    ///
-    /// The start of the body is such a place, and so is the one after a comment, which belongs to no
-    /// event. After a carriage return a line feed may still come: parted from it by what was put in,
-    /// it makes a blank line that ends nothing.
-    #[cfg(test)]
-    fn at_boundary(&self) -> bool {
-        matches!(self.line, Line::Start) && self.block.is_empty()
-    }
-
     /// Skips the byte order mark, or what of it is here.
     fn skip_mark<'f>(&mut self, mut frame: &'f [u8]) -> &'f [u8] {
         while let Some((wanted, left)) = self.mark.split_first() {
@@ -141,7 +150,7 @@ impl Reader {
 impl Default for Reader {
     fn default() -> Self {
         Self {
-            mark: b"\xef\xbb\xbf",
+            mark: MARK,
             after_return: false,
             line: Line::Start,
             block: Block::default(),
@@ -199,8 +208,7 @@ impl Line {
                 block.end(field);
             }
             Self::Space(field) | Self::Value(field) => block.end(field),
-            Self::Name(..) | Self::Other => block.end_other(),
-            Self::Comment => {}
+            Self::Name(..) | Self::Other | Self::Comment => {}
         }
         false
     }

@@ -302,9 +302,9 @@ fn between_events_is_a_boundary() {
         ("\u{feff}:\n", true),
         ("\u{feff}id", false),
     ] {
-        let mut reader = Reader::default();
-        reader.read(text.as_bytes(), |_| {});
-        assert_eq!(reader.at_boundary(), expected, "{text:?}");
+        let mut boundary = Boundary::default();
+        boundary.pass(text.as_bytes());
+        assert_eq!(boundary.is_here(), expected, "{text:?}");
     }
 }
 
@@ -836,10 +836,12 @@ fn assert_bytes(text: &[u8], expected: &[Seen]) {
 /// The events of a body in frames, and whether it was at a boundary after each.
 fn read<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Seen>, Vec<bool>) {
     let mut reader = Reader::default();
+    let mut boundary = Boundary::default();
     let mut events = Vec::new();
     let boundaries = frames.into_iter().map(|frame| {
         reader.read(frame, |event| events.push(event.into()));
-        reader.at_boundary()
+        boundary.pass(frame);
+        boundary.is_here()
     });
     let boundaries = boundaries.collect();
     (events, boundaries)

@@ -45,6 +45,8 @@ pub(super) struct Entry<T> {
     pub(super) generation: Generation,
     pub(super) detached: Option<Clock>,
     pub(super) held: bool,
+    /// When it is cancelled at the latest, attached or not.
+    pub(super) deadline: Option<Instant>,
     /// When it is looked at next, which is what `due` holds for it.
     pub(super) due: Option<Instant>,
     pub(super) barren: u32,
@@ -72,9 +74,18 @@ pub(super) struct Streams {
     pub(super) shared: bool,
 }
 
+/// Which time of a call is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expired {
+    /// The one its client had to come back.
+    Grace,
+    /// The one it may last.
+    Deadline,
+}
+
 /// What a look at a call whose time has come decides.
 pub(super) enum Look {
-    Orphaned,
+    Over(Expired),
     PutOff,
     Forget,
 }
@@ -90,7 +101,12 @@ impl Generation {
 // === impl Entry ===
 
 impl<T> Entry<T> {
-    pub(super) fn new(call: T, key: Option<Key>, session: Option<Slot>) -> Self {
+    pub(super) fn new(
+        call: T,
+        key: Option<Key>,
+        session: Option<Slot>,
+        deadline: Option<Instant>,
+    ) -> Self {
         Self {
             call,
             key,
@@ -99,6 +115,7 @@ impl<T> Entry<T> {
             generation: FIRST,
             detached: None,
             held: false,
+            deadline,
             due: None,
             barren: 0,
             last_deadline: None,
@@ -111,6 +128,14 @@ impl<T> Entry<T> {
     }
 
     pub(super) fn next_look(&self) -> Option<Instant> {
+        match (self.grace_ends(), self.deadline) {
+            (Some(grace), Some(deadline)) => Some(grace.min(deadline)),
+            (grace, deadline) => grace.or(deadline),
+        }
+    }
+
+    /// When the clock of a detached call is looked at.
+    pub(super) fn grace_ends(&self) -> Option<Instant> {
         let clock = self.detached?;
         match clock.wait {
             Wait::Until { deadline, .. } if self.held => Some(hold_ends(deadline)),
@@ -129,7 +154,7 @@ impl<T> Entry<T> {
         if self.held {
             return false;
         }
-        if let Some(at) = self.next_look() {
+        if let Some(at) = self.grace_ends() {
             self.put_off_if_late(now, at);
         }
         self.held = true;
@@ -150,9 +175,12 @@ impl<T> Entry<T> {
 
     /// Looks at a call at `now` that was to be looked at at `at`.
     pub(super) fn look(&mut self, now: Instant, at: Instant) -> Look {
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            return Look::Over(Expired::Deadline);
+        }
         match self.detached.map(|clock| clock.wait) {
             Some(Wait::Until { .. }) if self.put_off_if_late(now, at) => Look::PutOff,
-            Some(Wait::Until { .. }) => Look::Orphaned,
+            Some(Wait::Until { .. }) => Look::Over(Expired::Grace),
             Some(Wait::Unseen(_) | Wait::ForItsEnd) => Look::Forget,
             None => Look::PutOff,
         }

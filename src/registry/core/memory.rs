@@ -13,7 +13,7 @@ use super::{
     entry::Streams,
     index::{ById, SessionKey, Slot, Slots, StreamId},
 };
-use crate::call::{CallId, RequestId};
+use crate::call::{CallId, CancelReason, RequestId};
 
 /// What a record costs besides its answer, in bytes, about: its maps, its names, its session.
 const RECORD: usize = 256;
@@ -22,7 +22,7 @@ const RECORD: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End<A> {
     Answered(A),
-    Cancelled(RequestId),
+    Cancelled(RequestId, CancelReason),
 }
 
 /// A call that ends and is to be remembered.

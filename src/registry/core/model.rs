@@ -9,7 +9,7 @@ use proptest::{collection::vec, option, prelude::*, test_runner::RngAlgorithm};
 
 use self::naive::{Answer, Model, Remember, Room, Stream};
 use super::{tests::assert_empty, *};
-use crate::call::RequestId;
+use crate::call::{CancelReason, RequestId};
 
 mod naive;
 
@@ -85,6 +85,7 @@ enum Op {
     Start {
         key: Option<(usize, usize)>,
         accepted: bool,
+        may_last_ms: Option<u64>,
     },
     Claim(Pick),
     Rekey(Pick, usize, usize),
@@ -180,7 +181,11 @@ impl Run {
 
     fn run(&mut self, op: &Op) {
         match *op {
-            Op::Start { key, accepted } => self.start(key.map(|(s, r)| key_of(s, r)), accepted),
+            Op::Start {
+                key,
+                accepted,
+                may_last_ms,
+            } => self.start(key.map(|(s, r)| key_of(s, r)), accepted, may_last_ms),
             Op::Claim(call) => self.on(call, Self::claim),
             Op::Rekey(call, session, request) => {
                 self.on(call, |run, id| run.rekey(id, key_of(session, request)));
@@ -240,13 +245,14 @@ impl Run {
         operation(self, id);
     }
 
-    fn start(&mut self, key: Option<Key>, accepted: bool) {
+    fn start(&mut self, key: Option<Key>, accepted: bool, may_last_ms: Option<u64>) {
         let id = CallId::next();
+        let deadline = may_last_ms.map(|ms| self.now + Duration::from_millis(ms));
         let payload = u32::try_from(self.calls.len()).unwrap();
         self.calls.push(id);
         self.generations.push(vec![FIRST]);
-        self.core.start(id, key.clone(), payload);
-        self.model.start(id, key);
+        self.core.start(id, key.clone(), payload, deadline);
+        self.model.start(id, key, deadline);
         if accepted {
             self.claim(id);
         }
@@ -380,27 +386,44 @@ impl Run {
 
     fn expire(&mut self, end: bool) {
         let before: Vec<CallId> = self.model.calls().iter().map(|call| call.id).collect();
-        let orphans = self.core.expire(self.now);
-        for (id, payload) in &orphans {
+        let over = self.core.expire(self.now);
+        for (id, payload, expired) in &over {
             self.witness.is_alive(*id);
             assert_eq!(self.ordinal(*id), *payload as usize);
             let call = self.model.get(*id).unwrap();
-            assert!(!call.is_attached(), "an orphan is not attached");
-            assert!(!call.is_held_at(self.now), "an orphan is not held");
+            match expired {
+                Expired::Grace => {
+                    assert!(!call.is_attached(), "an orphan is not attached");
+                    assert!(!call.is_held_at(self.now), "an orphan is not held");
+                }
+                Expired::Deadline => {
+                    assert!(
+                        call.may_last_to.is_some_and(|at| at <= self.now),
+                        "too soon"
+                    );
+                }
+            }
         }
-        let orphans = sorted(orphans.into_iter().map(|(id, _)| id).collect());
-        assert_eq!(orphans, sorted(self.model.expire(self.now)));
+        let mut over: Vec<_> = over
+            .into_iter()
+            .map(|(id, _, expired)| (id, expired))
+            .collect();
+        over.sort_by_key(|(id, _)| *id);
+        let mut expected = self.model.expire(self.now);
+        expected.sort_by_key(|(id, _)| *id);
+        assert_eq!(over, expected);
         let gone = before
             .into_iter()
             .filter(|id| self.model.get(*id).is_none());
         self.witness.forgotten.extend(gone);
-        let next = self.core.next_deadline();
-        assert!(next.is_none_or(|next| next > self.now), "it would spin");
-        if end {
-            for id in orphans {
+        for (id, expired) in over {
+            // Nothing saves a call from its deadline.
+            if end || expired == Expired::Deadline {
                 self.finish(id, None);
             }
         }
+        let next = self.core.next_deadline();
+        assert!(next.is_none_or(|next| next > self.now), "it would spin");
     }
 
     /// All that can be observed.
@@ -515,7 +538,7 @@ impl Remembering {
         Remember {
             end: match self.answered {
                 true => End::Answered(answer),
-                false => End::Cancelled(RequestId::Number(answer.into())),
+                false => End::Cancelled(RequestId::Number(answer.into()), CancelReason::Orphaned),
             },
             units: if self.answered { self.units } else { 0 },
             until: now + Duration::from_secs(self.for_s),
@@ -618,7 +641,14 @@ fn pass() -> impl Strategy<Value = Pass> {
 
 fn start() -> impl Strategy<Value = Op> {
     let key = option::weighted(0.9, (SESSIONS, REQUESTS));
-    (key, prop::bool::weighted(0.8)).prop_map(|(key, accepted)| Op::Start { key, accepted })
+    let may_last_ms = option::weighted(0.2, 0..60_000_u64);
+    (key, prop::bool::weighted(0.8), may_last_ms).prop_map(|(key, accepted, may_last_ms)| {
+        Op::Start {
+            key,
+            accepted,
+            may_last_ms,
+        }
+    })
 }
 
 fn op() -> impl Strategy<Value = Op> {

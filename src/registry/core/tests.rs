@@ -25,8 +25,18 @@ fn key(session_id: &str, request: i64) -> Option<Key> {
 
 /// Starts and claims a call, as an accepted exchange does.
 fn accepted(core: &mut TestCore, key: Option<Key>, name: &'static str) -> CallId {
+    lasting(core, key, name, None)
+}
+
+/// The same with a time that it may last to.
+fn lasting(
+    core: &mut TestCore,
+    key: Option<Key>,
+    name: &'static str,
+    deadline: Option<Instant>,
+) -> CallId {
     let id = CallId::next();
-    core.start(id, key, name);
+    core.start(id, key, name, deadline);
     core.claim(id);
     id
 }
@@ -64,7 +74,7 @@ fn invariant_1_a_call_that_was_not_accepted_never_takes_a_key() {
     let mut core = TestCore::new();
     let victim = accepted(&mut core, key("s", 7), "victim");
     let stranger = CallId::next();
-    core.start(stranger, key("s", 7), "stranger");
+    core.start(stranger, key("s", 7), "stranger", None);
 
     assert!(!core.finish(stranger, None).unwrap().injectable);
     assert_eq!(core.find(&key("s", 7).unwrap()), Some((victim, "victim")));
@@ -77,7 +87,7 @@ fn invariant_1_a_session_ends_only_calls_that_were_accepted() {
     let mut core = TestCore::new();
     let mine = accepted(&mut core, key("s", 1), "mine");
     let refused = CallId::next();
-    core.start(refused, key("s", 2), "refused");
+    core.start(refused, key("s", 2), "refused", None);
     assert_eq!(core.take_session(&session("s")), [(mine, "mine")]);
 }
 
@@ -98,8 +108,8 @@ fn invariant_2_a_call_ends_once() {
 fn invariant_2_of_two_calls_that_wait_for_one_key_the_first_to_end_is_not_injected() {
     let mut core = TestCore::new();
     let [first, second] = [CallId::next(), CallId::next()];
-    core.start(first, key("s", 7), "first");
-    core.start(second, key("s", 7), "second");
+    core.start(first, key("s", 7), "first", None);
+    core.start(second, key("s", 7), "second", None);
     assert!(!core.finish(second, None).unwrap().injectable);
     assert!(core.finish(first, None).unwrap().injectable);
     assert_empty(&core);
@@ -114,7 +124,40 @@ fn invariant_2_a_call_without_a_key_is_never_injected() {
 }
 
 #[test]
-fn invariant_3_only_detached_calls_expire() {
+fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
+    let (mut core, now) = (TestCore::new(), Instant::now());
+    let deadline = Some(now + SECOND);
+    let attached = lasting(&mut core, key("s", 1), "attached", deadline);
+    let detached = lasting(&mut core, key("s", 2), "detached", deadline);
+    core.detach(detached, FIRST, until(now + 9 * SECOND), false, now);
+    assert_eq!(core.next_deadline(), deadline);
+    assert!(core.expire(now).is_empty());
+    let mut over = core.expire(now + SECOND);
+    over.sort_by_key(|(id, ..)| *id);
+    assert_eq!(
+        over,
+        [
+            (attached, "attached", Expired::Deadline),
+            (detached, "detached", Expired::Deadline),
+        ]
+    );
+}
+
+#[test]
+fn a_call_that_was_saved_from_its_grace_keeps_its_deadline() {
+    let (mut core, now) = (TestCore::new(), Instant::now());
+    let id = lasting(&mut core, key("s", 1), "call", Some(now + 9 * SECOND));
+    core.detach(id, FIRST, until(now + SECOND), false, now);
+    assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
+    core.attach(id);
+    assert_eq!(
+        core.expire(now + 9 * SECOND),
+        [(id, "call", Expired::Deadline)]
+    );
+}
+
+#[test]
+fn invariant_3_only_detached_calls_are_orphaned() {
     let now = Instant::now();
     let mut core = TestCore::new();
     let attached = accepted(&mut core, key("s", 1), "attached");
@@ -123,7 +166,10 @@ fn invariant_3_only_detached_calls_expire() {
     assert_eq!(core.next_deadline(), Some(now + SECOND));
 
     assert!(core.expire(now).is_empty());
-    assert_eq!(core.expire(now + SECOND), [(detached, "detached")]);
+    assert_eq!(
+        core.expire(now + SECOND),
+        [(detached, "detached", Expired::Grace)]
+    );
     assert!(
         core.expire(now + UNSEEN_FOR).is_empty(),
         "an orphan expires once"
@@ -139,7 +185,7 @@ fn invariant_3_a_resume_between_the_deadline_and_the_cancel_saves_the_call() {
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
-    assert_eq!(core.expire(now + SECOND), [(id, "call")]);
+    assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
     core.attach(id).unwrap();
     let ended = answered("", now + SECOND).unwrap();
     assert_eq!(core.finish_detached(id, ended), None);
@@ -298,7 +344,10 @@ fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
     let noticed = now + SECOND + 12 * SECOND;
     assert!(core.expire(noticed).is_empty());
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
-    assert_eq!(core.expire(noticed + 60 * SECOND), [(id, "call")]);
+    assert_eq!(
+        core.expire(noticed + 60 * SECOND),
+        [(id, "call", Expired::Grace)]
+    );
 }
 
 #[test]

@@ -225,10 +225,11 @@ where
         let polled = poll(body);
         let over = !matches!(polled, Seen::Data(_) | Seen::Trailers(_));
         seen.push(polled);
-        seen.push(look(body));
         if over {
+            // What a body says of itself after its end means nothing.
             break;
         }
+        seen.push(look(body));
     }
     seen
 }
@@ -256,6 +257,15 @@ fn look<B: Body>(body: &B) -> Seen {
 // === impl Seen ===
 
 impl Seen {
+    /// Something may be put into a stream whose length is not known: it keeps within no bounds.
+    pub(super) fn promise_no_length(&mut self) {
+        if let Self::Look(lower, upper, _) = self
+            && *upper != Some(*lower)
+        {
+            (*lower, *upper) = (0, None);
+        }
+    }
+
     fn of(polled: Option<Result<Frame<Bytes>, Broken>>) -> Self {
         match polled {
             None => Self::End,

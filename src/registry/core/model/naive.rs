@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{Detached, End, Key, MAX_BARREN, Named, SessionKey, UNSEEN_FOR, Wait};
+use super::super::{Detached, End, Expired, Key, MAX_BARREN, Named, SessionKey, UNSEEN_FOR, Wait};
 use crate::call::CallId;
 
 // The numbers of the rules, on purpose not those of the core.
@@ -65,6 +65,8 @@ pub(super) struct Call {
     given_out: bool,
     barren: u32,
     last_deadline: Option<Instant>,
+    /// When it is cancelled at the latest.
+    pub(super) may_last_to: Option<Instant>,
     names: Vec<Stream>,
 }
 
@@ -105,7 +107,7 @@ impl Model {
         Some(self.calls.remove(at))
     }
 
-    pub(super) fn start(&mut self, id: CallId, key: Option<Key>) {
+    pub(super) fn start(&mut self, id: CallId, key: Option<Key>, may_last_to: Option<Instant>) {
         self.calls.push(Call {
             id,
             key,
@@ -118,6 +120,7 @@ impl Model {
             given_out: false,
             barren: 0,
             last_deadline: None,
+            may_last_to,
             names: Vec::new(),
         });
     }
@@ -138,8 +141,8 @@ impl Model {
 
     /// The call starts anew under another key.
     pub(super) fn rekey(&mut self, id: CallId, key: Key) -> Option<CallId> {
-        self.remove(id)?;
-        self.start(id, Some(key));
+        let call = self.remove(id)?;
+        self.start(id, Some(key), call.may_last_to);
         self.claim(id)
     }
 
@@ -303,11 +306,15 @@ impl Model {
         taken
     }
 
-    /// Rules 3, 7 and 13. Returns the orphans.
-    pub(super) fn expire(&mut self, now: Instant) -> Vec<CallId> {
+    /// Rules 3, 7 and 13. Returns the calls whose deadline has passed, and the orphans.
+    pub(super) fn expire(&mut self, now: Instant) -> Vec<(CallId, Expired)> {
         self.kept.retain(|kept| kept.remember.until > now);
-        let mut orphans = Vec::new();
+        let mut over = Vec::new();
         self.calls.retain_mut(|call| {
+            if call.may_last_to.is_some_and(|at| at <= now) {
+                over.push((call.id, Expired::Deadline));
+                return true;
+            }
             if !call.is_due(now) {
                 return true;
             }
@@ -316,11 +323,11 @@ impl Model {
             }
             if !call.put_off_if_late(now) {
                 call.given_out = true;
-                orphans.push(call.id);
+                over.push((call.id, Expired::Grace));
             }
             true
         });
-        orphans
+        over
     }
 
     /// The first time at which something is to be done.
@@ -434,11 +441,12 @@ impl Call {
     }
 
     fn scheduled(&self) -> Option<Instant> {
-        self.due().filter(|_| !self.given_out)
+        let due = self.due().filter(|_| !self.given_out);
+        due.into_iter().chain(self.may_last_to).min()
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        self.scheduled().is_some_and(|at| at <= now)
+        self.due().is_some_and(|at| at <= now && !self.given_out)
     }
 
     /// Rule 7. Whether it was put off.

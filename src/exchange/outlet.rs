@@ -1,0 +1,152 @@
+//! What clients hear of calls that were cancelled here, though they are still attached.
+//!
+//! Before there is a head, the response future answers with it. After it, every open stream of the
+//! call does: that of the POST, or of a resume. First the inner service's body goes, so that
+//! a client that does not read holds nothing up.
+
+use std::{
+    sync::{Weak, atomic::Ordering},
+    task::Waker,
+    time::Duration,
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{Exchange, InFlight, Kind};
+use crate::{
+    call::{CallId, CallInfo, CancelReason, RequestId},
+    registry::Watched,
+};
+
+/// A response body that can be told something.
+pub(crate) trait Outlet: Send + Sync {
+    /// Sends a JSON-RPC message as soon as it can be put in.
+    fn tell(&self, message: Bytes);
+
+    /// Lets go of the inner body, and ends after what was told.
+    fn close(&self);
+}
+
+/// What was said, and to whom.
+#[derive(Default)]
+pub(super) struct LastWords {
+    outlets: Vec<Weak<dyn Outlet>>,
+    messages: Vec<Bytes>,
+    /// No call is left.
+    closed: bool,
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// A stream of its calls is open, or of the calls that it resumes.
+    pub(crate) fn open(&self, outlet: Weak<dyn Outlet>) {
+        match &self.kind {
+            Kind::Resume(resume) => {
+                for exchange in resume.calls(&self.instance) {
+                    exchange.add_outlet(outlet.clone());
+                }
+            }
+            _ => self.add_outlet(outlet),
+        }
+    }
+
+    fn add_outlet(&self, outlet: Weak<dyn Outlet>) {
+        let said = {
+            let words = &mut self.state().last_words;
+            words.outlets.retain(|outlet| outlet.strong_count() > 0);
+            words.outlets.push(outlet.clone());
+            words.closed.then(|| words.messages.clone())
+        };
+        if let Some((messages, outlet)) = said.zip(outlet.upgrade()) {
+            messages
+                .into_iter()
+                .for_each(|message| outlet.tell(message));
+            outlet.close();
+        }
+    }
+
+    /// Tells whoever is attached that a call was cancelled.
+    pub(super) fn tell_client(&self, id: CallId, reason: CancelReason) {
+        let Some(call) = self.call(id) else {
+            return;
+        };
+        let message = error_message(call.request_id(), reason);
+        let registry = &self.instance.registry;
+        let is_last = self.calls().all(|call| !registry.is_in_flight(call.id()));
+        let outlets = {
+            let words = &mut self.state().last_words;
+            words.messages.push(message.clone());
+            words.closed |= is_last;
+            words.outlets.clone()
+        };
+        for outlet in outlets.iter().filter_map(Weak::upgrade) {
+            outlet.tell(message.clone());
+            if is_last {
+                outlet.close();
+            }
+        }
+        if is_last {
+            self.closed.store(true, Ordering::Release);
+            self.answerer.wake();
+        }
+    }
+
+    /// Has the response future woken for what [`last_words`](Self::last_words) has then.
+    pub(crate) fn notify(&self, waker: &Waker) {
+        self.answerer.register(waker);
+    }
+
+    /// The JSON-RPC answer to its calls, once they were cancelled here.
+    pub(crate) fn last_words(&self) -> Option<Bytes> {
+        if !self.closed.load(Ordering::Acquire) {
+            return None;
+        }
+        let messages = self.state().last_words.messages.clone();
+        match (self.calls.get(), &*messages) {
+            (Some(InFlight::One(_)), [message]) => Some(message.clone()),
+            _ => {
+                let mut batch = BytesMut::new();
+                batch.put_u8(b'[');
+                batch.put_slice(&messages.join(&b","[..]));
+                batch.put_u8(b']');
+                Some(batch.freeze())
+            }
+        }
+    }
+
+    /// Its call, if it is one and has not ended.
+    pub(crate) fn only_call(&self) -> Option<&CallInfo> {
+        match self.calls.get() {
+            Some(InFlight::One(call)) if self.instance.registry.is_in_flight(call.id()) => {
+                Some(call)
+            }
+            _ => None,
+        }
+    }
+
+    /// How long its client may leave a stream unread.
+    pub(crate) fn stall_timeout(&self) -> Option<Duration> {
+        self.instance.options.stall_timeout
+    }
+
+    /// Has a stream of it looked at, after `timeout` for the first time.
+    pub(crate) fn watch(&self, stream: Weak<dyn Watched>, timeout: Duration) {
+        if let Some(at) = Instant::now().checked_add(timeout) {
+            self.instance.registry.watch(at, stream);
+        }
+    }
+}
+
+/// The JSON-RPC error for a cancelled call.
+pub(super) fn error_message(request: &RequestId, reason: CancelReason) -> Bytes {
+    let (code, message) = reason.error();
+    let error = json!({
+        "jsonrpc": "2.0",
+        "id": Value::from(request),
+        "error": { "code": code, "message": message },
+    });
+    Bytes::from(error.to_string())
+}

@@ -1,0 +1,25 @@
+//! Whether the client is still connected, where its socket tells.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http::Extensions;
+
+/// Ends when the client's connection does, also where hyper does not look.
+pub(crate) struct Departure(Pin<Box<dyn Future<Output = ()> + Send + Sync>>);
+
+// === impl Departure ===
+
+impl Departure {
+    /// `None` where nobody watches the socket.
+    pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
+        let _ = extensions;
+        None
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().poll(cx)
+    }
+}

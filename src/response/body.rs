@@ -1,0 +1,160 @@
+//! The response body: from the head to the end.
+//!
+//! A body that is dropped before its end was abandoned. What counts as the end, in the order in which hyper
+//! may show it:
+//!
+//! 1. the body says it is at its end ([`Body::is_end_stream`]), also before the first poll;
+//! 2. all bytes of a body of known length have passed: hyper polls it no more;
+//! 3. `None`.
+//!
+//! An error is no end: the client did not get its answer and its connection is closed.
+
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes};
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use super::stream::EventStream;
+use crate::{call::CancelReason, exchange::Guard, source::Source};
+
+pin_project! {
+    /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). Dropped before
+    /// its end, it abandons its calls.
+    ///
+    /// It is the inner body, frame by frame, unless the layer has something to say: a probe between two
+    /// events of a quiet stream ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), an error for
+    /// a client whose call was cancelled here.
+    pub struct ResponseBody<B> {
+        #[pin]
+        kind: Kind<B>,
+    }
+}
+
+pin_project! {
+    #[project = KindProj]
+    enum Kind<B> {
+        Plain {
+            // First, so that the token fires before the inner body's destructors run.
+            guard: Guard,
+            #[pin]
+            source: Source<B>,
+            // How many bytes are to come, where that is known.
+            remaining: Option<u64>,
+        },
+        Events { stream: EventStream<B> },
+    }
+}
+
+// === impl ResponseBody ===
+
+impl<B: Body> ResponseBody<B> {
+    /// A body of this length, if it is known.
+    pub(super) fn plain(mut guard: Guard, inner: B, remaining: Option<u64>) -> Self {
+        if inner.is_end_stream() || remaining == Some(0) {
+            guard.complete();
+        }
+        let source = Source::body(inner);
+        Self {
+            kind: Kind::Plain {
+                guard,
+                source,
+                remaining,
+            },
+        }
+    }
+
+    pub(super) fn events(stream: EventStream<B>) -> Self {
+        Self {
+            kind: Kind::Events { stream },
+        }
+    }
+
+    /// These bytes in place of the inner body.
+    pub(super) fn bytes(bytes: Bytes) -> Self {
+        Self::unwatched(Source::bytes(bytes))
+    }
+}
+
+impl<B> ResponseBody<B> {
+    fn unwatched(source: Source<B>) -> Self {
+        Self {
+            kind: Kind::Plain {
+                guard: Guard::inert(),
+                source,
+                remaining: None,
+            },
+        }
+    }
+}
+
+impl<B> Body for ResponseBody<B>
+where
+    B: Body,
+    B::Data: From<Bytes>,
+{
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let (guard, mut source, remaining) = match self.project().kind.project() {
+            KindProj::Events { stream } => return stream.poll_frame(cx),
+            KindProj::Plain {
+                guard,
+                source,
+                remaining,
+            } => (guard, source, remaining),
+        };
+        let polled = {
+            let _polling = guard.polling();
+            ready!(source.as_mut().poll_frame(cx))
+        };
+        match &polled {
+            Some(Ok(frame)) => {
+                if let (Some(remaining), Some(data)) = (remaining.as_mut(), frame.data_ref()) {
+                    *remaining = remaining.saturating_sub(data.remaining() as u64);
+                }
+                if *remaining == Some(0) || source.is_end_stream() {
+                    guard.complete();
+                }
+            }
+            Some(Err(_)) => guard.abandon(CancelReason::ResponseDropped),
+            None => guard.complete(),
+        }
+        Poll::Ready(polled)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Kind::Plain { source, .. } => source.is_end_stream(),
+            Kind::Events { stream } => stream.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Kind::Plain { source, .. } => source.size_hint(),
+            Kind::Events { stream } => stream.size_hint(),
+        }
+    }
+}
+
+impl<B: Default> Default for ResponseBody<B> {
+    /// An empty body that belongs to no call, as layers outside make one for their own answers.
+    fn default() -> Self {
+        Self::unwatched(Source::body(B::default()))
+    }
+}
+
+impl<B> fmt::Debug for ResponseBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,215 @@
+//! The inner answer as events, where the head went out before it.
+//!
+//! Once the client has been answered `200 text/event-stream`, whatever the inner service answers must
+//! become events: its own events as they are, a JSON body as the data of one, and anything else as
+//! a JSON-RPC error. What its head said beyond that is lost.
+
+use std::{
+    fmt,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::{Response, StatusCode, header};
+use http_body::{Body, Frame};
+use memchr::memchr2;
+use serde_json::{Value, json};
+
+use super::{
+    Polled,
+    future::{has_type, read_head},
+};
+use crate::{
+    call::{CancelReason, RequestId},
+    exchange::{BodyPlan, Guard, Head},
+    sse,
+};
+
+/// How much of a refusal is read for a JSON-RPC error: 64 KiB.
+const MAX_REFUSAL: usize = 64 * 1024;
+
+const INTERNAL_ERROR: i32 = -32603;
+
+/// An answer of the inner service to come. `None` if it fails.
+pub(super) type Answering<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> + Send>>;
+
+/// The answer to one request, as events.
+pub(super) struct Committed<B> {
+    request: RequestId,
+    stage: Stage<B>,
+}
+
+enum Stage<B> {
+    Answering(Answering<B>),
+    Events(Pin<Box<B>>),
+    /// The data of one event, which has begun.
+    Json(Pin<Box<B>>),
+    Refusal {
+        status: StatusCode,
+        body: Pin<Box<B>>,
+        read: BytesMut,
+    },
+    Ended,
+}
+
+// === impl Committed ===
+
+impl<B> Committed<B>
+where
+    B: Body,
+    B::Data: From<Bytes>,
+{
+    pub(super) fn new(request: RequestId, answering: Answering<B>) -> Self {
+        Self {
+            request,
+            stage: Stage::Answering(answering),
+        }
+    }
+
+    pub(super) fn poll_frame(&mut self, guard: &mut Guard, cx: &mut Context<'_>) -> Polled<B> {
+        loop {
+            let polling = guard.polling();
+            match &mut self.stage {
+                Stage::Answering(answering) => {
+                    let answered = answering.as_mut().poll(cx);
+                    drop(polling);
+                    if let Some(exchange) = guard.exchange() {
+                        exchange.settle();
+                    }
+                    if let Some(first) = self.answered(guard, ready!(answered)) {
+                        return Poll::Ready(Some(Ok(Frame::data(first.into()))));
+                    }
+                }
+                Stage::Events(body) => return body.as_mut().poll_frame(cx),
+                Stage::Json(body) => {
+                    let data = match ready!(body.as_mut().poll_frame(cx)) {
+                        Some(Ok(frame)) => match frame.into_data() {
+                            Ok(mut data) => on_one_line(data.copy_to_bytes(data.remaining())),
+                            // Events have no trailers.
+                            Err(_trailers) => continue,
+                        },
+                        Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                        None => {
+                            self.stage = Stage::Ended;
+                            Bytes::from_static(b"\n\n")
+                        }
+                    };
+                    return Poll::Ready(Some(Ok(Frame::data(data.into()))));
+                }
+                Stage::Refusal { status, body, read } => {
+                    match ready!(body.as_mut().poll_frame(cx)) {
+                        Some(Ok(frame)) if read.len() <= MAX_REFUSAL => {
+                            if let Ok(mut data) = frame.into_data() {
+                                read.extend_from_slice(&data.copy_to_bytes(data.remaining()));
+                            }
+                        }
+                        _ => {
+                            let event = refusal(&self.request, *status, read);
+                            self.stage = Stage::Ended;
+                            return Poll::Ready(Some(Ok(Frame::data(event.into()))));
+                        }
+                    }
+                }
+                Stage::Ended => return Poll::Ready(None),
+            }
+        }
+    }
+
+    /// Takes the answer. What is to be sent for it at once, if anything.
+    fn answered(&mut self, guard: &mut Guard, answer: Option<Response<B>>) -> Option<Bytes> {
+        let Some(answer) = answer else {
+            guard.fail();
+            self.stage = Stage::Ended;
+            return Some(error(&self.request, "the service failed", Value::Null));
+        };
+        let (parts, body) = answer.into_parts();
+        let head = read_head(&parts);
+        if let Some(exchange) = guard.exchange()
+            && let BodyPlan::Tap(tap) = exchange.head(head)
+        {
+            guard.set_tap(tap);
+        }
+        let encoded = parts.headers.contains_key(header::CONTENT_ENCODING);
+        self.stage = match head {
+            Head::Stream { readable: true } => {
+                self.stage = Stage::Events(Box::pin(body));
+                return None;
+            }
+            Head::Answer if has_type(&parts.headers, b"application/json") && !encoded => {
+                self.stage = Stage::Json(Box::pin(body));
+                return Some(Bytes::from_static(b"data: "));
+            }
+            Head::Stream { readable: false } => {
+                // Its encoding is not that of the head that went out.
+                guard.abandon(CancelReason::ResponseDropped);
+                Stage::Ended
+            }
+            Head::Refusal if !encoded => Stage::Refusal {
+                status: parts.status,
+                body: Box::pin(body),
+                read: BytesMut::new(),
+            },
+            Head::Answer | Head::Refusal => Stage::Ended,
+        };
+        match self.stage {
+            Stage::Ended => Some(refusal(&self.request, parts.status, &[])),
+            _ => None,
+        }
+    }
+}
+
+impl<B> fmt::Debug for Committed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Committed").finish_non_exhaustive()
+    }
+}
+
+/// JSON with spaces for its line ends, which all stand between tokens.
+fn on_one_line(json: Bytes) -> Bytes {
+    if memchr2(b'\n', b'\r', &json).is_none() {
+        return json;
+    }
+    let is_line_end = |byte: &u8| matches!(byte, b'\n' | b'\r');
+    let bytes = json.iter();
+    bytes
+        .map(|byte| if is_line_end(byte) { b' ' } else { *byte })
+        .collect()
+}
+
+/// A refusal as an event: with the JSON-RPC error in its body if it has one, under the request's id.
+fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
+    let id = Value::from(request);
+    let said = serde_json::from_slice(body)
+        .ok()
+        .and_then(|mut said: Value| {
+            let its_id = said.get("id");
+            let is_ours = its_id.is_none_or(|its_id| its_id.is_null() || *its_id == id);
+            let error = said.get_mut("error").filter(|_| is_ours)?.take();
+            let is_error = error.get("code")?.is_i64() && error.get("message")?.is_string();
+            is_error.then_some(error)
+        });
+    match said {
+        Some(error) => error_event(id, error),
+        None => error(
+            request,
+            &format!("HTTP status {status}"),
+            json!({ "status": status.as_u16() }),
+        ),
+    }
+}
+
+fn error(request: &RequestId, message: &str, data: Value) -> Bytes {
+    let mut error = json!({ "code": INTERNAL_ERROR, "message": message });
+    if !data.is_null()
+        && let Some(error) = error.as_object_mut()
+    {
+        error.insert("data".to_owned(), data);
+    }
+    error_event(request.into(), error)
+}
+
+fn error_event(id: Value, error: Value) -> Bytes {
+    let message = json!({ "jsonrpc": "2.0", "id": id, "error": error });
+    sse::event(message.to_string().as_bytes())
+}

@@ -1,0 +1,349 @@
+//! The response future: from the request to the head.
+//!
+//! It ends without the inner service where that is too late: the call was cancelled here, the head went
+//! out before it, or the client is gone and hyper does not see it.
+
+use std::{
+    fmt, mem,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, response::Parts,
+};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tokio::time::{Sleep, sleep};
+
+use super::{
+    body::ResponseBody,
+    commit::Committed,
+    slot::Inner,
+    stream::{EventStream, Probes, set_unbuffered},
+};
+use crate::{
+    call::CancelReason,
+    exchange::{BodyPlan, Guard, Head},
+    layer::Options,
+    peer::Departure,
+};
+
+/// How often a stream is probed that was committed early, where [`keep_alive`] does not say: 15 s, a quarter
+/// of the shortest idle limit that proxies have by default.
+///
+/// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
+const PROBE_COMMITTED: Duration = Duration::from_secs(15);
+
+/// What nginx logs for a client that left before its response.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+pin_project! {
+    /// The future of [`CancelOnDisconnect`](crate::CancelOnDisconnect). Dropped before it is ready, it
+    /// abandons its calls.
+    pub struct ResponseFuture<F> {
+        // First, so that the token fires before the inner future's destructors run.
+        guard: Guard,
+        #[pin]
+        inner: Answering<F>,
+        terms: Terms,
+    }
+}
+
+pin_project! {
+    #[project = AnsweringProj]
+    enum Answering<F> {
+        Inline { #[pin] future: F },
+        // Boxed where it may have to go on in the body.
+        Boxed { future: Option<Pin<Box<F>>> },
+    }
+}
+
+/// What request and options say about the response.
+#[derive(Default)]
+pub(crate) struct Terms {
+    head_only: bool,
+    keep_alive: Option<Duration>,
+    commit: Option<Pin<Box<Sleep>>>,
+    peer: Option<Departure>,
+}
+
+// === impl ResponseFuture ===
+
+impl<F> ResponseFuture<F> {
+    pub(crate) fn new(guard: Guard, future: F, terms: Terms) -> Self {
+        let inner = match terms.commit {
+            None => Answering::Inline { future },
+            Some(_) => Answering::Boxed {
+                future: Some(Box::pin(future)),
+            },
+        };
+        Self {
+            guard,
+            inner,
+            terms,
+        }
+    }
+
+    /// Of a request that another layer watches already.
+    pub(crate) fn unwatched(future: F) -> Self {
+        Self::new(Guard::inert(), future, Terms::default())
+    }
+}
+
+impl<F, RB, E> Future for ResponseFuture<F>
+where
+    F: Future<Output = Result<Response<RB>, E>> + Send + 'static,
+    RB: Body + Send + 'static,
+    RB::Data: From<Bytes>,
+{
+    type Output = Result<Response<ResponseBody<RB>>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        if let Some(exchange) = this.guard.exchange() {
+            exchange.notify(cx.waker());
+            if let Some(last_words) = exchange.last_words() {
+                this.guard.complete();
+                return Poll::Ready(Ok(json(last_words)));
+            }
+        }
+        let polled = {
+            let _polling = this.guard.polling();
+            this.inner.as_mut().poll(cx)
+        };
+        if let Some(exchange) = this.guard.exchange() {
+            exchange.settle();
+        }
+        match polled {
+            Poll::Ready(Ok(response)) => {
+                let guard = mem::replace(this.guard, Guard::inert());
+                Poll::Ready(Ok(this.terms.respond(guard, response)))
+            }
+            Poll::Ready(Err(error)) => {
+                this.guard.fail();
+                Poll::Ready(Err(error))
+            }
+            Poll::Pending if this.terms.is_peer_gone(cx) => {
+                this.guard.abandon(CancelReason::ClientDisconnected);
+                Poll::Ready(Ok(nobody_there()))
+            }
+            Poll::Pending if this.terms.is_commit_due(cx) => {
+                let call = this
+                    .guard
+                    .exchange()
+                    .and_then(|exchange| exchange.only_call());
+                let Some(request) = call.map(|call| call.request_id().clone()) else {
+                    return Poll::Pending;
+                };
+                let Some(future) = this.inner.as_mut().take() else {
+                    return Poll::Pending;
+                };
+                let answering = Box::pin(async move { future.await.ok() });
+                let guard = mem::replace(this.guard, Guard::inert());
+                let committed = Committed::new(request, answering);
+                Poll::Ready(Ok(this.terms.commit(guard, committed)))
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<F> fmt::Debug for ResponseFuture<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}
+
+// === impl Answering ===
+
+impl<F: Future> Answering<F> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        match self.project() {
+            AnsweringProj::Inline { future } => future.poll(cx),
+            AnsweringProj::Boxed {
+                future: Some(future),
+            } => future.as_mut().poll(cx),
+            AnsweringProj::Boxed { future: None } => Poll::Pending,
+        }
+    }
+
+    fn take(self: Pin<&mut Self>) -> Option<Pin<Box<F>>> {
+        match self.project() {
+            AnsweringProj::Inline { .. } => None,
+            AnsweringProj::Boxed { future } => future.take(),
+        }
+    }
+}
+
+// === impl Terms ===
+
+impl Terms {
+    pub(crate) fn of<B>(request: &Request<B>, options: &Options) -> Self {
+        let may_commit = request.method() == Method::POST && accepts_events(request.headers());
+        let commit_after = options.commit_after.filter(|_| may_commit);
+        Self {
+            head_only: request.method() == Method::HEAD,
+            keep_alive: options.keep_alive,
+            commit: commit_after.map(|after| Box::pin(sleep(after))),
+            peer: Departure::of(request.extensions()),
+        }
+    }
+
+    /// Whether the inner answer may have to be sent as events.
+    pub(crate) fn may_commit(&self) -> bool {
+        self.commit.is_some()
+    }
+
+    fn is_peer_gone(&mut self, cx: &mut Context<'_>) -> bool {
+        let peer = self.peer.as_mut();
+        peer.is_some_and(|peer| peer.poll(cx).is_ready())
+    }
+
+    fn is_commit_due(&mut self, cx: &mut Context<'_>) -> bool {
+        let commit = self.commit.as_mut();
+        commit.is_some_and(|sleep| sleep.as_mut().poll(cx).is_ready())
+    }
+
+    /// The response with the inner service's answer.
+    fn respond<RB>(
+        &mut self,
+        mut guard: Guard,
+        response: Response<RB>,
+    ) -> Response<ResponseBody<RB>>
+    where
+        RB: Body + Send + 'static,
+    {
+        let (mut parts, body) = response.into_parts();
+        let length = body
+            .size_hint()
+            .exact()
+            .or_else(|| content_length(&parts.headers));
+        let Some(exchange) = guard.exchange() else {
+            return Response::from_parts(parts, ResponseBody::plain(guard, body, length));
+        };
+        let head = read_head(&parts);
+        let plan = exchange.head(head);
+        if let BodyPlan::Replace(event) = plan {
+            guard.complete();
+            parts.headers.remove(header::CONTENT_LENGTH);
+            parts.headers.remove(header::CONTENT_ENCODING);
+            return Response::from_parts(parts, ResponseBody::bytes(event));
+        }
+        if let BodyPlan::Tap(tap) = plan {
+            guard.set_tap(tap);
+        }
+        if self.head_only || has_no_content(parts.status) {
+            // hyper drops these bodies unpolled.
+            guard.complete();
+        }
+        let is_over = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
+        let (Head::Stream { readable }, false) = (head, is_over) else {
+            return Response::from_parts(parts, ResponseBody::plain(guard, body, length));
+        };
+        let stream = EventStream::new(guard, Inner::Body { body }).until(self.peer.take());
+        let stream = match length {
+            Some(length) => stream.of_length(length),
+            None if readable => {
+                if self.keep_alive.is_some() {
+                    set_unbuffered(&mut parts.headers);
+                }
+                stream.writable(self.keep_alive.map(Probes::new))
+            }
+            None => stream,
+        };
+        Response::from_parts(parts, ResponseBody::events(stream))
+    }
+
+    /// The response without an answer yet.
+    fn commit<RB>(&mut self, guard: Guard, committed: Committed<RB>) -> Response<ResponseBody<RB>>
+    where
+        RB: Body + Send + 'static,
+    {
+        let probes = Probes::new(self.keep_alive.unwrap_or(PROBE_COMMITTED));
+        let stream = EventStream::new(guard, Inner::Committed { committed })
+            .writable(Some(probes))
+            .until(self.peer.take());
+        let mut response = Response::new(ResponseBody::events(stream));
+        let headers = response.headers_mut();
+        let events = HeaderValue::from_static("text/event-stream");
+        headers.insert(header::CONTENT_TYPE, events);
+        set_unbuffered(headers);
+        response
+    }
+}
+
+/// Whether the `Accept` header names server-sent events, and does not rule them out (RFC 9110, section 12.5.1).
+fn accepts_events(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::ACCEPT).iter();
+    let mut ranges = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    ranges.any(|range| {
+        let mut parts = range.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+        let names_it = parts
+            .next()
+            .is_some_and(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"));
+        names_it && !parts.any(is_zero_weight)
+    })
+}
+
+fn is_zero_weight(parameter: &[u8]) -> bool {
+    let weight = parameter
+        .strip_prefix(b"q=")
+        .or(parameter.strip_prefix(b"Q="));
+    weight.is_some_and(|weight| weight.iter().all(|byte| matches!(byte, b'0' | b'.')))
+}
+
+fn content_length(headers: &HeaderMap) -> Option<u64> {
+    headers
+        .get(header::CONTENT_LENGTH)?
+        .to_str()
+        .ok()?
+        .parse()
+        .ok()
+}
+
+/// The answer to calls that were cancelled here.
+fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
+    let mut response = Response::new(ResponseBody::bytes(message));
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
+}
+
+/// An answer that nobody gets.
+fn nobody_there<RB: Body>() -> Response<ResponseBody<RB>> {
+    let mut response = Response::new(ResponseBody::bytes(Bytes::new()));
+    if let Ok(status) = StatusCode::from_u16(CLIENT_CLOSED_REQUEST) {
+        *response.status_mut() = status;
+    }
+    response
+}
+
+pub(super) fn read_head(parts: &Parts) -> Head {
+    if !parts.status.is_success() {
+        return Head::Refusal;
+    }
+    match has_type(&parts.headers, b"text/event-stream") {
+        true => Head::Stream {
+            readable: !parts.headers.contains_key(header::CONTENT_ENCODING),
+        },
+        false => Head::Answer,
+    }
+}
+
+/// Whether a `Content-Type` names this media type, whatever its parameters.
+pub(super) fn has_type(headers: &HeaderMap, media_type: &[u8]) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| {
+        let essence = value.as_bytes().split(|byte| *byte == b';').next();
+        essence.is_some_and(|essence| essence.trim_ascii().eq_ignore_ascii_case(media_type))
+    })
+}
+
+/// RFC 9110, section 6.4.1.
+fn has_no_content(status: StatusCode) -> bool {
+    status.is_informational()
+        || status == StatusCode::NO_CONTENT
+        || status == StatusCode::NOT_MODIFIED
+}

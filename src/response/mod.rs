@@ -1,0 +1,25 @@
+//! The response on its way to the client: first its future, then its body.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `future` | from the request to the head; where an early commit is decided |
+//! | `body` | from the head to the end, for any body: what counts as its end |
+//! | `stream` | a body of events: probes, last words, a client that does not read |
+//! | `slot` | where a stream keeps the inner body, so that others can let go of it |
+//! | `commit` | the inner answer as events, where the head went out before it |
+
+use std::task::Poll;
+
+use http_body::{Body, Frame};
+
+mod body;
+mod commit;
+mod future;
+mod slot;
+mod stream;
+
+pub(crate) use self::future::Terms;
+pub use self::{body::ResponseBody, future::ResponseFuture};
+
+/// What a poll of a body gives.
+type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;

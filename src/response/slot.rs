@@ -1,0 +1,259 @@
+//! Where a stream keeps the inner body, so that others than its reader can let go of it.
+//!
+//! hyper polls a body only while the client takes it. A client that does not read would keep the inner body
+//! for ever, and with it whatever fills it: rmcp's session worker waits for a channel of 16 messages. So the
+//! body is not in the [`EventStream`](super::stream::EventStream) itself. It is taken out for every poll, put
+//! back after it, and whoever closes the slot drops it. No lock is held while it is polled or dropped.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tokio::time::Instant;
+
+use super::{Polled, commit::Committed};
+use crate::{
+    call::CancelReason,
+    exchange::{Guard, Outlet},
+    registry::{LATE, Watched},
+};
+
+pub(super) struct Slot<B> {
+    state: Mutex<State<B>>,
+    reader: AtomicWaker,
+    stall: Option<Stall>,
+}
+
+struct State<B> {
+    held: Option<Pin<Box<Held<B>>>>,
+    messages: VecDeque<Bytes>,
+    closing: Option<Closing>,
+}
+
+pin_project! {
+    /// The inner body, and who is told when it goes.
+    pub(super) struct Held<B> {
+        // First, so that the token fires before the inner body's destructors run.
+        pub(super) guard: Guard,
+        #[pin]
+        inner: Inner<B>,
+    }
+}
+
+pin_project! {
+    #[project = InnerProj]
+    pub(super) enum Inner<B> {
+        Body { #[pin] body: B },
+        Committed { committed: Committed<B> },
+    }
+}
+
+/// Why others let go of the inner body.
+#[derive(Debug, Clone, Copy)]
+enum Closing {
+    /// Its client was told how its calls ended.
+    Told,
+    /// Its client does not take it, or is gone.
+    Gone,
+}
+
+/// What the reader does next.
+pub(super) enum Next<B> {
+    /// Sends a message.
+    Message(Bytes),
+    /// Polls the inner body, and puts it back.
+    Inner(Pin<Box<Held<B>>>),
+    /// Ends.
+    Over,
+}
+
+/// How long the client has not read.
+struct Stall {
+    limit: Duration,
+    since: Instant,
+    /// When the reader was last given something that it has not come back from, in ms after `since`, plus 1.
+    given_at: AtomicU64,
+}
+
+// === impl Slot ===
+
+impl<B> Slot<B> {
+    pub(super) fn new(guard: Guard, inner: Inner<B>, stall_timeout: Option<Duration>) -> Self {
+        Self {
+            state: Mutex::new(State {
+                held: Some(Box::pin(Held { guard, inner })),
+                messages: VecDeque::new(),
+                closing: None,
+            }),
+            reader: AtomicWaker::new(),
+            stall: stall_timeout.map(|limit| Stall {
+                limit,
+                since: Instant::now(),
+                given_at: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// The reader is here, and wants to be woken by this.
+    pub(super) fn read_by(&self, waker: &Waker) {
+        self.reader.register(waker);
+        if let Some(stall) = &self.stall {
+            stall.given_at.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The reader goes with a frame. If it does not come back, the client does not read.
+    pub(super) fn gave(&self) {
+        if let Some(stall) = &self.stall {
+            let elapsed = u64::try_from(stall.since.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
+            stall.given_at.store(elapsed + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// What is to be read next. A message only where one can be put in.
+    pub(super) fn next(&self, at_boundary: bool) -> Next<B> {
+        let mut state = self.state();
+        if at_boundary && let Some(message) = state.messages.pop_front() {
+            return Next::Message(message);
+        }
+        state.held.take().map_or(Next::Over, Next::Inner)
+    }
+
+    /// Takes the inner body back after a poll. `false` if the slot was closed meanwhile.
+    pub(super) fn put_back(&self, held: Pin<Box<Held<B>>>) -> bool {
+        let mut state = self.state();
+        let Some(closing) = state.closing else {
+            state.held = Some(held);
+            return true;
+        };
+        drop(state);
+        end(held, closing);
+        false
+    }
+
+    /// Lets go of the inner body as its client does, by a drop.
+    pub(super) fn drop_inner(&self) {
+        let held = self.state().held.take();
+        drop(held);
+    }
+
+    /// The client is gone, or as good as gone.
+    pub(super) fn abandon(&self) {
+        self.shut(Closing::Gone);
+    }
+
+    fn shut(&self, closing: Closing) {
+        let held = {
+            let mut state = self.state();
+            state.closing.get_or_insert(closing);
+            state.held.take()
+        };
+        if let Some(held) = held {
+            end(held, closing);
+        }
+        self.reader.wake();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn end<B>(mut held: Pin<Box<Held<B>>>, closing: Closing) {
+    let guard = held.as_mut().project().guard;
+    match closing {
+        Closing::Told => guard.complete(),
+        Closing::Gone => guard.abandon(CancelReason::ClientDisconnected),
+    }
+}
+
+impl<B: Send> Outlet for Slot<B> {
+    fn tell(&self, message: Bytes) {
+        self.state().messages.push_back(message);
+        self.reader.wake();
+    }
+
+    fn close(&self) {
+        self.shut(Closing::Told);
+    }
+}
+
+impl<B: Send> Watched for Slot<B> {
+    fn look(&self, at: Instant, now: Instant) -> Option<Instant> {
+        let stall = self.stall.as_ref()?;
+        if self.state().closing.is_some() {
+            return None;
+        }
+        let again = now.checked_add(stall.limit);
+        let deadline = match stall.given_at.load(Ordering::Relaxed).checked_sub(1) {
+            None => again?,
+            Some(elapsed) => {
+                let given_at = stall.since.checked_add(Duration::from_millis(elapsed))?;
+                given_at.checked_add(stall.limit)?
+            }
+        };
+        if deadline > now {
+            return Some(deadline);
+        }
+        if now.duration_since(at) > LATE {
+            // The runtime was starved, and the reader with it.
+            return again;
+        }
+        self.abandon();
+        None
+    }
+}
+
+// === impl Held ===
+
+impl<B> Held<B> {
+    /// Ends the exchange: the client has everything.
+    pub(super) fn complete(self: Pin<&mut Self>) {
+        self.project().guard.complete();
+    }
+
+    /// Ends the exchange: its body failed.
+    pub(super) fn fail(self: Pin<&mut Self>) {
+        self.project().guard.abandon(CancelReason::ResponseDropped);
+    }
+}
+
+impl<B> Held<B>
+where
+    B: Body,
+    B::Data: From<Bytes>,
+{
+    pub(super) fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled<B> {
+        let this = self.project();
+        match this.inner.project() {
+            InnerProj::Body { body } => {
+                let _polling = this.guard.polling();
+                body.poll_frame(cx)
+            }
+            InnerProj::Committed { committed } => committed.poll_frame(this.guard, cx),
+        }
+    }
+
+    /// Whether nothing comes any more, as far as the body says.
+    pub(super) fn is_end_stream(&self) -> bool {
+        match &self.inner {
+            Inner::Body { body } => body.is_end_stream(),
+            Inner::Committed { .. } => false,
+        }
+    }
+
+    pub(super) fn guard(self: Pin<&mut Self>) -> &mut Guard {
+        self.project().guard
+    }
+}

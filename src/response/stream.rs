@@ -1,0 +1,270 @@
+//! A response body of server-sent events.
+//!
+//! The inner body frame by frame, and between two events what the layer has to say: probes, which show
+//! whether the client is still there, and the last message for a client whose call was cancelled here.
+//! An event is never broken. Where the inner body has not ended its event, nothing is put in.
+
+use std::{
+    mem,
+    pin::Pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use http_body::{Body, Frame, SizeHint};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::{
+    Polled,
+    slot::{Held, Inner, Next, Slot},
+};
+use crate::{
+    exchange::{Exchange, Guard, Outlet},
+    peer::Departure,
+    sse::{self, Boundary},
+};
+
+/// nginx holds back no event of a response with this header.
+const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+pub(super) struct EventStream<B> {
+    slot: Arc<Slot<B>>,
+    /// `None` where nothing can be put in, because the body is encoded or its length is known.
+    boundary: Option<Boundary>,
+    /// How many bytes are to come, where that is known.
+    remaining: Option<u64>,
+    probes: Option<Probes>,
+    peer: Option<Departure>,
+    begun: Begun,
+    ended: bool,
+}
+
+/// Whose are the first bytes of the stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begun {
+    NotYet,
+    Here,
+    ByInnerBody,
+}
+
+/// When the next probe is due.
+pub(super) struct Probes {
+    every: Duration,
+    quiet_since: Instant,
+    sleep: Pin<Box<Sleep>>,
+}
+
+// === impl EventStream ===
+
+impl<B: Send + 'static> EventStream<B> {
+    /// A stream of which nothing is known. Nothing is put into it.
+    pub(super) fn new(guard: Guard, inner: Inner<B>) -> Self {
+        let exchange = guard.exchange().cloned();
+        let stall_timeout = exchange.as_deref().and_then(Exchange::stall_timeout);
+        let slot = Arc::new(Slot::new(guard, inner, stall_timeout));
+        if let Some(exchange) = exchange {
+            let outlet: Weak<dyn Outlet> = Arc::<Slot<B>>::downgrade(&slot);
+            exchange.open(outlet);
+            if let Some(timeout) = stall_timeout {
+                exchange.watch(Arc::<Slot<B>>::downgrade(&slot), timeout);
+            }
+        }
+        Self {
+            slot,
+            boundary: None,
+            remaining: None,
+            probes: None,
+            peer: None,
+            begun: Begun::NotYet,
+            ended: false,
+        }
+    }
+}
+
+impl<B> EventStream<B> {
+    /// From here on, things can be put in between two events.
+    pub(super) fn writable(mut self, probes: Option<Probes>) -> Self {
+        self.boundary = Some(Boundary::default());
+        self.probes = probes;
+        self
+    }
+
+    pub(super) fn of_length(mut self, remaining: u64) -> Self {
+        self.remaining = Some(remaining);
+        self
+    }
+
+    /// Ends when the client's connection does.
+    pub(super) fn until(mut self, peer: Option<Departure>) -> Self {
+        self.peer = peer;
+        self
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        self.remaining
+            .map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+impl<B> EventStream<B>
+where
+    B: Body,
+    B::Data: From<Bytes>,
+{
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled<B> {
+        self.slot.read_by(cx.waker());
+        let polled = ready!(self.poll(cx));
+        if matches!(polled, Some(Ok(_))) {
+            self.slot.gave();
+        } else {
+            self.ended = true;
+        }
+        Poll::Ready(polled)
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Polled<B> {
+        while !self.ended {
+            match self.slot.next(self.is_at_boundary()) {
+                Next::Message(message) => return self.put_in(sse::event(&message)),
+                Next::Inner(mut held) => match held.as_mut().poll_frame(cx) {
+                    Poll::Pending => {
+                        if self.slot.put_back(held) {
+                            return self.poll_idle(cx);
+                        }
+                    }
+                    Poll::Ready(Some(Ok(frame))) => return self.pass(held, frame),
+                    Poll::Ready(Some(Err(error))) => {
+                        held.as_mut().fail();
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                    Poll::Ready(None) => {
+                        held.as_mut().complete();
+                        break;
+                    }
+                },
+                Next::Over => break,
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn pass(&mut self, mut held: Pin<Box<Held<B>>>, frame: Frame<B::Data>) -> Polled<B> {
+        let frame = match frame.into_data() {
+            Ok(mut data) => Frame::data(self.read(&mut held, data.copy_to_bytes(data.remaining()))),
+            Err(trailers) => trailers,
+        };
+        self.ended = held.is_end_stream();
+        if self.ended || self.remaining == Some(0) {
+            held.as_mut().complete();
+        }
+        self.slot.put_back(held);
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    /// Reads what the inner body says.
+    fn read(&mut self, held: &mut Pin<Box<Held<B>>>, mut bytes: Bytes) -> B::Data {
+        if let Some(remaining) = &mut self.remaining {
+            *remaining = remaining.saturating_sub(bytes.len() as u64);
+        }
+        if let Some(tap) = held.as_mut().guard().tap() {
+            tap.read(&bytes);
+        }
+        if let Some(boundary) = &mut self.boundary {
+            boundary.pass(&bytes);
+        }
+        if let Some(probes) = &mut self.probes {
+            probes.reset();
+        }
+        let begun = mem::replace(&mut self.begun, Begun::ByInnerBody);
+        if begun == Begun::Here && bytes.starts_with(sse::MARK) {
+            // A byte order mark is one only at the start of the body.
+            bytes.advance(sse::MARK.len());
+        }
+        bytes.into()
+    }
+
+    /// The inner body has nothing to say for now.
+    fn poll_idle(&mut self, cx: &mut Context<'_>) -> Polled<B> {
+        if let Some(peer) = &mut self.peer
+            && peer.poll(cx).is_ready()
+        {
+            self.slot.abandon();
+            return Poll::Ready(None);
+        }
+        if self.is_at_boundary()
+            && let Some(probes) = &mut self.probes
+        {
+            ready!(probes.poll(cx));
+            return self.put_in(sse::COMMENT);
+        }
+        Poll::Pending
+    }
+
+    fn put_in(&mut self, bytes: Bytes) -> Polled<B> {
+        if self.begun == Begun::NotYet {
+            self.begun = Begun::Here;
+        }
+        if let Some(probes) = &mut self.probes {
+            probes.reset();
+        }
+        Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
+    }
+
+    fn is_at_boundary(&self) -> bool {
+        self.boundary.as_ref().is_some_and(Boundary::is_here)
+    }
+}
+
+impl<B> Drop for EventStream<B> {
+    fn drop(&mut self) {
+        self.slot.drop_inner();
+    }
+}
+
+// === impl Probes ===
+
+impl Probes {
+    pub(super) fn new(every: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            every,
+            quiet_since: now,
+            sleep: Box::pin(sleep_until(now + every)),
+        }
+    }
+
+    /// Something was sent. The timer is set again only when it goes off.
+    fn reset(&mut self) {
+        self.quiet_since = Instant::now();
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            ready!(self.sleep.as_mut().poll(cx));
+            let due = self.quiet_since + self.every;
+            if due <= Instant::now() {
+                return Poll::Ready(());
+            }
+            self.sleep.as_mut().reset(due);
+        }
+    }
+}
+
+/// Asks whoever passes the events on not to hold them back.
+pub(super) fn set_unbuffered(headers: &mut HeaderMap) {
+    for (name, value) in [
+        (header::CACHE_CONTROL, "no-cache"),
+        (X_ACCEL_BUFFERING, "no"),
+    ] {
+        headers
+            .entry(name)
+            .or_insert(HeaderValue::from_static(value));
+    }
+}
