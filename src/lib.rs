@@ -70,6 +70,8 @@
 //! # Features
 //!
 //! `rmcp` (default): the session manager, and the helpers for handlers. `axum`: [`CallToken`] as an extractor.
+//! `socket`: `DeadPeer`, the socket options that find a dead network, and `WatchedListener`, which lets the kernel
+//! say that a client is gone where hyper does not read.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod call;
@@ -86,12 +88,16 @@ mod policy;
 mod registry;
 mod response;
 mod service;
+#[cfg(feature = "socket")]
+mod socket;
 mod source;
 mod sse;
 mod token;
 
 #[cfg(feature = "rmcp")]
 pub use self::mcp::{CancellableSessionManager, CancellableTransport, TransportError};
+#[cfg(feature = "socket")]
+pub use self::socket::{Applied, DeadPeer, Peer, WatchedListener, WatchedStream};
 #[cfg(feature = "axum")]
 pub use self::token::MissingLayer;
 pub use self::{

@@ -27,6 +27,8 @@ mod polling;
 mod read_on;
 mod resume;
 mod setup;
+#[cfg(feature = "socket")]
+mod socket;
 mod stack;
 mod starved;
 mod streams;

@@ -1,0 +1,335 @@
+//! The socket options that find a dead peer.
+//!
+//! Why both: `SO_KEEPALIVE` probes a connection on which nothing is under way, and is suspended while sent data
+//! waits to be acknowledged. `TCP_USER_TIMEOUT` limits that wait, and does nothing while no data is sent. Either
+//! alone misses half of the cases for the quarter of an hour that the kernel retries by default.
+
+use std::{fmt, io, time::Duration};
+
+use socket2::{SockRef, TcpKeepalive};
+
+/// Makes the kernel notice that a peer is dead although no packet says so: a cable pulled, a NAT that forgot the
+/// connection, a machine that lost its power.
+///
+/// Set it once on the listening socket: on Linux, accepted sockets inherit the options. Elsewhere set it on each
+/// accepted one, with axum's `ListenerExt::tap_io` for example.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::DeadPeer;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+/// let applied = DeadPeer::new().apply(&listener)?;
+/// println!("{applied}");
+/// # #[cfg(target_os = "linux")]
+/// assert!(applied.is_complete());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # The time to detection
+///
+/// Counted from the last packet of the peer, and with *w* as the time until the first write after it:
+///
+/// - nothing is written: idle + interval × probes, 30 s by default;
+/// - something is written: at most *w* + user timeout, and a retransmission interval more on old kernels. A
+///   server that writes a keep-alive every 15 s finds out within 45 s by default.
+///
+/// Keep the user timeout at idle + interval × probes. Linux lets it override the number of probes: it gives up
+/// at the first probe after the user timeout, be that early or late.
+///
+/// # Why not shorter
+///
+/// The options cannot tell a dead peer from one that is out of reach for a while. A user timeout of 5 s was seen
+/// to cut connections after an outage of 4.5 s that was already over, and clients that stopped reading for 8 s.
+/// The default outlasts a change of networks, a laptop lid and a long pause of a debugger's step.
+///
+/// # HTTP/2
+///
+/// hyper's keep-alive pings are no replacement. They end the streams of a dead peer, but the connection's task
+/// hangs on in its last write until the kernel gives up. Set both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "nothing is set before `apply`"]
+pub struct DeadPeer {
+    idle: Duration,
+    interval: Duration,
+    probes: u32,
+    user_timeout: Duration,
+}
+
+/// What [`DeadPeer::apply`] has set. Its `Display` also says what this platform lacks, for the log.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::DeadPeer;
+///
+/// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+/// let applied = DeadPeer::new().apply(&listener)?;
+/// assert!(applied.to_string().starts_with("keep-alive after 15s"));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Applied {
+    asked: DeadPeer,
+    probes: bool,
+    user_timeout: bool,
+}
+
+// === impl DeadPeer ===
+
+impl DeadPeer {
+    /// Probes after 15 s of silence, every 5 s, three times; gives up on unacknowledged data after 30 s.
+    pub fn new() -> Self {
+        Self {
+            idle: Duration::from_secs(15),
+            interval: Duration::from_secs(5),
+            probes: 3,
+            user_timeout: Duration::from_secs(30),
+        }
+    }
+
+    /// How long a connection may be silent before it is probed: `TCP_KEEPIDLE`. Rounded up to whole seconds.
+    pub fn idle(mut self, idle: Duration) -> Self {
+        self.idle = whole_seconds(idle);
+        self
+    }
+
+    /// The time between two probes: `TCP_KEEPINTVL`. Rounded up to whole seconds.
+    pub fn interval(mut self, interval: Duration) -> Self {
+        self.interval = whole_seconds(interval);
+        self
+    }
+
+    /// How many probes in a row must stay unanswered: `TCP_KEEPCNT`, 1 to 127 on Linux.
+    pub fn probes(mut self, probes: u32) -> Self {
+        self.probes = probes;
+        self
+    }
+
+    /// How long sent data may stay unacknowledged: `TCP_USER_TIMEOUT`. Zero leaves the kernel's own limit.
+    pub fn user_timeout(mut self, user_timeout: Duration) -> Self {
+        self.user_timeout = user_timeout;
+        self
+    }
+
+    /// Sets the options on a listening or a connected TCP socket.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says of values out of its range, or of a socket that is not TCP.
+    #[cfg(unix)]
+    pub fn apply(&self, socket: &impl std::os::fd::AsFd) -> io::Result<Applied> {
+        self.set(SockRef::from(socket))
+    }
+
+    /// Sets the options on a listening or a connected TCP socket.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says of values out of its range, or of a socket that is not TCP.
+    #[cfg(windows)]
+    pub fn apply(&self, socket: &impl std::os::windows::io::AsSocket) -> io::Result<Applied> {
+        self.set(SockRef::from(socket))
+    }
+
+    fn set(self, socket: SockRef<'_>) -> io::Result<Applied> {
+        let (keep_alive, probes) = self.probing(TcpKeepalive::new().with_time(self.idle));
+        socket.set_tcp_keepalive(&keep_alive)?;
+        Ok(Applied {
+            asked: self,
+            probes,
+            user_timeout: self.limit(&socket)?,
+        })
+    }
+
+    /// Adds interval and probes where they can be set, and says whether they can.
+    #[cfg(any(
+        target_vendor = "apple",
+        target_os = "android",
+        target_os = "freebsd",
+        target_os = "fuchsia",
+        target_os = "linux",
+        target_os = "netbsd",
+        target_os = "windows",
+    ))]
+    fn probing(&self, keep_alive: TcpKeepalive) -> (TcpKeepalive, bool) {
+        let keep_alive = keep_alive.with_interval(self.interval);
+        (keep_alive.with_retries(self.probes), true)
+    }
+
+    #[cfg(not(any(
+        target_vendor = "apple",
+        target_os = "android",
+        target_os = "freebsd",
+        target_os = "fuchsia",
+        target_os = "linux",
+        target_os = "netbsd",
+        target_os = "windows",
+    )))]
+    fn probing(&self, keep_alive: TcpKeepalive) -> (TcpKeepalive, bool) {
+        (keep_alive, false)
+    }
+
+    /// Sets the user timeout where it exists, and says whether it does.
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    fn limit(&self, socket: &SockRef<'_>) -> io::Result<bool> {
+        // The kernel counts milliseconds, and reads none of them as "no limit".
+        let limit = match self.user_timeout {
+            Duration::ZERO => None,
+            limit => Some(limit.max(Duration::from_millis(1))),
+        };
+        socket.set_tcp_user_timeout(limit)?;
+        Ok(true)
+    }
+
+    /// macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own, which socket2 does not know.
+    #[cfg(not(any(target_os = "android", target_os = "fuchsia", target_os = "linux")))]
+    fn limit(&self, _: &SockRef<'_>) -> io::Result<bool> {
+        Ok(self.user_timeout.is_zero())
+    }
+}
+
+impl Default for DeadPeer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Fractions of a second would be cut off, and zero is refused.
+fn whole_seconds(time: Duration) -> Duration {
+    let fraction = u64::from(time.subsec_nanos() > 0);
+    Duration::from_secs(time.as_secs().saturating_add(fraction).max(1))
+}
+
+// === impl Applied ===
+
+impl Applied {
+    /// Whether everything that was asked for has been set.
+    pub fn is_complete(&self) -> bool {
+        self.probes && self.user_timeout
+    }
+}
+
+impl fmt::Display for Applied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let asked = &self.asked;
+        write!(f, "keep-alive after {:?}, ", asked.idle)?;
+        if self.probes {
+            write!(f, "every {:?}, {} probes; ", asked.interval, asked.probes)?;
+        } else {
+            f.write_str("interval and number of probes as this platform has them; ")?;
+        }
+        if !self.user_timeout {
+            return f.write_str(
+                "no user timeout: this platform has no TCP_USER_TIMEOUT, so a dead peer may go unnoticed for \
+                 minutes while sent data is unacknowledged",
+            );
+        }
+        match asked.user_timeout {
+            Duration::ZERO => f.write_str("the kernel's own user timeout"),
+            limit => write!(f, "user timeout {limit:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn accepted_by(listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let addr = listener.local_addr().expect("bound");
+        let client = TcpStream::connect(addr).expect("connect");
+        (listener.accept().expect("accept").0, client)
+    }
+
+    fn listener() -> TcpListener {
+        TcpListener::bind("127.0.0.1:0").expect("bind a free port")
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn an_accepted_socket_inherits_the_options_of_the_listening_one() {
+        let listener = listener();
+        let asked = DeadPeer::new()
+            .idle(Duration::from_secs(7))
+            .interval(Duration::from_secs(2))
+            .probes(4)
+            .user_timeout(Duration::from_millis(15_500));
+        let applied = asked.apply(&listener).expect("apply");
+        assert!(applied.is_complete());
+
+        let (accepted, _client) = accepted_by(&listener);
+        let socket = SockRef::from(&accepted);
+        let read_back = DeadPeer {
+            idle: socket.tcp_keepalive_time().expect("idle"),
+            interval: socket.tcp_keepalive_interval().expect("interval"),
+            probes: socket.tcp_keepalive_retries().expect("probes"),
+            user_timeout: socket.tcp_user_timeout().expect("limit").expect("a limit"),
+        };
+        assert!(socket.keepalive().expect("keep-alive"));
+        assert_eq!(read_back, asked);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn an_accepted_socket_takes_the_options_alone() {
+        let (accepted, _client) = accepted_by(&listener());
+        DeadPeer::new().apply(&accepted).expect("apply");
+        let socket = SockRef::from(&accepted);
+        assert!(socket.keepalive().expect("keep-alive"));
+        let limit = socket.tcp_user_timeout().expect("limit");
+        assert_eq!(limit, Some(Duration::from_secs(30)));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_fraction_of_the_kernels_unit_is_rounded_up() {
+        let (accepted, _client) = accepted_by(&listener());
+        DeadPeer::new()
+            .idle(Duration::from_millis(1_001))
+            .interval(Duration::ZERO)
+            .user_timeout(Duration::from_nanos(1))
+            .apply(&accepted)
+            .expect("apply");
+        let socket = SockRef::from(&accepted);
+        let idle = socket.tcp_keepalive_time().expect("idle");
+        let interval = socket.tcp_keepalive_interval().expect("interval");
+        let limit = socket.tcp_user_timeout().expect("limit");
+        assert_eq!(idle, Duration::from_secs(2));
+        assert_eq!(interval, Duration::from_secs(1));
+        assert_eq!(limit, Some(Duration::from_millis(1)));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_the_kernel_refuses_is_an_error() {
+        let refused = DeadPeer::new().probes(1_000).apply(&listener());
+        let error = refused.expect_err("at most 127 probes");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn the_log_line_says_what_the_platform_lacks() {
+        let asked = DeadPeer::new();
+        let everything = Applied {
+            asked,
+            probes: true,
+            user_timeout: true,
+        };
+        let line = "keep-alive after 15s, every 5s, 3 probes; user timeout 30s";
+        assert_eq!(everything.to_string(), line);
+
+        let without = Applied {
+            user_timeout: false,
+            ..everything
+        };
+        assert!(!without.is_complete());
+        assert!(
+            without
+                .to_string()
+                .contains("this platform has no TCP_USER_TIMEOUT")
+        );
+    }
+}

@@ -1,0 +1,27 @@
+//! The socket below HTTP: what the kernel must be asked for, and what it knows before hyper does.
+//!
+//! Why: hyper learns that a client is gone by reading from, or writing to, its socket. There are two gaps.
+//!
+//! 1. The network swallows packets. Nothing arrives, and nothing tells the kernel to look. [`DeadPeer`] sets the
+//!    socket options that make it look, and that make it give up.
+//! 2. hyper does not read. It has stopped because bytes of a next request are in its buffer, or because the
+//!    handler leaves its request body unread; then neither FIN nor RST reaches it. [`Peer::gone`] asks the kernel
+//!    instead, through the one registration that tokio has for the socket anyway.
+//!
+//! Contract:
+//! 1. A [`Peer`] never keeps a connection open. It holds no part of the socket but while [`Peer::gone`] is being
+//!    awaited, and that lets go in the first poll after the [`WatchedStream`] was dropped.
+//! 2. [`Peer::gone`] returns because of what the peer or the network did, never because of what this side did.
+//! 3. Nothing is read from the socket and nothing polls by time: while nobody closes, nobody is woken.
+
+mod dead_peer;
+mod listener;
+mod peer;
+mod stream;
+
+pub use self::{
+    dead_peer::{Applied, DeadPeer},
+    listener::WatchedListener,
+    peer::Peer,
+    stream::WatchedStream,
+};

@@ -1,0 +1,157 @@
+//! The other end of a connection, to be watched while hyper owns the stream.
+
+use std::{fmt, future, net::SocketAddr, pin::Pin, sync::Weak};
+
+use axum::extract::ConnectInfo;
+use http::Extensions;
+
+use super::stream::Shared;
+
+/// The client's end of a connection.
+///
+/// [`WatchedListener`](super::WatchedListener) and axum's `into_make_service_with_connect_info::<Peer>()` put one
+/// into the extensions of every request, as `ConnectInfo<Peer>`; with an accept loop of your own, insert it
+/// itself. A handler may use it too:
+///
+/// ```
+/// use axum::{Router, extract::ConnectInfo, routing::get};
+/// use mcp_cancel_on_disconnect::{Peer, WatchedListener};
+///
+/// async fn report(ConnectInfo(peer): ConnectInfo<Peer>) -> String {
+///     tokio::select! {
+///         () = peer.gone() => format!("{} has gone", peer.addr()),
+///         () = std::future::ready(()) => "the report".to_owned(),
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// let app: Router = Router::new().route("/report", get(report));
+/// let listener = WatchedListener::new(tokio::net::TcpListener::bind("127.0.0.1:0").await?);
+/// let server = axum::serve(listener, app.into_make_service_with_connect_info::<Peer>());
+/// assert!(server.local_addr()?.port() > 0);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// It does not keep the connection open, however long it is kept itself.
+#[derive(Clone)]
+pub struct Peer {
+    addr: SocketAddr,
+    shared: Weak<Shared>,
+}
+
+/// Ends when a peer has gone.
+#[cfg_attr(
+    not(test),
+    allow(dead_code, reason = "the layer does not watch peers yet")
+)]
+pub(crate) type Gone = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+
+// === impl Peer ===
+
+impl Peer {
+    pub(super) fn new(addr: SocketAddr, shared: Weak<Shared>) -> Self {
+        Self { addr, shared }
+    }
+
+    /// The peer of the connection that a request came on, if it is known.
+    #[cfg_attr(
+        not(test),
+        allow(dead_code, reason = "the layer does not watch peers yet")
+    )]
+    pub(crate) fn of(extensions: &Extensions) -> Option<&Self> {
+        extensions.get::<Self>().or_else(|| {
+            let ConnectInfo(peer) = extensions.get::<ConnectInfo<Self>>()?;
+            Some(peer)
+        })
+    }
+
+    /// Its address.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Waits until the kernel says that nothing more comes from the peer: it closed the connection, reset it, or
+    /// was given up by the kernel (see [`DeadPeer`](super::DeadPeer)).
+    ///
+    /// Nobody needs to read or write for that. It returns even if unread bytes of the peer lie before its end.
+    ///
+    /// - It never returns if this side ends the connection first: then it waits for ever, and holds nothing.
+    /// - A peer that closes only its own direction and still reads counts as gone, as it does for hyper. Do not
+    ///   await this on a server that sets hyper's `half_close`.
+    /// - Linux and Android only. Elsewhere it never returns.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when this future is dropped. Any number may wait at the same time.
+    pub async fn gone(&self) {
+        if let Some(shared) = self.shared.upgrade()
+            && shared.closed_by_peer().await
+        {
+            return;
+        }
+        future::pending().await
+    }
+
+    /// Whether [`gone`](Self::gone) would return at once. False on a connection that this side has ended.
+    pub fn is_gone(&self) -> bool {
+        self.shared
+            .upgrade()
+            .is_some_and(|shared| shared.is_closed_by_peer())
+    }
+
+    /// The same as [`gone`](Self::gone), for whoever keeps it beside a response.
+    #[cfg_attr(
+        not(test),
+        allow(dead_code, reason = "the layer does not watch peers yet")
+    )]
+    pub(crate) fn watch(&self) -> Gone {
+        let peer = self.clone();
+        Box::pin(async move { peer.gone().await })
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("addr", &self.addr)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn peer(port: u16) -> Peer {
+        Peer::new((Ipv4Addr::LOCALHOST, port).into(), Weak::new())
+    }
+
+    #[test]
+    fn a_peer_is_found_in_either_form_and_itself_first() {
+        let mut extensions = Extensions::new();
+        assert!(Peer::of(&extensions).is_none());
+
+        extensions.insert(ConnectInfo(peer(1)));
+        assert_eq!(
+            Peer::of(&extensions).map(|peer| peer.addr().port()),
+            Some(1)
+        );
+
+        extensions.insert(peer(2));
+        assert_eq!(
+            Peer::of(&extensions).map(|peer| peer.addr().port()),
+            Some(2)
+        );
+    }
+
+    #[tokio::test]
+    async fn a_peer_without_a_connection_is_never_said_to_be_gone() {
+        let peer = peer(1);
+        assert!(futures_util::poll!(peer.watch()).is_pending());
+        assert!(!peer.is_gone());
+    }
+}

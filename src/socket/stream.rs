@@ -1,0 +1,275 @@
+//! A TCP stream whose end somebody else may watch for while hyper owns it.
+//!
+//! It reads and writes as tokio's own `TcpStream` does, through what that offers on a shared reference. That
+//! includes tokio's saving of a system call: after a read that did not fill the buffer (a write that did not
+//! empty it) the socket is known to be drained (full), and the readiness seen *before* it is cleared.
+
+use std::{
+    fmt,
+    io::{self, IoSlice},
+    net::{Shutdown, SocketAddr},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
+};
+
+use socket2::SockRef;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
+    net::TcpStream,
+};
+
+use super::peer::Peer;
+
+/// Only where the kernel tells of changes (epoll, kqueue) does a short transfer mean that the next would block.
+const IS_EDGE_TRIGGERED: bool = cfg!(any(
+    target_os = "linux",
+    target_os = "android",
+    target_vendor = "apple"
+));
+
+/// A TCP stream whose peer can be watched: what [`WatchedListener`](super::WatchedListener) accepts.
+///
+/// For accept loops of your own, around hyper for example. Whoever makes the requests' extensions puts the
+/// [`Peer`] there; the layer looks for it.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::WatchedStream;
+/// use tokio::net::{TcpListener, TcpStream};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// let listener = TcpListener::bind("127.0.0.1:0").await?;
+/// let client = TcpStream::connect(listener.local_addr()?).await?;
+/// let (stream, addr) = listener.accept().await?;
+/// let stream = WatchedStream::new(stream, addr);
+/// let peer = stream.peer();
+/// # let serve = |_: &WatchedStream| ();
+/// serve(&stream); // `request.extensions_mut().insert(peer.clone())` for every request
+///
+/// drop(client);
+/// # #[cfg(target_os = "linux")]
+/// peer.gone().await;
+/// # Ok(())
+/// # }
+/// ```
+pub struct WatchedStream {
+    shared: Arc<Shared>,
+    addr: SocketAddr,
+}
+
+/// What the stream and those who await its peer's end have in common.
+pub(super) struct Shared {
+    stream: TcpStream,
+    /// Set when the [`WatchedStream`] goes: what happens to the socket from then on is this side's doing.
+    let_go: AtomicBool,
+}
+
+// === impl WatchedStream ===
+
+impl WatchedStream {
+    /// Takes over a stream, with the address that came with it from `accept`.
+    pub fn new(stream: TcpStream, addr: SocketAddr) -> Self {
+        let let_go = AtomicBool::new(false);
+        Self {
+            shared: Arc::new(Shared { stream, let_go }),
+            addr,
+        }
+    }
+
+    /// The other end, to be watched while somebody else owns the stream.
+    pub fn peer(&self) -> Peer {
+        Peer::new(self.addr, Arc::downgrade(&self.shared))
+    }
+
+    /// The stream itself, for its options such as `set_nodelay`. To read or write here confuses its owner.
+    pub fn tcp(&self) -> &TcpStream {
+        &self.shared.stream
+    }
+}
+
+impl AsyncRead for WatchedStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let stream = self.tcp();
+        loop {
+            ready!(stream.poll_read_ready(cx))?;
+            let room = buf.remaining();
+            match transfer(stream, Interest::READABLE, room, || {
+                stream.try_read_buf(buf)
+            }) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read.map(drop)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for WatchedStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let stream = self.tcp();
+        poll_write(stream, cx, buf.len(), || stream.try_write(buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let stream = self.tcp();
+        // Written short says nothing here: the kernel takes a limited number of buffers at a time.
+        poll_write(stream, cx, 0, || stream.try_write_vectored(bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match SockRef::from(self.tcp()).shutdown(Shutdown::Write) {
+            // The peer has reset the connection: it is shut down more thoroughly than asked.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
+            done => Poll::Ready(done),
+        }
+    }
+}
+
+fn poll_write(
+    stream: &TcpStream,
+    cx: &mut Context<'_>,
+    size: usize,
+    mut write: impl FnMut() -> io::Result<usize>,
+) -> Poll<io::Result<usize>> {
+    loop {
+        ready!(stream.poll_write_ready(cx))?;
+        match transfer(stream, Interest::WRITABLE, size, &mut write) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            written => return Poll::Ready(written),
+        }
+    }
+}
+
+/// Runs `io`, and clears the readiness if less than `wanted` bytes went through.
+///
+/// `try_io` notes the readiness before it runs its closure, and clears no more than that if the closure says
+/// `WouldBlock`. So what arrives meanwhile is not lost, which a call after the transfer could not promise.
+fn transfer(
+    stream: &TcpStream,
+    interest: Interest,
+    wanted: usize,
+    io: impl FnOnce() -> io::Result<usize>,
+) -> io::Result<usize> {
+    let mut moved = 0;
+    let noted = stream.try_io(interest, || {
+        moved = io()?;
+        // Nothing is the end of the stream: that is ready for good.
+        let drained = IS_EDGE_TRIGGERED && 0 < moved && moved < wanted;
+        if drained {
+            Err(io::ErrorKind::WouldBlock.into())
+        } else {
+            Ok(())
+        }
+    });
+    match noted {
+        Err(_) if moved > 0 => Ok(moved),
+        noted => noted.map(|()| moved),
+    }
+}
+
+impl Drop for WatchedStream {
+    /// Whoever awaits the peer's end holds the socket open. Shutting the read side down wakes them, sends nothing,
+    /// and lets them see that there is nothing to wait for any more.
+    fn drop(&mut self) {
+        self.shared.let_go.store(true, Ordering::Release);
+        if Shared::CAN_BE_WATCHED {
+            // It fails when the connection is gone, and then they are awake.
+            let _woken = SockRef::from(self.tcp()).shutdown(Shutdown::Read);
+        }
+    }
+}
+
+#[cfg(unix)]
+impl std::os::fd::AsFd for WatchedStream {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.tcp().as_fd()
+    }
+}
+
+#[cfg(windows)]
+impl std::os::windows::io::AsSocket for WatchedStream {
+    fn as_socket(&self) -> std::os::windows::io::BorrowedSocket<'_> {
+        self.tcp().as_socket()
+    }
+}
+
+impl fmt::Debug for WatchedStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WatchedStream")
+            .field("peer", &self.addr)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Shared ===
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+impl Shared {
+    const CAN_BE_WATCHED: bool = true;
+
+    /// Waits until no more can come from the peer; true if that is not this side's doing.
+    ///
+    /// tokio asks epoll for `EPOLLRDHUP` with every TCP stream. "Priority" is the one interest that is told of it
+    /// and not of mere data. It has no single slot for a waker, as reading and writing have, so that requests
+    /// which share a connection can all wait, and hyper with them.
+    pub(super) async fn closed_by_peer(&self) -> bool {
+        loop {
+            let ready = self.stream.ready(Interest::PRIORITY).await;
+            if self.let_go.load(Ordering::Acquire) {
+                return false;
+            }
+            match ready {
+                Ok(ready) if ready.is_read_closed() => return true,
+                // Not known to happen: tokio does not ask for urgent data. Cleared, it cannot make this spin.
+                Ok(_) => {
+                    let unblock = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+                    let _cleared = self.stream.try_io(Interest::PRIORITY, unblock);
+                }
+                // The runtime shuts down.
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// The same as far as it is known now.
+    pub(super) fn is_closed_by_peer(&self) -> bool {
+        let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
+        closed.is_ok() && !self.let_go.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+impl Shared {
+    const CAN_BE_WATCHED: bool = false;
+
+    pub(super) async fn closed_by_peer(&self) -> bool {
+        false
+    }
+
+    pub(super) fn is_closed_by_peer(&self) -> bool {
+        false
+    }
+}
