@@ -1,4 +1,4 @@
-//! Whether the client is still connected, where its socket tells.
+//! Whether the client is still connected, where its socket is watched.
 
 use std::{
     pin::Pin,
@@ -14,8 +14,14 @@ pub(crate) struct Departure(Pin<Box<dyn Future<Output = ()> + Send + Sync>>);
 
 impl Departure {
     /// `None` where nobody watches the socket.
+    #[cfg(feature = "socket")]
     pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
-        let _ = extensions;
+        let peer = crate::socket::Peer::of(extensions)?;
+        Some(Self(peer.watch()))
+    }
+
+    #[cfg(not(feature = "socket"))]
+    pub(crate) fn of(_: &Extensions) -> Option<Self> {
         None
     }
 

@@ -42,10 +42,6 @@ pub struct Peer {
 }
 
 /// Ends when a peer has gone.
-#[cfg_attr(
-    not(test),
-    allow(dead_code, reason = "the layer does not watch peers yet")
-)]
 pub(crate) type Gone = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
 // === impl Peer ===
@@ -56,10 +52,6 @@ impl Peer {
     }
 
     /// The peer of the connection that a request came on, if it is known.
-    #[cfg_attr(
-        not(test),
-        allow(dead_code, reason = "the layer does not watch peers yet")
-    )]
     pub(crate) fn of(extensions: &Extensions) -> Option<&Self> {
         extensions.get::<Self>().or_else(|| {
             let ConnectInfo(peer) = extensions.get::<ConnectInfo<Self>>()?;
@@ -102,10 +94,6 @@ impl Peer {
     }
 
     /// The same as [`gone`](Self::gone), for whoever keeps it beside a response.
-    #[cfg_attr(
-        not(test),
-        allow(dead_code, reason = "the layer does not watch peers yet")
-    )]
     pub(crate) fn watch(&self) -> Gone {
         let peer = self.clone();
         Box::pin(async move { peer.gone().await })
