@@ -11,6 +11,7 @@
 mod auto;
 mod bad_bodies;
 mod batches;
+mod call_timeout;
 mod contract;
 mod crowd;
 mod cycles;
@@ -27,6 +28,7 @@ mod polling;
 mod read_on;
 mod resume;
 mod setup;
+mod silence;
 #[cfg(feature = "socket")]
 mod socket;
 mod stack;

@@ -53,6 +53,11 @@ impl Events {
         }
     }
 
+    /// Waits until the layer knows of a client's call.
+    pub(crate) async fn started(&self, mcp: &Mcp, id: impl Into<Value>) {
+        self.count(mcp, id, 1, |what| what == What::Started).await;
+    }
+
     /// Waits for the end of a client's call.
     pub(crate) async fn ended(&self, mcp: &Mcp, id: impl Into<Value>) -> Outcome {
         let (outcome, _) = self.end(mcp, id).await;

@@ -245,6 +245,25 @@ impl Connection {
         serde_json::from_slice(&body).ok()
     }
 
+    /// All messages of the answer to its end, be they events or one JSON body. Reads the head first if that
+    /// was not done.
+    pub async fn messages(&mut self) -> Vec<Value> {
+        if self.is_complete() && !self.asked.is_empty() {
+            self.head().await;
+        }
+        let head = self.head.clone().expect("a request was sent");
+        if !head.is_event_stream() {
+            let body = self.body_to_end().await;
+            return vec![serde_json::from_slice(&body).expect("the body is JSON")];
+        }
+        let mut messages = Vec::new();
+        while let Some(event) = self.event().await {
+            messages.extend((!event.is_priming()).then(|| event.json()));
+        }
+        assert!(self.is_complete(), "the stream is cut");
+        messages
+    }
+
     /// Reads on to the event that carries a JSON-RPC answer.
     pub async fn answer_event(&mut self) -> Option<SseEvent> {
         loop {

@@ -1,0 +1,223 @@
+//! A call lasts longer than its policy allows, and its client is still there.
+//!
+//! The clock stands still but for what each test moves it.
+
+use std::time::Duration;
+
+use axum::{
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Policy};
+use serde_json::{Value, json};
+
+use crate::setup::{Plan, Server, StoppedClock, What, arguments, for_servers};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+const TICK: Duration = Duration::from_millis(1);
+const TIMED_OUT: Outcome = Outcome::Cancelled(CancelReason::TimedOut);
+
+for_servers!([
+    wrapped = Wrapped,
+    layer_only = LayerOnly,
+    stateless_sse = StatelessSse,
+    stateless_json = StatelessJson,
+] {
+    a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told,
+    a_call_that_answers_in_time_is_left_alone,
+    what_a_handler_answers_too_late_is_dropped,
+    a_policy_sets_the_time_of_each_call,
+    a_client_that_has_gone_meanwhile_changes_nothing,
+});
+
+for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+    a_client_that_came_back_is_told_on_its_new_stream,
+    a_client_that_comes_back_too_late_is_told_as_well,
+    the_session_goes_on,
+    a_call_before_its_head_is_answered_as_json,
+});
+
+async fn a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = limited(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.events.started(&mcp, 1).await;
+
+    clock.advance(TIMEOUT - TICK).await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+
+    clock.advance(TICK * 2).await;
+
+    assert_eq!(call.messages().await, [timed_out(json!(1))]);
+    assert!(!setup.witness.ended("a").await.is_completed());
+    let token = setup.tokens.of("a");
+    assert_eq!(token.reason(), Some(CancelReason::TimedOut));
+    assert_eq!(
+        setup.events.of(&mcp, 1),
+        [What::Started, What::Ended(TIMED_OUT)]
+    );
+    assert!(setup.calls.is_empty());
+}
+
+async fn a_call_that_answers_in_time_is_left_alone(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = limited(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.events.started(&mcp, 1).await;
+    clock.advance(TIMEOUT - TICK).await;
+    setup.assert_completes("a", &mut call).await;
+
+    clock.advance(2 * TIMEOUT).await;
+    setup.assert_usable(&mcp).await;
+
+    assert!(!setup.tokens.of("a").is_cancelled());
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+}
+
+async fn what_a_handler_answers_too_late_is_dropped(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = limited(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "stubborn", "a").await;
+    setup.events.started(&mcp, 1).await;
+    clock.advance(TIMEOUT + TICK).await;
+    setup.events.ended(&mcp, 1).await;
+
+    setup.witness.release("a");
+
+    assert_eq!(call.messages().await, [timed_out(json!(1))]);
+    setup.assert_usable(&mcp).await;
+}
+
+async fn a_policy_sets_the_time_of_each_call(server: Server) {
+    let clock = StoppedClock::stop();
+    let plan = Plan::of(server).layer(|layer| {
+        layer.policy(|call| match call.tool() {
+            Some("hold") => Policy::new().grace(Grace::Immediate).call_timeout(TIMEOUT),
+            _ => Policy::new().grace(Grace::Immediate),
+        })
+    });
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    let mut limited = setup.start_call(&mcp, 1, "hold", "limited").await;
+    let mut free = setup.start_call(&mcp, 2, "stubborn", "free").await;
+    setup.events.started(&mcp, 1).await;
+    setup.events.started(&mcp, 2).await;
+
+    clock.advance(TIMEOUT + TICK).await;
+
+    assert_eq!(limited.messages().await, [timed_out(json!(1))]);
+    setup.assert_completes("free", &mut free).await;
+}
+
+async fn a_client_that_has_gone_meanwhile_changes_nothing(server: Server) {
+    let clock = StoppedClock::stop();
+    let plan = limited(server).grace(Grace::After(2 * TIMEOUT));
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 1, "stubborn", "a").await;
+    setup.events.started(&mcp, 1).await;
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+
+    clock.advance(TIMEOUT + TICK).await;
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, TIMED_OUT);
+}
+
+async fn a_client_that_came_back_is_told_on_its_new_stream(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = limited(server).grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    let priming = call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    let mut resumed = mcp.resume(&priming.id.expect("an id")).await;
+    setup.events.resumed(&mcp, 1, 1).await;
+    assert_eq!(resumed.head().await.status, 200);
+
+    clock.advance(TIMEOUT + TICK).await;
+
+    assert_eq!(resumed.messages().await, [timed_out(json!(1))]);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+async fn a_client_that_comes_back_too_late_is_told_as_well(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = limited(server)
+        .grace(Grace::After(2 * TIMEOUT))
+        .start()
+        .await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    let priming = call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    clock.advance(TIMEOUT + TICK).await;
+    setup.events.ended(&mcp, 1).await;
+
+    let mut resumed = mcp.resume(&priming.id.expect("an id")).await;
+
+    assert_eq!(resumed.messages().await, [timed_out(json!(1))]);
+}
+
+async fn the_session_goes_on(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = limited(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.events.started(&mcp, 1).await;
+    clock.advance(TIMEOUT + TICK).await;
+    call.messages().await;
+
+    let mut again = setup.start_call(&mcp, 1, "hold", "b").await;
+    setup.assert_completes("b", &mut again).await;
+}
+
+/// The head of a session call comes at once, unless something holds it back.
+async fn a_call_before_its_head_is_answered_as_json(server: Server) {
+    let clock = StoppedClock::stop();
+    let plan = limited(server).inside(|router| {
+        router.layer(from_fn(|request: Request, next: Next| async {
+            let holds = request.headers().contains_key("x-hold");
+            let response = next.run(request).await;
+            if holds {
+                std::future::pending::<()>().await;
+            }
+            response
+        }))
+    });
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    let mut call = mcp
+        .clone()
+        .header("x-hold", "1")
+        .call(1, "hold", arguments("a"))
+        .await;
+    setup.witness.started("a").await;
+    setup.events.started(&mcp, 1).await;
+
+    clock.advance(TIMEOUT + TICK).await;
+
+    let reply = call.reply().await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(reply.headers["content-type"], "application/json");
+    assert_eq!(reply.json(), timed_out(json!(1)));
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+// === The parts ===
+
+fn limited(server: Server) -> Plan {
+    Plan::of(server).layer(|layer| layer.call_timeout(TIMEOUT))
+}
+
+fn timed_out(id: Value) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32001, "message": "Request timed out" } })
+}

@@ -1,0 +1,185 @@
+//! Streams on which nothing happens: probes, heads that go out early, clients that do not read.
+//!
+//! No sockets: an inner service whose answer the test makes up as it goes, on a clock that jumps to the
+//! next timer when everything waits.
+
+use std::{io, time::Duration};
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderMap, Request, Response, header};
+use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, Grace, ResponseBody, TeeBody};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
+
+use crate::log::Log;
+
+mod commit;
+mod probes;
+mod stall;
+
+const PROBE: &str = ":\n\n";
+
+/// The client's side: requests go through the layer.
+#[derive(Clone)]
+struct Client {
+    service: BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, io::Error>,
+}
+
+/// The server's side.
+struct Server {
+    asked: mpsc::UnboundedReceiver<Asked>,
+}
+
+/// A request that waits for its answer.
+struct Asked {
+    token: CallToken,
+    headers: HeaderMap,
+    answer: oneshot::Sender<io::Result<Response<Body>>>,
+}
+
+/// The body of an answer, as it is written.
+struct Feed(mpsc::UnboundedSender<Bytes>);
+
+/// A layer that does not wait for clients to come back, and its events.
+fn immediate() -> (CancelOnDisconnectLayer, Log) {
+    Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate))
+}
+
+/// A client and a server with the layer between them.
+fn between(layer: &CancelOnDisconnectLayer) -> (Client, Server) {
+    let (ask, asked) = mpsc::unbounded_channel();
+    let inner = service_fn(move |request: Request<TeeBody<Body>>| {
+        let ask = ask.clone();
+        async move {
+            let (head, body) = request.into_parts();
+            let _whole = body.collect().await;
+            let (answer, answered) = oneshot::channel();
+            let asked = Asked {
+                token: head.extensions.get().cloned().expect("a token"),
+                headers: head.headers,
+                answer,
+            };
+            ask.send(asked).ok().expect("the test waits");
+            answered.await.expect("the test answers")
+        }
+    });
+    let service = BoxCloneSyncService::new(layer.layer(inner));
+    (Client { service }, Server { asked })
+}
+
+/// A stateless call from a client that takes both kinds of answer.
+fn call() -> Request<Body> {
+    post(&json!({ "jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": { "name": "a" } }))
+}
+
+fn post(message: &Value) -> Request<Body> {
+    Request::post("/mcp")
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(header::ACCEPT, "application/json, text/event-stream")
+        .body(Body::from(message.to_string()))
+        .expect("a request")
+}
+
+fn events(body: Body) -> Response<Body> {
+    typed("text/event-stream", body)
+}
+
+fn typed(content_type: &str, body: Body) -> Response<Body> {
+    let response = Response::builder().header(header::CONTENT_TYPE, content_type);
+    response.body(body).expect("a response")
+}
+
+/// The next frame of a body; `None` at its end.
+async fn frame(body: &mut ResponseBody<Body>) -> Option<String> {
+    let frame = body.frame().await?.expect("the body does not fail");
+    let data = frame.into_data().expect("no trailers");
+    Some(String::from_utf8(data.into()).expect("text"))
+}
+
+/// Everything to the end of a body.
+async fn rest(body: &mut ResponseBody<Body>) -> String {
+    let mut rest = String::new();
+    while let Some(frame) = frame(body).await {
+        rest.push_str(&frame);
+    }
+    rest
+}
+
+/// Whether a body says nothing for so long.
+async fn is_silent(body: &mut ResponseBody<Body>, time: Duration) -> bool {
+    tokio::time::timeout(time, frame(body)).await.is_err()
+}
+
+// === impl Client ===
+
+impl Client {
+    async fn send(&self, request: Request<Body>) -> Response<ResponseBody<Body>> {
+        let sent = self.service.clone().oneshot(request).await;
+        sent.expect("the service does not fail")
+    }
+}
+
+// === impl Server ===
+
+impl Server {
+    async fn asked(&mut self) -> Asked {
+        self.asked.recv().await.expect("the client asks")
+    }
+
+    /// Answers the next request with a stream.
+    async fn stream(&mut self) -> (Feed, CallToken) {
+        let asked = self.asked().await;
+        let token = asked.token.clone();
+        let (feed, body) = Feed::new();
+        asked.answer(events(body));
+        (feed, token)
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    fn answer(self, response: Response<Body>) {
+        self.answer.send(Ok(response)).ok().expect("somebody waits");
+    }
+
+    fn fail(self) {
+        let error = io::Error::other("broken on purpose");
+        self.answer.send(Err(error)).ok().expect("somebody waits");
+    }
+
+    /// Waits until nobody wants the answer any more.
+    async fn abandoned(&mut self) {
+        self.answer.closed().await;
+    }
+}
+
+// === impl Feed ===
+
+impl Feed {
+    fn new() -> (Self, Body) {
+        let (sender, receiver) = mpsc::unbounded_channel::<Bytes>();
+        let frames = stream::unfold(receiver, async |mut receiver| {
+            let frame = receiver.recv().await?;
+            Some((Ok::<_, io::Error>(frame), receiver))
+        });
+        (Self(sender), Body::from_stream(frames))
+    }
+
+    fn write(&self, text: impl Into<Bytes>) {
+        self.0.send(text.into()).expect("the body lives");
+    }
+
+    /// Waits until the body was dropped.
+    async fn dropped(&self) {
+        self.0.closed().await;
+    }
+
+    fn is_dropped(&self) -> bool {
+        self.0.is_closed()
+    }
+}

@@ -1,0 +1,160 @@
+//! Comments in quiet streams.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+use tokio::time::Instant;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+const EVENT: &str = "data: 1\n\n";
+
+fn probing() -> CancelOnDisconnectLayer {
+    immediate().0.keep_alive(5 * SECOND)
+}
+
+/// A response whose stream the test writes.
+async fn stream(layer: &CancelOnDisconnectLayer) -> (Response<ResponseBody<Body>>, Feed) {
+    let (client, mut server) = between(layer);
+    let (response, (feed, _)) = tokio::join!(client.send(call()), server.stream());
+    (response, feed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quiet_stream_is_probed_at_every_interval() {
+    let (mut response, _feed) = stream(&probing()).await;
+    let begun = Instant::now();
+    for nth in 1..=3 {
+        let probe = frame(response.body_mut()).await;
+        assert_eq!(probe.as_deref(), Some(PROBE));
+        assert_eq!(begun.elapsed().as_secs(), 5 * nth);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn traffic_puts_the_next_probe_off() {
+    let (mut response, feed) = stream(&probing()).await;
+    let body = response.body_mut();
+    for _ in 0..3 {
+        assert!(is_silent(body, 4 * SECOND).await);
+        feed.write(EVENT);
+        assert_eq!(frame(body).await.as_deref(), Some(EVENT));
+    }
+    let quiet = Instant::now();
+    assert_eq!(frame(body).await.as_deref(), Some(PROBE));
+    assert_eq!(quiet.elapsed().as_secs(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_comment_of_the_server_counts_as_traffic() {
+    let (mut response, feed) = stream(&probing()).await;
+    let body = response.body_mut();
+    assert!(is_silent(body, 4 * SECOND).await);
+    feed.write(": mine\n\n");
+    assert_eq!(frame(body).await.as_deref(), Some(": mine\n\n"));
+    assert!(is_silent(body, 4 * SECOND).await);
+    assert_eq!(frame(body).await.as_deref(), Some(PROBE));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_probe_goes_into_an_event() {
+    let (mut response, feed) = stream(&probing()).await;
+    let body = response.body_mut();
+    for half in ["data: 1", "\n", "id: 1\n"] {
+        feed.write(half);
+        assert_eq!(frame(body).await.as_deref(), Some(half));
+        assert!(is_silent(body, 60 * SECOND).await, "after {half:?}");
+    }
+    feed.write("\n");
+    assert_eq!(frame(body).await.as_deref(), Some("\n"));
+    assert_eq!(frame(body).await.as_deref(), Some(PROBE));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_byte_order_mark_after_a_probe_goes() {
+    let (mut response, feed) = stream(&probing()).await;
+    let body = response.body_mut();
+    assert_eq!(frame(body).await.as_deref(), Some(PROBE));
+    feed.write("\u{feff}data: 1\n\n");
+    assert_eq!(frame(body).await.as_deref(), Some(EVENT));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_option_nothing_is_put_in() {
+    let (mut response, _feed) = stream(&immediate().0).await;
+    assert!(is_silent(response.body_mut(), 3600 * SECOND).await);
+    assert_eq!(response.headers().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standalone_stream_is_probed_as_well() {
+    let (client, mut server) = between(&probing());
+    let get = Request::get("/mcp").body(Body::empty()).expect("a request");
+    let (mut response, (_feed, _)) = tokio::join!(client.send(get), server.stream());
+    assert_eq!(frame(response.body_mut()).await.as_deref(), Some(PROBE));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_plain_event_streams_are_probed() {
+    let encoded = |body| {
+        let mut response = events(body);
+        let gzip = header::HeaderValue::from_static("gzip");
+        response
+            .headers_mut()
+            .insert(header::CONTENT_ENCODING, gzip);
+        response
+    };
+    let sized = |body| {
+        let mut response = events(body);
+        let length = header::HeaderValue::from_static("9");
+        response
+            .headers_mut()
+            .insert(header::CONTENT_LENGTH, length);
+        response
+    };
+    let json = |body| typed("application/json", body);
+    for answer in [&encoded as &dyn Fn(Body) -> _, &sized, &json] {
+        let (client, mut server) = between(&probing());
+        let (_feed, body) = Feed::new();
+        let (mut response, ()) = tokio::join!(client.send(call()), async {
+            server.asked().await.answer(answer(body));
+        });
+        let before = response.headers().clone();
+        assert!(
+            is_silent(response.body_mut(), 60 * SECOND).await,
+            "{before:?}"
+        );
+        assert!(!before.contains_key("x-accel-buffering"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_against_buffering_are_added_where_they_are_missing() {
+    let (response, _feed) = stream(&probing()).await;
+    assert_eq!(response.headers()["x-accel-buffering"], "no");
+    assert_eq!(response.headers()["cache-control"], "no-cache");
+
+    let (client, mut server) = between(&probing());
+    let (_feed, body) = Feed::new();
+    let (response, ()) = tokio::join!(client.send(call()), async {
+        let mut response = events(body);
+        let its_own = header::HeaderValue::from_static("no-store");
+        response
+            .headers_mut()
+            .insert(header::CACHE_CONTROL, its_own);
+        server.asked().await.answer(response);
+    });
+    assert_eq!(response.headers()["cache-control"], "no-store");
+    assert_eq!(response.headers()["x-accel-buffering"], "no");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interval_of_zero_does_not_flood_the_client() {
+    let (mut response, _feed) = stream(&immediate().0.keep_alive(Duration::ZERO)).await;
+    let begun = Instant::now();
+    for _ in 0..100 {
+        frame(response.body_mut()).await;
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(100));
+}
