@@ -35,3 +35,4 @@ mod stack;
 mod starved;
 mod streams;
 mod support;
+mod unread;

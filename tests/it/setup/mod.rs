@@ -41,6 +41,8 @@ use rmcp::{
     },
 };
 use serde_json::{Value, json};
+use socket2::SockRef;
+use tokio::net::TcpListener;
 
 use crate::support::*;
 
@@ -82,6 +84,7 @@ pub(crate) struct Plan {
     local: LocalSessionManager,
     config: StreamableHttpServerConfig,
     inside: Box<dyn FnOnce(Router) -> Router>,
+    send_buffer: Option<usize>,
 }
 
 /// The sessions of a server.
@@ -167,6 +170,7 @@ impl Plan {
             local: LocalSessionManager::default(),
             config: server.config(),
             inside: Box::new(|router| router),
+            send_buffer: None,
         }
     }
 
@@ -209,6 +213,12 @@ impl Plan {
         self
     }
 
+    /// Sockets that take little that their client does not read.
+    pub(crate) fn send_buffer(mut self, bytes: usize) -> Self {
+        self.send_buffer = Some(bytes);
+        self
+    }
+
     /// Serves [`Tools`].
     pub(crate) async fn start(self) -> Setup {
         let witness = Witness::new();
@@ -241,10 +251,15 @@ impl Plan {
             _ => router.layer(layer),
         };
         let exchanges = Exchanges::default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        if let Some(bytes) = self.send_buffer {
+            let socket = SockRef::from(&listener);
+            socket.set_send_buffer_size(bytes).expect("a send buffer");
+        }
         Setup {
             server: self.server,
             sessions,
-            served: serve(exchanges.watch(router)).await,
+            served: serve_on(listener, exchanges.watch(router)),
             calls,
             witness,
             events,

@@ -1,0 +1,116 @@
+//! A client that is connected and does not read, over real sockets.
+//!
+//! rmcp's session worker waits for the slowest stream of its session, so such a client blocks every other
+//! call of it, and their cancels.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use serde_json::json;
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    setup::{Plan, Server, Setup, for_servers},
+    support::*,
+};
+
+const LIMIT: Duration = Duration::from_secs(1);
+
+/// More events than all buffers on the way can hold.
+const FLOOD: u32 = 10_000_000;
+
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] (flavor = "multi_thread") {
+    an_unread_stream_does_not_hold_up_the_cancel_of_another_call,
+    an_unread_stream_of_an_h2_connection_does_not_either,
+    a_call_that_times_out_unread_frees_its_session,
+});
+
+async fn an_unread_stream_does_not_hold_up_the_cancel_of_another_call(server: Server) {
+    let setup = stalling(server).start().await;
+    let mcp = setup.mcp().await;
+    let other = setup.start_call(&mcp, 1, "hold", "other").await;
+    let request = mcp.call_request(2, "chatty", json!({ "label": "flood", "events": FLOOD }));
+    let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4096).await;
+    unread.send(&request).await;
+    until_blocked(&setup, &mcp).await;
+
+    let hung_up = Instant::now();
+    other.fin();
+
+    let cancelled = setup.witness.ended("other").await;
+    assert!(cancelled.is_cancelled());
+    assert!(cancelled.at() - hung_up <= LIMIT + Duration::from_secs(1));
+    assert_eq!(setup.events.ended(&mcp, 2).await, DISCONNECTED);
+    setup.assert_usable(&mcp).await;
+    drop(unread);
+}
+
+async fn an_unread_stream_of_an_h2_connection_does_not_either(server: Server) {
+    let setup = stalling(server).start().await;
+    let mcp = setup.mcp().await;
+    let other = setup.start_call(&mcp, 1, "hold", "other").await;
+    let request = mcp.call_request(2, "chatty", json!({ "label": "flood", "events": FLOOD }));
+    let mut connection = H2::open(setup.served.addr).await;
+    let mut unread = connection.send(&request).await;
+    // Its window is never opened again.
+    unread.head().await;
+    until_blocked(&setup, &mcp).await;
+
+    let hung_up = Instant::now();
+    other.fin();
+
+    let cancelled = setup.witness.ended("other").await;
+    assert!(cancelled.is_cancelled());
+    assert!(cancelled.at() - hung_up <= LIMIT + Duration::from_secs(1));
+    assert_eq!(setup.events.ended(&mcp, 2).await, DISCONNECTED);
+    setup.assert_usable(&mcp).await;
+}
+
+/// Its inner stream goes first, and then its cancel gets through.
+async fn a_call_that_times_out_unread_frees_its_session(server: Server) {
+    let time = Duration::from_secs(3);
+    let plan = small(server).grace(Grace::Never);
+    let setup = plan.layer(|layer| layer.call_timeout(time)).start().await;
+    let mcp = setup.mcp().await;
+    let request = mcp.call_request(2, "chatty", json!({ "label": "flood", "events": FLOOD }));
+    let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4096).await;
+    unread.send(&request).await;
+    until_blocked(&setup, &mcp).await;
+
+    assert_eq!(
+        setup.events.ended(&mcp, 2).await,
+        Outcome::Cancelled(CancelReason::TimedOut)
+    );
+
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.ended("flood").await.is_cancelled());
+    drop(unread);
+}
+
+// === The parts ===
+
+/// So little in the kernel's buffers that the stream is full soon.
+fn small(server: Server) -> Plan {
+    Plan::of(server).send_buffer(16 * 1024)
+}
+
+fn stalling(server: Server) -> Plan {
+    small(server).layer(|layer| layer.stall_timeout(LIMIT))
+}
+
+/// Waits until the session answers nobody any more.
+async fn until_blocked(setup: &Setup, mcp: &Mcp) {
+    setup.witness.started("flood").await;
+    for ping in 1_000.. {
+        let answered = async {
+            let mut ping = mcp.request(ping, "ping", json!({})).await;
+            ping.answer().await
+        };
+        if timeout(Duration::from_millis(200), answered).await.is_err() {
+            return;
+        }
+        assert!(setup.witness.is_running("flood"), "it was never blocked");
+    }
+}
