@@ -33,8 +33,8 @@ use socket2::{SockRef, TcpKeepalive};
 /// Counted from the last packet of the peer, and with *w* as the time until the first write after it:
 ///
 /// - nothing is written: idle + interval × probes, 30 s by default;
-/// - something is written: at most *w* + user timeout, and a retransmission interval more on old kernels. A
-///   server that writes a keep-alive every 15 s finds out within 45 s by default.
+/// - something is written: *w* + user timeout, and up to half a second for the first retransmission. A server that
+///   writes a keep-alive every 15 s finds out within 46 s by default.
 ///
 /// Keep the user timeout at idle + interval × probes. Linux lets it override the number of probes: it gives up
 /// at the first probe after the user timeout, be that early or late.

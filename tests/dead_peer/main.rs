@@ -1,0 +1,82 @@
+//! A network that dies without a word, in two real network namespaces.
+//!
+//! ```sh
+//! cargo test --test dead_peer --features socket
+//! ```
+//!
+//! A server and a client of it run in a namespace each, joined by a pair of virtual interfaces. In the middle of
+//! every call the client's interface begins to throw all packets away. The server cannot tell that from a
+//! cable that was pulled: nothing arrives, and nothing says so. What each handler then learned, and when, is
+//! printed as a table.
+//!
+//! Needs Linux with `unshare` (util-linux), and `ip` and `tc` (iproute2); and root, or a kernel that lets a user
+//! make namespaces. Where it cannot run it says so and passes, unless `DEAD_PEER_REQUIRED` is set.
+//!
+//! | process | runs | in |
+//! |---|---|---|
+//! | the test | [`namespace`] | the namespace it was started in, which it leaves alone |
+//! | `server` | [`server`], this binary again | a namespace of its own, with the witness of all handlers |
+//! | `client` | [`client`], this binary again | another one |
+//!
+//! A namespace goes with its last process, so there is nothing to clean up, whatever fails.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+)]
+
+mod calls;
+mod client;
+mod namespace;
+mod server;
+#[path = "../it/support/mod.rs"]
+mod support;
+
+use std::io::Write as _;
+
+use self::namespace::{Role, Unshare};
+
+#[test]
+fn a_silent_network_is_noticed_with_the_options_and_not_without_them() {
+    match Unshare::find() {
+        Ok(unshare) => {
+            let status = unshare.command(Role::Server).status().unwrap();
+            assert!(status.success(), "see above");
+        }
+        Err(why) if std::env::var_os("DEAD_PEER_REQUIRED").is_none() => {
+            let notice = format!(
+                "\nNOT RUN: the test of a silent network. It needs two network namespaces:\n{why}\n\n"
+            );
+            // Past the test harness, which keeps what a passing test prints.
+            std::io::stderr().write_all(notice.as_bytes()).unwrap();
+        }
+        Err(why) => panic!("DEAD_PEER_REQUIRED is set, but there are no network namespaces: {why}"),
+    }
+}
+
+#[test]
+#[ignore = "the server of the test above, which starts it"]
+fn server() {
+    if Role::Server.is_ours() {
+        runtime().block_on(server::run());
+    }
+}
+
+#[test]
+#[ignore = "the client of the test above, which starts it"]
+fn client() {
+    if Role::Client.is_ours() {
+        runtime().block_on(client::run());
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+}
