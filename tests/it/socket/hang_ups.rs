@@ -1,0 +1,201 @@
+//! Who is gone, and who is not, on a socket that nobody reads.
+
+use std::sync::atomic::Ordering;
+
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::{Counted, Unread, reset, unread};
+use crate::support::within;
+
+// === Somebody hangs up ===
+
+#[tokio::test]
+async fn a_fin_behind_unread_bytes_is_noticed() {
+    let Unread {
+        stream: _stream,
+        peer,
+        mut client,
+    } = unread().await;
+    client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
+    drop(client);
+    within("the peer to go", peer.gone()).await;
+    assert!(peer.is_gone());
+}
+
+#[tokio::test]
+async fn a_reset_behind_unread_bytes_is_noticed() {
+    let Unread {
+        stream: _stream,
+        peer,
+        mut client,
+    } = unread().await;
+    client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
+    reset(client);
+    within("the peer to go", peer.gone()).await;
+}
+
+#[tokio::test]
+async fn a_half_close_counts_as_gone() {
+    let Unread {
+        stream: _stream,
+        peer,
+        mut client,
+    } = unread().await;
+    client.write_all(b"POST / HTTP/1.1\r\n").await.unwrap();
+    client.shutdown().await.unwrap();
+    within("the peer to go", peer.gone()).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_had_gone_before_anybody_asked_is_gone() {
+    let Unread {
+        stream: _stream,
+        peer,
+        client,
+    } = unread().await;
+    drop(client);
+    within("the first to ask", peer.gone()).await;
+    within("the second to ask", peer.clone().gone()).await;
+}
+
+#[tokio::test]
+async fn everybody_who_waits_is_told() {
+    let Unread {
+        stream: _stream,
+        peer,
+        client,
+    } = unread().await;
+    let mut waiting: Vec<_> = (0..100).map(|_| Counted::new(peer.clone())).collect();
+    for one in &mut waiting {
+        assert!(one.poll_once().is_pending());
+    }
+    drop(client);
+    for one in waiting {
+        within("one of a hundred", one).await;
+    }
+}
+
+// === Nobody hangs up ===
+
+#[tokio::test]
+async fn data_that_nobody_reads_wakes_nobody() {
+    const SEGMENTS: usize = 200;
+    let Unread {
+        stream,
+        peer,
+        mut client,
+    } = unread().await;
+    let mut gone = Counted::new(peer);
+    assert!(gone.poll_once().is_pending());
+
+    client.set_nodelay(true).unwrap();
+    let mut seen = [0; SEGMENTS];
+    for sent in 1..=SEGMENTS {
+        client.write_all(b"x").await.unwrap();
+        // One by one, so that the kernel has a reason to tell of each.
+        while within("a segment", stream.tcp().peek(&mut seen))
+            .await
+            .unwrap()
+            < sent
+        {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(gone.wakes(), 0);
+
+    drop(client);
+    let wakes = gone.wakes.clone();
+    within("the peer to go", gone).await;
+    assert_eq!(wakes.count.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn an_idle_connection_raises_no_alarm() {
+    let Unread {
+        mut stream,
+        peer,
+        mut client,
+    } = unread().await;
+    let mut gone = Counted::new(peer.clone());
+    assert!(gone.poll_once().is_pending());
+    for _ in 0..10 {
+        client.write_all(b"ping").await.unwrap();
+        let mut ping = [0; 4];
+        stream.read_exact(&mut ping).await.unwrap();
+        stream.write_all(b"pong").await.unwrap();
+        client.read_exact(&mut ping).await.unwrap();
+    }
+    assert_eq!(gone.wakes(), 0);
+    assert!(!peer.is_gone());
+}
+
+#[tokio::test]
+async fn urgent_data_raises_no_alarm() {
+    let Unread {
+        mut stream,
+        peer,
+        mut client,
+    } = unread().await;
+    let mut gone = Counted::new(peer.clone());
+    assert!(gone.poll_once().is_pending());
+    SockRef::from(&client).send_out_of_band(b"!").unwrap();
+    client.write_all(b"x").await.unwrap();
+    stream.read_exact(&mut [0]).await.unwrap();
+    assert!(gone.poll_once().is_pending());
+    assert!(!peer.is_gone());
+}
+
+// === This side hangs up ===
+
+#[tokio::test]
+async fn a_kept_peer_keeps_no_connection_open() {
+    let Unread {
+        stream,
+        peer,
+        mut client,
+    } = unread().await;
+    let mut extensions = http::Extensions::new();
+    extensions.insert(peer.clone());
+    drop(stream);
+    assert_eq!(within("the end", client.read(&mut [0])).await.unwrap(), 0);
+    assert!(!peer.is_gone());
+}
+
+#[tokio::test]
+async fn whoever_waits_lets_go_of_a_dropped_stream_when_next_polled() {
+    let Unread {
+        stream,
+        peer,
+        mut client,
+    } = unread().await;
+    let mut gone = Counted::new(peer.clone());
+    assert!(gone.poll_once().is_pending());
+    drop(stream);
+    within("a wake", gone.woken()).await;
+    assert!(gone.poll_once().is_pending(), "this side let go");
+    assert_eq!(within("the end", client.read(&mut [0])).await.unwrap(), 0);
+
+    drop(client);
+    assert!(gone.poll_once().is_pending());
+    assert!(!peer.is_gone());
+}
+
+#[tokio::test]
+async fn a_shut_down_write_side_is_not_the_peer_that_goes() {
+    let Unread {
+        mut stream,
+        peer,
+        mut client,
+    } = unread().await;
+    let mut gone = Counted::new(peer);
+    assert!(gone.poll_once().is_pending());
+    stream.shutdown().await.unwrap();
+    assert_eq!(within("the end", client.read(&mut [0])).await.unwrap(), 0);
+    client.write_all(b"x").await.unwrap();
+    stream.read_exact(&mut [0]).await.unwrap();
+    assert!(gone.poll_once().is_pending());
+
+    drop(client);
+    within("the peer to go", gone).await;
+}

@@ -1,0 +1,196 @@
+//! The same under `axum::serve`, where it is hyper that does not read.
+
+use std::{net::SocketAddr, time::Duration};
+
+use axum::{
+    Extension, Router,
+    extract::{ConnectInfo, Request as AxumRequest},
+    routing::any,
+    serve::ListenerExt as _,
+};
+use mcp_cancel_on_disconnect::{
+    CallToken, CancelOnDisconnectLayer, DeadPeer, Peer, WatchedListener,
+};
+use socket2::SockRef;
+use tokio::{net::TcpListener, sync::mpsc};
+
+use super::Counted;
+use crate::support::{Connection, Request, within};
+
+/// A server, behind the layer, whose handler takes no body and never answers.
+struct Deaf {
+    callers: mpsc::UnboundedReceiver<Caller>,
+    connection: Connection,
+}
+
+/// What the handler of such a server has of its client.
+struct Caller {
+    peer: Peer,
+    token: CallToken,
+}
+
+#[tokio::test]
+async fn a_pipelined_request_does_not_hide_a_fin() {
+    let mut deaf = Deaf::serve().await;
+    let caller = deaf.ask(&Request::new("GET", "/")).await;
+    deaf.connection.send(&Request::new("GET", "/next")).await;
+    deaf.connection.fin();
+    caller.gone().await;
+}
+
+#[tokio::test]
+async fn a_pipelined_request_does_not_hide_a_reset() {
+    let mut deaf = Deaf::serve().await;
+    let caller = deaf.ask(&Request::new("GET", "/")).await;
+    deaf.connection.send(&Request::new("GET", "/next")).await;
+    deaf.connection.rst();
+    caller.gone().await;
+}
+
+#[tokio::test]
+async fn a_stray_line_end_does_not_hide_a_fin() {
+    let mut deaf = Deaf::serve().await;
+    let request = Request::new("POST", "/").body("{}");
+    let caller = deaf.ask(&request).await;
+    deaf.connection.write(b"\r\n").await;
+    deaf.connection.fin();
+    caller.gone().await;
+}
+
+#[tokio::test]
+async fn a_pipelined_request_does_not_hide_a_half_close() {
+    let mut deaf = Deaf::serve().await;
+    let caller = deaf.ask(&Request::new("GET", "/")).await;
+    deaf.connection.send(&Request::new("GET", "/next")).await;
+    deaf.connection.half_close().await;
+    caller.gone().await;
+}
+
+#[tokio::test]
+async fn an_unread_body_does_not_hide_a_reset() {
+    let mut deaf = Deaf::serve().await;
+    let request = Request::new("POST", "/").body(vec![b'x'; 1_000_000]);
+    let caller = deaf.ask(&request).await;
+    deaf.connection.rst();
+    caller.gone().await;
+}
+
+#[tokio::test]
+async fn every_request_of_a_connection_finds_its_peer() {
+    let app = Router::new()
+        .fallback(async |ConnectInfo(peer): ConnectInfo<Peer>| peer.addr().to_string());
+    let addr = serve(app).await;
+    let mut connection = Connection::open(addr).await;
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        connection.send(&Request::new("GET", "/")).await;
+        told.push(connection.reply().await.text().to_owned());
+    }
+    assert!(told[0].starts_with("127.0.0.1:"));
+    assert_eq!(told[0], told[1]);
+}
+
+#[tokio::test]
+async fn the_server_closes_a_connection_although_somebody_waits_for_its_peer() {
+    let (hand_out, mut peers) = mpsc::unbounded_channel();
+    let app = Router::new().fallback(async move |ConnectInfo(peer): ConnectInfo<Peer>| {
+        hand_out.send(peer).unwrap();
+    });
+    let addr = serve(app).await;
+    let mut connection = Connection::open(addr).await;
+    let request = Request::new("GET", "/").header("connection", "close");
+    connection.send(&request).await;
+    let peer = within("the handler", peers.recv()).await.unwrap();
+    let mut gone = Counted::new(peer);
+    let watching = async {
+        // Polled whenever it is woken, as a task would be.
+        loop {
+            assert!(gone.poll_once().is_pending(), "the client stays");
+            gone.woken().await;
+        }
+    };
+    tokio::select! {
+        () = watching => {}
+        _ = connection.closed() => {}
+    }
+}
+
+#[tokio::test]
+#[cfg(target_os = "linux")]
+async fn a_tapped_listener_hands_out_peers_and_streams_take_options() {
+    let (hand_out, mut peers) = mpsc::unbounded_channel();
+    let app = Router::new().fallback(async move |ConnectInfo(peer): ConnectInfo<Peer>| {
+        hand_out.send(peer).unwrap();
+    });
+    let (tell, mut limits) = mpsc::unbounded_channel();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let listener = WatchedListener::new(listener).tap_io(move |stream| {
+        let options = DeadPeer::new().user_timeout(Duration::from_secs(21));
+        options.apply(stream).unwrap();
+        tell.send(SockRef::from(&*stream).tcp_user_timeout().unwrap())
+            .unwrap();
+    });
+    let make = app.into_make_service_with_connect_info::<Peer>();
+    spawn(async move { axum::serve(listener, make).await.unwrap() });
+    Connection::fetch(addr, &Request::new("GET", "/")).await;
+    assert!(peers.recv().await.is_some());
+    assert_eq!(limits.recv().await.unwrap(), Some(Duration::from_secs(21)));
+}
+
+async fn serve(app: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let make = app.into_make_service_with_connect_info::<Peer>();
+    let listener = WatchedListener::new(listener);
+    spawn(async move { axum::serve(listener, make).await.unwrap() });
+    addr
+}
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the server of a test needs a task of its own"
+)]
+fn spawn(server: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(server);
+}
+
+// === impl Deaf ===
+
+impl Deaf {
+    async fn serve() -> Self {
+        let (hand_out, callers) = mpsc::unbounded_channel();
+        let handler = async move |ConnectInfo(peer): ConnectInfo<Peer>,
+                                  Extension(token): Extension<CallToken>,
+                                  request: AxumRequest| {
+            hand_out.send(Caller { peer, token }).unwrap();
+            std::future::pending::<()>().await;
+            drop(request);
+        };
+        let app = Router::new()
+            .route("/", any(handler))
+            .layer(CancelOnDisconnectLayer::new());
+        let connection = Connection::open(serve(app).await).await;
+        Self {
+            callers,
+            connection,
+        }
+    }
+
+    /// Sends a request whose body the server may never read, and waits until its handler runs.
+    async fn ask(&mut self, request: &Request) -> Caller {
+        self.connection.send(request).await;
+        let caller = within("the handler", self.callers.recv()).await.unwrap();
+        assert!(!caller.token.is_cancelled());
+        caller
+    }
+}
+
+// === impl Caller ===
+
+impl Caller {
+    /// Waits until the handler could know that its client has gone.
+    async fn gone(self) {
+        within("the peer to go", self.peer.gone()).await;
+    }
+}

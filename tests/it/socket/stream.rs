@@ -1,0 +1,67 @@
+//! A watched stream is a TCP stream like any other.
+
+use std::io::{ErrorKind, IoSlice};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::{Unread, reset, unread};
+use crate::support::within;
+
+#[tokio::test]
+async fn megabytes_go_both_ways_through_full_buffers() {
+    let Unread {
+        stream,
+        peer: _peer,
+        client,
+    } = unread().await;
+    let data: Vec<u8> = (0..8_000_000_u32).map(|at| (at % 251) as u8).collect();
+    let (mut back, mut out) = tokio::io::split(stream);
+    let (mut echoed, mut sent) = client.into_split();
+    let echo = async {
+        tokio::io::copy(&mut back, &mut out).await.unwrap();
+        out.shutdown().await.unwrap();
+    };
+    let send = async {
+        sent.write_all(&data).await.unwrap();
+        sent.shutdown().await.unwrap();
+    };
+    let mut received = Vec::new();
+    let receive = echoed.read_to_end(&mut received);
+    let (_, _, received_all) =
+        within("the echo", async { tokio::join!(echo, send, receive) }).await;
+    received_all.unwrap();
+    assert!(received == data, "every byte came back in its place");
+}
+
+#[tokio::test]
+async fn more_slices_than_the_kernel_takes_are_written_bit_by_bit() {
+    const SLICES: usize = 5_000;
+    let Unread {
+        mut stream,
+        peer: _peer,
+        mut client,
+    } = unread().await;
+    let send = async {
+        let mut slices = &mut vec![IoSlice::new(b"x"); SLICES][..];
+        while !slices.is_empty() {
+            let written = stream.write_vectored(slices).await.unwrap();
+            IoSlice::advance_slices(&mut slices, written);
+        }
+    };
+    within("the slices to go out", send).await;
+    client.read_exact(&mut [0; SLICES]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reset_stream_fails_and_still_shuts_down() {
+    let Unread {
+        mut stream,
+        peer,
+        client,
+    } = unread().await;
+    reset(client);
+    within("the peer to go", peer.gone()).await;
+    let error = stream.read(&mut [0]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    stream.shutdown().await.unwrap();
+}
