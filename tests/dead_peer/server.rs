@@ -5,18 +5,12 @@ use std::{
     fmt::Write as _, io::Write as _, net::SocketAddr, process::Stdio, sync::Arc, time::Duration,
 };
 
-use axum::{
-    Extension, Router,
-    extract::{ConnectInfo, Path},
-    routing::get,
-};
+use axum::{Extension, Router, extract::Path, routing::get};
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, CancellableSessionManager, DeadPeer, Grace, Peer, WatchedListener,
+    CallToken, CancelOnDisconnectLayer, CancellableSessionManager, DeadPeer, Grace, Peer,
+    WatchedListener,
 };
-use rmcp::transport::streamable_http_server::{
-    StreamableHttpServerConfig,
-    session::local::{LocalSessionManager, SessionConfig},
-};
+use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     net::TcpListener,
@@ -47,8 +41,6 @@ const MARGIN: Duration = Duration::from_secs(5);
 
 /// How long the bare server is watched. The kernel's own patience is about 15 minutes.
 const WATCH: Duration = Duration::from_secs(20);
-
-type Watched = Extension<ConnectInfo<Peer>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setup {
@@ -175,43 +167,46 @@ fn app(kind: Kind, setup: Setup, witness: &Witness) -> Router {
         Kind::Session => Mode::Session,
         Kind::Sse => Mode::StatelessSse,
         Kind::Json => Mode::StatelessJson,
-        Kind::Pipelined => return waiting(witness),
+        Kind::Pipelined => return waiting(setup, witness),
     };
     let tools = Tools::new(witness);
     let config = mode.config().disable_allowed_hosts();
+    let config = config.with_sse_keep_alive(None);
     match setup {
         Setup::Bare => {
             let sessions = Arc::new(LocalSessionManager::default());
             router(tools.service_with(config, sessions))
         }
         Setup::WithOptions => {
-            let (config, layer) = probing(config, CancelOnDisconnectLayer::new());
             let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
-            router(tools.service_with(config, sessions)).layer(layer.grace(Grace::Immediate))
+            router(tools.service_with(config, sessions)).layer(layer())
         }
     }
 }
 
-/// Who writes to silent streams: rmcp, as long as the layer has no probes of its own.
-fn probing(
-    config: StreamableHttpServerConfig,
-    layer: CancelOnDisconnectLayer,
-) -> (StreamableHttpServerConfig, CancelOnDisconnectLayer) {
-    (config.with_sse_keep_alive(Some(WRITES)), layer)
+/// A layer whose probes are the only writes to silent streams.
+fn layer() -> CancelOnDisconnectLayer {
+    CancelOnDisconnectLayer::new()
+        .grace(Grace::Immediate)
+        .keep_alive(WRITES)
 }
 
-/// A handler that waits for its peer to go, if it can be watched, or to be dropped.
-fn waiting(witness: &Witness) -> Router {
+/// A handler that waits for its token, or to be dropped.
+fn waiting(setup: Setup, witness: &Witness) -> Router {
     let witness = witness.clone();
-    let wait = async move |Path(label): Path<String>, peer: Option<Watched>| {
+    let wait = async move |Path(label): Path<String>, token: Option<Extension<CallToken>>| {
         let running = witness.begin(&label);
-        match peer {
-            Some(Extension(ConnectInfo(peer))) => running.held(peer.gone()).await,
+        match token {
+            Some(Extension(token)) => running.held(token.cancelled()).await,
             None => running.held(std::future::pending()).await,
         };
         running.cancel();
     };
-    Router::new().route("/wait/{label}", get(wait))
+    let router = Router::new().route("/wait/{label}", get(wait));
+    match setup {
+        Setup::Bare => router,
+        Setup::WithOptions => router.layer(layer()),
+    }
 }
 
 #[allow(

@@ -25,6 +25,7 @@ mod late;
 mod log;
 mod middleware;
 mod polling;
+mod probed;
 mod read_on;
 mod resume;
 mod setup;

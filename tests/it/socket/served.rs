@@ -1,15 +1,17 @@
 //! The same under `axum::serve`, where it is hyper that does not read.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use axum::{
     Extension, Router,
     extract::{ConnectInfo, Request as AxumRequest},
+    response::{Sse, sse::Event},
     routing::any,
     serve::ListenerExt as _,
 };
+use futures_util::stream;
 use mcp_cancel_on_disconnect::{
-    CallToken, CancelOnDisconnectLayer, DeadPeer, Peer, WatchedListener,
+    CallToken, CancelOnDisconnectLayer, CancelReason, DeadPeer, Peer, WatchedListener,
 };
 use socket2::SockRef;
 use tokio::{net::TcpListener, sync::mpsc};
@@ -25,7 +27,6 @@ struct Deaf {
 
 /// What the handler of such a server has of its client.
 struct Caller {
-    peer: Peer,
     token: CallToken,
 }
 
@@ -73,6 +74,26 @@ async fn an_unread_body_does_not_hide_a_reset() {
     let caller = deaf.ask(&request).await;
     deaf.connection.rst();
     caller.gone().await;
+}
+
+/// hyper would keep the rest of the response, and with it the connection, for ever.
+#[tokio::test]
+async fn an_event_stream_ends_with_the_connection() {
+    let (hand_out, mut tokens) = mpsc::unbounded_channel();
+    let handler = async move |Extension(token): Extension<CallToken>| {
+        hand_out.send(token).unwrap();
+        Sse::new(stream::pending::<Result<Event, Infallible>>())
+    };
+    let app = Router::new()
+        .route("/", any(handler))
+        .layer(CancelOnDisconnectLayer::new());
+    let mut connection = Connection::open(serve(app).await).await;
+    connection.send(&Request::new("GET", "/")).await;
+    connection.head().await;
+    let token = within("the handler", tokens.recv()).await.unwrap();
+    connection.write(b"GET /next HTTP/1.1\r\n").await;
+    connection.fin();
+    within("the token to fire", token.cancelled()).await;
 }
 
 #[tokio::test]
@@ -160,10 +181,8 @@ fn spawn(server: impl Future<Output = ()> + Send + 'static) {
 impl Deaf {
     async fn serve() -> Self {
         let (hand_out, callers) = mpsc::unbounded_channel();
-        let handler = async move |ConnectInfo(peer): ConnectInfo<Peer>,
-                                  Extension(token): Extension<CallToken>,
-                                  request: AxumRequest| {
-            hand_out.send(Caller { peer, token }).unwrap();
+        let handler = async move |Extension(token): Extension<CallToken>, request: AxumRequest| {
+            hand_out.send(Caller { token }).unwrap();
             std::future::pending::<()>().await;
             drop(request);
         };
@@ -189,8 +208,9 @@ impl Deaf {
 // === impl Caller ===
 
 impl Caller {
-    /// Waits until the handler could know that its client has gone.
+    /// Waits until the handler is told that its client has gone.
     async fn gone(self) {
-        within("the peer to go", self.peer.gone()).await;
+        within("the token to fire", self.token.cancelled()).await;
+        assert_eq!(self.token.reason(), Some(CancelReason::ClientDisconnected));
     }
 }

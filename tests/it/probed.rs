@@ -1,0 +1,120 @@
+//! Clients that leave where hyper does not look: its buffer holds bytes that it does not need yet.
+//!
+//! The first write after the client's FIN goes through, the second fails. So probes find it out within two
+//! intervals. (Behind a `WatchedListener` it takes none, see `socket`.)
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    Extension, Router,
+    extract::Request as AxumRequest,
+    response::{Sse, sse::Event},
+    routing::post,
+};
+use futures_util::stream;
+use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, CancelReason, Outcome};
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::{
+    setup::{Plan, Server, for_servers},
+    support::*,
+};
+
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// What a busy machine may add.
+const MARGIN: Duration = Duration::from_secs(3);
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly, stateless_sse = StatelessSse] {
+    a_pipelined_request_hides_a_fin_for_two_probes_at_most,
+    a_stray_line_end_hides_a_fin_for_two_probes_at_most,
+    a_pipelined_request_hides_a_half_close_for_two_probes_at_most,
+    a_client_that_stays_is_left_alone,
+});
+
+async fn a_pipelined_request_hides_a_fin_for_two_probes_at_most(server: Server) {
+    let left = async |mut call: Connection| {
+        call.write(b"GET /next HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        call.fin();
+    };
+    leave(server, left).await;
+}
+
+async fn a_stray_line_end_hides_a_fin_for_two_probes_at_most(server: Server) {
+    let left = async |mut call: Connection| {
+        call.write(b"\r\n").await;
+        call.fin();
+    };
+    leave(server, left).await;
+}
+
+/// It reads nothing more, so the second probe is answered with a reset.
+async fn a_pipelined_request_hides_a_half_close_for_two_probes_at_most(server: Server) {
+    let left = async |mut call: Connection| {
+        call.write(b"GET /next HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        call.half_close().await;
+    };
+    leave(server, left).await;
+}
+
+async fn a_client_that_stays_is_left_alone(server: Server) {
+    let setup = probing(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    for _ in 0..5 {
+        while !matches!(call.item().await, Some(SseItem::Comment(_))) {}
+    }
+    setup.assert_completes("a", &mut call).await;
+}
+
+#[tokio::test]
+async fn an_unread_body_hides_a_reset_for_two_probes_at_most() {
+    let (hand_out, mut tokens) = mpsc::unbounded_channel();
+    let handler = async move |Extension(token): Extension<CallToken>, request: AxumRequest| {
+        hand_out.send(token).unwrap();
+        // Keeps the request unread as long as the stream lives.
+        let events = stream::unfold(request, async |request| {
+            std::future::pending::<()>().await;
+            Some((Ok::<_, Infallible>(Event::default()), request))
+        });
+        Sse::new(events)
+    };
+    let app = Router::new()
+        .route("/", post(handler))
+        .layer(CancelOnDisconnectLayer::new().keep_alive(INTERVAL));
+    let served = serve(app).await;
+    let mut connection = Connection::open(served.addr).await;
+    let request = Request::new("POST", "/").body(vec![b'x'; 1_000_000]);
+    connection.send(&request).await;
+    let token = within("the handler", tokens.recv()).await.unwrap();
+    assert!(!token.is_cancelled());
+
+    let left = Instant::now();
+    connection.rst();
+
+    within("the token to fire", token.cancelled()).await;
+    assert!(left.elapsed() <= 2 * INTERVAL + MARGIN);
+    assert_eq!(token.reason(), Some(CancelReason::ClientDisconnected));
+}
+
+// === The parts ===
+
+fn probing(server: Server) -> Plan {
+    Plan::of(server).layer(|layer| layer.keep_alive(INTERVAL))
+}
+
+async fn leave(server: Server, left: impl AsyncFnOnce(Connection)) {
+    let setup = probing(server).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+
+    let since = Instant::now();
+    left(call).await;
+
+    let outcome = setup.events.ended(&mcp, 1).await;
+    let expected = Outcome::Cancelled(CancelReason::ClientDisconnected);
+    assert_eq!(outcome, expected);
+    assert!(setup.witness.ended("a").await.at() - since <= 2 * INTERVAL + MARGIN);
+}
