@@ -35,6 +35,7 @@ struct Server {
 }
 
 /// A request that waits for its answer.
+#[derive(Debug)]
 struct Asked {
     token: CallToken,
     headers: HeaderMap,
@@ -63,7 +64,7 @@ fn between(layer: &CancelOnDisconnectLayer) -> (Client, Server) {
                 headers: head.headers,
                 answer,
             };
-            ask.send(asked).ok().expect("the test waits");
+            ask.send(asked).expect("the test waits");
             answered.await.expect("the test answers")
         }
     });
@@ -144,12 +145,12 @@ impl Server {
 
 impl Asked {
     fn answer(self, response: Response<Body>) {
-        self.answer.send(Ok(response)).ok().expect("somebody waits");
+        self.answer.send(Ok(response)).expect("somebody waits");
     }
 
     fn fail(self) {
         let error = io::Error::other("broken on purpose");
-        self.answer.send(Err(error)).ok().expect("somebody waits");
+        self.answer.send(Err(error)).expect("somebody waits");
     }
 
     /// Waits until nobody wants the answer any more.
