@@ -5,7 +5,6 @@
 //! An event is never broken. Where the inner body has not ended its event, nothing is put in.
 
 use std::{
-    mem,
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, ready},
@@ -24,7 +23,7 @@ use super::{
 use crate::{
     exchange::{Exchange, Guard, Outlet},
     peer::Departure,
-    sse::{self, Boundary},
+    sse::{self, Boundary, Start},
 };
 
 /// nginx holds back no event of a response with this header.
@@ -38,16 +37,8 @@ pub(super) struct EventStream<B> {
     remaining: Option<u64>,
     probes: Option<Probes>,
     peer: Option<Departure>,
-    begun: Begun,
+    start: Start,
     ended: bool,
-}
-
-/// Whose are the first bytes of the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Begun {
-    NotYet,
-    Here,
-    ByInnerBody,
 }
 
 /// When the next probe is due.
@@ -78,7 +69,7 @@ impl<B: Send + 'static> EventStream<B> {
             remaining: None,
             probes: None,
             peer: None,
-            begun: Begun::NotYet,
+            start: Start::default(),
             ended: false,
         }
     }
@@ -169,7 +160,7 @@ where
     }
 
     /// Reads what the inner body says.
-    fn read(&mut self, held: &mut Pin<Box<Held<B>>>, mut bytes: Bytes) -> B::Data {
+    fn read(&mut self, held: &mut Pin<Box<Held<B>>>, bytes: Bytes) -> B::Data {
         if let Some(remaining) = &mut self.remaining {
             *remaining = remaining.saturating_sub(bytes.len() as u64);
         }
@@ -182,12 +173,7 @@ where
         if let Some(probes) = &mut self.probes {
             probes.reset();
         }
-        let begun = mem::replace(&mut self.begun, Begun::ByInnerBody);
-        if begun == Begun::Here && bytes.starts_with(sse::MARK) {
-            // A byte order mark is one only at the start of the body.
-            bytes.advance(sse::MARK.len());
-        }
-        bytes.into()
+        self.start.pass(bytes).into()
     }
 
     /// The inner body has nothing to say for now.
@@ -208,9 +194,7 @@ where
     }
 
     fn put_in(&mut self, bytes: Bytes) -> Polled<B> {
-        if self.begun == Begun::NotYet {
-            self.begun = Begun::Here;
-        }
+        self.start.put_in();
         if let Some(probes) = &mut self.probes {
             probes.reset();
         }

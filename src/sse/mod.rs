@@ -34,14 +34,15 @@ use crate::envelope::Answers;
 
 mod block;
 mod boundary;
+mod start;
 
-pub(crate) use self::boundary::Boundary;
+pub(crate) use self::{boundary::Boundary, start::Start};
 
 /// A comment, which is no event: it only shows whether the client is still there.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
 /// The byte order mark that a body may start with.
-pub(crate) const MARK: &[u8] = b"\xef\xbb\xbf";
+const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// What one event says about the calls on its stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
