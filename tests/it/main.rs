@@ -36,4 +36,5 @@ mod stack;
 mod starved;
 mod streams;
 mod support;
+mod transparency;
 mod unread;
