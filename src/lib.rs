@@ -45,8 +45,14 @@
 //! HTTP/2 a reset stream as well. No disconnect is: a HEAD response, a body of known length of which
 //! everything was taken, a stream that ended.
 //!
-//! A connection that just goes silent is no disconnect until a write to it fails: leave the server's own
-//! keep-alives on.
+//! A connection that just goes silent is no disconnect until a write to it fails, and hyper misses some that do not:
+//!
+//! | the client | is noticed by |
+//! |---|---|
+//! | vanished with its network | [`keep_alive`](CancelOnDisconnectLayer::keep_alive) and `DeadPeer`, together |
+//! | left while hyper has bytes of a next request, or its body is unread | `keep_alive`, or at once behind a `WatchedListener` |
+//! | waits for a silent handler that has sent no head | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
+//! | is there and does not read | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
 //!
 //! # What a disconnect means
 //!
