@@ -60,8 +60,10 @@ pub struct CallId(u64);
 /// });
 /// assert!(layer.calls().is_empty());
 /// ```
+#[derive(Clone)]
 pub struct CallInfo {
     id: CallId,
+    started_at: Instant,
     request_id: RequestId,
     method: Cow<'static, str>,
     tool: Option<Box<str>>,
@@ -95,6 +97,10 @@ pub enum CancelReason {
     Superseded,
     /// It lasted longer than its policy allows.
     TimedOut,
+    /// Somebody asked for it: [`Calls::cancel`](crate::Calls::cancel).
+    Requested,
+    /// The server is shutting down: [`Calls::drain`](crate::Calls::drain).
+    ShuttingDown,
     /// Its session was closed.
     SessionClosed,
     /// The client cancelled it, by a `notifications/cancelled` of its own.
@@ -175,6 +181,7 @@ impl CallInfo {
         };
         Self {
             id: CallId::next(),
+            started_at: Instant::now(),
             request_id,
             method,
             tool: None,
@@ -230,6 +237,10 @@ impl CallInfo {
         self
     }
 
+    pub(crate) fn started_at(&self) -> Instant {
+        self.started_at
+    }
+
     pub(crate) fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
     }
@@ -241,7 +252,7 @@ impl CallInfo {
     /// When it is cancelled at the latest, if it starts now.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let may_last = self.policy.call_timeout.filter(|_| !self.has_own_end())?;
-        Instant::now().checked_add(may_last)
+        self.started_at.checked_add(may_last)
     }
 
     /// Whether only its client says how long it lasts.
@@ -330,6 +341,8 @@ impl fmt::Display for CancelReason {
             Self::Orphaned => "client disconnected and did not come back within its grace",
             Self::Superseded => "superseded by the same call",
             Self::TimedOut => "timed out",
+            Self::Requested => "cancelled on request",
+            Self::ShuttingDown => "server shutting down",
             Self::SessionClosed => "session closed",
             Self::ClientCancelled => "cancelled by the client",
             Self::ResponseDropped => "response dropped by the server",

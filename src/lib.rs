@@ -113,7 +113,7 @@ pub use self::{
     layer::{CancelOnDisconnectLayer, Retain},
     observe::{Event, Observer},
     policy::{Grace, MIN_GRACE, Policy},
-    registry::Calls,
+    registry::{CallSnapshot, CallState, Calls, DrainReport},
     response::{ResponseBody, ResponseFuture},
     service::CancelOnDisconnect,
     token::CallToken,

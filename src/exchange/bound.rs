@@ -69,21 +69,20 @@ impl Exchange {
         }
         let mut id = call.id();
         let deadline = call.deadline();
-        let first = match self.calls.set(InFlight::One(call)) {
+        let started = match self.calls.set(InFlight::One(call)) {
             Ok(()) => {
                 let registry = &self.instance.registry;
-                registry.start_accepted(id, key, self.clone(), deadline);
-                true
+                Some(registry.start_accepted(id, key, self.clone(), deadline))
             }
             Err(_) => {
                 id = self.rebind(key)?;
-                false
+                None
             }
         };
         let abandoned = self.become_bound(canceller);
         let call = self.call(id)?;
-        if first {
-            self.instance.report(&Event::Started { call });
+        if let Some(started) = started {
+            self.started(call, started);
         }
         if abandoned {
             let gone = Gone::Stream(CancelReason::ClientDisconnected);

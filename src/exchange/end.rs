@@ -134,17 +134,29 @@ impl Exchange {
         }
     }
 
-    /// Cancels a call, attached or not, and tells its client.
-    pub(crate) fn end_here(self: &Arc<Self>, id: CallId, reason: CancelReason) {
-        let ended = self.as_cancelled(id, reason);
-        let Some(finished) = self.instance.registry.finish(id, ended) else {
-            return;
+    /// Cancels a call, attached or not, and tells its client. `false` if it has ended, or must run on.
+    pub(crate) fn end_here(self: &Arc<Self>, id: CallId, reason: CancelReason) -> bool {
+        let Some(injection) = self.begin_end(id, reason) else {
+            return false;
         };
-        self.cancelled(id, reason, Outcome::Cancelled(reason));
-        self.tell_client(id, reason);
-        if let Some(injection) = self.injection(id, reason, finished) {
+        if let Some(injection) = injection {
             self.inject(id, injection);
         }
+        true
+    }
+
+    /// The same, but for what is to be injected. `None` if it has ended, or must run on.
+    pub(crate) fn begin_end(
+        self: &Arc<Self>,
+        id: CallId,
+        reason: CancelReason,
+    ) -> Option<Option<Injection>> {
+        self.call(id).filter(|call| !call.must_run_on())?;
+        let ended = self.as_cancelled(id, reason);
+        let finished = self.instance.registry.finish(id, ended)?;
+        self.cancelled(id, reason, Outcome::Cancelled(reason));
+        self.tell_client(id, reason);
+        Some(self.injection(id, reason, finished))
     }
 
     /// What is remembered of a cancelled call.

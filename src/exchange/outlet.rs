@@ -49,7 +49,10 @@ impl Exchange {
                     exchange.add_outlet(outlet.clone());
                 }
             }
-            _ => self.add_outlet(outlet),
+            _ => self.add_outlet(outlet.clone()),
+        }
+        if self.calls.get().is_none() {
+            self.instance.registry.open(outlet);
         }
     }
 

@@ -7,10 +7,10 @@ use std::{
 
 use super::{Exchange, InFlight, Revision, Session};
 use crate::{
-    call::{CallInfo, RequestId},
+    call::{CallInfo, CancelReason, RequestId},
     envelope::{self, Envelope, Frames, Message, Unknown},
     observe::{Event, Remark, say_once},
-    registry::{Key, SessionKey},
+    registry::{Key, SessionKey, Started},
 };
 
 /// What is known of the request body.
@@ -99,8 +99,15 @@ impl Exchange {
             }
             let deadline = call.deadline();
             let registry = &self.instance.registry;
-            registry.start(call.id(), key, self.clone(), deadline);
-            self.instance.report(&Event::Started { call });
+            let started = registry.start(call.id(), key, self.clone(), deadline);
+            self.started(call, started);
+        }
+    }
+
+    pub(super) fn started(self: &Arc<Self>, call: &CallInfo, started: Started) {
+        self.instance.report(&Event::Started { call });
+        if started == Started::TooLate {
+            self.end_here(call.id(), CancelReason::ShuttingDown);
         }
     }
 

@@ -36,7 +36,7 @@ use std::{collections::BTreeSet, mem, time::Duration};
 use tokio::time::Instant;
 
 use self::{
-    entry::{Clock, Entry, Look, Streams},
+    entry::{Clock, Look, Streams},
     index::{ById, Ids, Names, Slot, Slots},
     memory::Memory,
 };
@@ -47,7 +47,7 @@ mod index;
 mod memory;
 
 pub(crate) use self::{
-    entry::{Expired, FIRST, Generation, LATE, Wait},
+    entry::{Entry, Expired, FIRST, Generation, LATE, Wait},
     index::{Key, Scope, SessionKey, StreamId},
     memory::{End, Ended, Limits},
 };
@@ -101,6 +101,7 @@ pub(crate) struct Core<T, A> {
     sessions: Slots<Ids>,
     memory: Memory<A>,
     due: BTreeSet<(Instant, CallId)>,
+    finished: usize,
 }
 
 // === impl Core ===
@@ -114,11 +115,22 @@ impl<T: Clone, A: Clone> Core<T, A> {
             sessions: Slots::default(),
             memory: Memory::new(),
             due: BTreeSet::new(),
+            finished: 0,
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.calls.len()
+    }
+
+    /// How many calls have ended so far.
+    pub(crate) fn finished(&self) -> usize {
+        self.finished
+    }
+
+    /// The calls in flight.
+    pub(crate) fn calls(&self) -> impl Iterator<Item = (CallId, &Entry<T>)> {
+        self.calls.iter().map(|(id, entry)| (*id, entry))
     }
 
     // --- A call comes ---
@@ -229,6 +241,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
             entry.last_deadline = Some(*deadline);
         }
         entry.detached = Some(Clock {
+            since: now,
             wait,
             put_off: false,
             released: None,
@@ -332,6 +345,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// known under its streams.
     pub(crate) fn finish(&mut self, id: CallId, remember: Option<Ended<A>>) -> Option<Finished> {
         let entry = self.leave(id)?;
+        self.finished = self.finished.wrapping_add(1);
         let injectable = self.free_key(id, &entry);
         match (remember, &entry.key) {
             (Some(ended), Some(key)) if !entry.streams.is_empty() => {

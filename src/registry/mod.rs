@@ -1,4 +1,4 @@
-//! All calls in flight behind one lock, and the handle that counts them.
+//! All calls in flight behind one lock, and the handle to them.
 //!
 //! `core` decides and never waits, `driver` waits and never decides. The lock is held for a map operation,
 //! never across an await or a callback.
@@ -10,22 +10,26 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use self::{
     core::{Core, Expired},
     driver::Driver,
+    streams::Streams,
     watch::Watches,
 };
 use crate::{
     call::{CallId, CancelReason},
-    exchange::Exchange,
+    exchange::{Exchange, Outlet},
 };
 
+mod calls;
 mod core;
 mod driver;
+mod streams;
 mod watch;
 
+pub use self::calls::{CallSnapshot, CallState, Calls, DrainReport};
 pub(crate) use self::{
     core::{
         Detached, End, Ended, FIRST, Finished, Generation, Key, LATE, Limits, Scope, SessionKey,
@@ -51,53 +55,39 @@ pub(crate) type Named = core::Named<Answer>;
 
 type Call = (CallId, Arc<Exchange>);
 
-/// The calls in flight of a layer and all its clones.
-///
-/// ```
-/// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-///
-/// let layer = CancelOnDisconnectLayer::new();
-/// assert_eq!(layer.calls().len(), 0);
-/// ```
-#[derive(Clone)]
-pub struct Calls {
-    registry: Arc<Registry>,
-}
-
 pub(crate) struct Registry {
     state: Mutex<State>,
     driver: Driver,
+    /// Notified when calls have ended while somebody drains.
+    ended: Notify,
+}
+
+/// How near the end of the server is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Open,
+    /// Somebody waits for calls to end.
+    Draining,
+    /// Nothing is to go on.
+    Closed,
+}
+
+/// When a call came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Started {
+    InTime,
+    /// The server is through: it is to end at once.
+    TooLate,
 }
 
 struct State {
     core: Core<Arc<Exchange>, Answer>,
     watches: Watches,
+    /// The streams that no call keeps.
+    streams: Streams,
+    stage: Stage,
     /// When the driver looks next, if it does.
     awake_at: Option<Instant>,
-}
-
-// === impl Calls ===
-
-impl Calls {
-    pub(crate) fn new(registry: Arc<Registry>) -> Self {
-        Self { registry }
-    }
-
-    /// The number of calls that have not ended, attached or detached.
-    pub fn len(&self) -> usize {
-        self.registry.state().core.len()
-    }
-
-    /// Whether no call is in flight.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
-impl fmt::Debug for Calls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Calls").field("len", &self.len()).finish()
-    }
 }
 
 // === impl Registry ===
@@ -108,9 +98,12 @@ impl Registry {
             state: Mutex::new(State {
                 core: Core::new(),
                 watches: Watches::default(),
+                streams: Streams::default(),
+                stage: Stage::Open,
                 awake_at: None,
             }),
             driver: Driver::default(),
+            ended: Notify::new(),
         }
     }
 
@@ -123,15 +116,29 @@ impl Registry {
         });
     }
 
-    /// A call that is cancelled at `deadline`, attached or not.
+    /// A call that is cancelled at `deadline`, attached or not. Says whether it came in time.
     pub(crate) fn start(
         &self,
         id: CallId,
         key: Option<Key>,
         call: Arc<Exchange>,
         deadline: Option<Instant>,
-    ) {
-        self.with(|core| core.start(id, key, call, deadline));
+    ) -> Started {
+        self.with_state(|state| {
+            state.core.start(id, key, call, deadline);
+            state.started()
+        })
+    }
+
+    /// Keeps a stream that no call keeps, to close it in the end.
+    pub(crate) fn open(&self, stream: Weak<dyn Outlet>) {
+        let is_closed = self.with_state(|state| {
+            state.streams.add(stream.clone());
+            state.stage == Stage::Closed
+        });
+        if let Some(stream) = stream.upgrade().filter(|_| is_closed) {
+            stream.close();
+        }
     }
 
     #[cfg(feature = "rmcp")]
@@ -141,11 +148,12 @@ impl Registry {
         key: Key,
         call: Arc<Exchange>,
         deadline: Option<Instant>,
-    ) {
-        self.with(|core| {
-            core.start(id, Some(key), call, deadline);
-            core.claim(id);
-        });
+    ) -> Started {
+        self.with_state(|state| {
+            state.core.start(id, Some(key), call, deadline);
+            state.core.claim(id);
+            state.started()
+        })
     }
 
     pub(crate) fn claim(&self, id: CallId) {
@@ -262,7 +270,9 @@ impl Registry {
     /// Runs one operation, and wakes the driver if it brought an earlier deadline.
     fn with_state<R>(&self, operation: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state();
+        let before = state.core.len();
         let result = operation(&mut state);
+        let ended = state.stage == Stage::Draining && state.core.len() < before;
         let next = state.next_deadline();
         let too_late = next.is_some_and(|next| state.awake_at.is_none_or(|at| next < at));
         if too_late {
@@ -271,6 +281,9 @@ impl Registry {
         drop(state);
         if too_late {
             self.driver.wake();
+        }
+        if ended {
+            self.ended.notify_waiters();
         }
         result
     }
@@ -281,6 +294,13 @@ impl Registry {
 }
 
 impl State {
+    fn started(&self) -> Started {
+        match self.stage {
+            Stage::Open | Stage::Draining => Started::InTime,
+            Stage::Closed => Started::TooLate,
+        }
+    }
+
     fn next_deadline(&self) -> Option<Instant> {
         match (self.core.next_deadline(), self.watches.next()) {
             (Some(call), Some(watched)) => Some(call.min(watched)),
@@ -304,7 +324,10 @@ impl driver::Expire for Registry {
         for (id, exchange, expired) in expired {
             match expired {
                 Expired::Grace => exchange.cancel(id, CancelReason::Orphaned),
-                Expired::Deadline => exchange.end_here(id, CancelReason::TimedOut),
+                Expired::Deadline => {
+                    // It may have ended meanwhile.
+                    let _ended = exchange.end_here(id, CancelReason::TimedOut);
+                }
             }
         }
         let again = due.into_iter().filter_map(|(at, watched)| {

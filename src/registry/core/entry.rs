@@ -37,8 +37,8 @@ pub(crate) enum Wait {
 }
 
 #[derive(Debug)]
-pub(super) struct Entry<T> {
-    pub(super) call: T,
+pub(crate) struct Entry<T> {
+    pub(crate) call: T,
     pub(super) key: Option<Key>,
     pub(super) session: Option<Slot>,
     pub(super) owns_key: bool,
@@ -46,7 +46,7 @@ pub(super) struct Entry<T> {
     pub(super) detached: Option<Clock>,
     pub(super) held: bool,
     /// When it is cancelled at the latest, attached or not.
-    pub(super) deadline: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
     /// When it is looked at next, which is what `due` holds for it.
     pub(super) due: Option<Instant>,
     pub(super) barren: u32,
@@ -57,6 +57,7 @@ pub(super) struct Entry<T> {
 /// The clock of a detached call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {
+    pub(super) since: Instant,
     pub(super) wait: Wait,
     pub(super) put_off: bool,
     /// When the last hold ended, or could have lasted to.
@@ -121,6 +122,23 @@ impl<T> Entry<T> {
             last_deadline: None,
             streams: Streams::default(),
         }
+    }
+
+    /// Since when it has no client.
+    pub(crate) fn detached_at(&self) -> Option<Instant> {
+        self.detached.map(|clock| clock.since)
+    }
+
+    /// When it is cancelled if its client does not come back.
+    pub(crate) fn waits_to(&self) -> Option<Instant> {
+        match self.detached?.wait {
+            Wait::Until { .. } => self.grace_ends(),
+            Wait::ForItsEnd | Wait::Unseen(_) => None,
+        }
+    }
+
+    pub(crate) fn session(&self) -> Option<&SessionKey> {
+        self.key.as_ref().map(|key| &key.session)
     }
 
     pub(super) fn is_of(&self, session: &SessionKey) -> bool {

@@ -1,0 +1,322 @@
+//! The handle to all calls of a layer: to see them, to cancel them, to end them before the process does.
+
+use std::{fmt, pin::pin, sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::{Named, Registry, SessionKey, Stage, core::Entry};
+use crate::{
+    call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
+    exchange::Exchange,
+};
+
+/// How long a drain waits for servers to take the cancels of its last calls: 1 s.
+const TAKING: Duration = Duration::from_secs(1);
+
+/// The calls in flight of a layer and all its clones.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason};
+///
+/// let calls = CancelOnDisconnectLayer::new().calls();
+/// assert!(calls.is_empty());
+/// for call in calls.snapshot() {
+///     println!("{} for {:?}: {:?}", call.info().method(), call.age(), call.state());
+///     calls.cancel(call.info().id(), CancelReason::Requested);
+/// }
+/// ```
+#[derive(Clone)]
+pub struct Calls {
+    registry: Arc<Registry>,
+}
+
+/// A call as it was when it was looked at.
+#[derive(Debug, Clone)]
+pub struct CallSnapshot {
+    info: CallInfo,
+    age: Duration,
+    state: CallState,
+    time_left: Option<Duration>,
+}
+
+/// Whether a call has a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CallState {
+    /// Its newest stream lives.
+    Attached,
+    /// Its client has gone.
+    #[non_exhaustive]
+    Detached {
+        /// For how long.
+        since: Duration,
+        /// How long it may still wait for its client; `None` if it runs on to its end.
+        grace_left: Option<Duration>,
+    },
+}
+
+/// How a [drain](Calls::drain) went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DrainReport {
+    /// How many calls ended by themselves while it waited.
+    pub ended: usize,
+    /// How many were cancelled.
+    pub cancelled: usize,
+}
+
+// === impl Calls ===
+
+impl Calls {
+    pub(crate) fn new(registry: Arc<Registry>) -> Self {
+        Self { registry }
+    }
+
+    /// The number of calls that have not ended, attached or detached.
+    pub fn len(&self) -> usize {
+        self.registry.state().core.len()
+    }
+
+    /// Whether no call is in flight.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The number of calls whose client has gone.
+    pub fn detached(&self) -> usize {
+        let state = self.registry.state();
+        let calls = state.core.calls();
+        calls
+            .filter(|(_, entry)| entry.detached_at().is_some())
+            .count()
+    }
+
+    /// All calls as they are now, oldest first.
+    pub fn snapshot(&self) -> Vec<CallSnapshot> {
+        let now = Instant::now();
+        let mut calls: Vec<CallSnapshot> = {
+            let state = self.registry.state();
+            let calls = state.core.calls();
+            calls
+                .filter_map(|(id, entry)| CallSnapshot::of(id, entry, now))
+                .collect()
+        };
+        calls.sort_unstable_by_key(|call| call.info.id());
+        calls
+    }
+
+    /// The call of a session with this JSON-RPC id. `None` if there is none, or more than one because
+    /// two servers behind the layer gave out the same session id.
+    pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
+        let calls = self.in_session(session);
+        let mut found = calls.iter().filter(|(id, exchange)| {
+            let call = exchange.call(*id);
+            call.is_some_and(|call| call.request_id() == request)
+        });
+        match (found.next(), found.next()) {
+            (Some((id, _)), None) => Some(*id),
+            _ => None,
+        }
+    }
+
+    /// Cancels a call, attached or not: its token fires, its server is told, and its client, if it is still
+    /// there, gets the JSON-RPC error -32800. `false` if it has ended, or runs as a task, which only its
+    /// client may end.
+    pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
+        let exchange = self.registry.state().core.call(id).cloned();
+        exchange.is_some_and(|exchange| exchange.end_here(id, reason))
+    }
+
+    /// Cancels all calls of a session, and tells how many they were.
+    pub fn cancel_session(&self, session: &str, reason: CancelReason) -> usize {
+        let calls = self.in_session(session).into_iter();
+        calls
+            .filter(|(id, exchange)| exchange.end_here(*id, reason))
+            .count()
+    }
+
+    /// Notes that the client of a session resumed a call on another server, where the sessions have an
+    /// event store: the call runs on, however long its client stays away from here. `false` if no call in flight
+    /// goes by that event id.
+    pub fn keep(&self, session: &str, last_event_id: &str) -> bool {
+        let mut sessions: Vec<SessionKey> = Vec::new();
+        for (_, entry) in self.registry.state().core.calls() {
+            let key = entry.session().filter(|key| *key.id == *session);
+            sessions.extend(key.filter(|key| !sessions.contains(key)).cloned());
+        }
+        let mut any = false;
+        for session in sessions {
+            let named = self.registry.named(&session, last_event_id.as_bytes());
+            let ids = match named {
+                Named::Call(id) => vec![id],
+                Named::Batch(ids) | Named::OneOf(ids) => ids,
+                Named::Nothing | Named::Ended(_) => Vec::new(),
+            };
+            any |= !ids.is_empty();
+            ids.into_iter().for_each(|id| self.registry.spare(id));
+        }
+        any
+    }
+
+    /// Brings everything to an end: waits until all calls have ended, `limit` at most, and cancels the
+    /// rest as [`ShuttingDown`](CancelReason::ShuttingDown). Then it closes every event stream that passed the
+    /// layer, standalone ones and subscriptions too, and from then on each that comes.
+    ///
+    /// Without it `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Let both
+    /// begin at the same time, so that nothing new comes in while the calls end. Subscriptions are not waited for.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Calls};
+    ///
+    /// async fn serve(app: axum::Router, calls: Calls) -> std::io::Result<()> {
+    ///     let listener = tokio::net::TcpListener::bind("127.0.0.1:8000").await?;
+    ///     let (begin, begun) = tokio::sync::oneshot::channel();
+    ///     let shutdown = async {
+    ///         tokio::signal::ctrl_c().await.ok();
+    ///         begin.send(()).ok();
+    ///     };
+    ///     let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);
+    ///     let drained = async {
+    ///         begun.await.ok();
+    ///         calls.drain(Duration::from_secs(30)).await
+    ///     };
+    ///     let (served, report) = tokio::join!(server, drained);
+    ///     println!("{} calls ended, {} were cancelled", report.ended, report.cancelled);
+    ///     served
+    /// }
+    /// # let _ = serve;
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before its end, it has cancelled nothing, or all.
+    pub async fn drain(&self, limit: Duration) -> DrainReport {
+        let before = self.registry.begin_drain();
+        let all_ended = async {
+            loop {
+                // Listens before it looks.
+                let mut ended = pin!(self.registry.ended.notified());
+                ended.as_mut().enable();
+                if self.registry.is_drained() {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        // Both ways the rest is cancelled.
+        let _in_time = match Instant::now().checked_add(limit) {
+            Some(at) => timeout_at(at, all_ended).await.is_ok(),
+            None => {
+                all_ended.await;
+                true
+            }
+        };
+        let (calls, streams, ended) = self.registry.close(before);
+        let mut injections = Vec::new();
+        let mut cancelled = 0;
+        for (id, exchange) in calls {
+            if let Some(injection) = exchange.begin_end(id, CancelReason::ShuttingDown) {
+                cancelled += 1;
+                injections.extend(injection);
+            }
+        }
+        for stream in streams {
+            stream.close();
+        }
+        // Whoever does not take it in this time ends with the process.
+        let _taken = timeout(TAKING, join_all(injections)).await;
+        DrainReport { ended, cancelled }
+    }
+
+    fn in_session(&self, session: &str) -> Vec<(CallId, Arc<Exchange>)> {
+        let state = self.registry.state();
+        let calls = state.core.calls().filter(|(id, entry)| {
+            let call = entry.call.call(*id);
+            call.is_some_and(|call| call.session() == Some(session))
+        });
+        calls.map(|(id, entry)| (id, entry.call.clone())).collect()
+    }
+}
+
+impl fmt::Debug for Calls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Calls").field("len", &self.len()).finish()
+    }
+}
+
+// === impl CallSnapshot ===
+
+impl CallSnapshot {
+    fn of(id: CallId, entry: &Entry<Arc<Exchange>>, now: Instant) -> Option<Self> {
+        let info = entry.call.call(id)?.clone();
+        let left = |at: Instant| at.saturating_duration_since(now);
+        let state = match entry.detached_at() {
+            None => CallState::Attached,
+            Some(at) => CallState::Detached {
+                since: now.saturating_duration_since(at),
+                grace_left: entry.waits_to().map(left),
+            },
+        };
+        Some(Self {
+            age: now.saturating_duration_since(info.started_at()),
+            info,
+            state,
+            time_left: entry.deadline.map(left),
+        })
+    }
+
+    /// What is known of the call itself.
+    pub fn info(&self) -> &CallInfo {
+        &self.info
+    }
+
+    /// How long it has been known.
+    pub fn age(&self) -> Duration {
+        self.age
+    }
+
+    /// Whether it has a client.
+    pub fn state(&self) -> CallState {
+        self.state
+    }
+
+    /// How long it may still last, by its [`call_timeout`](crate::Policy::call_timeout).
+    pub fn time_left(&self) -> Option<Duration> {
+        self.time_left
+    }
+}
+
+// === impl Registry ===
+
+impl Registry {
+    /// How many calls have ended so far.
+    fn begin_drain(&self) -> usize {
+        let mut state = self.state();
+        if state.stage == Stage::Open {
+            state.stage = Stage::Draining;
+        }
+        state.core.finished()
+    }
+
+    /// Whether nothing is left to wait for. Subscriptions have no end of their own.
+    fn is_drained(&self) -> bool {
+        let state = self.state();
+        let mut calls = state.core.calls();
+        calls.all(|(id, entry)| {
+            let call = entry.call.call(id);
+            call.is_none_or(|call| call.method() == LISTEN)
+        })
+    }
+
+    /// All that is left, and how many calls have ended since `before`.
+    fn close(&self, before: usize) -> (Vec<super::Call>, Vec<Arc<dyn super::Outlet>>, usize) {
+        let mut state = self.state();
+        state.stage = Stage::Closed;
+        let calls = state.core.calls();
+        let calls = calls.map(|(id, entry)| (id, entry.call.clone())).collect();
+        let ended = state.core.finished().saturating_sub(before);
+        (calls, state.streams.take(), ended)
+    }
+}

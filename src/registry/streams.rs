@@ -1,0 +1,36 @@
+//! Open streams that no call keeps: standalone ones, resumed ones, and those of routes without MCP.
+
+use std::{
+    mem,
+    sync::{Arc, Weak},
+};
+
+use crate::exchange::Outlet;
+
+/// How many may be kept before those that ended are looked for.
+const FEW: usize = 16;
+
+#[derive(Default)]
+pub(super) struct Streams {
+    open: Vec<Weak<dyn Outlet>>,
+    /// How many were left when those that ended were taken out last.
+    left: usize,
+}
+
+// === impl Streams ===
+
+impl Streams {
+    pub(super) fn add(&mut self, stream: Weak<dyn Outlet>) {
+        if self.open.len() >= FEW.max(2 * self.left) {
+            self.open.retain(|stream| stream.strong_count() > 0);
+            self.left = self.open.len();
+        }
+        self.open.push(stream);
+    }
+
+    pub(super) fn take(&mut self) -> Vec<Arc<dyn Outlet>> {
+        self.left = 0;
+        let streams = mem::take(&mut self.open);
+        streams.iter().filter_map(Weak::upgrade).collect()
+    }
+}

@@ -1,0 +1,205 @@
+//! Calls seen and ended from outside: the operator's view.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{CallState, CancelReason, Grace, Outcome, RequestId};
+use serde_json::{Value, json};
+
+use crate::setup::{Plan, Server, StoppedClock, for_servers};
+
+const GRACE: Duration = Duration::from_secs(20);
+const REQUESTED: Outcome = Outcome::Cancelled(CancelReason::Requested);
+
+for_servers!([
+    wrapped = Wrapped,
+    layer_only = LayerOnly,
+    stateless_sse = StatelessSse,
+    stateless_json = StatelessJson,
+] {
+    a_snapshot_tells_what_each_call_is_and_since_when,
+    a_call_that_is_cancelled_on_request_tells_its_client,
+    what_has_ended_cannot_be_cancelled,
+});
+
+for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+    a_snapshot_tells_how_long_a_client_has_been_away,
+    a_call_is_found_by_its_session_and_id,
+    a_session_is_cancelled_as_a_whole_and_no_other,
+    a_call_that_was_resumed_elsewhere_is_kept,
+    an_id_that_nobody_gave_out_keeps_nothing,
+});
+
+async fn a_snapshot_tells_what_each_call_is_and_since_when(server: Server) {
+    let clock = StoppedClock::stop();
+    let timeout = Duration::from_secs(60);
+    let plan = Plan::of(server).layer(|layer| layer.call_timeout(timeout));
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    let _first = setup.start_call(&mcp, 1, "hold", "first").await;
+    setup.events.started(&mcp, 1).await;
+    clock.advance(Duration::from_secs(5)).await;
+    let _second = setup.start_call(&mcp, "two", "stubborn", "second").await;
+    setup.events.started(&mcp, "two").await;
+
+    let snapshot = setup.calls.snapshot();
+
+    let seen: Vec<_> = snapshot
+        .iter()
+        .map(|call| {
+            let info = call.info();
+            assert_eq!(info.method(), "tools/call");
+            assert_eq!(info.session(), mcp.session_id());
+            assert_eq!(call.state(), CallState::Attached);
+            let left = call.time_left().expect("a limit");
+            assert!(
+                (timeout - Duration::from_millis(100)..=timeout).contains(&(left + call.age()))
+            );
+            (
+                info.request_id().clone(),
+                info.tool().unwrap().to_owned(),
+                call.age().as_secs(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (RequestId::Number(1), "hold".to_owned(), 5),
+            (RequestId::String("two".into()), "stubborn".to_owned(), 0),
+        ]
+    );
+    assert_eq!(setup.calls.detached(), 0);
+}
+
+async fn a_call_that_is_cancelled_on_request_tells_its_client(server: Server) {
+    let setup = Plan::of(server).grace(Grace::Never).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    let mut other = setup.start_call(&mcp, 2, "hold", "b").await;
+    setup.events.started(&mcp, 1).await;
+    setup.events.started(&mcp, 2).await;
+
+    let id = setup.calls.snapshot()[0].info().id();
+    assert!(setup.calls.cancel(id, CancelReason::Requested));
+
+    assert_eq!(call.messages().await, [cancelled(json!(1))]);
+    assert!(!setup.witness.ended("a").await.is_completed());
+    assert_eq!(setup.tokens.of("a").reason(), Some(CancelReason::Requested));
+    assert_eq!(setup.events.ended(&mcp, 1).await, REQUESTED);
+    setup.assert_completes("b", &mut other).await;
+}
+
+async fn what_has_ended_cannot_be_cancelled(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.events.started(&mcp, 1).await;
+    let id = setup.calls.snapshot()[0].info().id();
+    setup.assert_completes("a", &mut call).await;
+    setup.events.ended(&mcp, 1).await;
+
+    assert!(!setup.calls.cancel(id, CancelReason::Requested));
+    assert!(!setup.tokens.of("a").is_cancelled());
+}
+
+async fn a_snapshot_tells_how_long_a_client_has_been_away(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    clock.advance(GRACE / 2).await;
+
+    let snapshot = setup.calls.snapshot();
+
+    let CallState::Detached {
+        since, grace_left, ..
+    } = snapshot[0].state()
+    else {
+        panic!("its client has gone: {snapshot:?}");
+    };
+    assert_eq!(since.as_secs(), GRACE.as_secs() / 2);
+    assert!(grace_left.is_some_and(|left| left <= GRACE / 2));
+    assert_eq!(setup.calls.detached(), 1);
+}
+
+async fn a_call_is_found_by_its_session_and_id(server: Server) {
+    let setup = server.start().await;
+    let (mcp, stranger) = (setup.mcp().await, setup.mcp().await);
+    let _call = setup.start_call(&mcp, 1, "hold", "a").await;
+    let _other = setup.start_call(&stranger, 1, "hold", "b").await;
+    setup.events.started(&mcp, 1).await;
+    setup.events.started(&stranger, 1).await;
+    let (session, id) = (mcp.session_id().unwrap(), RequestId::Number(1));
+
+    let found = setup.calls.find(session, &id).expect("it is in flight");
+
+    assert!(setup.calls.cancel(found, CancelReason::Requested));
+    assert_eq!(setup.events.ended(&mcp, 1).await, REQUESTED);
+    assert!(setup.witness.is_running("b"));
+    assert_eq!(setup.calls.find(session, &id), None);
+    assert_eq!(
+        setup.calls.find(session, &RequestId::String("1".into())),
+        None
+    );
+    assert_eq!(setup.calls.find("another", &id), None);
+}
+
+async fn a_session_is_cancelled_as_a_whole_and_no_other(server: Server) {
+    let setup = server.start().await;
+    let (mcp, stranger) = (setup.mcp().await, setup.mcp().await);
+    let _first = setup.start_call(&mcp, 1, "hold", "a").await;
+    let _second = setup.start_call(&mcp, 2, "hold", "b").await;
+    let mut other = setup.start_call(&stranger, 1, "hold", "c").await;
+    setup.events.started(&mcp, 1).await;
+    setup.events.started(&mcp, 2).await;
+
+    let session = mcp.session_id().unwrap();
+    let reason = CancelReason::Requested;
+    assert_eq!(setup.calls.cancel_session(session, reason), 2);
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, REQUESTED);
+    assert_eq!(setup.events.ended(&mcp, 2).await, REQUESTED);
+    assert_eq!(setup.calls.cancel_session(session, reason), 0);
+    setup.assert_completes("c", &mut other).await;
+}
+
+async fn a_call_that_was_resumed_elsewhere_is_kept(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    let priming = call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+
+    let session = mcp.session_id().unwrap();
+    assert!(setup.calls.keep(session, &priming.id.expect("an id")));
+    clock.advance(2 * GRACE).await;
+
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+}
+
+async fn an_id_that_nobody_gave_out_keeps_nothing(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    let priming = call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+
+    assert!(!setup.calls.keep(mcp.session_id().unwrap(), "0/99"));
+    assert!(!setup.calls.keep("another", &priming.id.expect("an id")));
+    clock.advance(2 * GRACE).await;
+
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+fn cancelled(id: Value) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32800, "message": "Request cancelled" } })
+}

@@ -1,0 +1,206 @@
+//! The server shuts down: calls may end, and then everything does.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{
+    Calls, CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Grace, Outcome,
+};
+use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
+use serde_json::json;
+use tokio::{
+    net::TcpListener,
+    sync::oneshot,
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
+
+use crate::{
+    setup::{Plan, Server, arguments, for_servers},
+    support::*,
+};
+
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// What a busy machine may add.
+const MARGIN: Duration = Duration::from_secs(8);
+
+const SHUT_DOWN: Outcome = Outcome::Cancelled(CancelReason::ShuttingDown);
+
+/// A server of axum that can be told to end.
+struct Ending {
+    addr: std::net::SocketAddr,
+    end: oneshot::Sender<()>,
+    served: JoinHandle<()>,
+}
+
+for_servers!([
+    wrapped = Wrapped,
+    layer_only = LayerOnly,
+    stateless_sse = StatelessSse,
+    stateless_json = StatelessJson,
+] {
+    a_drain_waits_for_calls_and_cancels_the_rest,
+    a_drain_of_nothing_is_over_at_once,
+    a_call_that_comes_after_the_drain_ends_at_once,
+});
+
+for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+    a_drain_ends_standalone_streams_and_all_that_come,
+});
+
+async fn a_drain_waits_for_calls_and_cancels_the_rest(server: Server) {
+    let setup = Plan::of(server).grace(Grace::Never).start().await;
+    let mcp = setup.mcp().await;
+    let mut ends = setup.start_call(&mcp, 1, "hold", "ends").await;
+    let mut stays = setup.start_call(&mcp, 2, "hold", "stays").await;
+    setup.events.started(&mcp, 1).await;
+    setup.events.started(&mcp, 2).await;
+
+    let (report, ()) = tokio::join!(setup.calls.drain(LIMIT), async {
+        setup.assert_completes("ends", &mut ends).await;
+    });
+
+    assert_eq!((report.ended, report.cancelled), (1, 1));
+    let error = json!({ "code": -32800, "message": "Request cancelled" });
+    let told = json!({ "jsonrpc": "2.0", "id": 2, "error": error });
+    assert_eq!(stays.messages().await, [told]);
+    assert_eq!(setup.events.ended(&mcp, 2).await, SHUT_DOWN);
+    assert!(!setup.witness.ended("stays").await.is_completed());
+    assert!(setup.calls.is_empty());
+}
+
+async fn a_drain_of_nothing_is_over_at_once(server: Server) {
+    let setup = server.start().await;
+    let never = setup.calls.drain(Duration::MAX);
+    let report = within("the drain", never).await;
+    assert_eq!((report.ended, report.cancelled), (0, 0));
+}
+
+async fn a_call_that_comes_after_the_drain_ends_at_once(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    setup.calls.drain(LIMIT).await;
+
+    let mut late = mcp.call(1, "stubborn", arguments("late")).await;
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, SHUT_DOWN);
+    let messages = late.messages().await;
+    assert_eq!(messages[0]["error"]["code"], -32800);
+    assert!(setup.calls.is_empty());
+    setup.witness.release("late");
+}
+
+async fn a_drain_ends_standalone_streams_and_all_that_come(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let mut standalone = mcp.listen().await;
+    assert_eq!(standalone.head().await.status, 200);
+
+    setup.calls.drain(LIMIT).await;
+
+    assert_eq!(standalone.messages().await, Vec::<serde_json::Value>::new());
+    let mut late = mcp.listen().await;
+    assert_eq!(late.messages().await, Vec::<serde_json::Value>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_graceful_shutdown_of_axum_ends_with_the_drain() {
+    let witness = Witness::new();
+    let tools = Tools::new(&witness);
+    let layer = CancelOnDisconnectLayer::new();
+    let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+    let app = router(tools.service(Mode::Session, sessions)).layer(layer.clone());
+    let server = Ending::serve(app).await;
+    let (open, calls) = five_hundred(&server, &witness).await;
+
+    let begun = Instant::now();
+    let report = end(server, &witness, layer.calls()).await;
+
+    assert!(begun.elapsed() <= LIMIT + Duration::from_secs(1) + MARGIN);
+    assert_eq!((report.ended, report.cancelled), (250, 250));
+    witness.running_reaches(0).await;
+    assert_eq!((witness.completed(), witness.cancelled()), (250, 250));
+    drop((open, calls));
+}
+
+/// What the drain is there for: without it the same server never ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_graceful_shutdown_of_axum_alone_waits_for_streams_for_ever() {
+    let witness = Witness::new();
+    let sessions = Arc::new(LocalSessionManager::default());
+    let app = router(Tools::new(&witness).service(Mode::Session, sessions));
+    let server = Ending::serve(app).await;
+    let mcp = Mcp::session(server.addr, PATH).await;
+    let mut standalone = mcp.listen().await;
+    standalone.head().await;
+    server.end.send(()).expect("it runs");
+    let ended = timeout(Duration::from_secs(3), server.served).await;
+    assert!(ended.is_err(), "it ended by itself");
+}
+
+/// 500 calls in ten sessions, each session with a standalone stream. All answers are taken.
+async fn five_hundred(
+    server: &Ending,
+    witness: &Witness,
+) -> (Vec<Connection>, Vec<JoinHandle<()>>) {
+    let mut standalone = Vec::new();
+    let mut calls = Vec::new();
+    for session in 0..10 {
+        let mcp = Mcp::session(server.addr, PATH).await;
+        standalone.push(mcp.listen().await);
+        for call in 0..50 {
+            let label = format!("{session}-{call}");
+            let mut call = mcp.call(call, "hold", arguments(&label)).await;
+            witness.started(&label).await;
+            calls.push(spawn(async move {
+                call.answer().await.expect("an answer or an error");
+            }));
+        }
+    }
+    (standalone, calls)
+}
+
+/// Ends the server, and half of the calls while it drains.
+async fn end(
+    server: Ending,
+    witness: &Witness,
+    calls: Calls,
+) -> mcp_cancel_on_disconnect::DrainReport {
+    server.end.send(()).expect("it runs");
+    let (report, ()) = tokio::join!(calls.drain(LIMIT), async {
+        for session in 0..10 {
+            for call in (0..50).step_by(2) {
+                witness.release(&format!("{session}-{call}"));
+            }
+        }
+    });
+    within("the server to end", server.served)
+        .await
+        .expect("it ends in order");
+    report
+}
+
+#[allow(clippy::disallowed_methods, reason = "tasks of the test's own")]
+fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+    tokio::spawn(task)
+}
+
+// === impl Ending ===
+
+impl Ending {
+    async fn serve(app: Router) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let addr = listener.local_addr().expect("bound");
+        let (end, ended) = oneshot::channel();
+        let served = spawn(async move {
+            let shutdown = async {
+                // Dropped, it ends too.
+                let _ended = ended.await;
+            };
+            let server = axum::serve(listener, app).with_graceful_shutdown(shutdown);
+            server.await.expect("it serves");
+        });
+        Self { addr, end, served }
+    }
+}
