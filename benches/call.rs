@@ -11,7 +11,7 @@ use std::{convert::Infallible, env, error::Error, process::Command, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
+use mcp_cancel_on_disconnect::{AbortOnCancel, CancelOnDisconnectLayer, CancellableSessionManager};
 use rmcp::{
     ServerHandler,
     handler::server::{router::tool::ToolRouter, wrapper::Parameters},
@@ -27,12 +27,14 @@ use tower::{Service, ServiceBuilder, ServiceExt, util::BoxCloneService};
 type Failure = Box<dyn Error>;
 type Server = BoxCloneService<Request<Full<Bytes>>, Response<Bytes>, Infallible>;
 
-const SETUPS: [&str; 5] = [
+const SETUPS: [&str; 7] = [
     "session bare",
     "session layer",
     "session wrapped",
+    "session wrapped, abortable",
     "stateless bare",
     "stateless layer",
+    "stateless layer, abortable",
 ];
 
 /// Bytes of arguments, and how many calls the two counted runs make.
@@ -117,12 +119,23 @@ fn make_calls(setup: &str, size: usize, calls: u32) -> Result<(), Failure> {
         let wrapped = CancellableSessionManager::local(SessionConfig::default());
         let layer = CancelOnDisconnectLayer::new();
         let stack = ServiceBuilder::new().layer(layer);
+        let tools = Tools {
+            tool_router: Arc::new(Tools::tool_router()),
+        };
         let server = match setup {
-            "session bare" => boxed(service(bare(), true)),
-            "session layer" => boxed(stack.service(service(bare(), true))),
-            "session wrapped" => boxed(stack.service(service(Arc::new(wrapped), true))),
-            "stateless bare" => boxed(service(bare(), false)),
-            "stateless layer" => boxed(stack.service(service(bare(), false))),
+            "session bare" => boxed(service(bare(), true, tools)),
+            "session layer" => boxed(stack.service(service(bare(), true, tools))),
+            "session wrapped" => boxed(stack.service(service(Arc::new(wrapped), true, tools))),
+            "session wrapped, abortable" => {
+                let abortable = AbortOnCancel::new(tools);
+                boxed(stack.service(service(Arc::new(wrapped), true, abortable)))
+            }
+            "stateless bare" => boxed(service(bare(), false, tools)),
+            "stateless layer" => boxed(stack.service(service(bare(), false, tools))),
+            "stateless layer, abortable" => {
+                let abortable = AbortOnCancel::new(tools);
+                boxed(stack.service(service(bare(), false, abortable)))
+            }
             other => return Err(format!("no set-up {other:?}").into()),
         };
         let mut client = Client {
@@ -143,15 +156,14 @@ fn make_calls(setup: &str, size: usize, calls: u32) -> Result<(), Failure> {
     })
 }
 
-fn service<M: SessionManager>(
+fn service<H: ServerHandler + Clone, M: SessionManager>(
     sessions: Arc<M>,
     with_sessions: bool,
-) -> StreamableHttpService<Tools, M> {
+    handler: H,
+) -> StreamableHttpService<H, M> {
     let mut config = StreamableHttpServerConfig::default();
     config.legacy_session_mode = with_sessions;
-    let tool_router = Arc::new(Tools::tool_router());
-    let tools = Tools { tool_router };
-    StreamableHttpService::new(move || Ok(tools.clone()), sessions, config)
+    StreamableHttpService::new(move || Ok(handler.clone()), sessions, config)
 }
 
 fn boxed<S, B>(service: S) -> Server

@@ -13,6 +13,9 @@ use tokio::time::Instant;
 
 use crate::policy::Policy;
 
+/// The JSON-RPC error code of a cancelled request.
+pub(crate) const REQUEST_CANCELLED: i32 = -32800;
+
 /// The method of 2026-07-28 whose response stream is the subscription.
 pub(crate) const LISTEN: &str = "subscriptions/listen";
 
@@ -72,6 +75,7 @@ pub struct CallInfo {
     progress_token: Option<RequestId>,
     protocol_version: Option<Cow<'static, str>>,
     must_run_on: bool,
+    ends_with_its_stream: bool,
     policy: Policy,
     /// Keyed hash of the arguments, if the call may be superseded.
     #[cfg(feature = "rmcp")]
@@ -190,6 +194,7 @@ impl CallInfo {
             progress_token: None,
             protocol_version: None,
             must_run_on: false,
+            ends_with_its_stream: false,
             policy: Policy::default(),
             #[cfg(feature = "rmcp")]
             fingerprint: None,
@@ -266,6 +271,12 @@ impl CallInfo {
         self
     }
 
+    /// A request of revision 2026-07-28 or later: closing its stream is its cancel.
+    pub(crate) fn ending_with_its_stream(mut self, ending: bool) -> Self {
+        self.ends_with_its_stream = ending;
+        self
+    }
+
     /// The call's identity in this process.
     pub fn id(&self) -> CallId {
         self.id
@@ -308,6 +319,10 @@ impl CallInfo {
     pub(crate) fn must_run_on(&self) -> bool {
         self.must_run_on
     }
+
+    pub(crate) fn ends_with_its_stream(&self) -> bool {
+        self.ends_with_its_stream
+    }
 }
 
 impl fmt::Debug for CallInfo {
@@ -329,7 +344,7 @@ impl CancelReason {
     pub(crate) fn error(self) -> (i32, &'static str) {
         match self {
             Self::TimedOut => (-32001, "Request timed out"),
-            _ => (-32800, "Request cancelled"),
+            _ => (REQUEST_CANCELLED, "Request cancelled"),
         }
     }
 }

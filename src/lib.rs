@@ -30,6 +30,8 @@
 //! ```
 //!
 //! The handler's `RequestContext::ct` fires when its call is cancelled; [`CallToken::of`] tells it why.
+//! A handler that does not look goes on; inside [`AbortOnCancel`] it is stopped. [`CallToken::on_cancel`] cleans up
+//! after it.
 //!
 //! The layer alone works too, over any MCP server: it then cancels by a `notifications/cancelled` POST into the
 //! inner service. [`CancellableSessionManager`] makes it exact and cheap. On routes that have nothing to do with
@@ -101,7 +103,9 @@ mod sse;
 mod token;
 
 #[cfg(feature = "rmcp")]
-pub use self::mcp::{CancellableSessionManager, CancellableTransport, TransportError};
+pub use self::mcp::{
+    AbortOnCancel, CancellableSessionManager, CancellableTransport, TransportError,
+};
 #[cfg(feature = "socket")]
 pub use self::socket::{Applied, DeadPeer, Peer, WatchedListener, WatchedStream};
 #[cfg(feature = "axum")]

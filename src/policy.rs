@@ -2,15 +2,16 @@
 //!
 //! | at the hang-up | [`Grace::Auto`] |
 //! |---|---|
-//! | no session, or protocol 2026-07-28 and later | cancel now: nothing can be resumed, and that revision says MUST |
+//! | protocol 2026-07-28 and later | cancel now: that revision says MUST |
 //! | no response head, or no event with an id yet | cancel now: the client has nothing to come back with |
+//! | no session, but event ids | runs on: only an event store makes them, and the client may resume elsewhere |
 //! | a session call with event ids | cancel after max([`MIN_GRACE`], 5 × `retry` + 5 s) without a resume |
 //! | the same, its stream ended by the server (SEP-1699 polling) | likewise |
 //! | the sessions have an event store | runs on: the client may resume elsewhere |
 //! | `subscriptions/listen` | cancel now: closing it is its end |
 //! | a request with `params.task` (2025-11-25) | runs on: only `tasks/cancel` may end it |
 //!
-//! The other graces replace the first five rows.
+//! The other graces replace the first six rows.
 
 use std::time::Duration;
 
@@ -96,6 +97,16 @@ pub(crate) enum Verdict {
     RunOn,
 }
 
+// === impl Going ===
+
+impl Going {
+    /// Its client may come back to another server, and nobody here will know.
+    pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
+        let without_session = call.session().is_none() && !call.ends_with_its_stream();
+        self.replayable && (self.stored || without_session)
+    }
+}
+
 // === impl Policy ===
 
 impl Policy {
@@ -148,7 +159,7 @@ impl Grace {
 }
 
 fn auto(call: &CallInfo, going: Going) -> Verdict {
-    if call.session().is_none() || !going.replayable {
+    if call.ends_with_its_stream() || !going.replayable {
         // That its stream ended on purpose is no hang-up.
         return if going.by_server {
             Verdict::RunOn
@@ -156,7 +167,7 @@ fn auto(call: &CallInfo, going: Going) -> Verdict {
             Verdict::CancelNow
         };
     }
-    if going.stored {
+    if going.may_be_resumed_elsewhere(call) {
         return Verdict::RunOn;
     }
     let retry = going.retry.unwrap_or_default().min(MAX_RETRY);
@@ -194,10 +205,18 @@ mod tests {
         };
         assert_eq!(auto(silent), Verdict::CancelNow);
         let stateless = call("tools/call", false);
-        assert_eq!(
-            Grace::Auto.verdict(&stateless, STREAMING),
-            Verdict::CancelNow
-        );
+        assert_eq!(Grace::Auto.verdict(&stateless, silent), Verdict::CancelNow);
+    }
+
+    #[test]
+    fn auto_waits_for_nobody_from_2026_07_28_on() {
+        let call = call("tools/call", false).ending_with_its_stream(true);
+        assert_eq!(Grace::Auto.verdict(&call, STREAMING), Verdict::CancelNow);
+        let ended = Going {
+            by_server: true,
+            ..STREAMING
+        };
+        assert_eq!(Grace::Auto.verdict(&call, ended), Verdict::RunOn);
     }
 
     #[test]
@@ -243,6 +262,15 @@ mod tests {
             }),
             Verdict::RunOn
         );
+        // Without a session only a store makes event ids.
+        let stateless = call("tools/call", false);
+        assert_eq!(Grace::Auto.verdict(&stateless, STREAMING), Verdict::RunOn);
+        assert_eq!(
+            Grace::Immediate.verdict(&stateless, STREAMING),
+            Verdict::CancelNow
+        );
+        let after = Grace::After(SECOND).verdict(&stateless, STREAMING);
+        assert_eq!(after, Verdict::CancelAfter(SECOND));
     }
 
     #[test]

@@ -75,6 +75,60 @@ impl CallToken {
         self.0.token().cancelled_owned().await;
     }
 
+    /// Has `clean_up` run once if the call is cancelled: to give back a lock, remove a temporary file, stop a
+    /// bill, tell another server.
+    ///
+    /// It gets the reason, and runs on a task of the runtime that serves the requests: also when the handler ignores
+    /// its token, was dropped or has returned. After a cancel that was before, it runs at once. If the call
+    /// completes it never runs and is dropped, with all it owns.
+    ///
+    /// A call may have several. They run side by side, in no order, and none is harmed by another one's panic. What has
+    /// to run in *any* case belongs into a destructor in the handler. A clean-up should not own a `CallToken` of its
+    /// own call: where the end of a call cannot be seen, the two would keep each other.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU32, Ordering};
+    /// use axum::{Extension, Router, body::Body, routing::get};
+    /// use http::Request;
+    /// use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer};
+    /// use tower::ServiceExt;
+    ///
+    /// static JOBS: AtomicU32 = AtomicU32::new(0);
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let app: Router = Router::new()
+    ///     .route(
+    ///         "/report",
+    ///         get(async |Extension(token): Extension<CallToken>| {
+    ///             JOBS.fetch_add(1, Ordering::Relaxed); // elsewhere, a job was started
+    ///             token.on_cancel(async move |reason| {
+    ///                 println!("stop the job: {reason}");
+    ///                 JOBS.fetch_sub(1, Ordering::Relaxed);
+    ///             });
+    ///             std::future::pending::<()>().await
+    ///         }),
+    ///     )
+    ///     .layer(CancelOnDisconnectLayer::new());
+    ///
+    /// let request = Request::get("/report").body(Body::empty()).unwrap();
+    /// let mut response = Box::pin(app.oneshot(request));
+    /// assert!(futures_util::poll!(&mut response).is_pending());
+    /// assert_eq!(JOBS.load(Ordering::Relaxed), 1);
+    ///
+    /// drop(response); // what hyper does when the client hangs up
+    /// while JOBS.load(Ordering::Relaxed) > 0 {
+    ///     tokio::task::yield_now().await;
+    /// }
+    /// # }
+    /// ```
+    pub fn on_cancel<F>(&self, clean_up: impl FnOnce(CancelReason) -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.0.on_cancel(clean_up);
+    }
+
     /// The same as a [`CancellationToken`], for what takes one. Cancelling it cancels what watches it
     /// here, not the call.
     pub fn token(&self) -> CancellationToken {

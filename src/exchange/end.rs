@@ -75,7 +75,7 @@ impl Exchange {
             Verdict::CancelAfter(grace) => (Some(grace), now.checked_add(grace)),
             Verdict::RunOn => (None, None),
         };
-        if deadline.is_none() && going.stored {
+        if deadline.is_none() && going.may_be_resumed_elsewhere(call) {
             say_once(Remark::StoredCallsRunOn);
         }
         let wait = match deadline {
@@ -172,9 +172,7 @@ impl Exchange {
     /// Goes through with the cancel of a call that has just ended so.
     pub(super) fn cancelled(&self, id: CallId, reason: CancelReason, outcome: Outcome) {
         self.tell_ended();
-        // In a batch the token is that of all calls together.
-        let registry = &self.instance.registry;
-        if self.calls().all(|call| !registry.is_in_flight(call.id())) {
+        if self.was_last(id) {
             self.fire(reason);
         }
         self.report_end(id, outcome);
@@ -241,7 +239,16 @@ impl Exchange {
     fn end(&self, id: CallId, remember: Option<Ended<Answer>>) -> Option<Finished> {
         let finished = self.instance.registry.finish(id, remember)?;
         self.tell_ended();
+        if self.was_last(id) {
+            self.forget_hooks();
+        }
         Some(finished)
+    }
+
+    /// Whether the other calls have ended as well: in a batch the token is that of all calls together.
+    pub(super) fn was_last(&self, id: CallId) -> bool {
+        let mut others = self.calls().filter(|call| call.id() != id);
+        others.all(|call| !self.instance.registry.is_in_flight(call.id()))
     }
 
     /// Tells who waits in [`wait_for_answer`](Self::wait_for_answer).
@@ -268,10 +275,7 @@ impl Exchange {
 
     pub(super) fn fire(&self, reason: CancelReason) {
         if self.reason.set(reason).is_ok() {
-            let token = self.state().token.clone();
-            if let Some(token) = token {
-                token.cancel();
-            }
+            self.fire_all(reason);
         }
     }
 }

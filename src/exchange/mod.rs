@@ -14,6 +14,7 @@
 //! | `resume` | whose call a GET with `Last-Event-ID` goes on with |
 //! | `end` | how a call ends: answered, cancelled, let go |
 //! | `outlet` | what its client hears of a cancel that it did not ask for |
+//! | `hooks` | what happens when the token fires |
 //! | `guard` | tells of drops and panics |
 //!
 //! # Contract
@@ -23,7 +24,7 @@
 //! 2. Its calls are set once: by [`bind`](Exchange::bind) from a typed message, or by
 //!    [`settle`](Exchange::settle) from the request body.
 //! 3. A cancel takes this order: reason, token, inner streams, injection.
-//! 4. No lock is held while a token fires, an observer runs or the registry is asked.
+//! 4. No lock is held while a token fires, an observer runs, a hook runs or is dropped, or the registry is asked.
 
 use std::{
     fmt, slice,
@@ -40,11 +41,14 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use self::{
+    hooks::Hooks,
     identity::{Revision, Session},
     outlet::LastWords,
     request::RequestBody,
     resume::Resume,
 };
+#[cfg(feature = "rmcp")]
+use crate::call::RequestId;
 use crate::{
     call::{CallId, CallInfo, CancelReason},
     cancel::Canceller,
@@ -57,6 +61,7 @@ use crate::{
 mod bound;
 mod end;
 mod guard;
+mod hooks;
 mod identity;
 mod outlet;
 mod request;
@@ -128,6 +133,7 @@ struct State {
     phase: Phase,
     request: RequestBody,
     token: Option<CancellationToken>,
+    hooks: Hooks,
     canceller: Option<Arc<dyn Canceller>>,
     /// The calls were bound by a session manager, which watches their streams.
     bound: bool,
@@ -200,6 +206,7 @@ impl Exchange {
                 phase: Phase::Open,
                 request: RequestBody::Passing,
                 token: None,
+                hooks: Hooks::default(),
                 canceller: None,
                 bound: false,
                 last_words: LastWords::default(),
@@ -246,6 +253,11 @@ impl Exchange {
 
     pub(crate) fn call(&self, id: CallId) -> Option<&CallInfo> {
         self.calls().find(|call| call.id() == id)
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn call_with(&self, request: &RequestId) -> Option<&CallInfo> {
+        self.calls().find(|call| call.request_id() == request)
     }
 
     fn is_bound(&self) -> bool {

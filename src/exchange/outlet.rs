@@ -77,8 +77,7 @@ impl Exchange {
             return;
         };
         let message = error_message(call.request_id(), reason);
-        let registry = &self.instance.registry;
-        let is_last = self.calls().all(|call| !registry.is_in_flight(call.id()));
+        let is_last = self.was_last(id);
         let outlets = {
             let words = &mut self.state().last_words;
             words.messages.push(message.clone());

@@ -133,7 +133,8 @@ impl Exchange {
             .with_tool(request.tool)
             .with_session(session)
             .with_protocol_version(in_body)
-            .running_as_task(request.task);
+            .running_as_task(request.task)
+            .ending_with_its_stream(revision == Revision::Stateless);
         call.set_policy(self.instance.options.policy_for(&call));
         Some(call)
     }

@@ -162,10 +162,16 @@ impl Exchange {
     fn over(self: &Arc<Self>) -> bool {
         self.settle();
         self.release_hold();
-        let mut state = self.state();
-        let open = matches!(state.phase, Phase::Open | Phase::Streaming);
-        if open {
-            state.phase = Phase::Ended;
+        let open = {
+            let mut state = self.state();
+            let open = matches!(state.phase, Phase::Open | Phase::Streaming);
+            if open {
+                state.phase = Phase::Ended;
+            }
+            open
+        };
+        if open && self.calls.get().is_none() {
+            self.forget_hooks();
         }
         open
     }

@@ -1,7 +1,15 @@
 //! What the cancelled calls of a session may still send, and where it goes: nowhere.
 //!
 //! rmcp drops the answer of a cancelled request, but not one that was on its way already, nor progress
-//! or requests of a handler that goes on; bare, they come out of the session's standalone stream.
+//! or requests of a handler that goes on; bare, they come out of the session's standalone stream. So they are kept back
+//! where the session's transport takes them, and once more where its streams give them out. And a handler that had
+//! asked its client for something when its call was cancelled would wait for ever. So what a cancelled call asked
+//! is answered here, with an error.
+//!
+//! 1. Only who sends adds to what is asked, and nobody receives meanwhile: a receiver that found nothing asked needs
+//!    no waking.
+//! 2. A request is refused or answered, never lost: whether its call is cancelled is asked, and the request noted,
+//!    under one lock.
 
 use std::{
     collections::VecDeque,
@@ -9,24 +17,39 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    task::Waker,
 };
 
+use futures_util::task::AtomicWaker;
 use rmcp::{
-    model::{GetExtensions, NumberOrString, ServerJsonRpcMessage, ServerNotification},
-    service::OriginatingRequestId,
+    RoleServer,
+    model::{
+        ErrorCode, ErrorData, GetExtensions, JsonRpcMessage, JsonRpcRequest, ServerJsonRpcMessage,
+        ServerNotification, ServerRequest,
+    },
+    service::{OriginatingRequestId, RxJsonRpcMessage},
 };
 
-use crate::call::{CallInfo, RequestId};
+use super::asked::Asked;
+use crate::call::{CallInfo, REQUEST_CANCELLED, RequestId};
 
 /// How many cancelled calls a session remembers: 256. A handler that outlives so many others is beyond
 /// keeping quiet.
 const REMEMBERED: usize = 256;
 
-/// The cancelled calls of a session.
+/// The cancelled calls of a session, and what its calls have asked the client.
 #[derive(Debug, Default)]
 pub(super) struct Late {
+    /// Whether there is anything in `state`. A session without cancels and questions pays for nothing else.
     any: AtomicBool,
-    calls: Mutex<VecDeque<Cancelled>>,
+    state: Mutex<State>,
+    receiver: AtomicWaker,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    cancelled: VecDeque<Cancelled>,
+    asked: Asked,
 }
 
 #[derive(Debug)]
@@ -49,153 +72,155 @@ pub(super) enum Fate {
 impl Late {
     /// From now on the call is cancelled.
     pub(super) fn condemn(&self, call: &CallInfo) {
-        let mut calls = self.calls();
-        if calls.len() == REMEMBERED {
-            calls.pop_front();
-        }
-        calls.push_back(Cancelled {
-            request_id: call.request_id().clone(),
-            progress_token: call.progress_token().cloned(),
+        self.change(|state| {
+            if state.cancelled.len() == REMEMBERED {
+                state.cancelled.pop_front();
+            }
+            state.cancelled.push_back(Cancelled {
+                request_id: call.request_id().clone(),
+                progress_token: call.progress_token().cloned(),
+            });
+            state.asked.give_up(call.request_id());
         });
-        self.any.store(true, Ordering::Release);
+        self.receiver.wake();
     }
 
     /// A new call came with the ids of a cancelled one.
     pub(super) fn forgive(&self, call: &CallInfo) {
-        if !self.any.load(Ordering::Acquire) {
+        if !self.any() {
             return;
         }
-        let mut calls = self.calls();
-        calls.retain(|cancelled| {
-            let token = call.progress_token();
-            cancelled.request_id != *call.request_id()
-                && (token.is_none() || cancelled.progress_token.as_ref() != token)
+        self.change(|state| {
+            state.cancelled.retain(|cancelled| {
+                let token = call.progress_token();
+                cancelled.request_id != *call.request_id()
+                    && (token.is_none() || cancelled.progress_token.as_ref() != token)
+            });
         });
-        self.any.store(!calls.is_empty(), Ordering::Release);
     }
 
+    /// What becomes of a message to the client, which is noted if it is sent.
     pub(super) fn fate(&self, message: &ServerJsonRpcMessage) -> Fate {
-        if !self.any.load(Ordering::Acquire) {
+        let is_request = matches!(message, ServerJsonRpcMessage::Request(_));
+        if !is_request && !self.any() {
             return Fate::Sent;
         }
-        let (late, fate) = match message {
-            ServerJsonRpcMessage::Response(response) => (self.has(&response.id), Fate::Dropped),
-            ServerJsonRpcMessage::Error(error) => (
-                error.id.as_ref().is_some_and(|id| self.has(id)),
-                Fate::Dropped,
-            ),
-            ServerJsonRpcMessage::Notification(message) => match &message.notification {
-                ServerNotification::ProgressNotification(progress) => (
-                    self.has_token(&progress.params.progress_token.0),
-                    Fate::Dropped,
-                ),
-                _ => (false, Fate::Sent),
-            },
-            ServerJsonRpcMessage::Request(message) => {
-                let origin = message.request.extensions().get::<OriginatingRequestId>();
-                (
-                    origin.is_some_and(|origin| self.has(&origin.0)),
-                    Fate::Refused,
-                )
+        self.change(|state| match (state.is_late(message), is_request) {
+            (true, true) => Fate::Refused,
+            (true, false) => Fate::Dropped,
+            (false, _) => {
+                state.note(message);
+                Fate::Sent
             }
+        })
+    }
+
+    /// Whether a message is of a call that was cancelled after it was sent.
+    pub(super) fn overtook(&self, message: &ServerJsonRpcMessage) -> bool {
+        self.any() && self.state().is_late(message)
+    }
+
+    /// Takes note of a message from the client.
+    pub(super) fn received(&self, message: &RxJsonRpcMessage<RoleServer>) {
+        let answered = match message {
+            JsonRpcMessage::Response(response) => Some(&response.id),
+            JsonRpcMessage::Error(error) => error.id.as_ref(),
+            _ => None,
         };
-        if late { fate } else { Fate::Sent }
+        if let Some(id) = answered
+            && self.any()
+        {
+            self.change(|state| state.asked.answered(id));
+        }
     }
 
-    fn has(&self, id: &NumberOrString) -> bool {
-        let id = RequestId::from(id);
-        self.calls().iter().any(|call| call.request_id == id)
+    /// An answer in the client's place, to what a cancelled call has asked.
+    pub(super) fn answer(&self) -> Option<RxJsonRpcMessage<RoleServer>> {
+        if !self.any() {
+            return None;
+        }
+        let id = self.change(|state| state.asked.next_vain())?;
+        let error = ErrorData::new(ErrorCode(REQUEST_CANCELLED), "call cancelled", None);
+        Some(JsonRpcMessage::error(error, Some(id)))
     }
 
-    fn has_token(&self, token: &NumberOrString) -> bool {
-        let token = Some(RequestId::from(token));
-        self.calls().iter().any(|call| call.progress_token == token)
+    /// Has `waker` woken when there may be such an answer.
+    pub(super) fn wake(&self, waker: &Waker) {
+        if self.any() {
+            self.receiver.register(waker);
+        }
     }
 
-    fn calls(&self) -> MutexGuard<'_, VecDeque<Cancelled>> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
     }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state();
+        let changed = change(&mut state);
+        let any = !state.cancelled.is_empty() || !state.asked.is_empty();
+        self.any.store(any, Ordering::Release);
+        changed
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Whether a message is of a cancelled call.
+    fn is_late(&self, message: &ServerJsonRpcMessage) -> bool {
+        match message {
+            ServerJsonRpcMessage::Request(message) => {
+                origin(message).is_some_and(|origin| self.has(&origin))
+            }
+            ServerJsonRpcMessage::Response(response) => self.has(&(&response.id).into()),
+            ServerJsonRpcMessage::Error(error) => {
+                let id = error.id.as_ref();
+                id.is_some_and(|id| self.has(&id.into()))
+            }
+            ServerJsonRpcMessage::Notification(message) => match &message.notification {
+                ServerNotification::ProgressNotification(progress) => {
+                    let token = Some(RequestId::from(&progress.params.progress_token.0));
+                    let mut cancelled = self.cancelled.iter();
+                    cancelled.any(|call| call.progress_token == token)
+                }
+                _ => false,
+            },
+        }
+    }
+
+    fn has(&self, id: &RequestId) -> bool {
+        self.cancelled.iter().any(|call| call.request_id == *id)
+    }
+
+    /// Takes note of a message that goes to the client: a question, or the end of a call that may have had some.
+    fn note(&mut self, message: &ServerJsonRpcMessage) {
+        match message {
+            ServerJsonRpcMessage::Request(message) => {
+                if let Some(origin) = origin(message) {
+                    self.asked.ask(message.id.clone(), origin);
+                }
+            }
+            ServerJsonRpcMessage::Response(response) => self.asked.forget(&(&response.id).into()),
+            ServerJsonRpcMessage::Error(error) => {
+                if let Some(id) = &error.id {
+                    self.asked.forget(&id.into());
+                }
+            }
+            ServerJsonRpcMessage::Notification(_) => {}
+        }
+    }
+}
+
+/// The call for which the client is asked.
+fn origin(message: &JsonRpcRequest<ServerRequest>) -> Option<RequestId> {
+    let OriginatingRequestId(origin) = message.request.extensions().get()?;
+    Some(origin.into())
 }
 
 #[cfg(test)]
-mod tests {
-    use rmcp::model::{
-        EmptyResult, ErrorData, Extensions, PingRequest, ProgressNotification,
-        ProgressNotificationParam, ProgressToken, ServerRequest, ServerResult,
-    };
-
-    use super::*;
-
-    fn call(id: i64, progress: Option<i64>) -> CallInfo {
-        CallInfo::new(RequestId::Number(id), "tools/call")
-            .with_progress_token(progress.map(RequestId::Number))
-    }
-
-    fn answer(id: i64) -> ServerJsonRpcMessage {
-        let empty = ServerResult::EmptyResult(EmptyResult {});
-        ServerJsonRpcMessage::response(empty, NumberOrString::Number(id))
-    }
-
-    fn error(id: i64) -> ServerJsonRpcMessage {
-        let error = ErrorData::internal_error("broken", None);
-        ServerJsonRpcMessage::error(error, Some(NumberOrString::Number(id)))
-    }
-
-    fn progress(token: i64) -> ServerJsonRpcMessage {
-        let token = ProgressToken(NumberOrString::Number(token));
-        let progress = ProgressNotification::new(ProgressNotificationParam::new(token, 1.0));
-        ServerJsonRpcMessage::notification(ServerNotification::ProgressNotification(progress))
-    }
-
-    fn ping(origin: i64) -> ServerJsonRpcMessage {
-        let mut extensions = Extensions::new();
-        extensions.insert(OriginatingRequestId(NumberOrString::Number(origin)));
-        let ping = ServerRequest::PingRequest(PingRequest {
-            method: Default::default(),
-            extensions,
-        });
-        ServerJsonRpcMessage::request(ping, NumberOrString::Number(99))
-    }
-
-    #[test]
-    fn nothing_of_a_cancelled_call_gets_out() {
-        let late = Late::default();
-        late.condemn(&call(7, Some(70)));
-        assert_eq!(late.fate(&answer(7)), Fate::Dropped);
-        assert_eq!(late.fate(&error(7)), Fate::Dropped);
-        assert_eq!(late.fate(&progress(70)), Fate::Dropped);
-        assert_eq!(late.fate(&ping(7)), Fate::Refused);
-    }
-
-    #[test]
-    fn everything_of_another_call_gets_out() {
-        let late = Late::default();
-        late.condemn(&call(7, None));
-        for message in [answer(8), error(8), progress(7), ping(8)] {
-            assert_eq!(late.fate(&message), Fate::Sent);
-        }
-    }
-
-    #[test]
-    fn a_new_call_with_the_ids_of_a_cancelled_one_is_heard() {
-        let late = Late::default();
-        late.condemn(&call(7, Some(70)));
-        late.condemn(&call(8, Some(80)));
-        late.forgive(&call(7, None));
-        late.forgive(&call(9, Some(80)));
-        for message in [answer(7), progress(70), answer(8), progress(80)] {
-            assert_eq!(late.fate(&message), Fate::Sent);
-        }
-    }
-
-    #[test]
-    fn only_the_latest_are_remembered() {
-        let late = Late::default();
-        for id in 0..=REMEMBERED as i64 {
-            late.condemn(&call(id, None));
-        }
-        assert_eq!(late.fate(&answer(0)), Fate::Sent);
-        assert_eq!(late.fate(&answer(1)), Fate::Dropped);
-        assert_eq!(late.calls().len(), REMEMBERED);
-    }
-}
+mod tests;

@@ -1,9 +1,11 @@
-//! rmcp: the session manager that binds calls, and what a handler asks for.
+//! rmcp: the session manager that binds calls, the handler that stops, and what a handler asks for.
 
 use rmcp::model::NumberOrString;
 
 use crate::call::RequestId;
 
+mod abort;
+mod asked;
 mod handler;
 mod kept;
 mod late;
@@ -13,6 +15,7 @@ mod stream;
 mod transport;
 
 pub use self::{
+    abort::AbortOnCancel,
     session_manager::CancellableSessionManager,
     transport::{CancellableTransport, TransportError},
 };

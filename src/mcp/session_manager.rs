@@ -1,8 +1,8 @@
 //! The wrapper that binds calls from typed messages.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, future::ready, sync::Arc};
 
-use futures_util::{FutureExt, Stream, TryFutureExt, future::Either};
+use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt, future::Either};
 use rmcp::{
     model::{
         ClientJsonRpcMessage, ClientNotification, ClientRequest, GetExtensions, GetMeta, RequestId,
@@ -19,6 +19,7 @@ use rmcp::{
 
 use super::{
     kept,
+    late::Late,
     shared::Shared,
     stream::{BoundCall, CallStream},
     transport::CancellableTransport,
@@ -265,7 +266,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> impl Future<
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
-        self.shared.manager.create_standalone_stream(id)
+        let late = self.shared.late(id);
+        let opened = self.shared.manager.create_standalone_stream(id);
+        opened.map_ok(|stream| without_late(stream, late))
     }
 
     async fn resume(
@@ -284,7 +287,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         if let Some(end) = self.ended(id, &last_event_id) {
             return Ok(Either::Left(kept::replay(end, &last_event_id)));
         }
-        resumed.map(|stream| Either::Right(self.resumed(id, &last_event_id, stream)))
+        resumed.map(|stream| {
+            let stream = self.resumed(id, &last_event_id, stream);
+            Either::Right(without_late(stream, self.shared.late(id)))
+        })
     }
 
     fn restore_session(
@@ -307,6 +313,21 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
         self.shared.manager.event_store()
     }
+}
+
+/// A stream without what was on its way when its call was cancelled.
+fn without_late<S>(
+    stream: S,
+    late: Option<Arc<Late>>,
+) -> impl Stream<Item = ServerSseMessage> + Send + Sync + 'static
+where
+    S: Stream<Item = ServerSseMessage> + Send + Sync + 'static,
+{
+    stream.filter(move |event| {
+        let message = event.message.as_deref();
+        let overtook = late.as_ref().zip(message);
+        ready(!overtook.is_some_and(|(late, message)| late.overtook(message)))
+    })
 }
 
 impl<M> fmt::Debug for CancellableSessionManager<M> {

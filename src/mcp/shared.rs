@@ -118,7 +118,7 @@ impl<M> Shared<M> {
         sessions.remove(id);
     }
 
-    fn late(&self, session: &str) -> Option<Arc<Late>> {
+    pub(super) fn late(&self, session: &str) -> Option<Arc<Late>> {
         let sessions = self.late.read().unwrap_or_else(PoisonError::into_inner);
         sessions.get(session).cloned()
     }

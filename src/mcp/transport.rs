@@ -1,8 +1,16 @@
-//! The session's transport without what cancelled calls still send.
+//! The session's transport without what cancelled calls still send, and with answers to what they had asked.
 
-use std::{borrow::Cow, fmt, future::ready, sync::Arc};
+use std::{
+    borrow::Cow,
+    fmt,
+    future::ready,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use futures_util::{TryFutureExt, future::Either};
+use pin_project_lite::pin_project;
 use rmcp::{
     RoleServer,
     service::{RxJsonRpcMessage, TxJsonRpcMessage},
@@ -16,6 +24,19 @@ use super::late::{Fate, Late};
 pub struct CancellableTransport<T> {
     inner: T,
     late: Arc<Late>,
+}
+
+pin_project! {
+    /// The next message from the client, or one in its place.
+    ///
+    /// # Cancel safety
+    ///
+    /// As safe as the inner one: what is taken is returned in the same poll.
+    struct Receive<'a, F> {
+        #[pin]
+        inner: F,
+        late: &'a Late,
+    }
 }
 
 /// Why a message was not sent.
@@ -55,7 +76,10 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
     }
 
     fn receive(&mut self) -> impl Future<Output = Option<RxJsonRpcMessage<RoleServer>>> + Send {
-        self.inner.receive()
+        Receive {
+            inner: self.inner.receive(),
+            late: &self.late,
+        }
     }
 
     fn close(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send {
@@ -67,6 +91,35 @@ impl<T> fmt::Debug for CancellableTransport<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CancellableTransport")
             .finish_non_exhaustive()
+    }
+}
+
+// === impl Receive ===
+
+impl<F> Future for Receive<'_, F>
+where
+    F: Future<Output = Option<RxJsonRpcMessage<RoleServer>>>,
+{
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if let Some(answer) = this.late.answer() {
+            return Poll::Ready(Some(answer));
+        }
+        let received = this.inner.poll(cx);
+        match &received {
+            Poll::Ready(Some(message)) => this.late.received(message),
+            Poll::Ready(None) => {}
+            Poll::Pending => {
+                this.late.wake(cx.waker());
+                // It may have come before there was anybody to be woken.
+                if let Some(answer) = this.late.answer() {
+                    return Poll::Ready(Some(answer));
+                }
+            }
+        }
+        received
     }
 }
 

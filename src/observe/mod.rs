@@ -15,6 +15,8 @@ use crate::{
 
 mod trace;
 
+#[cfg(feature = "rmcp")]
+pub(crate) use self::trace::HandlerEnd;
 pub(crate) use self::trace::{Remark, say_once};
 
 /// Something that happened to a call, or a request that could not be read as one.

@@ -5,9 +5,13 @@
 
 use std::sync::Once;
 
+#[cfg(feature = "rmcp")]
+use tracing::error;
 use tracing::{debug, info, trace, warn};
 
 use super::Event;
+#[cfg(feature = "rmcp")]
+use crate::call::{CallId, RequestId};
 use crate::call::{CallInfo, Outcome};
 
 /// What a user may not expect of the configuration. Each is said once.
@@ -15,8 +19,17 @@ use crate::call::{CallInfo, Outcome};
 pub(crate) enum Remark {
     /// A policy supersedes, and no session manager knows what calls are the same.
     SupersedeHasNoEffect,
-    /// The sessions have an event store, so detached calls run on.
+    /// The events of calls are stored, so detached calls run on.
     StoredCallsRunOn,
+}
+
+/// How a handler ended that did not end by itself.
+#[cfg(feature = "rmcp")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HandlerEnd {
+    /// It did not heed the cancel of its call, and was dropped.
+    Stopped,
+    Panicked,
 }
 
 /// One `macro` instead of a function, because `tracing` wants its level at compile time.
@@ -68,9 +81,40 @@ pub(crate) fn say_once(remark: Remark) {
         Remark::StoredCallsRunOn => STORED.call_once(|| {
             info!(
                 target: "mcp_cancel_on_disconnect",
-                "sessions have an event store: calls whose clients go away run on, because they may be \
-                 resumed on another server; set a grace to cancel them",
+                "events are in a store: calls whose clients go away run on, because they may be resumed \
+                 on another server; set a grace to cancel them",
             );
         }),
+    }
+}
+
+// === impl HandlerEnd ===
+
+#[cfg(feature = "rmcp")]
+impl HandlerEnd {
+    /// `call` is not known of a handler that is not served through the layer.
+    pub(crate) fn log(
+        self,
+        call: Option<CallId>,
+        request: &RequestId,
+        method: &str,
+        tool: Option<&str>,
+    ) {
+        macro_rules! log_handler {
+            ($level:ident, $message:literal) => {
+                $level!(
+                    target: "mcp_cancel_on_disconnect",
+                    call = call.map(tracing::field::display),
+                    jsonrpc.request.id = ?request.to_string(),
+                    mcp.method.name = ?method,
+                    gen_ai.tool.name = tool.map(tracing::field::debug),
+                    $message
+                )
+            };
+        }
+        match self {
+            Self::Stopped => log_handler!(info, "handler did not stop by itself and was dropped"),
+            Self::Panicked => log_handler!(error, "handler panicked"),
+        }
     }
 }

@@ -1,19 +1,11 @@
 //! [`Grace::Auto`]: how long a client is waited for, by what it could come back with.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
-use futures_util::stream;
 use mcp_cancel_on_disconnect::{CancelReason, Grace, MIN_GRACE, Outcome};
-use rmcp::transport::streamable_http_server::session::{
-    EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
-};
 
 use crate::{
-    setup::{Plan, Server, Setup, StoppedClock, What, for_servers},
+    setup::{FIRST_STORED, Plan, Server, Setup, StoppedClock, What, for_servers},
     support::*,
 };
 
@@ -131,18 +123,8 @@ async fn an_explicit_grace_holds_for_stored_calls_too() {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
-/// The id of the first event of the first call in a [`Store`].
-const FIRST_STORED: &str = "event-0";
-
-/// Events in memory, under ids that say nothing of their stream.
-#[derive(Default)]
-struct Store(Mutex<BTreeMap<usize, (String, ServerSseMessage)>>);
-
 async fn stored(plan: Plan) -> Setup {
-    let store = Arc::new(Store::default());
-    plan.sessions(|local| local.with_event_store(store))
-        .start()
-        .await
+    plan.stored().start().await
 }
 
 /// Call 1 has had its first event when its client goes. Tells how long it is waited for.
@@ -152,33 +134,4 @@ async fn cut(setup: &Setup, mcp: &Mcp) -> Option<Duration> {
     assert!(call.event().await.expect("an event").id.is_some());
     call.fin();
     setup.events.detached(mcp, 1).await.0
-}
-
-// === impl Store ===
-
-#[async_trait::async_trait]
-impl EventStore for Store {
-    async fn store_event(
-        &self,
-        stream: &str,
-        event: &ServerSseMessage,
-    ) -> Result<EventId, EventStoreError> {
-        let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = events.len();
-        let id = format!("event-{number}");
-        let mut event = event.clone();
-        event.event_id = Some(id.clone());
-        events.insert(number, (stream.to_owned(), event));
-        Ok(id)
-    }
-
-    async fn replay_events_after(&self, last: &str) -> Result<EventStream, EventStoreError> {
-        let number: usize = last.strip_prefix("event-").unwrap_or_default().parse()?;
-        let events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (stream, _) = events.get(&number).ok_or("no such event")?;
-        let later = events.range(number + 1..).map(|(_, event)| event);
-        let later = later.filter(|(of, _)| of == stream);
-        let later: Vec<_> = later.map(|(_, event)| event.clone()).collect();
-        Ok(Box::pin(stream::iter(later)))
-    }
 }

@@ -1,16 +1,18 @@
 //! What a handler that ignores its token still sends after its call was cancelled: with the wrapper it
 //! goes nowhere, from bare rmcp it comes out of the session's standalone stream.
 
+use std::sync::Arc;
+
 use rmcp::{
     RoleServer,
     model::{NumberOrString, PingRequest, ProgressNotificationParam, ProgressToken, ServerRequest},
     service::{PeerRequestOptions, RequestContext, ServiceError},
 };
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::{
-    setup::{Plan, Scripted, Server, Setup},
+    setup::{Plan, Scripted, Server, Setup, arguments, stalled},
     support::*,
 };
 
@@ -52,6 +54,73 @@ async fn bare_rmcp_lets_out_what_a_cancelled_call_still_sends() {
     assert_eq!(progress["method"], "notifications/progress");
     assert_eq!(progress["params"]["progressToken"], 7);
     assert_eq!(request["method"], "ping");
+}
+
+/// The answer had passed the session's transport when the call was cancelled: it waits behind a stream that nobody
+/// reads, and so does the cancel. Which of the two the session takes first is left to chance.
+#[tokio::test]
+async fn an_answer_that_was_on_its_way_at_the_cancel_does_not_come_out() {
+    for round in 0..12 {
+        let (setup, answers) = blockable().await;
+        let mcp = setup.mcp().await;
+        let mut standalone = standalone(&mcp).await;
+        let call = setup.start_call(&mcp, 7, "any", "answering").await;
+        let blocker = setup.start_call(&mcp, 8, "any", "blocking").await;
+        settle().await;
+        answers.notify_one();
+        assert!(setup.witness.ended("answering").await.is_completed());
+        settle().await;
+
+        call.fin();
+        setup.events.ended(&mcp, 7).await;
+        settle().await;
+        blocker.fin();
+        setup.events.ended(&mcp, 8).await;
+
+        setup.assert_usable(&mcp).await;
+        mcp.call(9, "any", arguments("last"))
+            .await
+            .answer()
+            .await
+            .expect("an answer");
+        let late = until_last(&mut standalone).await;
+        assert_eq!(late, [] as [Value; 0], "round {round}");
+    }
+}
+
+/// A session whose worker one call can block: its channels hold one message, and streams are not read inside the layer.
+/// With what lets the other call answer.
+async fn blockable() -> (Setup, Arc<Notify>) {
+    let answers = Arc::new(Notify::new());
+    let cue = answers.clone();
+    let handler = Scripted::labelled(move |label, context| {
+        let cue = cue.clone();
+        async move {
+            match &*label {
+                "answering" => cue.notified().await,
+                "blocking" => loop {
+                    let own = context.meta.get_progress_token().expect("a progress token");
+                    progress(&context, own).await.expect("sent");
+                },
+                _ => last(&context).await.expect("sent"),
+            }
+            Ok("done".to_owned())
+        }
+    });
+    let plan = Plan::of(Server::Wrapped)
+        .inside(stalled)
+        .sessions(|mut local| {
+            local.session_config.channel_capacity = 1;
+            local
+        });
+    (plan.start_scripted(handler).await, answers)
+}
+
+/// Lets everything come as far as it can.
+async fn settle() {
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
 }
 
 /// A handler that ignores its token: cancelled, it sends progress and a request to its client, and then

@@ -8,6 +8,8 @@
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
+mod abort;
+mod asked;
 mod auto;
 mod bad_bodies;
 mod batches;
@@ -29,6 +31,7 @@ mod middleware;
 mod polling;
 mod probed;
 mod read_on;
+mod reasons;
 mod resume;
 mod setup;
 mod silence;

@@ -31,7 +31,7 @@ use std::{
 
 use axum::Router;
 use mcp_cancel_on_disconnect::{
-    CallToken, Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace,
+    AbortOnCancel, CallToken, Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace,
 };
 use rmcp::{
     RoleServer, ServerHandler,
@@ -52,6 +52,7 @@ mod events;
 mod exchanges;
 mod scripted;
 mod stalled;
+mod store;
 
 pub(crate) use self::{
     clock::StoppedClock,
@@ -60,6 +61,7 @@ pub(crate) use self::{
     exchanges::{EXCHANGE, Exchanges},
     scripted::Scripted,
     stalled::stalled,
+    store::{FIRST_STORED, Store},
 };
 
 /// The ways to use the layer, and rmcp without it.
@@ -85,6 +87,7 @@ pub(crate) struct Plan {
     config: StreamableHttpServerConfig,
     inside: Box<dyn FnOnce(Router) -> Router>,
     send_buffer: Option<usize>,
+    abort_after: Option<Duration>,
 }
 
 /// The sessions of a server.
@@ -171,6 +174,7 @@ impl Plan {
             config: server.config(),
             inside: Box::new(|router| router),
             send_buffer: None,
+            abort_after: None,
         }
     }
 
@@ -195,6 +199,17 @@ impl Plan {
         change: impl FnOnce(LocalSessionManager) -> LocalSessionManager,
     ) -> Self {
         self.local = change(self.local);
+        self
+    }
+
+    /// The events of all calls go through a [`Store`].
+    pub(crate) fn stored(self) -> Self {
+        self.sessions(|local| local.with_event_store(Arc::new(Store::default())))
+    }
+
+    /// The handler inside [`AbortOnCancel`].
+    pub(crate) fn abort_after(mut self, window: Duration) -> Self {
+        self.abort_after = Some(window);
         self
     }
 
@@ -235,6 +250,11 @@ impl Plan {
         self.serve(handler, witness, tokens).await
     }
 
+    /// Serves any handler, which has no witness.
+    pub(crate) async fn start_handler<H: ServerHandler + Clone>(self, handler: H) -> Setup {
+        self.serve(handler, Witness::new(), Tokens::default()).await
+    }
+
     async fn serve<H: ServerHandler + Clone>(
         self,
         handler: H,
@@ -245,7 +265,14 @@ impl Plan {
         let layer = self.layer.observe(events.observer());
         let calls = layer.calls();
         let sessions = Sessions::new(self.server, self.local);
-        let router = (self.inside)(sessions.router(handler, self.config));
+        let router = match self.abort_after {
+            Some(window) => {
+                let handler = AbortOnCancel::new(handler).after(window);
+                sessions.router(handler, self.config)
+            }
+            None => sessions.router(handler, self.config),
+        };
+        let router = (self.inside)(router);
         let router = match self.server {
             Server::Bare => router,
             _ => router.layer(layer),

@@ -19,10 +19,11 @@ use crate::support::Witness;
 /// What the tool answers.
 type Answer = Result<String, ErrorData>;
 
-type Script = dyn Fn(RequestContext<RoleServer>) -> BoxFuture<'static, Answer> + Send + Sync;
+type Script =
+    dyn Fn(String, RequestContext<RoleServer>) -> BoxFuture<'static, Answer> + Send + Sync;
 
 /// The server. Whatever tool is called, its script runs; the label in the arguments goes to the
-/// witness.
+/// witness. Only `echo` answers at once, as everywhere.
 #[derive(Clone)]
 pub(crate) struct Scripted {
     pub(crate) witness: Witness,
@@ -41,10 +42,20 @@ impl Scripted {
     where
         F: Future<Output = Answer> + Send + 'static,
     {
+        Self::labelled(move |_, context| script(context))
+    }
+
+    /// The same with the label.
+    pub(crate) fn labelled<F>(
+        script: impl Fn(String, RequestContext<RoleServer>) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Answer> + Send + 'static,
+    {
         Self {
             witness: Witness::new(),
             tokens: Tokens::default(),
-            script: Arc::new(move |context| Box::pin(script(context))),
+            script: Arc::new(move |label, context| Box::pin(script(label, context))),
             cancels: None,
         }
     }
@@ -65,14 +76,19 @@ impl ServerHandler for Scripted {
         request: CallToolRequestParams,
         context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        let label = request.arguments.as_ref().and_then(|arguments| {
-            let label = arguments.get("label")?;
-            label.as_str()
-        });
-        let label = label.unwrap_or_default();
+        let argument = |name| {
+            let arguments = request.arguments.as_ref();
+            let argument = arguments.and_then(|arguments| arguments.get(name)?.as_str());
+            argument.unwrap_or_default()
+        };
+        if request.name == "echo" {
+            let text = ContentBlock::text(argument("text"));
+            return Ok(CallToolResult::success(vec![text]).into());
+        }
+        let label = argument("label");
         let running = self.witness.begin(label);
         self.tokens.note(label, &context);
-        let answer = (self.script)(context).await;
+        let answer = (self.script)(label.to_owned(), context).await;
         running.complete();
         let text = ContentBlock::text(answer?);
         Ok(CallToolResult::success(vec![text]).into())

@@ -203,7 +203,7 @@ impl fmt::Debug for Tools {
 }
 
 /// Sends `events` progress notifications, numbered from 1.
-async fn report(context: &RequestContext<RoleServer>, label: &str, events: u32) {
+pub async fn report(context: &RequestContext<RoleServer>, label: &str, events: u32) {
     let own = context.meta.get_progress_token();
     let token = own.unwrap_or_else(|| ProgressToken(NumberOrString::String(label.into())));
     for event in 1..=events {

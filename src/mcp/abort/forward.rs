@@ -1,0 +1,171 @@
+//! Every method of [`ServerHandler`], handed on.
+//!
+//! One with a default body that is missing here would be served by the default: the handler inside would never hear
+//! of the request. A test asks rmcp's source which methods there are.
+
+#![allow(
+    deprecated,
+    reason = "what rmcp has deprecated but still serves must get to the handler as well"
+)]
+
+use std::borrow::Cow;
+
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, CancelTaskParams, CancelledNotificationParam,
+        CompleteRequestParams, CompleteResult, CustomNotification, CustomRequest, CustomResult,
+        DiscoverResult, GetPromptRequestParams, GetPromptResponse, GetSkillRequestParams,
+        GetSkillResult, GetTaskParams, GetTaskResult, InitializeRequestParams, InitializeResult,
+        ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListSkillsResult,
+        ListToolsResult, PaginatedRequestParams, ProgressNotificationParam, ProtocolVersion,
+        ReadResourceDirectoryRequestParams, ReadResourceDirectoryResult, ReadResourceRequestParams,
+        ReadResourceResponse, ServerConfig, SetLevelRequestParams, SubscribeRequestParams,
+        SubscriptionFilter, Tool, UnsubscribeRequestParams, UpdateTaskParams,
+    },
+    service::{MaybeSendFuture, NotificationContext, RequestContext, SubscriptionContext},
+};
+
+use super::{AbortOnCancel, handling::Handled};
+
+/// Requests, one a line: what becomes of the handler when the call is cancelled, the method with its parameters, what
+/// it returns, and its name in the protocol.
+macro_rules! requests {
+    ($($fate:ident $method:ident($($params:ty)?) -> $result:ty = $name:literal;)+) => {
+        $(requests!(@ $fate $method($($params)?) -> $result = $name);)+
+    };
+    (@ $fate:ident $method:ident() -> $result:ty = $name:literal) => {
+        fn $method(
+            &self,
+            context: RequestContext<RoleServer>,
+        ) -> impl Future<Output = Result<$result, ErrorData>> + MaybeSendFuture + '_ {
+            let handled = Handled::new(&context, $name);
+            self.$fate(handled, context, |handler, context| handler.$method(context))
+        }
+    };
+    (@ $fate:ident $method:ident($params:ty) -> $result:ty = $name:literal) => {
+        fn $method(
+            &self,
+            request: $params,
+            context: RequestContext<RoleServer>,
+        ) -> impl Future<Output = Result<$result, ErrorData>> + MaybeSendFuture + '_ {
+            let handled = Handled::new(&context, $name);
+            self.$fate(handled, context, |handler, context| handler.$method(request, context))
+        }
+    };
+}
+
+/// Notifications, one a line. Nobody waits for what becomes of them.
+macro_rules! notifications {
+    ($($method:ident($($params:ty)?);)+) => {
+        $(notifications!(@ $method($($params)?));)+
+    };
+    (@ $method:ident()) => {
+        fn $method(
+            &self,
+            context: NotificationContext<RoleServer>,
+        ) -> impl Future<Output = ()> + MaybeSendFuture + '_ {
+            self.inner().$method(context)
+        }
+    };
+    (@ $method:ident($params:ty)) => {
+        fn $method(
+            &self,
+            notification: $params,
+            context: NotificationContext<RoleServer>,
+        ) -> impl Future<Output = ()> + MaybeSendFuture + '_ {
+            self.inner().$method(notification, context)
+        }
+    };
+}
+
+impl<H: ServerHandler> ServerHandler for AbortOnCancel<H> {
+    requests! {
+        abortable complete(CompleteRequestParams) -> CompleteResult = "completion/complete";
+        abortable discover() -> DiscoverResult = "server/discover";
+        abortable get_prompt(GetPromptRequestParams) -> GetPromptResponse = "prompts/get";
+        abortable get_skill(GetSkillRequestParams) -> GetSkillResult = "skills/get";
+        abortable list_prompts(Option<PaginatedRequestParams>) -> ListPromptsResult = "prompts/list";
+        abortable list_resource_templates(Option<PaginatedRequestParams>)
+            -> ListResourceTemplatesResult = "resources/templates/list";
+        abortable list_resources(Option<PaginatedRequestParams>)
+            -> ListResourcesResult = "resources/list";
+        abortable list_skills(Option<PaginatedRequestParams>) -> ListSkillsResult = "skills/list";
+        abortable list_tools(Option<PaginatedRequestParams>) -> ListToolsResult = "tools/list";
+        abortable read_resource(ReadResourceRequestParams)
+            -> ReadResourceResponse = "resources/read";
+        abortable read_resource_directory(ReadResourceDirectoryRequestParams)
+            -> ReadResourceDirectoryResult = "resources/directory/read";
+        protected cancel_task(CancelTaskParams) -> () = "tasks/cancel";
+        protected get_task(GetTaskParams) -> GetTaskResult = "tasks/get";
+        protected initialize(InitializeRequestParams) -> InitializeResult = "initialize";
+        protected ping() -> () = "ping";
+        protected set_level(SetLevelRequestParams) -> () = "logging/setLevel";
+        protected subscribe(SubscribeRequestParams) -> () = "resources/subscribe";
+        protected unsubscribe(UnsubscribeRequestParams) -> () = "resources/unsubscribe";
+        protected update_task(UpdateTaskParams) -> () = "tasks/update";
+    }
+
+    fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> impl Future<Output = Result<CallToolResponse, ErrorData>> + MaybeSendFuture + '_ {
+        let handled = Handled::new(&context, "tools/call").with_tool(&request.name);
+        self.abortable(handled, context, |handler, context| {
+            handler.call_tool(request, context)
+        })
+    }
+
+    fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        context: RequestContext<RoleServer>,
+    ) -> impl Future<Output = Result<CustomResult, ErrorData>> + MaybeSendFuture + '_ {
+        let handled = Handled::new(&context, request.method.clone());
+        self.abortable(handled, context, |handler, context| {
+            handler.on_custom_request(request, context)
+        })
+    }
+
+    fn listen(
+        &self,
+        context: SubscriptionContext,
+    ) -> impl Future<Output = Result<(), ErrorData>> + MaybeSendFuture + '_ {
+        self.subscription(context, |handler, context| handler.listen(context))
+    }
+
+    notifications! {
+        on_cancelled(CancelledNotificationParam);
+        on_custom_notification(CustomNotification);
+        on_initialized();
+        on_progress(ProgressNotificationParam);
+        on_roots_list_changed();
+    }
+
+    fn accepted_subscription_filter(
+        &self,
+        requested: &SubscriptionFilter,
+    ) -> Option<SubscriptionFilter> {
+        self.inner().accepted_subscription_filter(requested)
+    }
+
+    fn get_info(&self) -> ServerConfig {
+        self.inner().get_info()
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        self.inner().get_tool(name)
+    }
+
+    fn negotiate_initialize(
+        &self,
+        request: &InitializeRequestParams,
+    ) -> Result<InitializeResult, ErrorData> {
+        self.inner().negotiate_initialize(request)
+    }
+
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        self.inner().supported_protocol_versions()
+    }
+}

@@ -1,0 +1,159 @@
+//! A handler whose work is stopped, not only told to stop.
+//!
+//! `forward` has the methods and says which may be stopped; `handling` is the future that stops them.
+
+use std::{fmt, time::Duration};
+
+use rmcp::{
+    RoleServer, ServerHandler,
+    service::{RequestContext, SubscriptionContext},
+};
+
+use self::handling::{Handled, Handling, Stop};
+
+mod forward;
+mod handling;
+
+/// How long a cancelled handler may go on before it is dropped: 1 s.
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// A [`ServerHandler`] whose work ends when its call is cancelled, whether it looks at its token or not.
+///
+/// rmcp tells a handler by [`RequestContext::ct`] that its call is cancelled. One that does not look runs on: that of
+/// the `#[tool]` somebody else wrote, or one that waits for a child process or for another server. Inside this, the
+/// handler has a second to end by itself. Then its future is dropped where it waits, and its destructors
+/// run: a `Child` with `kill_on_drop`, a lock, a request to another server. The client, should anybody be left to get
+/// it, gets the error -32800. The log says which handler needed it, at level info.
+///
+/// ```
+/// use std::{sync::Arc, time::Duration};
+/// use axum::Router;
+/// use mcp_cancel_on_disconnect::{AbortOnCancel, CancelOnDisconnectLayer, CancellableSessionManager};
+/// use rmcp::{
+///     ServerHandler,
+///     transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
+/// };
+///
+/// #[derive(Clone)]
+/// struct MyServer;
+/// impl ServerHandler for MyServer {}
+///
+/// let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+/// let handler = AbortOnCancel::new(MyServer).after(Duration::from_millis(200));
+/// let mcp = StreamableHttpService::new(move || Ok(handler.clone()), sessions, Default::default());
+/// let app: Router = Router::new()
+///     .nest_service("/mcp", mcp)
+///     .layer(CancelOnDisconnectLayer::new());
+/// # drop(app);
+/// ```
+///
+/// # What it stops
+///
+/// A call is cancelled when [`RequestContext::ct`] fires or its [`CallToken`](crate::CallToken) does. Both fire [`RequestContext::ct`] as
+/// the handler sees it. rmcp alone fires it neither for a call of 2026-07-28 whose events are stored, nor for one
+/// whose cancel could not be injected.
+///
+/// | stopped | runs to its end |
+/// |---|---|
+/// | `tools/call`, `prompts/get`, `resources/read`, `completion/complete` | `initialize`, `ping`, `logging/setLevel` |
+/// | all lists, `server/discover`, skills, `resources/directory/read` | `resources/subscribe` and `unsubscribe` |
+/// | requests with other methods | `subscriptions/listen` (its own context fires), `tasks/*`, notifications |
+///
+/// On the left is what a client asks for and gets, and nothing else. What is on the right changes what the server knows
+/// of its client, and must not do so by half.
+///
+/// What it cannot stop: a task that the handler spawned, unless something in the handler ends it when dropped (a
+/// `JoinSet`, an `AbortOnDropHandle`), `spawn_blocking`, and a handler that blocks its thread. Such work has to look
+/// at a token, or to register a clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
+///
+/// # Panics in handlers
+///
+/// A handler that panics leaves its call open with rmcp: the client waits for ever. Here it gets the error -32603. The
+/// panic itself goes to the panic hook as always, and stops nothing else.
+pub struct AbortOnCancel<H> {
+    handler: H,
+    window: Duration,
+}
+
+// === impl AbortOnCancel ===
+
+impl<H> AbortOnCancel<H> {
+    /// Stops the work of `handler` 1 s after a cancel.
+    pub fn new(handler: H) -> Self {
+        Self {
+            handler,
+            window: WINDOW,
+        }
+    }
+
+    /// Sets how long a cancelled handler may go on. With [`Duration::ZERO`] it is polled once more and then dropped.
+    pub fn after(mut self, window: Duration) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// The handler inside.
+    pub fn inner(&self) -> &H {
+        &self.handler
+    }
+
+    /// Takes the handler out.
+    pub fn into_inner(self) -> H {
+        self.handler
+    }
+}
+
+impl<H: ServerHandler> AbortOnCancel<H> {
+    /// Has a method handle a request that may be stopped.
+    fn abortable<'a, F>(
+        &'a self,
+        handled: Handled,
+        context: RequestContext<RoleServer>,
+        method: impl FnOnce(&'a H, RequestContext<RoleServer>) -> F,
+    ) -> Handling<F> {
+        handled.link(&context);
+        let stop = Stop::new(&context, self.window);
+        Handling::new(handled, Some(stop), || method(&self.handler, context))
+    }
+
+    /// Has a method handle a request that must not be stopped.
+    fn protected<'a, F>(
+        &'a self,
+        handled: Handled,
+        context: RequestContext<RoleServer>,
+        method: impl FnOnce(&'a H, RequestContext<RoleServer>) -> F,
+    ) -> Handling<F> {
+        handled.link(&context);
+        Handling::new(handled, None, || method(&self.handler, context))
+    }
+
+    /// Has a method run for a subscription.
+    fn subscription<'a, F>(
+        &'a self,
+        context: SubscriptionContext,
+        method: impl FnOnce(&'a H, SubscriptionContext) -> F,
+    ) -> Handling<F> {
+        let request = context.request_context();
+        let handled = Handled::new(request, "subscriptions/listen");
+        handled.link(request);
+        Handling::new(handled, None, || method(&self.handler, context))
+    }
+}
+
+impl<H: Clone> Clone for AbortOnCancel<H> {
+    fn clone(&self) -> Self {
+        Self {
+            handler: self.handler.clone(),
+            window: self.window,
+        }
+    }
+}
+
+impl<H: fmt::Debug> fmt::Debug for AbortOnCancel<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AbortOnCancel")
+            .field("handler", &self.handler)
+            .field("window", &self.window)
+            .finish()
+    }
+}

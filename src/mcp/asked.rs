@@ -1,0 +1,50 @@
+//! What the calls of a session have asked their client, and the answers in its place.
+
+use std::collections::HashMap;
+
+use rmcp::model::NumberOrString;
+
+use crate::call::RequestId;
+
+/// The requests to the client that nobody has answered.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// By their ids, each with the call that it was made for.
+    open: HashMap<NumberOrString, RequestId>,
+    /// Those whose call was cancelled. The server is to be told.
+    vain: Vec<NumberOrString>,
+}
+
+// === impl Asked ===
+
+impl Asked {
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty() && self.vain.is_empty()
+    }
+
+    /// A call asks the client.
+    pub(super) fn ask(&mut self, id: NumberOrString, origin: RequestId) {
+        self.open.insert(id, origin);
+    }
+
+    /// The client has answered.
+    pub(super) fn answered(&mut self, id: &NumberOrString) {
+        self.open.remove(id);
+    }
+
+    /// A call has ended: nobody waits for what it asked.
+    pub(super) fn forget(&mut self, origin: &RequestId) {
+        self.open.retain(|_, other| other != origin);
+    }
+
+    /// A call is cancelled: what it asked is in vain.
+    pub(super) fn give_up(&mut self, origin: &RequestId) {
+        let vain = self.open.extract_if(|_, other| other == origin);
+        self.vain.extend(vain.map(|(id, _)| id));
+    }
+
+    /// A request that is in vain, once.
+    pub(super) fn next_vain(&mut self) -> Option<NumberOrString> {
+        self.vain.pop()
+    }
+}

@@ -1,0 +1,175 @@
+use std::{
+    sync::{Arc, atomic::AtomicUsize},
+    task::Wake,
+};
+
+use rmcp::model::{
+    ClientResult, EmptyResult, Extensions, JsonRpcError, NumberOrString, PingRequest,
+    ProgressNotification, ProgressNotificationParam, ProgressToken, ServerResult,
+};
+
+use super::*;
+
+fn call(id: i64, progress: Option<i64>) -> CallInfo {
+    CallInfo::new(RequestId::Number(id), "tools/call")
+        .with_progress_token(progress.map(RequestId::Number))
+}
+
+fn answer(id: i64) -> ServerJsonRpcMessage {
+    let empty = ServerResult::EmptyResult(EmptyResult {});
+    ServerJsonRpcMessage::response(empty, NumberOrString::Number(id))
+}
+
+fn error(id: i64) -> ServerJsonRpcMessage {
+    let error = ErrorData::internal_error("broken", None);
+    ServerJsonRpcMessage::error(error, Some(NumberOrString::Number(id)))
+}
+
+fn progress(token: i64) -> ServerJsonRpcMessage {
+    let token = ProgressToken(NumberOrString::Number(token));
+    let progress = ProgressNotification::new(ProgressNotificationParam::new(token, 1.0));
+    ServerJsonRpcMessage::notification(ServerNotification::ProgressNotification(progress))
+}
+
+fn ping(origin: i64) -> ServerJsonRpcMessage {
+    ping_with(99, origin)
+}
+
+fn ping_with(id: i64, origin: i64) -> ServerJsonRpcMessage {
+    let mut extensions = Extensions::new();
+    extensions.insert(OriginatingRequestId(NumberOrString::Number(origin)));
+    let ping = ServerRequest::PingRequest(PingRequest {
+        method: Default::default(),
+        extensions,
+    });
+    ServerJsonRpcMessage::request(ping, NumberOrString::Number(id))
+}
+
+#[test]
+fn nothing_of_a_cancelled_call_gets_out() {
+    let late = Late::default();
+    late.condemn(&call(7, Some(70)));
+    assert_eq!(late.fate(&answer(7)), Fate::Dropped);
+    assert_eq!(late.fate(&error(7)), Fate::Dropped);
+    assert_eq!(late.fate(&progress(70)), Fate::Dropped);
+    assert_eq!(late.fate(&ping(7)), Fate::Refused);
+}
+
+#[test]
+fn everything_of_another_call_gets_out() {
+    let late = Late::default();
+    late.condemn(&call(7, None));
+    for message in [answer(8), error(8), progress(7), ping(8)] {
+        assert_eq!(late.fate(&message), Fate::Sent);
+    }
+}
+
+#[test]
+fn a_new_call_with_the_ids_of_a_cancelled_one_is_heard() {
+    let late = Late::default();
+    late.condemn(&call(7, Some(70)));
+    late.condemn(&call(8, Some(80)));
+    late.forgive(&call(7, None));
+    late.forgive(&call(9, Some(80)));
+    for message in [answer(7), progress(70), answer(8), progress(80)] {
+        assert_eq!(late.fate(&message), Fate::Sent);
+    }
+}
+
+fn reply(id: i64) -> RxJsonRpcMessage<RoleServer> {
+    let nothing = ClientResult::EmptyResult(EmptyResult {});
+    JsonRpcMessage::response(nothing, NumberOrString::Number(id))
+}
+
+/// The ids of all answers that wait.
+fn answers(late: &Late) -> Vec<i64> {
+    let answers = std::iter::from_fn(|| late.answer());
+    let ids = answers.map(|answer| match answer {
+        JsonRpcMessage::Error(JsonRpcError {
+            id: Some(NumberOrString::Number(id)),
+            error,
+            ..
+        }) if error.code.0 == REQUEST_CANCELLED => id,
+        other => panic!("an error for the server and not {other:?}"),
+    });
+    let mut ids: Vec<_> = ids.collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[test]
+fn what_a_call_has_asked_is_answered_when_it_is_cancelled() {
+    let late = Late::default();
+    for (id, origin) in [(1, 7), (2, 8), (3, 7)] {
+        assert_eq!(late.fate(&ping_with(id, origin)), Fate::Sent);
+    }
+    assert_eq!(answers(&late), [] as [i64; 0]);
+    late.condemn(&call(7, None));
+    assert_eq!(answers(&late), [1, 3]);
+    assert_eq!(answers(&late), [] as [i64; 0]);
+    late.condemn(&call(8, None));
+    assert_eq!(answers(&late), [2]);
+}
+
+#[test]
+fn what_the_client_has_answered_is_not_answered_again() {
+    let late = Late::default();
+    late.fate(&ping_with(1, 7));
+    late.fate(&ping_with(2, 7));
+    late.received(&reply(1));
+    let refusal = ErrorData::internal_error("no", None);
+    late.received(&JsonRpcMessage::error(
+        refusal,
+        Some(NumberOrString::Number(2)),
+    ));
+    late.condemn(&call(7, None));
+    assert_eq!(answers(&late), [] as [i64; 0]);
+}
+
+#[test]
+fn nothing_is_kept_of_a_session_whose_calls_have_ended() {
+    let late = Late::default();
+    assert!(!late.any());
+    late.fate(&ping_with(1, 7));
+    late.fate(&ping_with(2, 8));
+    assert!(late.any());
+    assert_eq!(late.fate(&answer(7)), Fate::Sent);
+    assert_eq!(late.fate(&error(8)), Fate::Sent);
+    assert!(!late.any());
+}
+
+#[test]
+fn who_receives_is_woken_for_an_answer() {
+    let late = Late::default();
+    let (waker, wakes) = counting();
+    late.wake(&waker);
+    late.fate(&ping_with(1, 7));
+    late.wake(&waker);
+    late.condemn(&call(8, None));
+    late.wake(&waker);
+    let before = wakes.load(Ordering::Relaxed);
+    late.condemn(&call(7, None));
+    assert_eq!(wakes.load(Ordering::Relaxed), before + 1);
+}
+
+fn counting() -> (Waker, Arc<AtomicUsize>) {
+    struct Count(Arc<AtomicUsize>);
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let wakes = Arc::new(AtomicUsize::new(0));
+    (Arc::new(Count(wakes.clone())).into(), wakes)
+}
+
+#[test]
+fn only_the_latest_are_remembered() {
+    let late = Late::default();
+    for id in 0..=REMEMBERED as i64 {
+        late.condemn(&call(id, None));
+    }
+    assert_eq!(late.fate(&answer(0)), Fate::Sent);
+    assert_eq!(late.fate(&answer(1)), Fate::Dropped);
+    assert_eq!(late.state().cancelled.len(), REMEMBERED);
+}

@@ -1,0 +1,101 @@
+//! Every method reaches the handler inside, and what it says comes back.
+//!
+//! A wrapper that forgets a method with a default body still compiles, and the handler inside never hears of those
+//! requests. So the names come from rmcp's own source: a method that a later version adds fails this test until it is
+//! handed on.
+
+use mcp_cancel_on_disconnect::AbortOnCancel;
+use rmcp::{
+    ServerHandler,
+    model::{ErrorCode, SubscriptionFilter},
+};
+use serde_json::json;
+
+use super::{
+    methods_of_rmcp,
+    recorder::{Heard, RECORDED, Recorder, initialize, notifications, requests, versions},
+    wire::Wire,
+};
+use crate::support::within;
+
+#[tokio::test]
+async fn every_method_of_rmcps_trait_is_handed_on() {
+    let (handler, heard) = recorder();
+    let mut wire = Wire::to(handler.clone());
+    let mut expected = 0;
+    for (method, params, _) in requests() {
+        expected += 1;
+        wire.request(expected, method, params);
+        wire.answer().await;
+    }
+    for (method, params) in notifications() {
+        wire.notify(method, params);
+    }
+    let all = async {
+        // Nobody answers a notification. One request is among the `on_` methods.
+        while heard
+            .names()
+            .iter()
+            .filter(|name| name.starts_with("on_"))
+            .count()
+            < 6
+        {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("five notifications", all).await;
+    handler.get_info();
+    handler.get_tool("a tool");
+    handler.supported_protocol_versions();
+    handler.accepted_subscription_filter(&SubscriptionFilter::default());
+    let _result = handler.negotiate_initialize(&initialize());
+
+    assert_eq!(heard.names(), methods_of_rmcp::names());
+}
+
+#[tokio::test]
+async fn what_a_method_returns_comes_back() {
+    let (handler, _) = recorder();
+    let mut wire = Wire::to(handler);
+    for (method, params, name) in requests() {
+        wire.request(1, method, params);
+        let answer = wire.answer().await;
+        let expected = json!({ "code": RECORDED, "message": name });
+        assert_eq!(answer["error"], expected, "{method}: {answer}");
+    }
+}
+
+#[test]
+fn what_is_said_without_a_request_comes_back() {
+    let (handler, _) = recorder();
+    assert_eq!(handler.get_info().instructions.as_deref(), Some("recorded"));
+    assert_eq!(handler.get_tool("any").expect("a tool").name, "any");
+    assert_eq!(*handler.supported_protocol_versions(), versions());
+    let filter = SubscriptionFilter::default();
+    assert!(handler.accepted_subscription_filter(&filter).is_some());
+    let error = handler.negotiate_initialize(&initialize()).unwrap_err();
+    assert_eq!(error.code, ErrorCode(RECORDED));
+}
+
+/// A control: a method that only has its default body is not taken for one that was handed on.
+#[test]
+fn the_names_are_those_of_the_trait() {
+    let names = methods_of_rmcp::names();
+    assert!(names.len() > 30, "{names:?}");
+    for name in [
+        "call_tool",
+        "listen",
+        "on_cancelled",
+        "get_info",
+        "get_skill",
+    ] {
+        assert!(names.contains(name), "{name}");
+    }
+    assert!(!names.contains("handle_request"), "{names:?}");
+}
+
+fn recorder() -> (AbortOnCancel<Recorder>, Heard) {
+    let recorder = Recorder::default();
+    let heard = recorder.heard().clone();
+    (AbortOnCancel::new(recorder), heard)
+}

@@ -1,0 +1,252 @@
+//! The token in a handler's context fires with the call's own, also where rmcp alone never cancels: a call of
+//! 2026-07-28 whose events are stored, and one whose cancel the server did not take.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::IntoResponse,
+};
+use http::StatusCode;
+use mcp_cancel_on_disconnect::{CallToken, CancelReason, Grace, Outcome};
+use rmcp::{ErrorData, ServerHandler, model, service::SubscriptionContext};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use crate::{
+    setup::{Plan, Server, Setup, StoppedClock, What},
+    support::*,
+};
+
+/// Long enough that nothing is stopped here: handlers are told, that is all.
+const WINDOW: Duration = Duration::from_secs(3_600);
+
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+/// Revision 2026-07-28 says that it MUST.
+#[tokio::test]
+async fn a_stored_call_of_2026_07_28_is_told_of_its_cancel() {
+    let setup = stored(Server::StatelessSse)
+        .abort_after(WINDOW)
+        .start()
+        .await;
+    let mcp = Mcp::sessionless(setup.served.addr, PATH);
+
+    under_way(&setup, &mcp).await.fin();
+
+    assert!(setup.witness.ended("a").await.is_cancelled());
+    assert_eq!(
+        setup.events.of(&mcp, 1),
+        [What::Started, What::Ended(DISCONNECTED)]
+    );
+}
+
+/// The first control: the layer fires the call's token, but nothing carries that into the handler's context.
+#[tokio::test]
+async fn without_abort_on_cancel_only_its_call_token_fires() {
+    let setup = stored(Server::StatelessSse).start().await;
+    let mcp = Mcp::sessionless(setup.served.addr, PATH);
+
+    under_way(&setup, &mcp).await.fin();
+
+    within("the call's token", setup.tokens.of("a").cancelled()).await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+}
+
+/// The second control.
+#[tokio::test]
+async fn bare_rmcp_tells_no_stored_call_of_its_cancel() {
+    let setup = stored(Server::Bare).start().await;
+    let mcp = Mcp::sessionless(setup.served.addr, PATH);
+
+    under_way(&setup, &mcp).await.fin();
+
+    setup.exchanges.over_for("a").await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+}
+
+/// Before 2026-07-28 a disconnect is no cancel, and with a store the client may come back to any server.
+#[tokio::test]
+async fn a_stored_call_of_an_older_revision_runs_on() {
+    let plan = stored(Server::StatelessSse).grace(Grace::Auto);
+    let setup = plan.abort_after(Duration::ZERO).start().await;
+    let mcp = setup.mcp().await;
+
+    under_way(&setup, &mcp).await.fin();
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Unknown);
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    assert!(!setup.tokens.of("a").is_cancelled());
+    assert_eq!(
+        setup.events.of(&mcp, 1),
+        [What::Started, What::Ended(Outcome::Unknown)]
+    );
+}
+
+/// The control: so does bare rmcp.
+#[tokio::test]
+async fn bare_rmcp_runs_on_with_a_stored_call_of_an_older_revision() {
+    let plan = stored(Server::Bare).config(|config| config.with_legacy_session_mode(false));
+    let setup = plan.start().await;
+    let mcp = Mcp::stateless(setup.served.addr, PATH);
+
+    under_way(&setup, &mcp).await.fin();
+
+    setup.exchanges.over_for("a").await;
+    setup.assert_usable(&mcp).await;
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+}
+
+/// Nothing of it can be in the store yet.
+#[tokio::test]
+async fn a_call_of_an_older_revision_without_an_event_id_is_cancelled() {
+    let plan = stored(Server::StatelessSse).grace(Grace::Auto);
+    let plan = plan.config(|config| config.with_sse_retry(None));
+    let setup = plan.abort_after(WINDOW).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+
+    call.fin();
+
+    assert!(setup.witness.ended("a").await.is_cancelled());
+    assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
+}
+
+#[tokio::test]
+async fn a_grace_that_the_user_set_holds_for_stored_calls() {
+    let clock = StoppedClock::stop();
+    let grace = Duration::from_secs(7);
+    let plan = stored(Server::StatelessSse).grace(Grace::After(grace));
+    let setup = plan.abort_after(WINDOW).start().await;
+    let mcp = setup.mcp().await;
+    under_way(&setup, &mcp).await.fin();
+    assert_eq!(setup.events.detached(&mcp, 1).await.0, Some(grace));
+    assert!(setup.witness.is_running("a"));
+
+    clock.advance(grace + Duration::from_millis(1)).await;
+
+    assert!(setup.witness.ended("a").await.is_cancelled());
+    let reason = setup.tokens.of("a").reason();
+    assert_eq!(reason, Some(CancelReason::Orphaned));
+}
+
+#[tokio::test]
+async fn no_grace_that_the_user_set_holds_for_stored_calls() {
+    let plan = stored(Server::StatelessSse).grace(Grace::Immediate);
+    let setup = plan.abort_after(WINDOW).start().await;
+    let mcp = setup.mcp().await;
+
+    under_way(&setup, &mcp).await.fin();
+
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+#[tokio::test]
+async fn a_handler_is_told_although_the_server_refused_the_cancel() {
+    let plan = Plan::of(Server::LayerOnly).inside(refusing_replays);
+    let setup = plan.abort_after(WINDOW).start().await;
+    let mcp = setup.mcp().await;
+    let mut other = setup.start_call(&mcp, 2, "hold", "other").await;
+
+    setup.start_call(&mcp, 1, "hold", "a").await.fin();
+
+    assert!(setup.witness.ended("a").await.is_cancelled());
+    let refused = What::CancelFailed(Some(StatusCode::FORBIDDEN));
+    setup.events.count(&mcp, 1, 1, |what| what == refused).await;
+    setup.assert_completes("other", &mut other).await;
+}
+
+/// The control.
+#[tokio::test]
+async fn alone_rmcp_does_not_tell_a_handler_when_the_server_refused_the_cancel() {
+    let setup = Plan::of(Server::LayerOnly)
+        .inside(refusing_replays)
+        .start()
+        .await;
+    let mcp = setup.mcp().await;
+
+    setup.start_call(&mcp, 1, "hold", "a").await.fin();
+
+    let refused = What::CancelFailed(Some(StatusCode::FORBIDDEN));
+    setup.events.count(&mcp, 1, 1, |what| what == refused).await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+}
+
+/// A subscription whose events are stored: rmcp lets it listen for ever.
+#[tokio::test]
+async fn a_stored_subscription_ends_with_its_stream() {
+    let (ended, mut ends) = mpsc::unbounded_channel();
+    let plan = stored(Server::StatelessSse).abort_after(WINDOW);
+    let setup = plan.start_handler(Listener(ended)).await;
+    let mcp = Mcp::sessionless(setup.served.addr, PATH);
+    let params = json!({ "notifications": { "toolsListChanged": true } });
+    let mut stream = mcp.request(1, "subscriptions/listen", params).await;
+    assert_eq!(stream.head().await.status, 200);
+
+    stream.fin();
+
+    within("the end of the subscription", ends.recv())
+        .await
+        .expect("the handler says so");
+}
+
+fn stored(server: Server) -> Plan {
+    Plan::of(server).stored()
+}
+
+/// A call whose stream has had an event, so that its client could come back.
+async fn under_way(setup: &Setup, mcp: &Mcp) -> Connection {
+    let mut call = setup.start_call(mcp, 1, "chatty", "a").await;
+    call.head().await;
+    call.event().await.expect("an event");
+    call
+}
+
+/// Refuses what the layer replays. It is no exchange, so it has no token.
+fn refusing_replays(router: Router) -> Router {
+    router.layer(from_fn(async |request: Request, next: Next| match request
+        .extensions()
+        .get::<CallToken>()
+    {
+        Some(_) => next.run(request).await,
+        None => StatusCode::FORBIDDEN.into_response(),
+    }))
+}
+
+/// Tells when a subscription has ended.
+#[derive(Clone)]
+struct Listener(mpsc::UnboundedSender<()>);
+
+impl ServerHandler for Listener {
+    fn get_info(&self) -> model::ServerConfig {
+        let capabilities = model::ServerCapabilities::builder()
+            .enable_tools()
+            .enable_tool_list_changed()
+            .build();
+        model::ServerConfig::new(capabilities)
+    }
+
+    fn accepted_subscription_filter(
+        &self,
+        requested: &model::SubscriptionFilter,
+    ) -> Option<model::SubscriptionFilter> {
+        Some(requested.clone())
+    }
+
+    async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
+        context.cancelled().await;
+        // The test has heard it before.
+        let _gone = self.0.send(());
+        Ok(())
+    }
+}

@@ -1,0 +1,98 @@
+//! The methods of rmcp's `ServerHandler`, read from the source that this build uses.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use serde_json::Value;
+
+/// The names of all methods, required or not.
+pub(super) fn names() -> BTreeSet<String> {
+    let source = source();
+    let handler = block_after(&source, "pub trait ServerHandler").expect("the trait");
+    let mut names = names_in(handler);
+    // A macro in the trait makes methods as well.
+    for call in handler.split_inclusive("!();") {
+        if let Some(call) = call.strip_suffix("!();") {
+            let name = call.rsplit(|c: char| !is_of_name(c)).next();
+            let made_by = format!("macro_rules! {}", name.expect("a name"));
+            names.extend(names_in(block_after(&source, &made_by).expect("the macro")));
+        }
+    }
+    names
+}
+
+/// The file with the trait, without its comments.
+fn source() -> String {
+    let file = directory().join("src/handler/server.rs");
+    let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file:?}: {error}"));
+    let lines = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    lines.flat_map(|line| [line, "\n"]).collect()
+}
+
+/// Where cargo has the rmcp that it resolved.
+fn directory() -> PathBuf {
+    let version = cargo(&["-vV"]);
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    // Without the platform it asks for packages of others, which nobody has downloaded.
+    let metadata = cargo(&[
+        "metadata",
+        "--format-version=1",
+        "--offline",
+        "--filter-platform",
+        host.expect("a host"),
+        "--manifest-path",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+    ]);
+    let metadata: Value = serde_json::from_str(&metadata).expect("JSON");
+    let packages = metadata["packages"].as_array().expect("packages");
+    let manifests = packages.iter().filter(|package| package["name"] == "rmcp");
+    let manifests: Vec<_> = manifests.map(|package| &package["manifest_path"]).collect();
+    let [Value::String(manifest)] = &manifests[..] else {
+        panic!("one rmcp and not {manifests:?}");
+    };
+    let directory = Path::new(manifest).parent().expect("a directory");
+    directory.to_owned()
+}
+
+fn cargo(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO")).args(arguments).output();
+    let output = output.expect("cargo runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// What is between the braces that open next after `start`.
+fn block_after<'a>(source: &'a str, start: &str) -> Option<&'a str> {
+    let (_, rest) = source.split_once(start)?;
+    let (_, block) = rest.split_once('{')?;
+    let mut open = 1;
+    let end = block.find(|c| {
+        open += match c {
+            '{' => 1,
+            '}' => -1,
+            _ => 0,
+        };
+        open == 0
+    })?;
+    block.get(..end)
+}
+
+fn names_in(block: &str) -> BTreeSet<String> {
+    let after_fn = block.split("fn ").skip(1);
+    let names = after_fn.filter_map(|rest| rest.split(|c: char| !is_of_name(c)).next());
+    names
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn is_of_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}

@@ -1,0 +1,204 @@
+//! A cancelled handler may end by itself for a while. Then it is dropped.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use mcp_cancel_on_disconnect::AbortOnCancel;
+use serde_json::json;
+
+use super::{
+    recorder::{Recorder, requests},
+    wire::Wire,
+};
+use crate::{
+    setup::{FIRST_STORED, Plan, Scripted, Server, StoppedClock, for_servers},
+    support::{server::report, *},
+};
+
+/// Long enough that a handler which ends by itself does.
+const WINDOW: Duration = Duration::from_secs(5);
+
+/// The code of a cancelled request.
+const REQUEST_CANCELLED: i64 = -32_800;
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly, sse = StatelessSse, json = StatelessJson] {
+    a_handler_that_ignores_its_token_is_dropped,
+    a_handler_that_heeds_its_token_ends_by_itself,
+    a_handler_that_completes_is_left_alone,
+    a_panic_is_an_error_for_its_client_alone,
+});
+
+async fn a_handler_that_ignores_its_token_is_dropped(server: Server) {
+    let plan = Plan::of(server).abort_after(Duration::ZERO);
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 1, "stubborn", "a").await;
+
+    call.fin();
+
+    assert!(setup.witness.ended("a").await.is_dropped());
+    setup.assert_usable(&mcp).await;
+}
+
+async fn a_handler_that_heeds_its_token_ends_by_itself(server: Server) {
+    let setup = Plan::of(server).abort_after(WINDOW).start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 1, "hold", "a").await;
+
+    call.fin();
+
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+async fn a_handler_that_completes_is_left_alone(server: Server) {
+    let plan = Plan::of(server).abort_after(Duration::ZERO);
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "stubborn", "a").await;
+
+    setup.assert_completes("a", &mut call).await;
+}
+
+async fn a_panic_is_an_error_for_its_client_alone(server: Server) {
+    let setup = Plan::of(server).abort_after(WINDOW).start().await;
+    let mcp = setup.mcp().await;
+    let mut other = setup.start_call(&mcp, 1, "hold", "other").await;
+
+    let mut call = mcp.call(2, "boom", json!({})).await;
+
+    let answer = call.answer().await.expect("an answer");
+    assert_eq!(answer["id"], 2);
+    assert_eq!(answer["error"]["code"], -32_603, "{answer}");
+    assert!(setup.witness.ended("boom").await.is_dropped());
+    setup.assert_completes("other", &mut other).await;
+}
+
+/// The control for all of them.
+#[tokio::test]
+async fn alone_rmcp_leaves_a_stubborn_handler_running() {
+    let clock = StoppedClock::stop();
+    let setup = Server::Wrapped.start().await;
+    let mcp = setup.mcp().await;
+    setup.start_call(&mcp, 1, "stubborn", "a").await.fin();
+    setup.witness.token_fired("a").await;
+
+    clock.advance(WINDOW).await;
+
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"));
+}
+
+#[tokio::test]
+async fn the_window_is_a_second_unless_it_is_set() {
+    let clock = StoppedClock::stop();
+    for (window, expected) in [(None, 1_000), (Some(Duration::from_millis(200)), 200)] {
+        let witness = Witness::new();
+        let handler = AbortOnCancel::new(Tools::new(&witness));
+        let mut wire = Wire::to(match window {
+            Some(window) => handler.after(window),
+            None => handler,
+        });
+        let arguments = json!({ "label": "a" });
+        wire.request(
+            1,
+            "tools/call",
+            json!({ "name": "stubborn", "arguments": arguments }),
+        );
+        witness.started("a").await;
+        wire.cancel(1);
+        witness.token_fired("a").await;
+
+        clock.advance(Duration::from_millis(expected - 1)).await;
+        wire.assert_usable().await;
+        assert!(witness.is_running("a"));
+
+        clock.advance(Duration::from_millis(2)).await;
+        assert!(witness.ended("a").await.is_dropped());
+    }
+}
+
+/// Which methods may be stopped and which may not, one by one.
+#[tokio::test]
+async fn only_what_changes_nothing_is_stopped() {
+    let mut dropped = BTreeSet::new();
+    let mut running = BTreeSet::new();
+    for (method, params, name) in requests() {
+        let recorder = Recorder::stuck();
+        let heard = recorder.heard().clone();
+        let mut wire = Wire::to(AbortOnCancel::new(recorder).after(Duration::ZERO));
+        wire.request(1, method, params);
+        let begun = async {
+            while !heard.has_begun(name) {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(name, begun).await;
+        wire.cancel(1);
+        // What is to be dropped is dropped by then: its task is woken before the one that answers.
+        wire.assert_usable().await;
+        match heard.was_dropped(name) {
+            true => dropped.insert(name),
+            false => running.insert(name),
+        };
+    }
+    let stopped = [
+        "call_tool",
+        "complete",
+        "discover",
+        "get_prompt",
+        "get_skill",
+        "list_prompts",
+        "list_resource_templates",
+        "list_resources",
+        "list_skills",
+        "list_tools",
+        "on_custom_request",
+        "read_resource",
+        "read_resource_directory",
+    ];
+    let protected = [
+        "cancel_task",
+        "get_task",
+        "initialize",
+        "listen",
+        "ping",
+        "set_level",
+        "subscribe",
+        "unsubscribe",
+        "update_task",
+    ];
+    assert_eq!(dropped, stopped.into());
+    assert_eq!(running, protected.into());
+}
+
+/// rmcp does not know that a call of 2026-07-28 is cancelled whose events are stored.
+#[tokio::test]
+async fn a_stopped_call_is_answered_where_anybody_is_left_to_get_it() {
+    let handler = Scripted::new(|context| async move {
+        report(&context, "a", 1).await;
+        std::future::pending().await
+    });
+    let plan = Plan::of(Server::StatelessSse).stored();
+    let setup = plan
+        .abort_after(Duration::ZERO)
+        .start_scripted(handler)
+        .await;
+    let mcp = Mcp::sessionless(setup.served.addr, PATH);
+    let mut call = setup.start_call(&mcp, 1, "any", "a").await;
+    call.head().await;
+    call.event().await.expect("an event");
+
+    call.fin();
+
+    assert!(setup.witness.ended("a").await.is_dropped());
+    let asking = async {
+        let mcp = setup.mcp().await;
+        loop {
+            if let Some(answer) = mcp.resume(FIRST_STORED).await.answer().await {
+                return answer;
+            }
+        }
+    };
+    let answer = within("the answer in the store", asking).await;
+    assert_eq!(answer["id"], 1);
+    assert_eq!(answer["error"]["code"], REQUEST_CANCELLED);
+}

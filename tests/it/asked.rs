@@ -1,0 +1,209 @@
+//! A handler asks its client for something (sampling, elicitation, roots) and waits. When its call is cancelled,
+//! nobody will answer: with the wrapper its question fails at once, and the handler need not look at its token.
+
+use mcp_cancel_on_disconnect::{CancelReason, Outcome};
+use rmcp::{
+    RoleServer,
+    model::{ErrorCode, ServerRequest},
+    service::{PeerRequestOptions, RequestContext, ServiceError},
+};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::{
+    setup::{Plan, Scripted, Server, Setup},
+    support::*,
+};
+
+/// What a handler may ask, each for the label of the same name.
+const QUESTIONS: [&str; 3] = ["sampling/createMessage", "elicitation/create", "roots/list"];
+
+/// How a question ended, with its label.
+type Fates = mpsc::UnboundedReceiver<(String, Result<Value, ServiceError>)>;
+
+#[tokio::test]
+async fn a_question_fails_when_its_client_hangs_up() {
+    let (setup, mut fates) = start(Server::Wrapped).await;
+    let mcp = setup.mcp().await;
+    for (id, question) in (1..).zip(QUESTIONS) {
+        let (call, _) = asked(&setup, &mcp, id, question).await;
+
+        call.fin();
+
+        assert_cancelled(fate(&mut fates, question).await);
+        assert!(setup.witness.ended(question).await.is_completed());
+        let reason = CancelReason::ClientDisconnected;
+        assert_eq!(
+            setup.events.ended(&mcp, id).await,
+            Outcome::Cancelled(reason)
+        );
+    }
+    setup.assert_usable(&mcp).await;
+}
+
+#[tokio::test]
+async fn a_question_fails_when_its_client_cancels() {
+    let (setup, mut fates) = start(Server::Wrapped).await;
+    let mcp = setup.mcp().await;
+    let (_call, _) = asked(&setup, &mcp, 1, "roots/list").await;
+
+    assert_eq!(mcp.cancel(1).await, 202);
+
+    assert_cancelled(fate(&mut fates, "roots/list").await);
+}
+
+/// Without the wrapper the handler waits for ever, although its call is cancelled.
+#[tokio::test]
+async fn without_the_wrapper_a_question_waits_for_ever() {
+    for server in [Server::Bare, Server::LayerOnly] {
+        let (setup, mut fates) = start(server).await;
+        let mcp = setup.mcp().await;
+        let (call, _) = asked(&setup, &mcp, 1, "roots/list").await;
+
+        if server == Server::LayerOnly {
+            call.fin();
+            setup.events.ended(&mcp, 1).await;
+        } else {
+            assert_eq!(mcp.cancel(1).await, 202);
+        }
+
+        setup.assert_usable(&mcp).await;
+        assert!(fates.try_recv().is_err());
+        assert!(setup.witness.is_running("roots/list"));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_too_late_is_ignored() {
+    let (setup, mut fates) = start(Server::Wrapped).await;
+    let mcp = setup.mcp().await;
+    let (call, question) = asked(&setup, &mcp, 1, "roots/list").await;
+    call.fin();
+    assert_cancelled(fate(&mut fates, "roots/list").await);
+
+    assert_eq!(reply(&mcp, &question).await, 202);
+
+    setup.assert_usable(&mcp).await;
+    assert!(fates.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn the_questions_of_other_calls_are_their_clients_to_answer() {
+    let (setup, mut fates) = start(Server::Wrapped).await;
+    let mcp = setup.mcp().await;
+    let (leaving, _) = asked(&setup, &mcp, 1, "roots/list").await;
+    let (mut staying, question) = asked(&setup, &mcp, 2, "elicitation/create").await;
+
+    leaving.fin();
+
+    assert_cancelled(fate(&mut fates, "roots/list").await);
+    assert!(setup.witness.is_running("elicitation/create"));
+    assert_eq!(reply(&mcp, &question).await, 202);
+    let answered = fate(&mut fates, "elicitation/create").await;
+    assert_eq!(answered.expect("an answer"), json!({ "action": "decline" }));
+    let answer = staying.answer().await.expect("an answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "asked");
+}
+
+/// A question that a cancelled call asks only now is refused, as before.
+#[tokio::test]
+async fn a_cancelled_call_cannot_ask_at_all() {
+    let (tell, mut refused) = mpsc::unbounded_channel();
+    let handler = Scripted::new(move |context| {
+        let tell = tell.clone();
+        async move {
+            context.ct.cancelled().await;
+            let answer = ask(&context, "roots/list").await;
+            tell.send(answer.expect_err("nobody is there"))
+                .expect("the test listens");
+            Ok("asked".to_owned())
+        }
+    });
+    let setup = Plan::of(Server::Wrapped).start_scripted(handler).await;
+    let mcp = setup.mcp().await;
+
+    setup.start_call(&mcp, 1, "any", "a").await.fin();
+
+    let error = within("the refusal", refused.recv()).await.expect("told");
+    assert!(
+        error.to_string().contains("the call is cancelled"),
+        "{error}"
+    );
+}
+
+/// A server whose handlers ask what their label says, and tell what came of it.
+async fn start(server: Server) -> (Setup, Fates) {
+    let (tell, fates) = mpsc::unbounded_channel();
+    let handler = Scripted::labelled(move |label, context| {
+        let tell = tell.clone();
+        async move {
+            if QUESTIONS.contains(&&*label) {
+                let fate = ask(&context, &label).await;
+                // A test that has seen enough has gone.
+                let _gone = tell.send((label, fate));
+            }
+            Ok("asked".to_owned())
+        }
+    });
+    (Plan::of(server).start_scripted(handler).await, fates)
+}
+
+/// A call whose handler has asked its client something, with the question.
+async fn asked(setup: &Setup, mcp: &Mcp, id: i64, question: &str) -> (Connection, Value) {
+    let mut call = setup.start_call(mcp, id, "any", question).await;
+    call.head().await;
+    loop {
+        let event = call.event().await.expect("the question");
+        if !event.is_priming() {
+            let message = event.json();
+            assert_eq!(message["method"], question);
+            return (call, message);
+        }
+    }
+}
+
+async fn ask(context: &RequestContext<RoleServer>, question: &str) -> Result<Value, ServiceError> {
+    let params = match question {
+        "sampling/createMessage" => json!({ "messages": [], "maxTokens": 1 }),
+        "elicitation/create" => json!({
+            "mode": "form",
+            "message": "Sure?",
+            "requestedSchema": { "type": "object", "properties": {} },
+        }),
+        _ => json!({}),
+    };
+    let request = json!({ "method": question, "params": params });
+    let request: ServerRequest = serde_json::from_value(request).expect("a request");
+    let options = PeerRequestOptions::no_options();
+    let asked = context.peer.send_request_with_option(request, options);
+    let answer = asked.await?.await_response().await?;
+    Ok(serde_json::to_value(answer).expect("JSON"))
+}
+
+/// The client answers after all.
+async fn reply(mcp: &Mcp, question: &Value) -> u16 {
+    let answer = json!({
+        "jsonrpc": "2.0",
+        "id": question["id"],
+        "result": { "action": "decline" },
+    });
+    mcp.post_raw(answer.to_string(), &[]).await.status
+}
+
+async fn fate(fates: &mut Fates, question: &str) -> Result<Value, ServiceError> {
+    let (label, fate) = within("the fate of a question", fates.recv())
+        .await
+        .expect("told");
+    assert_eq!(label, question);
+    fate
+}
+
+fn assert_cancelled(fate: Result<Value, ServiceError>) {
+    match fate {
+        Err(ServiceError::McpError(error)) => {
+            assert_eq!(error.code, ErrorCode(-32_800));
+            assert_eq!(error.message, "call cancelled");
+        }
+        other => panic!("cancelled and not {other:?}"),
+    }
+}

@@ -1,0 +1,254 @@
+//! `CallToken::on_cancel`: clean-ups run after a cancel, and after nothing else.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::{
+    CallToken, CancelOnDisconnectLayer, CancelReason, CancelReason::ClientDisconnected,
+    ResponseBody,
+};
+use tokio::sync::mpsc;
+
+use super::{
+    exchange::{Kind, exchange, immediate, respond},
+    script::{Script, Scripted, Step},
+};
+use crate::support::within;
+
+type Body = Response<ResponseBody<Scripted>>;
+
+/// What ran, and with which reason.
+type Ran = mpsc::UnboundedReceiver<CancelReason>;
+
+/// The answer to the call of a [`Kind`], as an event.
+const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
+
+/// Says in its destructor that it was dropped, by way of the other half.
+struct Owned(#[expect(dead_code, reason = "is there to be dropped")] Arc<()>);
+
+fn in_flight(layer: &CancelOnDisconnectLayer, kind: Kind) -> (Body, CallToken) {
+    exchange(layer, kind.request(), &Script::stalled())
+}
+
+/// A clean-up that says with which reason it ran.
+fn telling(token: &CallToken) -> Ran {
+    let (tell, ran) = mpsc::unbounded_channel();
+    token.on_cancel(async move |reason| tell.send(reason).expect("the test listens"));
+    ran
+}
+
+async fn ran(clean_up: &mut Ran) -> CancelReason {
+    let reason = within("the clean-up", clean_up.recv()).await;
+    reason.expect("it was not dropped unrun")
+}
+
+/// A clean-up that owns something. `true` as long as it does.
+fn owning(token: &CallToken) -> impl Fn() -> bool + use<> {
+    let shared = Arc::new(());
+    let owned = Owned(shared.clone());
+    token.on_cancel(async move |_| drop(owned));
+    move || Arc::strong_count(&shared) > 1
+}
+
+#[tokio::test]
+async fn a_clean_up_runs_once_after_a_hang_up() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let (response, token) = in_flight(&layer, kind);
+        let mut clean_up = telling(&token);
+        drop(response);
+        assert_eq!(ran(&mut clean_up).await, ClientDisconnected, "{kind:?}");
+        assert_eq!(clean_up.recv().await, None, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn closures_that_return_futures_do_as_well() {
+    let (layer, _log) = immediate();
+    let (response, token) = in_flight(&layer, Kind::Plain);
+    let (tell, mut clean_up) = mpsc::unbounded_channel();
+    token.on_cancel(|reason| async move { tell.send(reason).expect("the test listens") });
+    drop(response);
+    assert_eq!(ran(&mut clean_up).await, ClientDisconnected);
+}
+
+/// The closure itself as well: it may do its work before it returns a future.
+#[tokio::test]
+async fn nothing_of_a_clean_up_runs_where_the_response_is_dropped() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let (response, token) = in_flight(&layer, kind);
+        let (tell, mut clean_up) = mpsc::unbounded_channel();
+        let early = Arc::new(AtomicBool::new(false));
+        let begun = early.clone();
+        token.on_cancel(move |reason| {
+            begun.store(true, Ordering::Relaxed);
+            async move { tell.send(reason).expect("the test listens") }
+        });
+        drop(response);
+        assert!(!early.load(Ordering::Relaxed), "{kind:?}");
+        ran(&mut clean_up).await;
+    }
+}
+
+#[tokio::test]
+async fn a_clean_up_that_panics_harms_no_other() {
+    let (layer, _log) = immediate();
+    let (response, token) = in_flight(&layer, Kind::Session);
+    let mut first = telling(&token);
+    token.on_cancel(async |_| panic!("the clean-up panics on purpose"));
+    token.on_cancel(|_| -> std::future::Ready<()> { panic!("and so does its closure") });
+    let mut last = telling(&token);
+    drop(response);
+    assert_eq!(ran(&mut first).await, ClientDisconnected);
+    assert_eq!(ran(&mut last).await, ClientDisconnected);
+    token.cancelled().await;
+}
+
+#[tokio::test]
+async fn a_clean_up_that_waits_holds_up_no_other() {
+    let (layer, _log) = immediate();
+    let (response, token) = in_flight(&layer, Kind::Plain);
+    token.on_cancel(async |_| std::future::pending().await);
+    let mut other = telling(&token);
+    drop(response);
+    ran(&mut other).await;
+}
+
+#[tokio::test]
+async fn a_clean_up_that_comes_after_the_cancel_runs_at_once() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let (response, token) = in_flight(&layer, kind);
+        drop(response);
+        let mut late = telling(&token);
+        assert_eq!(ran(&mut late).await, ClientDisconnected, "{kind:?}");
+    }
+}
+
+/// It may ask for anything: no lock is held.
+#[tokio::test]
+async fn a_clean_up_may_register_another() {
+    let (layer, _log) = immediate();
+    let (response, token) = in_flight(&layer, Kind::Session);
+    let (tell, mut clean_up) = mpsc::unbounded_channel();
+    let again = token.clone();
+    token.on_cancel(async move |_| {
+        again.on_cancel(async move |reason| tell.send(reason).expect("the test listens"));
+    });
+    drop(response);
+    assert_eq!(ran(&mut clean_up).await, ClientDisconnected);
+}
+
+#[tokio::test]
+async fn a_completed_call_drops_its_clean_ups_unrun() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let answered = Script::new([Step::data(ANSWER)]);
+        let (response, token) = exchange(&layer, kind.request(), &answered);
+        let (owns, mut clean_up) = (owning(&token), telling(&token));
+        assert!(owns(), "{kind:?}");
+        let body = response.into_body().collect().await.expect("a body");
+        assert_eq!(body.to_bytes(), ANSWER);
+        // The token lives: it is not with it that they go.
+        assert!(!owns(), "{kind:?}");
+        assert_eq!(clean_up.recv().await, None, "{kind:?}");
+        assert!(!token.is_cancelled(), "{kind:?}");
+    }
+}
+
+/// Its answer was the last that mattered.
+#[tokio::test]
+async fn a_client_that_leaves_with_its_answer_causes_no_clean_up() {
+    for kind in [Kind::Stateless, Kind::Session] {
+        let (layer, _log) = immediate();
+        let answered = Script::new([
+            Step::data(ANSWER),
+            Step::Wait,
+            Step::data(": still open\n\n"),
+        ]);
+        let (response, token) = exchange(&layer, kind.request(), &answered);
+        let mut clean_up = telling(&token);
+        let mut body = response.into_body();
+        body.frame().await.expect("a frame").expect("the answer");
+        drop(body);
+        assert_eq!(clean_up.recv().await, None, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_in_one_piece_and_a_refusal_cause_no_clean_up() {
+    let json = |_: &_| {
+        let response = Response::builder().header(header::CONTENT_TYPE, "application/json");
+        let body = Script::whole(Bytes::from("{}")).body();
+        response.body(body).expect("a response")
+    };
+    let refused = |_: &_| {
+        let response = Response::builder().status(StatusCode::FORBIDDEN);
+        response
+            .body(Script::whole(Bytes::from("no")).body())
+            .expect("a response")
+    };
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        for (response, token) in [
+            respond(&layer, kind.request(), json),
+            respond(&layer, kind.request(), refused),
+        ] {
+            let mut clean_up = telling(&token);
+            let whole = response.into_body().collect().await;
+            whole.expect("a body");
+            assert_eq!(clean_up.recv().await, None, "{kind:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_clean_up_that_comes_after_the_end_never_runs() {
+    for kind in Kind::ALL {
+        let (layer, _log) = immediate();
+        let answered = Script::new([Step::data(ANSWER)]);
+        let (response, token) = exchange(&layer, kind.request(), &answered);
+        response.into_body().collect().await.expect("a body");
+        let (owns, mut clean_up) = (owning(&token), telling(&token));
+        assert!(!owns(), "{kind:?}");
+        assert_eq!(clean_up.recv().await, None, "{kind:?}");
+    }
+}
+
+#[test]
+fn where_no_runtime_ever_was_clean_ups_are_dropped() {
+    let (layer, _log) = immediate();
+    let (response, token) = in_flight(&layer, Kind::Plain);
+    let mut clean_up = telling(&token);
+    drop(response);
+    assert_eq!(token.reason(), Some(ClientDisconnected));
+    assert_eq!(
+        clean_up.try_recv(),
+        Err(mpsc::error::TryRecvError::Disconnected)
+    );
+}
+
+/// What a clean-up owns may panic in its destructor; the response was dropped by a server that must go on.
+#[tokio::test]
+async fn a_destructor_that_panics_gets_nowhere() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("the destructor panics on purpose");
+        }
+    }
+    let (layer, _log) = immediate();
+    let answered = Script::new([Step::data(ANSWER)]);
+    let (response, token) = exchange(&layer, Kind::Session.request(), &answered);
+    let bomb = Bomb;
+    token.on_cancel(async move |_| drop(bomb));
+    let owns = owning(&token);
+    response.into_body().collect().await.expect("a body");
+    assert!(!owns());
+}

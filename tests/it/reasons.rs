@@ -1,0 +1,93 @@
+//! A handler's token and the `notifications/cancelled` that reaches its server say the same words.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Policy};
+use rmcp::model::{CancelledNotificationParam, NumberOrString};
+use tokio::sync::mpsc;
+
+use crate::{
+    setup::{Plan, Scripted, Server, Setup, StoppedClock, arguments, for_servers},
+    support::*,
+};
+
+type Told = mpsc::UnboundedReceiver<CancelledNotificationParam>;
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    of_a_client_that_hung_up,
+    of_a_client_that_did_not_come_back,
+});
+
+async fn of_a_client_that_hung_up(server: Server) {
+    let (setup, told) = start(Plan::of(server)).await;
+    let mcp = setup.mcp().await;
+
+    setup.start_call(&mcp, 1, "any", "a").await.fin();
+
+    assert_same_words(&setup, told, CancelReason::ClientDisconnected).await;
+}
+
+async fn of_a_client_that_did_not_come_back(server: Server) {
+    let clock = StoppedClock::stop();
+    let grace = Duration::from_secs(20);
+    let (setup, told) = start(Plan::of(server).grace(Grace::After(grace))).await;
+    let mcp = setup.mcp().await;
+    setup.start_call(&mcp, 1, "any", "a").await.fin();
+    setup.events.detached(&mcp, 1).await;
+
+    clock.advance(grace + Duration::from_millis(1)).await;
+
+    assert_same_words(&setup, told, CancelReason::Orphaned).await;
+}
+
+#[tokio::test]
+async fn of_a_call_that_was_sent_again() {
+    let policy = |_: &_| Policy::new().grace(Grace::Never).supersede();
+    let plan = Plan::of(Server::Wrapped).layer(|layer| layer.policy(policy));
+    let (setup, told) = start(plan).await;
+    let mcp = setup.mcp().await;
+    setup.start_call(&mcp, 1, "any", "a").await.fin();
+    setup.events.detached(&mcp, 1).await;
+    let token = setup.tokens.of("a");
+
+    let _again = mcp.call(2, "any", arguments("a")).await;
+
+    within("the token", token.cancelled()).await;
+    assert_told(told, token.reason(), CancelReason::Superseded).await;
+}
+
+#[tokio::test]
+async fn of_a_session_that_was_closed() {
+    let (setup, told) = start(Plan::of(Server::Wrapped)).await;
+    let mcp = setup.mcp().await;
+    let _call = setup.start_call(&mcp, 1, "any", "a").await;
+
+    assert_eq!(mcp.delete().await, 202);
+
+    assert_same_words(&setup, told, CancelReason::SessionClosed).await;
+}
+
+/// A server whose tool waits for its token, and the cancels that it is told.
+async fn start(plan: Plan) -> (Setup, Told) {
+    let (cancels, told) = mpsc::unbounded_channel();
+    let handler = Scripted::new(|context| async move {
+        context.ct.cancelled().await;
+        Ok("nobody reads this".to_owned())
+    });
+    let setup = plan.start_scripted(handler.on_cancelled(cancels)).await;
+    (setup, told)
+}
+
+async fn assert_same_words(setup: &Setup, told: Told, expected: CancelReason) {
+    let token = setup.tokens.of("a");
+    within("the token", token.cancelled()).await;
+    assert_told(told, token.reason(), expected).await;
+}
+
+async fn assert_told(mut told: Told, reason: Option<CancelReason>, expected: CancelReason) {
+    assert_eq!(reason, Some(expected));
+    let cancelled = within("notifications/cancelled", told.recv()).await;
+    let cancelled = cancelled.expect("the server lives");
+    assert_eq!(cancelled.request_id, Some(NumberOrString::Number(1)));
+    assert_eq!(cancelled.reason, Some(expected.to_string()));
+}

@@ -1,0 +1,47 @@
+//! An event store in memory.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use futures_util::stream;
+use rmcp::transport::streamable_http_server::session::{
+    EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
+};
+
+/// The id of the first event in a [`Store`].
+pub(crate) const FIRST_STORED: &str = "event-0";
+
+/// Events in memory, under ids that say nothing of their stream.
+#[derive(Default)]
+pub(crate) struct Store(Mutex<BTreeMap<usize, (String, ServerSseMessage)>>);
+
+// === impl Store ===
+
+#[async_trait::async_trait]
+impl EventStore for Store {
+    async fn store_event(
+        &self,
+        stream: &str,
+        event: &ServerSseMessage,
+    ) -> Result<EventId, EventStoreError> {
+        let mut events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = events.len();
+        let id = format!("event-{number}");
+        let mut event = event.clone();
+        event.event_id = Some(id.clone());
+        events.insert(number, (stream.to_owned(), event));
+        Ok(id)
+    }
+
+    async fn replay_events_after(&self, last: &str) -> Result<EventStream, EventStoreError> {
+        let number: usize = last.strip_prefix("event-").unwrap_or_default().parse()?;
+        let events = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (stream, _) = events.get(&number).ok_or("no such event")?;
+        let later = events.range(number + 1..).map(|(_, event)| event);
+        let later = later.filter(|(of, _)| of == stream);
+        let later: Vec<_> = later.map(|(_, event)| event.clone()).collect();
+        Ok(Box::pin(stream::iter(later)))
+    }
+}
