@@ -1,6 +1,6 @@
 //! How a call ends: answered, cancelled, or let go.
 
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -210,17 +210,17 @@ impl Exchange {
     }
 
     /// The answer of a call was seen: what to keep of it, and how many bytes that is.
-    pub(crate) fn answered(&self, id: CallId, answer: Option<(Arc<dyn Any + Send + Sync>, usize)>) {
+    pub(crate) fn answered(&self, id: CallId, answer: Option<(Answer, usize)>) {
         let registry = &self.instance.registry;
         let kept = match self.instance.options.retain {
             Retain::All => true,
             Retain::Detached => registry.is_detached(id),
             Retain::Off => false,
         };
-        let ended = answer.filter(|_| kept).and_then(|(content, weight)| {
-            let retry = self.retry();
+        let ended = answer.filter(|_| kept).and_then(|(mut answer, weight)| {
+            answer.retry = self.retry();
             Some(Ended {
-                end: End::Answered(Answer { content, retry }),
+                end: End::Answered(answer),
                 weight,
                 until: self.remembered_until(self.call(id)?),
             })

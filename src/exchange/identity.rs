@@ -1,11 +1,11 @@
 //! What the request headers say about whose calls these are.
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::registry::{Scope, SessionKey};
 
-const SESSION_ID: &str = "mcp-session-id";
-const PROTOCOL_VERSION: &str = "mcp-protocol-version";
+static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+static PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
 /// The first revision without sessions: closing the response stream is the cancellation.
 const FIRST_STATELESS: &str = "2026-07-28";
@@ -32,7 +32,7 @@ pub(super) enum Revision {
 
 impl Session {
     pub(super) fn of(headers: &HeaderMap) -> Self {
-        let mut values = headers.get_all(SESSION_ID).iter();
+        let mut values = headers.get_all(&SESSION_ID).iter();
         match (values.next(), values.next()) {
             (None, _) => Self::None,
             (Some(id), None) if !id.is_empty() && id.to_str().is_ok() => Self::One(id.clone()),
@@ -60,7 +60,7 @@ impl Session {
 
 impl Revision {
     pub(super) fn of(headers: &HeaderMap) -> Self {
-        let mut values = headers.get_all(PROTOCOL_VERSION).iter();
+        let mut values = headers.get_all(&PROTOCOL_VERSION).iter();
         match (values.next(), values.next()) {
             (None, _) => Self::WithSessions,
             (Some(version), None) => version.to_str().map_or(Self::Doubtful, Self::from_version),

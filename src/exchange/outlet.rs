@@ -5,7 +5,7 @@
 //! a client that does not read holds nothing up.
 
 use std::{
-    sync::{Weak, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     task::Waker,
     time::Duration,
 };
@@ -32,7 +32,9 @@ pub(crate) trait Outlet: Send + Sync {
 /// What was said, and to whom.
 #[derive(Default)]
 pub(super) struct LastWords {
-    outlets: Vec<Weak<dyn Outlet>>,
+    /// Nearly always the only one. It needs no allocation.
+    newest: Option<Weak<dyn Outlet>>,
+    older: Vec<Weak<dyn Outlet>>,
     messages: Vec<Bytes>,
     /// No call is left.
     closed: bool,
@@ -59,8 +61,7 @@ impl Exchange {
     fn add_outlet(&self, outlet: Weak<dyn Outlet>) {
         let said = {
             let words = &mut self.state().last_words;
-            words.outlets.retain(|outlet| outlet.strong_count() > 0);
-            words.outlets.push(outlet.clone());
+            words.add(outlet.clone());
             words.closed.then(|| words.messages.clone())
         };
         if let Some((messages, outlet)) = said.zip(outlet.upgrade()) {
@@ -82,9 +83,9 @@ impl Exchange {
             let words = &mut self.state().last_words;
             words.messages.push(message.clone());
             words.closed |= is_last;
-            words.outlets.clone()
+            words.outlets()
         };
-        for outlet in outlets.iter().filter_map(Weak::upgrade) {
+        for outlet in outlets {
             outlet.tell(message.clone());
             if is_last {
                 outlet.close();
@@ -139,6 +140,22 @@ impl Exchange {
         if let Some(at) = Instant::now().checked_add(timeout) {
             self.instance.registry.watch(at, stream);
         }
+    }
+}
+
+// === impl LastWords ===
+
+impl LastWords {
+    fn add(&mut self, outlet: Weak<dyn Outlet>) {
+        self.older.retain(|outlet| outlet.strong_count() > 0);
+        let former = self.newest.replace(outlet);
+        self.older
+            .extend(former.filter(|outlet| outlet.strong_count() > 0));
+    }
+
+    fn outlets(&self) -> Vec<Arc<dyn Outlet>> {
+        let outlets = self.older.iter().chain(&self.newest);
+        outlets.filter_map(Weak::upgrade).collect()
     }
 }
 

@@ -4,7 +4,10 @@
 //! ever. A completed call: an event that repeats the id the client named, so that a second cut is no
 //! worse than the first, then the answer without an id. A cancelled call: the error, alone.
 
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{
+    hash::{DefaultHasher, Hasher as _},
+    time::Duration,
+};
 
 use futures_util::{Stream, stream};
 use rmcp::{
@@ -23,21 +26,32 @@ use crate::{
 /// default.
 const RETRY: Duration = Duration::from_secs(3);
 
-/// An answer as the registry keeps it, with its size in bytes: its event, which is a reference to the
-/// message and an id.
-pub(super) fn keep(event: &ServerSseMessage) -> Option<(Arc<dyn Any + Send + Sync>, usize)> {
-    let weight = weigh(event.message.as_deref()?)?;
-    Some((Arc::new(event.clone()), weight))
+/// An answer as the registry keeps it, with its size in bytes: a reference to the message.
+pub(super) fn keep(event: &ServerSseMessage) -> Option<(Answer, usize)> {
+    let message = event.message.clone()?;
+    let weight = weigh(&message)?;
+    let answer = Answer {
+        content: message,
+        event: event.event_id.as_deref().map(hash),
+        retry: None,
+    };
+    Some((answer, weight))
 }
 
 /// Whether the client that names this event has the answer: it is the answer's own. EventSource clients
 /// open the streams of completed calls again and again, and are not to get every answer twice.
 pub(super) fn is_known(end: &End<Answer>, last_event_id: &str) -> bool {
-    let End::Answered(answer) = end else {
-        return false;
-    };
-    let event = answer.content.downcast_ref::<ServerSseMessage>();
-    event.is_some_and(|event| event.event_id.as_deref() == Some(last_event_id))
+    match end {
+        End::Answered(answer) => answer.event == Some(hash(last_event_id)),
+        End::Cancelled(..) => false,
+    }
+}
+
+/// Who finds another id with this hash cheats nobody but himself.
+fn hash(event_id: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(event_id.as_bytes());
+    hasher.finish()
 }
 
 /// What a client gets that asks for the stream of an ended call.
@@ -51,8 +65,7 @@ pub(super) fn replay(
             let retry = answer.retry.unwrap_or(RETRY);
             let repeated = ServerSseMessage::priming(last_event_id, retry);
             let mut answered = ServerSseMessage::default();
-            let event = answer.content.downcast_ref::<ServerSseMessage>();
-            answered.message = event.and_then(|event| event.message.clone());
+            answered.message = answer.content.downcast().ok();
             (Some(repeated), Some(answered))
         }
         End::Cancelled(request, reason) => (None, Some(cancelled(&request, reason))),

@@ -19,6 +19,7 @@ use super::kept;
 use crate::{
     call::Outcome,
     exchange::{Attachment, Gone},
+    registry::numbered,
 };
 
 /// The inner manager's stream of a call.
@@ -36,8 +37,8 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
 pub(super) struct BoundCall {
     attachment: Attachment,
     request_id: RequestId,
-    /// What of its event ids names its stream, where they name one: what comes after the slash.
-    stream: Option<Box<str>>,
+    /// What of its event ids names its stream, where they are rmcp's: the number after the slash.
+    stream: Option<u64>,
     watched: Watched,
 }
 
@@ -147,10 +148,10 @@ impl BoundCall {
         };
         let exchange = &self.attachment.exchange;
         exchange.mark_passed(true, event.retry);
-        let stream = id.split_once('/').map(|(_, stream)| stream);
-        if stream.is_none() || stream != self.stream.as_deref() {
+        let number = numbered(id.as_bytes());
+        if number.is_none() || number != self.stream {
             exchange.registry().name(self.attachment.id, id.as_bytes());
-            self.stream = stream.map(Into::into);
+            self.stream = number;
         }
     }
 

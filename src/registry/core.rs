@@ -46,6 +46,8 @@ mod entry;
 mod index;
 mod memory;
 
+#[cfg(feature = "rmcp")]
+pub(crate) use self::index::numbered;
 pub(crate) use self::{
     entry::{Entry, Expired, FIRST, Generation, LATE, Wait},
     index::{Key, Scope, SessionKey, StreamId},
@@ -144,7 +146,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
         deadline: Option<Instant>,
     ) {
         let session = key.as_ref().map(|key| self.names.session(&key.session));
-        let entry = Entry::new(call, key, session, deadline);
+        let named = session.zip(key.as_ref());
+        let slot = named.map(|(session, key)| self.names.request(session, &key.request));
+        let entry = Entry::new(call, key, session, slot, deadline);
         self.calls.insert(id, entry);
         if let Some(session) = session {
             self.sessions.entry(session).or_default().insert(id);
@@ -159,11 +163,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let Some(entry) = self.calls.get_mut(&id) else {
             return;
         };
-        let (Some(session), Some(key)) = (entry.session, &entry.key) else {
+        let Some(slot) = entry.slot else {
             return;
         };
         entry.owns_key = true;
-        let slot = self.names.request(session, &key.request);
         if let Some(older) = self.index.insert(slot, id)
             && older != id
             && let Some(entry) = self.leave(older)
@@ -504,10 +507,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// Gives up the key of a call that left. `false` if it has none, or another call may be meant by it.
     fn free_key(&mut self, id: CallId, entry: &Entry<T>) -> bool {
-        let (Some(key), Some(session)) = (&entry.key, entry.session) else {
+        let (Some(key), Some(session), Some(slot)) = (&entry.key, entry.session, entry.slot) else {
             return false;
         };
-        let slot = self.names.request(session, &key.request);
         match self.index.get(&slot) {
             Some(owner) if *owner == id => self.index.remove(&slot).is_some(),
             Some(_) => false,

@@ -47,9 +47,14 @@ pub(crate) use self::{
 pub(crate) struct Answer {
     /// What it is only its session manager knows.
     pub(crate) content: Arc<dyn Any + Send + Sync>,
+    /// A hash of the id of its own event.
+    pub(crate) event: Option<u64>,
     /// How long the server told its client to wait before it comes back.
     pub(crate) retry: Option<Duration>,
 }
+
+#[cfg(feature = "rmcp")]
+pub(crate) use self::core::numbered;
 
 pub(crate) type Named = core::Named<Answer>;
 

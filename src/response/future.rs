@@ -182,8 +182,9 @@ impl<F: Future> Answering<F> {
 
 impl Terms {
     pub(crate) fn of<B>(request: &Request<B>, options: &Options) -> Self {
-        let may_commit = request.method() == Method::POST && accepts_events(request.headers());
-        let commit_after = options.commit_after.filter(|_| may_commit);
+        let commit_after = options
+            .commit_after
+            .filter(|_| request.method() == Method::POST && accepts_events(request.headers()));
         Self {
             head_only: request.method() == Method::HEAD,
             keep_alive: options.keep_alive,

@@ -41,6 +41,8 @@ pub(crate) struct Entry<T> {
     pub(crate) call: T,
     pub(super) key: Option<Key>,
     pub(super) session: Option<Slot>,
+    /// The slot of its key.
+    pub(super) slot: Option<Slot>,
     pub(super) owns_key: bool,
     pub(super) generation: Generation,
     pub(super) detached: Option<Clock>,
@@ -67,6 +69,8 @@ pub(super) struct Clock {
 /// The streams of a call, as far as they are known by name.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
+    /// Nearly always the only one. It needs no allocation.
+    only: Option<StreamId>,
     first: Vec<StreamId>,
     latest: VecDeque<StreamId>,
     /// Not all are known by name.
@@ -106,12 +110,14 @@ impl<T> Entry<T> {
         call: T,
         key: Option<Key>,
         session: Option<Slot>,
+        slot: Option<Slot>,
         deadline: Option<Instant>,
     ) -> Self {
         Self {
             call,
             key,
             session,
+            slot,
             owns_key: false,
             generation: FIRST,
             detached: None,
@@ -230,10 +236,14 @@ fn hold_ends(deadline: Instant) -> Instant {
 impl Streams {
     /// Adds a stream. `None` if it is known, else which one had to be forgotten for it.
     pub(super) fn add(&mut self, stream: StreamId) -> Option<Option<StreamId>> {
-        if self.first.last() == Some(&stream) || self.contains(stream) {
+        if self.only.is_none() {
+            self.only = Some(stream);
+            return Some(None);
+        }
+        if self.contains(stream) {
             return None;
         }
-        if self.first.len() < MAX_EVENT_IDS {
+        if self.first.len() < MAX_EVENT_IDS - 1 {
             self.first.push(stream);
             return Some(None);
         }
@@ -250,14 +260,15 @@ impl Streams {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = StreamId> {
-        self.first.iter().chain(&self.latest).copied()
+        let all = self.only.iter().chain(&self.first).chain(&self.latest);
+        all.copied()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.first.is_empty()
+        self.only.is_none()
     }
 
     pub(super) fn len(&self) -> usize {
-        self.first.len() + self.latest.len()
+        usize::from(self.only.is_some()) + self.first.len() + self.latest.len()
     }
 }

@@ -94,8 +94,8 @@ impl Names {
     }
 }
 
-/// `<index>/<stream>`, both decimal, as rmcp writes and reads them.
-fn numbered(event_id: &[u8]) -> Option<u64> {
+/// The stream in `<index>/<stream>`, both decimal, as rmcp writes and reads them.
+pub(crate) fn numbered(event_id: &[u8]) -> Option<u64> {
     let slash = memchr::memchr(b'/', event_id)?;
     let (index, stream) = event_id.split_at_checked(slash)?;
     let stream = stream.get(1..)?;
