@@ -1,0 +1,172 @@
+//! Behind real proxies: whether a client that left is noticed, and which silent calls live.
+//!
+//! These tests need nginx and HAProxy, so they are ignored unless `tests/proxy/run` asks for them.
+
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+)]
+
+mod behind;
+mod proxy;
+#[path = "../it/support/mod.rs"]
+mod support;
+
+use std::{env, time::Duration};
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep};
+
+use self::{
+    behind::{Behind, Client, GRACE, Probing},
+    proxy::Kind,
+    support::{Connection, limit::LIMIT},
+};
+
+/// A limit for silence that no test reaches.
+const FAR: Duration = Duration::from_secs(600);
+
+/// How often calls are probed where it does not matter.
+const SOON: Duration = Duration::from_millis(100);
+
+/// How a client leaves.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    Fin,
+    Rst,
+    /// After a line end that nobody has read. Without a proxy, hyper then sees nothing of the FIN.
+    StrayAndFin,
+}
+
+#[tokio::test]
+#[ignore = "needs nginx: tests/proxy/run"]
+async fn nginx_tells_at_once_of_a_client_that_left_whatever_it_buffers() {
+    for kind in [
+        Kind::NginxUnbuffered,
+        Kind::NginxBuffered,
+        Kind::NginxBufferedAnyhow,
+    ] {
+        departures_are_noticed(kind).await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs HAProxy: tests/proxy/run"]
+async fn haproxy_tells_of_a_client_that_left_where_it_is_told_to_abort_on_close() {
+    departures_are_noticed(Kind::HaproxyAbortonclose).await;
+}
+
+#[tokio::test]
+#[ignore = "needs nginx: tests/proxy/run"]
+async fn only_probes_tell_of_a_client_that_left_where_nginx_ignores_aborts() {
+    only_probes_tell(Kind::NginxIgnoringAborts).await;
+}
+
+#[tokio::test]
+#[ignore = "needs HAProxy: tests/proxy/run"]
+async fn only_probes_tell_of_a_client_that_left_where_haproxy_is_as_it_comes() {
+    only_probes_tell(Kind::Haproxy).await;
+}
+
+#[tokio::test]
+#[ignore = "needs nginx: tests/proxy/run"]
+async fn probes_carry_silent_calls_past_the_read_timeout_of_nginx() {
+    let kinds = [
+        Kind::NginxUnbuffered,
+        Kind::NginxBuffered,
+        Kind::NginxBufferedAnyhow,
+    ];
+    join_all(kinds.map(probes_outlast_the_idle_limit)).await;
+}
+
+#[tokio::test]
+#[ignore = "needs HAProxy: tests/proxy/run"]
+async fn probes_carry_silent_calls_past_the_timeouts_of_haproxy() {
+    probes_outlast_the_idle_limit(Kind::Haproxy).await;
+}
+
+/// Without any probes, and for all kinds of calls.
+async fn departures_are_noticed(kind: Kind) {
+    let behind = Behind::start(kind, FAR, SOON).await;
+    let leave = async |client, ending| {
+        let label = format!("{kind:?}, {client:?}, {ending:?}");
+        let call = behind.hold(client, Probing::Off, &label).await;
+        let left = Instant::now();
+        hang_up(call, ending).await;
+        let fired = behind.witness.token_fired(&label).await;
+        if client == Client::Graced {
+            assert!(fired - left >= GRACE, "{label}: {:?}", fired - left);
+        }
+    };
+    for ending in [Ending::Fin, Ending::Rst, Ending::StrayAndFin] {
+        join_all(Client::ALL.map(|client| leave(client, ending))).await;
+    }
+}
+
+/// The proxy keeps its connection to the server.
+async fn only_probes_tell(kind: Kind) {
+    let behind = Behind::start(kind, FAR, SOON).await;
+    let leave = async |client| {
+        let label = |probing| format!("{kind:?}, {client:?}, {probing:?}");
+        let (silent, probed) = (label(Probing::Off), label(Probing::On));
+        for (label, probing) in [(&silent, Probing::Off), (&probed, Probing::On)] {
+            let call = behind.hold(client, probing, label).await;
+            hang_up(call, Ending::Fin).await;
+        }
+        behind.witness.token_fired(&probed).await;
+        assert!(behind.witness.is_running(&silent), "{silent}");
+    };
+    join_all(Client::ALL.map(leave)).await;
+}
+
+/// A probed call that says nothing sees two others die of their silence, one after the other.
+async fn probes_outlast_the_idle_limit(kind: Kind) {
+    let idle_limit = idle_limit();
+    let behind = Behind::start(kind, idle_limit, idle_limit / 4).await;
+    let outlast = async |client: Client| {
+        let probed = format!("{kind:?}, {client:?}, probed");
+        let mut lives = behind.hold(client, Probing::On, &probed).await;
+        for silent in ["first", "second"].map(|name| format!("{kind:?}, {client:?}, {name}")) {
+            let mut dies = behind.hold(client, Probing::Off, &silent).await;
+            // A wait that `LIMIT` is not meant for, if the limit is a real one.
+            sleep(idle_limit.saturating_sub(LIMIT / 2)).await;
+            let head = dies.head().await;
+            let expected = if client.has_a_head_at_once() {
+                200
+            } else {
+                504
+            };
+            assert_eq!(head.status, expected, "{silent}");
+            if head.status == 200 {
+                assert_eq!(dies.answer().await, None, "{silent}");
+                assert!(!dies.is_complete(), "{silent}: the stream was cut");
+            }
+            // The proxy hangs up, and that is all the server sees.
+            behind.witness.token_fired(&silent).await;
+        }
+        behind.witness.release(&probed);
+        assert_eq!(lives.head().await.status, 200, "{probed}");
+        let answer = lives.answer().await.expect("an answer");
+        assert!(answer.get("result").is_some(), "{probed}: {answer}");
+    };
+    join_all(Client::ALL.map(outlast)).await;
+}
+
+async fn hang_up(mut call: Connection, ending: Ending) {
+    match ending {
+        Ending::Fin => call.fin(),
+        Ending::Rst => call.rst(),
+        Ending::StrayAndFin => {
+            call.write(b"\r\n").await;
+            call.fin();
+        }
+    }
+}
+
+/// The limit for silence in seconds, 2 unless the environment has an `IDLE_LIMIT`.
+fn idle_limit() -> Duration {
+    let given = env::var("IDLE_LIMIT").ok();
+    let seconds = given.map_or(2, |seconds| seconds.parse().expect("a number of seconds"));
+    Duration::from_secs(seconds)
+}
