@@ -56,6 +56,8 @@
 //! | waits for a silent handler that has sent no head | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
 //! | is there and does not read | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
 //!
+//! [Deploying](manual::deploying) says how long each takes at worst, and what proxies make of it.
+//!
 //! # What a disconnect means
 //!
 //! That is [`Grace`], explained in [the manual](manual::disconnect). By default a session call that its client

@@ -2,3 +2,6 @@
 
 #[doc = include_str!("disconnect.md")]
 pub mod disconnect {}
+
+#[doc = include_str!("deploying.md")]
+pub mod deploying {}
