@@ -1,0 +1,243 @@
+//! A tool that waits for a human. Its call has to survive a client that loses its connection, and a client that lost its
+//! place and asks again must not leave two questions on the human's desk.
+//!
+//! ```sh
+//! cargo run --example approval
+//! ```
+//!
+//! The policy in [`serve`] does both: a grace of an hour, in which the client may come back, and `supersede`.
+
+use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{
+    AbortOnCancel, CancelOnDisconnectLayer, CancellableSessionManager, Grace, Policy,
+};
+use rmcp::{
+    ErrorData, ServerHandler,
+    handler::server::{router::tool::ToolRouter, wrapper::Parameters},
+    schemars, tool, tool_handler, tool_router,
+    transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
+};
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpListener,
+    sync::{
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+        oneshot,
+    },
+    task::JoinSet,
+    time::timeout,
+};
+
+use self::raw::Connection;
+
+#[path = "shared/raw.rs"]
+mod raw;
+
+type Failure = Box<dyn Error>;
+
+/// More than enough for everything here. Nobody waits for the hour to pass.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// What lies on the human's desk.
+struct Question {
+    document: String,
+    reply: oneshot::Sender<&'static str>,
+}
+
+#[derive(Clone)]
+struct Office {
+    desk: UnboundedSender<Question>,
+    tool_router: ToolRouter<Self>,
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Approve {
+    document: String,
+}
+
+/// A client in a session.
+struct Client {
+    addr: SocketAddr,
+    session: String,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match timeout(LIMIT, play()).await {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+        Err(_) => {
+            println!("Something did not happen.");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn play() -> Result<(), Failure> {
+    let mut servers = JoinSet::new();
+    let (office, mut desk) = unbounded_channel();
+    let addr = serve(office, &mut servers).await?;
+    let client = Client::connect(addr).await?;
+
+    let mut call = client.approve(7, "the budget").await?;
+    let question = next(&mut desk).await?;
+    println!(
+        "the human reads {:?}; the connection breaks",
+        question.document
+    );
+    call.until("id: 0/0").await?;
+    call.hang_up();
+    let resumed = client.resume("0/0").await?;
+    println!("the client is back; the human approves");
+    answer(question)?;
+    expect(&resumed.response().await?, "approved")?;
+    println!("the client has its answer");
+
+    let mut stale = client.approve(8, "the contract").await?;
+    let mut first = next(&mut desk).await?;
+    println!(
+        "the human reads {:?}; the client forgets that it asked",
+        first.document
+    );
+    stale.until("id: 0/1").await?;
+    stale.hang_up();
+    let again = client.approve(9, "the contract").await?;
+    let second = next(&mut desk).await?;
+    first.reply.closed().await;
+    println!("it asks again: the first question is off the desk; the human approves the second");
+    answer(second)?;
+    expect(&again.response().await?, "approved")?;
+    println!("the client has its answer");
+    Ok(())
+}
+
+async fn serve(
+    desk: UnboundedSender<Question>,
+    servers: &mut JoinSet<()>,
+) -> Result<SocketAddr, Failure> {
+    let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+    let office = Office {
+        desk,
+        tool_router: Office::tool_router(),
+    };
+    let handler = AbortOnCancel::new(office).after(Duration::ZERO);
+    let mcp = StreamableHttpService::new(move || Ok(handler.clone()), sessions, Default::default());
+    let layer = CancelOnDisconnectLayer::new().policy(|call| match call.tool() {
+        Some("approve") => {
+            let hour = Duration::from_secs(60 * 60);
+            Policy::new().grace(Grace::After(hour)).supersede()
+        }
+        _ => Policy::new(),
+    });
+    let app = Router::new().nest_service("/mcp", mcp).layer(layer);
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let addr = listener.local_addr()?;
+    servers.spawn(async move {
+        if let Err(error) = axum::serve(listener, app).await {
+            eprintln!("{error}");
+        }
+    });
+    Ok(addr)
+}
+
+async fn next(desk: &mut UnboundedReceiver<Question>) -> Result<Question, Failure> {
+    Ok(desk.recv().await.ok_or("the office is closed")?)
+}
+
+fn answer(question: Question) -> Result<(), Failure> {
+    let sent = question.reply.send("approved");
+    Ok(sent.map_err(|_| "nobody waits for the answer")?)
+}
+
+fn expect(response: &str, text: &str) -> Result<(), Failure> {
+    match response.contains(text) {
+        true => Ok(()),
+        false => Err(format!("{text:?} is not in {response:?}").into()),
+    }
+}
+
+// === impl Office ===
+
+#[tool_router]
+impl Office {
+    #[tool(description = "Has a human approve a document")]
+    async fn approve(
+        &self,
+        Parameters(Approve { document }): Parameters<Approve>,
+    ) -> Result<String, ErrorData> {
+        let (reply, answer) = oneshot::channel();
+        let question = Question { document, reply };
+        let closed = || ErrorData::internal_error("the office is closed", None);
+        self.desk.send(question).map_err(|_| closed())?;
+        // When this future is dropped, the question is off the desk: `answer` goes with it.
+        let answer = answer.await.map_err(|_| closed())?;
+        Ok(answer.to_owned())
+    }
+}
+
+#[tool_handler(router = self.tool_router)]
+impl ServerHandler for Office {}
+
+// === impl Client ===
+
+impl Client {
+    async fn connect(addr: SocketAddr) -> Result<Self, Failure> {
+        let mut client = Self {
+            addr,
+            session: String::new(),
+        };
+        let params = json!({
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": { "name": "approval", "version": "0" },
+        });
+        let initialize =
+            json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params });
+        let response = client.post(&initialize).await?.response().await?;
+        let mut fields = response.lines().filter_map(|line| line.split_once(": "));
+        let session = fields.find(|(name, _)| name.eq_ignore_ascii_case("mcp-session-id"));
+        client.session = session.ok_or("no session was opened")?.1.to_owned();
+        let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
+        client.post(&initialized).await?.response().await?;
+        Ok(client)
+    }
+
+    async fn approve(&self, id: u32, document: &str) -> Result<Connection, Failure> {
+        let params = json!({ "name": "approve", "arguments": { "document": document } });
+        let call = json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params });
+        self.post(&call).await
+    }
+
+    /// Comes back for what came after an event.
+    async fn resume(&self, last_event_id: &str) -> Result<Connection, Failure> {
+        self.request("GET", ("last-event-id", last_event_id), "")
+            .await
+    }
+
+    async fn post(&self, message: &Value) -> Result<Connection, Failure> {
+        let json = ("content-type", "application/json");
+        self.request("POST", json, &message.to_string()).await
+    }
+
+    async fn request(
+        &self,
+        method: &str,
+        header: (&str, &str),
+        body: &str,
+    ) -> Result<Connection, Failure> {
+        let mut headers = vec![
+            ("accept", "application/json, text/event-stream"),
+            ("mcp-protocol-version", "2025-06-18"),
+            header,
+        ];
+        if !self.session.is_empty() {
+            headers.push(("mcp-session-id", &self.session));
+        }
+        Ok(raw::request(self.addr, method, "/mcp", &headers, body).await?)
+    }
+}

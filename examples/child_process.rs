@@ -1,0 +1,210 @@
+//! A tool that runs a shell command. When its client hangs up, everything that the command has started goes as well,
+//! although the tool knows nothing of tokens.
+//!
+//! ```sh
+//! cargo run --example child_process
+//! ```
+//!
+//! [`ProcessGroup`] is what such a tool needs: a destructor that ends the whole tree. `AbortOnCancel` runs it.
+
+#[cfg(unix)]
+#[path = "shared/raw.rs"]
+mod raw;
+
+#[cfg(not(unix))]
+fn main() {
+    println!("process groups are for Unix");
+}
+
+#[cfg(unix)]
+fn main() -> std::process::ExitCode {
+    unix::main()
+}
+
+#[cfg(unix)]
+mod unix {
+    use std::{
+        error::Error,
+        io::{self, PipeReader, PipeWriter},
+        os::fd::OwnedFd,
+        process::{ExitCode, ExitStatus, Stdio},
+        sync::Arc,
+        time::Duration,
+    };
+
+    use axum::Router;
+    use mcp_cancel_on_disconnect::{
+        AbortOnCancel, CancelOnDisconnectLayer, CancellableSessionManager,
+    };
+    use rmcp::{
+        ErrorData, ServerHandler,
+        handler::server::{router::tool::ToolRouter, wrapper::Parameters},
+        schemars, tool, tool_handler, tool_router,
+        transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
+    };
+    use rustix::process::{Pid, Signal, kill_process_group};
+    use serde_json::json;
+    use tokio::{
+        io::AsyncReadExt as _,
+        net::{TcpListener, unix::pipe::Receiver},
+        process::{Child, Command},
+        task::JoinSet,
+        time::{Instant, timeout},
+    };
+
+    use super::raw;
+
+    type Failure = Box<dyn Error>;
+
+    /// More than enough for everything here, and far less than the command takes.
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// A tree of processes: two that sleep, one of them in a shell of its own.
+    const COMMAND: &str = "echo begun; sleep 600 & sh -c 'sleep 600; echo never' & wait";
+
+    /// A process and all its offspring. Dropped, it ends them.
+    struct ProcessGroup {
+        leader: Child,
+        id: Option<Pid>,
+    }
+
+    /// Runs commands. Their output goes to a pipe that stays open as long as any of their processes lives.
+    #[derive(Clone)]
+    struct Shell {
+        output: Arc<PipeWriter>,
+        tool_router: ToolRouter<Self>,
+    }
+
+    #[derive(serde::Deserialize, schemars::JsonSchema)]
+    struct Run {
+        command: String,
+    }
+
+    #[tokio::main]
+    pub(super) async fn main() -> ExitCode {
+        match play().await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                println!("{error}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    async fn play() -> Result<(), Failure> {
+        let (reader, writer) = io::pipe()?;
+        let mut output = receiver(reader)?;
+        let mut servers = JoinSet::new();
+        let addr = {
+            let handler = AbortOnCancel::new(Shell::new(writer)).after(Duration::from_millis(200));
+            let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+            let mcp = StreamableHttpService::new(
+                move || Ok(handler.clone()),
+                sessions,
+                Default::default(),
+            );
+            let app = Router::new()
+                .nest_service("/mcp", mcp)
+                .layer(CancelOnDisconnectLayer::new());
+            let listener = TcpListener::bind("127.0.0.1:0").await?;
+            let addr = listener.local_addr()?;
+            servers.spawn(async move {
+                if let Err(error) = axum::serve(listener, app).await {
+                    eprintln!("{error}");
+                }
+            });
+            addr
+        };
+
+        let client = raw::call(addr, "run", json!({ "command": COMMAND })).await?;
+        let mut begun = [0; 6];
+        timeout(LIMIT, output.read_exact(&mut begun)).await??;
+        println!("the command runs; the client hangs up");
+        let hung_up = Instant::now();
+        client.hang_up();
+
+        // The server has an end of the pipe as well.
+        servers.shutdown().await;
+        let mut rest = String::new();
+        let ended = timeout(LIMIT, output.read_to_string(&mut rest)).await;
+        ended.map_err(|_| "Somebody still holds the pipe!")??;
+        if rest.is_empty() {
+            println!(
+                "all its processes were gone after {:.1?}",
+                hung_up.elapsed()
+            );
+            Ok(())
+        } else {
+            Err(format!("the command went on: {rest:?}").into())
+        }
+    }
+
+    fn receiver(reader: PipeReader) -> io::Result<Receiver> {
+        Receiver::from_owned_fd(OwnedFd::from(reader))
+    }
+
+    // === impl ProcessGroup ===
+
+    impl ProcessGroup {
+        /// Runs a shell command in a process group of its own.
+        fn spawn(command: &str, output: Stdio) -> io::Result<Self> {
+            let leader = Command::new("sh")
+                .args(["-c", command])
+                .stdin(Stdio::null())
+                .stdout(output)
+                .process_group(0)
+                .spawn()?;
+            // It has the id of its leader.
+            let id = leader
+                .id()
+                .and_then(|id| Pid::from_raw(id.try_into().ok()?));
+            Ok(Self { leader, id })
+        }
+
+        async fn wait(&mut self) -> io::Result<ExitStatus> {
+            let status = self.leader.wait().await?;
+            // From now on the id may be another's.
+            self.id = None;
+            Ok(status)
+        }
+    }
+
+    impl Drop for ProcessGroup {
+        fn drop(&mut self) {
+            if let Some(id) = self.id.take() {
+                // It may just have ended by itself. The leader is reaped by tokio.
+                let _ended = kill_process_group(id, Signal::KILL);
+            }
+        }
+    }
+
+    // === impl Shell ===
+
+    #[tool_router]
+    impl Shell {
+        fn new(output: PipeWriter) -> Self {
+            Self {
+                output: Arc::new(output),
+                tool_router: Self::tool_router(),
+            }
+        }
+
+        #[tool(description = "Runs a shell command")]
+        async fn run(
+            &self,
+            Parameters(Run { command }): Parameters<Run>,
+        ) -> Result<String, ErrorData> {
+            let status = async {
+                let output = self.output.try_clone()?;
+                ProcessGroup::spawn(&command, output.into())?.wait().await
+            };
+            match status.await {
+                Ok(status) => Ok(status.to_string()),
+                Err(error) => Err(ErrorData::internal_error(error.to_string(), None)),
+            }
+        }
+    }
+
+    #[tool_handler(router = self.tool_router)]
+    impl ServerHandler for Shell {}
+}

@@ -1,0 +1,204 @@
+//! Three MCP servers in a row: the tool of the first calls the second, whose tool calls the third. The client hangs up
+//! on the first, and all three handlers stop.
+//!
+//! ```sh
+//! cargo run --example gateway
+//! ```
+//!
+//! [`call_downstream`] is what a gateway needs: it passes the cancel of its own call on to the request that it made.
+
+use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{
+    AbortOnCancel, CallToken, CancelOnDisconnectLayer, CancellableSessionManager,
+};
+use rmcp::{
+    ErrorData, RoleClient, RoleServer, ServerHandler, ServiceExt as _,
+    model::{
+        CallToolRequest, CallToolRequestParams, CallToolResponse, CallToolResult, ClientRequest,
+        ErrorCode, ServerResult,
+    },
+    service::{Peer, PeerRequestOptions, RequestContext, RunningService, ServiceError},
+    transport::{
+        StreamableHttpClientTransport,
+        streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
+    },
+};
+use serde_json::json;
+use tokio::{
+    net::TcpListener,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+#[path = "shared/raw.rs"]
+mod raw;
+
+type Failure = Box<dyn Error>;
+
+/// More than enough for everything here.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// One server in the row. Whatever tool is called, it works until somebody stops it.
+#[derive(Clone)]
+struct Server {
+    name: &'static str,
+    next: Option<Arc<RunningService<RoleClient, ()>>>,
+    events: UnboundedSender<Event>,
+}
+
+enum Event {
+    Started(&'static str),
+    Stopped(&'static str),
+}
+
+/// Says that a handler has stopped, whichever way it did.
+struct Working<'a>(&'a Server);
+
+#[tokio::main]
+async fn main() -> Result<ExitCode, Failure> {
+    let mut servers = JoinSet::new();
+    let (events, mut happened) = unbounded_channel();
+    let mut next = None;
+    let mut front = None;
+    for name in ["worker", "middle", "front"] {
+        let server = Server {
+            name,
+            next: next.take().map(Arc::new),
+            events: events.clone(),
+        };
+        let addr = server.serve(&mut servers).await?;
+        let url = format!("http://{addr}/mcp");
+        next = Some(
+            ().serve(StreamableHttpClientTransport::from_uri(url))
+                .await?,
+        );
+        front = Some(addr);
+    }
+    let front = front.ok_or("no servers")?;
+
+    let client = raw::call(front, "work", json!({})).await?;
+    for _ in 0..3 {
+        if let Event::Started(name) = soon(&mut happened).await? {
+            println!("{name} works");
+        }
+    }
+    println!("the client hangs up");
+    let hung_up = Instant::now();
+    client.hang_up();
+    let mut stopped = Vec::new();
+    for _ in 0..3 {
+        if let Event::Stopped(name) = soon(&mut happened).await? {
+            println!("{name} stopped after {:.1?}", hung_up.elapsed());
+            stopped.push(name);
+        }
+    }
+    stopped.sort_unstable();
+    let all = stopped == ["front", "middle", "worker"];
+    println!(
+        "{}",
+        if all {
+            "Nothing works for nobody."
+        } else {
+            "Somebody still works!"
+        }
+    );
+    Ok(if all {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+async fn soon(happened: &mut UnboundedReceiver<Event>) -> Result<Event, Failure> {
+    Ok(timeout(LIMIT, happened.recv())
+        .await?
+        .ok_or("the servers have gone")?)
+}
+
+/// Calls a tool of another server. When the call that it is made for is cancelled, so is this one, for the same reason.
+///
+/// (`Peer::call_tool` would do as well inside `AbortOnCancel`: rmcp cancels it when its future is dropped. But only then,
+/// after the time that a handler has to end by itself.)
+async fn call_downstream(
+    server: &Peer<RoleClient>,
+    params: CallToolRequestParams,
+    context: &RequestContext<RoleServer>,
+) -> Result<CallToolResult, ErrorData> {
+    let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+    let sent = server.send_cancellable_request(request, PeerRequestOptions::no_options());
+    let mut request = sent.await.map_err(failed)?;
+    tokio::select! {
+        answer = &mut request.rx => match answer.map_err(|_| failed(ServiceError::TransportClosed))? {
+            Ok(ServerResult::CallToolResult(result)) => Ok(result),
+            Ok(_) => Err(failed(ServiceError::UnexpectedResponse)),
+            Err(error) => Err(failed(error)),
+        },
+        () = context.ct.cancelled() => {
+            let reason = CallToken::of(context).and_then(|call| call.reason());
+            let reason = reason.map(|reason| reason.to_string());
+            request.cancel(reason).await.map_err(failed)?;
+            Err(ErrorData::new(ErrorCode(-32_800), "Request cancelled", None))
+        }
+    }
+}
+
+fn failed(error: ServiceError) -> ErrorData {
+    ErrorData::internal_error(format!("the server behind this one: {error}"), None)
+}
+
+// === impl Server ===
+
+impl Server {
+    async fn serve(self, servers: &mut JoinSet<()>) -> Result<SocketAddr, Failure> {
+        let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+        // The worker never looks at its token.
+        let handler = AbortOnCancel::new(self).after(Duration::from_millis(100));
+        let mcp =
+            StreamableHttpService::new(move || Ok(handler.clone()), sessions, Default::default());
+        let app = Router::new()
+            .nest_service("/mcp", mcp)
+            .layer(CancelOnDisconnectLayer::new());
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let addr = listener.local_addr()?;
+        servers.spawn(async move {
+            if let Err(error) = axum::serve(listener, app).await {
+                eprintln!("{error}");
+            }
+        });
+        Ok(addr)
+    }
+
+    fn say(&self, event: Event) {
+        // Nobody listens any more when everything has been said.
+        let _gone = self.events.send(event);
+    }
+}
+
+impl ServerHandler for Server {
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        self.say(Event::Started(self.name));
+        let _working = Working(self);
+        match &self.next {
+            Some(next) => {
+                let result = call_downstream(next.peer(), request, &context).await?;
+                Ok(result.into())
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
+
+// === impl Working ===
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        self.0.say(Event::Stopped(self.0.name));
+    }
+}

@@ -1,0 +1,147 @@
+//! The layer on routes that have nothing to do with MCP: a handler hands its `CallToken` to the work that it spawned,
+//! and registers a clean-up.
+//!
+//! ```sh
+//! cargo run --example plain_axum --features axum
+//! ```
+
+use std::{
+    error::Error,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{Router, extract::State, routing::get};
+use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer};
+use tokio::{
+    net::TcpListener,
+    sync::{
+        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+        oneshot,
+    },
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+#[path = "shared/raw.rs"]
+mod raw;
+
+type Failure = Box<dyn Error>;
+
+/// More than enough for everything here.
+const LIMIT: Duration = Duration::from_secs(10);
+
+const PAGES: u64 = 3;
+
+/// What the server tells of its work.
+#[derive(Clone)]
+struct Press {
+    /// The pages that were printed for nobody, or for somebody.
+    printed: Arc<AtomicU64>,
+    said: UnboundedSender<&'static str>,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match timeout(LIMIT, play()).await {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+        Err(_) => {
+            println!("Something did not happen.");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn play() -> Result<(), Failure> {
+    let (said, mut sayings) = unbounded_channel();
+    let press = Press {
+        printed: Arc::default(),
+        said,
+    };
+    let app = Router::new()
+        .route("/book", get(book))
+        .with_state(press.clone())
+        .layer(CancelOnDisconnectLayer::new());
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let addr = listener.local_addr()?;
+    let mut servers = JoinSet::new();
+    servers.spawn(async move {
+        if let Err(error) = axum::serve(listener, app).await {
+            eprintln!("{error}");
+        }
+    });
+
+    println!("a reader waits for a book");
+    let book = raw::request(addr, "GET", "/book", &[], "").await?;
+    let book = book.response().await?;
+    if !book.ends_with("3 pages") {
+        return Err(format!("not a book: {book:?}").into());
+    }
+    println!("and has it");
+
+    // What was said of the first book.
+    while sayings.try_recv().is_ok() {}
+    let book = raw::request(addr, "GET", "/book", &[], "").await?;
+    println!("{}; another reader hangs up", next(&mut sayings).await?);
+    book.hang_up();
+    let mut missing = vec!["the bill is cancelled", "the press stops"];
+    while !missing.is_empty() {
+        let saying = next(&mut sayings).await?;
+        println!("{saying}");
+        missing.retain(|text| *text != saying);
+    }
+    let printed = press.printed.load(Ordering::Relaxed);
+    println!("{printed} pages were printed, {PAGES} of them for somebody");
+    Ok(())
+}
+
+/// Has a book printed by a task: dropped, the handler would not end it.
+async fn book(State(press): State<Press>, call: CallToken) -> String {
+    let (done, printed) = oneshot::channel();
+    let said = press.said.clone();
+    call.on_cancel(async move |reason| {
+        println!("clean-up: {reason}");
+        let _gone = said.send("the bill is cancelled");
+    });
+    print(press, call, done);
+    match printed.await {
+        Ok(pages) => format!("{pages} pages"),
+        Err(_) => "the press broke".to_owned(),
+    }
+}
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the work of this server runs in tasks"
+)]
+fn print(press: Press, call: CallToken, done: oneshot::Sender<u64>) {
+    tokio::spawn(async move {
+        let mut pages = 0;
+        while pages < PAGES {
+            tokio::select! {
+                () = call.cancelled() => {
+                    let _gone = press.said.send("the press stops");
+                    return;
+                }
+                () = sleep(Duration::from_millis(50)) => {}
+            }
+            pages += 1;
+            press.printed.fetch_add(1, Ordering::Relaxed);
+            let _gone = press.said.send("a page is printed");
+        }
+        // The reader may have gone in this very moment.
+        let _gone = done.send(pages);
+    });
+}
+
+async fn next(sayings: &mut UnboundedReceiver<&'static str>) -> Result<&'static str, Failure> {
+    Ok(sayings.recv().await.ok_or("the server has gone")?)
+}
