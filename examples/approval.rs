@@ -11,7 +11,7 @@ use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Dur
 
 use axum::Router;
 use mcp_cancel_on_disconnect::{
-    AbortOnCancel, CancelOnDisconnectLayer, CancellableSessionManager, Grace, Policy,
+    AbortOnCancel, CancelOnDisconnectLayer, CancellableSessionManager, Event, Grace, Policy,
 };
 use rmcp::{
     ErrorData, ServerHandler,
@@ -81,7 +81,8 @@ async fn main() -> ExitCode {
 async fn play() -> Result<(), Failure> {
     let mut servers = JoinSet::new();
     let (office, mut desk) = unbounded_channel();
-    let addr = serve(office, &mut servers).await?;
+    let (gone, mut leavings) = unbounded_channel();
+    let addr = serve(office, gone, &mut servers).await?;
     let client = Client::connect(addr).await?;
 
     let mut call = client.approve(7, "the budget").await?;
@@ -92,6 +93,7 @@ async fn play() -> Result<(), Failure> {
     );
     call.until("id: 0/0").await?;
     call.hang_up();
+    next(&mut leavings).await?;
     let resumed = client.resume("0/0").await?;
     println!("the client is back; the human approves");
     answer(question)?;
@@ -106,6 +108,7 @@ async fn play() -> Result<(), Failure> {
     );
     stale.until("id: 0/1").await?;
     stale.hang_up();
+    next(&mut leavings).await?;
     let again = client.approve(9, "the contract").await?;
     let second = next(&mut desk).await?;
     first.reply.closed().await;
@@ -118,6 +121,7 @@ async fn play() -> Result<(), Failure> {
 
 async fn serve(
     desk: UnboundedSender<Question>,
+    gone: UnboundedSender<()>,
     servers: &mut JoinSet<()>,
 ) -> Result<SocketAddr, Failure> {
     let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
@@ -134,6 +138,12 @@ async fn serve(
         }
         _ => Policy::new(),
     });
+    // A call is superseded once the server knows that its client has gone: the play waits for that.
+    let layer = layer.observe(move |event: &Event<'_>| {
+        if let Event::Detached { .. } = event {
+            let _over = gone.send(());
+        }
+    });
     let app = Router::new().nest_service("/mcp", mcp).layer(layer);
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let addr = listener.local_addr()?;
@@ -145,8 +155,8 @@ async fn serve(
     Ok(addr)
 }
 
-async fn next(desk: &mut UnboundedReceiver<Question>) -> Result<Question, Failure> {
-    Ok(desk.recv().await.ok_or("the office is closed")?)
+async fn next<T>(receiver: &mut UnboundedReceiver<T>) -> Result<T, Failure> {
+    Ok(receiver.recv().await.ok_or("the office is closed")?)
 }
 
 fn answer(question: Question) -> Result<(), Failure> {
