@@ -15,14 +15,14 @@ use super::{Exchange, Instance, LAST_EVENT_ID, end::Attachment};
 use crate::{
     call::{CallId, CancelReason, RequestId},
     observe::Event,
-    registry::{End, Named, SessionKey},
+    registry::{End, Generation, Named, SessionKey},
 };
 
 pub(super) struct Resume {
     session: SessionKey,
     event_id: Box<[u8]>,
-    /// The calls whose clock it stopped.
-    holds: Mutex<Vec<CallId>>,
+    /// The calls whose clock it stopped, and in which generation.
+    holds: Mutex<Vec<(CallId, Generation)>>,
 }
 
 /// What an accepted resume is.
@@ -53,7 +53,10 @@ impl Resume {
             Named::Batch(ids) | Named::OneOf(ids) => ids,
             Named::Nothing | Named::Ended(_) => Vec::new(),
         };
-        let holds = holds.into_iter().filter(|id| registry.hold(*id)).collect();
+        let holds = holds
+            .into_iter()
+            .filter_map(|id| Some((id, registry.hold(id)?)));
+        let holds = holds.collect();
         Some(Self {
             session,
             event_id: event_id.as_bytes().into(),
@@ -113,12 +116,12 @@ impl Resume {
 
     /// Lets the clocks go on that it stopped.
     pub(super) fn release(&self, instance: &Instance) {
-        for id in self.take_holds() {
-            instance.registry.release(id);
+        for (id, generation) in self.take_holds() {
+            instance.registry.release(id, generation);
         }
     }
 
-    fn take_holds(&self) -> Vec<CallId> {
+    fn take_holds(&self) -> Vec<(CallId, Generation)> {
         mem::take(&mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -296,21 +296,21 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    /// Stops the clock of a call. `false` if it is held already, or has ended.
-    pub(crate) fn hold(&mut self, id: CallId, now: Instant) -> bool {
-        let Some(entry) = self.calls.get_mut(&id) else {
-            return false;
-        };
-        let first = entry.hold(now);
-        if first {
+    /// Stops the clock of a call. `None` if it is held already, or has ended.
+    pub(crate) fn hold(&mut self, id: CallId, now: Instant) -> Option<Generation> {
+        let entry = self.calls.get_mut(&id)?;
+        let held = entry.hold(now).then_some(entry.generation);
+        if held.is_some() {
             self.schedule(id);
         }
-        first
+        held
     }
 
-    /// Lets the clock of a held call go on.
-    pub(crate) fn release(&mut self, id: CallId, now: Instant) {
+    /// Lets the clock of a call go on that was held in this generation. A hold ends with its generation, and
+    /// the next one is somebody else's.
+    pub(crate) fn release(&mut self, id: CallId, generation: Generation, now: Instant) {
         if let Some(entry) = self.calls.get_mut(&id)
+            && entry.generation == generation
             && entry.release(now)
         {
             self.schedule(id);

@@ -209,12 +209,12 @@ impl Registry {
         self.with(|core| core.named(session, event_id))
     }
 
-    pub(crate) fn hold(&self, id: CallId) -> bool {
+    pub(crate) fn hold(&self, id: CallId) -> Option<Generation> {
         self.with(|core| core.hold(id, Instant::now()))
     }
 
-    pub(crate) fn release(&self, id: CallId) {
-        self.with(|core| core.release(id, Instant::now()));
+    pub(crate) fn release(&self, id: CallId, generation: Generation) {
+        self.with(|core| core.release(id, generation, Instant::now()));
     }
 
     pub(crate) fn spare(&self, id: CallId) {

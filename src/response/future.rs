@@ -16,13 +16,14 @@ use http::{
 };
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tokio::time::{Sleep, sleep};
 
 use super::{
+    Timer,
     body::ResponseBody,
     commit::Committed,
     slot::Inner,
     stream::{EventStream, Probes, set_unbuffered},
+    timer,
 };
 use crate::{
     call::CancelReason,
@@ -66,7 +67,7 @@ pin_project! {
 pub(crate) struct Terms {
     head_only: bool,
     keep_alive: Option<Duration>,
-    commit: Option<Pin<Box<Sleep>>>,
+    commit: Option<Timer>,
     peer: Option<Departure>,
 }
 
@@ -188,7 +189,7 @@ impl Terms {
         Self {
             head_only: request.method() == Method::HEAD,
             keep_alive: options.keep_alive,
-            commit: commit_after.map(|after| Box::pin(sleep(after))),
+            commit: commit_after.and_then(timer),
             peer: Departure::of(request.extensions()),
         }
     }
@@ -251,7 +252,7 @@ impl Terms {
                 if self.keep_alive.is_some() {
                     set_unbuffered(&mut parts.headers);
                 }
-                stream.writable(self.keep_alive.map(Probes::new))
+                stream.writable(self.keep_alive.and_then(Probes::new))
             }
             None => stream,
         };
@@ -265,7 +266,7 @@ impl Terms {
     {
         let probes = Probes::new(self.keep_alive.unwrap_or(PROBE_COMMITTED));
         let stream = EventStream::new(guard, Inner::Committed { committed })
-            .writable(Some(probes))
+            .writable(probes)
             .until(self.peer.take());
         let mut response = Response::new(ResponseBody::events(stream));
         let headers = response.headers_mut();

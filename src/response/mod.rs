@@ -8,9 +8,13 @@
 //! | `slot` | where a stream keeps the inner body, so that others can let go of it |
 //! | `commit` | the inner answer as events, where the head went out before it |
 
-use std::task::Poll;
+use std::{pin::Pin, task::Poll, time::Duration};
 
 use http_body::{Body, Frame};
+use tokio::{
+    runtime::Handle,
+    time::{Sleep, sleep},
+};
 
 mod body;
 mod commit;
@@ -23,3 +27,11 @@ pub use self::{body::ResponseBody, future::ResponseFuture};
 
 /// What a poll of a body gives.
 type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;
+
+type Timer = Pin<Box<Sleep>>;
+
+/// A timer of the current runtime. Without one nothing waits for anything.
+fn timer(time: Duration) -> Option<Timer> {
+    Handle::try_current().ok()?;
+    Some(Box::pin(sleep(time)))
+}

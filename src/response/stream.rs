@@ -14,11 +14,12 @@ use std::{
 use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use http_body::{Body, Frame, SizeHint};
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::Instant;
 
 use super::{
-    Polled,
+    Polled, Timer,
     slot::{Held, Inner, Next, Slot},
+    timer,
 };
 use crate::{
     exchange::{Exchange, Guard, Outlet},
@@ -45,7 +46,7 @@ pub(super) struct EventStream<B> {
 pub(super) struct Probes {
     every: Duration,
     quiet_since: Instant,
-    sleep: Pin<Box<Sleep>>,
+    timer: Timer,
 }
 
 // === impl EventStream ===
@@ -215,13 +216,13 @@ impl<B> Drop for EventStream<B> {
 // === impl Probes ===
 
 impl Probes {
-    pub(super) fn new(every: Duration) -> Self {
-        let now = Instant::now();
-        Self {
+    /// `None` without a runtime.
+    pub(super) fn new(every: Duration) -> Option<Self> {
+        Some(Self {
             every,
-            quiet_since: now,
-            sleep: Box::pin(sleep_until(now + every)),
-        }
+            quiet_since: Instant::now(),
+            timer: timer(every)?,
+        })
     }
 
     /// Something was sent. The timer is set again only when it goes off.
@@ -231,12 +232,11 @@ impl Probes {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
-            ready!(self.sleep.as_mut().poll(cx));
-            let due = self.quiet_since + self.every;
-            if due <= Instant::now() {
-                return Poll::Ready(());
+            ready!(self.timer.as_mut().poll(cx));
+            match self.quiet_since.checked_add(self.every) {
+                Some(due) if due > Instant::now() => self.timer.as_mut().reset(due),
+                _ => return Poll::Ready(()),
             }
-            self.sleep.as_mut().reset(due);
         }
     }
 }

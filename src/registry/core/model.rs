@@ -108,7 +108,7 @@ enum Op {
         starved: Option<(u32, u64)>,
     },
     Hold(Pick),
-    Release(Pick),
+    Release(Pick, Generations),
     Spare(Pick),
     LoseSight(Pick, Generations),
     Finish(Pick, Option<Remembering>),
@@ -209,11 +209,14 @@ impl Run {
             } => self.on(call, |run, id| run.poll(id, times, every_ms, starved)),
             Op::Hold(call) => self.on(call, |run, id| {
                 let held = run.core.hold(id, run.now);
-                assert_eq!(held, run.model.hold(id, run.now));
+                let newest = run.generation(id, Generations::Newest).0;
+                let expected = run.model.hold(id, run.now).then_some(newest);
+                assert_eq!(held, expected);
             }),
-            Op::Release(call) => self.on(call, |run, id| {
-                run.core.release(id, run.now);
-                run.model.release(id, run.now);
+            Op::Release(call, generation) => self.on(call, |run, id| {
+                let (generation, resumes) = run.generation(id, generation);
+                run.core.release(id, generation, run.now);
+                run.model.release(id, resumes, run.now);
             }),
             Op::Spare(call) => self.on(call, |run, id| {
                 run.core.spare(id, run.now);
@@ -674,7 +677,7 @@ fn op() -> impl Strategy<Value = Op> {
                 starved,
             }),
         7 => pick().prop_map(Op::Hold),
-        6 => pick().prop_map(Op::Release),
+        6 => (pick(), generations()).prop_map(|(call, of)| Op::Release(call, of)),
         2 => pick().prop_map(Op::Spare),
         3 => (pick(), generations()).prop_map(|(call, of)| Op::LoseSight(call, of)),
         8 => (pick(), option::weighted(0.7, remembering()))

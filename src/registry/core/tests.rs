@@ -100,7 +100,7 @@ fn invariant_2_a_call_ends_once() {
     assert!(core.finish(id, None).is_none());
     assert_eq!(detach(&mut core, id, now), Detached::Stale);
     assert_eq!(core.attach(id), None);
-    assert!(!core.hold(id, now));
+    assert!(core.hold(id, now).is_none());
     assert_empty(&core);
 }
 
@@ -244,8 +244,8 @@ fn invariant_5_a_hold_lets_the_deadline_pass_but_not_for_ever() {
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
-    assert!(core.hold(id, now));
-    assert!(!core.hold(id, now), "one hold at a time");
+    assert!(core.hold(id, now).is_some());
+    assert!(core.hold(id, now).is_none(), "one hold at a time");
 
     assert!(
         core.expire(now + SECOND + MAX_HOLD - SECOND / 10)
@@ -261,11 +261,33 @@ fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
     core.hold(id, now);
-    core.release(id, now);
+    core.release(id, FIRST, now);
     assert_eq!(core.next_deadline(), Some(now + SECOND));
-    assert!(core.hold(id, now), "another resume may hold it then");
-    core.release(id, now);
+    assert!(
+        core.hold(id, now).is_some(),
+        "another resume may hold it then"
+    );
+    core.release(id, FIRST, now);
     assert_eq!(core.expire(now + SECOND).len(), 1);
+}
+
+#[test]
+fn invariant_5_a_refusal_that_comes_late_does_not_end_the_hold_of_a_later_resume() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    let refused = core.hold(id, now).unwrap();
+    let second = core.attach(id).unwrap();
+    core.detach(id, second, until(now + SECOND), false, now);
+    core.hold(id, now).unwrap();
+
+    core.release(id, refused, now);
+
+    assert!(
+        core.expire(now + SECOND).is_empty(),
+        "the third resume holds it"
+    );
 }
 
 #[test]
@@ -389,7 +411,7 @@ fn invariant_7_a_deadline_that_passed_while_held_was_not_noticed_late() {
     detach(&mut core, id, now);
     core.hold(id, now);
     let refused = now + SECOND + MAX_HOLD / 2;
-    core.release(id, refused);
+    core.release(id, FIRST, refused);
     assert_eq!(core.next_deadline(), Some(refused));
     assert_eq!(core.expire(refused).len(), 1, "not put off");
 }
@@ -401,9 +423,9 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
     let noticed = now + SECOND + MAX_HOLD + LATE / 2;
-    assert!(core.hold(id, noticed));
+    assert!(core.hold(id, noticed).is_some());
     assert!(core.expire(noticed).is_empty());
-    core.release(id, noticed);
+    core.release(id, FIRST, noticed);
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
     assert_eq!(core.expire(noticed + 60 * SECOND).len(), 1, "once");
 }

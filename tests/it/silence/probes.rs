@@ -158,3 +158,27 @@ async fn an_interval_of_zero_does_not_flood_the_client() {
     }
     assert!(begun.elapsed() >= Duration::from_millis(100));
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_interval_beyond_all_clocks_is_no_probe() {
+    let (mut response, _feed) = stream(&immediate().0.keep_alive(Duration::MAX)).await;
+    assert!(is_silent(response.body_mut(), 3600 * SECOND).await);
+}
+
+/// Nothing can be timed there, and nothing breaks.
+#[test]
+fn without_a_runtime_all_options_are_without_effect() {
+    use futures_util::FutureExt as _;
+    let layer = immediate().0.keep_alive(SECOND).commit_after(SECOND);
+    let layer = layer.stall_timeout(SECOND).call_timeout(SECOND);
+    let (client, mut server) = between(&layer);
+    let mut sent = Box::pin(client.send(call()));
+    assert!(sent.as_mut().now_or_never().is_none());
+    let asked = server.asked().now_or_never().expect("it was asked");
+    let (feed, body) = Feed::new();
+    asked.answer(events(body));
+    let mut response = sent.now_or_never().expect("it was answered");
+    feed.write(EVENT);
+    let event = frame(response.body_mut()).now_or_never();
+    assert_eq!(event.flatten().as_deref(), Some(EVENT));
+}

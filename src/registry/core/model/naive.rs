@@ -221,8 +221,9 @@ impl Model {
         true
     }
 
-    pub(super) fn release(&mut self, id: CallId, now: Instant) {
-        let Some(call) = self.get_mut(id).filter(|call| call.held) else {
+    pub(super) fn release(&mut self, id: CallId, resumes: usize, now: Instant) {
+        let held = |call: &&mut Call| call.held && call.resumes == resumes;
+        let Some(call) = self.get_mut(id).filter(held) else {
             return;
         };
         call.held = false;
