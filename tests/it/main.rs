@@ -43,3 +43,4 @@ mod streams;
 mod support;
 mod transparency;
 mod unread;
+mod work;

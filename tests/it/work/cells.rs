@@ -1,0 +1,182 @@
+//! Every way to serve, times every way to work. `--nocapture` shows how long after the hang-up each work had stopped.
+
+use std::{future::pending, sync::Arc};
+
+use rmcp::{
+    RoleClient, RoleServer, ServiceExt as _,
+    model::CallToolRequestParams,
+    service::{RequestContext, RunningService},
+    transport::StreamableHttpClientTransport,
+};
+use tokio::time::Instant;
+
+use super::ways::{Bench, Way, begin, for_ways};
+use crate::{
+    setup::{Scripted, Server, Setup, arguments},
+    support::*,
+};
+
+for_ways! {
+    a_handler_that_awaits_its_token_ends,
+    a_handler_that_ignores_its_token_is_dropped,
+    what_a_handler_has_called_on_another_server_ends,
+}
+
+#[cfg(unix)]
+mod processes {
+    use super::{super::ways::for_ways, Way};
+
+    for_ways! {
+        a_child_process_that_a_handler_awaits_is_gone,
+    }
+
+    async fn a_child_process_that_a_handler_awaits_is_gone(way: Way) {
+        super::child::is_gone(way).await;
+    }
+}
+
+async fn a_handler_that_awaits_its_token_ends(way: Way) {
+    let bench = way.start(Scripted::new(|context| async move {
+        begin(&context).await;
+        context.ct.cancelled().await;
+        Ok("nobody reads this".to_owned())
+    }));
+    let bench = bench.await;
+
+    let hung_up = hang_up(&bench).await;
+
+    let end = bench.setup.witness.ended("a").await;
+    assert!(end.is_completed());
+    say(way, "awaits its token", hung_up, end.at());
+}
+
+async fn a_handler_that_ignores_its_token_is_dropped(way: Way) {
+    let bench = way.start(Scripted::new(|context| async move {
+        begin(&context).await;
+        pending().await
+    }));
+    let bench = bench.await;
+
+    let hung_up = hang_up(&bench).await;
+
+    let end = bench.setup.witness.ended("a").await;
+    assert!(end.is_dropped());
+    say(way, "ignores its token", hung_up, end.at());
+}
+
+/// The handler only awaits the answer. rmcp cancels the request that it dropped.
+async fn what_a_handler_has_called_on_another_server_ends(way: Way) {
+    let behind = Server::Wrapped.start().await;
+    let client = client_of(&behind).await;
+    let bench = way.start(Scripted::labelled(move |label, context| {
+        let client = client.clone();
+        async move {
+            begin(&context).await;
+            call_behind(&client, &label, &context).await;
+            Ok("nobody reads this".to_owned())
+        }
+    }));
+    let bench = bench.await;
+    let call = bench.start_call(1, "a").await;
+    behind.witness.started("a").await;
+
+    let hung_up = Instant::now();
+    call.fin();
+
+    let end = behind.witness.ended("a").await;
+    assert!(end.is_cancelled());
+    assert!(bench.setup.witness.ended("a").await.is_dropped());
+    say(way, "awaits another server", hung_up, end.at());
+}
+
+#[cfg(unix)]
+mod child {
+    use std::{
+        io::{self, PipeWriter},
+        os::fd::OwnedFd,
+        process::Stdio,
+        sync::Arc,
+    };
+
+    use tokio::{
+        io::AsyncReadExt as _, net::unix::pipe::Receiver, process::Command, time::Instant,
+    };
+
+    use super::{Way, begin, say};
+    use crate::{setup::Scripted, support::within};
+
+    /// The process holds the only other end of a pipe: the pipe ends with it, reaped or not.
+    pub(super) async fn is_gone(way: Way) {
+        let (reader, writer) = io::pipe().expect("a pipe");
+        let mut reader = Receiver::from_owned_fd(OwnedFd::from(reader)).expect("a pipe");
+        let writer = Arc::new(std::sync::Mutex::new(Some(writer)));
+        let bench = way.start(Scripted::new(move |context| {
+            let writer = writer.lock().expect("no panics here").take();
+            async move {
+                begin(&context).await;
+                sleep_for_ever(writer.expect("it runs once")).await;
+                Ok("nobody reads this".to_owned())
+            }
+        }));
+        let bench = bench.await;
+        let call = bench.start_call(1, "a").await;
+        let begun = within("the process to begin", reader.read_u8()).await;
+        assert_eq!(begun.expect("it says so"), b'.');
+
+        let hung_up = Instant::now();
+        call.fin();
+
+        let mut rest = Vec::new();
+        let ended = within("the process to end", reader.read_to_end(&mut rest)).await;
+        assert_eq!(ended.expect("the end of the pipe"), 0);
+        say(way, "awaits a process", hung_up, Instant::now());
+        assert!(bench.setup.witness.ended("a").await.is_dropped());
+    }
+
+    async fn sleep_for_ever(output: PipeWriter) {
+        let mut process = {
+            let mut command = Command::new("sh");
+            command.args(["-c", "printf . ; exec sleep 600"]);
+            command
+                .stdin(Stdio::null())
+                .stdout(output)
+                .kill_on_drop(true);
+            // The command has our end of the pipe.
+            command.spawn().expect("a shell")
+        };
+        let status = process.wait().await;
+        panic!("the process ended by itself: {status:?}");
+    }
+}
+
+/// Hangs up on the call `a`, whose handler runs, and tells when.
+async fn hang_up(bench: &Bench) -> Instant {
+    let call = bench.start_call(1, "a").await;
+    assert!(bench.setup.witness.is_running("a"));
+    let hung_up = Instant::now();
+    call.fin();
+    hung_up
+}
+
+fn say(way: Way, work: &str, hung_up: Instant, stopped: Instant) {
+    let took = stopped - hung_up;
+    eprintln!("{way:?}: a handler that {work} had stopped {took:.1?} after the hang-up");
+}
+
+async fn client_of(server: &Setup) -> Arc<RunningService<RoleClient, ()>> {
+    let url = format!("http://{}{PATH}", server.served.addr);
+    let transport = StreamableHttpClientTransport::from_uri(url);
+    Arc::new(().serve(transport).await.expect("a connection"))
+}
+
+/// Holds a call of the same label on the server behind.
+async fn call_behind(
+    client: &RunningService<RoleClient, ()>,
+    label: &str,
+    _: &RequestContext<RoleServer>,
+) {
+    let mut params = CallToolRequestParams::new("hold");
+    params.arguments = arguments(label).as_object().cloned();
+    let answer = client.peer().call_tool(params).await;
+    panic!("nobody lets it answer: {answer:?}");
+}

@@ -1,0 +1,109 @@
+//! Three servers in a row, each calling the next for its client. The clients of the first hang up, a hundred times, and
+//! nothing works on any of the three.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use mcp_cancel_on_disconnect::CallToken;
+use rmcp::{
+    ErrorData, RoleClient, RoleServer, ServiceExt as _,
+    model::{CallToolRequest, CallToolRequestParams, ClientRequest, ErrorCode},
+    service::{PeerRequestOptions, RequestContext, RunningService},
+    transport::StreamableHttpClientTransport,
+};
+use tokio::time::Instant;
+
+use crate::{
+    setup::{Plan, Scripted, Server, Setup, arguments},
+    support::*,
+};
+
+/// How often clients hang up, and how many of them at the same time.
+const HANG_UPS: usize = 100;
+const AT_ONCE: usize = 10;
+
+type Client = Arc<RunningService<RoleClient, ()>>;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_hang_ups_stop_a_hundred_chains() {
+    let worker = start(None).await;
+    let middle = start(Some(client_of(&worker).await)).await;
+    let front = start(Some(client_of(&middle).await)).await;
+    let servers = [&front, &middle, &worker];
+    let sessionless = Mcp::sessionless(front.served.addr, PATH);
+    let clients = [front.mcp().await, sessionless];
+    let mut slowest = Duration::ZERO;
+    for round in 0..HANG_UPS / AT_ONCE {
+        let calls = (0..AT_ONCE).map(async |number| {
+            let label = format!("{round}-{number}");
+            let id = (round * AT_ONCE + number) as i64;
+            let mcp = &clients[number % clients.len()];
+            let call = front.start_call(mcp, id, "any", &label).await;
+            for server in servers {
+                server.witness.started(&label).await;
+            }
+            let hung_up = Instant::now();
+            call.fin();
+            let mut last = hung_up;
+            for server in servers {
+                last = last.max(server.witness.ended(&label).await.at());
+            }
+            last - hung_up
+        });
+        let took = join_all(calls).await.into_iter().max();
+        slowest = slowest.max(took.unwrap_or_default());
+    }
+    eprintln!("{HANG_UPS} hang-ups, {AT_ONCE} at once: all had stopped {slowest:.1?} after theirs");
+    for server in servers {
+        assert_eq!(server.witness.running(), 0);
+        // Each exactly once, or they would have ended before.
+        assert_eq!(
+            server.witness.completed() + server.witness.dropped(),
+            HANG_UPS
+        );
+    }
+}
+
+/// A server that calls the next one, or is the last and works without a look at its token.
+async fn start(next: Option<Client>) -> Setup {
+    let handler = Scripted::labelled(move |label, context| {
+        let next = next.clone();
+        async move {
+            match next {
+                Some(next) => call_next(&next, &label, &context).await,
+                None => std::future::pending().await,
+            }
+        }
+    });
+    let plan = Plan::of(Server::Wrapped).abort_after(Duration::from_millis(50));
+    plan.start_scripted(handler).await
+}
+
+async fn client_of(server: &Setup) -> Client {
+    let url = format!("http://{}{PATH}", server.served.addr);
+    let transport = StreamableHttpClientTransport::from_uri(url);
+    Arc::new(().serve(transport).await.expect("a connection"))
+}
+
+/// Passes the cancel on, as the example `gateway` does.
+async fn call_next(
+    next: &RunningService<RoleClient, ()>,
+    label: &str,
+    context: &RequestContext<RoleServer>,
+) -> Result<String, ErrorData> {
+    let mut params = CallToolRequestParams::new("any");
+    params.arguments = arguments(label).as_object().cloned();
+    let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+    let options = PeerRequestOptions::no_options();
+    let sent = next.peer().send_cancellable_request(request, options);
+    let mut request = sent.await.expect("the next server is there");
+    tokio::select! {
+        answer = &mut request.rx => panic!("nobody lets it answer: {answer:?}"),
+        () = context.ct.cancelled() => {
+            let reason = CallToken::of(context).and_then(|call| call.reason());
+            let cancelled = request.cancel(reason.map(|reason| reason.to_string()));
+            cancelled.await.expect("the next server is there");
+            Err(ErrorData::new(ErrorCode(-32_800), "Request cancelled", None))
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What must not be stopped: calls that complete, and the other calls of a server in which something breaks.
+
+use std::sync::Arc;
+
+use mcp_cancel_on_disconnect::{CallToken, CancelReason};
+use rmcp::{RoleServer, service::RequestContext};
+use tokio::sync::{Notify, mpsc};
+
+use super::ways::{Bench, Way, begin, for_ways};
+use crate::{setup::Scripted, support::*};
+
+for_ways! {
+    a_completed_call_runs_no_clean_up_and_gets_one_answer,
+    a_cancelled_call_runs_its_clean_up_once,
+    a_panic_in_a_clean_up_harms_nothing,
+    a_panic_in_a_handler_harms_no_other,
+}
+
+/// Which clean-ups ran, by the labels of their calls, and why.
+type Ran = mpsc::UnboundedReceiver<(String, CancelReason)>;
+
+async fn a_completed_call_runs_no_clean_up_and_gets_one_answer(way: Way) {
+    let (bench, mut ran, done) = start(way).await;
+    let mut call = bench.start_call(1, "a").await;
+    let owned = Arc::new(());
+    let owned_too = owned.clone();
+    bench
+        .setup
+        .tokens
+        .of("a")
+        .on_cancel(async move |_| drop(owned_too));
+
+    done.notify_one();
+
+    assert_eq!(answers(&mut call).await, 1);
+    assert!(bench.setup.witness.ended("a").await.is_completed());
+    assert!(bench.setup.calls.is_empty());
+    // The clean-up was dropped with the call, although the token is still there.
+    assert!(!bench.setup.tokens.of("a").is_cancelled());
+    assert_eq!(Arc::strong_count(&owned), 1);
+    bench.setup.assert_usable(&bench.mcp).await;
+    assert!(ran.try_recv().is_err());
+}
+
+async fn a_cancelled_call_runs_its_clean_up_once(way: Way) {
+    let (bench, mut ran, _done) = start(way).await;
+
+    bench.start_call(1, "a").await.fin();
+
+    let told = within("the clean-up", ran.recv()).await;
+    let disconnected = CancelReason::ClientDisconnected;
+    assert_eq!(told, Some(("a".to_owned(), disconnected)));
+    bench.setup.witness.ended("a").await;
+    bench.setup.assert_usable(&bench.mcp).await;
+    assert!(ran.try_recv().is_err());
+}
+
+async fn a_panic_in_a_clean_up_harms_nothing(way: Way) {
+    let (bench, mut ran, done) = start(way).await;
+    let mut staying = bench.start_call(1, "staying").await;
+    let leaving = bench.start_call(2, "broken clean-up").await;
+
+    leaving.fin();
+
+    let told = within("its other clean-up", ran.recv()).await;
+    assert_eq!(told.expect("told").0, "broken clean-up");
+    bench.setup.witness.ended("broken clean-up").await;
+    done.notify_one();
+    assert_eq!(answers(&mut staying).await, 1);
+}
+
+async fn a_panic_in_a_handler_harms_no_other(way: Way) {
+    let (bench, mut ran, done) = start(way).await;
+    let mut staying = bench.start_call(1, "staying").await;
+
+    let mut broken = bench.start_call(2, "broken").await;
+
+    let answer = broken.answer().await.expect("an answer");
+    assert_eq!(answer["error"]["code"], -32_603);
+    assert!(bench.setup.witness.ended("broken").await.is_dropped());
+    done.notify_one();
+    assert_eq!(answers(&mut staying).await, 1);
+    assert!(ran.try_recv().is_err());
+}
+
+/// A handler with a clean-up, which works until it is told that it is done.
+async fn start(way: Way) -> (Bench, Ran, Arc<Notify>) {
+    let (tell, ran) = mpsc::unbounded_channel();
+    let done = Arc::new(Notify::new());
+    let cue = done.clone();
+    let handler = Scripted::labelled(move |label, context| {
+        let (tell, cue) = (tell.clone(), cue.clone());
+        async move {
+            clean_up_after(&label, &context, tell);
+            begin(&context).await;
+            if label == "broken" {
+                panic!("the handler panics on purpose");
+            }
+            // The token is not looked at.
+            cue.notified().await;
+            Ok("done".to_owned())
+        }
+    });
+    (way.start(handler).await, ran, done)
+}
+
+fn clean_up_after(
+    label: &str,
+    context: &RequestContext<RoleServer>,
+    tell: mpsc::UnboundedSender<(String, CancelReason)>,
+) {
+    let call = CallToken::of(context).expect("the layer is there");
+    if label == "broken clean-up" {
+        call.on_cancel(async |_| panic!("the clean-up panics on purpose"));
+    }
+    let label = label.to_owned();
+    call.on_cancel(async move |reason| {
+        // A test that has seen enough has gone.
+        let _gone = tell.send((label, reason));
+    });
+}
+
+/// Reads a response to its end, and counts the answers in it.
+async fn answers(call: &mut Connection) -> usize {
+    let first = call.answer().await.expect("an answer");
+    assert_eq!(first["result"]["content"][0]["text"], "done");
+    let mut answers = 1;
+    while let Some(event) = call.event().await {
+        answers += usize::from(event.is_answer());
+    }
+    answers
+}

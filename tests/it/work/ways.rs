@@ -1,0 +1,109 @@
+//! The ways in which a call reaches its handler, each behind the layer and in `AbortOnCancel`.
+
+use std::time::Duration;
+
+use rmcp::{RoleServer, service::RequestContext};
+
+use crate::{
+    setup::{Plan, Scripted, Server, Setup},
+    support::{server::report, *},
+};
+
+/// How long a cancelled handler may go on here: long enough to end by itself.
+const WINDOW: Duration = Duration::from_millis(100);
+
+/// The header that tells a handler that its events are stored.
+const STORED: &str = "x-stored";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Session,
+    StatelessSse,
+    StatelessJson,
+    /// Revision 2026-07-28.
+    Newest,
+    /// The same, its events in a store: rmcp alone never cancels it.
+    NewestStored,
+}
+
+/// Makes every test that takes a [`Way`] a `#[tokio::test]` for each of them.
+macro_rules! for_ways {
+    ($($test:ident,)+) => {
+        for_ways!(@ session = Session, $($test,)+);
+        for_ways!(@ stateless_sse = StatelessSse, $($test,)+);
+        for_ways!(@ stateless_json = StatelessJson, $($test,)+);
+        for_ways!(@ newest = Newest, $($test,)+);
+        for_ways!(@ newest_stored = NewestStored, $($test,)+);
+    };
+    (@ $module:ident = $way:ident, $($test:ident,)+) => {
+        mod $module {
+            $(
+                #[tokio::test]
+                async fn $test() {
+                    super::$test(super::Way::$way).await;
+                }
+            )+
+        }
+    };
+}
+
+pub(super) use for_ways;
+
+/// A server, and a client that speaks to it in this way.
+pub(super) struct Bench {
+    pub(super) way: Way,
+    pub(super) setup: Setup,
+    pub(super) mcp: Mcp,
+}
+
+// === impl Way ===
+
+impl Way {
+    pub(super) async fn start(self, handler: Scripted) -> Bench {
+        let plan = Plan::of(match self {
+            Self::Session => Server::Wrapped,
+            Self::StatelessSse | Self::Newest | Self::NewestStored => Server::StatelessSse,
+            Self::StatelessJson => Server::StatelessJson,
+        });
+        let plan = match self {
+            Self::NewestStored => plan.stored(),
+            _ => plan,
+        };
+        let setup = plan.abort_after(WINDOW).start_scripted(handler).await;
+        let mcp = match self {
+            Self::Newest => Mcp::sessionless(setup.served.addr, PATH),
+            Self::NewestStored => Mcp::sessionless(setup.served.addr, PATH).header(STORED, "yes"),
+            _ => setup.mcp().await,
+        };
+        Bench {
+            way: self,
+            setup,
+            mcp,
+        }
+    }
+}
+
+// === impl Bench ===
+
+impl Bench {
+    /// Has a call under way: its handler has started, and its stream, if it has one by then, has begun.
+    pub(super) async fn start_call(&self, id: i64, label: &str) -> Connection {
+        let mut call = self.setup.start_call(&self.mcp, id, "any", label).await;
+        if self.way == Way::NewestStored {
+            // Before its first message rmcp sees the hang-up itself.
+            call.head().await;
+            call.event().await.expect("an event");
+        }
+        call
+    }
+}
+
+/// What every handler here does first. A message ahead of the answer makes a stream of what were JSON, so only those
+/// send one that have to.
+pub(super) async fn begin(context: &RequestContext<RoleServer>) {
+    let parts: Option<&http::request::Parts> = context.extensions.get();
+    let stored = parts.is_some_and(|parts| parts.headers.contains_key(STORED));
+    if stored {
+        report(context, "any", 1).await;
+    }
+}
