@@ -3,7 +3,12 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use mcp_cancel_on_disconnect::AbortOnCancel;
-use serde_json::json;
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{CallToolRequestParams, CallToolResponse},
+    service::RequestContext,
+};
+use serde_json::{Value, json};
 
 use super::{
     recorder::{Recorder, requests},
@@ -177,11 +182,40 @@ async fn a_stopped_call_is_answered_where_anybody_is_left_to_get_it() {
         report(&context, "a", 1).await;
         std::future::pending().await
     });
+    assert_eq!(
+        stored_answer(handler).await["error"]["code"],
+        REQUEST_CANCELLED
+    );
+}
+
+#[tokio::test]
+async fn a_destructor_that_panics_does_not_take_the_answer_with_it() {
+    let handler = Scripted::new(|context| async move {
+        let _bomb = Bomb;
+        report(&context, "a", 1).await;
+        std::future::pending().await
+    });
+    assert_eq!(
+        stored_answer(handler).await["error"]["code"],
+        REQUEST_CANCELLED
+    );
+}
+
+/// As a method may that is not an `async fn`.
+#[tokio::test]
+async fn a_method_that_panics_before_it_returns_its_future_is_answered() {
+    let mut wire = Wire::to(AbortOnCancel::new(Hasty));
+    wire.request(1, "tools/call", json!({ "name": "any" }));
+    let answer = wire.answer().await;
+    assert_eq!(answer["error"]["code"], -32_603, "{answer}");
+    wire.assert_usable().await;
+}
+
+/// What is stored of a call whose client has hung up: its answer.
+async fn stored_answer(handler: Scripted) -> Value {
     let plan = Plan::of(Server::StatelessSse).stored();
-    let setup = plan
-        .abort_after(Duration::ZERO)
-        .start_scripted(handler)
-        .await;
+    let plan = plan.abort_after(Duration::ZERO);
+    let setup = plan.start_scripted(handler).await;
     let mcp = Mcp::sessionless(setup.served.addr, PATH);
     let mut call = setup.start_call(&mcp, 1, "any", "a").await;
     call.head().await;
@@ -200,5 +234,30 @@ async fn a_stopped_call_is_answered_where_anybody_is_left_to_get_it() {
     };
     let answer = within("the answer in the store", asking).await;
     assert_eq!(answer["id"], 1);
-    assert_eq!(answer["error"]["code"], REQUEST_CANCELLED);
+    answer
+}
+
+/// Panics when it is dropped.
+struct Bomb;
+
+/// Panics before it returns a future.
+struct Hasty;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("the destructor panics on purpose");
+    }
+}
+
+impl ServerHandler for Hasty {
+    fn call_tool(
+        &self,
+        _: CallToolRequestParams,
+        _: RequestContext<RoleServer>,
+    ) -> impl Future<Output = Result<CallToolResponse, ErrorData>> + Send + '_ {
+        if std::hint::black_box(true) {
+            panic!("the method panics on purpose");
+        }
+        std::future::pending()
+    }
 }
