@@ -34,6 +34,8 @@ mod read_on;
 mod reasons;
 mod resume;
 mod setup;
+#[cfg(unix)]
+mod shutdown;
 mod silence;
 #[cfg(feature = "socket")]
 mod socket;
