@@ -73,11 +73,11 @@ pub(super) async fn run() -> Result<ExitCode> {
         shut_down.send(()).ok();
         let mut answers = Vec::new();
         for call in calls {
-            answers.push(Answer::read(&call.to_end().await?));
+            answers.push(Answer::read(&call.whole().await?));
         }
         let mut closed_streams = 0;
         for stream in streams {
-            stream.to_end().await?;
+            stream.whole().await?;
             closed_streams += 1;
         }
         Ok::<_, Box<dyn Error>>((begun, answers, closed_streams))
@@ -155,12 +155,12 @@ impl Client {
         });
         let initialize =
             json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params });
-        let response = client.post(&initialize).await?.to_end().await?;
+        let response = client.post(&initialize).await?.whole().await?;
         let mut lines = response.lines();
         let session = lines.find_map(|line| line.strip_prefix("mcp-session-id: "));
         client.session = session.ok_or("no session was opened")?.to_owned();
         let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
-        client.post(&initialized).await?.to_end().await?;
+        client.post(&initialized).await?.whole().await?;
         Ok(client)
     }
 
@@ -213,7 +213,7 @@ impl Response {
         }
     }
 
-    async fn to_end(mut self) -> Result<String> {
+    async fn whole(mut self) -> Result<String> {
         self.connection.read_to_string(&mut self.text).await?;
         Ok(self.text)
     }

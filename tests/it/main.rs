@@ -9,6 +9,7 @@
 )]
 
 mod abort;
+mod admin;
 mod asked;
 mod auto;
 mod bad_bodies;

@@ -1,0 +1,135 @@
+//! The calls in flight as a page and as JSON, with a button to cancel one. Copy this directory into your server:
+//!
+//! ```ignore
+//! let app = Router::new().nest("/admin", calls_page::routes(layer.calls()));
+//! ```
+//!
+//! Whoever can reach these routes can cancel everybody's calls, and sees the names of all tools: put your
+//! authentication in front of them, or bind them to loopback with [`local_names_only`] around.
+//!
+//! 1. Only a POST changes something, and only one from the page itself ([`SameOrigin`]).
+//! 2. Method, tool and ids come from clients. They are cut, escaped, and shown as text ([`html`]).
+//! 3. The page loads its own style and script and nothing else; nothing inline ever runs.
+//! 4. Session ids are secrets. A keyed hash shows which calls belong together.
+
+use std::{hash::RandomState, sync::Arc};
+
+use axum::{
+    Form, Json, Router,
+    extract::{Query, State},
+    http::{HeaderValue, StatusCode, header},
+    middleware::map_response,
+    response::{Html, IntoResponse, Response},
+    routing::get,
+};
+use mcp_cancel_on_disconnect::{Calls, CancelReason};
+use serde::{Deserialize, Serialize};
+
+use self::{origin::SameOrigin, row::Row};
+
+mod html;
+mod origin;
+mod row;
+
+pub(crate) use self::origin::local_names_only;
+
+const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
+    form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+#[derive(Clone)]
+struct Page {
+    calls: Calls,
+    /// Makes the hashes of sessions: other ones in each process.
+    key: Arc<RandomState>,
+}
+
+#[derive(Serialize)]
+struct Listing {
+    calls: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Cancel {
+    call: u64,
+}
+
+#[derive(Deserialize)]
+struct Notice {
+    /// A call that could not be cancelled.
+    missed: Option<u64>,
+}
+
+/// `/calls`, `/calls.json`, and what the page needs.
+pub(crate) fn routes(calls: Calls) -> Router {
+    let page = Page {
+        calls,
+        key: Arc::default(),
+    };
+    let style = (
+        [(header::CONTENT_TYPE, "text/css")],
+        include_str!("calls.css"),
+    );
+    let script = (
+        [(header::CONTENT_TYPE, "text/javascript")],
+        include_str!("calls.js"),
+    );
+    Router::new()
+        .route("/calls", get(show).post(cancel))
+        .route("/calls.json", get(list))
+        .route("/calls.css", get(async || style))
+        .route("/calls.js", get(async || script))
+        .layer(map_response(protected))
+        .with_state(page)
+}
+
+async fn show(State(page): State<Page>, Query(notice): Query<Notice>) -> Html<String> {
+    Html(html::page(&page.rows(), notice.missed))
+}
+
+async fn list(State(page): State<Page>) -> Json<Listing> {
+    Json(Listing { calls: page.rows() })
+}
+
+/// Back to the page, so that a reload sends nothing again.
+async fn cancel(
+    _: SameOrigin,
+    State(page): State<Page>,
+    Form(Cancel { call }): Form<Cancel>,
+) -> Response {
+    let to = match page.cancel(call) {
+        true => "calls".to_owned(),
+        false => format!("calls?missed={call}"),
+    };
+    (StatusCode::SEE_OTHER, [(header::LOCATION, to)]).into_response()
+}
+
+async fn protected(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-store"),
+        // With "no-referrer" browsers send `Origin: null` with the form.
+        (header::REFERRER_POLICY, "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+// === impl Page ===
+
+impl Page {
+    fn rows(&self) -> Vec<Row> {
+        let calls = self.calls.snapshot();
+        calls.iter().map(|call| Row::of(call, &*self.key)).collect()
+    }
+
+    fn cancel(&self, id: u64) -> bool {
+        let id = id.to_string();
+        let calls = self.calls.snapshot();
+        let mut ids = calls.iter().map(|call| call.info().id());
+        ids.find(|call| call.to_string() == id)
+            .is_some_and(|call| self.calls.cancel(call, CancelReason::Requested))
+    }
+}

@@ -1,0 +1,79 @@
+//! Who may ask.
+
+use axum::{
+    extract::{FromRequestParts, Request},
+    http::{HeaderMap, HeaderName, StatusCode, header, request::Parts, uri::Authority},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// A request that a page of this server sent. Other sites can make a browser send forms here, with its cookies;
+/// what they cannot do is lie about where they come from.
+///
+/// `Origin` must have the host of the request, `Sec-Fetch-Site` must be `same-origin`; at least one of them
+/// must be there, and neither twice. A proxy in front must leave `Host` as it is.
+pub(super) struct SameOrigin;
+
+/// Answers only who calls this server by a name of this machine. Otherwise a site could have its own name resolve
+/// to 127.0.0.1, and would be the same origin (DNS rebinding).
+pub(crate) async fn local_names_only(request: Request, next: Next) -> Response {
+    let host = host(request.uri().authority(), request.headers());
+    let host = host.as_ref().map(Authority::host);
+    if host.is_some_and(|host| {
+        ["127.0.0.1", "[::1]"].contains(&host) || host.eq_ignore_ascii_case("localhost")
+    }) {
+        next.run(request).await
+    } else {
+        (StatusCode::FORBIDDEN, "only for this machine\n").into_response()
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for SameOrigin {
+    type Rejection = (StatusCode, &'static str);
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        is_same_origin(parts)
+            .filter(|same| *same)
+            .map(|_| Self)
+            .ok_or((StatusCode::FORBIDDEN, "only from the page itself\n"))
+    }
+}
+
+/// `None` if a header is doubled or unreadable.
+fn is_same_origin(parts: &Parts) -> Option<bool> {
+    let origin = only(&parts.headers, &header::ORIGIN)?;
+    let site = only(&parts.headers, &SEC_FETCH_SITE)?;
+    let host = host(parts.uri.authority(), &parts.headers)?;
+    let origin_is_host = origin.map(|origin| {
+        let authority = origin
+            .strip_prefix("http://")
+            .or_else(|| origin.strip_prefix("https://"));
+        // Not as text: names have no case.
+        authority.and_then(|authority| authority.parse().ok()) == Some(host)
+    });
+    let site_is_same = site.map(|site| site == "same-origin");
+    match (origin_is_host, site_is_same) {
+        (None, None) => None,
+        (origin, site) => Some(origin.unwrap_or(true) && site.unwrap_or(true)),
+    }
+}
+
+/// HTTP/2 has it in the URI.
+fn host(authority: Option<&Authority>, headers: &HeaderMap) -> Option<Authority> {
+    match authority {
+        Some(authority) => Some(authority.clone()),
+        None => only(headers, &header::HOST)??.parse().ok(),
+    }
+}
+
+/// `None` if there are two, or one that is not text.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a str>> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (None, _) => Some(None),
+        (Some(value), None) => value.to_str().ok().map(Some),
+        _ => None,
+    }
+}

@@ -1,0 +1,81 @@
+//! A call as it is shown, and sent as JSON.
+
+use std::{hash::BuildHasher, time::Duration};
+
+use mcp_cancel_on_disconnect::{CallSnapshot, CallState};
+use serde::Serialize;
+use serde_json::Value;
+
+/// Clients choose names, of any length.
+const LONGEST: usize = 120;
+
+/// Times are milliseconds. What is not there is `null`.
+#[derive(Serialize)]
+pub(super) struct Row {
+    pub(super) id: String,
+    /// A keyed hash of the session id.
+    pub(super) session: Option<String>,
+    /// The JSON-RPC id.
+    pub(super) request: Value,
+    pub(super) method: String,
+    pub(super) tool: Option<String>,
+    pub(super) state: State,
+    pub(super) age_ms: u64,
+    /// How long its client has been away.
+    pub(super) detached_ms: Option<u64>,
+    /// How long it still waits for its client.
+    pub(super) grace_left_ms: Option<u64>,
+    /// How long it may still last in all.
+    pub(super) time_left_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum State {
+    Attached,
+    Detached,
+}
+
+// === impl Row ===
+
+impl Row {
+    pub(super) fn of(call: &CallSnapshot, key: &impl BuildHasher) -> Self {
+        let info = call.info();
+        let (state, since, grace_left) = match call.state() {
+            CallState::Detached {
+                since, grace_left, ..
+            } => (State::Detached, Some(since), grace_left),
+            _ => (State::Attached, None, None),
+        };
+        Self {
+            id: info.id().to_string(),
+            session: info.session().map(|id| hash(id, key)),
+            request: match Value::from(info.request_id()) {
+                Value::String(id) => cut(&id).into(),
+                number => number,
+            },
+            method: cut(info.method()),
+            tool: info.tool().map(cut),
+            state,
+            age_ms: millis(call.age()),
+            detached_ms: since.map(millis),
+            grace_left_ms: grace_left.map(millis),
+            time_left_ms: call.time_left().map(millis),
+        }
+    }
+}
+
+fn hash(session: &str, key: &impl BuildHasher) -> String {
+    format!("{:08x}", key.hash_one(session) >> 32)
+}
+
+fn cut(text: &str) -> String {
+    match text.char_indices().nth(LONGEST) {
+        Some(_) => text.chars().take(LONGEST).chain(['…']).collect(),
+        None => text.to_owned(),
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
