@@ -1,7 +1,16 @@
 //! The manual: what the layer does and why, for whoever runs it.
 
+#[cfg(test)]
+mod tests;
+
 #[doc = include_str!("disconnect.md")]
 pub mod disconnect {}
 
 #[doc = include_str!("deploying.md")]
 pub mod deploying {}
+
+#[doc = include_str!("operating.md")]
+pub mod operating {}
+
+#[doc = include_str!("defaults.md")]
+pub mod defaults {}
