@@ -165,6 +165,8 @@ impl Calls {
     ///
     /// Without it `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Let both
     /// begin at the same time, so that nothing new comes in while the calls end. Subscriptions are not waited for.
+    /// A connection on which half a request came in is none that a drain can end: give axum's future a limit of
+    /// its own, as the example `shutdown` does.
     ///
     /// ```
     /// use std::time::Duration;
