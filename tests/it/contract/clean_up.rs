@@ -47,6 +47,12 @@ async fn ran(clean_up: &mut Ran) -> CancelReason {
     reason.expect("it was not dropped unrun")
 }
 
+/// It was dropped, and did not run (again) before.
+async fn assert_dropped(mut clean_up: Ran, kind: Kind) {
+    let told = within("the clean-up to be dropped", clean_up.recv()).await;
+    assert_eq!(told, None, "{kind:?}");
+}
+
 /// A clean-up that owns something. `true` as long as it does.
 fn owning(token: &CallToken) -> impl Fn() -> bool + use<> {
     let shared = Arc::new(());
@@ -63,7 +69,7 @@ async fn a_clean_up_runs_once_after_a_hang_up() {
         let mut clean_up = telling(&token);
         drop(response);
         assert_eq!(ran(&mut clean_up).await, ClientDisconnected, "{kind:?}");
-        assert_eq!(clean_up.recv().await, None, "{kind:?}");
+        assert_dropped(clean_up, kind).await;
     }
 }
 
@@ -151,13 +157,13 @@ async fn a_completed_call_drops_its_clean_ups_unrun() {
         let (layer, _log) = immediate();
         let answered = Script::new([Step::data(ANSWER)]);
         let (response, token) = exchange(&layer, kind.request(), &answered);
-        let (owns, mut clean_up) = (owning(&token), telling(&token));
+        let (owns, clean_up) = (owning(&token), telling(&token));
         assert!(owns(), "{kind:?}");
         let body = response.into_body().collect().await.expect("a body");
         assert_eq!(body.to_bytes(), ANSWER);
         // The token lives: it is not with it that they go.
         assert!(!owns(), "{kind:?}");
-        assert_eq!(clean_up.recv().await, None, "{kind:?}");
+        assert_dropped(clean_up, kind).await;
         assert!(!token.is_cancelled(), "{kind:?}");
     }
 }
@@ -173,11 +179,11 @@ async fn a_client_that_leaves_with_its_answer_causes_no_clean_up() {
             Step::data(": still open\n\n"),
         ]);
         let (response, token) = exchange(&layer, kind.request(), &answered);
-        let mut clean_up = telling(&token);
+        let clean_up = telling(&token);
         let mut body = response.into_body();
         body.frame().await.expect("a frame").expect("the answer");
         drop(body);
-        assert_eq!(clean_up.recv().await, None, "{kind:?}");
+        assert_dropped(clean_up, kind).await;
     }
 }
 
@@ -200,10 +206,10 @@ async fn an_answer_in_one_piece_and_a_refusal_cause_no_clean_up() {
             respond(&layer, kind.request(), json),
             respond(&layer, kind.request(), refused),
         ] {
-            let mut clean_up = telling(&token);
+            let clean_up = telling(&token);
             let whole = response.into_body().collect().await;
             whole.expect("a body");
-            assert_eq!(clean_up.recv().await, None, "{kind:?}");
+            assert_dropped(clean_up, kind).await;
         }
     }
 }
@@ -215,9 +221,9 @@ async fn a_clean_up_that_comes_after_the_end_never_runs() {
         let answered = Script::new([Step::data(ANSWER)]);
         let (response, token) = exchange(&layer, kind.request(), &answered);
         response.into_body().collect().await.expect("a body");
-        let (owns, mut clean_up) = (owning(&token), telling(&token));
+        let (owns, clean_up) = (owning(&token), telling(&token));
         assert!(!owns(), "{kind:?}");
-        assert_eq!(clean_up.recv().await, None, "{kind:?}");
+        assert_dropped(clean_up, kind).await;
     }
 }
 
