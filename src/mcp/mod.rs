@@ -9,6 +9,8 @@ mod asked;
 mod handler;
 mod kept;
 mod late;
+mod life;
+mod session;
 mod session_manager;
 mod shared;
 mod stream;

@@ -1,6 +1,6 @@
 //! The wrapper that binds calls from typed messages.
 
-use std::{fmt, future::ready, sync::Arc};
+use std::{fmt, future::ready, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt, future::Either};
 use rmcp::{
@@ -19,7 +19,7 @@ use rmcp::{
 
 use super::{
     kept,
-    late::Late,
+    session::InUse,
     shared::Shared,
     stream::{BoundCall, CallStream},
     transport::CancellableTransport,
@@ -60,25 +60,87 @@ use crate::{
 /// ```
 pub struct CancellableSessionManager<M> {
     shared: Arc<Shared<M>>,
+    idle_timeout: Option<Duration>,
 }
 
 // === impl CancellableSessionManager ===
 
 impl CancellableSessionManager<LocalSessionManager> {
     /// Sessions in this process's memory, as rmcp's [`LocalSessionManager`] keeps them.
-    pub fn local(config: SessionConfig) -> Self {
+    ///
+    /// The `keep_alive` of `config`, 5 minutes by default, is taken for the
+    /// [`idle_timeout`](Self::idle_timeout), and rmcp's own timer is turned off: that one closes sessions under
+    /// silent calls whose clients are connected, and their answers are lost.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    /// use rmcp::transport::streamable_http_server::session::local::SessionConfig;
+    ///
+    /// let mut config = SessionConfig::default();
+    /// config.keep_alive = Some(Duration::from_secs(3600)); // or `None`: never closed
+    /// let sessions = CancellableSessionManager::local(config);
+    /// assert_eq!(sessions.inner().session_config.keep_alive, None);
+    /// ```
+    pub fn local(mut config: SessionConfig) -> Self {
+        let idle_timeout = config.keep_alive.take();
         let mut manager = LocalSessionManager::default();
         manager.session_config = config;
-        Self::new(manager)
+        Self {
+            idle_timeout,
+            ..Self::new(manager)
+        }
     }
 }
 
 impl<M> CancellableSessionManager<M> {
     /// Sessions as `manager` keeps them.
+    ///
+    /// They are closed as `manager` decides, and by nobody else unless an [`idle_timeout`](Self::idle_timeout) is
+    /// set. A timer that it has goes on beside that one: rmcp's own, `SessionConfig::keep_alive`, still closes
+    /// sessions under silent calls.
     pub fn new(manager: M) -> Self {
         Self {
             shared: Arc::new(Shared::new(manager)),
+            idle_timeout: None,
         }
+    }
+
+    /// Closes sessions that nobody has used for so long; their clients then get 404 and open new ones. Of
+    /// sessions that are created from now on.
+    ///
+    /// A session is used by every request that comes for it and by every stream of it that is open, a standalone
+    /// one too. It is also used by each call that has not ended: of a connected client, of one that may come back
+    /// within its grace, and of one that runs on for nobody. (Without a layer, calls whose client has gone
+    /// are not known.) Probes are not needed, and messages from the server do not count.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    /// use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+    ///
+    /// let mut manager = LocalSessionManager::default();
+    /// manager.session_config.keep_alive = None; // else both timers run
+    /// let sessions = CancellableSessionManager::new(manager).idle_timeout(Duration::from_secs(900));
+    /// # drop(sessions);
+    /// ```
+    pub fn idle_timeout(mut self, timeout: Duration) -> Self {
+        self.idle_timeout = Some(timeout);
+        self
+    }
+
+    /// Leaves idle sessions open, until their clients end them or the manager inside does.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    /// use rmcp::transport::streamable_http_server::session::local::SessionConfig;
+    ///
+    /// let sessions = CancellableSessionManager::local(SessionConfig::default()).keep_idle();
+    /// # drop(sessions);
+    /// ```
+    pub fn keep_idle(mut self) -> Self {
+        self.idle_timeout = None;
+        self
     }
 
     /// The manager inside.
@@ -160,7 +222,13 @@ impl<M: SessionManager> CancellableSessionManager<M> {
     }
 
     /// The stream of a resume that the manager accepted, as the newest of the call that it names.
-    fn resumed<S>(&self, session: &SessionId, last_event_id: &str, stream: S) -> CallStream<S>
+    fn resumed<S>(
+        &self,
+        session: &SessionId,
+        last_event_id: &str,
+        stream: S,
+        used: Option<InUse>,
+    ) -> CallStream<S>
     where
         S: Stream<Item = ServerSseMessage> + Send + 'static,
     {
@@ -183,7 +251,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             }
             Named::Nothing | Named::Ended(_) => None,
         });
-        CallStream::new(stream, call)
+        CallStream::new(stream, call, used)
     }
 }
 
@@ -196,8 +264,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> impl Future<Output = Result<(SessionId, Self::Transport), Self::Error>> + Send {
         let created = self.shared.manager.create_session();
         created.map_ok(|(id, transport)| {
-            let late = self.shared.watch_session(&id);
-            (id, CancellableTransport::new(transport, late))
+            let session = self.shared.open_session(id.clone(), self.idle_timeout);
+            let transport = CancellableTransport::new(transport, session.late.clone());
+            (id, transport)
         })
     }
 
@@ -206,14 +275,15 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<ServerJsonRpcMessage, Self::Error>> + Send {
-        self.shared.manager.initialize_session(id, message)
+        let used = self.shared.sessions.begin_use(id);
+        let initialized = self.shared.manager.initialize_session(id, message);
+        initialized.inspect(move |_| drop(used))
     }
 
-    fn has_session(
-        &self,
-        id: &SessionId,
-    ) -> impl Future<Output = Result<bool, Self::Error>> + Send {
-        self.shared.manager.has_session(id)
+    /// Asked for every request of a session: it counts as one.
+    async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
+        self.shared.touch_session(id).await;
+        self.shared.manager.has_session(id).await
     }
 
     /// Cancels the session's calls first: once it is closed, it takes no message, and rmcp lets their
@@ -230,10 +300,11 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> impl Future<
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
+        let used = self.shared.sessions.begin_use(id);
         let call = self.bind(id, &message);
         let opened = self.shared.manager.create_stream(id, message);
         opened.map(|opened| match (opened, call) {
-            (Ok(stream), call) => Ok(CallStream::new(stream, call)),
+            (Ok(stream), call) => Ok(CallStream::new(stream, call, used)),
             (Err(error), Some(call)) => {
                 call.failed();
                 Err(error)
@@ -256,8 +327,12 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             },
             _ => None,
         };
+        let used = self.shared.sessions.begin_use(id);
         let accepted = self.shared.manager.accept_message(id, message);
-        accepted.inspect_ok(move |()| self.client_cancelled(id, cancels))
+        accepted.inspect_ok(move |()| {
+            self.client_cancelled(id, cancels);
+            drop(used);
+        })
     }
 
     fn create_standalone_stream(
@@ -266,9 +341,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> impl Future<
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
-        let late = self.shared.late(id);
+        let used = self.shared.sessions.begin_use(id);
         let opened = self.shared.manager.create_standalone_stream(id);
-        opened.map_ok(|stream| without_late(stream, late))
+        opened.map_ok(|stream| without_late(stream, used))
     }
 
     async fn resume(
@@ -276,6 +351,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         id: &SessionId,
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        let used = self.shared.sessions.begin_use(id);
         if let Some(end) = self.ended(id, &last_event_id) {
             return Ok(Either::Left(kept::replay(end, &last_event_id)));
         }
@@ -288,8 +364,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             return Ok(Either::Left(kept::replay(end, &last_event_id)));
         }
         resumed.map(|stream| {
-            let stream = self.resumed(id, &last_event_id, stream);
-            Either::Right(without_late(stream, self.shared.late(id)))
+            // What it leaves to a task uses the session further.
+            let call = used.as_ref().map(InUse::again);
+            let stream = self.resumed(id, &last_event_id, stream, call);
+            Either::Right(without_late(stream, used))
         })
     }
 
@@ -301,7 +379,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         restored.map_ok(move |outcome| match outcome {
             RestoreOutcome::Restored(transport) => {
                 self.shared.purge_session(&id);
-                let late = self.shared.watch_session(&id);
+                let session = self.shared.open_session(id, self.idle_timeout);
+                let late = session.late.clone();
                 RestoreOutcome::Restored(CancellableTransport::new(transport, late))
             }
             RestoreOutcome::AlreadyPresent => RestoreOutcome::AlreadyPresent,
@@ -315,24 +394,26 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     }
 }
 
-/// A stream without what was on its way when its call was cancelled.
+/// A stream without what was on its way when its call was cancelled. Its session is in use as long as it lives.
 fn without_late<S>(
     stream: S,
-    late: Option<Arc<Late>>,
+    used: Option<InUse>,
 ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + 'static
 where
     S: Stream<Item = ServerSseMessage> + Send + Sync + 'static,
 {
     stream.filter(move |event| {
         let message = event.message.as_deref();
-        let overtook = late.as_ref().zip(message);
-        ready(!overtook.is_some_and(|(late, message)| late.overtook(message)))
+        let overtook = used.as_ref().zip(message);
+        ready(!overtook.is_some_and(|(used, message)| used.late().overtook(message)))
     })
 }
 
 impl<M> fmt::Debug for CancellableSessionManager<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CancellableSessionManager")
+            .field("sessions", &self.shared.sessions.len())
+            .field("idle_timeout", &self.idle_timeout)
             .finish_non_exhaustive()
     }
 }

@@ -1,12 +1,13 @@
 //! What a session manager shares with its calls, which outlive the requests they came with.
 
 use std::{
-    collections::{HashMap, hash_map::RandomState},
+    collections::hash_map::RandomState,
     hash::BuildHasher,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use futures_util::future::join_all;
@@ -18,7 +19,9 @@ use rmcp::{
     transport::streamable_http_server::{SessionManager, session::SessionId},
 };
 
-use super::late::Late;
+use super::session::{Owner, Session, Sessions};
+use tracing::warn;
+
 use crate::{
     call::{CallId, CallInfo, CancelReason},
     cancel::{CancelError, Canceller, Injection},
@@ -30,8 +33,9 @@ use crate::{
 pub(super) struct Shared<M> {
     pub(super) manager: M,
     scope: u64,
-    /// What was cancelled, by session; shared with the session's transport.
-    late: RwLock<HashMap<SessionId, Arc<Late>>>,
+    pub(super) sessions: Sessions,
+    /// Only for its timer: sessions are looked at from when they are created, be there a layer or not.
+    timer: Arc<Registry>,
     /// Whether anything was ever cancelled.
     cancels: AtomicBool,
     /// The registry of the first layer through which a call came. Calls through another layer are not
@@ -48,19 +52,12 @@ impl<M> Shared<M> {
         Self {
             manager,
             scope: NEXT_SCOPE.fetch_add(1, Ordering::Relaxed),
-            late: RwLock::default(),
+            sessions: Sessions::default(),
+            timer: Arc::new(Registry::new()),
             cancels: AtomicBool::new(false),
             registry: OnceLock::new(),
             hasher: RandomState::new(),
         }
-    }
-
-    /// A new session starts with nothing cancelled, also if an older one had its id.
-    pub(super) fn watch_session(&self, id: &SessionId) -> Arc<Late> {
-        let late = Arc::new(Late::default());
-        let mut sessions = self.late.write().unwrap_or_else(PoisonError::into_inner);
-        sessions.insert(id.clone(), late.clone());
-        late
     }
 
     pub(super) fn belongs_to(&self, registry: &Arc<Registry>) -> bool {
@@ -94,9 +91,13 @@ impl<M> Shared<M> {
     }
 
     pub(super) async fn end_session(&self, id: &SessionId) {
+        self.end_calls(id).await;
+        self.sessions.remove(id);
+    }
+
+    async fn end_calls(&self, id: &SessionId) {
         let calls = self.calls_of(id).into_iter();
         join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id))).await;
-        self.forget_session(id);
     }
 
     /// A session starts anew under its old id: its streams count from `0/0` again.
@@ -113,31 +114,79 @@ impl<M> Shared<M> {
             .hash_one(serde_json::to_string(&arguments).unwrap_or_default())
     }
 
-    fn forget_session(&self, id: &SessionId) {
-        let mut sessions = self.late.write().unwrap_or_else(PoisonError::into_inner);
-        sessions.remove(id);
-    }
-
-    pub(super) fn late(&self, session: &str) -> Option<Arc<Late>> {
-        let sessions = self.late.read().unwrap_or_else(PoisonError::into_inner);
-        sessions.get(session).cloned()
-    }
-
     /// What the call still sends goes nowhere from now on.
     pub(super) fn condemn(&self, session: &SessionId, call: &CallInfo) {
         self.cancels.store(true, Ordering::Relaxed);
-        if let Some(late) = self.late(session) {
-            late.condemn(call);
+        if let Some(session) = self.sessions.find(session) {
+            session.late.condemn(call);
         }
     }
 
     /// A new call may use the id of a cancelled one.
     pub(super) fn forgive(&self, session: &SessionId, call: &CallInfo) {
         if self.cancels.load(Ordering::Relaxed)
-            && let Some(late) = self.late(session)
+            && let Some(session) = self.sessions.find(session)
         {
-            late.forgive(call);
+            session.late.forgive(call);
         }
+    }
+}
+
+impl<M: SessionManager> Shared<M> {
+    /// Knows a session from now on, and closes it when it is idle.
+    pub(super) fn open_session(
+        self: &Arc<Self>,
+        id: SessionId,
+        idle_timeout: Option<Duration>,
+    ) -> Arc<Session> {
+        let this: Weak<Self> = Arc::downgrade(self);
+        let session = Arc::new(Session::new(id, idle_timeout, this));
+        self.sessions.add(session.clone());
+        if let Some(at) = session.first_look() {
+            let session: Weak<Session> = Arc::downgrade(&session);
+            self.timer.watch(at, session);
+        }
+        session
+    }
+
+    /// A request for a session came. If that was closed for being idle a moment ago, the manager inside
+    /// does not know it any more when this returns.
+    pub(super) async fn touch_session(&self, id: &SessionId) {
+        // Another runtime may have run the timer, and have ended.
+        self.timer.on_this_runtime();
+        if let Some(session) = self.sessions.touch(id) {
+            self.close(&session).await;
+        }
+    }
+
+    async fn close(&self, session: &Arc<Session>) {
+        let close = async {
+            let id = session.id();
+            self.end_calls(id).await;
+            if let Err(error) = self.manager.close_session(id).await {
+                warn!(target: "mcp_cancel_on_disconnect", session = %id, %error, "idle session not closed");
+            }
+            // Last: who asks for the session before waits here, and the manager inside would still take calls.
+            self.sessions.remove_this(session);
+        };
+        session.close_once(close).await;
+    }
+}
+
+impl<M: SessionManager> Owner for Shared<M> {
+    fn has_calls(&self, session: &SessionId) -> bool {
+        let registry = self.registry.get();
+        registry.is_some_and(|registry| !registry.detached_in(&self.session(session)).is_empty())
+    }
+
+    fn close_idle(self: Arc<Self>, id: SessionId) {
+        let this = self.clone();
+        self.timer.spawn(async move {
+            let session = this.sessions.find(&id);
+            if let Some(session) = session.filter(|session| session.is_over()) {
+                this.close(&session).await;
+            }
+        });
     }
 }
 

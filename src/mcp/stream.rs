@@ -15,7 +15,7 @@ use rmcp::{
     transport::streamable_http_server::session::ServerSseMessage,
 };
 
-use super::kept;
+use super::{kept, session::InUse};
 use crate::{
     call::Outcome,
     exchange::{Attachment, Gone},
@@ -31,6 +31,8 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
     // allocation of the stream's size, which is a pointer for rmcp's own manager.
     stream: Option<Pin<Box<S>>>,
     call: Option<BoundCall>,
+    /// The session is in use as long as the stream is read. Last, so that the call is seen to go on before.
+    used: Option<InUse>,
 }
 
 /// A call whose stream is watched. Dropped before its end, the stream has gone.
@@ -56,10 +58,11 @@ enum Watched {
 // === impl CallStream ===
 
 impl<S: Stream<Item = ServerSseMessage> + Send + 'static> CallStream<S> {
-    pub(super) fn new(stream: S, call: Option<BoundCall>) -> Self {
+    pub(super) fn new(stream: S, call: Option<BoundCall>, used: Option<InUse>) -> Self {
         Self {
             stream: Some(Box::pin(stream)),
             call,
+            used,
         }
     }
 }
@@ -106,7 +109,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         if call.attachment.exchange.reason().is_none() {
             call.watched = Watched::ByTask;
             let registry = call.attachment.exchange.registry().clone();
-            registry.spawn(read_on(stream, call));
+            registry.spawn(read_on(stream, call, self.used.take()));
         }
     }
 }
@@ -118,7 +121,11 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> fmt::Debug for CallStr
 }
 
 /// Reads a stream to the answer of its call, its end, or the cancel of the call.
-async fn read_on(mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>, mut call: BoundCall) {
+async fn read_on(
+    mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
+    mut call: BoundCall,
+    _used: Option<InUse>,
+) {
     let token = call.attachment.exchange.token();
     let mut cancelled = pin!(token.cancelled());
     while let Either::Left((Some(event), _)) = select(stream.next(), cancelled.as_mut()).await {

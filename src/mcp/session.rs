@@ -1,0 +1,196 @@
+//! The sessions of a manager: what their cancelled calls still send, and whether they are used.
+//!
+//! A request is a use from when the manager is given it until it is answered, a stream for as long as it is
+//! there, also if nobody but a task reads it. Calls that have no stream are asked for in the registry.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
+    time::Duration,
+};
+
+use rmcp::transport::streamable_http_server::session::SessionId;
+use tokio::{sync::OnceCell, time::Instant};
+
+use super::{
+    late::Late,
+    life::{Life, Verdict},
+};
+use crate::registry::{LATE, Watched};
+
+/// All sessions that are open.
+#[derive(Default)]
+pub(super) struct Sessions(RwLock<HashMap<SessionId, Arc<Session>>>);
+
+/// What is known of a session.
+pub(super) struct Session {
+    id: SessionId,
+    /// What was cancelled; shared with the session's transport.
+    pub(super) late: Arc<Late>,
+    life: Life,
+    /// From when its life counts.
+    since: Instant,
+    /// How long it may be idle.
+    idle_timeout: Option<Duration>,
+    owner: Weak<dyn Owner>,
+    /// Set when it was closed for being idle, and the manager inside no longer knows it.
+    closed: OnceCell<()>,
+}
+
+/// Something that uses a session: as long as it lives, the session is not idle.
+pub(super) struct InUse(Arc<Session>);
+
+/// Who knows the calls of a session, and can close it.
+pub(super) trait Owner: Send + Sync {
+    /// Whether a call of the session goes on without a stream.
+    fn has_calls(&self, session: &SessionId) -> bool;
+
+    /// The session is idle, and takes no request from now on.
+    fn close_idle(self: Arc<Self>, session: SessionId);
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// A new session starts with nothing cancelled, also if an older one had its id.
+    pub(super) fn add(&self, session: Arc<Session>) {
+        self.write().insert(session.id.clone(), session);
+    }
+
+    pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
+        self.read().get(id).cloned()
+    }
+
+    /// A request for a session came. Gives the session if it comes too late.
+    pub(super) fn touch(&self, id: &str) -> Option<Arc<Session>> {
+        let sessions = self.read();
+        let session = sessions.get(id)?;
+        match session.life.touch(session.now()) {
+            true => None,
+            false => Some(session.clone()),
+        }
+    }
+
+    pub(super) fn begin_use(&self, id: &str) -> Option<InUse> {
+        let session = self.find(id)?;
+        session.life.begin();
+        Some(InUse(session))
+    }
+
+    pub(super) fn remove(&self, id: &str) {
+        self.write().remove(id);
+    }
+
+    /// Forgets a session, unless another one has its id now.
+    pub(super) fn remove_this(&self, session: &Arc<Session>) {
+        let mut sessions = self.write();
+        if let Some(found) = sessions.get(&session.id)
+            && Arc::ptr_eq(found, session)
+        {
+            sessions.remove(&session.id);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.read().len()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<SessionId, Arc<Session>>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<SessionId, Arc<Session>>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Session ===
+
+impl Session {
+    pub(super) fn new(
+        id: SessionId,
+        idle_timeout: Option<Duration>,
+        owner: Weak<dyn Owner>,
+    ) -> Self {
+        Self {
+            id,
+            late: Arc::default(),
+            life: Life::new(),
+            since: Instant::now(),
+            idle_timeout,
+            owner,
+            closed: OnceCell::new(),
+        }
+    }
+
+    pub(super) fn id(&self) -> &SessionId {
+        &self.id
+    }
+
+    /// When to look at it for the first time.
+    pub(super) fn first_look(&self) -> Option<Instant> {
+        self.since.checked_add(self.idle_timeout?)
+    }
+
+    /// Whether it was idle for too long.
+    pub(super) fn is_over(&self) -> bool {
+        self.life.is_closed()
+    }
+
+    /// Runs `close` to its end once, whoever waits for it.
+    pub(super) async fn close_once(&self, close: impl Future<Output = ()>) {
+        self.closed.get_or_init(|| close).await;
+    }
+
+    fn now(&self) -> u64 {
+        self.millis(Instant::now())
+    }
+
+    /// Rounded up: it is never closed too early.
+    fn millis(&self, now: Instant) -> u64 {
+        let since = now.saturating_duration_since(self.since).as_nanos();
+        u64::try_from(since.div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    }
+}
+
+impl Watched for Session {
+    fn look(&self, at: Instant, now: Instant) -> Option<Instant> {
+        let owner = self.owner.upgrade()?;
+        if now.duration_since(at) > LATE {
+            // The runtime was starved: requests wait in the accept queue.
+            return now.checked_add(LATE);
+        }
+        let millis = self.millis(now);
+        if owner.has_calls(&self.id) {
+            // When it ends nobody may see.
+            self.life.touch(millis);
+        }
+        match self.life.close_if_idle(millis, self.idle_timeout?) {
+            Verdict::LookAgainIn(time) => now.checked_add(time),
+            Verdict::Closed => {
+                owner.close_idle(self.id.clone());
+                None
+            }
+        }
+    }
+}
+
+// === impl InUse ===
+
+impl InUse {
+    /// Another use of the same session.
+    pub(super) fn again(&self) -> Self {
+        self.0.life.begin();
+        Self(self.0.clone())
+    }
+
+    pub(super) fn late(&self) -> &Late {
+        &self.0.late
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.0.life.end(self.0.now());
+    }
+}
