@@ -21,15 +21,6 @@ const USES: u64 = (1 << USES_BITS) - 1;
 const USES_BITS: u32 = 24;
 const LATEST: u64 = (CLOSED - 1) >> USES_BITS;
 
-/// How long a session may live on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// Its time is over: it is closed from now on, or was before.
-    Closed,
-    /// It is used, or will have been idle for its time only then.
-    LookAgainIn(Duration),
-}
-
 // === impl Life ===
 
 impl Life {
@@ -57,21 +48,20 @@ impl Life {
             });
     }
 
-    /// Closes it if it was idle for `time`.
-    pub(super) fn close_if_idle(&self, now: u64, time: Duration) -> Verdict {
-        let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let mut verdict = Verdict::Closed;
+    /// How long it stays open at least, if it may be idle for `time`. `None` if it is over.
+    pub(super) fn left(&self, now: u64, time: Duration) -> Option<Duration> {
+        left(self.0.load(Ordering::Acquire), now, time)
+    }
+
+    /// Closes it if it was idle for `time`, and says how long it stays open otherwise.
+    pub(super) fn close_if_idle(&self, now: u64, time: Duration) -> Option<Duration> {
+        let mut lives = None;
         // What it finds closed stays so.
         let _found_open = self.change(|word| {
-            let over = last_use(word).saturating_add(millis);
-            verdict = match over.checked_sub(now) {
-                _ if word & USES > 0 => Verdict::LookAgainIn(time),
-                Some(left @ 1..) => Verdict::LookAgainIn(Duration::from_millis(left)),
-                _ => Verdict::Closed,
-            };
-            (verdict == Verdict::Closed).then_some(word | CLOSED)
+            lives = left(word, now, time);
+            lives.is_none().then_some(word | CLOSED)
         });
-        verdict
+        lives
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -93,6 +83,18 @@ impl Life {
     }
 }
 
+fn left(word: u64, now: u64, time: Duration) -> Option<Duration> {
+    if word & CLOSED > 0 {
+        return None;
+    }
+    if word & USES > 0 {
+        return Some(time);
+    }
+    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let left = last_use(word).saturating_add(millis).saturating_sub(now);
+    (left > 0).then(|| Duration::from_millis(left))
+}
+
 /// The word, if its session was used at `now`. Clocks of two threads may differ: the later time stays.
 fn used_at(word: u64, now: u64) -> u64 {
     let last = now.max(last_use(word)).min(LATEST);
@@ -108,14 +110,16 @@ mod tests {
     use super::*;
 
     const TIME: Duration = Duration::from_millis(100);
+    const TICK: Duration = Duration::from_millis(1);
 
     #[test]
     fn its_time_is_over_when_nothing_used_it_for_so_long() {
         let life = Life::new();
         let early = life.close_if_idle(99, TIME);
-        assert_eq!(early, Verdict::LookAgainIn(Duration::from_millis(1)));
+        assert_eq!(early, Some(TICK));
+        assert_eq!(life.left(100, TIME), None, "but nobody closed it");
         assert!(!life.is_closed());
-        assert_eq!(life.close_if_idle(100, TIME), Verdict::Closed);
+        assert_eq!(life.close_if_idle(100, TIME), None);
         assert!(life.is_closed());
     }
 
@@ -124,14 +128,14 @@ mod tests {
         let life = Life::new();
         assert!(life.touch(60));
         let early = life.close_if_idle(159, TIME);
-        assert_eq!(early, Verdict::LookAgainIn(Duration::from_millis(1)));
-        assert_eq!(life.close_if_idle(160, TIME), Verdict::Closed);
+        assert_eq!(early, Some(TICK));
+        assert_eq!(life.close_if_idle(160, TIME), None);
     }
 
     #[test]
     fn a_touch_that_comes_too_late_says_so() {
         let life = Life::new();
-        assert_eq!(life.close_if_idle(100, TIME), Verdict::Closed);
+        assert_eq!(life.close_if_idle(100, TIME), None);
         assert!(!life.touch(100));
         assert!(life.is_closed());
     }
@@ -142,11 +146,11 @@ mod tests {
         life.begin();
         life.begin();
         life.end(10);
-        assert_eq!(life.close_if_idle(1_000, TIME), Verdict::LookAgainIn(TIME));
+        assert_eq!(life.close_if_idle(1_000, TIME), Some(TIME));
         life.end(1_000);
         let early = life.close_if_idle(1_099, TIME);
-        assert_eq!(early, Verdict::LookAgainIn(Duration::from_millis(1)));
-        assert_eq!(life.close_if_idle(1_100, TIME), Verdict::Closed);
+        assert_eq!(early, Some(TICK));
+        assert_eq!(life.close_if_idle(1_100, TIME), None);
     }
 
     #[test]
@@ -160,9 +164,9 @@ mod tests {
     #[test]
     fn uses_after_its_end_change_nothing() {
         let life = Life::new();
-        assert_eq!(life.close_if_idle(100, TIME), Verdict::Closed);
+        assert_eq!(life.close_if_idle(100, TIME), None);
         life.begin();
-        assert_eq!(life.close_if_idle(100, TIME), Verdict::Closed);
+        assert_eq!(life.close_if_idle(100, TIME), None);
         life.end(200);
         assert!(life.is_closed());
         assert!(!life.touch(300));

@@ -5,6 +5,7 @@
 
 use std::{
     collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
     time::Duration,
 };
@@ -12,15 +13,19 @@ use std::{
 use rmcp::transport::streamable_http_server::session::SessionId;
 use tokio::{sync::OnceCell, time::Instant};
 
-use super::{
-    late::Late,
-    life::{Life, Verdict},
-};
+use super::{late::Late, life::Life};
 use crate::registry::{LATE, Watched};
 
 /// All sessions that are open.
 #[derive(Default)]
-pub(super) struct Sessions(RwLock<HashMap<SessionId, Arc<Session>>>);
+pub(super) struct Sessions(RwLock<ById>);
+
+type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
+
+/// Every request asks for its session twice. Nobody can fill the map with ids of his choice, they are the
+/// server's own; so their hash need not be keyed.
+#[derive(Default)]
+struct IdHasher(u64);
 
 /// What is known of a session.
 pub(super) struct Session {
@@ -95,12 +100,40 @@ impl Sessions {
         self.read().len()
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<SessionId, Arc<Session>>> {
+    fn read(&self) -> RwLockReadGuard<'_, ById> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<SessionId, Arc<Session>>> {
+    fn write(&self) -> RwLockWriteGuard<'_, ById> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl IdHasher ===
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks();
+        for word in words {
+            self.write_u64(u64::from_le_bytes(*word));
+        }
+        for byte in rest {
+            self.write_u8(*byte);
+        }
+    }
+
+    fn write_u8(&mut self, byte: u8) {
+        self.write_u64(byte.into());
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        // An odd number without a pattern: 2^64 divided by the golden ratio.
+        let mixed = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 
@@ -148,26 +181,29 @@ impl Session {
 
     /// Rounded up: it is never closed too early.
     fn millis(&self, now: Instant) -> u64 {
-        let since = now.saturating_duration_since(self.since).as_nanos();
-        u64::try_from(since.div_ceil(1_000_000)).unwrap_or(u64::MAX)
+        let since = now.saturating_duration_since(self.since);
+        let part = u64::from(since.subsec_nanos().div_ceil(1_000_000));
+        since.as_secs().saturating_mul(1_000).saturating_add(part)
     }
 }
 
 impl Watched for Session {
     fn look(&self, at: Instant, now: Instant) -> Option<Instant> {
         let owner = self.owner.upgrade()?;
-        if now.duration_since(at) > LATE {
-            // The runtime was starved: requests wait in the accept queue.
-            return now.checked_add(LATE);
-        }
+        let idle_timeout = self.idle_timeout?;
         let millis = self.millis(now);
         if owner.has_calls(&self.id) {
             // When it ends nobody may see.
             self.life.touch(millis);
         }
-        match self.life.close_if_idle(millis, self.idle_timeout?) {
-            Verdict::LookAgainIn(time) => now.checked_add(time),
-            Verdict::Closed => {
+        let left = match now.duration_since(at) > LATE {
+            // The runtime was starved: requests may wait in the accept queue.
+            true => self.life.left(millis, idle_timeout).or(Some(LATE)),
+            false => self.life.close_if_idle(millis, idle_timeout),
+        };
+        match left {
+            Some(left) => now.checked_add(left),
+            None => {
                 owner.close_idle(self.id.clone());
                 None
             }

@@ -155,7 +155,8 @@ impl<M: SessionManager> Shared<M> {
         // Another runtime may have run the timer, and have ended.
         self.timer.on_this_runtime();
         if let Some(session) = self.sessions.touch(id) {
-            self.close(&session).await;
+            // Rare and large: the future of every request holds this one.
+            Box::pin(self.close(&session)).await;
         }
     }
 

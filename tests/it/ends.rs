@@ -1,11 +1,7 @@
 //! Calls that end in other ways than by their answer or their client's absence: the client cancels
 //! them, closes their session, or sends them again.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -15,14 +11,14 @@ use axum::{
     response::Response,
 };
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Policy};
-use rmcp::transport::streamable_http_server::session::{
-    SessionManager, SessionState, SessionStore, SessionStoreError,
-};
+use rmcp::transport::streamable_http_server::session::SessionManager;
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    setup::{Plan, Server, Sessions, Setup, StoppedClock, What, arguments, for_servers},
+    setup::{
+        Plan, SavedSessions, Server, Sessions, Setup, StoppedClock, What, arguments, for_servers,
+    },
     support::*,
 };
 
@@ -174,7 +170,7 @@ async fn a_delete_that_is_refused_ends_nothing(server: Server) {
 /// The session comes back under its old id, with streams that count from 0 again.
 #[tokio::test]
 async fn nothing_that_was_kept_reaches_a_session_that_was_restored() {
-    let store = Arc::new(Store::default());
+    let store = Arc::new(SavedSessions::default());
     let setup = with_grace(Server::Wrapped).config(|mut config| {
         config.session_store = Some(store);
         config
@@ -365,32 +361,6 @@ async fn assert_client_cancelled(setup: &Setup, mcp: &Mcp) {
     assert_eq!(token.reason(), Some(CancelReason::ClientCancelled));
     setup.assert_usable(mcp).await;
     assert!(setup.calls.is_empty());
-}
-
-/// Sessions in memory, so that one can be restored.
-#[derive(Default)]
-struct Store(Mutex<HashMap<String, SessionState>>);
-
-// === impl Store ===
-
-#[async_trait::async_trait]
-impl SessionStore for Store {
-    async fn load(&self, id: &str) -> Result<Option<SessionState>, SessionStoreError> {
-        let sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(sessions.get(id).cloned())
-    }
-
-    async fn store(&self, id: &str, state: &SessionState) -> Result<(), SessionStoreError> {
-        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.insert(id.to_owned(), state.clone());
-        Ok(())
-    }
-
-    async fn delete(&self, id: &str) -> Result<(), SessionStoreError> {
-        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.remove(id);
-        Ok(())
-    }
 }
 
 #[tokio::test]

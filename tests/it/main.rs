@@ -34,6 +34,7 @@ mod probed;
 mod read_on;
 mod reasons;
 mod resume;
+mod sessions;
 mod setup;
 #[cfg(unix)]
 mod shutdown;

@@ -61,7 +61,7 @@ pub(crate) use self::{
     exchanges::{EXCHANGE, Exchanges},
     scripted::Scripted,
     stalled::stalled,
-    store::{FIRST_STORED, Store},
+    store::{FIRST_STORED, SavedSessions, Store},
 };
 
 /// The ways to use the layer, and rmcp without it.
@@ -84,16 +84,19 @@ pub(crate) struct Plan {
     server: Server,
     layer: CancelOnDisconnectLayer,
     local: LocalSessionManager,
+    wrap: Box<dyn FnOnce(LocalSessionManager) -> Wrapper>,
     config: StreamableHttpServerConfig,
     inside: Box<dyn FnOnce(Router) -> Router>,
     send_buffer: Option<usize>,
     abort_after: Option<Duration>,
 }
 
+pub(crate) type Wrapper = CancellableSessionManager<LocalSessionManager>;
+
 /// The sessions of a server.
 #[derive(Clone, Debug)]
 pub(crate) enum Sessions {
-    Wrapped(Arc<CancellableSessionManager<LocalSessionManager>>),
+    Wrapped(Arc<Wrapper>),
     Local(Arc<LocalSessionManager>),
 }
 
@@ -171,6 +174,7 @@ impl Plan {
             server,
             layer: CancelOnDisconnectLayer::new().grace(Grace::Immediate),
             local: LocalSessionManager::default(),
+            wrap: Box::new(CancellableSessionManager::new),
             config: server.config(),
             inside: Box::new(|router| router),
             send_buffer: None,
@@ -199,6 +203,15 @@ impl Plan {
         change: impl FnOnce(LocalSessionManager) -> LocalSessionManager,
     ) -> Self {
         self.local = change(self.local);
+        self
+    }
+
+    /// Another wrapper around them.
+    pub(crate) fn wrap(
+        mut self,
+        wrap: impl FnOnce(LocalSessionManager) -> Wrapper + 'static,
+    ) -> Self {
+        self.wrap = Box::new(wrap);
         self
     }
 
@@ -264,7 +277,7 @@ impl Plan {
         let events = Events::default();
         let layer = self.layer.observe(events.observer());
         let calls = layer.calls();
-        let sessions = Sessions::new(self.server, self.local);
+        let sessions = Sessions::new(self.server, self.local, self.wrap);
         let router = match self.abort_after {
             Some(window) => {
                 let handler = AbortOnCancel::new(handler).after(window);
@@ -299,14 +312,18 @@ impl Plan {
 // === impl Sessions ===
 
 impl Sessions {
-    fn new(server: Server, local: LocalSessionManager) -> Self {
+    fn new(
+        server: Server,
+        local: LocalSessionManager,
+        wrap: impl FnOnce(LocalSessionManager) -> Wrapper,
+    ) -> Self {
         match server {
-            Server::Wrapped => Self::Wrapped(Arc::new(CancellableSessionManager::new(local))),
+            Server::Wrapped => Self::Wrapped(Arc::new(wrap(local))),
             _ => Self::Local(Arc::new(local)),
         }
     }
 
-    fn router<H>(&self, handler: H, config: StreamableHttpServerConfig) -> Router
+    pub(crate) fn router<H>(&self, handler: H, config: StreamableHttpServerConfig) -> Router
     where
         H: ServerHandler + Clone,
     {

@@ -1,13 +1,14 @@
-//! An event store in memory.
+//! Stores in memory: of events, and of sessions.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{Mutex, PoisonError},
 };
 
 use futures_util::stream;
 use rmcp::transport::streamable_http_server::session::{
-    EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
+    EventId, EventStore, EventStoreError, EventStream, ServerSseMessage, SessionState,
+    SessionStore, SessionStoreError,
 };
 
 /// The id of the first event in a [`Store`].
@@ -16,6 +17,10 @@ pub(crate) const FIRST_STORED: &str = "event-0";
 /// Events in memory, under ids that say nothing of their stream.
 #[derive(Default)]
 pub(crate) struct Store(Mutex<BTreeMap<usize, (String, ServerSseMessage)>>);
+
+/// What it takes to restore sessions.
+#[derive(Default)]
+pub(crate) struct SavedSessions(Mutex<HashMap<String, SessionState>>);
 
 // === impl Store ===
 
@@ -43,5 +48,27 @@ impl EventStore for Store {
         let later = later.filter(|(of, _)| of == stream);
         let later: Vec<_> = later.map(|(_, event)| event.clone()).collect();
         Ok(Box::pin(stream::iter(later)))
+    }
+}
+
+// === impl SavedSessions ===
+
+#[async_trait::async_trait]
+impl SessionStore for SavedSessions {
+    async fn load(&self, id: &str) -> Result<Option<SessionState>, SessionStoreError> {
+        let sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(sessions.get(id).cloned())
+    }
+
+    async fn store(&self, id: &str, state: &SessionState) -> Result<(), SessionStoreError> {
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.insert(id.to_owned(), state.clone());
+        Ok(())
+    }
+
+    async fn delete(&self, id: &str) -> Result<(), SessionStoreError> {
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.remove(id);
+        Ok(())
     }
 }

@@ -1,0 +1,434 @@
+//! Sessions that nobody uses are closed, and no others.
+//!
+//! But for the last test the clock stands still except for what each test moves it. To look whether a session is
+//! open the tests ask rmcp's manager: a request would count as a use.
+
+use std::{sync::Arc, time::Duration};
+
+use mcp_cancel_on_disconnect::{CancelReason, CancellableSessionManager, Grace, Outcome};
+use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::{
+    setup::{Plan, SavedSessions, Server, Sessions, Setup, StoppedClock},
+    support::*,
+};
+
+/// The default, rmcp's and ours.
+const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+/// The first stream of a session, and its first event.
+const STREAM: u64 = 0;
+const FIRST_EVENT: &str = "0/0";
+
+/// How long rmcp lets handlers run on in a session that ends.
+const DRAIN: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn an_idle_session_is_closed_when_its_time_is_over_and_not_before() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().start().await;
+    let mcp = setup.mcp().await;
+
+    clock.advance(IDLE - TICK).await;
+    settle(&setup).await;
+    assert!(is_open(&setup, &mcp).await);
+    clock.advance(2 * TICK).await;
+
+    closed(&setup, &mcp).await;
+    assert_eq!(
+        mcp.notify("notifications/initialized", json!({})).await,
+        404
+    );
+}
+
+#[tokio::test]
+async fn a_closed_session_leaves_nothing() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().start().await;
+    for _ in 0..3 {
+        let mcp = setup.mcp().await;
+        setup.assert_usable(&mcp).await;
+    }
+    assert_eq!(known(&setup), 3);
+
+    clock.advance(IDLE + TICK).await;
+
+    known_reaches(&setup, 0).await;
+    assert!(setup.sessions.local().sessions.read().await.is_empty());
+    assert!(setup.calls.is_empty());
+}
+
+#[tokio::test]
+async fn a_request_starts_the_time_anew() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().start().await;
+    let mcp = setup.mcp().await;
+    clock.advance(IDLE / 2).await;
+    assert_eq!(
+        mcp.notify("notifications/roots/list_changed", json!({}))
+            .await,
+        202
+    );
+
+    clock.advance(IDLE - TICK).await;
+    settle(&setup).await;
+    assert!(is_open(&setup, &mcp).await);
+    clock.advance(2 * TICK).await;
+
+    closed(&setup, &mcp).await;
+}
+
+#[tokio::test]
+async fn a_request_of_another_session_does_not() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().start().await;
+    let (mcp, other) = (setup.mcp().await, setup.mcp().await);
+    clock.advance(IDLE / 2).await;
+    setup.assert_usable(&other).await;
+
+    clock.advance(IDLE / 2 + TICK).await;
+
+    closed(&setup, &mcp).await;
+    assert!(is_open(&setup, &other).await);
+}
+
+#[tokio::test]
+async fn a_silent_call_of_a_connected_client_gets_its_answer_however_long_it_takes() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+
+    for _ in 0..3 {
+        clock.advance(IDLE + TICK).await;
+        settle(&setup).await;
+    }
+
+    setup.assert_completes("a", &mut call).await;
+    setup.assert_usable(&mcp).await;
+}
+
+/// What the test before would be without us.
+#[tokio::test]
+async fn bare_rmcp_loses_the_answer_of_such_a_call() {
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(Server::Bare).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+
+    clock.advance(IDLE + TICK).await;
+
+    assert_eq!(call.answer().await, None, "the stream ends without it");
+}
+
+#[tokio::test]
+async fn its_time_starts_when_the_last_stream_ends() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    clock.advance(IDLE / 2).await;
+    setup.assert_completes("a", &mut call).await;
+
+    clock.advance(IDLE - TICK).await;
+    settle(&setup).await;
+    assert!(is_open(&setup, &mcp).await);
+    clock.advance(2 * TICK).await;
+
+    closed(&setup, &mcp).await;
+}
+
+#[tokio::test]
+async fn a_call_in_its_grace_keeps_its_session() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().grace(Grace::After(4 * IDLE)).start().await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+
+    for _ in 0..3 {
+        clock.advance(IDLE + TICK).await;
+        settle(&setup).await;
+    }
+
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+    assert_eq!(resumed.head().await.status, 200);
+    setup.assert_completes("a", &mut resumed).await;
+}
+
+#[tokio::test]
+async fn a_session_is_closed_after_its_last_call_was_given_up() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().grace(Grace::After(IDLE / 2)).start().await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+
+    clock.advance(IDLE / 2 + TICK).await;
+    let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
+    assert_eq!(setup.events.ended(&mcp, 1).await, orphaned);
+    clock.advance(IDLE - TICK).await;
+    settle(&setup).await;
+    assert!(is_open(&setup, &mcp).await);
+    clock.advance(2 * TICK).await;
+
+    closed(&setup, &mcp).await;
+}
+
+#[tokio::test]
+async fn a_call_that_runs_on_for_nobody_keeps_its_session() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().grace(Grace::Never).start().await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+
+    for _ in 0..3 {
+        clock.advance(IDLE + TICK).await;
+        settle(&setup).await;
+    }
+
+    assert!(setup.witness.is_running("a"));
+    setup.witness.release("a");
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    assert!(is_open(&setup, &mcp).await);
+}
+
+/// Its stream has ended, so nothing but the registry knows of it.
+#[tokio::test]
+async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().grace(Grace::After(4 * IDLE)).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.sessions.end_stream(&mcp, STREAM, None).await;
+    call.body_to_end().await;
+    setup.events.detached(&mcp, 1).await;
+
+    for _ in 0..3 {
+        clock.advance(IDLE + TICK).await;
+        settle(&setup).await;
+    }
+
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+    assert_eq!(resumed.head().await.status, 200);
+    setup.assert_completes("a", &mut resumed).await;
+}
+
+#[tokio::test]
+async fn a_standalone_stream_keeps_its_session_until_it_goes() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().start().await;
+    let mcp = setup.mcp().await;
+    let mut standalone = mcp.listen().await;
+    assert_eq!(standalone.head().await.status, 200);
+
+    for _ in 0..3 {
+        clock.advance(IDLE + TICK).await;
+        settle(&setup).await;
+        assert!(is_open(&setup, &mcp).await);
+    }
+    standalone.fin();
+
+    // The server notices that when it does; it takes the whole time from then.
+    soon("the session is closed", async || {
+        clock.advance(Duration::from_millis(500)).await;
+        !is_open(&setup, &mcp).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_time_of_ones_own_counts() {
+    let clock = StoppedClock::stop();
+    let wrap =
+        |local: LocalSessionManager| CancellableSessionManager::new(local).idle_timeout(IDLE / 10);
+    let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
+    let mcp = setup.mcp().await;
+
+    clock.advance(IDLE / 10 + TICK).await;
+
+    closed(&setup, &mcp).await;
+    known_reaches(&setup, 0).await;
+}
+
+#[tokio::test]
+async fn idle_sessions_may_be_kept() {
+    let clock = StoppedClock::stop();
+    let wrap = |_| CancellableSessionManager::local(SessionConfig::default()).keep_idle();
+    let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
+    let mcp = setup.mcp().await;
+
+    for _ in 0..3 {
+        clock.advance(10 * IDLE).await;
+        settle(&setup).await;
+    }
+
+    setup.assert_usable(&mcp).await;
+}
+
+/// Ours is the longer one here, in `a_time_of_ones_own_counts` the shorter.
+#[tokio::test]
+async fn the_inner_managers_own_timer_goes_on_beside_it_and_leaves_nothing() {
+    let clock = StoppedClock::stop();
+    let short = |mut local: LocalSessionManager| {
+        local.session_config.keep_alive = Some(IDLE / 10);
+        local
+    };
+    let wrap =
+        |local: LocalSessionManager| CancellableSessionManager::new(local).idle_timeout(IDLE);
+    let setup = Plan::of(Server::Wrapped)
+        .sessions(short)
+        .wrap(wrap)
+        .start()
+        .await;
+    let mcp = setup.mcp().await;
+
+    clock.advance(IDLE / 10 + TICK).await;
+
+    closed(&setup, &mcp).await;
+    known_reaches(&setup, 0).await;
+    clock.advance(IDLE + TICK).await;
+    let other = setup.mcp().await;
+    setup.assert_usable(&other).await;
+}
+
+/// Streams and requests count there as well; calls are not known.
+#[tokio::test]
+async fn sessions_are_closed_without_a_layer_too() {
+    let clock = StoppedClock::stop();
+    let manager = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+    let witness = Witness::new();
+    let sessions = Sessions::Wrapped(manager);
+    let router = sessions.router(Tools::new(&witness), Mode::Session.config());
+    let served = serve(router).await;
+    let mcp = Mcp::session(served.addr, PATH).await;
+    let other = Mcp::session(served.addr, PATH).await;
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    witness.started("a").await;
+    let open = || async { sessions.local().sessions.read().await.len() };
+    assert_eq!(open().await, 2);
+
+    clock.advance(IDLE + TICK).await;
+
+    soon("the one without a call is closed", async || {
+        open().await == 1
+    })
+    .await;
+    assert_eq!(
+        other.notify("notifications/initialized", json!({})).await,
+        404
+    );
+    witness.release("a");
+    assert!(call.answer().await.is_some());
+}
+
+#[tokio::test]
+async fn a_restored_session_has_all_its_time() {
+    let clock = StoppedClock::stop();
+    let store = Arc::new(SavedSessions::default());
+    let setup = by_default().config(|mut config| {
+        config.session_store = Some(store);
+        config
+    });
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    clock.advance(IDLE + TICK).await;
+    closed(&setup, &mcp).await;
+    known_reaches(&setup, 0).await;
+
+    setup.assert_usable(&mcp).await;
+
+    clock.advance(IDLE - TICK).await;
+    settle(&setup).await;
+    assert!(is_open(&setup, &mcp).await);
+    clock.advance(2 * TICK).await;
+    closed(&setup, &mcp).await;
+}
+
+/// In real time: what a client may wait for after a DELETE.
+#[tokio::test]
+async fn a_delete_stops_handlers_at_once_where_rmcp_takes_5_seconds() {
+    let (ours, bare) = tokio::join!(
+        from_delete_to_token(Server::Wrapped),
+        from_delete_to_token(Server::Bare)
+    );
+
+    println!("from the DELETE to the handler's token: {ours:.1?}, bare rmcp {bare:.1?}");
+    assert!(ours < Duration::from_secs(2), "{ours:?}");
+    assert!(bare >= DRAIN, "{bare:?}");
+}
+
+async fn from_delete_to_token(server: Server) -> Duration {
+    let setup = Plan::of(server).grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let _call = setup.start_call(&mcp, 1, "hold", "a").await;
+    let before = Instant::now();
+    assert_eq!(mcp.delete().await, 202);
+    setup.witness.token_fired("a").await - before
+}
+
+/// As a user has it who does nothing about it.
+fn by_default() -> Plan {
+    let wrap = |_| CancellableSessionManager::local(SessionConfig::default());
+    Plan::of(Server::Wrapped).wrap(wrap)
+}
+
+/// A call with id 1 whose client has just gone, and may come back.
+async fn detach(setup: &Setup, mcp: &Mcp) {
+    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(mcp, 1).await;
+}
+
+/// Gives the timer its turn: a whole exchange of another session passes.
+async fn settle(setup: &Setup) {
+    let other = setup.mcp().await;
+    setup.assert_usable(&other).await;
+    assert_eq!(other.delete().await, 202);
+}
+
+async fn is_open(setup: &Setup, mcp: &Mcp) -> bool {
+    let id = mcp.session_id().expect("a session");
+    setup
+        .sessions
+        .local()
+        .sessions
+        .read()
+        .await
+        .contains_key(id)
+}
+
+async fn closed(setup: &Setup, mcp: &Mcp) {
+    soon("the session is closed", async || !is_open(setup, mcp).await).await;
+}
+
+/// How many sessions the wrapper knows.
+fn known(setup: &Setup) -> usize {
+    let debug = format!("{:?}", setup.sessions);
+    let (_, count) = debug
+        .split_once("sessions: ")
+        .expect("a number of sessions");
+    let count: String = count.chars().take_while(char::is_ascii_digit).collect();
+    count.parse().expect("a number")
+}
+
+async fn known_reaches(setup: &Setup, count: usize) {
+    soon("the wrapper knows so many", async || known(setup) == count).await;
+}
+
+/// Not by the clock, which stands still.
+async fn soon(what: &str, is_so: impl AsyncFn() -> bool) {
+    for _ in 0..1_000_000 {
+        if is_so().await {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("never: {what}");
+}
