@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 const DEFAULTS: &str = include_str!("defaults.md");
 
 /// Codes and marks. Everything else that is a number is a limit, and has its reason on the page.
-const NO_LIMITS: [&str; 3] = ["ARRAY", "CLIENT_CLOSED_REQUEST", "OBJECT"];
+const NO_LIMITS: [&str; 4] = ["ARRAY", "CLIENT_CLOSED_REQUEST", "OBJECT", "USES_BITS"];
 
 /// One line of the page: a value, the text that makes it, and the file with that text.
 #[derive(Debug)]
