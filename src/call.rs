@@ -135,8 +135,9 @@ pub enum Outcome {
     ClientCancelled,
     /// The inner service failed, or answered with an error status.
     Failed,
-    /// Nothing more can be seen of it: it runs on behind a layer that has no session manager, or its
-    /// answer could not be told from other messages.
+    /// Nothing more can be seen of it: it runs on behind a layer that has no session manager, its answer
+    /// could not be told from other messages, or its client used its id again (the specification forbids
+    /// that). It was not cancelled.
     Unknown,
 }
 

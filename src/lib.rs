@@ -86,6 +86,7 @@
 
 mod call;
 mod cancel;
+mod detach;
 mod envelope;
 mod exchange;
 mod layer;
@@ -115,6 +116,7 @@ pub use self::token::MissingLayer;
 pub use self::{
     call::{CallId, CallInfo, CancelReason, Outcome, RequestId},
     cancel::CancelError,
+    detach::{DetachCause, Detachment},
     envelope::{TeeBody, Unknown},
     layer::{CancelOnDisconnectLayer, Retain},
     observe::{Event, Observer},

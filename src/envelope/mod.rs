@@ -16,7 +16,7 @@ use http::{HeaderMap, Method, Request, header};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{call::CancelReason, exchange::Exchange, source::Source};
+use crate::{detach::DetachCause, exchange::Exchange, source::Source};
 
 mod read;
 mod scan;
@@ -136,9 +136,7 @@ where
             }
             Some(Err(error)) => {
                 // hyper reports a client that left in the middle of its request only here.
-                watch
-                    .exchange
-                    .abandon(CancelReason::ClientDisconnected, None);
+                watch.exchange.abandon(DetachCause::HungUp, None);
                 Some(Err(error))
             }
             None => {

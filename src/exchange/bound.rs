@@ -9,13 +9,13 @@ use std::{
 
 use super::{
     Exchange, InFlight, Phase, Session,
-    end::{Attachment, Gone},
+    end::Attachment,
     request::{RequestBody, Settled},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::Canceller,
-    observe::Event,
+    detach::DetachCause,
     registry::{FIRST, Key, Scope, SessionKey},
 };
 
@@ -29,15 +29,19 @@ impl Attachment {
     /// Says that nobody reads the stream, because its client has gone or because something inside let
     /// go of it.
     pub(crate) fn drop_stream(&self) {
-        let client_left =
-            self.generation != FIRST || self.exchange.state().phase == Phase::Abandoned;
-        let reason = match client_left {
-            true => CancelReason::ClientDisconnected,
-            // Unwinding comes through here before it comes to the exchange's guard.
-            false if std::thread::panicking() => CancelReason::ServicePanicked,
-            false => CancelReason::ResponseDropped,
+        let (client_left, going) = {
+            let mut state = self.exchange.state();
+            let resumed = self.generation != FIRST;
+            let going = state.going.take_if(|_| resumed);
+            (resumed || state.phase == Phase::Abandoned, going)
         };
-        self.detach(Gone::Stream(reason), false);
+        let cause = match client_left {
+            true => going.unwrap_or(DetachCause::HungUp),
+            // Unwinding comes through here before it comes to the exchange's guard.
+            false if std::thread::panicking() => DetachCause::ServicePanicked,
+            false => DetachCause::ResponseDropped,
+        };
+        self.detach(cause, false);
     }
 }
 
@@ -85,8 +89,7 @@ impl Exchange {
             self.started(call, started);
         }
         if abandoned {
-            let gone = Gone::Stream(CancelReason::ClientDisconnected);
-            self.let_go(call, FIRST, gone, false);
+            self.let_go(call, FIRST, DetachCause::HungUp, false);
         }
         Some(id)
     }
@@ -126,7 +129,7 @@ impl Exchange {
         let Some(finished) = self.instance.registry.finish(id, ended) else {
             return;
         };
-        self.cancelled(id, reason, Outcome::Cancelled(reason));
+        self.cancelled(id, reason, Outcome::Cancelled(reason), finished);
         if let Some(injection) = self.injection(id, reason, finished) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.
@@ -175,12 +178,5 @@ impl Exchange {
         };
         // Whatever becomes of it, the caller looks again.
         let _in_time = tokio::time::timeout(ANSWER_UNDER_WAY, ended).await;
-    }
-
-    /// The client of a call came back for it, and the session manager took it.
-    pub(crate) fn resumed(&self, id: CallId) {
-        if let Some(call) = self.call(id) {
-            self.instance.report(&Event::Resumed { call });
-        }
     }
 }

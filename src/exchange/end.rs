@@ -8,6 +8,7 @@ use super::Exchange;
 use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::{CancelError, Injection},
+    detach::{DetachCause, Detachment},
     layer::Retain,
     observe::{Event, Remark, say_once},
     policy::Verdict,
@@ -30,15 +31,6 @@ pub(crate) struct Attachment {
     pub(crate) generation: Generation,
 }
 
-/// How a stream of a call came to its end without the answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Gone {
-    /// Nobody reads it any more.
-    Stream(CancelReason),
-    /// The server ended it. Its client was told to come back.
-    ByServer,
-}
-
 /// A cancel on its way to the server. Reports when it is dropped, whatever became of it.
 struct Delivery {
     exchange: Arc<Exchange>,
@@ -50,9 +42,9 @@ struct Delivery {
 
 impl Attachment {
     /// Says that the stream has gone. `barren`: it was a resume that brought no event.
-    pub(crate) fn detach(&self, gone: Gone, barren: bool) {
+    pub(crate) fn detach(&self, cause: DetachCause, barren: bool) {
         if let Some(call) = self.exchange.call(self.id) {
-            self.exchange.let_go(call, self.generation, gone, barren);
+            self.exchange.let_go(call, self.generation, cause, barren);
         }
     }
 }
@@ -65,11 +57,11 @@ impl Exchange {
         self: &Arc<Self>,
         call: &CallInfo,
         generation: Generation,
-        gone: Gone,
+        cause: DetachCause,
         barren: bool,
     ) {
         let now = Instant::now();
-        let going = self.going(gone == Gone::ByServer);
+        let going = self.going(cause == DetachCause::EndedByServer);
         let (grace, deadline) = match call.policy().grace.verdict(call, going) {
             Verdict::CancelNow => (Some(Duration::ZERO), Some(now)),
             Verdict::CancelAfter(grace) => (Some(grace), now.checked_add(grace)),
@@ -83,7 +75,7 @@ impl Exchange {
                 deadline,
                 retry: going.retry.unwrap_or_default(),
             },
-            None if self.is_bound() && gone != Gone::ByServer => Wait::ForItsEnd,
+            None if self.is_bound() && !going.by_server => Wait::ForItsEnd,
             None if call.session().is_some() && (going.replayable || !going.by_server) => {
                 Wait::Unseen(now + UNSEEN_FOR)
             }
@@ -91,16 +83,14 @@ impl Exchange {
             None => return self.finish(call.id(), Outcome::Unknown),
         };
         let registry = &self.instance.registry;
-        match registry.detach(call.id(), generation, wait, barren, now) {
-            Detached::Stale => {}
-            Detached::Waiting => self.instance.report(&Event::Detached { call, grace }),
-            Detached::Due => {
-                let reason = match gone {
-                    Gone::Stream(reason) => reason,
-                    Gone::ByServer => CancelReason::Orphaned,
-                };
-                self.cancel(call.id(), reason);
-            }
+        let detachment = Detachment::new(cause, now);
+        let detached = registry.detach(call.id(), generation, wait, barren, detachment);
+        if detached != Detached::Stale {
+            self.instance
+                .report(&Event::Detached { call, cause, grace });
+        }
+        if detached == Detached::Due {
+            self.cancel(call.id(), cause.reason());
         }
     }
 
@@ -118,7 +108,7 @@ impl Exchange {
     ) -> Option<Injection> {
         let ended = self.as_cancelled(id, reason)?;
         let finished = self.instance.registry.finish_detached(id, ended)?;
-        self.cancelled(id, reason, Outcome::Cancelled(reason));
+        self.cancelled(id, reason, Outcome::Cancelled(reason), finished);
         self.injection(id, reason, finished)
     }
 
@@ -129,8 +119,8 @@ impl Exchange {
             other => Outcome::Cancelled(other),
         };
         let ended = self.as_cancelled(id, reason);
-        if self.instance.registry.finish(id, ended).is_some() {
-            self.cancelled(id, reason, outcome);
+        if let Some(finished) = self.instance.registry.finish(id, ended) {
+            self.cancelled(id, reason, outcome, finished);
         }
     }
 
@@ -154,7 +144,7 @@ impl Exchange {
         self.call(id).filter(|call| !call.must_run_on())?;
         let ended = self.as_cancelled(id, reason);
         let finished = self.instance.registry.finish(id, ended)?;
-        self.cancelled(id, reason, Outcome::Cancelled(reason));
+        self.cancelled(id, reason, Outcome::Cancelled(reason), finished);
         self.tell_client(id, reason);
         Some(self.injection(id, reason, finished))
     }
@@ -170,12 +160,18 @@ impl Exchange {
     }
 
     /// Goes through with the cancel of a call that has just ended so.
-    pub(super) fn cancelled(&self, id: CallId, reason: CancelReason, outcome: Outcome) {
+    pub(super) fn cancelled(
+        &self,
+        id: CallId,
+        reason: CancelReason,
+        outcome: Outcome,
+        finished: Finished,
+    ) {
         self.tell_ended();
         if self.was_last(id) {
             self.fire(reason);
         }
-        self.report_end(id, outcome);
+        self.report_end(id, outcome, finished);
     }
 
     /// What the server is to be told of a cancelled call.
@@ -225,24 +221,30 @@ impl Exchange {
                 until: self.remembered_until(self.call(id)?),
             })
         });
-        if self.end(id, ended).is_some() {
-            self.report_end(id, Outcome::Completed);
-        }
+        self.end(id, Outcome::Completed, ended);
     }
 
     pub(crate) fn finish(&self, id: CallId, outcome: Outcome) {
-        if self.end(id, None).is_some() {
-            self.report_end(id, outcome);
+        self.end(id, outcome, None);
+    }
+
+    fn end(&self, id: CallId, outcome: Outcome, remember: Option<Ended<Answer>>) {
+        if let Some(finished) = self.instance.registry.finish(id, remember) {
+            self.tell_ended();
+            if self.was_last(id) {
+                self.forget_hooks();
+            }
+            self.report_end(id, outcome, finished);
         }
     }
 
-    fn end(&self, id: CallId, remember: Option<Ended<Answer>>) -> Option<Finished> {
-        let finished = self.instance.registry.finish(id, remember)?;
+    /// The registry let a call go whose end nobody will see.
+    pub(crate) fn left(&self, id: CallId, finished: Finished) {
         self.tell_ended();
         if self.was_last(id) {
             self.forget_hooks();
         }
-        Some(finished)
+        self.report_end(id, Outcome::Unknown, finished);
     }
 
     /// Whether the other calls have ended as well: in a batch the token is that of all calls together.
@@ -257,9 +259,13 @@ impl Exchange {
         self.ended.notify_waiters();
     }
 
-    fn report_end(&self, id: CallId, outcome: Outcome) {
+    fn report_end(&self, id: CallId, outcome: Outcome, finished: Finished) {
         if let Some(call) = self.call(id) {
-            self.instance.report(&Event::Ended { call, outcome });
+            self.instance.report(&Event::Ended {
+                call,
+                outcome,
+                detachment: finished.detachment,
+            });
         }
     }
 

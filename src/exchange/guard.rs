@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{Exchange, Tap};
-use crate::call::CancelReason;
+use crate::detach::DetachCause;
 
 /// Tells the exchange that it was abandoned, unless it is over before the guard drops.
 ///
@@ -67,16 +67,16 @@ impl Guard {
     }
 
     /// Nobody will read the rest.
-    pub(crate) fn abandon(&mut self, reason: CancelReason) {
+    pub(crate) fn abandon(&mut self, cause: DetachCause) {
         if let Some(exchange) = self.exchange.take() {
-            exchange.abandon(reason, self.tap.take());
+            exchange.abandon(cause, self.tap.take());
         }
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.abandon(CancelReason::ClientDisconnected);
+        self.abandon(DetachCause::HungUp);
     }
 }
 
@@ -91,7 +91,7 @@ impl fmt::Debug for Guard {
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.abandon(CancelReason::ServicePanicked, None);
+            self.0.abandon(DetachCause::ServicePanicked, None);
         }
     }
 }

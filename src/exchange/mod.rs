@@ -52,6 +52,7 @@ use crate::call::RequestId;
 use crate::{
     call::{CallId, CallInfo, CancelReason},
     cancel::Canceller,
+    detach::DetachCause,
     layer::Options,
     observe::Event,
     registry::{Registry, Scope, SessionKey},
@@ -69,7 +70,7 @@ mod response;
 mod resume;
 
 #[cfg(feature = "rmcp")]
-pub(crate) use self::end::{Attachment, Gone};
+pub(crate) use self::end::Attachment;
 pub(crate) use self::{
     guard::Guard,
     outlet::Outlet,
@@ -137,6 +138,8 @@ struct State {
     canceller: Option<Arc<dyn Canceller>>,
     /// The calls were bound by a session manager, which watches their streams.
     bound: bool,
+    /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
+    going: Option<DetachCause>,
     last_words: LastWords,
 }
 
@@ -209,6 +212,7 @@ impl Exchange {
                 hooks: Hooks::default(),
                 canceller: None,
                 bound: false,
+                going: None,
                 last_words: LastWords::default(),
             }),
         }

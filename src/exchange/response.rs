@@ -9,13 +9,14 @@ use bytes::Bytes;
 
 use super::{
     Exchange, Kind, Phase,
-    end::{Attachment, Gone},
+    end::Attachment,
     outlet::error_message,
     request::{RequestBody, Settled},
     resume::Accepted,
 };
 use crate::{
     call::{CallInfo, CancelReason, Outcome, RequestId},
+    detach::DetachCause,
     envelope::Answers,
     policy::Going,
     registry::{FIRST, Key},
@@ -145,7 +146,7 @@ impl Exchange {
     /// The client was told everything. `tap` has read it.
     pub(crate) fn complete(self: &Arc<Self>, tap: Option<Tap>) {
         match (self.over(), tap) {
-            (true, Some(tap)) => tap.gone(Gone::ByServer),
+            (true, Some(tap)) => tap.gone(DetachCause::EndedByServer),
             (true, None) => self.end_calls(Outcome::Unknown),
             (false, _) => {}
         }
@@ -186,14 +187,14 @@ impl Exchange {
     }
 
     /// Nobody will read the rest. `tap` has read what there was.
-    pub(crate) fn abandon(self: &Arc<Self>, reason: CancelReason, tap: Option<Tap>) {
-        self.let_all_go(reason);
+    pub(crate) fn abandon(self: &Arc<Self>, cause: DetachCause, tap: Option<Tap>) {
+        self.let_all_go(cause);
         if let Some(tap) = tap {
-            tap.gone(Gone::Stream(reason));
+            tap.gone(cause);
         }
     }
 
-    fn let_all_go(self: &Arc<Self>, reason: CancelReason) {
+    fn let_all_go(self: &Arc<Self>, cause: DetachCause) {
         self.settle();
         self.release_hold();
         let other = {
@@ -209,11 +210,13 @@ impl Exchange {
         };
         if self.calls.get().is_some() {
             for call in self.calls() {
-                self.let_go(call, FIRST, Gone::Stream(reason), false);
+                self.let_go(call, FIRST, cause, false);
             }
+        } else if let Kind::Resume(resume) = &self.kind {
+            resume.is_going(&self.instance, cause);
         } else if self.session.is_none() && !other {
             // No call and no session: a plain request, which nobody can resume.
-            self.fire(reason);
+            self.fire(cause.reason());
         }
     }
 
@@ -312,14 +315,14 @@ impl Tap {
         });
     }
 
-    fn gone(self, gone: Gone) {
+    fn gone(self, cause: DetachCause) {
         for call in self.calls {
-            if self.unclear && gone == Gone::ByServer {
+            if self.unclear && cause == DetachCause::EndedByServer {
                 // The answer may have been in what could not be read.
                 call.exchange.finish(call.id, Outcome::Unknown);
             } else {
                 let barren = self.events == 0 && call.generation != FIRST;
-                call.detach(gone, barren);
+                call.detach(cause, barren);
             }
         }
     }

@@ -14,6 +14,7 @@ use http::HeaderMap;
 use super::{Exchange, Instance, LAST_EVENT_ID, end::Attachment};
 use crate::{
     call::{CallId, CancelReason, RequestId},
+    detach::{DetachCause, Detachment},
     observe::Event,
     registry::{End, Generation, Named, SessionKey},
 };
@@ -32,6 +33,18 @@ pub(super) enum Accepted {
     Attached(Vec<Attachment>),
     /// The call was cancelled. Whatever the server says, its client is to hear that.
     Cancelled(RequestId, CancelReason),
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// The client of a call came back for it, and was taken.
+    pub(crate) fn resumed(&self, id: CallId, detachment: Option<Detachment>) {
+        self.state().going = None;
+        if let Some(call) = self.call(id) {
+            self.instance.report(&Event::Resumed { call, detachment });
+        }
+    }
 }
 
 // === impl Resume ===
@@ -90,10 +103,8 @@ impl Resume {
 
     fn attach(instance: &Instance, ids: &[CallId]) -> Accepted {
         let attach = |id: &CallId| {
-            let (exchange, generation) = instance.registry.attach(*id)?;
-            if let Some(call) = exchange.call(*id) {
-                instance.report(&Event::Resumed { call });
-            }
+            let (exchange, generation, detachment) = instance.registry.attach(*id)?;
+            exchange.resumed(*id, detachment);
             Some(Attachment {
                 exchange,
                 id: *id,
@@ -112,6 +123,16 @@ impl Resume {
             Named::Nothing | Named::OneOf(_) | Named::Ended(_) => Vec::new(),
         };
         ids.into_iter().filter_map(|id| registry.call(id)).collect()
+    }
+
+    /// Says how its stream goes, before it does. A session manager's stream only sees that it is dropped.
+    pub(super) fn is_going(&self, instance: &Instance, cause: DetachCause) {
+        // Which is what it takes a drop for.
+        if cause != DetachCause::HungUp && !self.session.scope.is_path() {
+            for exchange in self.calls(instance) {
+                exchange.state().going = Some(cause);
+            }
+        }
     }
 
     /// Lets the clocks go on that it stopped.

@@ -235,8 +235,8 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         let named = self.shared.named(session, last_event_id);
         let call = self.shared.registry.get().and_then(|registry| match named {
             Named::Call(id) => {
-                let (exchange, generation) = registry.attach(id)?;
-                exchange.resumed(id);
+                let (exchange, generation, detachment) = registry.attach(id)?;
+                exchange.resumed(id, detachment);
                 let request_id = exchange.call(id)?.request_id().into();
                 let attachment = Attachment {
                     exchange,

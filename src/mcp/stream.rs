@@ -16,11 +16,7 @@ use rmcp::{
 };
 
 use super::{kept, session::InUse};
-use crate::{
-    call::Outcome,
-    exchange::{Attachment, Gone},
-    registry::numbered,
-};
+use crate::{call::Outcome, detach::DetachCause, exchange::Attachment, registry::numbered};
 
 /// The inner manager's stream of a call.
 ///
@@ -187,7 +183,7 @@ impl BoundCall {
 
     fn ended_by_server(mut self) {
         self.watched = Watched::NoMore;
-        self.attachment.detach(Gone::ByServer, false);
+        self.attachment.detach(DetachCause::EndedByServer, false);
     }
 }
 

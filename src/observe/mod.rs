@@ -10,6 +10,7 @@ use std::{
 use crate::{
     call::{CallInfo, Outcome},
     cancel::CancelError,
+    detach::{DetachCause, Detachment},
     envelope::Unknown,
 };
 
@@ -21,8 +22,8 @@ pub(crate) use self::trace::{Remark, say_once};
 
 /// Something that happened to a call, or a request that could not be read as one.
 ///
-/// Every call is started once and ends at most once. No end is seen of a call whose id its client used again (the
-/// specification forbids it), nor of one that runs on unseen for an hour. See [`Observer`] for an example.
+/// Every call is started once and ends once. Events of one call that happen on different threads at the same time
+/// may come in any order. See [`Observer`] for an example.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -32,12 +33,14 @@ pub enum Event<'a> {
         /// The call.
         call: &'a CallInfo,
     },
-    /// Its client went away, and the call goes on for now.
+    /// Its client went away.
     #[non_exhaustive]
     Detached {
         /// The call.
         call: &'a CallInfo,
-        /// How long it may wait for its client; `None` if to its end.
+        /// How.
+        cause: DetachCause,
+        /// How long it may wait for its client: zero if it is cancelled now, `None` if it may run to its end.
         grace: Option<Duration>,
     },
     /// Its client came back for it.
@@ -45,6 +48,8 @@ pub enum Event<'a> {
     Resumed {
         /// The call.
         call: &'a CallInfo,
+        /// Its time without a client, unless the client was back before it was known to be gone.
+        detachment: Option<Detachment>,
     },
     /// It ended. If it was cancelled, its token has fired and the server is being told.
     #[non_exhaustive]
@@ -53,6 +58,8 @@ pub enum Event<'a> {
         call: &'a CallInfo,
         /// How.
         outcome: Outcome,
+        /// Its time without a client, if it had none.
+        detachment: Option<Detachment>,
     },
     /// It was cancelled, but the server could not be told. Not tried again.
     #[non_exhaustive]

@@ -50,15 +50,16 @@ macro_rules! log_call {
 pub(super) fn log(event: &Event<'_>) {
     match event {
         Event::Started { call } => log_call!(trace, call, "call started"),
-        Event::Detached { call, grace } => {
+        Event::Detached { call, grace, .. } => {
             log_call!(debug, call, ?grace, "client gone, call goes on");
         }
-        Event::Resumed { call } => log_call!(debug, call, "client is back"),
+        Event::Resumed { call, .. } => log_call!(debug, call, "client is back"),
         Event::Ended {
             call,
             outcome: Outcome::Cancelled(reason),
+            ..
         } => log_call!(info, call, reason = ?reason.to_string(), "call cancelled"),
-        Event::Ended { call, outcome } => log_call!(trace, call, ?outcome, "call ended"),
+        Event::Ended { call, outcome, .. } => log_call!(trace, call, ?outcome, "call ended"),
         Event::CancelFailed { call, error } => {
             log_call!(warn, call, %error, "server could not be told of the cancel");
         }

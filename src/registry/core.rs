@@ -23,7 +23,7 @@
 //!    the first and the latest [`entry::MAX_EVENT_IDS`] are known; when more came, any unknown id of the session
 //!    may be one of them.
 //!    The calls of a batch share their streams.
-//! 9. **A reused id** makes the older call leave without a trace: it is never returned again.
+//! 9. **A reused id** makes the older call leave, untouched. It is returned once, to be reported, and never again.
 //! 10. **Server-side ends** of attached calls are the exchange's: see there.
 //! 11. **Memory.** An ended call is remembered by its streams for a while, see [`memory`].
 //! 12. **The end of a session** ends its calls, and nothing of it is remembered ([`Core::take_session`]).
@@ -40,7 +40,7 @@ use self::{
     index::{ById, Ids, Names, Slot, Slots},
     memory::Memory,
 };
-use crate::call::CallId;
+use crate::{call::CallId, detach::Detachment};
 
 mod entry;
 mod index;
@@ -91,7 +91,12 @@ pub(crate) enum Named<A> {
 pub(crate) struct Finished {
     /// Whether a cancel may be sent to the server under its JSON-RPC id (invariant 2).
     pub(crate) injectable: bool,
+    /// Its time without a client, if it had none.
+    pub(crate) detachment: Option<Detachment>,
 }
+
+/// A call that is gone without having been finished.
+pub(crate) type Left<T> = (CallId, T, Finished);
 
 #[derive(Debug)]
 pub(crate) struct Core<T, A> {
@@ -159,31 +164,34 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Makes an accepted call the owner of its key. Another owner leaves (invariant 9).
-    pub(crate) fn claim(&mut self, id: CallId) {
-        let Some(entry) = self.calls.get_mut(&id) else {
-            return;
-        };
-        let Some(slot) = entry.slot else {
-            return;
-        };
+    pub(crate) fn claim(&mut self, id: CallId) -> Option<Left<T>> {
+        let entry = self.calls.get_mut(&id)?;
+        let slot = entry.slot?;
         entry.owns_key = true;
-        if let Some(older) = self.index.insert(slot, id)
-            && older != id
-            && let Some(entry) = self.leave(older)
-        {
-            self.forget_streams(older, &entry);
-        }
+        let older = self.index.insert(slot, id).filter(|older| *older != id)?;
+        let entry = self.leave(older)?;
+        self.forget_streams(older, &entry);
+        self.finished = self.finished.wrapping_add(1);
+        let finished = Finished {
+            injectable: false,
+            detachment: entry.detachment(),
+        };
+        Some((older, entry.call, finished))
     }
 
-    /// Claims a better key for a call than the one it was started with.
+    /// Claims a better key for a call than the one it was started with. Its streams get new names.
     #[cfg(any(feature = "rmcp", test))]
-    pub(crate) fn rekey(&mut self, id: CallId, key: Key) {
-        if let Some(entry) = self.leave(id) {
-            self.forget_streams(id, &entry);
-            self.free_key(id, &entry);
-            self.start(id, Some(key), entry.call, entry.deadline);
-            self.claim(id);
-        }
+    pub(crate) fn rekey(&mut self, id: CallId, key: Key) -> Option<Left<T>> {
+        let mut entry = self.leave(id)?;
+        self.forget_streams(id, &entry);
+        self.free_key(id, &entry);
+        let session = self.names.session(&key.session);
+        let slot = self.names.request(session, &key.request);
+        entry.rekey(key, session, slot);
+        self.calls.insert(id, entry);
+        self.sessions.entry(session).or_default().insert(id);
+        self.schedule(id);
+        self.claim(id)
     }
 
     /// Notes an event id of a call's stream.
@@ -221,14 +229,14 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     // --- Its client goes and comes ---
 
-    /// Notes that a stream of a call has ended. `barren`: it was a resume that brought no event.
+    /// Notes that a stream of a call has just ended. `barren`: it was a resume that brought no event.
     pub(crate) fn detach(
         &mut self,
         id: CallId,
         generation: Generation,
         mut wait: Wait,
         barren: bool,
-        now: Instant,
+        detachment: Detachment,
     ) -> Detached {
         let Some(entry) = self.calls.get_mut(&id) else {
             return Detached::Stale;
@@ -244,13 +252,13 @@ impl<T: Clone, A: Clone> Core<T, A> {
             entry.last_deadline = Some(*deadline);
         }
         entry.detached = Some(Clock {
-            since: now,
+            detachment,
             wait,
             put_off: false,
             released: None,
         });
         match entry.grace_ends() {
-            Some(at) if at <= now => Detached::Due,
+            Some(at) if at <= detachment.since() => Detached::Due,
             _ => {
                 self.schedule(id);
                 Detached::Waiting
@@ -349,7 +357,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn finish(&mut self, id: CallId, remember: Option<Ended<A>>) -> Option<Finished> {
         let entry = self.leave(id)?;
         self.finished = self.finished.wrapping_add(1);
-        let injectable = self.free_key(id, &entry);
+        let finished = Finished {
+            injectable: self.free_key(id, &entry),
+            detachment: entry.detachment(),
+        };
         match (remember, &entry.key) {
             (Some(ended), Some(key)) if !entry.streams.is_empty() => {
                 let key = key.session.clone();
@@ -357,7 +368,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
             }
             _ => self.forget_streams(id, &entry),
         }
-        Some(Finished { injectable })
+        Some(finished)
     }
 
     /// Ends a call as [`finish`](Self::finish) does, unless its client has come back: between the look at a
@@ -381,9 +392,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     pub(crate) fn is_detached(&self, id: CallId) -> bool {
-        self.calls
-            .get(&id)
-            .is_some_and(|entry| entry.detached.is_some())
+        self.detachment(id).is_some()
+    }
+
+    /// Since when and how a call has no client.
+    pub(crate) fn detachment(&self, id: CallId) -> Option<Detachment> {
+        self.calls.get(&id)?.detachment()
     }
 
     /// The calls in flight of a session that is ending. What is remembered of it goes, and so do their
@@ -419,7 +433,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
             .collect()
     }
 
-    /// The calls whose time is over by `now`. They stay until they are finished.
+    /// The calls whose time is over by `now`. They stay until they are finished, but for those that are
+    /// forgotten.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T, Expired)> {
         let mut over = Vec::new();
         while let Some((at, id)) = self.due.pop_first() {
@@ -443,7 +458,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
                         }
                     }
                     Look::PutOff => self.schedule(id),
-                    Look::Forget => drop(self.finish(id, None)),
+                    Look::Forget => {
+                        let call = entry.call.clone();
+                        let finished = self.finish(id, None);
+                        over.extend(finished.map(|it| (id, call, Expired::Unseen(it))));
+                    }
                 }
             }
         }

@@ -20,6 +20,7 @@ use self::{
 };
 use crate::{
     call::{CallId, CancelReason},
+    detach::Detachment,
     exchange::{Exchange, Outlet},
 };
 
@@ -59,6 +60,8 @@ pub(crate) use self::core::numbered;
 pub(crate) type Named = core::Named<Answer>;
 
 type Call = (CallId, Arc<Exchange>);
+
+type Left = core::Left<Arc<Exchange>>;
 
 pub(crate) struct Registry {
     state: Mutex<State>,
@@ -154,20 +157,21 @@ impl Registry {
         call: Arc<Exchange>,
         deadline: Option<Instant>,
     ) -> Started {
-        self.with_state(|state| {
+        let (left, started) = self.with_state(|state| {
             state.core.start(id, Some(key), call, deadline);
-            state.core.claim(id);
-            state.started()
-        })
+            (state.core.claim(id), state.started())
+        });
+        report(left);
+        started
     }
 
     pub(crate) fn claim(&self, id: CallId) {
-        self.with(|core| core.claim(id));
+        report(self.with(|core| core.claim(id)));
     }
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn rekey(&self, id: CallId, key: Key) {
-        self.with(|core| core.rekey(id, key));
+        report(self.with(|core| core.rekey(id, key)));
     }
 
     pub(crate) fn name(&self, id: CallId, event_id: &[u8]) {
@@ -184,19 +188,24 @@ impl Registry {
         generation: Generation,
         wait: Wait,
         barren: bool,
-        now: Instant,
+        detachment: Detachment,
     ) -> Detached {
-        let detached = self.with(|core| core.detach(id, generation, wait, barren, now));
+        let detached = self.with(|core| core.detach(id, generation, wait, barren, detachment));
         if detached == Detached::Waiting {
             self.on_this_runtime();
         }
         detached
     }
 
-    pub(crate) fn attach(&self, id: CallId) -> Option<(Arc<Exchange>, Generation)> {
+    /// Also tells since when it had no client.
+    pub(crate) fn attach(
+        &self,
+        id: CallId,
+    ) -> Option<(Arc<Exchange>, Generation, Option<Detachment>)> {
         self.with(|core| {
+            let detachment = core.detachment(id);
             let generation = core.attach(id)?;
-            Some((core.call(id)?.clone(), generation))
+            Some((core.call(id)?.clone(), generation, detachment))
         })
     }
 
@@ -314,6 +323,13 @@ impl State {
     }
 }
 
+/// Has a call say that it is gone, if one is. No lock is held.
+fn report(left: Option<Left>) {
+    if let Some((id, exchange, finished)) = left {
+        exchange.left(id, finished);
+    }
+}
+
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registry").finish_non_exhaustive()
@@ -333,6 +349,7 @@ impl driver::Expire for Registry {
                     // It may have ended meanwhile.
                     let _ended = exchange.end_here(id, CancelReason::TimedOut);
                 }
+                Expired::Unseen(finished) => exchange.left(id, finished),
             }
         }
         let again = due.into_iter().filter_map(|(at, watched)| {

@@ -20,7 +20,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::stream::EventStream;
-use crate::{call::CancelReason, exchange::Guard, source::Source};
+use crate::{detach::DetachCause, exchange::Guard, source::Source};
 
 pin_project! {
     /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). Dropped before
@@ -125,7 +125,7 @@ where
                     guard.complete();
                 }
             }
-            Some(Err(_)) => guard.abandon(CancelReason::ResponseDropped),
+            Some(Err(_)) => guard.abandon(DetachCause::ResponseDropped),
             None => guard.complete(),
         }
         Poll::Ready(polled)

@@ -21,7 +21,8 @@ use super::{
     future::{has_type, read_head},
 };
 use crate::{
-    call::{CancelReason, RequestId},
+    call::RequestId,
+    detach::DetachCause,
     exchange::{BodyPlan, Guard, Head},
     sse,
 };
@@ -142,7 +143,7 @@ where
             }
             Head::Stream { readable: false } => {
                 // Its encoding is not that of the head that went out.
-                guard.abandon(CancelReason::ResponseDropped);
+                guard.abandon(DetachCause::ResponseDropped);
                 Stage::Ended
             }
             Head::Refusal if !encoded => Stage::Refusal {

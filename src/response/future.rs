@@ -26,7 +26,7 @@ use super::{
     timer,
 };
 use crate::{
-    call::CancelReason,
+    detach::DetachCause,
     exchange::{BodyPlan, Guard, Head},
     layer::Options,
     peer::Departure,
@@ -128,7 +128,7 @@ where
                 Poll::Ready(Err(error))
             }
             Poll::Pending if this.terms.is_peer_gone(cx) => {
-                this.guard.abandon(CancelReason::ClientDisconnected);
+                this.guard.abandon(DetachCause::PeerGone);
                 Poll::Ready(Ok(nobody_there()))
             }
             Poll::Pending if this.terms.is_commit_due(cx) => {

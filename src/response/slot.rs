@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::{Polled, commit::Committed};
 use crate::{
-    call::CancelReason,
+    detach::DetachCause,
     exchange::{Guard, Outlet},
     registry::{LATE, Watched},
 };
@@ -65,7 +65,7 @@ enum Closing {
     /// Its client was told how its calls ended.
     Told,
     /// Its client does not take it, or is gone.
-    Gone,
+    Gone(DetachCause),
 }
 
 /// What the reader does next.
@@ -149,8 +149,8 @@ impl<B> Slot<B> {
     }
 
     /// The client is gone, or as good as gone.
-    pub(super) fn abandon(&self) {
-        self.shut(Closing::Gone);
+    pub(super) fn abandon(&self, cause: DetachCause) {
+        self.shut(Closing::Gone(cause));
     }
 
     fn shut(&self, closing: Closing) {
@@ -174,7 +174,7 @@ fn end<B>(mut held: Pin<Box<Held<B>>>, closing: Closing) {
     let guard = held.as_mut().project().guard;
     match closing {
         Closing::Told => guard.complete(),
-        Closing::Gone => guard.abandon(CancelReason::ClientDisconnected),
+        Closing::Gone(cause) => guard.abandon(cause),
     }
 }
 
@@ -210,7 +210,7 @@ impl<B: Send> Watched for Slot<B> {
             // The runtime was starved, and the reader with it.
             return again;
         }
-        self.abandon();
+        self.abandon(DetachCause::Stalled);
         None
     }
 }
@@ -225,7 +225,7 @@ impl<B> Held<B> {
 
     /// Ends the exchange: its body failed.
     pub(super) fn fail(self: Pin<&mut Self>) {
-        self.project().guard.abandon(CancelReason::ResponseDropped);
+        self.project().guard.abandon(DetachCause::ResponseDropped);
     }
 }
 

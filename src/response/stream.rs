@@ -22,6 +22,7 @@ use super::{
     timer,
 };
 use crate::{
+    detach::DetachCause,
     exchange::{Exchange, Guard, Outlet},
     peer::Departure,
     sse::{self, Boundary, Start},
@@ -182,7 +183,7 @@ where
         if let Some(peer) = &mut self.peer
             && peer.poll(cx).is_ready()
         {
-            self.slot.abandon();
+            self.slot.abandon(DetachCause::PeerGone);
             return Poll::Ready(None);
         }
         if self.is_at_boundary()

@@ -28,6 +28,9 @@ use crate::{
 
 const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
 
+/// The end of a call whose id was used again.
+const LEFT: What = What::Ended(Outcome::Unknown);
+
 /// Refuses after it has read the request, and when the test lets it.
 #[derive(Clone, Debug, Default)]
 struct Refusal {
@@ -223,7 +226,11 @@ async fn hanging_up_the_older_call_of_a_reused_id_cancels_nothing(server: Server
     setup.assert_usable(&mcp).await;
     assert!(setup.witness.is_running("older"));
     assert!(!setup.tokens.of("older").is_cancelled());
-    assert_eq!(setup.events.of(&mcp, 7), [What::Started, What::Started]);
+    let mut events = setup.events.of(&mcp, 7);
+    // The older one leaves when the newer is accepted, which is sooner where a session manager sees it.
+    let left = events.iter().position(|what| *what == LEFT);
+    events.remove(left.expect("that it left was reported"));
+    assert_eq!(events, [What::Started, What::Started]);
     setup.assert_completes("newer", &mut newer).await;
     setup.exchanges.over_for("newer").await;
     assert!(setup.calls.is_empty());
@@ -238,8 +245,12 @@ async fn hanging_up_the_newer_call_of_a_reused_id_spares_the_older(server: Serve
     newer.fin();
 
     assert!(setup.witness.ended("newer").await.is_cancelled());
-    assert_eq!(setup.events.ended(&mcp, 7).await, DISCONNECTED);
+    let is_end = |what| what == What::Ended(DISCONNECTED);
+    setup.events.count(&mcp, 7, 1, is_end).await;
     setup.assert_usable(&mcp).await;
+    let ends = setup.events.of(&mcp, 7).into_iter();
+    let ends: Vec<_> = ends.filter(|what| *what != What::Started).collect();
+    assert_eq!(ends, [LEFT, What::Ended(DISCONNECTED)]);
     assert!(setup.witness.is_running("older"));
     assert!(!setup.tokens.of("older").is_cancelled());
     assert!(setup.calls.is_empty());

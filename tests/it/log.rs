@@ -5,7 +5,10 @@
     reason = "nothing of a test binary is reachable; `pub` means: for the tests"
 )]
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use http::StatusCode;
 use mcp_cancel_on_disconnect::{
@@ -82,7 +85,13 @@ impl Log {
         self.lock().iter().filter_map(cancelled).collect()
     }
 
+    /// All but the detach of a call that is cancelled at once: its end says as much.
     fn write(&self, event: &Event<'_>) {
+        if let Event::Detached { grace, .. } = event
+            && *grace == Some(Duration::ZERO)
+        {
+            return;
+        }
         let happened = match event {
             Event::Started { call, .. } => Happened::Started(Call::of(call)),
             Event::Detached { call, .. } => Happened::Detached(Call::of(call)),

@@ -4,7 +4,11 @@ use std::{collections::VecDeque, mem, time::Duration};
 
 use tokio::time::Instant;
 
-use super::index::{Key, SessionKey, Slot, StreamId};
+use super::{
+    Finished,
+    index::{Key, SessionKey, Slot, StreamId},
+};
+use crate::detach::Detachment;
 
 /// How long a hold may keep a call past its deadline: 5 s, far more than an inner service takes to answer
 /// a GET, and little for an orphan.
@@ -59,7 +63,7 @@ pub(crate) struct Entry<T> {
 /// The clock of a detached call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Clock {
-    pub(super) since: Instant,
+    pub(super) detachment: Detachment,
     pub(super) wait: Wait,
     pub(super) put_off: bool,
     /// When the last hold ended, or could have lasted to.
@@ -86,6 +90,8 @@ pub(crate) enum Expired {
     Grace,
     /// The one it may last.
     Deadline,
+    /// The one for which it is kept unseen: it is forgotten already.
+    Unseen(Finished),
 }
 
 /// What a look at a call whose time has come decides.
@@ -132,7 +138,11 @@ impl<T> Entry<T> {
 
     /// Since when it has no client.
     pub(crate) fn detached_at(&self) -> Option<Instant> {
-        self.detached.map(|clock| clock.since)
+        self.detached.map(|clock| clock.detachment.since())
+    }
+
+    pub(super) fn detachment(&self) -> Option<Detachment> {
+        self.detached.map(|clock| clock.detachment)
     }
 
     /// When it is cancelled if its client does not come back.
@@ -141,6 +151,17 @@ impl<T> Entry<T> {
             Wait::Until { .. } => self.grace_ends(),
             Wait::ForItsEnd | Wait::Unseen(_) => None,
         }
+    }
+
+    /// Gives it another key. Its streams are to be named anew.
+    #[cfg(any(feature = "rmcp", test))]
+    pub(super) fn rekey(&mut self, key: Key, session: Slot, slot: Slot) {
+        self.key = Some(key);
+        self.session = Some(session);
+        self.slot = Some(slot);
+        self.owns_key = false;
+        self.streams = Streams::default();
+        self.due = None;
     }
 
     pub(crate) fn session(&self) -> Option<&SessionKey> {

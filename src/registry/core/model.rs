@@ -9,7 +9,10 @@ use proptest::{collection::vec, option, prelude::*, test_runner::RngAlgorithm};
 
 use self::naive::{Answer, Model, Remember, Room, Stream};
 use super::{tests::assert_empty, *};
-use crate::call::{CancelReason, RequestId};
+use crate::{
+    call::{CancelReason, RequestId},
+    detach::DetachCause,
+};
 
 mod naive;
 
@@ -262,17 +265,39 @@ impl Run {
     }
 
     fn claim(&mut self, id: CallId) {
-        self.core.claim(id);
-        let left = self.model.claim(id);
-        self.witness.left.extend(left);
+        let detachments = self.detachments();
+        let left = self.core.claim(id);
+        let expected = self.model.claim(id);
+        self.leaves(left, expected, &detachments);
     }
 
     fn rekey(&mut self, id: CallId, key: Key) {
-        self.core.rekey(id, key.clone());
-        let left = self.model.rekey(id, key);
-        self.witness.left.extend(left);
-        let ordinal = self.ordinal(id);
-        self.generations[ordinal] = vec![FIRST];
+        let detachments = self.detachments();
+        let left = self.core.rekey(id, key.clone());
+        let expected = self.model.rekey(id, key);
+        self.leaves(left, expected, &detachments);
+    }
+
+    /// Since when each call has no client, in the order of `calls`.
+    fn detachments(&self) -> Vec<Option<Detachment>> {
+        let calls = self.calls.iter();
+        calls.map(|id| self.model.detachment(*id)).collect()
+    }
+
+    fn leaves(
+        &mut self,
+        left: Option<Left<u32>>,
+        expected: Option<CallId>,
+        detachments: &[Option<Detachment>],
+    ) {
+        assert_eq!(left.map(|(id, ..)| id), expected);
+        if let Some((id, payload, finished)) = left {
+            self.witness.is_alive(id);
+            assert_eq!(self.ordinal(id), payload as usize);
+            assert_eq!(finished.detachment, detachments[payload as usize]);
+            assert!(!finished.injectable);
+            self.witness.left.push(id);
+        }
     }
 
     fn name(&mut self, id: CallId, name: Name) {
@@ -308,8 +333,9 @@ impl Run {
     ) {
         let (generation, resumes) = self.generation(id, generation);
         let wait = wait.from(self.now);
-        let detached = self.core.detach(id, generation, wait, barren, self.now);
-        let expected = self.model.detach(id, resumes, wait, barren, self.now);
+        let gone = Detachment::new(DetachCause::HungUp, self.now);
+        let detached = self.core.detach(id, generation, wait, barren, gone);
+        let expected = self.model.detach(id, resumes, wait, barren, gone);
         assert_eq!(detached, expected);
         if detached == Detached::Due && end {
             self.finish(id, None);
@@ -351,10 +377,14 @@ impl Run {
             weight: remember.units * UNIT,
             until: remember.until,
         });
+        let detachment = self.model.detachment(id);
         let finished = self.core.finish(id, ended);
-        let expected = self.model.finish(id, remember);
-        let observed = finished.map(|finished| finished.injectable);
-        assert_eq!(observed, expected);
+        let injectable = self.model.finish(id, remember);
+        let expected = injectable.map(|injectable| Finished {
+            injectable,
+            detachment,
+        });
+        assert_eq!(finished, expected);
         if finished.is_some() {
             self.witness.ends(id);
         }
@@ -389,6 +419,7 @@ impl Run {
 
     fn expire(&mut self, end: bool) {
         let before: Vec<CallId> = self.model.calls().iter().map(|call| call.id).collect();
+        let detachments = self.detachments();
         let over = self.core.expire(self.now);
         for (id, payload, expired) in &over {
             self.witness.is_alive(*id);
@@ -405,19 +436,23 @@ impl Run {
                         "too soon"
                     );
                 }
+                Expired::Unseen(finished) => {
+                    assert!(!call.is_attached(), "an unseen call is not attached");
+                    assert_eq!(finished.detachment, detachments[*payload as usize]);
+                }
             }
         }
-        let mut over: Vec<_> = over
-            .into_iter()
-            .map(|(id, _, expired)| (id, expired))
-            .collect();
+        let over = over.into_iter().map(|(id, _, expired)| (id, expired));
+        let (forgotten, mut over): (Vec<_>, Vec<_>) =
+            over.partition(|(_, expired)| matches!(expired, Expired::Unseen(_)));
         over.sort_by_key(|(id, _)| *id);
         let mut expected = self.model.expire(self.now);
         expected.sort_by_key(|(id, _)| *id);
         assert_eq!(over, expected);
-        let gone = before
-            .into_iter()
-            .filter(|id| self.model.get(*id).is_none());
+        let gone = before.into_iter();
+        let gone: Vec<_> = gone.filter(|id| self.model.get(*id).is_none()).collect();
+        let forgotten = forgotten.into_iter().map(|(id, _)| id).collect();
+        assert_eq!(sorted(forgotten), sorted(gone.clone()));
         self.witness.forgotten.extend(gone);
         for (id, expired) in over {
             // Nothing saves a call from its deadline.
@@ -438,7 +473,7 @@ impl Run {
         for (payload, id) in self.calls.iter().enumerate() {
             let expected = model.get(*id).map(|_| payload as u32);
             assert_eq!(core.call(*id).copied(), expected);
-            assert_eq!(core.is_detached(*id), model.is_detached(*id));
+            assert_eq!(core.detachment(*id), model.detachment(*id));
         }
         for session in SESSIONS {
             for request in REQUESTS {

@@ -2,7 +2,7 @@ use super::{
     entry::{LATE, MAX_EVENT_IDS, MAX_HOLD},
     *,
 };
-use crate::call::RequestId;
+use crate::{call::RequestId, detach::DetachCause};
 
 type TestCore = Core<&'static str, &'static str>;
 
@@ -48,9 +48,13 @@ fn until(deadline: Instant) -> Wait {
     }
 }
 
+fn gone(at: Instant) -> Detachment {
+    Detachment::new(DetachCause::HungUp, at)
+}
+
 /// Detaches the first stream of a call at `now`, with its deadline a second later.
 fn detach(core: &mut TestCore, id: CallId, now: Instant) -> Detached {
-    core.detach(id, FIRST, until(now + SECOND), false, now)
+    core.detach(id, FIRST, until(now + SECOND), false, gone(now))
 }
 
 fn answered(answer: &'static str, until: Instant) -> Option<Ended<&'static str>> {
@@ -129,7 +133,7 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
     let deadline = Some(now + SECOND);
     let attached = lasting(&mut core, key("s", 1), "attached", deadline);
     let detached = lasting(&mut core, key("s", 2), "detached", deadline);
-    core.detach(detached, FIRST, until(now + 9 * SECOND), false, now);
+    core.detach(detached, FIRST, until(now + 9 * SECOND), false, gone(now));
     assert_eq!(core.next_deadline(), deadline);
     assert!(core.expire(now).is_empty());
     let mut over = core.expire(now + SECOND);
@@ -147,7 +151,7 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
 fn a_call_that_was_saved_from_its_grace_keeps_its_deadline() {
     let (mut core, now) = (TestCore::new(), Instant::now());
     let id = lasting(&mut core, key("s", 1), "call", Some(now + 9 * SECOND));
-    core.detach(id, FIRST, until(now + SECOND), false, now);
+    core.detach(id, FIRST, until(now + SECOND), false, gone(now));
     assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
     core.attach(id);
     assert_eq!(
@@ -198,7 +202,7 @@ fn invariant_3_a_deadline_of_now_is_due_at_once() {
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
     assert_eq!(
-        core.detach(id, FIRST, until(now), false, now),
+        core.detach(id, FIRST, until(now), false, gone(now)),
         Detached::Due
     );
     core.finish(id, None);
@@ -217,11 +221,11 @@ fn invariant_4_the_late_drop_of_an_older_stream_means_nothing() {
     let third = core.attach(id).unwrap();
     assert!(second < third);
     assert_eq!(
-        core.detach(id, second, until(now), false, now),
+        core.detach(id, second, until(now), false, gone(now)),
         Detached::Stale
     );
     assert_eq!(
-        core.detach(id, third, until(now + SECOND), false, now),
+        core.detach(id, third, until(now + SECOND), false, gone(now)),
         Detached::Waiting
     );
     assert!(core.is_detached(id));
@@ -279,7 +283,7 @@ fn invariant_5_a_refusal_that_comes_late_does_not_end_the_hold_of_a_later_resume
     detach(&mut core, id, now);
     let refused = core.hold(id, now).unwrap();
     let second = core.attach(id).unwrap();
-    core.detach(id, second, until(now + SECOND), false, now);
+    core.detach(id, second, until(now + SECOND), false, gone(now));
     core.hold(id, now).unwrap();
 
     core.release(id, refused, now);
@@ -297,7 +301,7 @@ fn invariant_5_a_resume_that_comes_before_the_drop_holds_it_too() {
     let id = accepted(&mut core, key("s", 1), "call");
     core.hold(id, now);
     assert_eq!(
-        core.detach(id, FIRST, until(now), false, now),
+        core.detach(id, FIRST, until(now), false, gone(now)),
         Detached::Waiting
     );
     assert!(core.expire(now + MAX_HOLD / 2).is_empty());
@@ -315,7 +319,7 @@ fn invariant_6_every_detach_starts_the_grace_in_full() {
         let now = start + poll * SECOND;
         let deadline = until(now + 2 * SECOND);
         assert_eq!(
-            core.detach(id, generation, deadline, false, now),
+            core.detach(id, generation, deadline, false, gone(now)),
             Detached::Waiting
         );
         assert_eq!(core.next_deadline(), Some(now + 2 * SECOND));
@@ -333,7 +337,7 @@ fn invariant_6_resumes_that_bring_nothing_renew_it_a_few_times_only() {
     loop {
         let now = start + (renewals + 1) * SECOND;
         let generation = core.attach(id).unwrap();
-        match core.detach(id, generation, until(now + SECOND), true, now) {
+        match core.detach(id, generation, until(now + SECOND), true, gone(now)) {
             Detached::Waiting => renewals += 1,
             _ => break,
         }
@@ -352,7 +356,7 @@ fn invariant_6_an_event_makes_it_renew_again() {
         .take(4 * MAX_BARREN as usize)
     {
         let generation = core.attach(id).unwrap();
-        let detached = core.detach(id, generation, until(now + SECOND), barren, now);
+        let detached = core.detach(id, generation, until(now + SECOND), barren, gone(now));
         assert_eq!(detached, Detached::Waiting);
     }
 }
@@ -381,7 +385,7 @@ fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_
     for _ in 0..MAX_BARREN {
         let generation = core.attach(id).unwrap();
         now += SECOND / 2;
-        core.detach(id, generation, until(now + SECOND), true, now);
+        core.detach(id, generation, until(now + SECOND), true, gone(now));
     }
     now += 3 * SECOND;
     assert!(core.expire(now).is_empty(), "the runtime was starved");
@@ -389,7 +393,7 @@ fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_
 
     let generation = core.attach(id).unwrap();
     now += SECOND;
-    let detached = core.detach(id, generation, until(now + 60 * SECOND), true, now);
+    let detached = core.detach(id, generation, until(now + 60 * SECOND), true, gone(now));
     assert_eq!(detached, Detached::Waiting);
     assert_eq!(core.next_deadline(), Some(put_off), "nor renewed by it");
 }
@@ -511,8 +515,14 @@ fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
     let older = accepted(&mut core, key("s", 7), "older");
     core.name(older, b"0/0");
     detach(&mut core, older, now);
-    let newer = accepted(&mut core, key("s", 7), "newer");
+    let newer = CallId::next();
+    core.start(newer, key("s", 7), "newer", None);
 
+    let left = Finished {
+        injectable: false,
+        detachment: Some(gone(now)),
+    };
+    assert_eq!(core.claim(newer), Some((older, "older", left)));
     assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
     assert!(core.expire(now + UNSEEN_FOR).is_empty());
     assert!(core.finish(older, None).is_none());
@@ -641,14 +651,25 @@ fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
     assert_empty(&core);
 }
 
+/// It was unseen since then, and that is reported once.
+fn assert_forgotten(core: &mut TestCore, id: CallId, since: Instant) {
+    let over = core.expire(since + UNSEEN_FOR);
+    let [(forgotten, _, Expired::Unseen(finished))] = &*over else {
+        panic!("{over:?}");
+    };
+    assert_eq!(*forgotten, id);
+    assert_eq!(finished.detachment, Some(gone(since)));
+    assert!(core.finish(id, None).is_none());
+    assert_empty(core);
+}
+
 #[test]
 fn invariant_13_an_unseen_call_is_forgotten_not_cancelled() {
     let now = Instant::now();
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 7), "unseen");
-    core.detach(id, FIRST, Wait::Unseen(now + UNSEEN_FOR), false, now);
-    assert!(core.expire(now + UNSEEN_FOR).is_empty());
-    assert_empty(&core);
+    core.detach(id, FIRST, Wait::Unseen(now + UNSEEN_FOR), false, gone(now));
+    assert_forgotten(&mut core, id, now);
 }
 
 #[test]
@@ -662,11 +683,10 @@ fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
         None,
         "an attached call is watched by its client"
     );
-    core.detach(id, FIRST, Wait::ForItsEnd, false, now);
+    core.detach(id, FIRST, Wait::ForItsEnd, false, gone(now));
     assert_eq!(core.next_deadline(), None);
     core.lose_sight(id, FIRST, now);
-    assert!(core.expire(now + UNSEEN_FOR).is_empty());
-    assert_empty(&core);
+    assert_forgotten(&mut core, id, now);
 }
 
 #[test]
@@ -698,6 +718,33 @@ fn the_same_id_in_another_session_or_scope_or_kind_is_another_call() {
         .collect();
     assert!(ids.into_iter().all(|id| core.finish(id, None).is_some()));
     assert_empty(&core);
+}
+
+#[test]
+fn a_better_key_changes_nothing_of_who_is_attached() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 7), "call");
+    detach(&mut core, id, now);
+
+    core.rekey(id, key("s", 8).unwrap());
+
+    assert_eq!(core.detachment(id), Some(gone(now)));
+    assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
+    assert_eq!(core.finish(id, None).unwrap().detachment, Some(gone(now)));
+    assert_empty(&core);
+}
+
+#[test]
+fn the_time_without_a_client_ends_with_a_resume() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 7), "call");
+    detach(&mut core, id, now);
+    assert_eq!(core.detachment(id), Some(gone(now)));
+    core.attach(id);
+    assert_eq!(core.detachment(id), None);
+    assert_eq!(core.finish(id, None).unwrap().detachment, None);
 }
 
 #[test]

@@ -44,12 +44,15 @@ struct Wanted<'a>(&'a Events, &'a str, &'a Call);
 // === impl Events ===
 
 impl Events {
-    /// Writes what the layer reports into the log.
+    /// Writes what the layer reports into the log, but for the detach of a call that is cancelled at once:
+    /// its end says as much.
     pub(crate) fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
         let log = self.0.clone();
         move |event| {
             let seen = Seen::new(event);
-            log.send_modify(|log| log.push(seen));
+            if seen.what != What::Detached(Some(Duration::ZERO)) {
+                log.send_modify(|log| log.push(seen));
+            }
         }
     }
 

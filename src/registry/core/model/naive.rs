@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::super::{Detached, End, Expired, Key, MAX_BARREN, Named, SessionKey, UNSEEN_FOR, Wait};
-use crate::call::CallId;
+use crate::{call::CallId, detach::Detachment};
 
 // The numbers of the rules, on purpose not those of the core.
 const MAX_HOLD: Duration = Duration::from_secs(5);
@@ -57,6 +57,7 @@ pub(super) struct Call {
     /// How many resumes were accepted.
     pub(super) resumes: usize,
     wait: Option<Wait>,
+    detachment: Option<Detachment>,
     put_off: bool,
     /// When a hold was let go last, at most until when it could have lasted.
     released: Option<Instant>,
@@ -114,6 +115,7 @@ impl Model {
             accepted: false,
             resumes: 0,
             wait: None,
+            detachment: None,
             put_off: false,
             released: None,
             held: false,
@@ -139,10 +141,14 @@ impl Model {
         Some(older)
     }
 
-    /// The call starts anew under another key.
+    /// The same call under another key, without its names.
     pub(super) fn rekey(&mut self, id: CallId, key: Key) -> Option<CallId> {
-        let call = self.remove(id)?;
-        self.start(id, Some(key), call.may_last_to);
+        let mut call = self.remove(id)?;
+        call.key = Some(key);
+        call.accepted = false;
+        call.given_out = false;
+        call.names.clear();
+        self.calls.push(call);
         self.claim(id)
     }
 
@@ -169,7 +175,7 @@ impl Model {
         resumes: usize,
         wait: Wait,
         barren: bool,
-        now: Instant,
+        detachment: Detachment,
     ) -> Detached {
         let Some(call) = self.get_mut(id) else {
             return Detached::Stale;
@@ -181,6 +187,7 @@ impl Model {
         call.put_off = false;
         call.released = None;
         call.wait = Some(wait);
+        call.detachment = Some(detachment);
         if let Wait::Until { deadline, retry } = wait {
             let renewed = call.barren <= MAX_BARREN;
             let deadline = match call.last_deadline {
@@ -190,7 +197,7 @@ impl Model {
             call.wait = Some(Wait::Until { deadline, retry });
             call.last_deadline = Some(deadline);
         }
-        call.given_out = call.due().is_some_and(|at| at <= now);
+        call.given_out = call.due().is_some_and(|at| at <= detachment.since());
         match call.given_out {
             true => Detached::Due,
             false => Detached::Waiting,
@@ -204,6 +211,7 @@ impl Model {
         };
         call.resumes += 1;
         call.wait = None;
+        call.detachment = None;
         call.held = false;
         call.given_out = false;
         true
@@ -349,8 +357,8 @@ impl Model {
         self.calls.iter().find(accepted).map(|call| call.id)
     }
 
-    pub(super) fn is_detached(&self, id: CallId) -> bool {
-        self.get(id).is_some_and(|call| call.wait.is_some())
+    pub(super) fn detachment(&self, id: CallId) -> Option<Detachment> {
+        self.get(id)?.detachment
     }
 
     pub(super) fn detached_in(&self, session: &SessionKey) -> Vec<CallId> {

@@ -1,0 +1,100 @@
+//! How a call loses its client, and for how long.
+
+use std::{fmt, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::call::CancelReason;
+
+/// How the stream of a call went without the call's answer.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, DetachCause, Event};
+///
+/// let layer = CancelOnDisconnectLayer::new().observe(|event: &Event<'_>| {
+///     if let Event::Detached { call, cause: DetachCause::Stalled, .. } = event {
+///         eprintln!("the client of {} does not read", call.request_id());
+///     }
+/// });
+/// assert_eq!(DetachCause::HungUp.to_string(), "hung up");
+/// # drop(layer);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DetachCause {
+    /// The client closed its connection, or reset its stream: hyper let go of the response, or failed to
+    /// read the request.
+    HungUp,
+    /// The kernel said that the connection is gone where hyper does not look, see
+    /// `WatchedListener` (feature `socket`).
+    PeerGone,
+    /// The client is connected and has not read for as long as
+    /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) lets it.
+    Stalled,
+    /// The server ended the stream, and its client is to come back for the answer (SEP-1699).
+    EndedByServer,
+    /// A service between the layer and the handler let go of the stream, or its body failed.
+    ResponseDropped,
+    /// The inner service panicked.
+    ServicePanicked,
+}
+
+/// The time that a call is without its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Detachment {
+    cause: DetachCause,
+    since: Instant,
+}
+
+// === impl DetachCause ===
+
+impl DetachCause {
+    /// Why a call is cancelled that does not wait for its client.
+    pub(crate) fn reason(self) -> CancelReason {
+        match self {
+            Self::HungUp | Self::PeerGone | Self::Stalled => CancelReason::ClientDisconnected,
+            Self::EndedByServer => CancelReason::Orphaned,
+            Self::ResponseDropped => CancelReason::ResponseDropped,
+            Self::ServicePanicked => CancelReason::ServicePanicked,
+        }
+    }
+
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::HungUp => "hung up",
+            Self::PeerGone => "connection gone",
+            Self::Stalled => "did not read",
+            Self::EndedByServer => "stream ended by the server",
+            Self::ResponseDropped => "response dropped by the server",
+            Self::ServicePanicked => "service panicked",
+        }
+    }
+}
+
+impl fmt::Display for DetachCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+// === impl Detachment ===
+
+impl Detachment {
+    pub(crate) fn new(cause: DetachCause, since: Instant) -> Self {
+        Self { cause, since }
+    }
+
+    /// How it came about.
+    pub fn cause(&self) -> DetachCause {
+        self.cause
+    }
+
+    /// How long it has lasted by now.
+    pub fn lasted(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    pub(crate) fn since(&self) -> Instant {
+        self.since
+    }
+}
