@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -255,7 +256,7 @@ impl CallInfo {
         self.policy
     }
 
-    /// When it is cancelled at the latest, if it starts now.
+    /// When it is cancelled at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let may_last = self.policy.call_timeout.filter(|_| !self.has_own_end())?;
         self.started_at.checked_add(may_last)
@@ -281,6 +282,11 @@ impl CallInfo {
     /// The call's identity in this process.
     pub fn id(&self) -> CallId {
         self.id
+    }
+
+    /// How long ago the layer came to know of it. When it ends, that is how long it took.
+    pub fn age(&self) -> Duration {
+        self.started_at.elapsed()
     }
 
     /// The JSON-RPC id the client gave it, unique in its session only.
@@ -348,11 +354,9 @@ impl CancelReason {
             _ => (REQUEST_CANCELLED, "Request cancelled"),
         }
     }
-}
 
-impl fmt::Display for CancelReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+    pub(crate) fn text(self) -> &'static str {
+        match self {
             Self::ClientDisconnected => "client disconnected",
             Self::Orphaned => "client disconnected and did not come back within its grace",
             Self::Superseded => "superseded by the same call",
@@ -363,6 +367,12 @@ impl fmt::Display for CancelReason {
             Self::ClientCancelled => "cancelled by the client",
             Self::ResponseDropped => "response dropped by the server",
             Self::ServicePanicked => "service panicked",
-        })
+        }
+    }
+}
+
+impl fmt::Display for CancelReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
     }
 }

@@ -31,7 +31,8 @@ pub enum DetachCause {
     /// The client is connected and has not read for as long as
     /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) lets it.
     Stalled,
-    /// The server ended the stream, and its client is to come back for the answer (SEP-1699).
+    /// The server ended the stream, and its client is to come back for the answer (SEP-1699). rmcp also ends a
+    /// stream whose client has already come back, just before that is taken.
     EndedByServer,
     /// A service between the layer and the handler let go of the stream, or its body failed.
     ResponseDropped,

@@ -11,7 +11,7 @@ use tower_layer::Layer;
 
 use crate::{
     call::CallInfo,
-    observe::{Observer, Observers},
+    observe::{Observer, Observers, SessionIds},
     policy::{Grace, Policy},
     registry::{Calls, Limits, Registry},
     service::CancelOnDisconnect,
@@ -209,6 +209,12 @@ impl CancelOnDisconnectLayer {
     /// Adds an observer of all that happens to calls.
     pub fn observe(mut self, observer: impl Observer) -> Self {
         self.options.observers.add(observer);
+        self
+    }
+
+    /// Sets how the log shows session ids. By default as a hash that means nothing elsewhere.
+    pub fn log_session_ids(mut self, session_ids: SessionIds) -> Self {
+        self.options.observers.session_ids = session_ids;
         self
     }
 

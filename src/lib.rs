@@ -119,7 +119,7 @@ pub use self::{
     detach::{DetachCause, Detachment},
     envelope::{TeeBody, Unknown},
     layer::{CancelOnDisconnectLayer, Retain},
-    observe::{Event, Observer},
+    observe::{Event, Observer, SessionIds},
     policy::{Grace, MIN_GRACE, Policy},
     registry::{CallSnapshot, CallState, Calls, DrainReport},
     response::{ResponseBody, ResponseFuture},

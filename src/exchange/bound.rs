@@ -71,6 +71,7 @@ impl Exchange {
             call.set_fingerprint(fingerprint());
             self.supersede(&key.session, &call);
         }
+        self.take_span();
         let mut id = call.id();
         let deadline = call.deadline();
         let started = match self.calls.set(InFlight::One(call)) {
@@ -149,6 +150,7 @@ impl Exchange {
     /// Cancels a detached call, with its injection under way before this returns: a message that is sent to
     /// the server next comes after it, unless the server has no room for either.
     fn cancel_ahead(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+        let span = self.span();
         let Some(mut injection) = self.cancel_detached(id, reason) else {
             return;
         };
@@ -157,8 +159,8 @@ impl Exchange {
             .poll(&mut Context::from_waker(Waker::noop()))
         {
             Poll::Ready(Ok(())) => {}
-            Poll::Ready(Err(error)) => self.cancel_failed(id, &error),
-            Poll::Pending => self.inject(id, injection),
+            Poll::Ready(Err(error)) => span.in_scope(|| self.cancel_failed(id, &error)),
+            Poll::Pending => self.inject(id, injection, span),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
+use tracing::{Instrument as _, Span};
 
 use super::Exchange;
 use crate::{
@@ -86,8 +87,7 @@ impl Exchange {
         let detachment = Detachment::new(cause, now);
         let detached = registry.detach(call.id(), generation, wait, barren, detachment);
         if detached != Detached::Stale {
-            self.instance
-                .report(&Event::Detached { call, cause, grace });
+            self.report(&Event::Detached { call, cause, grace });
         }
         if detached == Detached::Due {
             self.cancel(call.id(), cause.reason());
@@ -96,8 +96,9 @@ impl Exchange {
 
     /// Cancels a call, unless it has ended, or its client came back in this very moment (contract 3).
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+        let span = self.span();
         if let Some(injection) = self.cancel_detached(id, reason) {
-            self.inject(id, injection);
+            self.inject(id, injection, span);
         }
     }
 
@@ -126,11 +127,12 @@ impl Exchange {
 
     /// Cancels a call, attached or not, and tells its client. `false` if it has ended, or must run on.
     pub(crate) fn end_here(self: &Arc<Self>, id: CallId, reason: CancelReason) -> bool {
+        let span = self.span();
         let Some(injection) = self.begin_end(id, reason) else {
             return false;
         };
         if let Some(injection) = injection {
-            self.inject(id, injection);
+            self.inject(id, injection, span);
         }
         true
     }
@@ -186,22 +188,23 @@ impl Exchange {
         Some(canceller.cancel(self.call(id)?, reason))
     }
 
-    /// Has the injection run elsewhere, and reports if it fails. It is not repeated.
-    pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection) {
+    /// Has the injection run elsewhere, in a span, and reports if it fails. It is not repeated.
+    pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let delivery = Delivery {
             exchange: self.clone(),
             id,
             result: Err(CancelError::undelivered()),
         };
-        self.instance.registry.spawn(async move {
+        let delivered = async move {
             let result = tokio::time::timeout(INJECTION_LIMIT, injection).await;
             delivery.end(result.unwrap_or(Err(CancelError::timed_out())));
-        });
+        };
+        self.instance.registry.spawn(delivered.instrument(span));
     }
 
     pub(super) fn cancel_failed(&self, id: CallId, error: &CancelError) {
         if let Some(call) = self.call(id) {
-            self.instance.report(&Event::CancelFailed { call, error });
+            self.report(&Event::CancelFailed { call, error });
         }
     }
 
@@ -261,12 +264,13 @@ impl Exchange {
 
     fn report_end(&self, id: CallId, outcome: Outcome, finished: Finished) {
         if let Some(call) = self.call(id) {
-            self.instance.report(&Event::Ended {
+            self.report(&Event::Ended {
                 call,
                 outcome,
                 detachment: finished.detachment,
             });
         }
+        self.release_span();
     }
 
     fn remembered_until(&self, call: &CallInfo) -> Instant {

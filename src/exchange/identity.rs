@@ -44,15 +44,19 @@ impl Session {
         matches!(self, Self::None)
     }
 
-    /// The session, in the scope that gave it its id.
-    pub(super) fn key(&self, scope: impl FnOnce() -> Scope) -> Option<SessionKey> {
+    pub(super) fn id(&self) -> Option<&str> {
         match self {
-            Self::One(id) => Some(SessionKey {
-                id: id.to_str().ok()?.into(),
-                scope: scope(),
-            }),
+            Self::One(id) => id.to_str().ok(),
             _ => None,
         }
+    }
+
+    /// The session, in the scope that gave it its id.
+    pub(super) fn key(&self, scope: impl FnOnce() -> Scope) -> Option<SessionKey> {
+        Some(SessionKey {
+            id: self.id()?.into(),
+            scope: scope(),
+        })
     }
 }
 

@@ -13,6 +13,7 @@
 //! | `response` | how far they came, from the response's head and body |
 //! | `resume` | whose call a GET with `Last-Event-ID` goes on with |
 //! | `end` | how a call ends: answered, cancelled, let go |
+//! | `report` | in which span events are reported |
 //! | `outlet` | what its client hears of a cancel that it did not ask for |
 //! | `hooks` | what happens when the token fires |
 //! | `guard` | tells of drops and panics |
@@ -39,6 +40,7 @@ use http::{Method, Request};
 #[cfg(feature = "rmcp")]
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tracing::Span;
 
 use self::{
     hooks::Hooks,
@@ -65,6 +67,7 @@ mod guard;
 mod hooks;
 mod identity;
 mod outlet;
+mod report;
 mod request;
 mod response;
 mod resume;
@@ -141,6 +144,7 @@ struct State {
     /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
     going: Option<DetachCause>,
     last_words: LastWords,
+    span: Span,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -214,6 +218,7 @@ impl Exchange {
                 bound: false,
                 going: None,
                 last_words: LastWords::default(),
+                span: Span::none(),
             }),
         }
     }

@@ -83,6 +83,7 @@ impl Exchange {
             self.state().request = RequestBody::Settled(settled);
             return;
         };
+        self.take_span();
         let calls = self.calls.get_or_init(|| in_flight);
         let canceller = self.state().canceller.clone();
         let scope = canceller.map(|canceller| canceller.scope());
@@ -105,7 +106,7 @@ impl Exchange {
     }
 
     pub(super) fn started(self: &Arc<Self>, call: &CallInfo, started: Started) {
-        self.instance.report(&Event::Started { call });
+        self.report(&Event::Started { call });
         if started == Started::TooLate {
             self.end_here(call.id(), CancelReason::ShuttingDown);
         }

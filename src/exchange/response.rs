@@ -212,11 +212,17 @@ impl Exchange {
             for call in self.calls() {
                 self.let_go(call, FIRST, cause, false);
             }
-        } else if let Kind::Resume(resume) = &self.kind {
-            resume.is_going(&self.instance, cause);
-        } else if self.session.is_none() && !other {
+            return;
+        }
+        if cause == DetachCause::Stalled {
+            let observers = &self.instance.options.observers;
+            observers.on_stalled_stream(self.session.id());
+        }
+        match &self.kind {
+            Kind::Resume(resume) => resume.is_going(&self.instance, cause),
             // No call and no session: a plain request, which nobody can resume.
-            self.fire(cause.reason());
+            _ if self.session.is_none() && !other => self.fire(cause.reason()),
+            _ => {}
         }
     }
 

@@ -42,7 +42,7 @@ impl Exchange {
     pub(crate) fn resumed(&self, id: CallId, detachment: Option<Detachment>) {
         self.state().going = None;
         if let Some(call) = self.call(id) {
-            self.instance.report(&Event::Resumed { call, detachment });
+            self.report(&Event::Resumed { call, detachment });
         }
     }
 }

@@ -18,6 +18,7 @@ mod trace;
 
 #[cfg(feature = "rmcp")]
 pub(crate) use self::trace::HandlerEnd;
+pub use self::trace::SessionIds;
 pub(crate) use self::trace::{Remark, say_once};
 
 /// Something that happened to a call, or a request that could not be read as one.
@@ -78,10 +79,16 @@ pub enum Event<'a> {
     },
 }
 
-/// Gets every [`Event`] of a layer and its clones. Closures are observers.
+/// Gets every [`Event`] of a layer and its clones. Closures are observers, and so are tuples of up to eight.
 ///
-/// It is called where the event happens, also inside `Drop`: it must not block, and must not call back
-/// into what it observes. A panic in it is caught and ignored.
+/// It is called where the event happens, also inside `Drop`, with no lock held, and before what comes next for the call:
+///
+/// - It must not block, which would hold up the runtime and the cancel. For what takes time, send to a channel.
+/// - It must not call back into what it observes.
+/// - It should not panic. If it does, the panic is caught and nothing more comes of it, for the call as for the other
+///   observers. (The panic hook still prints it; with `panic = "abort"` the process ends.)
+///
+/// The current span is that in which the call's request was served, if there was one.
 ///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
@@ -108,28 +115,61 @@ impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Observer for F {
     }
 }
 
+macro_rules! tuples {
+    ($($name:ident)*) => {
+        impl<$($name: Observer),*> Observer for ($($name,)*) {
+            #[allow(non_snake_case, reason = "the types of a tuple name its fields as well")]
+            fn on_event(&self, event: &Event<'_>) {
+                let ($($name,)*) = self;
+                $(tell($name, event);)*
+            }
+        }
+    };
+}
+
+tuples!(A);
+tuples!(A B);
+tuples!(A B C);
+tuples!(A B C D);
+tuples!(A B C D E);
+tuples!(A B C D E F);
+tuples!(A B C D E F G);
+tuples!(A B C D E F G H);
+
 /// The log, and the observers that were added.
 #[derive(Clone, Default)]
-pub(crate) struct Observers(Vec<Arc<dyn Observer>>);
+pub(crate) struct Observers {
+    pub(crate) session_ids: SessionIds,
+    added: Vec<Arc<dyn Observer>>,
+}
 
 // === impl Observers ===
 
 impl Observers {
     pub(crate) fn add(&mut self, observer: impl Observer) {
-        self.0.push(Arc::new(observer));
+        self.added.push(Arc::new(observer));
     }
 
     pub(crate) fn on_event(&self, event: &Event<'_>) {
-        trace::log(event);
-        for observer in &self.0 {
-            // A broken observer must not take a call down with it.
-            let _panic = catch_unwind(AssertUnwindSafe(|| observer.on_event(event)));
+        trace::log(event, self.session_ids);
+        for observer in &self.added {
+            tell(&**observer, event);
         }
     }
+
+    /// A stream of no call was let go, because its client did not read it. That is logged only.
+    pub(crate) fn on_stalled_stream(&self, session: Option<&str>) {
+        trace::log_stalled(session, self.session_ids);
+    }
+}
+
+/// A broken observer must not take a call down with it, nor another observer.
+fn tell(observer: &(impl Observer + ?Sized), event: &Event<'_>) {
+    let _panic = catch_unwind(AssertUnwindSafe(|| observer.on_event(event)));
 }
 
 impl fmt::Debug for Observers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} observers", self.0.len())
+        write!(f, "{} observers", self.added.len())
     }
 }

@@ -1,9 +1,14 @@
 //! Events as log lines. A cancel is no error: it is what was asked for.
 //!
-//! Fields have the names of OpenTelemetry's MCP and JSON-RPC conventions. Values that come from the client
-//! are logged with `Debug`, which escapes control characters. Session ids are never logged.
+//! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. What a client chose, it may have chosen to
+//! break the log: see [`plain`]. Header values are not logged, and session ids as [`SessionIds`] says.
 
-use std::sync::Once;
+use std::{
+    borrow::Cow,
+    hash::{BuildHasher, RandomState},
+    sync::{Once, OnceLock},
+    time::Duration,
+};
 
 #[cfg(feature = "rmcp")]
 use tracing::error;
@@ -12,7 +17,35 @@ use tracing::{debug, info, trace, warn};
 use super::Event;
 #[cfg(feature = "rmcp")]
 use crate::call::{CallId, RequestId};
-use crate::call::{CallInfo, Outcome};
+use crate::{
+    call::{CallInfo, CancelReason, Outcome},
+    detach::{DetachCause, Detachment},
+};
+
+/// How many characters of a text from a client are logged: 128. No sane id or tool name is longer, and a method
+/// may have 4 MiB.
+const MAX_TEXT: usize = 128;
+
+/// How the layer's log shows session ids. Who knows one can speak for the session.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, SessionIds};
+///
+/// let layer = CancelOnDisconnectLayer::new().log_session_ids(SessionIds::Omitted);
+/// # drop(layer);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum SessionIds {
+    /// As eight hexadecimal digits of a hash under a key that is new in every process: enough to find the other
+    /// lines of a session, and of no use to anybody else.
+    #[default]
+    Hashed,
+    /// As they are, to join the log with that of clients or proxies.
+    Verbatim,
+    /// Not at all.
+    Omitted,
+}
 
 /// What a user may not expect of the configuration. Each is said once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,41 +65,134 @@ pub(crate) enum HandlerEnd {
     Panicked,
 }
 
-/// One `macro` instead of a function, because `tracing` wants its level at compile time.
+/// One `macro` instead of a function, because `tracing` wants its level at compile time. Its arguments are
+/// evaluated only if somebody wants the line.
 macro_rules! log_call {
-    ($level:ident, $call:expr, $($rest:tt)+) => {{
+    ($level:ident, $call:expr, $sessions:expr, $($rest:tt)+) => {{
         let call: &CallInfo = $call;
         $level!(
             target: "mcp_cancel_on_disconnect",
             call = %call.id(),
-            jsonrpc.request.id = ?call.request_id().to_string(),
-            mcp.method.name = ?call.method(),
-            gen_ai.tool.name = call.tool().map(tracing::field::debug),
+            jsonrpc.request.id = &*plain(&call.request_id().to_string()),
+            mcp.method.name = &*plain(call.method()),
+            gen_ai.tool.name = call.tool().map(plain).as_deref(),
+            mcp.session.id = call.session().and_then(|id| $sessions.shown(id)).as_deref(),
             $($rest)+
         )
     }};
 }
 
-pub(super) fn log(event: &Event<'_>) {
+pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
     match event {
-        Event::Started { call } => log_call!(trace, call, "call started"),
-        Event::Detached { call, grace, .. } => {
-            log_call!(debug, call, ?grace, "client gone, call goes on");
-        }
-        Event::Resumed { call, .. } => log_call!(debug, call, "client is back"),
+        Event::Started { call } => log_call!(trace, call, sessions, "call started"),
+        Event::Detached { call, cause, grace } => match grace {
+            Some(Duration::ZERO) => {
+                log_call!(debug, call, sessions, cause = cause.text(), "client gone");
+            }
+            _ => log_call!(
+                debug,
+                call,
+                sessions,
+                cause = cause.text(),
+                grace = grace.map(tracing::field::debug),
+                "client gone, call goes on"
+            ),
+        },
+        Event::Resumed { call, detachment } => log_call!(
+            debug,
+            call,
+            sessions,
+            cause = detachment.map(cause),
+            detached = detachment.map(lasted),
+            "client is back"
+        ),
         Event::Ended {
             call,
-            outcome: Outcome::Cancelled(reason),
-            ..
-        } => log_call!(info, call, reason = ?reason.to_string(), "call cancelled"),
-        Event::Ended { call, outcome, .. } => log_call!(trace, call, ?outcome, "call ended"),
-        Event::CancelFailed { call, error } => {
-            log_call!(warn, call, %error, "server could not be told of the cancel");
-        }
+            outcome,
+            detachment,
+        } => log_end(call, *outcome, *detachment, sessions),
+        Event::CancelFailed { call, error } => log_call!(
+            warn,
+            call,
+            sessions,
+            error = &*plain(&error.to_string()),
+            "server could not be told of the cancel"
+        ),
         Event::Unknown { why } => {
             debug!(target: "mcp_cancel_on_disconnect", %why, "request body is not watched");
         }
     }
+}
+
+fn log_end(
+    call: &CallInfo,
+    outcome: Outcome,
+    detachment: Option<Detachment>,
+    sessions: SessionIds,
+) {
+    macro_rules! log_end {
+        ($level:ident, $($rest:tt)+) => {
+            log_call!(
+                $level,
+                call,
+                sessions,
+                lasted = ?call.age(),
+                cause = detachment.map(cause),
+                detached = detachment.map(lasted),
+                $($rest)+
+            )
+        };
+    }
+    match outcome {
+        Outcome::Cancelled(reason) => log_end!(info, reason = reason.text(), "call cancelled"),
+        Outcome::ClientCancelled => {
+            let reason = CancelReason::ClientCancelled;
+            log_end!(info, reason = reason.text(), "call cancelled");
+        }
+        Outcome::Completed => log_end!(trace, "call completed"),
+        Outcome::Failed => log_end!(debug, "call failed"),
+        Outcome::Unknown => log_end!(debug, "call out of sight"),
+    }
+}
+
+fn cause(detachment: Detachment) -> &'static str {
+    detachment.cause().text()
+}
+
+fn lasted(detachment: Detachment) -> tracing::field::DebugValue<Duration> {
+    tracing::field::debug(detachment.lasted())
+}
+
+/// A stream of no call was let go: its client did not read it.
+pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
+    debug!(
+        target: "mcp_cancel_on_disconnect",
+        cause = DetachCause::Stalled.text(),
+        mcp.session.id = session.and_then(|id| sessions.shown(id)).as_deref(),
+        "stream let go",
+    );
+}
+
+/// A text that stays on its line in any log, and within it: control characters escaped, as are those that turn the
+/// direction of text or separate lines in Unicode, and cut after [`MAX_TEXT`] characters.
+fn plain(text: &str) -> Cow<'_, str> {
+    let is_plain = |text: char| text == ' ' || text.is_ascii_graphic();
+    if text.len() <= MAX_TEXT && text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
+    }
+    let mut characters = text.chars();
+    let mut shown = String::new();
+    for character in characters.by_ref().take(MAX_TEXT) {
+        match character {
+            ' '..='~' => shown.push(character),
+            // Escapes what cannot be seen, and leaves letters of all languages as they are.
+            other => shown.extend(other.escape_debug()),
+        }
+    }
+    if characters.next().is_some() {
+        shown.push('…');
+    }
+    Cow::Owned(shown)
 }
 
 pub(crate) fn say_once(remark: Remark) {
@@ -106,9 +232,9 @@ impl HandlerEnd {
                 $level!(
                     target: "mcp_cancel_on_disconnect",
                     call = call.map(tracing::field::display),
-                    jsonrpc.request.id = ?request.to_string(),
-                    mcp.method.name = ?method,
-                    gen_ai.tool.name = tool.map(tracing::field::debug),
+                    jsonrpc.request.id = &*plain(&request.to_string()),
+                    mcp.method.name = &*plain(method),
+                    gen_ai.tool.name = tool.map(plain).as_deref(),
                     $message
                 )
             };
@@ -116,6 +242,22 @@ impl HandlerEnd {
         match self {
             Self::Stopped => log_handler!(info, "handler did not stop by itself and was dropped"),
             Self::Panicked => log_handler!(error, "handler panicked"),
+        }
+    }
+}
+
+// === impl SessionIds ===
+
+impl SessionIds {
+    fn shown(self, id: &str) -> Option<Cow<'_, str>> {
+        static KEY: OnceLock<RandomState> = OnceLock::new();
+        match self {
+            Self::Hashed => {
+                let hash = KEY.get_or_init(RandomState::new).hash_one(id);
+                Some(Cow::Owned(format!("{:08x}", hash >> 32)))
+            }
+            Self::Verbatim => Some(plain(id)),
+            Self::Omitted => None,
         }
     }
 }

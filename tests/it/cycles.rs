@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 
 use crate::{
-    setup::{Dice, Plan, Server, Setup, StoppedClock, What, arguments, for_servers},
+    setup::{Dice, Ledger, Plan, Server, Setup, StoppedClock, What, arguments, for_servers},
     support::*,
 };
 
@@ -78,7 +78,12 @@ enum Answer {
 
 async fn cycles(server: Server, clock: Clock) {
     let mut dice = Dice::new();
-    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
+    let ledger = Ledger::default();
+    let setup = Plan::of(server)
+        .grace(Grace::After(GRACE))
+        .layer(|layer| layer.observe(ledger.observer()))
+        .start()
+        .await;
     let mut sessions = join_all((0..SESSIONS).map(|_| setup.mcp())).await;
     for round in 0..clock.rounds() {
         // In real time rounds are short, and a DELETE ends the orphans of several.
@@ -111,6 +116,7 @@ async fn cycles(server: Server, clock: Clock) {
     }
     all_over(&setup, &sessions, &clock).await;
     assert_each_ended_once(&setup, &clock);
+    assert_eq!(ledger.balance(), (0, 0));
 }
 
 async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -> Vec<Call> {

@@ -29,6 +29,7 @@ mod kept;
 mod late;
 mod log;
 mod middleware;
+mod observe;
 mod polling;
 mod probed;
 mod read_on;

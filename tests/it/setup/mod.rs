@@ -11,6 +11,7 @@
 //! | what | where |
 //! |---|---|
 //! | what the layer reports | [`Events`] |
+//! | what it logs | [`Lines`] |
 //! | when the layer is through with an exchange, also if it reports nothing | [`Exchanges`] |
 //! | the tokens that handlers hold | [`Tokens`] |
 //! | a handler in the words of one test | [`Scripted`] |
@@ -50,6 +51,8 @@ mod clock;
 mod dice;
 mod events;
 mod exchanges;
+mod ledger;
+mod lines;
 mod scripted;
 mod stalled;
 mod store;
@@ -59,6 +62,8 @@ pub(crate) use self::{
     dice::Dice,
     events::{Events, What},
     exchanges::{EXCHANGE, Exchanges},
+    ledger::Ledger,
+    lines::{Lines, request_span},
     scripted::Scripted,
     stalled::stalled,
     store::{FIRST_STORED, SavedSessions, Store},
@@ -87,6 +92,7 @@ pub(crate) struct Plan {
     wrap: Box<dyn FnOnce(LocalSessionManager) -> Wrapper>,
     config: StreamableHttpServerConfig,
     inside: Box<dyn FnOnce(Router) -> Router>,
+    outside: Box<dyn FnOnce(Router) -> Router>,
     send_buffer: Option<usize>,
     abort_after: Option<Duration>,
 }
@@ -177,6 +183,7 @@ impl Plan {
             wrap: Box::new(CancellableSessionManager::new),
             config: server.config(),
             inside: Box::new(|router| router),
+            outside: Box::new(|router| router),
             send_buffer: None,
             abort_after: None,
         }
@@ -241,6 +248,12 @@ impl Plan {
         self
     }
 
+    /// Something around the layer.
+    pub(crate) fn outside(mut self, wrap: impl FnOnce(Router) -> Router + 'static) -> Self {
+        self.outside = Box::new(wrap);
+        self
+    }
+
     /// Sockets that take little that their client does not read.
     pub(crate) fn send_buffer(mut self, bytes: usize) -> Self {
         self.send_buffer = Some(bytes);
@@ -290,6 +303,7 @@ impl Plan {
             Server::Bare => router,
             _ => router.layer(layer),
         };
+        let router = (self.outside)(router);
         let exchanges = Exchanges::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         if let Some(bytes) = self.send_buffer {

@@ -7,6 +7,7 @@ use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason::ClientDisc
 use tokio::time::sleep;
 
 use super::*;
+use crate::setup::Lines;
 
 const SECOND: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(10);
@@ -91,7 +92,8 @@ async fn a_stream_that_is_read_to_its_end_is_not_stalled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_standalone_stream_that_is_not_read_is_let_go() {
+async fn a_standalone_stream_that_is_not_read_is_let_go_and_that_is_logged() {
+    let lines = Lines::all();
     let (client, mut server) = between(&impatient());
     let get = Request::get("/mcp").body(Body::empty()).expect("a request");
     let (response, (feed, _)) = tokio::join!(client.send(get), server.stream());
@@ -99,6 +101,8 @@ async fn a_standalone_stream_that_is_not_read_is_let_go() {
     feed.write(EVENT);
     frame(&mut body).await;
     feed.dropped().await;
+    let expected = r#"DEBUG mcp_cancel_on_disconnect: stream let go cause="did not read""#;
+    assert_eq!(lines.of_layer(), [expected]);
 }
 
 #[tokio::test(start_paused = true)]

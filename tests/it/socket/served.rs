@@ -11,7 +11,8 @@ use axum::{
 };
 use futures_util::stream;
 use mcp_cancel_on_disconnect::{
-    CallToken, CancelOnDisconnectLayer, CancelReason, DeadPeer, Peer, WatchedListener,
+    CallToken, CancelOnDisconnectLayer, CancelReason, DeadPeer, DetachCause, Event as LayerEvent,
+    Peer, WatchedListener,
 };
 use socket2::SockRef;
 use tokio::{net::TcpListener, sync::mpsc};
@@ -94,6 +95,31 @@ async fn an_event_stream_ends_with_the_connection() {
     connection.write(b"GET /next HTTP/1.1\r\n").await;
     connection.fin();
     within("the token to fire", token.cancelled()).await;
+}
+
+#[tokio::test]
+async fn a_detach_tells_that_the_kernel_said_so() {
+    let (hand_out, mut calls) = mpsc::unbounded_channel();
+    let handler = async move |_whole: String| {
+        hand_out.send(()).unwrap();
+        std::future::pending::<()>().await;
+    };
+    let (tell, mut causes) = mpsc::unbounded_channel();
+    let layer = CancelOnDisconnectLayer::new().observe(move |event: &LayerEvent<'_>| {
+        if let LayerEvent::Detached { cause, .. } = event {
+            tell.send(*cause).unwrap();
+        }
+    });
+    let app = Router::new().route("/", any(handler)).layer(layer);
+    let mut connection = Connection::open(serve(app).await).await;
+    let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a"}}"#;
+    let request = Request::new("POST", "/").header("content-type", "application/json");
+    connection.send(&request.body(call)).await;
+    within("the handler", calls.recv()).await.unwrap();
+    connection.write(b"GET /next HTTP/1.1\r\n").await;
+    connection.fin();
+    let cause = within("the detach", causes.recv()).await.unwrap();
+    assert_eq!(cause, DetachCause::PeerGone);
 }
 
 #[tokio::test]

@@ -1,0 +1,57 @@
+//! Events, in the span in which the request was served.
+//!
+//! Much of what happens to a call happens where no span is entered: in a destructor, or on the driver's task. So
+//! the span is taken when the call is known. It stays open until the last call of the exchange has ended.
+//! Where nobody subscribes to spans, none is taken.
+
+use std::mem;
+
+use tracing::{Span, level_filters::LevelFilter};
+
+use super::Exchange;
+use crate::observe::Event;
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// Takes the current span as that of its calls.
+    pub(super) fn take_span(&self) {
+        if is_subscribed() {
+            let current = Span::current();
+            let mut state = self.state();
+            if state.span.is_none() {
+                state.span = current;
+            }
+        }
+    }
+
+    /// Lets go of the span, if no call is left that needs it.
+    pub(super) fn release_span(&self) {
+        if is_subscribed() {
+            let registry = &self.instance.registry;
+            if !self.calls().any(|call| registry.is_in_flight(call.id())) {
+                // A subscriber may do anything when a span closes: no lock is held then.
+                let span = mem::replace(&mut self.state().span, Span::none());
+                drop(span);
+            }
+        }
+    }
+
+    pub(super) fn span(&self) -> Span {
+        match is_subscribed() {
+            true => self.state().span.clone(),
+            false => Span::none(),
+        }
+    }
+
+    /// Reports what happened to a call of it.
+    pub(super) fn report(&self, event: &Event<'_>) {
+        let span = self.span();
+        let _entered = span.enter();
+        self.instance.report(event);
+    }
+}
+
+fn is_subscribed() -> bool {
+    LevelFilter::current() != LevelFilter::OFF
+}

@@ -1,0 +1,289 @@
+//! How a call loses its client, as it is reported.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use mcp_cancel_on_disconnect::{CancelReason, DetachCause, Event, Grace, Outcome};
+use serde_json::json;
+
+use super::{GRACE, TICK, cut};
+use crate::{
+    setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What, for_servers, stalled},
+    support::*,
+};
+
+/// The causes that were reported, of detaches and of ends.
+#[derive(Clone, Debug, Default)]
+struct Causes(Arc<Mutex<Vec<Cause>>>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    Detached(DetachCause, Option<Duration>),
+    Resumed(Option<(DetachCause, Duration)>),
+    Ended(Outcome, Option<(DetachCause, Duration)>),
+}
+
+use Cause::{Detached, Ended, Resumed};
+
+const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    an_end_tells_how_long_the_call_had_no_client_and_why,
+    a_resume_tells_how_long_the_call_had_no_client,
+    a_client_that_is_back_before_it_was_missed_was_never_away,
+    a_stream_that_the_server_ends_is_told_from_a_hang_up,
+    a_client_that_does_not_read_is_told_from_a_hang_up,
+    a_client_that_does_not_read_its_resumed_stream_is_told_from_a_hang_up,
+    an_inner_service_that_lets_go_is_told_from_a_hang_up,
+});
+
+for_servers!([
+    wrapped_stateless = Wrapped,
+    layer_only_stateless = LayerOnly,
+    stateless_sse = StatelessSse,
+    stateless_json = StatelessJson,
+] {
+    a_call_that_is_cancelled_at_once_was_detached_for_no_time,
+});
+
+async fn an_end_tells_how_long_the_call_had_no_client_and_why(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, causes) = watched(Plan::of(server).grace(Grace::After(GRACE))).await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+    setup.events.ended(&mcp, 1).await;
+
+    let away = Some((DetachCause::HungUp, GRACE + TICK));
+    let expected = [
+        Detached(DetachCause::HungUp, Some(GRACE)),
+        Ended(ORPHANED, away),
+    ];
+    assert_eq!(causes.all(), expected);
+}
+
+async fn a_resume_tells_how_long_the_call_had_no_client(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, causes) = watched(Plan::of(server).grace(Grace::After(GRACE))).await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp).await;
+    clock.advance(TICK * 7).await;
+    let mut resumed = mcp.resume("0/0").await;
+    resumed.head().await;
+    setup.events.resumed(&mcp, 1, 1).await;
+    setup.assert_completes("a", &mut resumed).await;
+    setup.events.ended(&mcp, 1).await;
+
+    let expected = [
+        Detached(DetachCause::HungUp, Some(GRACE)),
+        Resumed(Some((DetachCause::HungUp, TICK * 7))),
+        Ended(Outcome::Completed, None),
+    ];
+    assert_eq!(causes.all(), expected);
+}
+
+/// The old connection is dead, and nobody reads its stream: nobody knows yet.
+async fn a_client_that_is_back_before_it_was_missed_was_never_away(server: Server) {
+    let plan = Plan::of(server).grace(Grace::After(GRACE)).inside(stalled);
+    let (setup, causes) = watched(plan).await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    let mut resumed = mcp.resume("0/0").await;
+    resumed.head().await;
+    setup.events.resumed(&mcp, 1, 1).await;
+    setup.assert_completes("a", &mut resumed).await;
+    setup.events.ended(&mcp, 1).await;
+
+    assert_eq!(
+        causes.all(),
+        [Resumed(None), Ended(Outcome::Completed, None)]
+    );
+}
+
+async fn a_stream_that_the_server_ends_is_told_from_a_hang_up(server: Server) {
+    let (setup, causes) = watched(Plan::of(server).grace(Grace::After(GRACE))).await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    setup.sessions.end_stream(&mcp, 0, None).await;
+    while call.event().await.is_some() {}
+    setup.events.detached(&mcp, 1).await;
+
+    let expected = [Detached(DetachCause::EndedByServer, Some(GRACE))];
+    assert_eq!(causes.all(), expected);
+}
+
+async fn a_call_that_is_cancelled_at_once_was_detached_for_no_time(server: Server) {
+    let _clock = StoppedClock::stop();
+    let (setup, causes) = watched(Plan::of(server)).await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.events.started(&mcp, 1).await;
+    call.fin();
+    setup.events.ended(&mcp, 1).await;
+
+    let away = Some((DetachCause::HungUp, Duration::ZERO));
+    let expected = [
+        Detached(DetachCause::HungUp, Some(Duration::ZERO)),
+        Ended(DISCONNECTED, away),
+    ];
+    assert_eq!(causes.all(), expected);
+}
+
+async fn a_client_that_does_not_read_is_told_from_a_hang_up(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, causes) = watched(impatient(server)).await;
+    let mcp = setup.mcp().await;
+    let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4_096).await;
+    unread.send(&flood(&mcp)).await;
+    setup.witness.started("a").await;
+    stall(&setup, &mcp, &clock, 1).await;
+
+    let expected = [Detached(DetachCause::Stalled, Some(GRACE))];
+    assert_eq!(causes.all(), expected);
+    drop(unread);
+}
+
+async fn a_client_that_does_not_read_its_resumed_stream_is_told_from_a_hang_up(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, causes) = watched(impatient(server)).await;
+    let mcp = setup.mcp().await;
+    let mut call = mcp.send(&flood(&mcp)).await;
+    setup.witness.started("a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    let mut unread = Connection::open_with_receive_buffer(setup.served.addr, 4_096).await;
+    unread.send(&mcp.resume_request("0/0")).await;
+    setup.events.resumed(&mcp, 1, 1).await;
+    // rmcp has ended the first stream for it.
+    stall(&setup, &mcp, &clock, 2).await;
+
+    let expected = Detached(DetachCause::Stalled, Some(GRACE));
+    assert_eq!(causes.all().last(), Some(&expected), "{causes:?}");
+    drop(unread);
+}
+
+async fn an_inner_service_that_lets_go_is_told_from_a_hang_up(server: Server) {
+    let forgetful = |router: axum::Router| {
+        router.layer(from_fn(async |request: Request, next: Next| {
+            let is_call = request.headers().contains_key(EXCHANGE);
+            let response = next.run(request).await;
+            match is_call {
+                // The stream is dropped, and the client is told nothing.
+                true => response.map(|_| Body::from_stream(broken())),
+                false => response,
+            }
+        }))
+    };
+    let (setup, causes) = watched(Plan::of(server).inside(forgetful)).await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.events.ended(&mcp, 1).await;
+
+    let all = causes.all();
+    let expected = Detached(DetachCause::ResponseDropped, Some(Duration::ZERO));
+    assert_eq!(all.first(), Some(&expected), "{all:?}");
+    drop(call);
+}
+
+/// Behind a layer alone, nobody sees the end of a call that its client does not come back for.
+#[tokio::test]
+async fn a_call_that_runs_on_out_of_sight_ends_as_unknown() {
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+    let clock = StoppedClock::stop();
+    let (setup, causes) = watched(Plan::of(Server::LayerOnly).grace(Grace::Never)).await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp).await;
+    clock.advance(HOUR + TICK).await;
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Unknown);
+
+    let away = Some((DetachCause::HungUp, HOUR + TICK));
+    let expected = [
+        Detached(DetachCause::HungUp, None),
+        Ended(Outcome::Unknown, away),
+    ];
+    assert_eq!(causes.all(), expected);
+    assert!(setup.calls.is_empty());
+    assert!(setup.witness.is_running("a"));
+}
+
+fn broken() -> impl futures_util::Stream<Item = Result<bytes::Bytes, std::io::Error>> {
+    futures_util::stream::once(async { Err(std::io::Error::other("broken on purpose")) })
+}
+
+const STALL: Duration = Duration::from_secs(5);
+
+/// Takes clients for gone that do not read, and whose sockets take little.
+fn impatient(server: Server) -> Plan {
+    let plan = Plan::of(server).grace(Grace::After(GRACE));
+    plan.layer(|layer| layer.stall_timeout(STALL))
+        .send_buffer(4_096)
+}
+
+/// Call 1 sends more than sockets and hyper take.
+fn flood(mcp: &Mcp) -> crate::support::Request {
+    mcp.call_request(1, "chatty", json!({ "label": "a", "events": 100_000 }))
+}
+
+/// Lets time pass until call 1 was detached so often.
+async fn stall(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, times: usize) {
+    let detached = async {
+        let is_detached = |what: &&What| matches!(what, What::Detached(_));
+        while setup.events.of(mcp, 1).iter().filter(is_detached).count() < times {
+            // Sockets fill in real time.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            clock.advance(STALL / 10).await;
+        }
+    };
+    within("the client to be taken for gone", detached).await;
+}
+
+async fn watched(plan: Plan) -> (Setup, Causes) {
+    let causes = Causes::default();
+    let note = causes.clone();
+    let plan = plan.layer(|layer| layer.observe(move |event: &Event<'_>| note.note(event)));
+    (plan.start().await, causes)
+}
+
+// === impl Causes ===
+
+impl Causes {
+    fn note(&self, event: &Event<'_>) {
+        let cause = match event {
+            Event::Detached { cause, grace, .. } => Detached(*cause, *grace),
+            Event::Resumed { detachment, .. } => {
+                Resumed(detachment.map(|it| (it.cause(), it.lasted())))
+            }
+            Event::Ended {
+                outcome,
+                detachment,
+                ..
+            } => Ended(*outcome, detachment.map(|it| (it.cause(), it.lasted()))),
+            _ => return,
+        };
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(cause);
+    }
+
+    fn all(&self) -> Vec<Cause> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}

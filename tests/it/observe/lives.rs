@@ -1,0 +1,135 @@
+//! The life of a call as it is logged.
+
+use mcp_cancel_on_disconnect::Grace;
+use serde_json::json;
+
+use super::{GRACE, TICK, cut};
+use crate::setup::{Lines, Plan, Server, StoppedClock, for_servers};
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    the_life_of_an_orphan_is_logged_step_by_step,
+    the_life_of_a_call_that_is_hung_up_without_a_grace_is_logged,
+    the_life_of_a_call_whose_client_comes_back_is_logged,
+    a_cancel_by_the_client_is_logged_as_one,
+    a_cancel_is_never_an_error,
+});
+
+async fn the_life_of_an_orphan_is_logged_step_by_step(server: Server) {
+    let lines = Lines::all();
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+    setup.events.ended(&mcp, 1).await;
+
+    assert_eq!(
+        life(&lines),
+        [
+            r#"TRACE … call started call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…""#,
+            r#"DEBUG … client gone, call goes on call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…" cause="hung up" grace=20s"#,
+            r#"INFO … call cancelled call=… jsonrpc.request.id="1" mcp.method.name="tools/call" gen_ai.tool.name="hold" mcp.session.id="…" lasted=20.001s cause="hung up" detached=20.001s reason="client disconnected and did not come back within its grace""#,
+        ]
+    );
+}
+
+async fn the_life_of_a_call_that_is_hung_up_without_a_grace_is_logged(server: Server) {
+    let lines = Lines::all();
+    let clock = StoppedClock::stop();
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.events.started(&mcp, 1).await;
+    clock.advance(TICK).await;
+    call.fin();
+    setup.events.ended(&mcp, 1).await;
+
+    let [_, gone, cancelled] = &*life(&lines) else {
+        panic!("{lines:?}");
+    };
+    assert!(gone.starts_with("DEBUG … client gone call=…"), "{gone}");
+    assert!(gone.ends_with(r#" cause="hung up""#), "{gone}");
+    let end = r#" lasted=1ms cause="hung up" detached=0ns reason="client disconnected""#;
+    assert!(cancelled.ends_with(end), "{cancelled}");
+}
+
+async fn the_life_of_a_call_whose_client_comes_back_is_logged(server: Server) {
+    let lines = Lines::all();
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(server).grace(Grace::After(GRACE)).start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp).await;
+    clock.advance(TICK).await;
+    let mut resumed = mcp.resume("0/0").await;
+    resumed.head().await;
+    setup.events.resumed(&mcp, 1, 1).await;
+    setup.assert_completes("a", &mut resumed).await;
+    setup.events.ended(&mcp, 1).await;
+
+    let [_, _, back, completed] = &*life(&lines) else {
+        panic!("{lines:?}");
+    };
+    assert!(back.starts_with("DEBUG … client is back call=…"), "{back}");
+    assert!(back.ends_with(r#" cause="hung up" detached=1ms"#), "{back}");
+    assert!(completed.starts_with("TRACE … call completed call=…"));
+    assert!(completed.ends_with(" lasted=1ms"), "{completed}");
+}
+
+async fn a_cancel_by_the_client_is_logged_as_one(server: Server) {
+    let lines = Lines::all();
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    assert_eq!(mcp.cancel(1).await, 202);
+    setup.events.ended(&mcp, 1).await;
+
+    let life = life(&lines);
+    let end = life.last().expect("a line");
+    assert!(end.starts_with("INFO … call cancelled call=…"), "{end}");
+    assert!(end.ends_with(r#" reason="cancelled by the client""#));
+}
+
+async fn a_cancel_is_never_an_error(server: Server) {
+    let lines = Lines::up_to(tracing::Level::WARN);
+    let clock = StoppedClock::stop();
+    let plan = Plan::of(server).grace(Grace::After(GRACE));
+    let setup = plan.layer(|layer| layer.call_timeout(2 * GRACE)).start();
+    let setup = setup.await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp).await;
+    let _late = setup.start_call(&mcp, 2, "hold", "b").await;
+    let _closed = setup.start_call(&mcp, 3, "hold", "c").await;
+    let stranger = mcp.call("d", "hold", json!({ "label": "d" })).await;
+    setup.witness.started("d").await;
+    stranger.rst();
+    clock.advance(GRACE + TICK).await;
+    setup.events.ended(&mcp, 1).await;
+    clock.advance(GRACE).await;
+    setup.events.ended(&mcp, 2).await;
+    mcp.delete().await;
+    setup.events.ended(&mcp, 3).await;
+    setup.events.ended(&mcp, "d").await;
+    assert_eq!(lines.text(), "");
+}
+
+/// The lines of call 1, without what differs from run to run.
+fn life(lines: &Lines) -> Vec<String> {
+    let of_call = lines.that(|line| line.contains(r#" jsonrpc.request.id="1" "#));
+    of_call.iter().map(|line| masked(line)).collect()
+}
+
+/// Without the target, the number of the call, and the session id.
+fn masked(line: &str) -> String {
+    let line = line.replace("mcp_cancel_on_disconnect:", "…");
+    let words = line.split(' ').map(|word| {
+        if word.starts_with("call=") {
+            return "call=…".to_owned();
+        }
+        match word.strip_prefix("mcp.session.id=") {
+            Some(_) => "mcp.session.id=\"…\"".to_owned(),
+            None => word.to_owned(),
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,30 @@
+//! What is reported of calls: to observers, and in the log.
+
+mod causes;
+mod injection;
+mod lives;
+mod observers;
+mod sessions;
+mod spans;
+
+use std::time::Duration;
+
+use crate::{
+    setup::{Setup, arguments},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+/// Call 1 has had its first event when its client goes, and is waited for.
+async fn cut(setup: &Setup, mcp: &Mcp) {
+    let mut call = mcp.call(1, "hold", arguments("a")).await;
+    setup.witness.started("a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(mcp, 1).await;
+}

@@ -1,0 +1,105 @@
+//! What the log shows of a session, and of other secrets.
+
+use mcp_cancel_on_disconnect::SessionIds;
+
+use crate::{
+    setup::{Lines, Plan, Server, Setup},
+    support::*,
+};
+
+const FIELD: &str = " mcp.session.id=";
+const SECRET: &str = "open-sesame";
+
+/// What a call of each of two sessions leaves in the log, with the sessions' ids.
+async fn logged(plan: Plan) -> [(Vec<String>, String); 2] {
+    let lines = Lines::all();
+    let setup = plan.start().await;
+    let (one, other) = (setup.mcp().await, setup.mcp().await);
+    for (mcp, label) in [(&one, "one"), (&other, "other")] {
+        let mcp = mcp.clone().header("authorization", SECRET);
+        let mcp = mcp.header("x-api-key", SECRET);
+        hang_up(&setup, &mcp, label).await;
+    }
+    assert!(!lines.text().contains(SECRET), "{lines:?}");
+    [(&one, "one"), (&other, "other")].map(|(mcp, label)| {
+        let id = format!(r#"jsonrpc.request.id="{label}""#);
+        let lines = lines.that(|line| line.contains(&id));
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        (lines, mcp.session_id().expect("a session").to_owned())
+    })
+}
+
+async fn hang_up(setup: &Setup, mcp: &Mcp, label: &str) {
+    let call = setup.start_call(mcp, label, "hold", label).await;
+    setup.events.started(mcp, label).await;
+    call.fin();
+    setup.events.ended(mcp, label).await;
+}
+
+/// How the session is shown, the same in all lines.
+fn shown(lines: &[String]) -> &str {
+    let shown = |line: &'_ String| {
+        let at = line.find(FIELD).expect("the field") + FIELD.len();
+        let end = line[at..].find(' ').map_or(line.len(), |end| at + end);
+        (at, end)
+    };
+    let (at, end) = shown(&lines[0]);
+    for line in lines {
+        let (from, to) = shown(line);
+        assert_eq!(line[from..to], lines[0][at..end]);
+    }
+    &lines[0][at..end]
+}
+
+#[tokio::test]
+async fn sessions_are_shown_by_a_short_hash_that_joins_their_lines() {
+    let [(one, one_id), (other, other_id)] = logged(Plan::of(Server::Wrapped)).await;
+    let (one, other) = (shown(&one), shown(&other));
+    assert_ne!(one, other);
+    for (hash, id) in [(one, one_id), (other, other_id)] {
+        let hash = hash.trim_matches('"');
+        assert_eq!(hash.len(), 8, "{hash}");
+        assert!(hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{hash}");
+        assert!(!id.contains(hash), "no part of the id");
+    }
+}
+
+#[tokio::test]
+async fn sessions_may_be_shown_as_they_are() {
+    let plan = Plan::of(Server::LayerOnly);
+    let plan = plan.layer(|layer| layer.log_session_ids(SessionIds::Verbatim));
+    for (lines, id) in logged(plan).await {
+        assert_eq!(shown(&lines), format!("{id:?}"));
+    }
+}
+
+#[tokio::test]
+async fn sessions_may_be_left_out() {
+    let plan = Plan::of(Server::Wrapped);
+    let plan = plan.layer(|layer| layer.log_session_ids(SessionIds::Omitted));
+    for (lines, id) in logged(plan).await {
+        let shows = |line: &String| line.contains(FIELD) || line.contains(&id);
+        assert!(!lines.iter().any(shows), "{lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn debug_shows_no_header_value() {
+    let plan = Plan::of(Server::LayerOnly);
+    let plan = plan.layer(|layer| {
+        layer.observe(|event: &mcp_cancel_on_disconnect::Event<'_>| {
+            let shown = format!("{event:?}");
+            assert!(!shown.contains(SECRET), "{shown}");
+        })
+    });
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await.header("authorization", SECRET);
+    let _call = setup.start_call(&mcp, 1, "hold", "a").await;
+    let token = setup.tokens.of("a");
+    let shown = format!("{token:?} {:?}", setup.calls);
+    let session = mcp.session_id().expect("a session");
+    assert!(
+        !shown.contains(SECRET) && !shown.contains(session),
+        "{shown}"
+    );
+}

@@ -1,0 +1,48 @@
+//! Counts calls by what is reported, as a dashboard does: whatever comes must go.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicIsize, Ordering},
+};
+
+use mcp_cancel_on_disconnect::Event;
+
+/// The shared counts. Events may come in any order, so only the sums mean something.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ledger(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    in_flight: AtomicIsize,
+    detached: AtomicIsize,
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    /// Counts what is reported.
+    pub(crate) fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
+        let counts = self.0.clone();
+        move |event| {
+            let (in_flight, detached) = match event {
+                Event::Started { .. } => (1, 0),
+                Event::Detached { .. } => (0, 1),
+                Event::Resumed { detachment, .. } => (0, -isize::from(detachment.is_some())),
+                Event::Ended { detachment, .. } => (-1, -isize::from(detachment.is_some())),
+                _ => (0, 0),
+            };
+            counts.in_flight.fetch_add(in_flight, Ordering::Relaxed);
+            counts.detached.fetch_add(detached, Ordering::Relaxed);
+        }
+    }
+
+    /// How many calls are in flight, and how many of them have no client.
+    pub(crate) fn balance(&self) -> (isize, isize) {
+        let Counts {
+            in_flight,
+            detached,
+        } = &*self.0;
+        let of = |count: &AtomicIsize| count.load(Ordering::Relaxed);
+        (of(in_flight), of(detached))
+    }
+}

@@ -1,0 +1,106 @@
+//! What is logged on the test's thread, line by line.
+
+use std::{
+    fmt, io,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tracing::{Level, subscriber::DefaultGuard};
+use tracing_subscriber::{
+    fmt::{MakeWriter, format::FmtSpan},
+    layer::SubscriberExt as _,
+};
+
+/// The log of the layer, at all levels, and of the spans of requests. Ends when it is dropped.
+pub(crate) struct Lines {
+    written: Written,
+    _subscribed: DefaultGuard,
+}
+
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+// === impl Lines ===
+
+impl Lines {
+    /// Logs all of the layer. Needs a runtime of one thread.
+    pub(crate) fn all() -> Self {
+        Self::up_to(Level::TRACE)
+    }
+
+    /// The same without what is less important than `level`.
+    pub(crate) fn up_to(level: Level) -> Self {
+        let written = Written::default();
+        let filter = format!("mcp_cancel_on_disconnect={level},{REQUEST}=info");
+        let lines = tracing_subscriber::fmt::layer()
+            .without_time()
+            .with_ansi(false)
+            .with_span_events(FmtSpan::CLOSE)
+            .with_writer(written.clone());
+        let subscriber = tracing_subscriber::registry()
+            .with(tracing_subscriber::EnvFilter::new(filter))
+            .with(lines);
+        Self {
+            written,
+            _subscribed: tracing::subscriber::set_default(subscriber),
+        }
+    }
+
+    /// What was written so far, as it is.
+    pub(crate) fn text(&self) -> String {
+        let written = self
+            .written
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8(written.clone()).expect("a log is text")
+    }
+
+    /// The lines of the layer so far.
+    pub(crate) fn of_layer(&self) -> Vec<String> {
+        self.that(|line| line.contains("mcp_cancel_on_disconnect:"))
+    }
+
+    /// The lines so far of which something is true.
+    pub(crate) fn that(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
+        let text = self.text();
+        let lines = text.lines().filter(|line| is_wanted(line));
+        lines.map(|line| line.trim_start().to_owned()).collect()
+    }
+}
+
+/// The target of [`request_span`].
+const REQUEST: &str = "request";
+
+/// A span as servers have them around each request.
+pub(crate) fn request_span(number: u64) -> tracing::Span {
+    tracing::info_span!(target: REQUEST, "request", number)
+}
+
+impl fmt::Debug for Lines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text())
+    }
+}
+
+// === impl Written ===
+
+impl io::Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        written.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Written {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}
