@@ -130,7 +130,8 @@ impl Exchange {
         let Some(finished) = self.instance.registry.finish(id, ended) else {
             return;
         };
-        self.cancelled(id, reason, Outcome::Cancelled(reason), finished);
+        self.stop(id, reason);
+        self.report_end(id, Outcome::Cancelled(reason), finished);
         if let Some(injection) = self.injection(id, reason, finished) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.
@@ -151,7 +152,7 @@ impl Exchange {
     /// the server next comes after it, unless the server has no room for either.
     fn cancel_ahead(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         let span = self.span();
-        let Some(mut injection) = self.cancel_detached(id, reason) else {
+        let Some(mut injection) = self.cancel_detached(None, id, reason) else {
             return;
         };
         match injection

@@ -86,30 +86,43 @@ impl Exchange {
         let registry = &self.instance.registry;
         let detachment = Detachment::new(cause, now);
         let detached = registry.detach(call.id(), generation, wait, barren, detachment);
-        if detached != Detached::Stale {
-            self.report(&Event::Detached { call, cause, grace });
-        }
-        if detached == Detached::Due {
-            self.cancel(call.id(), cause.reason());
+        let event = Event::Detached { call, cause, grace };
+        match detached {
+            Detached::Stale => {}
+            Detached::Waiting => self.report(&event),
+            Detached::Due => self.cancel_after(Some(&event), call.id(), cause.reason()),
         }
     }
 
     /// Cancels a call, unless it has ended, or its client came back in this very moment (contract 3).
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+        self.cancel_after(None, id, reason);
+    }
+
+    fn cancel_after(self: &Arc<Self>, event: Option<&Event<'_>>, id: CallId, reason: CancelReason) {
         let span = self.span();
-        if let Some(injection) = self.cancel_detached(id, reason) {
+        if let Some(injection) = self.cancel_detached(event, id, reason) {
             self.inject(id, injection, span);
         }
     }
 
+    /// Also reports what came before the cancel. The token does not wait for that.
     pub(super) fn cancel_detached(
         self: &Arc<Self>,
+        event: Option<&Event<'_>>,
         id: CallId,
         reason: CancelReason,
     ) -> Option<Injection> {
         let ended = self.as_cancelled(id, reason)?;
-        let finished = self.instance.registry.finish_detached(id, ended)?;
-        self.cancelled(id, reason, Outcome::Cancelled(reason), finished);
+        let finished = self.instance.registry.finish_detached(id, ended);
+        if finished.is_some() {
+            self.stop(id, reason);
+        }
+        if let Some(event) = event {
+            self.report(event);
+        }
+        let finished = finished?;
+        self.report_end(id, Outcome::Cancelled(reason), finished);
         self.injection(id, reason, finished)
     }
 
@@ -121,7 +134,8 @@ impl Exchange {
         };
         let ended = self.as_cancelled(id, reason);
         if let Some(finished) = self.instance.registry.finish(id, ended) {
-            self.cancelled(id, reason, outcome, finished);
+            self.stop(id, reason);
+            self.report_end(id, outcome, finished);
         }
     }
 
@@ -146,7 +160,8 @@ impl Exchange {
         self.call(id).filter(|call| !call.must_run_on())?;
         let ended = self.as_cancelled(id, reason);
         let finished = self.instance.registry.finish(id, ended)?;
-        self.cancelled(id, reason, Outcome::Cancelled(reason), finished);
+        self.stop(id, reason);
+        self.report_end(id, Outcome::Cancelled(reason), finished);
         self.tell_client(id, reason);
         Some(self.injection(id, reason, finished))
     }
@@ -162,18 +177,11 @@ impl Exchange {
     }
 
     /// Goes through with the cancel of a call that has just ended so.
-    pub(super) fn cancelled(
-        &self,
-        id: CallId,
-        reason: CancelReason,
-        outcome: Outcome,
-        finished: Finished,
-    ) {
+    pub(super) fn stop(&self, id: CallId, reason: CancelReason) {
         self.tell_ended();
         if self.was_last(id) {
             self.fire(reason);
         }
-        self.report_end(id, outcome, finished);
     }
 
     /// What the server is to be told of a cancelled call.
@@ -262,7 +270,7 @@ impl Exchange {
         self.ended.notify_waiters();
     }
 
-    fn report_end(&self, id: CallId, outcome: Outcome, finished: Finished) {
+    pub(super) fn report_end(&self, id: CallId, outcome: Outcome, finished: Finished) {
         if let Some(call) = self.call(id) {
             self.report(&Event::Ended {
                 call,
