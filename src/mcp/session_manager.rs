@@ -1,8 +1,8 @@
 //! The wrapper that binds calls from typed messages.
 
-use std::{fmt, future::ready, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt, future::Either};
+use futures_util::{FutureExt, Stream, TryFutureExt, future::Either};
 use rmcp::{
     model::{
         ClientJsonRpcMessage, ClientNotification, ClientRequest, GetExtensions, GetMeta, RequestId,
@@ -21,7 +21,7 @@ use super::{
     kept,
     session::InUse,
     shared::Shared,
-    stream::{BoundCall, CallStream},
+    stream::{BoundCall, CallStream, without_late},
     transport::CancellableTransport,
 };
 use crate::{
@@ -96,9 +96,8 @@ impl CancellableSessionManager<LocalSessionManager> {
 impl<M> CancellableSessionManager<M> {
     /// Sessions as `manager` keeps them.
     ///
-    /// They are closed as `manager` decides, and by nobody else unless an [`idle_timeout`](Self::idle_timeout) is
-    /// set. A timer that it has goes on beside that one: rmcp's own, `SessionConfig::keep_alive`, still closes
-    /// sessions under silent calls.
+    /// `manager` closes them as it likes, with an [`idle_timeout`](Self::idle_timeout) set here or without:
+    /// rmcp's own timer, `SessionConfig::keep_alive`, still closes them under silent calls.
     pub fn new(manager: M) -> Self {
         Self {
             shared: Arc::new(Shared::new(manager)),
@@ -109,10 +108,9 @@ impl<M> CancellableSessionManager<M> {
     /// Closes sessions that nobody has used for so long; their clients then get 404 and open new ones. Of
     /// sessions that are created from now on.
     ///
-    /// A session is used by every request that comes for it and by every stream of it that is open, a standalone
-    /// one too. It is also used by each call that has not ended: of a connected client, of one that may come back
-    /// within its grace, and of one that runs on for nobody. (Without a layer, calls whose client has gone
-    /// are not known.) Probes are not needed, and messages from the server do not count.
+    /// It is used by every request, by every open stream (a standalone one too), and by each call that has not
+    /// ended: of a connected client, of one that may come back within its grace, of one that runs on for nobody.
+    /// (Without a layer, calls whose client has gone are not known.) What the server sends does not count.
     ///
     /// ```
     /// use std::time::Duration;
@@ -122,7 +120,7 @@ impl<M> CancellableSessionManager<M> {
     /// let mut manager = LocalSessionManager::default();
     /// manager.session_config.keep_alive = None; // else both timers run
     /// let sessions = CancellableSessionManager::new(manager).idle_timeout(Duration::from_secs(900));
-    /// # drop(sessions);
+    /// assert!(format!("{sessions:?}").contains("idle_timeout: Some(900s)"));
     /// ```
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
         self.idle_timeout = Some(timeout);
@@ -132,11 +130,10 @@ impl<M> CancellableSessionManager<M> {
     /// Leaves idle sessions open, until their clients end them or the manager inside does.
     ///
     /// ```
-    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
-    /// use rmcp::transport::streamable_http_server::session::local::SessionConfig;
-    ///
+    /// # use mcp_cancel_on_disconnect::CancellableSessionManager;
+    /// # use rmcp::transport::streamable_http_server::session::local::SessionConfig;
     /// let sessions = CancellableSessionManager::local(SessionConfig::default()).keep_idle();
-    /// # drop(sessions);
+    /// assert!(format!("{sessions:?}").contains("idle_timeout: None"));
     /// ```
     pub fn keep_idle(mut self) -> Self {
         self.idle_timeout = None;
@@ -264,9 +261,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> impl Future<Output = Result<(SessionId, Self::Transport), Self::Error>> + Send {
         let created = self.shared.manager.create_session();
         created.map_ok(|(id, transport)| {
-            let session = self.shared.open_session(id.clone(), self.idle_timeout);
-            let transport = CancellableTransport::new(transport, session.late.clone());
-            (id, transport)
+            let late = self.shared.open_session(id.clone(), self.idle_timeout);
+            (id, CancellableTransport::new(transport, late))
         })
     }
 
@@ -379,8 +375,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         restored.map_ok(move |outcome| match outcome {
             RestoreOutcome::Restored(transport) => {
                 self.shared.purge_session(&id);
-                let session = self.shared.open_session(id, self.idle_timeout);
-                let late = session.late.clone();
+                let late = self.shared.open_session(id, self.idle_timeout);
                 RestoreOutcome::Restored(CancellableTransport::new(transport, late))
             }
             RestoreOutcome::AlreadyPresent => RestoreOutcome::AlreadyPresent,
@@ -392,21 +387,6 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
         self.shared.manager.event_store()
     }
-}
-
-/// A stream without what was on its way when its call was cancelled. Its session is in use as long as it lives.
-fn without_late<S>(
-    stream: S,
-    used: Option<InUse>,
-) -> impl Stream<Item = ServerSseMessage> + Send + Sync + 'static
-where
-    S: Stream<Item = ServerSseMessage> + Send + Sync + 'static,
-{
-    stream.filter(move |event| {
-        let message = event.message.as_deref();
-        let overtook = used.as_ref().zip(message);
-        ready(!overtook.is_some_and(|(used, message)| used.late().overtook(message)))
-    })
 }
 
 impl<M> fmt::Debug for CancellableSessionManager<M> {

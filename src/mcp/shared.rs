@@ -19,7 +19,10 @@ use rmcp::{
     transport::streamable_http_server::{SessionManager, session::SessionId},
 };
 
-use super::session::{Owner, Session, Sessions};
+use super::{
+    late::Late,
+    session::{Owner, Session, Sessions},
+};
 use tracing::warn;
 
 use crate::{
@@ -133,12 +136,12 @@ impl<M> Shared<M> {
 }
 
 impl<M: SessionManager> Shared<M> {
-    /// Knows a session from now on, and closes it when it is idle.
+    /// Knows a session from now on, and closes it when it is idle. Gives what its transport is to keep back.
     pub(super) fn open_session(
         self: &Arc<Self>,
         id: SessionId,
         idle_timeout: Option<Duration>,
-    ) -> Arc<Session> {
+    ) -> Arc<Late> {
         let this: Weak<Self> = Arc::downgrade(self);
         let session = Arc::new(Session::new(id, idle_timeout, this));
         self.sessions.add(session.clone());
@@ -146,7 +149,7 @@ impl<M: SessionManager> Shared<M> {
             let session: Weak<Session> = Arc::downgrade(&session);
             self.timer.watch(at, session);
         }
-        session
+        session.late.clone()
     }
 
     /// A request for a session came. If that was closed for being idle a moment ago, the manager inside

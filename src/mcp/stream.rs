@@ -1,4 +1,4 @@
-//! The event stream of a call, with the call's end seen in it.
+//! The event streams of a session: a call's end is seen in them, and what a cancelled call still sends is not.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 
 use futures_util::{
     Stream, StreamExt,
-    future::{Either, select},
+    future::{self, Either, select},
 };
 use rmcp::{
     model::{JsonRpcMessage, RequestId},
@@ -114,6 +114,21 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> fmt::Debug for CallStr
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CallStream").finish_non_exhaustive()
     }
+}
+
+/// A stream without what was on its way when its call was cancelled. Its session is in use as long as it lives.
+pub(super) fn without_late<S>(
+    stream: S,
+    used: Option<InUse>,
+) -> impl Stream<Item = ServerSseMessage> + Send + Sync + 'static
+where
+    S: Stream<Item = ServerSseMessage> + Send + Sync + 'static,
+{
+    stream.filter(move |event| {
+        let message = event.message.as_deref();
+        let overtook = used.as_ref().zip(message);
+        future::ready(!overtook.is_some_and(|(used, message)| used.late().overtook(message)))
+    })
 }
 
 /// Reads a stream to the answer of its call, its end, or the cancel of the call.
