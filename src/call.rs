@@ -309,7 +309,8 @@ impl CallInfo {
         self.session.as_deref()
     }
 
-    /// The protocol revision its request named, in the header or in the body.
+    /// The protocol revision that the request's body named, as those of 2026-07-28 do. Not known of calls that a
+    /// session manager bound.
     pub fn protocol_version(&self) -> Option<&str> {
         self.protocol_version.as_deref()
     }
