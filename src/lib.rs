@@ -109,6 +109,8 @@ mod token;
 pub use self::mcp::{
     AbortOnCancel, CancellableSessionManager, CancellableTransport, TransportError,
 };
+#[cfg(feature = "metrics")]
+pub use self::observe::Metrics;
 #[cfg(feature = "socket")]
 pub use self::socket::{Applied, DeadPeer, Peer, WatchedListener, WatchedStream};
 #[cfg(feature = "axum")]

@@ -14,8 +14,12 @@ use crate::{
     envelope::Unknown,
 };
 
+#[cfg(feature = "metrics")]
+mod meter;
 mod trace;
 
+#[cfg(feature = "metrics")]
+pub use self::meter::Metrics;
 #[cfg(feature = "rmcp")]
 pub(crate) use self::trace::HandlerEnd;
 pub use self::trace::SessionIds;

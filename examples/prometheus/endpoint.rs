@@ -1,0 +1,33 @@
+//! Where Prometheus scrapes.
+
+use std::time::Duration;
+
+use axum::{Router, http::header, routing::get};
+use mcp_cancel_on_disconnect::Metrics;
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+/// How often samples are taken out of their buffers, if nobody scrapes: 5 s.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Installs the recorder of this process. Before any metrics are described.
+pub(crate) fn install() -> Result<PrometheusHandle, BuildError> {
+    let seconds = Matcher::Suffix("_seconds".to_owned());
+    PrometheusBuilder::new()
+        .set_buckets_for_metric(seconds, &Metrics::BUCKETS)?
+        .install_recorder()
+}
+
+/// Serves `/metrics`.
+pub(crate) fn router(prometheus: PrometheusHandle) -> Router {
+    let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    Router::new().route("/metrics", get(async move || (text, prometheus.render())))
+}
+
+/// Keeps the recorder small. Never ends.
+pub(crate) async fn keep_up(prometheus: PrometheusHandle) {
+    let mut ticks = tokio::time::interval(UPKEEP);
+    loop {
+        ticks.tick().await;
+        prometheus.run_upkeep();
+    }
+}

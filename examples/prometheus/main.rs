@@ -1,0 +1,89 @@
+//! A server with metrics, for Prometheus and the Grafana dashboard beside this file.
+//!
+//! ```sh
+//! cargo run --features metrics --example prometheus
+//! curl -s http://127.0.0.1:8765/metrics
+//! ```
+//!
+//! Let Prometheus scrape that, and import `grafana.json`. The tool `work` sleeps for as many seconds as it is
+//! told; the README has curl lines for calling one and hanging up.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Metrics};
+use rmcp::{
+    RoleServer, ServerHandler,
+    handler::server::{router::tool::ToolRouter, wrapper::Parameters},
+    schemars,
+    service::RequestContext,
+    tool, tool_handler, tool_router,
+    transport::streamable_http_server::{
+        StreamableHttpServerConfig, StreamableHttpService, session::local::SessionConfig,
+    },
+};
+use tokio::net::TcpListener;
+
+mod endpoint;
+
+const ADDRESS: &str = "127.0.0.1:8765";
+
+#[derive(Clone)]
+struct Worker {
+    tool_router: ToolRouter<Self>,
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Work {
+    seconds: f32,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let prometheus = endpoint::install()?;
+    let sessions = CancellableSessionManager::local(SessionConfig::default());
+    let config = StreamableHttpServerConfig::default();
+    let mcp = StreamableHttpService::new(|| Ok(Worker::new()), Arc::new(sessions), config);
+    let layer = CancelOnDisconnectLayer::new().observe(Metrics::new().tools(["work"]));
+    let app = Router::new()
+        .nest_service("/mcp", mcp)
+        .layer(layer)
+        // Outside the layer: a scrape is no call.
+        .merge(endpoint::router(prometheus.clone()));
+
+    let listener = TcpListener::bind(ADDRESS).await?;
+    println!("serving http://{ADDRESS}/mcp and http://{ADDRESS}/metrics");
+    tokio::select! {
+        served = axum::serve(listener, app) => served?,
+        () = endpoint::keep_up(prometheus) => {}
+    }
+    Ok(())
+}
+
+// === impl Worker ===
+
+#[tool_router]
+impl Worker {
+    fn new() -> Self {
+        Self {
+            tool_router: Self::tool_router(),
+        }
+    }
+
+    #[tool(description = "Works for so many seconds, unless it is cancelled")]
+    async fn work(
+        &self,
+        Parameters(Work { seconds }): Parameters<Work>,
+        context: RequestContext<RoleServer>,
+    ) -> String {
+        let time = Duration::try_from_secs_f32(seconds).unwrap_or_default();
+        let worked = context.ct.run_until_cancelled(tokio::time::sleep(time));
+        match worked.await {
+            Some(()) => format!("worked for {time:?}"),
+            None => "stopped".to_owned(),
+        }
+    }
+}
+
+#[tool_handler(router = self.tool_router)]
+impl ServerHandler for Worker {}

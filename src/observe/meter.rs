@@ -1,0 +1,307 @@
+//! Counts calls, through the `metrics` facade.
+
+use metrics::{
+    Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
+
+use super::{Event, Observer};
+use crate::{
+    call::{CallInfo, CancelReason, Outcome},
+    detach::{DetachCause, Detachment},
+    envelope::Unknown,
+};
+
+const IN_FLIGHT: &str = "mcp_calls_in_flight";
+const DETACHED: &str = "mcp_calls_detached";
+const STARTED: &str = "mcp_calls_started_total";
+const ENDED: &str = "mcp_calls_ended_total";
+const DETACHES: &str = "mcp_call_detaches_total";
+const RESUMES: &str = "mcp_call_resumes_total";
+const CANCELS_FAILED: &str = "mcp_call_cancels_failed_total";
+const UNWATCHED: &str = "mcp_requests_unwatched_total";
+const DURATION: &str = "mcp_call_duration_seconds";
+const DETACHED_FOR: &str = "mcp_call_detached_seconds";
+const TO_TOKEN: &str = "mcp_call_disconnect_to_token_seconds";
+
+/// The label of what is not known, and comes from a client.
+const OTHER: &str = "other";
+
+/// An [`Observer`] that counts calls through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`).
+///
+/// | name | kind | labels | what |
+/// |---|---|---|---|
+/// | `mcp_calls_in_flight` | gauge | `method` | calls in flight, with a client or without |
+/// | `mcp_calls_detached` | gauge | `method` | those of them that are without a client |
+/// | `mcp_calls_started_total` | counter | `method` | calls |
+/// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` of the cancelled | ends: as many as starts, less what is in flight |
+/// | `mcp_call_detaches_total` | counter | `method`, `cause` | times that a call lost its client, also if it is cancelled at once |
+/// | `mcp_call_resumes_total` | counter | `method` | times that a client came back for its call |
+/// | `mcp_call_cancels_failed_total` | counter | `method` | cancels of which the server could not be told |
+/// | `mcp_requests_unwatched_total` | counter | `why` | request bodies that could not be read as JSON-RPC |
+/// | `mcp_call_duration_seconds` | histogram | `method`, `outcome` | start to end |
+/// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one time without a client, until the outcome or until `resumed` |
+/// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of cancelled calls without a client: from when that was noticed until the token fired |
+///
+/// Values of labels are the names of variants in snake case, such as `reason="client_disconnected"`. All have few values: a
+/// `method` that MCP does not know is `other`, and tools are no label unless [`tools`](Self::tools) names them. The time is
+/// tokio's.
+///
+/// Install the recorder before [`new`](Self::new), which describes the metrics to it. A recorder that knows
+/// histograms only with buckets takes [`BUCKETS`](Self::BUCKETS):
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Metrics};
+/// use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let seconds = Matcher::Suffix("_seconds".to_owned());
+/// let prometheus = PrometheusBuilder::new()
+///     .set_buckets_for_metric(seconds, &Metrics::BUCKETS)?
+///     .install_recorder()?;
+/// let layer = CancelOnDisconnectLayer::new().observe(Metrics::new());
+/// assert_eq!(prometheus.render(), ""); // until there is a call
+/// # drop(layer);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    tools: Option<Vec<SharedString>>,
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    /// Upper bounds for histograms, in seconds: those of OpenTelemetry's `mcp.server.operation.duration`, 10 ms to
+    /// 5 min, and 1 ms for tokens that fire at once.
+    pub const BUCKETS: [f64; 15] = [
+        0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+    ];
+
+    /// Describes the metrics to the recorder that is installed by now.
+    pub fn new() -> Self {
+        describe();
+        Self { tools: None }
+    }
+
+    /// Adds the label `tool` to all metrics of calls. These tools get their name, others `other`, and what calls
+    /// no tool none. A client may name any tool, so there is no label for all of them.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Metrics};
+    ///
+    /// let metrics = Metrics::new().tools(["upload", "deploy"]);
+    /// let layer = CancelOnDisconnectLayer::new().observe(metrics);
+    /// # drop(layer);
+    /// ```
+    pub fn tools(mut self, names: impl IntoIterator<Item: Into<String>>) -> Self {
+        let names = names
+            .into_iter()
+            .map(|name| SharedString::from(name.into()));
+        self.tools = Some(names.collect());
+        self
+    }
+
+    fn labels<const N: usize>(
+        &self,
+        call: &CallInfo,
+        more: [(&'static str, &'static str); N],
+    ) -> Vec<Label> {
+        let method = Label::from_static_parts("method", method(call.method()));
+        let more = more.map(|(key, value)| Label::from_static_parts(key, value));
+        let tool = self.tool(call).map(|tool| Label::new("tool", tool));
+        [method].into_iter().chain(more).chain(tool).collect()
+    }
+
+    fn tool(&self, call: &CallInfo) -> Option<SharedString> {
+        let name = call.tool()?;
+        let known = self.tools.as_ref()?.iter().find(|known| ***known == *name);
+        Some(known.cloned().unwrap_or(SharedString::const_str(OTHER)))
+    }
+
+    fn ended(&self, call: &CallInfo, outcome: Outcome, detachment: Option<Detachment>) {
+        let outcome_label = ("outcome", outcome_name(outcome));
+        gauge!(IN_FLIGHT, self.labels(call, [])).decrement(1);
+        histogram!(DURATION, self.labels(call, [outcome_label])).record(call.age());
+        if let Outcome::Cancelled(reason) = outcome {
+            let reason_label = ("reason", reason_name(reason));
+            counter!(ENDED, self.labels(call, [outcome_label, reason_label])).increment(1);
+            if let Some(detachment) = detachment {
+                let labels = self.labels(call, [reason_label]);
+                histogram!(TO_TOKEN, labels).record(detachment.lasted());
+            }
+        } else {
+            counter!(ENDED, self.labels(call, [outcome_label])).increment(1);
+        }
+        self.attached(call, outcome_label.1, detachment);
+    }
+
+    /// A time without a client is over.
+    fn attached(&self, call: &CallInfo, until: &'static str, detachment: Option<Detachment>) {
+        if let Some(detachment) = detachment {
+            gauge!(DETACHED, self.labels(call, [])).decrement(1);
+            let labels = self.labels(call, [("until", until)]);
+            histogram!(DETACHED_FOR, labels).record(detachment.lasted());
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Observer for Metrics {
+    fn on_event(&self, event: &Event<'_>) {
+        match event {
+            Event::Started { call } => {
+                let labels = self.labels(call, []);
+                gauge!(IN_FLIGHT, labels.clone()).increment(1);
+                counter!(STARTED, labels.clone()).increment(1);
+                // So that its first increase is seen as one.
+                counter!(CANCELS_FAILED, labels).increment(0);
+            }
+            Event::Detached { call, cause, .. } => {
+                gauge!(DETACHED, self.labels(call, [])).increment(1);
+                let cause = ("cause", cause_name(*cause));
+                counter!(DETACHES, self.labels(call, [cause])).increment(1);
+            }
+            Event::Resumed { call, detachment } => {
+                counter!(RESUMES, self.labels(call, [])).increment(1);
+                self.attached(call, "resumed", *detachment);
+            }
+            Event::Ended {
+                call,
+                outcome,
+                detachment,
+            } => self.ended(call, *outcome, *detachment),
+            Event::CancelFailed { call, .. } => {
+                counter!(CANCELS_FAILED, self.labels(call, [])).increment(1);
+            }
+            Event::Unknown { why } => {
+                counter!(UNWATCHED, "why" => why_name(*why)).increment(1);
+            }
+        }
+    }
+}
+
+fn describe() {
+    describe_gauge!(IN_FLIGHT, Unit::Count, "Calls in flight");
+    describe_gauge!(DETACHED, Unit::Count, "Calls in flight without a client");
+    describe_counter!(STARTED, Unit::Count, "Calls that started");
+    describe_counter!(ENDED, Unit::Count, "Calls that ended, by outcome");
+    describe_counter!(DETACHES, Unit::Count, "Times that a call lost its client");
+    describe_counter!(
+        RESUMES,
+        Unit::Count,
+        "Times that a client came back for its call"
+    );
+    describe_counter!(
+        CANCELS_FAILED,
+        Unit::Count,
+        "Cancels of which the server could not be told"
+    );
+    describe_counter!(
+        UNWATCHED,
+        Unit::Count,
+        "Request bodies that could not be read as JSON-RPC"
+    );
+    describe_histogram!(
+        DURATION,
+        Unit::Seconds,
+        "From the start of a call to its end"
+    );
+    describe_histogram!(
+        DETACHED_FOR,
+        Unit::Seconds,
+        "One time of a call without its client"
+    );
+    describe_histogram!(
+        TO_TOKEN,
+        Unit::Seconds,
+        "From a disconnect to the token of the cancelled call"
+    );
+}
+
+/// The requests that clients send, in all revisions; the text of any other is the client's.
+fn method(name: &str) -> &'static str {
+    const KNOWN: [&str; 18] = [
+        "tools/call",
+        "tools/list",
+        "resources/list",
+        "resources/templates/list",
+        "resources/read",
+        "resources/subscribe",
+        "resources/unsubscribe",
+        "prompts/list",
+        "prompts/get",
+        "completion/complete",
+        "logging/setLevel",
+        "ping",
+        "server/discover",
+        "subscriptions/listen",
+        "tasks/get",
+        "tasks/result",
+        "tasks/list",
+        "tasks/cancel",
+    ];
+    KNOWN
+        .into_iter()
+        .find(|known| *known == name)
+        .unwrap_or(OTHER)
+}
+
+fn outcome_name(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Completed => "completed",
+        Outcome::Cancelled(_) => "cancelled",
+        Outcome::ClientCancelled => "client_cancelled",
+        Outcome::Failed => "failed",
+        Outcome::Unknown => "unknown",
+    }
+}
+
+fn reason_name(reason: CancelReason) -> &'static str {
+    match reason {
+        CancelReason::ClientDisconnected => "client_disconnected",
+        CancelReason::Orphaned => "orphaned",
+        CancelReason::Superseded => "superseded",
+        CancelReason::TimedOut => "timed_out",
+        CancelReason::Requested => "requested",
+        CancelReason::ShuttingDown => "shutting_down",
+        CancelReason::SessionClosed => "session_closed",
+        CancelReason::ClientCancelled => "client_cancelled",
+        CancelReason::ResponseDropped => "response_dropped",
+        CancelReason::ServicePanicked => "service_panicked",
+    }
+}
+
+fn cause_name(cause: DetachCause) -> &'static str {
+    match cause {
+        DetachCause::HungUp => "hung_up",
+        DetachCause::PeerGone => "peer_gone",
+        DetachCause::Stalled => "stalled",
+        DetachCause::EndedByServer => "ended_by_server",
+        DetachCause::ResponseDropped => "response_dropped",
+        DetachCause::ServicePanicked => "service_panicked",
+    }
+}
+
+fn why_name(why: Unknown) -> &'static str {
+    match why {
+        Unknown::NotJson => "not_json",
+        Unknown::Truncated => "truncated",
+        Unknown::TooDeep => "too_deep",
+        Unknown::DuplicateKey => "duplicate_key",
+        Unknown::EscapedKey => "escaped_key",
+        Unknown::WrongType => "wrong_type",
+        Unknown::BadId => "bad_id",
+        Unknown::NotAMessage => "not_a_message",
+        Unknown::TooLarge => "too_large",
+        Unknown::ContentType => "content_type",
+        Unknown::ContentEncoding => "content_encoding",
+        Unknown::NotRead => "not_read",
+    }
+}

@@ -1,0 +1,161 @@
+//! What Prometheus is told of calls whose ends are known beforehand, over real sockets.
+//!
+//! A binary of its own: the recorder is one of the process.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+)]
+
+mod dashboard;
+#[path = "../../examples/prometheus/endpoint.rs"]
+#[allow(dead_code, reason = "what only the example needs")]
+mod endpoint;
+mod scrape;
+mod script;
+#[path = "../it/setup/mod.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "a toolbox: it is that of the other tests"
+)]
+mod setup;
+#[path = "../it/support/mod.rs"]
+mod support;
+
+use self::script::{SCRIPT, scripted};
+
+/// Labels beside the name, sorted.
+type Labels<'a> = &'a [(&'a str, &'a str)];
+
+const CALL: (&str, &str) = ("method", "tools/call");
+const HOLD: (&str, &str) = ("tool", "hold");
+
+#[tokio::test]
+async fn what_has_started_is_what_has_ended_and_what_is_in_flight() {
+    let scrape = scripted().await;
+    let started = scrape.sum("mcp_calls_started_total");
+    let ended = scrape.sum("mcp_calls_ended_total");
+    let in_flight = scrape.sum("mcp_calls_in_flight");
+    assert_eq!(started, ended + in_flight);
+    assert_eq!(in_flight, SCRIPT.in_flight);
+    assert_eq!(scrape.sum("mcp_calls_detached"), SCRIPT.detached);
+}
+
+#[tokio::test]
+async fn ends_are_counted_by_outcome_and_reason() {
+    let scrape = scripted().await;
+    let ended = |more: Labels<'_>| {
+        let labels = [&[CALL][..], more, &[HOLD]].concat();
+        scrape.value("mcp_calls_ended_total", &labels)
+    };
+    let cancelled = |reason| ended(&[("outcome", "cancelled"), ("reason", reason)]);
+    assert_eq!(ended(&[("outcome", "completed")]), SCRIPT.completed);
+    assert_eq!(ended(&[("outcome", "failed")]), SCRIPT.failed);
+    assert_eq!(ended(&[("outcome", "unknown")]), SCRIPT.unknown);
+    assert_eq!(
+        ended(&[("outcome", "client_cancelled")]),
+        SCRIPT.client_cancelled
+    );
+    assert_eq!(cancelled("client_disconnected"), SCRIPT.disconnected);
+    assert_eq!(cancelled("orphaned"), SCRIPT.orphaned);
+    assert_eq!(cancelled("timed_out"), SCRIPT.timed_out);
+    assert_eq!(cancelled("session_closed"), SCRIPT.closed);
+}
+
+#[tokio::test]
+async fn clients_are_counted_as_they_go_and_come() {
+    let scrape = scripted().await;
+    let detaches = |cause| {
+        let labels = [("cause", cause), CALL, HOLD];
+        scrape.value("mcp_call_detaches_total", &labels)
+    };
+    assert_eq!(detaches("hung_up"), SCRIPT.hung_up);
+    assert_eq!(detaches("ended_by_server"), SCRIPT.ended_by_server);
+    let resumes = scrape.value("mcp_call_resumes_total", &[CALL, HOLD]);
+    assert_eq!(resumes, SCRIPT.resumed);
+}
+
+#[tokio::test]
+async fn what_went_wrong_is_counted() {
+    let scrape = scripted().await;
+    let failed = scrape.value("mcp_call_cancels_failed_total", &[CALL, HOLD]);
+    assert_eq!(failed, SCRIPT.cancels_failed);
+    let unwatched = scrape.value("mcp_requests_unwatched_total", &[("why", "not_json")]);
+    assert_eq!(unwatched, SCRIPT.unwatched);
+}
+
+#[tokio::test]
+async fn times_are_in_seconds() {
+    let scrape = scripted().await;
+    let of = |name: &str, suffix: &str, more: Labels<'_>| {
+        let labels = [&[CALL][..], more, &[HOLD]].concat();
+        scrape.value(&format!("{name}_{suffix}"), &labels)
+    };
+    let detached = "mcp_call_detached_seconds";
+    assert_eq!(
+        of(detached, "count", &[("until", "resumed")]),
+        SCRIPT.resumed
+    );
+    assert_eq!(
+        of(detached, "sum", &[("until", "resumed")]),
+        SCRIPT.resumed_after_s
+    );
+    let token = "mcp_call_disconnect_to_token_seconds";
+    let orphaned = &[("reason", "orphaned")];
+    assert_eq!(of(token, "count", orphaned), SCRIPT.orphaned);
+    assert_eq!(of(token, "sum", orphaned), SCRIPT.orphaned_after_s);
+    let duration = "mcp_call_duration_seconds";
+    let completed = &[("outcome", "completed")];
+    assert_eq!(of(duration, "count", completed), SCRIPT.completed);
+}
+
+#[tokio::test]
+async fn every_end_has_a_duration_and_every_detach_lasted() {
+    let scrape = scripted().await;
+    let durations = scrape.sum("mcp_call_duration_seconds_count");
+    assert_eq!(durations, scrape.sum("mcp_calls_ended_total"));
+    let detached = scrape.sum("mcp_call_detached_seconds_count");
+    assert_eq!(
+        detached + scrape.sum("mcp_calls_detached"),
+        scrape.sum("mcp_call_detaches_total")
+    );
+}
+
+#[tokio::test]
+async fn no_text_of_a_client_becomes_a_label() {
+    let scrape = scripted().await;
+    assert!(
+        !scrape.text().contains(script::NOBODYS),
+        "{}",
+        scrape.text()
+    );
+    let other = [("method", "other")];
+    assert_eq!(
+        scrape.value("mcp_calls_started_total", &other),
+        SCRIPT.other_methods
+    );
+    let other = [CALL, ("tool", "other")];
+    assert_eq!(
+        scrape.value("mcp_calls_started_total", &other),
+        SCRIPT.other_tools
+    );
+}
+
+#[tokio::test]
+async fn every_metric_is_described_with_its_kind() {
+    let scrape = scripted().await;
+    for (name, kind) in scrape.types() {
+        assert!(scrape.is_described(&name), "{name}");
+        let expected = match name {
+            _ if name.ends_with("_total") => "counter",
+            _ if name.ends_with("_seconds") => "histogram",
+            _ => "gauge",
+        };
+        assert_eq!(kind, expected, "{name}");
+    }
+    assert_eq!(scrape.types().len(), 11);
+}
