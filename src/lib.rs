@@ -77,9 +77,15 @@
 //!   cannot tell a client that left from one that reconnects.
 //! - rmcp cancels stateless calls by itself. With this layer that still happens, and the reason is known.
 //!
+//! # What happens
+//!
+//! is logged with `tracing`, in the span of the request: cancels at info, what comes before them at debug and
+//! trace. [`Observer`]s get every [`Event`]; a call that starts ends once.
+//!
 //! # Features
 //!
 //! `rmcp` (default): the session manager, and the helpers for handlers. `axum`: [`CallToken`] as an extractor.
+//! `metrics`: `Metrics`, an observer that counts through the `metrics` facade.
 //! `socket`: `DeadPeer`, the socket options that find a dead network, and `WatchedListener`, which lets the kernel
 //! say that a client is gone where hyper does not read.
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use http_body_util::Full;
 use mcp_cancel_on_disconnect::{
     CallId, CallToken, Calls, CancelError, CancelOnDisconnect, CancelOnDisconnectLayer,
-    CancelReason, CancellableSessionManager, CancellableTransport, Grace, Outcome, RequestId,
-    ResponseBody, ResponseFuture, TeeBody, TransportError, Unknown,
+    CancelReason, CancellableSessionManager, CancellableTransport, DetachCause, Detachment, Grace,
+    Outcome, RequestId, ResponseBody, ResponseFuture, SessionIds, TeeBody, TransportError, Unknown,
 };
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use tower::util::BoxCloneSyncService;
@@ -49,6 +49,9 @@ const _: fn() = || {
     clone::<RequestId>();
     copy::<CallId>();
     copy::<CancelReason>();
+    copy::<DetachCause>();
+    copy::<Detachment>();
+    copy::<SessionIds>();
     copy::<Grace>();
     copy::<Outcome>();
     copy::<Unknown>();
@@ -62,6 +65,13 @@ const _: fn() = || {
     debug::<Calls>();
     debug::<CancellableSessionManager<LocalSessionManager>>();
     debug::<CancellableTransport<OnlySend>>();
+
+    #[cfg(feature = "metrics")]
+    {
+        sync::<mcp_cancel_on_disconnect::Metrics>();
+        clone::<mcp_cancel_on_disconnect::Metrics>();
+        debug::<mcp_cancel_on_disconnect::Metrics>();
+    }
 
     error::<CancelError>();
     error::<TransportError<CancelError>>();
