@@ -47,6 +47,9 @@ struct Call {
 #[derive(Clone, Default)]
 struct Progress(Arc<Mutex<Vec<f64>>>);
 
+/// What the handlers of notifications need, and more.
+const NOTIFICATIONS: Duration = Duration::from_millis(50);
+
 #[tokio::main]
 async fn main() {
     tracing_subscriber::fmt()
@@ -88,6 +91,8 @@ async fn serve(call: Call, close: Arc<Notify>, modern: bool) {
     };
     tokio::select! {
         outcome = ask(client.peer(), &call) => {
+            // rmcp handles every notification in a task of its own, and the answer may overtake them.
+            tokio::time::sleep(NOTIFICATIONS).await;
             report(&call, outcome.map_err(|error| error.to_string()), &progress);
             close.notified().await;
         }
