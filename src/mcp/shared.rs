@@ -168,7 +168,7 @@ impl<M: SessionManager> Shared<M> {
             let id = session.id();
             self.end_calls(id).await;
             if let Err(error) = self.manager.close_session(id).await {
-                warn!(target: "mcp_cancel_on_disconnect", session = %id, %error, "idle session not closed");
+                warn!(target: "mcp_cancel_on_disconnect", %error, "idle session not closed");
             }
             // Last: who asks for the session before waits here, and the manager inside would still take calls.
             self.sessions.remove_this(session);
