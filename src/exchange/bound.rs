@@ -126,12 +126,9 @@ impl Exchange {
     /// Cancels a call of a session that is being closed, and waits until the server took it.
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let reason = CancelReason::SessionClosed;
-        let ended = self.as_cancelled(id, reason);
-        let Some(finished) = self.instance.registry.finish(id, ended) else {
+        let Some(finished) = self.cancel_any(id, reason, Outcome::Cancelled(reason)) else {
             return;
         };
-        self.stop(id, reason);
-        self.report_end(id, Outcome::Cancelled(reason), finished);
         if let Some(injection) = self.injection(id, reason, finished) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.

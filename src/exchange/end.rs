@@ -132,11 +132,21 @@ impl Exchange {
             CancelReason::ClientCancelled => Outcome::ClientCancelled,
             other => Outcome::Cancelled(other),
         };
+        self.cancel_any(id, reason, outcome);
+    }
+
+    /// Cancels a call, attached or not, here. What is to be told of it, and to whom, is left to the caller.
+    pub(super) fn cancel_any(
+        &self,
+        id: CallId,
+        reason: CancelReason,
+        outcome: Outcome,
+    ) -> Option<Finished> {
         let ended = self.as_cancelled(id, reason);
-        if let Some(finished) = self.instance.registry.finish(id, ended) {
-            self.stop(id, reason);
-            self.report_end(id, outcome, finished);
-        }
+        let finished = self.instance.registry.finish(id, ended)?;
+        self.stop(id, reason);
+        self.report_end(id, outcome, finished);
+        Some(finished)
     }
 
     /// Cancels a call, attached or not, and tells its client. `false` if it has ended, or must run on.
@@ -158,10 +168,7 @@ impl Exchange {
         reason: CancelReason,
     ) -> Option<Option<Injection>> {
         self.call(id).filter(|call| !call.must_run_on())?;
-        let ended = self.as_cancelled(id, reason);
-        let finished = self.instance.registry.finish(id, ended)?;
-        self.stop(id, reason);
-        self.report_end(id, Outcome::Cancelled(reason), finished);
+        let finished = self.cancel_any(id, reason, Outcome::Cancelled(reason))?;
         self.tell_client(id, reason);
         Some(self.injection(id, reason, finished))
     }
@@ -241,21 +248,22 @@ impl Exchange {
 
     fn end(&self, id: CallId, outcome: Outcome, remember: Option<Ended<Answer>>) {
         if let Some(finished) = self.instance.registry.finish(id, remember) {
-            self.tell_ended();
-            if self.was_last(id) {
-                self.forget_hooks();
-            }
-            self.report_end(id, outcome, finished);
+            self.ended_as(id, outcome, finished);
         }
     }
 
     /// The registry let a call go whose end nobody will see.
     pub(crate) fn left(&self, id: CallId, finished: Finished) {
+        self.ended_as(id, Outcome::Unknown, finished);
+    }
+
+    /// Goes through with the end of a call that was not cancelled.
+    fn ended_as(&self, id: CallId, outcome: Outcome, finished: Finished) {
         self.tell_ended();
         if self.was_last(id) {
             self.forget_hooks();
         }
-        self.report_end(id, Outcome::Unknown, finished);
+        self.report_end(id, outcome, finished);
     }
 
     /// Whether the other calls have ended as well: in a batch the token is that of all calls together.
@@ -278,7 +286,7 @@ impl Exchange {
                 detachment: finished.detachment,
             });
         }
-        self.release_span();
+        self.release_span(id);
     }
 
     fn remembered_until(&self, call: &CallInfo) -> Instant {

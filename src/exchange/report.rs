@@ -9,7 +9,7 @@ use std::mem;
 use tracing::{Span, level_filters::LevelFilter};
 
 use super::Exchange;
-use crate::observe::Event;
+use crate::{call::CallId, observe::Event};
 
 // === impl Exchange ===
 
@@ -25,15 +25,12 @@ impl Exchange {
         }
     }
 
-    /// Lets go of the span, if no call is left that needs it.
-    pub(super) fn release_span(&self) {
-        if is_subscribed() {
-            let registry = &self.instance.registry;
-            if !self.calls().any(|call| registry.is_in_flight(call.id())) {
-                // A subscriber may do anything when a span closes: no lock is held then.
-                let span = mem::replace(&mut self.state().span, Span::none());
-                drop(span);
-            }
+    /// A call has ended. Lets go of the span, if no other is left that needs it.
+    pub(super) fn release_span(&self, id: CallId) {
+        if is_subscribed() && self.was_last(id) {
+            // A subscriber may do anything when a span closes: no lock is held then.
+            let span = mem::replace(&mut self.state().span, Span::none());
+            drop(span);
         }
     }
 

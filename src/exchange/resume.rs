@@ -61,12 +61,9 @@ impl Resume {
             return None;
         };
         let registry = &instance.registry;
-        let holds = match registry.named(&session, event_id.as_bytes()) {
-            Named::Call(id) => vec![id],
-            Named::Batch(ids) | Named::OneOf(ids) => ids,
-            Named::Nothing | Named::Ended(_) => Vec::new(),
-        };
-        let holds = holds
+        let named = registry.named(&session, event_id.as_bytes());
+        let holds = named
+            .in_flight()
             .into_iter()
             .filter_map(|id| Some((id, registry.hold(id)?)));
         let holds = holds.collect();

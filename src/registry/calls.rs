@@ -5,7 +5,7 @@ use std::{fmt, pin::pin, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{Named, Registry, SessionKey, Stage, core::Entry};
+use super::{Registry, SessionKey, Stage, core::Entry};
 use crate::{
     call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
     exchange::Exchange,
@@ -148,11 +148,7 @@ impl Calls {
         let mut any = false;
         for session in sessions {
             let named = self.registry.named(&session, last_event_id.as_bytes());
-            let ids = match named {
-                Named::Call(id) => vec![id],
-                Named::Batch(ids) | Named::OneOf(ids) => ids,
-                Named::Nothing | Named::Ended(_) => Vec::new(),
-            };
+            let ids = named.in_flight();
             any |= !ids.is_empty();
             ids.into_iter().for_each(|id| self.registry.spare(id));
         }

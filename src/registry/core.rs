@@ -86,6 +86,17 @@ pub(crate) enum Named<A> {
     Ended(End<A>),
 }
 
+impl<A> Named<A> {
+    /// The calls in flight that it names, or may name.
+    pub(crate) fn in_flight(self) -> Vec<CallId> {
+        match self {
+            Self::Call(id) => vec![id],
+            Self::Batch(ids) | Self::OneOf(ids) => ids,
+            Self::Nothing | Self::Ended(_) => Vec::new(),
+        }
+    }
+}
+
 /// A call that has just ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Finished {

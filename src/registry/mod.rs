@@ -31,6 +31,8 @@ mod streams;
 mod watch;
 
 pub use self::calls::{CallSnapshot, CallState, Calls, DrainReport};
+#[cfg(feature = "rmcp")]
+pub(crate) use self::core::numbered;
 pub(crate) use self::{
     core::{
         Detached, End, Ended, FIRST, Finished, Generation, Key, LATE, Limits, Scope, SessionKey,
@@ -53,9 +55,6 @@ pub(crate) struct Answer {
     /// How long the server told its client to wait before it comes back.
     pub(crate) retry: Option<Duration>,
 }
-
-#[cfg(feature = "rmcp")]
-pub(crate) use self::core::numbered;
 
 pub(crate) type Named = core::Named<Answer>;
 
