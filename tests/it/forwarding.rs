@@ -3,7 +3,7 @@
 //! `restore_session` and `event_store` have default bodies in rmcp's trait: forgotten, they would turn
 //! restore and replay off without a word.
 
-use std::{collections::HashMap, error::Error as _, sync::Arc};
+use std::{collections::HashMap, error::Error as _, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt as _};
 use mcp_cancel_on_disconnect::{
@@ -26,7 +26,7 @@ use serde_json::json;
 use tokio::sync::RwLock;
 
 use self::recorder::{Calls, Failed, Mood, Recorder, event, message};
-use crate::support::*;
+use crate::{setup::Lines, support::*};
 
 mod recorder;
 
@@ -50,6 +50,21 @@ async fn initialize_session_is_forwarded() {
     assert_same(&answer, &message());
     let expected = json!(["the session", request()]);
     assert_eq!(calls.take(), [("initialize_session", expected)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_does_not_name_an_idle_session_that_cannot_be_closed() {
+    let lines = Lines::all();
+    let (manager, calls) = manager(Mood::Clinging);
+    let manager = manager.idle_timeout(Duration::from_secs(1));
+    let (id, _transport) = manager.create_session().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(calls.take()[1], ("close_session", json!([*id])));
+    let [line] = &lines.of_layer()[..] else {
+        panic!("not one line: {}", lines.text());
+    };
+    assert!(line.contains("idle session not closed"), "{line}");
+    assert!(!line.contains(&*id), "{line}");
 }
 
 #[tokio::test]

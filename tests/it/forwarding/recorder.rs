@@ -47,6 +47,8 @@ pub(super) enum Mood {
     Willing,
     /// All methods fail.
     Failing,
+    /// Sessions cannot be closed.
+    Clinging,
     /// The methods of its transport fail.
     Disconnected,
     /// A session to be restored is there already.
@@ -97,6 +99,7 @@ impl Recorder {
         self.calls.note(method, arguments);
         ready(match self.mood {
             Mood::Failing => Err(Failed(method)),
+            Mood::Clinging if method == "close_session" => Err(Failed(method)),
             _ => Ok(value),
         })
     }
