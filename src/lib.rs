@@ -99,6 +99,7 @@ mod layer;
 pub mod manual;
 #[cfg(feature = "rmcp")]
 mod mcp;
+mod media_type;
 mod observe;
 mod peer;
 mod policy;

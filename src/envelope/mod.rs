@@ -16,7 +16,7 @@ use http::{HeaderMap, Method, Request, header};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{detach::DetachCause, exchange::Exchange, source::Source};
+use crate::{detach::DetachCause, exchange::Exchange, media_type, source::Source};
 
 mod read;
 mod scan;
@@ -208,14 +208,7 @@ impl Capture {
         }
         let mut types = headers.get_all(header::CONTENT_TYPE).iter();
         let is_json = match (types.next(), types.next()) {
-            (Some(value), None) => {
-                let essence = value.as_bytes().split(|byte| *byte == b';').next();
-                essence.is_some_and(|essence| {
-                    essence
-                        .trim_ascii()
-                        .eq_ignore_ascii_case(b"application/json")
-                })
-            }
+            (Some(value), None) => media_type::names(value, "application/json"),
             _ => false,
         };
         if !is_json {

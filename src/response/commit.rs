@@ -137,7 +137,7 @@ where
                 self.stage = Stage::Events(Box::pin(body));
                 return None;
             }
-            Head::Answer if has_type(&parts.headers, b"application/json") && !encoded => {
+            Head::Answer if has_type(&parts.headers, "application/json") && !encoded => {
                 self.stage = Stage::Json(Box::pin(body));
                 return Some(Bytes::from_static(b"data: "));
             }

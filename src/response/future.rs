@@ -29,6 +29,7 @@ use crate::{
     detach::DetachCause,
     exchange::{BodyPlan, Guard, Head},
     layer::Options,
+    media_type,
     peer::Departure,
 };
 
@@ -327,7 +328,7 @@ pub(super) fn read_head(parts: &Parts) -> Head {
     if !parts.status.is_success() {
         return Head::Refusal;
     }
-    match has_type(&parts.headers, b"text/event-stream") {
+    match has_type(&parts.headers, "text/event-stream") {
         true => Head::Stream {
             readable: !parts.headers.contains_key(header::CONTENT_ENCODING),
         },
@@ -335,12 +336,10 @@ pub(super) fn read_head(parts: &Parts) -> Head {
     }
 }
 
-/// Whether a `Content-Type` names this media type, whatever its parameters.
-pub(super) fn has_type(headers: &HeaderMap, media_type: &[u8]) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|value| {
-        let essence = value.as_bytes().split(|byte| *byte == b';').next();
-        essence.is_some_and(|essence| essence.trim_ascii().eq_ignore_ascii_case(media_type))
-    })
+/// Whether the content is of this media type.
+pub(super) fn has_type(headers: &HeaderMap, media_type: &str) -> bool {
+    let value = headers.get(header::CONTENT_TYPE);
+    value.is_some_and(|value| media_type::names(value, media_type))
 }
 
 /// RFC 9110, section 6.4.1.

@@ -27,13 +27,16 @@
 use std::{mem, time::Duration};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use memchr::memchr2;
 
-use self::block::Block;
+use self::{
+    block::Block,
+    lines::{Lines, Piece},
+};
 use crate::envelope::Answers;
 
 mod block;
 mod boundary;
+mod lines;
 mod start;
 
 pub(crate) use self::{boundary::Boundary, start::Start};
@@ -57,10 +60,7 @@ pub(crate) struct Event<'a> {
 
 /// Reads the events of one response body.
 pub(crate) struct Reader {
-    /// What of a byte order mark has not come. Empty once it came, or something else did.
-    mark: &'static [u8],
-    /// The last byte was a carriage return, so that a line feed would belong to it.
-    after_return: bool,
+    lines: Lines,
     line: Line,
     block: Block<'static>,
 }
@@ -104,55 +104,28 @@ impl Reader {
     /// Reads the next frame of the body and gives every event that ends in it to `event`, in order.
     pub(crate) fn read(&mut self, frame: &[u8], mut event: impl FnMut(Event<'_>)) {
         let mut block: Block<'_> = mem::take(&mut self.block);
-        let mut rest = self.skip_mark(frame);
-        while !rest.is_empty() {
-            if mem::take(&mut self.after_return) && rest.starts_with(b"\n") {
-                rest = rest.get(1..).unwrap_or_default();
-                continue;
-            }
-            let end = memchr2(b'\n', b'\r', rest).unwrap_or(rest.len());
-            let (text, line_end) = rest.split_at_checked(end).unwrap_or_default();
-            self.line.go_on(text, &mut block);
-            let Some((byte, next)) = line_end.split_first() else {
-                break;
-            };
-            self.after_return = *byte == b'\r';
-            rest = next;
-            let is_blank = self.line.end(&mut block);
-            if is_blank && let Some(ended) = mem::take(&mut block).event() {
-                event(ended);
+        let mut rest = frame;
+        while let Some(piece) = self.lines.next(&mut rest) {
+            match piece {
+                Piece::PartOfMark => self.line = Line::Other,
+                Piece::Mark => self.line = Line::Start,
+                Piece::Text(text) => self.line.go_on(text, &mut block),
+                Piece::End => {
+                    let is_blank = self.line.end(&mut block);
+                    if is_blank && let Some(ended) = mem::take(&mut block).event() {
+                        event(ended);
+                    }
+                }
             }
         }
         self.block = block.keep();
-    }
-
-    /// Skips the byte order mark, or what of it is here.
-    fn skip_mark<'f>(&mut self, mut frame: &'f [u8]) -> &'f [u8] {
-        while let Some((wanted, left)) = self.mark.split_first() {
-            match frame.split_first() {
-                Some((byte, rest)) if byte == wanted => {
-                    frame = rest;
-                    self.mark = left;
-                    // A part of a mark is no mark, but a line that begins like no field.
-                    self.line = if left.is_empty() {
-                        Line::Start
-                    } else {
-                        Line::Other
-                    };
-                }
-                Some(_) => self.mark = &[],
-                None => break,
-            }
-        }
-        frame
     }
 }
 
 impl Default for Reader {
     fn default() -> Self {
         Self {
-            mark: MARK,
-            after_return: false,
+            lines: Lines::default(),
             line: Line::Start,
             block: Block::default(),
         }

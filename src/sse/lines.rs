@@ -1,0 +1,80 @@
+//! The lines of a body, whatever its frames are.
+
+use std::mem;
+
+use memchr::memchr2;
+
+use super::MARK;
+
+/// Cuts a body into lines: any of the three line ends ends one, and a byte order mark at the start is of none.
+#[derive(Debug)]
+pub(super) struct Lines {
+    /// What of the mark has not come. Empty once it came, or something else did.
+    mark: &'static [u8],
+    /// The last byte was a carriage return, so that a line feed would belong to it.
+    after_return: bool,
+}
+
+/// The next of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Piece<'f> {
+    /// A part of the mark. If the rest does not come, it is a line that begins like no field.
+    PartOfMark,
+    /// The end of the mark: nothing has come.
+    Mark,
+    /// Text of the line.
+    Text(&'f [u8]),
+    /// The end of the line.
+    End,
+}
+
+// === impl Lines ===
+
+impl Lines {
+    /// The lines of a body of which a line end has passed.
+    pub(super) fn begun() -> Self {
+        Self {
+            mark: &[],
+            after_return: false,
+        }
+    }
+
+    /// Takes the next piece off `frame`. `None` at its end.
+    pub(super) fn next<'f>(&mut self, frame: &mut &'f [u8]) -> Option<Piece<'f>> {
+        let (first, rest) = frame.split_first()?;
+        if let Some((wanted, left)) = self.mark.split_first() {
+            if first == wanted {
+                *frame = rest;
+                self.mark = left;
+                return Some(match left {
+                    [] => Piece::Mark,
+                    _ => Piece::PartOfMark,
+                });
+            }
+            self.mark = &[];
+        }
+        if mem::take(&mut self.after_return) && *first == b'\n' {
+            *frame = rest;
+            return self.next(frame);
+        }
+        let end = memchr2(b'\n', b'\r', frame).unwrap_or(frame.len());
+        if end == 0 {
+            *frame = rest;
+            self.after_return = *first == b'\r';
+            return Some(Piece::End);
+        }
+        let (text, rest) = frame.split_at_checked(end)?;
+        *frame = rest;
+        Some(Piece::Text(text))
+    }
+}
+
+impl Default for Lines {
+    /// Those of a body of which nothing has come.
+    fn default() -> Self {
+        Self {
+            mark: MARK,
+            after_return: false,
+        }
+    }
+}
