@@ -98,7 +98,8 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Asks for the policy of every call, once, when it is known. Replaces [`grace`](Self::grace).
+    /// Asks for the policy of every call, once, when it is known. Replaces [`grace`](Self::grace) and
+    /// [`call_timeout`](Self::call_timeout).
     ///
     /// If the closure panics, the call gets the policy it would have without it.
     pub fn policy(mut self, policy: impl Fn(&CallInfo) -> Policy + Send + Sync + 'static) -> Self {
