@@ -1,0 +1,11 @@
+//! What the benches share.
+//!
+//! Each bench is a program in `src/bin` that measures one thing in all set-ups of [`setup`], in one run, prints its
+//! table, and leaves it as a [`report::Section`] for the report.
+
+pub mod guard;
+pub mod report;
+pub mod setup;
+
+/// Why a bench cannot go on.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
