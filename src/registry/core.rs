@@ -262,12 +262,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
             }
             entry.last_deadline = Some(*deadline);
         }
-        entry.detached = Some(Clock {
+        entry.detached = Some(Box::new(Clock {
             detachment,
             wait,
             put_off: false,
             released: None,
-        });
+        }));
         match entry.grace_ends() {
             Some(at) if at <= detachment.since() => Detached::Due,
             _ => {
@@ -447,15 +447,14 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// The calls whose time is over by `now`. They stay until they are finished, but for those that are
     /// forgotten.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T, Expired)> {
+        while let Some(id) = self.memory.ended(now) {
+            self.forget(id);
+        }
         let mut over = Vec::new();
         while let Some((at, id)) = self.due.pop_first() {
             if at > now {
                 self.due.insert((at, id));
                 break;
-            }
-            if !self.calls.contains_key(&id) {
-                self.forget(id);
-                continue;
             }
             if let Some(entry) = self.calls.get_mut(&id) {
                 entry.due = None;
@@ -481,7 +480,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.due.first().map(|(at, _)| *at)
+        let call = self.due.first().map(|(at, _)| *at);
+        match (call, self.memory.next_end()) {
+            (Some(call), Some(kept)) => Some(call.min(kept)),
+            (call, kept) => call.or(kept),
+        }
     }
 
     // --- The parts ---
@@ -603,7 +606,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let Some(slot) = slot else {
             return;
         };
-        self.due.insert((ended.until, id));
         self.sessions.entry(slot).or_default().insert(id);
         for forgotten in self.memory.keep(id, slot, session, streams, ended) {
             self.forget(forgotten);
@@ -613,7 +615,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// Forgets an ended call.
     fn forget(&mut self, id: CallId) {
         if let Some(kept) = self.memory.take(id) {
-            self.due.remove(&(kept.until, id));
             self.leave_session(kept.slot, id);
             for stream in kept.streams.iter() {
                 self.unname(kept.slot, stream, id);

@@ -49,7 +49,8 @@ pub(crate) struct Entry<T> {
     pub(super) slot: Option<Slot>,
     pub(super) owns_key: bool,
     pub(super) generation: Generation,
-    pub(super) detached: Option<Clock>,
+    /// Boxed, because most calls end attached.
+    pub(super) detached: Option<Box<Clock>>,
     pub(super) held: bool,
     /// When it is cancelled at the latest, attached or not.
     pub(crate) deadline: Option<Instant>,
@@ -75,12 +76,18 @@ pub(super) struct Clock {
 pub(super) struct Streams {
     /// Nearly always the only one. It needs no allocation.
     only: Option<StreamId>,
-    first: Vec<StreamId>,
-    latest: VecDeque<StreamId>,
+    others: Option<Box<Others>>,
     /// Not all are known by name.
     pub(super) overflowed: bool,
     /// Other calls are on some of them too: those of a batch.
     pub(super) shared: bool,
+}
+
+/// The streams of a call after its first.
+#[derive(Debug, Default)]
+struct Others {
+    first: Vec<StreamId>,
+    latest: VecDeque<StreamId>,
 }
 
 /// Which time of a call is over.
@@ -138,16 +145,16 @@ impl<T> Entry<T> {
 
     /// Since when it has no client.
     pub(crate) fn detached_at(&self) -> Option<Instant> {
-        self.detached.map(|clock| clock.detachment.since())
+        self.detached.as_ref().map(|clock| clock.detachment.since())
     }
 
     pub(super) fn detachment(&self) -> Option<Detachment> {
-        self.detached.map(|clock| clock.detachment)
+        self.detached.as_ref().map(|clock| clock.detachment)
     }
 
     /// When it is cancelled if its client does not come back.
     pub(crate) fn waits_to(&self) -> Option<Instant> {
-        match self.detached?.wait {
+        match self.detached.as_ref()?.wait {
             Wait::Until { .. } => self.grace_ends(),
             Wait::ForItsEnd | Wait::Unseen(_) => None,
         }
@@ -181,7 +188,7 @@ impl<T> Entry<T> {
 
     /// When the clock of a detached call is looked at.
     pub(super) fn grace_ends(&self) -> Option<Instant> {
-        let clock = self.detached?;
+        let clock = self.detached.as_ref()?;
         match clock.wait {
             Wait::Until { deadline, .. } if self.held => Some(hold_ends(deadline)),
             // A deadline that passed meanwhile could not be noticed before.
@@ -223,7 +230,7 @@ impl<T> Entry<T> {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return Look::Over(Expired::Deadline);
         }
-        match self.detached.map(|clock| clock.wait) {
+        match self.detached.as_ref().map(|clock| clock.wait) {
             Some(Wait::Until { .. }) if self.put_off_if_late(now, at) => Look::PutOff,
             Some(Wait::Until { .. }) => Look::Over(Expired::Grace),
             Some(Wait::Unseen(_) | Wait::ForItsEnd) => Look::Forget,
@@ -264,16 +271,17 @@ impl Streams {
         if self.contains(stream) {
             return None;
         }
-        if self.first.len() < MAX_EVENT_IDS - 1 {
-            self.first.push(stream);
+        let others = self.others.get_or_insert_default();
+        if others.first.len() < MAX_EVENT_IDS - 1 {
+            others.first.push(stream);
             return Some(None);
         }
-        self.latest.push_back(stream);
-        if self.latest.len() <= MAX_EVENT_IDS {
+        others.latest.push_back(stream);
+        if others.latest.len() <= MAX_EVENT_IDS {
             return Some(None);
         }
         self.overflowed = true;
-        Some(self.latest.pop_front())
+        Some(others.latest.pop_front())
     }
 
     pub(super) fn contains(&self, stream: StreamId) -> bool {
@@ -281,8 +289,9 @@ impl Streams {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = StreamId> {
-        let all = self.only.iter().chain(&self.first).chain(&self.latest);
-        all.copied()
+        let others = self.others.iter();
+        let others = others.flat_map(|others| others.first.iter().chain(&others.latest));
+        self.only.iter().chain(others).copied()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -290,6 +299,6 @@ impl Streams {
     }
 
     pub(super) fn len(&self) -> usize {
-        usize::from(self.only.is_some()) + self.first.len() + self.latest.len()
+        self.iter().count()
     }
 }

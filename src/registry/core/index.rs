@@ -58,9 +58,16 @@ pub(super) type Ids = HashSet<CallId, BuildHasherDefault<AsIs>>;
 #[derive(Debug, Default)]
 pub(super) struct AsIs(u64);
 
-/// Makes the hashes.
-#[derive(Debug, Default)]
-pub(super) struct Names(RandomState);
+/// Makes the hashes, with secrets that no client learns.
+#[derive(Debug)]
+pub(super) struct Names {
+    keyed: RandomState,
+    /// An odd number for each kind of name that a session has.
+    number_ids: u64,
+    string_ids: u64,
+    numbered_streams: u64,
+    opaque_streams: u64,
+}
 
 // === impl Scope ===
 
@@ -71,24 +78,55 @@ impl Scope {
     }
 }
 
+// === impl Slot ===
+
+impl Slot {
+    /// The slot of a name in this session. A client chooses the name, and knows neither the session's hash nor
+    /// the multiplier: both halves of the product depend on all three.
+    fn mix(self, name: u64, multiplier: u64) -> Self {
+        let product = u128::from(self.0 ^ name) * u128::from(multiplier);
+        Self(product as u64 ^ (product >> 64) as u64)
+    }
+}
+
 // === impl Names ===
+
+impl Default for Names {
+    fn default() -> Self {
+        let keyed = RandomState::new();
+        let multiplier = |kind: &str| keyed.hash_one(kind) | 1;
+        Self {
+            number_ids: multiplier("number ids"),
+            string_ids: multiplier("string ids"),
+            numbered_streams: multiplier("numbered streams"),
+            opaque_streams: multiplier("opaque streams"),
+            keyed,
+        }
+    }
+}
 
 impl Names {
     pub(super) fn session(&self, session: &SessionKey) -> Slot {
-        Slot(self.0.hash_one(session))
+        Slot(self.keyed.hash_one(session))
     }
 
     pub(super) fn request(&self, session: Slot, request: &RequestId) -> Slot {
-        Slot(self.0.hash_one((b'r', session, request)))
+        match request {
+            RequestId::Number(number) => session.mix(number.cast_unsigned(), self.number_ids),
+            RequestId::String(text) => session.mix(self.keyed.hash_one(text), self.string_ids),
+        }
     }
 
     pub(super) fn stream(&self, session: Slot, stream: StreamId) -> Slot {
-        Slot(self.0.hash_one((b's', session, stream)))
+        match stream {
+            StreamId::Numbered(number) => session.mix(number, self.numbered_streams),
+            StreamId::Opaque(hash) => session.mix(hash, self.opaque_streams),
+        }
     }
 
     pub(super) fn stream_id(&self, event_id: &[u8]) -> StreamId {
         numbered(event_id).map_or_else(
-            || StreamId::Opaque(self.0.hash_one(event_id)),
+            || StreamId::Opaque(self.keyed.hash_one(event_id)),
             StreamId::Numbered,
         )
     }
@@ -99,13 +137,18 @@ pub(crate) fn numbered(event_id: &[u8]) -> Option<u64> {
     let slash = memchr::memchr(b'/', event_id)?;
     let (index, stream) = event_id.split_at_checked(slash)?;
     let stream = stream.get(1..)?;
-    let is_number = |digits: &[u8]| {
-        !digits.is_empty() && digits.len() < 20 && digits.iter().all(u8::is_ascii_digit)
-    };
-    if !is_number(index) || !is_number(stream) {
+    number(index).and(number(stream))
+}
+
+/// A decimal number of at most 19 digits: no such number overflows.
+fn number(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || digits.len() > 19 {
         return None;
     }
-    str::from_utf8(stream).ok()?.parse().ok()
+    digits.iter().try_fold(0, |number, digit| {
+        let digit = u64::from(digit.wrapping_sub(b'0'));
+        (digit < 10).then_some(10 * number + digit)
+    })
 }
 
 // === impl AsIs ===

@@ -5,7 +5,10 @@
 //! until its time is over. Bounded twice, by bytes in all and by bytes a session; over that the
 //! oldest go first, and their clients get what they would get without this crate.
 
-use std::collections::VecDeque;
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+};
 
 use tokio::time::Instant;
 
@@ -46,6 +49,8 @@ pub(super) struct Memory<A> {
     pub(super) limits: Limits,
     kept: ById<Kept<A>>,
     oldest: VecDeque<CallId>,
+    /// When each is to be forgotten, and some that are gone already.
+    ends: BinaryHeap<Reverse<(Instant, CallId)>>,
     total: usize,
     by_session: Slots<Share>,
 }
@@ -54,7 +59,6 @@ pub(super) struct Memory<A> {
 pub(super) struct Kept<A> {
     pub(super) slot: Slot,
     pub(super) streams: Streams,
-    pub(super) until: Instant,
     session: SessionKey,
     end: End<A>,
     weight: usize,
@@ -76,6 +80,7 @@ impl<A: Clone> Memory<A> {
             limits: Limits::DEFAULT,
             kept: ById::default(),
             oldest: VecDeque::new(),
+            ends: BinaryHeap::new(),
             total: 0,
             by_session: Slots::default(),
         }
@@ -97,10 +102,10 @@ impl<A: Clone> Memory<A> {
         share.oldest.push_back(id);
         self.total += weight;
         self.oldest.push_back(id);
+        self.ends.push(Reverse((ended.until, id)));
         let kept = Kept {
             slot,
             streams,
-            until: ended.until,
             session,
             end: ended.end,
             weight,
@@ -148,13 +153,45 @@ impl<A: Clone> Memory<A> {
             }
         }
         drop_gone(&mut self.oldest, self.kept.len(), &self.kept);
+        self.drop_gone_ends();
         Some(kept)
+    }
+
+    /// The same for the heap: its head is always of one that is kept.
+    fn drop_gone_ends(&mut self) {
+        let Self { ends, kept, .. } = self;
+        while ends
+            .peek()
+            .is_some_and(|Reverse((_, id))| !kept.contains_key(id))
+        {
+            ends.pop();
+        }
+        if ends.len() > 2 * kept.len() {
+            ends.retain(|Reverse((_, id))| kept.contains_key(id));
+        }
+    }
+
+    /// When the next one is to be forgotten.
+    pub(super) fn next_end(&self) -> Option<Instant> {
+        self.ends.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// One whose time is over by `now`.
+    pub(super) fn ended(&self, now: Instant) -> Option<CallId> {
+        let Reverse((at, id)) = self.ends.peek()?;
+        (*at <= now).then_some(*id)
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.kept.len()
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.kept.is_empty()
             && self.oldest.is_empty()
+            && self.ends.is_empty()
             && self.by_session.is_empty()
             && self.total == 0
     }
@@ -295,6 +332,7 @@ mod tests {
             assert_eq!(memory.total, total);
             assert!(total <= LIMITS.total);
             assert!(memory.oldest.len() <= 2 * expected.len());
+            assert!(memory.ends.len() <= 2 * expected.len());
 
             let mut shares = 0;
             for session in 0..=u8::MAX {

@@ -469,7 +469,7 @@ impl Run {
         let Self { core, model, .. } = self;
         assert_eq!(core.len(), model.calls().len());
         assert_eq!(core.next_deadline(), model.next_deadline());
-        assert_eq!(core.due.len(), model.appointments());
+        assert_eq!(core.due.len() + core.memory.len(), model.appointments());
         for (payload, id) in self.calls.iter().enumerate() {
             let expected = model.get(*id).map(|_| payload as u32);
             assert_eq!(core.call(*id).copied(), expected);
