@@ -6,36 +6,70 @@
 
 use std::{
     hash::{DefaultHasher, Hasher as _},
+    sync::Arc,
     time::Duration,
 };
 
 use futures_util::{Stream, stream};
 use rmcp::{
     model::{
-        ContentBlock, ErrorCode, ErrorData, NumberOrString, ServerJsonRpcMessage, ServerResult,
+        CallToolResult, ContentBlock, ErrorCode, ErrorData, NumberOrString, ServerJsonRpcMessage,
+        ServerResult,
     },
     transport::streamable_http_server::session::ServerSseMessage,
 };
 
+use super::shelf::Shelf;
 use crate::{
     call::{CancelReason, RequestId},
-    registry::{Answer, End},
+    registry::{Answer, Content, End},
 };
 
 /// How long a client is told to wait before it comes back, where the server did not say: 3 s, rmcp's own
 /// default.
 const RETRY: Duration = Duration::from_secs(3);
 
+/// Answers of at most so many bytes are put on their session's shelf, if they are only a text: 1 KiB. A larger
+/// one is not copied: it costs its allocator little beside what it cost itself.
+const SMALL: usize = 1024;
+
 /// An answer as the registry keeps it, with its size in bytes: a reference to the message.
-pub(super) fn keep(event: &ServerSseMessage) -> Option<(Answer, usize)> {
-    let message = event.message.clone()?;
-    let weight = weigh(&message)?;
+pub(super) fn keep(event: &ServerSseMessage, shelf: Option<&Shelf>) -> Option<(Answer, usize)> {
+    let message = event.message.as_ref()?;
+    let weight = weigh(message)?;
+    let small = shelf.filter(|_| weight <= SMALL).zip(as_text(message));
+    let content = match small {
+        Some((shelf, (id, text))) => Content::Text(id.into(), shelf.put(text)),
+        None => Content::Message(message.clone()),
+    };
     let answer = Answer {
-        content: message,
+        content,
         event: event.event_id.as_deref().map(hash),
         retry: None,
     };
     Some((answer, weight))
+}
+
+/// The id and the text of an answer that is [made](from_text) of nothing else.
+fn as_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &str)> {
+    let ServerJsonRpcMessage::Response(response) = message else {
+        return None;
+    };
+    let ServerResult::CallToolResult(result) = &response.result else {
+        return None;
+    };
+    let [ContentBlock::Text(content)] = result.content.as_slice() else {
+        return None;
+    };
+    (*result == from_text(&content.text)).then_some((&response.id, &content.text))
+}
+
+/// What a tool that returns a string answers in a session.
+fn from_text(text: &str) -> CallToolResult {
+    let mut result = CallToolResult::success(vec![ContentBlock::text(text)]);
+    // Of a revision that has no sessions.
+    result.result_type = None;
+    result
 }
 
 /// Whether the client that names this event has the answer: it is the answer's own. EventSource clients
@@ -65,7 +99,16 @@ pub(super) fn replay(
             let retry = answer.retry.unwrap_or(RETRY);
             let repeated = ServerSseMessage::priming(last_event_id, retry);
             let mut answered = ServerSseMessage::default();
-            answered.message = answer.content.downcast().ok();
+            answered.message = match answer.content {
+                Content::Text(id, text) => {
+                    let text = str::from_utf8(&text).ok();
+                    text.map(|text| {
+                        let result = ServerResult::CallToolResult(from_text(text));
+                        Arc::new(ServerJsonRpcMessage::response(result, (&id).into()))
+                    })
+                }
+                Content::Message(message) => message.downcast().ok(),
+            };
             (Some(repeated), Some(answered))
         }
         End::Cancelled(request, reason) => (None, Some(cancelled(&request, reason))),

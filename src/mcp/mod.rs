@@ -13,6 +13,7 @@ mod life;
 mod session;
 mod session_manager;
 mod shared;
+mod shelf;
 mod stream;
 mod transport;
 

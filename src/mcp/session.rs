@@ -13,7 +13,7 @@ use std::{
 use rmcp::transport::streamable_http_server::session::SessionId;
 use tokio::{sync::OnceCell, time::Instant};
 
-use super::{late::Late, life::Life};
+use super::{late::Late, life::Life, shelf::Shelf};
 use crate::registry::{LATE, Watched};
 
 /// All sessions that are open.
@@ -32,6 +32,7 @@ pub(super) struct Session {
     id: SessionId,
     /// What was cancelled; shared with the session's transport.
     pub(super) late: Arc<Late>,
+    shelf: Shelf,
     life: Life,
     /// From when its life counts.
     since: Instant,
@@ -151,6 +152,7 @@ impl Session {
         Self {
             id,
             late: Arc::default(),
+            shelf: Shelf::default(),
             life: Life::new(),
             since: Instant::now(),
             idle_timeout,
@@ -223,8 +225,18 @@ impl InUse {
         Self(self.0.clone())
     }
 
+    /// The session's own id, and not the copy that came with a request: what is kept of the request's calls
+    /// keeps no copy alive.
+    pub(super) fn id(&self) -> &SessionId {
+        &self.0.id
+    }
+
     pub(super) fn late(&self) -> &Late {
         &self.0.late
+    }
+
+    pub(super) fn shelf(&self) -> &Shelf {
+        &self.0.shelf
     }
 }
 

@@ -297,7 +297,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let used = self.shared.sessions.begin_use(id);
-        let call = self.bind(id, &message);
+        let own_id = used.as_ref().map_or(id, InUse::id);
+        let call = self.bind(own_id, &message);
         let opened = self.shared.manager.create_stream(id, message);
         opened.map(|opened| match (opened, call) {
             (Ok(stream), call) => Ok(CallStream::new(stream, call, used)),

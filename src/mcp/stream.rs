@@ -78,7 +78,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Stream for CallStream<
                     call.note(event);
                 }
                 if let Some(call) = this.call.take_if(|call| call.is_answered_by(event)) {
-                    call.answered(event);
+                    call.answered(event, this.used.as_ref());
                 }
             }
             None => {
@@ -135,14 +135,14 @@ where
 async fn read_on(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
     mut call: BoundCall,
-    _used: Option<InUse>,
+    used: Option<InUse>,
 ) {
     let token = call.attachment.exchange.token();
     let mut cancelled = pin!(token.cancelled());
     while let Either::Left((Some(event), _)) = select(stream.next(), cancelled.as_mut()).await {
         call.note(&event);
         if call.is_answered_by(&event) {
-            return call.answered(&event);
+            return call.answered(&event, used.as_ref());
         }
     }
 }
@@ -181,11 +181,12 @@ impl BoundCall {
         }
     }
 
-    fn answered(mut self, event: &ServerSseMessage) {
+    fn answered(mut self, event: &ServerSseMessage, used: Option<&InUse>) {
         self.watched = Watched::NoMore;
-        self.attachment
-            .exchange
-            .answered(self.attachment.id, kept::keep(event));
+        self.attachment.exchange.answered(
+            self.attachment.id,
+            kept::keep(event, used.map(InUse::shelf)),
+        );
     }
 
     /// The manager could not open its stream.

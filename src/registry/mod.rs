@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tokio::{sync::Notify, time::Instant};
 
 use self::{
@@ -19,7 +20,7 @@ use self::{
     watch::Watches,
 };
 use crate::{
-    call::{CallId, CancelReason},
+    call::{CallId, CancelReason, RequestId},
     detach::Detachment,
     exchange::{Exchange, Outlet},
 };
@@ -48,12 +49,24 @@ pub(crate) use self::{
     expect(dead_code, reason = "only a session manager sees answers")
 )]
 pub(crate) struct Answer {
-    /// What it is only its session manager knows.
-    pub(crate) content: Arc<dyn Any + Send + Sync>,
+    pub(crate) content: Content,
     /// A hash of the id of its own event.
     pub(crate) event: Option<u64>,
     /// How long the server told its client to wait before it comes back.
     pub(crate) retry: Option<Duration>,
+}
+
+/// What an answer says.
+#[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "rmcp"),
+    expect(dead_code, reason = "only a session manager sees answers")
+)]
+pub(crate) enum Content {
+    /// A tool's text, which is UTF-8.
+    Text(RequestId, Bytes),
+    /// What it is only its session manager knows.
+    Message(Arc<dyn Any + Send + Sync>),
 }
 
 pub(crate) type Named = core::Named<Answer>;
