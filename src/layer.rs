@@ -13,7 +13,7 @@ use crate::{
     call::CallInfo,
     observe::{Observer, Observers, SessionIds},
     policy::{Grace, Policy},
-    registry::{Calls, Limits, Registry},
+    registry::{Calls, Limits, MemoryLimits, Registry},
     service::CancelOnDisconnect,
 };
 
@@ -203,7 +203,21 @@ impl CancelOnDisconnectLayer {
     /// Sets how many bytes of answers are kept: in all (16 MiB), and of one session (1 MiB). The oldest go
     /// first. Holds for all clones of the layer.
     pub fn retain_at_most(self, total: usize, session: usize) -> Self {
-        self.registry.limit_memory(Limits { total, session });
+        self.registry.limit_memory(MemoryLimits { total, session });
+        self
+    }
+
+    /// Sets how many calls are tracked. Holds for all clones of the layer.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits};
+    ///
+    /// let limits = Limits::default().calls(10_000).detached_of_session(32);
+    /// let layer = CancelOnDisconnectLayer::new().limits(limits);
+    /// # drop(layer);
+    /// ```
+    pub fn limits(self, limits: Limits) -> Self {
+        self.registry.limit(limits);
         self
     }
 

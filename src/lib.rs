@@ -130,7 +130,7 @@ pub use self::{
     layer::{CancelOnDisconnectLayer, Retain},
     observe::{Event, Observer, SessionIds},
     policy::{Grace, MIN_GRACE, Policy},
-    registry::{CallSnapshot, CallState, Calls, DrainReport},
+    registry::{CallSnapshot, CallState, Calls, DrainReport, Limit, Limits},
     response::{ResponseBody, ResponseFuture},
     service::CancelOnDisconnect,
     token::CallToken,

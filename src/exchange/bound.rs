@@ -16,7 +16,7 @@ use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::Canceller,
     detach::DetachCause,
-    registry::{FIRST, Key, Scope, SessionKey},
+    registry::{FIRST, Key, Limit, Scope, SessionKey},
 };
 
 /// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
@@ -66,6 +66,11 @@ impl Exchange {
             },
             request: call.request_id().clone(),
         };
+        if self.calls.get().is_none() && !self.instance.registry.has_room(1) {
+            self.state().request = RequestBody::Settled(Settled::Plain);
+            self.pass_by(&call, &key);
+            return None;
+        }
         call.set_policy(self.instance.options.policy_for(&call));
         if call.policy().supersede {
             call.set_fingerprint(fingerprint());
@@ -93,6 +98,17 @@ impl Exchange {
             self.let_go(call, FIRST, DetachCause::HungUp, false);
         }
         Some(id)
+    }
+
+    /// A call is not tracked. An older one with its id leaves all the same: a cancel of that one would meet this.
+    fn pass_by(&self, call: &CallInfo, key: &Key) {
+        let registry = &self.instance.registry;
+        if let Some((older, exchange)) = registry.find(key)
+            && let Some(finished) = registry.finish(older, None)
+        {
+            exchange.left(older, finished);
+        }
+        self.untracked(call, Limit::Calls);
     }
 
     /// The body was read before the session manager got the message: the same call, known better.

@@ -11,9 +11,9 @@ use crate::{
     cancel::{CancelError, Injection},
     detach::{DetachCause, Detachment},
     layer::Retain,
-    observe::{Event, Remark, say_once},
+    observe::{Event, Remark, log_limit, say_once},
     policy::Verdict,
-    registry::{Answer, Detached, End, Ended, Finished, Generation, UNSEEN_FOR, Wait},
+    registry::{Answer, Detached, End, Ended, Finished, Generation, Limit, UNSEEN_FOR, Wait},
 };
 
 /// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
@@ -91,6 +91,10 @@ impl Exchange {
             Detached::Stale => {}
             Detached::Waiting => self.report(&event),
             Detached::Due => self.cancel_after(Some(&event), call.id(), cause.reason()),
+            Detached::Beyond(limit, finished) => {
+                self.untracked(call, limit);
+                self.left(call.id(), finished);
+            }
         }
     }
 
@@ -255,6 +259,14 @@ impl Exchange {
     /// The registry let a call go whose end nobody will see.
     pub(crate) fn left(&self, id: CallId, finished: Finished) {
         self.ended_as(id, Outcome::Unknown, finished);
+    }
+
+    /// There is no room for a call, which runs on as without the layer.
+    pub(super) fn untracked(&self, call: &CallInfo, limit: Limit) {
+        self.report(&Event::Untracked { call, limit });
+        if let Some(calls) = self.instance.registry.reached(limit) {
+            log_limit(limit, calls);
+        }
     }
 
     /// Goes through with the end of a call that was not cancelled.

@@ -10,7 +10,7 @@ use crate::{
     call::{CallInfo, CancelReason, RequestId},
     envelope::{self, Envelope, Frames, Message, Unknown},
     observe::{Event, Remark, say_once},
-    registry::{Key, SessionKey, Started},
+    registry::{Key, Limit, SessionKey, Started},
 };
 
 /// What is known of the request body.
@@ -83,6 +83,14 @@ impl Exchange {
             self.state().request = RequestBody::Settled(settled);
             return;
         };
+        if !self.instance.registry.has_room(in_flight.iter().len()) {
+            // Not `Plain`: that a client leaves means nothing here.
+            self.state().request = RequestBody::Settled(Settled::Other);
+            in_flight
+                .iter()
+                .for_each(|call| self.untracked(call, Limit::Calls));
+            return;
+        }
         self.take_span();
         let calls = self.calls.get_or_init(|| in_flight);
         let canceller = self.state().canceller.clone();

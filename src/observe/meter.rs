@@ -19,6 +19,7 @@ const ENDED: &str = "mcp_calls_ended_total";
 const DETACHES: &str = "mcp_call_detaches_total";
 const RESUMES: &str = "mcp_call_resumes_total";
 const CANCELS_FAILED: &str = "mcp_call_cancels_failed_total";
+const UNTRACKED: &str = "mcp_calls_untracked_total";
 const UNWATCHED: &str = "mcp_requests_unwatched_total";
 const DURATION: &str = "mcp_call_duration_seconds";
 const DETACHED_FOR: &str = "mcp_call_detached_seconds";
@@ -38,6 +39,7 @@ const OTHER: &str = "other";
 /// | `mcp_call_detaches_total` | counter | `method`, `cause` | times that a call lost its client, also if it is cancelled at once |
 /// | `mcp_call_resumes_total` | counter | `method` | times that a client came back for its call |
 /// | `mcp_call_cancels_failed_total` | counter | `method` | cancels of which the server could not be told |
+/// | `mcp_calls_untracked_total` | counter | `limit` | calls for which there was no room, see [`Limits`](crate::Limits) |
 /// | `mcp_requests_unwatched_total` | counter | `why` | request bodies that could not be read as JSON-RPC |
 /// | `mcp_call_duration_seconds` | histogram | `method`, `outcome` | start to end |
 /// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one time without a client, until the outcome or until `resumed` |
@@ -180,6 +182,9 @@ impl Observer for Metrics {
             Event::CancelFailed { call, .. } => {
                 counter!(CANCELS_FAILED, self.labels(call, [])).increment(1);
             }
+            Event::Untracked { limit, .. } => {
+                counter!(UNTRACKED, "limit" => limit.name()).increment(1);
+            }
             Event::Unknown { why } => {
                 counter!(UNWATCHED, "why" => why_name(*why)).increment(1);
             }
@@ -202,6 +207,11 @@ fn describe() {
         CANCELS_FAILED,
         Unit::Count,
         "Cancels of which the server could not be told"
+    );
+    describe_counter!(
+        UNTRACKED,
+        Unit::Count,
+        "Calls beyond a limit, which run on untracked"
     );
     describe_counter!(
         UNWATCHED,

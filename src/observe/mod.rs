@@ -12,6 +12,7 @@ use crate::{
     cancel::CancelError,
     detach::{DetachCause, Detachment},
     envelope::Unknown,
+    registry::Limit,
 };
 
 #[cfg(feature = "metrics")]
@@ -23,7 +24,7 @@ pub use self::meter::Metrics;
 #[cfg(feature = "rmcp")]
 pub(crate) use self::trace::HandlerEnd;
 pub use self::trace::SessionIds;
-pub(crate) use self::trace::{Remark, say_once};
+pub(crate) use self::trace::{Remark, log_limit, say_once};
 
 /// Something that happened to a call, or a request that could not be read as one.
 ///
@@ -73,6 +74,15 @@ pub enum Event<'a> {
         call: &'a CallInfo,
         /// Why.
         error: &'a CancelError,
+    },
+    /// There is no room for it among the calls that are tracked: it runs on as without the layer. If it was tracked so
+    /// far, it has ended as [`Outcome::Unknown`] for the layer, which is reported next.
+    #[non_exhaustive]
+    Untracked {
+        /// The call.
+        call: &'a CallInfo,
+        /// What there are too many of.
+        limit: Limit,
     },
     /// The body of a POST could not be read as JSON-RPC with certainty. It went to the inner service
     /// untouched, and nothing in it will be cancelled.

@@ -20,6 +20,7 @@ use crate::call::{CallId, RequestId};
 use crate::{
     call::{CallInfo, CancelReason, Outcome},
     detach::{DetachCause, Detachment},
+    registry::Limit,
 };
 
 /// How many characters of a text from a client are logged: 128. No sane id or tool name is longer, and a method
@@ -118,6 +119,13 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
             error = &*plain(&error.to_string()),
             "server could not be told of the cancel"
         ),
+        Event::Untracked { call, limit } => log_call!(
+            debug,
+            call,
+            sessions,
+            limit = limit.name(),
+            "call is not tracked"
+        ),
         Event::Unknown { why } => {
             debug!(target: "mcp_cancel_on_disconnect", %why, "request body is not watched");
         }
@@ -170,6 +178,16 @@ pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
         cause = DetachCause::Stalled.text(),
         mcp.session.id = session.and_then(|id| sessions.shown(id)).as_deref(),
         "stream let go",
+    );
+}
+
+/// So many calls met a limit since that was said last.
+pub(crate) fn log_limit(limit: Limit, calls: u64) {
+    warn!(
+        target: "mcp_cancel_on_disconnect",
+        limit = limit.name(),
+        calls,
+        "limit reached: calls run on untracked",
     );
 }
 

@@ -28,7 +28,8 @@
 //! 11. **Memory.** An ended call is remembered by its streams for a while, see [`memory`].
 //! 12. **The end of a session** ends its calls, and nothing of it is remembered ([`Core::take_session`]).
 //! 13. **Nothing stays** but calls in flight and the memory. A detached call without a deadline whose end
-//!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled.
+//!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled. One beyond the [`Limits`] leaves
+//!     at once, likewise.
 //! 14. **In doubt, nothing is cancelled.**
 
 use std::{collections::BTreeSet, mem, time::Duration};
@@ -40,8 +41,10 @@ use self::{
     index::{ById, Ids, Names, Slot, Slots},
     memory::Memory,
 };
+use super::limits::{Limit, Limits};
 use crate::{call::CallId, detach::Detachment};
 
+mod detached;
 mod entry;
 mod index;
 mod memory;
@@ -51,7 +54,7 @@ pub(crate) use self::index::numbered;
 pub(crate) use self::{
     entry::{Entry, Expired, FIRST, Generation, LATE, Wait},
     index::{Key, Scope, SessionKey, StreamId},
-    memory::{End, Ended, Limits},
+    memory::{End, Ended, Limits as MemoryLimits},
 };
 
 /// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
@@ -70,6 +73,8 @@ pub(crate) enum Detached {
     /// Its deadline is now.
     Due,
     Waiting,
+    /// It has left: there are too many already.
+    Beyond(Limit, Finished),
 }
 
 /// What an event id names.
@@ -119,6 +124,7 @@ pub(crate) struct Core<T, A> {
     sessions: Slots<Ids>,
     memory: Memory<A>,
     due: BTreeSet<(Instant, CallId)>,
+    detached: detached::Detached,
     finished: usize,
 }
 
@@ -133,6 +139,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
             sessions: Slots::default(),
             memory: Memory::new(),
             due: BTreeSet::new(),
+            detached: detached::Detached::default(),
             finished: 0,
         }
     }
@@ -199,6 +206,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let session = self.names.session(&key.session);
         let slot = self.names.request(session, &key.request);
         entry.rekey(key, session, slot);
+        if entry.detached.is_some() {
+            self.detached.enter(Some(session));
+        }
         self.calls.insert(id, entry);
         self.sessions.entry(session).or_default().insert(id);
         self.schedule(id);
@@ -268,20 +278,29 @@ impl<T: Clone, A: Clone> Core<T, A> {
             put_off: false,
             released: None,
         }));
-        match entry.grace_ends() {
-            Some(at) if at <= detachment.since() => Detached::Due,
-            _ => {
-                self.schedule(id);
-                Detached::Waiting
-            }
+        let session = entry.session;
+        let is_due = matches!(entry.grace_ends(), Some(at) if at <= detachment.since());
+        if !is_due && let Some(limit) = self.detached.full(session) {
+            // It never was among them.
+            entry.detached = None;
+            let finished = self.finish(id, None);
+            return finished.map_or(Detached::Stale, |it| Detached::Beyond(limit, it));
         }
+        self.detached.enter(session);
+        if is_due {
+            return Detached::Due;
+        }
+        self.schedule(id);
+        Detached::Waiting
     }
 
     /// Notes that a resume of a call was accepted: its stream is the newest from now on.
     pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
         let entry = self.calls.get_mut(&id)?;
         entry.generation = entry.generation.next();
-        entry.detached = None;
+        if entry.detached.take().is_some() {
+            self.detached.leave(entry.session);
+        }
         entry.held = false;
         let generation = entry.generation;
         self.schedule(id);
@@ -512,6 +531,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// Takes a call out of everything but the index, where the other calls of its batch take its place.
     fn leave(&mut self, id: CallId) -> Option<Entry<T>> {
         let entry = self.calls.remove(&id)?;
+        if entry.detached.is_some() {
+            self.detached.leave(entry.session);
+        }
         if let Some(at) = entry.due {
             self.due.remove(&(at, id));
         }
@@ -622,8 +644,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    pub(crate) fn limit_memory(&mut self, limits: Limits) {
+    pub(crate) fn limit_memory(&mut self, limits: MemoryLimits) {
         self.memory.limits = limits;
+    }
+
+    pub(crate) fn limit(&mut self, limits: Limits) {
+        self.detached.limits = limits;
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::{sync::Notify, time::Instant};
 use self::{
     core::{Core, Expired},
     driver::Driver,
+    limits::Room,
     streams::Streams,
     watch::Watches,
 };
@@ -28,16 +29,20 @@ use crate::{
 mod calls;
 mod core;
 mod driver;
+mod limits;
 mod streams;
 mod watch;
 
-pub use self::calls::{CallSnapshot, CallState, Calls, DrainReport};
 #[cfg(feature = "rmcp")]
 pub(crate) use self::core::numbered;
+pub use self::{
+    calls::{CallSnapshot, CallState, Calls, DrainReport},
+    limits::{Limit, Limits},
+};
 pub(crate) use self::{
     core::{
-        Detached, End, Ended, FIRST, Finished, Generation, Key, LATE, Limits, Scope, SessionKey,
-        UNSEEN_FOR, Wait,
+        Detached, End, Ended, FIRST, Finished, Generation, Key, LATE, MemoryLimits, Scope,
+        SessionKey, UNSEEN_FOR, Wait,
     },
     watch::Watched,
 };
@@ -80,6 +85,7 @@ pub(crate) struct Registry {
     driver: Driver,
     /// Notified when calls have ended while somebody drains.
     ended: Notify,
+    room: Room,
 }
 
 /// How near the end of the server is.
@@ -124,6 +130,7 @@ impl Registry {
             }),
             driver: Driver::default(),
             ended: Notify::new(),
+            room: Room::new(),
         }
     }
 
@@ -275,8 +282,23 @@ impl Registry {
         self.with(|core| core.call(id).is_some())
     }
 
-    pub(crate) fn limit_memory(&self, limits: Limits) {
+    pub(crate) fn limit_memory(&self, limits: MemoryLimits) {
         self.with(|core| core.limit_memory(limits));
+    }
+
+    pub(crate) fn limit(&self, limits: Limits) {
+        self.room.set_limit(limits.most(Limit::Calls));
+        self.with(|core| core.limit(limits));
+    }
+
+    /// Whether so many more calls may be tracked.
+    pub(crate) fn has_room(&self, calls: usize) -> bool {
+        self.room.is_for(calls)
+    }
+
+    /// A call met a limit. How many did since that was said last, if it is time to say so.
+    pub(crate) fn reached(&self, limit: Limit) -> Option<u64> {
+        self.room.reached(limit, Instant::now())
     }
 
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -298,7 +320,9 @@ impl Registry {
         let mut state = self.state();
         let before = state.core.len();
         let result = operation(&mut state);
-        let ended = state.stage == Stage::Draining && state.core.len() < before;
+        let after = state.core.len();
+        self.room.note(after);
+        let ended = state.stage == Stage::Draining && after < before;
         let next = state.next_deadline();
         let too_late = next.is_some_and(|next| state.awake_at.is_none_or(|at| next < at));
         if too_late {
@@ -352,7 +376,9 @@ impl driver::Expire for Registry {
     fn expire(self: Arc<Self>, now: Instant) -> Option<Instant> {
         let (expired, due) = {
             let mut state = self.state();
-            (state.core.expire(now), state.watches.take_due(now))
+            let expired = state.core.expire(now);
+            self.room.note(state.core.len());
+            (expired, state.watches.take_due(now))
         };
         for (id, exchange, expired) in expired {
             match expired {

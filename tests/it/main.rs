@@ -27,6 +27,7 @@ mod hang_up;
 mod isolation;
 mod kept;
 mod late;
+mod limits;
 mod log;
 mod middleware;
 mod observe;

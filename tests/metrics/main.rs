@@ -84,6 +84,8 @@ async fn what_went_wrong_is_counted() {
     let scrape = scripted().await;
     let failed = scrape.value("mcp_call_cancels_failed_total", &[CALL, HOLD]);
     assert_eq!(failed, SCRIPT.cancels_failed);
+    let untracked = scrape.value("mcp_calls_untracked_total", &[("limit", "calls")]);
+    assert_eq!(untracked, SCRIPT.untracked);
     let unwatched = scrape.value("mcp_requests_unwatched_total", &[("why", "not_json")]);
     assert_eq!(unwatched, SCRIPT.unwatched);
 }
@@ -157,5 +159,5 @@ async fn every_metric_is_described_with_its_kind() {
         };
         assert_eq!(kind, expected, "{name}");
     }
-    assert_eq!(scrape.types().len(), 11);
+    assert_eq!(scrape.types().len(), 12);
 }

@@ -10,7 +10,7 @@ use axum::{
     middleware::{Next, from_fn},
     response::IntoResponse,
 };
-use mcp_cancel_on_disconnect::{Grace, Metrics};
+use mcp_cancel_on_disconnect::{Grace, Limits, Metrics};
 use serde_json::json;
 use tokio::sync::OnceCell;
 
@@ -37,6 +37,7 @@ pub(crate) struct Script {
     pub(crate) ended_by_server: f64,
     pub(crate) resumed: f64,
     pub(crate) cancels_failed: f64,
+    pub(crate) untracked: f64,
     pub(crate) unwatched: f64,
     pub(crate) other_methods: f64,
     pub(crate) other_tools: f64,
@@ -60,6 +61,7 @@ pub(crate) const SCRIPT: Script = Script {
     ended_by_server: 1.0,
     resumed: 1.0,
     cancels_failed: 1.0,
+    untracked: 1.0,
     unwatched: 1.0,
     other_methods: 1.0,
     other_tools: 1.0,
@@ -105,6 +107,9 @@ async fn run() -> Scrape {
 
     let limited = counted(Server::Wrapped).layer(|layer| layer.call_timeout(TIMEOUT));
     take_too_long(&limited.start().await, &clock).await;
+
+    let full = counted(Server::Wrapped).layer(|layer| layer.limits(Limits::default().calls(0)));
+    find_no_room(&full.start().await).await;
 
     let refusing = counted(Server::LayerOnly).inside(refusing).start().await;
     let mcp = refusing.mcp().await;
@@ -203,6 +208,12 @@ async fn take_too_long(setup: &Setup, clock: &StoppedClock) {
     setup.events.started(&mcp, "late").await;
     clock.advance(TIMEOUT + TICK).await;
     setup.events.ended(&mcp, "late").await;
+}
+
+async fn find_no_room(setup: &Setup) {
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, "beyond", "hold", "beyond").await;
+    setup.assert_completes("beyond", &mut call).await;
 }
 
 async fn be_refused(setup: &Setup, mcp: &Mcp) {

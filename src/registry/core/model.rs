@@ -166,7 +166,7 @@ impl Witness {
 impl Run {
     fn new(room: Room) -> Self {
         let mut core = Core::new();
-        core.limit_memory(Limits {
+        core.limit_memory(MemoryLimits {
             total: room.total * UNIT + UNIT / 2,
             session: room.session * UNIT + UNIT / 2,
         });
@@ -470,6 +470,12 @@ impl Run {
         assert_eq!(core.len(), model.calls().len());
         assert_eq!(core.next_deadline(), model.next_deadline());
         assert_eq!(core.due.len() + core.memory.len(), model.appointments());
+        let detached = model
+            .calls()
+            .iter()
+            .filter(|call| model.detachment(call.id).is_some())
+            .count();
+        assert_eq!(core.detached.count(), detached);
         for (payload, id) in self.calls.iter().enumerate() {
             let expected = model.get(*id).map(|_| payload as u32);
             assert_eq!(core.call(*id).copied(), expected);

@@ -71,6 +71,7 @@ pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &Core<T, 
     assert!(core.sessions.is_empty(), "{:?}", core.sessions);
     assert!(core.due.is_empty(), "{:?}", core.due);
     assert!(core.memory.is_empty());
+    assert!(core.detached.is_empty(), "{:?}", core.detached);
 }
 
 #[test]
@@ -571,7 +572,7 @@ fn invariant_11_a_call_that_no_client_can_name_is_not_remembered() {
 fn invariant_11_the_oldest_answers_go_first() {
     let now = Instant::now();
     let mut core = TestCore::new();
-    core.limit_memory(Limits {
+    core.limit_memory(MemoryLimits {
         total: 1_500,
         session: 700,
     });

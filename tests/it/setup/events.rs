@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::StatusCode;
-use mcp_cancel_on_disconnect::{CallInfo, Event, Outcome, Unknown};
+use mcp_cancel_on_disconnect::{CallInfo, Event, Limit, Outcome, Unknown};
 use serde_json::Value;
 use tokio::{sync::watch, time::Instant};
 
@@ -21,6 +21,7 @@ pub(crate) enum What {
     Resumed,
     Ended(Outcome),
     CancelFailed(Option<StatusCode>),
+    Untracked(Limit),
     Unknown(Unknown),
 }
 
@@ -186,6 +187,7 @@ impl Seen {
             Event::CancelFailed { call, error, .. } => {
                 (What::CancelFailed(error.status()), Some(call))
             }
+            Event::Untracked { call, limit, .. } => (What::Untracked(*limit), Some(call)),
             Event::Unknown { why, .. } => (What::Unknown(*why), None),
             other => panic!("an event these tests do not know: {other:?}"),
         };

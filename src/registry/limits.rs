@@ -1,0 +1,199 @@
+//! How much is kept track of, and what is said when it is more.
+//!
+//! A call beyond a limit runs on as it would without the layer: it is not refused, and no other call is cancelled or
+//! forgotten to make room for it. One session comes to its own limit long before all sessions together come to
+//! theirs.
+//!
+//! What ended calls leave behind is limited in [`memory`](super::core), in bytes.
+
+use std::{
+    mem,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// How often a limit that is reached is logged: once a minute. A flood of calls is no flood of lines.
+const SAID_EVERY: Duration = Duration::from_secs(60);
+
+/// How many calls a layer keeps track of.
+///
+/// Beyond a limit a call runs on as it would without the layer: it is neither refused nor cancelled, and no other
+/// call makes room for it. [`Event::Untracked`](crate::Event::Untracked) tells of each, the log of the first and
+/// then once a minute. [The manual](crate::manual::defaults) has the reasons for the numbers.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits};
+///
+/// let limits = Limits::default().detached(1_000).detached_of_session(20);
+/// assert_eq!(limits.most(mcp_cancel_on_disconnect::Limit::DetachedOfSession), 20);
+/// let layer = CancelOnDisconnectLayer::new().limits(limits);
+/// # drop(layer);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    calls: usize,
+    detached: usize,
+    detached_of_session: usize,
+}
+
+/// Which of the [`Limits`] a call met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Limit {
+    /// Of calls in flight: the call was never tracked.
+    Calls,
+    /// Of calls without a client: the call is tracked no longer, and ended as unknown.
+    Detached,
+    /// Of calls of one session without a client: likewise.
+    DetachedOfSession,
+}
+
+/// Whether there is room for another call. Asked without the registry's lock, so at the limit a few may slip in that
+/// come at the same moment.
+#[derive(Debug)]
+pub(super) struct Room {
+    in_flight: AtomicUsize,
+    most: AtomicUsize,
+    reached: Mutex<[Reached; Limit::ALL.len()]>,
+}
+
+/// What was not said yet of a limit.
+#[derive(Debug, Clone, Copy, Default)]
+struct Reached {
+    said_at: Option<Instant>,
+    since: u64,
+}
+
+// === impl Limits ===
+
+impl Limits {
+    /// Calls in flight, with a client or without: 100,000 by default.
+    pub fn calls(mut self, most: usize) -> Self {
+        self.calls = most;
+        self
+    }
+
+    /// Calls that are without a client and go on: 16,384 by default.
+    pub fn detached(mut self, most: usize) -> Self {
+        self.detached = most;
+        self
+    }
+
+    /// The same of one session: 256 by default. Calls without a session count in [`detached`](Self::detached) only.
+    pub fn detached_of_session(mut self, most: usize) -> Self {
+        self.detached_of_session = most;
+        self
+    }
+
+    /// How many a limit lets in.
+    pub fn most(&self, limit: Limit) -> usize {
+        match limit {
+            Limit::Calls => self.calls,
+            Limit::Detached => self.detached,
+            Limit::DetachedOfSession => self.detached_of_session,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            calls: 100_000,
+            detached: 16_384,
+            detached_of_session: 256,
+        }
+    }
+}
+
+// === impl Limit ===
+
+impl Limit {
+    const ALL: [Self; 3] = [Self::Calls, Self::Detached, Self::DetachedOfSession];
+
+    /// Its name in logs and metrics.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Calls => "calls",
+            Self::Detached => "detached",
+            Self::DetachedOfSession => "detached_of_session",
+        }
+    }
+}
+
+// === impl Room ===
+
+impl Room {
+    pub(super) fn new() -> Self {
+        Self {
+            in_flight: AtomicUsize::new(0),
+            most: AtomicUsize::new(Limits::default().calls),
+            reached: Mutex::default(),
+        }
+    }
+
+    pub(super) fn set_limit(&self, most: usize) {
+        self.most.store(most, Ordering::Relaxed);
+    }
+
+    /// So many calls are in flight now.
+    pub(super) fn note(&self, in_flight: usize) {
+        self.in_flight.store(in_flight, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_for(&self, calls: usize) -> bool {
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        in_flight.saturating_add(calls) <= self.most.load(Ordering::Relaxed)
+    }
+
+    /// A call met a limit. How many did since that was said last, if it is time to say so.
+    pub(super) fn reached(&self, limit: Limit, now: Instant) -> Option<u64> {
+        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = Limit::ALL.iter().position(|one| *one == limit);
+        let reached = reached.get_mut(of?)?;
+        reached.since += 1;
+        let is_time = |at: Instant| now.saturating_duration_since(at) >= SAID_EVERY;
+        reached.said_at.is_none_or(is_time).then(|| {
+            reached.said_at = Some(now);
+            mem::take(&mut reached.since)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_is_met_again_and_again_is_said_once_a_minute() {
+        let room = Room::new();
+        let start = Instant::now();
+        assert_eq!(room.reached(Limit::Detached, start), Some(1));
+        for _ in 0..1_000 {
+            let soon = start + SAID_EVERY - Duration::from_millis(1);
+            assert_eq!(room.reached(Limit::Detached, soon), None);
+        }
+        assert_eq!(room.reached(Limit::Calls, start), Some(1), "another limit");
+        let later = start + SAID_EVERY;
+        assert_eq!(room.reached(Limit::Detached, later), Some(1_001));
+        assert_eq!(room.reached(Limit::Detached, later), None);
+    }
+
+    #[test]
+    fn there_is_room_up_to_the_limit_and_not_beyond() {
+        let room = Room::new();
+        room.set_limit(3);
+        room.note(1);
+        assert!(room.is_for(2));
+        assert!(!room.is_for(3));
+        room.note(3);
+        assert!(!room.is_for(1));
+        assert!(room.is_for(0));
+        room.set_limit(usize::MAX);
+        assert!(room.is_for(usize::MAX));
+    }
+}

@@ -1,0 +1,264 @@
+//! More calls than are tracked: each runs as it would without the layer, and no other call pays for it.
+
+use std::{future::ready, time::Duration};
+
+use axum::{Router, body::Body, http::header::CONTENT_TYPE, response::Response, routing::post};
+use futures_util::{StreamExt as _, stream};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Limit, Limits, Outcome};
+use serde_json::json;
+use tracing::Level;
+
+use crate::{
+    setup::{Lines, Plan, Server, Setup, StoppedClock, What, for_servers},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+const LEFT: What = What::Ended(Outcome::Unknown);
+
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+for_servers!([
+    wrapped = Wrapped,
+    layer_only = LayerOnly,
+    stateless_sse = StatelessSse,
+    stateless_json = StatelessJson,
+] {
+    a_call_beyond_the_limit_gets_its_answer,
+    a_call_that_ends_makes_room,
+    a_call_that_is_cancelled_at_once_needs_no_room,
+});
+
+for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+    hanging_up_a_call_beyond_the_limit_cancels_nothing,
+    detached_calls_beyond_the_limit_of_their_session_run_on_untracked,
+    detached_calls_beyond_the_limit_in_all_run_on_untracked,
+    a_client_that_comes_back_makes_room,
+    a_limit_that_is_reached_is_a_warning_once,
+});
+
+async fn a_call_beyond_the_limit_gets_its_answer(server: Server) {
+    let setup = limited(server, |limits| limits.calls(1)).start().await;
+    let (first, second) = (setup.mcp().await, setup.mcp().await);
+    let mut tracked = setup.start_call(&first, 1, "hold", "tracked").await;
+
+    let mut beyond = setup.start_call(&second, 2, "hold", "beyond").await;
+
+    assert_eq!(setup.calls.len(), 1);
+    let expected = [What::Untracked(Limit::Calls)];
+    assert_eq!(setup.events.of(&second, 2), expected);
+    setup.assert_completes("beyond", &mut beyond).await;
+    setup.assert_completes("tracked", &mut tracked).await;
+    setup.calls_reach(0).await;
+    assert_eq!(setup.events.of(&second, 2), expected);
+}
+
+async fn a_call_that_ends_makes_room(server: Server) {
+    let setup = limited(server, |limits| limits.calls(1)).start().await;
+    let mcp = setup.mcp().await;
+    let mut first = setup.start_call(&mcp, 1, "hold", "first").await;
+    setup.assert_completes("first", &mut first).await;
+    setup.calls_reach(0).await;
+
+    let second = setup.start_call(&mcp, 2, "hold", "second").await;
+    second.fin();
+
+    assert_eq!(setup.events.ended(&mcp, 2).await, DISCONNECTED);
+    assert!(setup.witness.ended("second").await.is_cancelled());
+}
+
+async fn a_call_that_is_cancelled_at_once_needs_no_room(server: Server) {
+    let setup = limited(server, |limits| limits.detached(0)).start().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 1, "hold", "a").await;
+
+    call.fin();
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+async fn hanging_up_a_call_beyond_the_limit_cancels_nothing(server: Server) {
+    let setup = limited(server, |limits| limits.calls(1)).start().await;
+    let (first, second) = (setup.mcp().await, setup.mcp().await);
+    let mut tracked = setup.start_call(&first, 7, "hold", "tracked").await;
+    let beyond = setup.start_call(&second, 7, "hold", "beyond").await;
+
+    beyond.fin();
+
+    setup.exchanges.over_for("beyond").await;
+    setup.assert_usable(&second).await;
+    assert!(setup.witness.is_running("beyond"), "as without the layer");
+    assert!(!setup.tokens.of("beyond").is_cancelled());
+    assert_eq!(setup.events.of(&first, 7), [What::Started]);
+    setup.assert_completes("tracked", &mut tracked).await;
+}
+
+async fn detached_calls_beyond_the_limit_of_their_session_run_on_untracked(server: Server) {
+    let clock = StoppedClock::stop();
+    let setup = with_grace(server, |limits| limits.detached_of_session(2));
+    let setup = setup.start().await;
+    let (flooding, other) = (setup.mcp().await, setup.mcp().await);
+    for id in 0..4 {
+        leave(&setup, &flooding, id, &format!("flood {id}")).await;
+    }
+    leave(&setup, &other, 0, "other").await;
+    assert_eq!((setup.calls.len(), setup.calls.detached()), (3, 3));
+
+    clock.advance(GRACE + TICK).await;
+
+    let orphaned = What::Ended(Outcome::Cancelled(CancelReason::Orphaned));
+    let tracked = [What::Started, What::Detached(Some(GRACE)), orphaned];
+    let beyond = [
+        What::Started,
+        What::Untracked(Limit::DetachedOfSession),
+        LEFT,
+    ];
+    for (mcp, id, label) in [
+        (&flooding, 0, "flood 0"),
+        (&flooding, 1, "flood 1"),
+        (&other, 0, "other"),
+    ] {
+        assert!(setup.witness.ended(label).await.is_cancelled());
+        assert_eq!(setup.events.of(mcp, id), tracked, "{label}");
+    }
+    for (id, label) in [(2, "flood 2"), (3, "flood 3")] {
+        assert_eq!(setup.events.of(&flooding, id), beyond, "{label}");
+        assert!(setup.witness.is_running(label));
+        assert!(!setup.tokens.of(label).is_cancelled());
+    }
+    assert!(setup.calls.is_empty());
+}
+
+async fn detached_calls_beyond_the_limit_in_all_run_on_untracked(server: Server) {
+    let setup = with_grace(server, |limits| limits.detached(2))
+        .start()
+        .await;
+    let sessions = [setup.mcp().await, setup.mcp().await, setup.mcp().await];
+    for (session, mcp) in sessions.iter().enumerate() {
+        leave(&setup, mcp, 7, &format!("session {session}")).await;
+    }
+    let [first, second, third] = &sessions;
+
+    let detached = [What::Started, What::Detached(Some(GRACE))];
+    assert_eq!(setup.events.of(first, 7), detached);
+    assert_eq!(setup.events.of(second, 7), detached);
+    let beyond = [What::Started, What::Untracked(Limit::Detached), LEFT];
+    assert_eq!(setup.events.of(third, 7), beyond);
+    assert!(setup.witness.is_running("session 2"));
+    setup.assert_usable(third).await;
+}
+
+async fn a_client_that_comes_back_makes_room(server: Server) {
+    let setup = with_grace(server, |limits| limits.detached(1))
+        .start()
+        .await;
+    let mcp = setup.mcp().await;
+    leave(&setup, &mcp, 1, "first").await;
+    let mut resumed = mcp.resume("0/0").await;
+    assert_eq!(resumed.head().await.status, 200);
+    setup.events.resumed(&mcp, 1, 1).await;
+
+    leave(&setup, &mcp, 2, "second").await;
+
+    let detached = [What::Started, What::Detached(Some(GRACE))];
+    assert_eq!(setup.events.of(&mcp, 2), detached);
+    setup.witness.release("first");
+    assert!(resumed.answer().await.is_some());
+}
+
+async fn a_limit_that_is_reached_is_a_warning_once(server: Server) {
+    let lines = Lines::up_to(Level::WARN);
+    let setup = limited(server, |limits| limits.calls(0)).start().await;
+    let mcp = setup.mcp().await;
+
+    for _ in 0..50 {
+        setup.assert_usable(&mcp).await;
+    }
+
+    let lines = lines.of_layer();
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+    let expected = r#"limit reached: calls run on untracked limit="calls" calls=1"#;
+    assert!(lines[0].ends_with(expected), "{lines:#?}");
+}
+
+/// A cancel of the older call would meet the newer, which nobody would know of.
+#[tokio::test]
+async fn the_older_call_of_an_id_that_is_used_again_leaves_though_there_is_no_room() {
+    let setup = limited(Server::Wrapped, |limits| limits.calls(1));
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    let older = setup.start_call(&mcp, 7, "hold", "older").await;
+    let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
+    let expected = [What::Started, LEFT, What::Untracked(Limit::Calls)];
+    assert_eq!(setup.events.of(&mcp, 7), expected);
+
+    older.fin();
+
+    setup.exchanges.over_for("older").await;
+    setup.assert_completes("newer", &mut newer).await;
+    assert!(setup.witness.is_running("older"));
+}
+
+/// Calls of a batch share a token, so they are all tracked or none is.
+#[tokio::test]
+async fn a_batch_is_tracked_whole_or_not_at_all() {
+    let layer = |limits: Limits| limits.calls(2);
+    let setup = limited(Server::LayerOnly, layer).inside(batches);
+    let setup = setup.start().await;
+    let mcp = Mcp::stateless(setup.served.addr, PATH)
+        .version("2025-03-26")
+        .in_session("the session");
+    let batch = |ids: std::ops::Range<i32>| {
+        let calls = ids.map(|id| mcp.call_message(id, "hold", json!({})));
+        mcp.post_request(json!(calls.collect::<Vec<_>>()).to_string())
+    };
+
+    let mut whole = mcp.send(&batch(0..2)).await;
+    whole.head().await;
+    assert_eq!(setup.calls.len(), 2);
+    let mut none = mcp.send(&batch(2..5)).await;
+    none.head().await;
+
+    assert_eq!(setup.calls.len(), 2);
+    for id in 2..5 {
+        let expected = [What::Untracked(Limit::Calls)];
+        assert_eq!(setup.events.of(&mcp, id), expected);
+    }
+}
+
+/// Streams that never end.
+fn batches(_: Router) -> Router {
+    Router::new().route(
+        PATH,
+        post(async |_: axum::body::Bytes| {
+            let silence = stream::once(ready(Ok::<_, std::io::Error>(": hello\n\n")));
+            let body = Body::from_stream(silence.chain(stream::pending()));
+            let response = Response::builder().header(CONTENT_TYPE, "text/event-stream");
+            response.body(body).expect("a response")
+        }),
+    )
+}
+
+fn limited(server: Server, change: impl FnOnce(Limits) -> Limits) -> Plan {
+    Plan::of(server).layer(|layer| layer.limits(change(Limits::default())))
+}
+
+fn with_grace(server: Server, change: impl FnOnce(Limits) -> Limits) -> Plan {
+    limited(server, change).grace(Grace::After(GRACE))
+}
+
+/// Has a call under way whose client has just gone, be it tracked further or not.
+async fn leave(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
+    let mut call = setup.start_call(mcp, id, "hold", label).await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.exchanges.over_for(label).await;
+    let gone = |what| matches!(what, What::Detached(_) | What::Ended(_));
+    setup.events.count(mcp, id, 1, gone).await;
+}
