@@ -187,6 +187,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let slot = entry.slot?;
         entry.owns_key = true;
         let older = self.index.insert(slot, id).filter(|older| *older != id)?;
+        if self.calls.get(&older)?.key != self.calls.get(&id)?.key {
+            // Another name with the same hash.
+            return None;
+        }
         let entry = self.leave(older)?;
         self.forget_streams(older, &entry);
         self.finished = self.finished.wrapping_add(1);

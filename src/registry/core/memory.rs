@@ -18,8 +18,8 @@ use super::{
 };
 use crate::call::{CallId, CancelReason, RequestId};
 
-/// What a record costs besides its answer, in bytes, about: its maps, its names, its session.
-const RECORD: usize = 256;
+/// What a record costs besides its answer and the texts in it, in bytes, about: its maps and its session's.
+const RECORD: usize = 768;
 
 /// How a remembered call ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,7 +95,8 @@ impl<A: Clone> Memory<A> {
         streams: Streams,
         ended: Ended<A>,
     ) -> Vec<CallId> {
-        let weight = RECORD + ended.weight + streams.len() * size_of::<StreamId>();
+        let texts = session.text_len() + ended.end.text_len();
+        let weight = RECORD + ended.weight + texts + streams.len() * size_of::<StreamId>();
         let share = self.by_session.entry(slot).or_default();
         share.bytes += weight;
         share.count += 1;
@@ -225,6 +226,18 @@ fn drop_gone<A>(oldest: &mut VecDeque<CallId>, left: usize, kept: &ById<Kept<A>>
     }
 }
 
+// === impl End ===
+
+impl<A> End<A> {
+    /// How long the texts in it are that a client chose.
+    fn text_len(&self) -> usize {
+        match self {
+            Self::Cancelled(RequestId::String(id), _) => id.len(),
+            Self::Cancelled(RequestId::Number(_), _) | Self::Answered(_) => 0,
+        }
+    }
+}
+
 // === impl Limits ===
 
 impl Limits {
@@ -287,8 +300,9 @@ mod tests {
                 until: self.until,
             };
             let slot = self.names.session(&key);
+            let texts = key.text_len();
             let gone = self.memory.keep(id, slot, key, streams, ended);
-            let weight = RECORD + answer + usize::from(events) * size_of::<StreamId>();
+            let weight = RECORD + answer + texts + usize::from(events) * size_of::<StreamId>();
             self.expected.push((id, session, weight));
             assert_eq!(gone, self.make_room(session));
             for id in gone {
@@ -359,6 +373,34 @@ mod tests {
             let id = both.keep(0, 0, 1);
             both.take(id);
         }
+    }
+
+    /// They are the client's: as long as a request may be.
+    #[test]
+    fn a_record_counts_the_ids_that_it_keeps() {
+        let id = "x".repeat(LIMITS.session);
+        let mut both = Both::new();
+        let kept = both.keep(0, 0, 1);
+        let key = |session: &str| SessionKey {
+            scope: Scope::Path("/".into()),
+            id: session.into(),
+        };
+        let cancelled = |request: &str| Ended {
+            end: End::Cancelled(RequestId::String(request.into()), CancelReason::Orphaned),
+            weight: 0,
+            until: both.until,
+        };
+        let slots = ["a", &id].map(|session| both.names.session(&key(session)));
+        let of_request = (slots[0], key("a"), cancelled(&id));
+        let of_session = (slots[1], key(&id), cancelled("1"));
+        for (slot, key, ended) in [of_request, of_session] {
+            let id = CallId::next();
+            let gone = both.memory.keep(id, slot, key, Streams::default(), ended);
+            assert_eq!(gone, [id], "it is more than its session may keep");
+            assert!(both.memory.take(id).is_some());
+        }
+        both.take(kept);
+        assert!(both.memory.is_empty());
     }
 
     proptest! {

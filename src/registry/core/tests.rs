@@ -568,13 +568,46 @@ fn invariant_11_a_call_that_no_client_can_name_is_not_remembered() {
     assert_empty(&core);
 }
 
+/// As if the hashes of two names were the same in all 64 bits, which nobody can bring about.
+#[test]
+fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let victim = accepted(&mut core, key("victim", 7), "victim");
+    core.name(victim, b"0/0");
+    detach(&mut core, victim, now);
+    let stranger = session("stranger");
+    let slot = core.names.session(&stranger);
+    let request = core.names.request(slot, &RequestId::Number(9));
+    let stream = core.names.stream(slot, StreamId::Numbered(5));
+    core.index.insert(request, victim);
+    core.index.insert(stream, victim);
+    core.sessions.entry(slot).or_default().insert(victim);
+
+    let request = key("stranger", 9);
+    assert!(core.find(request.as_ref().unwrap()).is_none());
+    assert_eq!(core.named(&stranger, b"0/5"), Named::Nothing);
+    assert!(core.take_session(&stranger).is_empty());
+    assert!(core.detached_in(&stranger).is_empty());
+    let call = CallId::next();
+    core.start(call, request, "stranger", None);
+    assert!(core.claim(call).is_none(), "the victim does not leave");
+    core.name(call, b"0/5");
+    assert!(core.finish(call, None).unwrap().injectable);
+
+    assert_eq!(core.named(&session("victim"), b"0/0"), Named::Call(victim));
+    let found = core.find(&key("victim", 7).unwrap());
+    assert_eq!(found, Some((victim, "victim")));
+    assert!(core.is_detached(victim));
+}
+
 #[test]
 fn invariant_11_the_oldest_answers_go_first() {
     let now = Instant::now();
     let mut core = TestCore::new();
     core.limit_memory(MemoryLimits {
-        total: 1_500,
-        session: 700,
+        total: 4_500,
+        session: 2_100,
     });
     let mut end = |session_id: &str, stream: u32| {
         let id = accepted(&mut core, key(session_id, stream.into()), "call");
