@@ -12,7 +12,8 @@
 //!    under one lock.
 
 use std::{
-    collections::VecDeque,
+    collections::{VecDeque, hash_map::RandomState},
+    hash::BuildHasher,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -48,14 +49,16 @@ pub(super) struct Late {
 
 #[derive(Debug, Default)]
 struct State {
+    names: RandomState,
     cancelled: VecDeque<Cancelled>,
     asked: Asked,
 }
 
+/// A client may have chosen ids of many MiB, so their keyed hashes are kept. A session lives longer than its calls.
 #[derive(Debug)]
 struct Cancelled {
-    request_id: RequestId,
-    progress_token: Option<RequestId>,
+    request_id: u64,
+    progress_token: Option<u64>,
 }
 
 /// What becomes of a message from a handler.
@@ -76,10 +79,8 @@ impl Late {
             if state.cancelled.len() == REMEMBERED {
                 state.cancelled.pop_front();
             }
-            state.cancelled.push_back(Cancelled {
-                request_id: call.request_id().clone(),
-                progress_token: call.progress_token().cloned(),
-            });
+            let cancelled = Cancelled::new(&state.names, call);
+            state.cancelled.push_back(cancelled);
             state.asked.give_up(call.request_id());
         });
         self.receiver.wake();
@@ -91,10 +92,11 @@ impl Late {
             return;
         }
         self.change(|state| {
+            let new = Cancelled::new(&state.names, call);
             state.cancelled.retain(|cancelled| {
-                let token = call.progress_token();
-                cancelled.request_id != *call.request_id()
-                    && (token.is_none() || cancelled.progress_token.as_ref() != token)
+                let token = new.progress_token;
+                cancelled.request_id != new.request_id
+                    && (token.is_none() || cancelled.progress_token != token)
             });
         });
     }
@@ -184,7 +186,8 @@ impl State {
             }
             ServerJsonRpcMessage::Notification(message) => match &message.notification {
                 ServerNotification::ProgressNotification(progress) => {
-                    let token = Some(RequestId::from(&progress.params.progress_token.0));
+                    let token = RequestId::from(&progress.params.progress_token.0);
+                    let token = Some(self.names.hash_one(token));
                     let mut cancelled = self.cancelled.iter();
                     cancelled.any(|call| call.progress_token == token)
                 }
@@ -194,7 +197,8 @@ impl State {
     }
 
     fn has(&self, id: &RequestId) -> bool {
-        self.cancelled.iter().any(|call| call.request_id == *id)
+        let id = self.names.hash_one(id);
+        self.cancelled.iter().any(|call| call.request_id == id)
     }
 
     /// Takes note of a message that goes to the client: a question, or the end of a call that may have had some.
@@ -212,6 +216,18 @@ impl State {
                 }
             }
             ServerJsonRpcMessage::Notification(_) => {}
+        }
+    }
+}
+
+// === impl Cancelled ===
+
+impl Cancelled {
+    fn new(names: &impl BuildHasher, call: &CallInfo) -> Self {
+        let hash = |id: &RequestId| names.hash_one(id);
+        Self {
+            request_id: hash(call.request_id()),
+            progress_token: call.progress_token().map(hash),
         }
     }
 }
