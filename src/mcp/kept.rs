@@ -88,13 +88,14 @@ fn hash(event_id: &str) -> u64 {
     hasher.finish()
 }
 
-/// What a client gets that asks for the stream of an ended call.
+/// What a client gets that asks for the stream of an ended call, or of none of its own.
 pub(super) fn replay(
-    end: End<Answer>,
+    end: Option<End<Answer>>,
     last_event_id: &str,
 ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<> {
     let (first, second) = match end {
-        End::Answered(answer) => {
+        None => (None, None),
+        Some(End::Answered(answer)) => {
             // The client keeps the `retry` it saw last for all its streams: it must be the server's own.
             let retry = answer.retry.unwrap_or(RETRY);
             let repeated = ServerSseMessage::priming(last_event_id, retry);
@@ -111,7 +112,7 @@ pub(super) fn replay(
             };
             (Some(repeated), Some(answered))
         }
-        End::Cancelled(request, reason) => (None, Some(cancelled(&request, reason))),
+        Some(End::Cancelled(request, reason)) => (None, Some(cancelled(&request, reason))),
     };
     stream::iter(first.into_iter().chain(second))
 }

@@ -10,6 +10,7 @@ mod handler;
 mod kept;
 mod late;
 mod life;
+mod owned;
 mod session;
 mod session_manager;
 mod shared;

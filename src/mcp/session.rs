@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-use rmcp::transport::streamable_http_server::session::SessionId;
+use rmcp::transport::streamable_http_server::session::{ServerSseMessage, SessionId};
 use tokio::{sync::OnceCell, time::Instant};
 
-use super::{late::Late, life::Life, shelf::Shelf};
+use super::{late::Late, life::Life, owned::Owned, shelf::Shelf};
 use crate::registry::{LATE, Watched};
 
 /// All sessions that are open.
@@ -33,6 +33,8 @@ pub(super) struct Session {
     /// What was cancelled; shared with the session's transport.
     pub(super) late: Arc<Late>,
     shelf: Shelf,
+    /// Where its events are noted as its own, if a store has them.
+    owned: Option<Arc<Owned>>,
     life: Life,
     /// From when its life counts.
     since: Instant,
@@ -148,11 +150,13 @@ impl Session {
         id: SessionId,
         idle_timeout: Option<Duration>,
         owner: Weak<dyn Owner>,
+        owned: Option<Arc<Owned>>,
     ) -> Self {
         Self {
             id,
             late: Arc::default(),
             shelf: Shelf::default(),
+            owned,
             life: Life::new(),
             since: Instant::now(),
             idle_timeout,
@@ -229,6 +233,13 @@ impl InUse {
     /// keeps no copy alive.
     pub(super) fn id(&self) -> &SessionId {
         &self.0.id
+    }
+
+    /// An event of the session goes out for the first time.
+    pub(super) fn note(&self, event: &ServerSseMessage) {
+        if let Some(owned) = &self.0.owned {
+            owned.note(&self.0.id, event);
+        }
     }
 
     pub(super) fn late(&self) -> &Late {

@@ -21,7 +21,7 @@ use super::{
     kept,
     session::InUse,
     shared::Shared,
-    stream::{BoundCall, CallStream, without_late},
+    stream::{BoundCall, CallStream, noted, without_late},
     transport::CancellableTransport,
 };
 use crate::{
@@ -33,9 +33,9 @@ use crate::{
 
 /// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
 ///
-/// It forwards everything to the manager inside. What it adds: the layer need not parse request bodies,
-/// sees the answer of a call when it passes, reads on the stream of a client that hung up (so that one
-/// abandoned call never blocks its session), and keeps back what a cancelled call still sends.
+/// It forwards everything to the manager inside. What it adds: the layer parses no body, sees the answer of a call,
+/// reads on the stream of a client that hung up (so that one abandoned call never blocks its session), keeps back what
+/// a cancelled call still sends, and keeps the events of a store to their session.
 ///
 /// The two find each other through the request's extensions:
 ///
@@ -199,8 +199,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
 
     /// What the memory has for a client that has seen everything up to an event.
     fn ended(&self, session: &SessionId, last_event_id: &str) -> Option<End<Answer>> {
-        let named = self.shared.named(session, last_event_id);
-        match named {
+        match self.shared.named(session, last_event_id) {
             Named::Ended(end) if !kept::is_known(&end, last_event_id) => Some(end),
             _ => None,
         }
@@ -224,7 +223,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         session: &SessionId,
         last_event_id: &str,
         stream: S,
-        used: Option<InUse>,
+        used: &Option<InUse>,
     ) -> CallStream<S>
     where
         S: Stream<Item = ServerSseMessage> + Send + 'static,
@@ -248,7 +247,8 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             }
             Named::Nothing | Named::Ended(_) => None,
         });
-        CallStream::new(stream, call, used)
+        // What it leaves to a task uses the session further.
+        CallStream::new(stream, call, used.as_ref().map(InUse::again))
     }
 }
 
@@ -340,7 +340,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     > + Send {
         let used = self.shared.sessions.begin_use(id);
         let opened = self.shared.manager.create_standalone_stream(id);
-        opened.map_ok(|stream| without_late(stream, used))
+        opened.map_ok(|stream| without_late(noted(stream, &used), used))
     }
 
     async fn resume(
@@ -350,7 +350,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let used = self.shared.sessions.begin_use(id);
         if let Some(end) = self.ended(id, &last_event_id) {
-            return Ok(Either::Left(kept::replay(end, &last_event_id)));
+            return Ok(Either::Left(kept::replay(Some(end), &last_event_id)));
+        }
+        if self.shared.owned.is_foreign(Some(id), &last_event_id) {
+            return Ok(Either::Left(kept::replay(None, &last_event_id)));
         }
         let resumed = self.shared.manager.resume(id, last_event_id.clone()).await;
         if resumed.is_err() {
@@ -358,12 +361,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         }
         // The call may have ended while the manager was asked.
         if let Some(end) = self.ended(id, &last_event_id) {
-            return Ok(Either::Left(kept::replay(end, &last_event_id)));
+            return Ok(Either::Left(kept::replay(Some(end), &last_event_id)));
         }
         resumed.map(|stream| {
-            // What it leaves to a task uses the session further.
-            let call = used.as_ref().map(InUse::again);
-            let stream = self.resumed(id, &last_event_id, stream, call);
+            let stream = self.resumed(id, &last_event_id, stream, &used);
             Either::Right(without_late(stream, used))
         })
     }
@@ -386,7 +387,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
-        self.shared.manager.event_store()
+        self.shared.guarded_store()
     }
 }
 

@@ -16,11 +16,15 @@ use rmcp::{
         CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage,
         ClientNotification, JsonObject,
     },
-    transport::streamable_http_server::{SessionManager, session::SessionId},
+    transport::streamable_http_server::{
+        SessionManager,
+        session::{EventStore, SessionId},
+    },
 };
 
 use super::{
     late::Late,
+    owned::Owned,
     session::{Owner, Session, Sessions},
 };
 use tracing::warn;
@@ -45,6 +49,7 @@ pub(super) struct Shared<M> {
     /// bound: their sessions could not be told from ours.
     pub(super) registry: OnceLock<Arc<Registry>>,
     hasher: RandomState,
+    pub(super) owned: Arc<Owned>,
 }
 
 // === impl Shared ===
@@ -60,6 +65,7 @@ impl<M> Shared<M> {
             cancels: AtomicBool::new(false),
             registry: OnceLock::new(),
             hasher: RandomState::new(),
+            owned: Arc::default(),
         }
     }
 
@@ -143,7 +149,9 @@ impl<M: SessionManager> Shared<M> {
         idle_timeout: Option<Duration>,
     ) -> Arc<Late> {
         let this: Weak<Self> = Arc::downgrade(self);
-        let session = Arc::new(Session::new(id, idle_timeout, this));
+        let stored = self.manager.event_store();
+        let owned = stored.map(|_| self.owned.clone());
+        let session = Arc::new(Session::new(id, idle_timeout, this, owned));
         self.sessions.add(session.clone());
         if let Some(at) = session.first_look() {
             let session: Weak<Session> = Arc::downgrade(&session);
@@ -161,6 +169,12 @@ impl<M: SessionManager> Shared<M> {
             // Rare and large: the future of every request holds this one.
             Box::pin(self.close(&session)).await;
         }
+    }
+
+    /// The store as clients without a session may use it.
+    pub(super) fn guarded_store(&self) -> Option<Arc<dyn EventStore>> {
+        let store = self.manager.event_store()?;
+        Some(self.owned.guard(store))
     }
 
     async fn close(&self, session: &Arc<Session>) {

@@ -16,7 +16,12 @@ use rmcp::{
 };
 
 use super::{kept, session::InUse};
-use crate::{call::Outcome, detach::DetachCause, exchange::Attachment, registry::numbered};
+use crate::{
+    call::Outcome,
+    detach::DetachCause,
+    exchange::Attachment,
+    registry::{FIRST, numbered},
+};
 
 /// The inner manager's stream of a call.
 ///
@@ -75,7 +80,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Stream for CallStream<
         match &event {
             Some(event) => {
                 if let Some(call) = &mut this.call {
-                    call.note(event);
+                    call.note(event, this.used.as_ref());
                 }
                 if let Some(call) = this.call.take_if(|call| call.is_answered_by(event)) {
                     call.answered(event, this.used.as_ref());
@@ -131,6 +136,22 @@ where
     })
 }
 
+/// A standalone stream, whose events are its session's.
+pub(super) fn noted<S>(
+    stream: S,
+    used: &Option<InUse>,
+) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<S>
+where
+    S: Stream<Item = ServerSseMessage> + Send + Sync,
+{
+    let used = used.as_ref().map(InUse::again);
+    stream.inspect(move |event| {
+        if let Some(used) = &used {
+            used.note(event);
+        }
+    })
+}
+
 /// Reads a stream to the answer of its call, its end, or the cancel of the call.
 async fn read_on(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
@@ -140,7 +161,7 @@ async fn read_on(
     let token = call.attachment.exchange.token();
     let mut cancelled = pin!(token.cancelled());
     while let Either::Left((Some(event), _)) = select(stream.next(), cancelled.as_mut()).await {
-        call.note(&event);
+        call.note(&event, used.as_ref());
         if call.is_answered_by(&event) {
             return call.answered(&event, used.as_ref());
         }
@@ -160,12 +181,16 @@ impl BoundCall {
     }
 
     /// Notes what its client may come back with.
-    fn note(&mut self, event: &ServerSseMessage) {
+    fn note(&mut self, event: &ServerSseMessage, used: Option<&InUse>) {
         let Some(id) = &event.event_id else {
             return;
         };
         let exchange = &self.attachment.exchange;
         exchange.mark_passed(true, event.retry);
+        // What is resumed is the store's, and may be somebody else's.
+        if let Some(used) = used.filter(|_| self.attachment.generation == FIRST) {
+            used.note(event);
+        }
         let number = numbered(id.as_bytes());
         if number.is_none() || number != self.stream {
             exchange.registry().name(self.attachment.id, id.as_bytes());

@@ -22,13 +22,16 @@ use rmcp::{
         },
     },
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::RwLock;
 
 use self::recorder::{Calls, Failed, Mood, Recorder, event, message};
 use crate::{setup::Lines, support::*};
 
 mod recorder;
+
+/// Every new session asks once whether its events are stored.
+const ASKED: (&str, Value) = ("event_store", Value::Array(Vec::new()));
 
 /// Sessions in memory, for more than one server.
 #[derive(Default)]
@@ -39,7 +42,7 @@ async fn create_session_is_forwarded() {
     let (manager, calls) = manager(Mood::Willing);
     let (id, transport) = manager.create_session().await.unwrap();
     assert_eq!(&*id, "created");
-    assert_eq!(calls.take(), [("create_session", json!([]))]);
+    assert_eq!(calls.take(), [("create_session", json!([])), ASKED]);
     assert_is_recorder(transport, &calls).await;
 }
 
@@ -59,7 +62,7 @@ async fn the_log_does_not_name_an_idle_session_that_cannot_be_closed() {
     let manager = manager.idle_timeout(Duration::from_secs(1));
     let (id, _transport) = manager.create_session().await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(calls.take()[1], ("close_session", json!([*id])));
+    assert_eq!(calls.take()[2], ("close_session", json!([*id])));
     let [line] = &lines.of_layer()[..] else {
         panic!("not one line: {}", lines.text());
     };
@@ -121,7 +124,8 @@ async fn restore_session_is_forwarded() {
     let RestoreOutcome::Restored(transport) = manager.restore_session(id()).await.unwrap() else {
         panic!("the inner manager restored it");
     };
-    assert_eq!(calls.take(), [("restore_session", json!(["the session"]))]);
+    let expected = json!(["the session"]);
+    assert_eq!(calls.take(), [("restore_session", expected), ASKED]);
     assert_is_recorder(transport, &calls).await;
 }
 
