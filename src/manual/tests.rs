@@ -59,6 +59,38 @@ fn no_limit_is_missing_on_the_defaults_page() {
 }
 
 #[test]
+fn every_threat_is_shown_by_a_test_that_exists() {
+    let page = read(&root().join("SECURITY.md"));
+    let mut files = Vec::new();
+    for folder in ["src", "tests"] {
+        all_files(&root().join(folder), &mut files);
+    }
+    let tests: String = files.iter().map(|file| read(file)).collect();
+    let mut column = None;
+    let mut shown = 0;
+    for line in page.lines() {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        match cells.last() {
+            _ if !line.starts_with('|') => column = None,
+            Some(&"test") => column = Some(cells.len()),
+            Some(name) if column == Some(cells.len()) && !name.starts_with("---") => {
+                let name = name.trim_matches('`');
+                assert!(
+                    tests.contains(&format!("fn {name}(")),
+                    "no test {name:?}: {line}"
+                );
+                shown += 1;
+            }
+            _ => assert!(
+                column.is_none() || line.starts_with("|---"),
+                "no row: {line}"
+            ),
+        }
+    }
+    assert!(shown > 50, "the page was not read");
+}
+
+#[test]
 fn the_pages_numbers_are_read_as_people_read_them() {
     assert_eq!(Number::of_page("1,024"), Some(Number::Count(1024)));
     assert_eq!(Number::of_page("16 KiB"), Some(Number::Count(16384)));
@@ -76,6 +108,18 @@ fn root() -> &'static Path {
 
 fn read(file: &Path) -> String {
     fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+/// All files of Rust, those of other crates below it too.
+fn all_files(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() && !path.ends_with("target") && !path.ends_with("node_modules") {
+            all_files(&path, files);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
 }
 
 /// All files but those of tests.

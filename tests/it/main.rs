@@ -11,6 +11,7 @@
 mod abort;
 mod admin;
 mod asked;
+mod attacks;
 mod auto;
 mod bad_bodies;
 mod batches;

@@ -53,6 +53,14 @@ macro_rules! stacks {
 stacks! {
     with_nothing_else: |rmcp, cancel| rmcp.layer(cancel);
 
+    as_a_route_layer: |rmcp, cancel| rmcp.route_layer(cancel);
+    twice: |rmcp, cancel| rmcp.layer(cancel.clone()).layer(cancel);
+    around_a_route_layer_of_its_own: |rmcp, cancel| rmcp.route_layer(cancel.clone()).layer(cancel);
+    with_another_layer_inside: |rmcp, cancel| rmcp
+        .layer(mcp_cancel_on_disconnect::CancelOnDisconnectLayer::new())
+        .layer(cancel);
+    with_auth_and_compression_inside: |rmcp, cancel| uncompressed(compressed(authorized(rmcp)).layer(cancel));
+
     with_trace_inside: |rmcp, cancel| rmcp.layer(TraceLayer::new_for_http()).layer(cancel);
     with_trace_outside: |rmcp, cancel| rmcp.layer(cancel).layer(TraceLayer::new_for_http());
 

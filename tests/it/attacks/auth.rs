@@ -1,0 +1,101 @@
+//! A client that is refused: nothing that it asks for happens, wherever the layer stands.
+
+use axum::{Router, extract::Request};
+use http::{StatusCode, header::AUTHORIZATION};
+use tower_http::validate_request::ValidateRequestHeaderLayer;
+
+use super::{ID, assert_answered, assert_orphaned_on_time, label, lost, with_grace};
+use crate::{
+    setup::{Plan, Server, Setup, StoppedClock, for_servers},
+    support::*,
+};
+
+/// On which side of the layer it is refused.
+#[derive(Clone, Copy, Debug)]
+enum Side {
+    Inside,
+    Outside,
+}
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    what_is_refused_inside_ends_no_call,
+    what_is_refused_outside_ends_no_call,
+    what_is_refused_inside_keeps_no_call,
+    what_is_refused_outside_keeps_no_call,
+});
+
+async fn what_is_refused_inside_ends_no_call(server: Server) {
+    ends_no_call(server, Side::Inside).await;
+}
+
+async fn what_is_refused_outside_ends_no_call(server: Server) {
+    ends_no_call(server, Side::Outside).await;
+}
+
+async fn what_is_refused_inside_keeps_no_call(server: Server) {
+    keeps_no_call(server, Side::Inside).await;
+}
+
+async fn what_is_refused_outside_keeps_no_call(server: Server) {
+    keeps_no_call(server, Side::Outside).await;
+}
+
+async fn ends_no_call(server: Server, side: Side) {
+    let (setup, victim, stranger) = guarded(server, side).await;
+    let call = setup.start_call(&victim, ID, "hold", "victim").await;
+
+    be_refused_everything(&stranger).await;
+
+    assert_answered(&setup, &victim, call).await;
+}
+
+async fn keeps_no_call(server: Server, side: Side) {
+    let clock = StoppedClock::stop();
+    let (setup, victim, stranger) = guarded(server, side).await;
+    lost(&setup, &victim).await;
+
+    be_refused_everything(&stranger).await;
+
+    assert_orphaned_on_time(&setup, &victim, &clock).await;
+}
+
+/// With the victim's session, the ids of its call and of its events.
+async fn be_refused_everything(stranger: &Mcp) {
+    let mut call = stranger.call(ID, "hold", label()).await;
+    assert_eq!(call.head().await.status, 401);
+    assert_eq!(stranger.cancel(ID).await, 401);
+    for id in ["0/0", "1/0"] {
+        assert_eq!(stranger.resume(id).await.head().await.status, 401);
+    }
+    assert_eq!(stranger.listen().await.head().await.status, 401);
+    assert_eq!(stranger.delete().await, 401);
+}
+
+/// A victim that is let in, and a stranger with its session that is not.
+async fn guarded(server: Server, side: Side) -> (Setup, Mcp, Mcp) {
+    let plan: Plan = with_grace(server);
+    let plan = match side {
+        Side::Inside => plan.inside(refusing),
+        Side::Outside => plan.outside(refusing),
+    };
+    let setup = plan.start().await;
+    let victim = Mcp::stateless(setup.served.addr, PATH).header("authorization", "Bearer owner");
+    let victim = victim.connect().await;
+    let session = victim.session_id().expect("a session");
+    let stranger = Mcp::stateless(setup.served.addr, PATH).in_session(session);
+    (setup, victim, stranger)
+}
+
+#[allow(clippy::result_large_err, reason = "the signature is tower-http's")]
+fn refusing(router: Router) -> Router {
+    router.layer(ValidateRequestHeaderLayer::custom(
+        |request: &mut Request| match request.headers().contains_key(AUTHORIZATION) {
+            true => Ok(()),
+            false => {
+                let mut refused = http::Response::new(axum::body::Body::empty());
+                *refused.status_mut() = StatusCode::UNAUTHORIZED;
+                Err(refused)
+            }
+        },
+    ))
+}

@@ -1,0 +1,80 @@
+//! Requests that come slowly, in parts, or not to their end.
+
+use serde_json::json;
+
+use super::{ID, assert_answered};
+use crate::{
+    setup::{EXCHANGE, Server, for_servers},
+    support::*,
+};
+
+/// Whatever announces more than it sends.
+const ANNOUNCED: usize = 10_000;
+
+for_servers!([
+    wrapped = Wrapped,
+    layer_only = LayerOnly,
+    stateless_sse = StatelessSse,
+    stateless_json = StatelessJson,
+] {
+    a_body_that_never_ends_is_no_call,
+    a_body_that_comes_byte_by_byte_is_one_call_as_any_other,
+    bytes_of_a_next_request_do_not_hide_an_answer,
+});
+
+async fn a_body_that_never_ends_is_no_call(server: Server) {
+    let setup = server.start().await;
+    let victim = setup.mcp().await;
+    let call = setup.start_call(&victim, ID, "hold", "victim").await;
+    let mut open = Vec::new();
+    for nth in 0..20 {
+        let name = format!("half {nth}");
+        let stranger = victim.clone().header(EXCHANGE, &name);
+        let mut request = stranger.call_request(ID, "hold", json!({ "label": "half" }));
+        request.body.truncate(request.body.len() * nth / 20);
+        let mut connection = Connection::open(setup.served.addr).await;
+        connection.send_cut(&request, ANNOUNCED).await;
+        setup.exchanges.begun_for(&name).await;
+        open.push((name, connection));
+    }
+    assert_eq!(setup.calls.len(), 1, "the victim's");
+
+    for (name, connection) in open {
+        connection.rst();
+        setup.exchanges.over_for(&name).await;
+    }
+
+    assert_eq!(setup.calls.len(), 1);
+    assert_eq!(setup.witness.starts("half"), 0);
+    assert_answered(&setup, &victim, call).await;
+}
+
+async fn a_body_that_comes_byte_by_byte_is_one_call_as_any_other(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let request = mcp.call_request(ID, "hold", json!({ "label": "slow" }));
+    let mut slow = Connection::open(setup.served.addr).await;
+    slow.send_chunked(&request, &vec![1; request.body.len()])
+        .await;
+    setup.witness.started("slow").await;
+    assert_eq!(setup.calls.len(), 1);
+
+    slow.fin();
+
+    assert!(setup.witness.ended("slow").await.is_cancelled());
+    setup.calls_reach(0).await;
+}
+
+/// hyper does not read on, so it does not see that the client goes; the call ends by its answer.
+async fn bytes_of_a_next_request_do_not_hide_an_answer(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, ID, "hold", "a").await;
+    call.write(b"POST /mcp HTTP/1.1\r\nhost: ").await;
+
+    call.half_close().await;
+    setup.witness.release("a");
+
+    setup.witness.ended("a").await;
+    setup.calls_reach(0).await;
+}

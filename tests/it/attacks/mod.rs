@@ -1,0 +1,83 @@
+//! What one client may try against the calls of another, and that it gets nowhere.
+//!
+//! `SECURITY.md` names these tests, and others that show the same by the way.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use serde_json::json;
+
+use crate::{
+    setup::{Plan, Server, Setup, StoppedClock, What},
+    support::*,
+};
+
+mod auth;
+mod bytes;
+mod event_ids;
+mod order;
+mod restored;
+mod stored;
+mod text;
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+/// The JSON-RPC id of the victim's call, which every attacker knows.
+const ID: u64 = 7;
+
+fn with_grace(server: Server) -> Plan {
+    Plan::of(server).grace(Grace::After(GRACE))
+}
+
+/// A call whose client has just gone, in a session of its own, with two events that went out.
+async fn lost(setup: &Setup, mcp: &Mcp) {
+    let mut call = setup.start_call(mcp, ID, "chatty", "victim").await;
+    call.head().await;
+    assert!(call.event().await.expect("an event").is_priming());
+    call.event().await.expect("the progress");
+    call.fin();
+    setup.events.detached(mcp, ID).await;
+}
+
+/// The lost call was not resumed, cancelled or ended by anybody, and its time is what it was.
+async fn assert_orphaned_on_time(setup: &Setup, mcp: &Mcp, clock: &StoppedClock) {
+    let so_far = [What::Started, What::Detached(Some(GRACE))];
+    assert_eq!(setup.events.of(mcp, ID), so_far);
+    assert!(setup.witness.is_running("victim"));
+    assert!(!setup.tokens.of("victim").is_cancelled());
+    clock.advance(GRACE - TICK).await;
+    setup.assert_usable(mcp).await;
+    assert_eq!(setup.events.of(mcp, ID), so_far);
+    clock.advance(TICK * 2).await;
+    let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
+    assert_eq!(setup.events.ended(mcp, ID).await, orphaned);
+    assert!(setup.witness.ended("victim").await.is_cancelled());
+}
+
+/// An attached call is untouched: it gets its answer.
+async fn assert_answered(setup: &Setup, mcp: &Mcp, mut call: Connection) {
+    setup.assert_usable(mcp).await;
+    assert_eq!(setup.events.of(mcp, ID), [What::Started]);
+    assert!(setup.witness.is_running("victim"));
+    setup.assert_completes("victim", &mut call).await;
+    setup.exchanges.over_for("victim").await;
+    let expected = [What::Started, What::Ended(Outcome::Completed)];
+    assert_eq!(setup.events.of(mcp, ID), expected);
+}
+
+/// What a resume brings, to its end. `None` if it is refused.
+async fn resumed(mcp: &Mcp, last_event_id: &str) -> Option<String> {
+    let mut resumed = mcp.resume(last_event_id).await;
+    if resumed.head().await.status != 200 {
+        return None;
+    }
+    let body = resumed.body_to_end().await;
+    Some(String::from_utf8(body).expect("text"))
+}
+
+fn label() -> serde_json::Value {
+    json!({ "label": "stranger" })
+}

@@ -1,0 +1,59 @@
+//! The layer where it should not stand: the call of somebody else is never cancelled.
+//!
+//! That a client's own call still is, in most of these, is for `middleware` to show.
+
+use axum::Router;
+use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+use serde_json::json;
+use tower_http::compression::CompressionLayer;
+
+use crate::stack::{Bench, Way};
+
+type Build = fn(Router, CancelOnDisconnectLayer) -> Router;
+
+/// Orders that the documentation advises against.
+const ORDERS: [(&str, Build); 5] = [
+    ("two layers of their own", |rmcp, cancel| {
+        rmcp.layer(CancelOnDisconnectLayer::new()).layer(cancel)
+    }),
+    ("the same layer twice", |rmcp, cancel| {
+        rmcp.layer(cancel.clone()).layer(cancel)
+    }),
+    ("a route layer", |rmcp, cancel| rmcp.route_layer(cancel)),
+    ("a route layer inside of another", |rmcp, cancel| {
+        rmcp.route_layer(CancelOnDisconnectLayer::new())
+            .layer(cancel)
+    }),
+    ("compression inside", |rmcp, cancel| {
+        rmcp.layer(CompressionLayer::new()).layer(cancel)
+    }),
+];
+
+#[tokio::test]
+async fn no_order_of_layers_lets_a_client_cancel_the_call_of_another() {
+    for (order, build) in ORDERS {
+        for way in Way::ALL {
+            let bench = Bench::new(way, build).await;
+            let accepts = [("accept-encoding", "gzip")];
+            let (victim, stranger) = (bench.client(&accepts).await, bench.client(&accepts).await);
+            let mut call = victim.call(7, "hold", json!({ "label": "victim" })).await;
+            bench.witness.started("victim").await;
+
+            let same = stranger.call(7, "hold", json!({ "label": "same" })).await;
+            bench.witness.started("same").await;
+            same.fin();
+            stranger.cancel(7).await;
+            stranger.resume("0/0").await.rst();
+            stranger.delete().await;
+            let mut echo = victim.call("echo", "echo", json!({ "text": "hi" })).await;
+            echo.reply().await;
+
+            assert!(bench.witness.is_running("victim"), "{order}, {way:?}");
+            bench.witness.release("victim");
+            let reply = call.reply().await;
+            assert_eq!(reply.status, 200, "{order}, {way:?}");
+            let ended = bench.witness.ended("victim").await;
+            assert!(ended.is_completed(), "{order}, {way:?}");
+        }
+    }
+}

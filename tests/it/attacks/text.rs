@@ -1,0 +1,131 @@
+//! Texts of a client that the layer repeats: they stay where they are put.
+
+use mcp_cancel_on_disconnect::CancelReason;
+use serde_json::{Value, json};
+
+use super::with_grace;
+use crate::setup::{Lines, Server, Setup, arguments, for_servers};
+
+/// Each ends a line, an event, a field or a string, somewhere.
+const HOSTILE: [&str; 7] = [
+    "a\n\ndata: {\"forged\":true}\n\n",
+    "a\r\n\r\nevent: forged\r\rid: 9/9",
+    "a\"},\"result\":{\"forged\":true},\"x\":{\"",
+    "a\\\",\\u0022",
+    "a\u{2028}\u{2029}\u{85}\u{b}\u{c}\0\u{7f}",
+    "a\u{1b}[2K\u{9b}31m\u{202e}",
+    "a: b\n:c",
+];
+
+const MEGABYTE: usize = 1_000_000;
+
+for_servers!([
+    wrapped = Wrapped,
+    layer_only = LayerOnly,
+    stateless_sse = StatelessSse,
+    stateless_json = StatelessJson,
+] {
+    no_id_breaks_the_event_that_tells_of_a_cancel,
+    an_id_of_a_megabyte_is_told_whole_and_logged_in_short,
+});
+
+for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
+    no_id_breaks_the_event_that_a_late_client_gets,
+});
+
+async fn no_id_breaks_the_event_that_tells_of_a_cancel(server: Server) {
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    for (nth, hostile) in HOSTILE.into_iter().enumerate() {
+        let label = format!("call {nth}");
+        let mut call = setup.start_call(&mcp, hostile, "hold", &label).await;
+        assert_eq!(cancel_all(&setup), 1);
+        assert_eq!(call.messages().await, [cancelled(hostile)], "{hostile:?}");
+        assert!(setup.witness.ended(&label).await.is_cancelled());
+    }
+}
+
+async fn an_id_of_a_megabyte_is_told_whole_and_logged_in_short(server: Server) {
+    let lines = Lines::all();
+    let setup = server.start().await;
+    let mcp = setup.mcp().await;
+    let id = "\n".repeat(MEGABYTE);
+    let mut call = setup.start_call(&mcp, id.clone(), "hold", "a").await;
+
+    assert_eq!(cancel_all(&setup), 1);
+
+    assert_eq!(call.messages().await, [cancelled(&id)]);
+    let lines = lines.of_layer();
+    assert!(lines.len() >= 2, "{lines:#?}");
+    assert!(lines.iter().all(|line| line.len() < 1_000), "{lines:#?}");
+}
+
+async fn no_id_breaks_the_event_that_a_late_client_gets(server: Server) {
+    let setup = with_grace(server).start().await;
+    let mcp = setup.mcp().await;
+    for (nth, hostile) in HOSTILE.into_iter().enumerate() {
+        let label = format!("call {nth}");
+        let mut call = setup.start_call(&mcp, hostile, "hold", &label).await;
+        call.head().await;
+        let first = call.event().await.expect("the priming event");
+        call.fin();
+        setup.events.detached(&mcp, hostile).await;
+        assert_eq!(mcp.cancel(hostile).await, 202);
+        setup.events.ended(&mcp, hostile).await;
+
+        let mut late = mcp.resume(&first.id.expect("an id")).await;
+
+        assert_eq!(late.messages().await, [cancelled(hostile)], "{hostile:?}");
+    }
+}
+
+/// The id that a client comes back with is repeated to it, with the answer behind.
+#[tokio::test]
+async fn no_event_id_breaks_the_event_that_repeats_it() {
+    let setup = with_grace(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = mcp.call(1, "hold", arguments("a")).await;
+    setup.witness.started("a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    setup.witness.release("a");
+    setup.events.ended(&mcp, 1).await;
+
+    // All that a header may carry and rmcp takes for the first stream, or does not.
+    for id in [
+        "0/0",
+        "9/0",
+        "0/0\tdata: forged",
+        "0/0 id: forged",
+        "0/0;\"'<>",
+    ] {
+        let mut late = mcp.resume(id).await;
+        late.head().await;
+        let mut events = Vec::new();
+        while let Some(event) = late.event().await {
+            events.push(event);
+        }
+        let forged = events.iter().any(|event| event.data.contains("forged"));
+        assert!(!forged, "{id:?}: {events:#?}");
+        assert!(
+            events.is_empty() || events.len() == 2,
+            "{id:?}: {events:#?}"
+        );
+    }
+}
+
+fn cancel_all(setup: &Setup) -> usize {
+    let calls = setup.calls.snapshot().into_iter();
+    let cancelled = calls.filter(|call| {
+        let id = call.info().id();
+        setup.calls.cancel(id, CancelReason::Requested)
+    });
+    cancelled.count()
+}
+
+fn cancelled(id: &str) -> Value {
+    let error = json!({ "code": -32_800, "message": "Request cancelled" });
+    json!({ "jsonrpc": "2.0", "id": id, "error": error })
+}
