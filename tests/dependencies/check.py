@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Holds all dependencies against deny.toml: licences, bans and sources, as cargo-deny would (see there)."""
+
+import collections
+import json
+import re
+import subprocess
+import sys
+import tomllib
+
+
+def allowed(expression, allow):
+    """Whether an SPDX expression can be met with these licences."""
+    tokens = re.findall(r"[()]|[^\s()]+", expression.replace("/", " OR "))
+
+    def either():
+        met = both()
+        while tokens and tokens[0] == "OR":
+            tokens.pop(0)
+            met = both() or met
+        return met
+
+    def both():
+        met = one()
+        while tokens and tokens[0] == "AND":
+            tokens.pop(0)
+            met = one() and met
+        return met
+
+    def one():
+        name = tokens.pop(0)
+        if name == "(":
+            met = either()
+            tokens.pop(0)
+            return met
+        if tokens and tokens[0] == "WITH":
+            tokens.pop(0)
+            name = f"{name} WITH {tokens.pop(0)}"
+        return name in allow
+
+    met = either()
+    if tokens:
+        raise SystemExit(f"not understood: {expression}")
+    return met
+
+
+def without_dev(metadata):
+    """What users of the crate get."""
+    nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
+    reached, open_ = set(), [metadata["resolve"]["root"]]
+    while open_:
+        id = open_.pop()
+        if id not in reached:
+            reached.add(id)
+            for dep in nodes[id]["deps"]:
+                if any(kind["kind"] != "dev" for kind in dep["dep_kinds"]):
+                    open_.append(dep["pkg"])
+    return reached
+
+
+def main():
+    with open("deny.toml", "rb") as file:
+        rules = tomllib.load(file)
+    run = ["cargo", "metadata", "--format-version=1", "--locked", "--all-features"]
+    metadata = json.loads(subprocess.run(run, check=True, capture_output=True).stdout)
+    packages = {package["id"]: package for package in metadata["packages"]}
+    root = packages[metadata["resolve"]["root"]]
+    faults = []
+    for package in packages.values():
+        what = f"{package['name']} {package['version']}"
+        if not package["license"] or not allowed(package["license"], rules["licenses"]["allow"]):
+            faults.append(f"{what}: licence {package['license']}")
+        registries = [f"registry+{url}" for url in rules["sources"]["allow-registry"]]
+        if package is not root and package["source"] not in registries:
+            faults.append(f"{what}: source {package['source']}")
+    banned = {rule["crate"]: rule["reason"] for rule in rules["bans"]["deny"]}
+    for package in packages.values():
+        if package["name"] in banned:
+            faults.append(f"{package['name']}: {banned[package['name']]}")
+    for dep in root["dependencies"]:
+        if dep["req"] == "*":
+            faults.append(f"any version of {dep['name']}")
+    versions = collections.defaultdict(set)
+    for id in without_dev(metadata):
+        versions[packages[id]["name"]].add(packages[id]["version"])
+    skipped = {rule["crate"] for rule in rules["bans"]["skip"]}
+    for name, several in versions.items():
+        if len([version for version in several if f"{name}@{version}" not in skipped]) > 1:
+            faults.append(f"{name} in versions {', '.join(sorted(several))}")
+    for fault in sorted(set(faults)):
+        print(fault, file=sys.stderr)
+    print(f"{len(packages)} packages, {len(versions)} of them not only for tests")
+    sys.exit(bool(faults))
+
+
+main()
