@@ -95,6 +95,9 @@ mod cancel;
 mod detach;
 mod envelope;
 mod exchange;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod layer;
 pub mod manual;
 #[cfg(feature = "rmcp")]

@@ -51,6 +51,8 @@ mod memory;
 
 #[cfg(feature = "rmcp")]
 pub(crate) use self::index::numbered;
+#[cfg(fuzzing)]
+pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
     entry::{Entry, Expired, FIRST, Generation, LATE, Wait},
     index::{Key, Scope, SessionKey, StreamId},
@@ -202,7 +204,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Claims a better key for a call than the one it was started with. Its streams get new names.
-    #[cfg(any(feature = "rmcp", test))]
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn rekey(&mut self, id: CallId, key: Key) -> Option<Left<T>> {
         let mut entry = self.leave(id)?;
         self.forget_streams(id, &entry);
@@ -372,7 +374,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Nobody watches for the end of a detached call any more.
-    #[cfg(any(feature = "rmcp", test))]
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn lose_sight(&mut self, id: CallId, generation: Generation, now: Instant) {
         if let Some(entry) = self.calls.get_mut(&id)
             && entry.generation == generation
@@ -459,7 +461,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// The detached calls of a session.
-    #[cfg(any(feature = "rmcp", test))]
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<(CallId, T)> {
         self.calls_of(self.names.session(session), session)
             .filter(|(_, entry)| entry.detached.is_some())
@@ -657,7 +659,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod model;
 #[cfg(test)]
 mod tests;

@@ -33,6 +33,8 @@ mod limits;
 mod streams;
 mod watch;
 
+#[cfg(fuzzing)]
+pub(crate) use self::core::as_the_model_says_of;
 #[cfg(feature = "rmcp")]
 pub(crate) use self::core::numbered;
 pub use self::{

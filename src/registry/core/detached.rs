@@ -43,12 +43,12 @@ impl Detached {
         }
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn count(&self) -> usize {
         self.total
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn is_empty(&self) -> bool {
         self.total == 0 && self.by_session.is_empty()
     }

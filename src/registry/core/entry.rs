@@ -161,7 +161,7 @@ impl<T> Entry<T> {
     }
 
     /// Gives it another key. Its streams are to be named anew.
-    #[cfg(any(feature = "rmcp", test))]
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(super) fn rekey(&mut self, key: Key, session: Slot, slot: Slot) {
         self.key = Some(key);
         self.session = Some(session);

@@ -183,12 +183,12 @@ impl<A: Clone> Memory<A> {
         (*at <= now).then_some(*id)
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn len(&self) -> usize {
         self.kept.len()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn is_empty(&self) -> bool {
         self.kept.is_empty()
             && self.oldest.is_empty()

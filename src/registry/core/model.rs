@@ -5,16 +5,21 @@
 
 use std::ops::Range;
 
-use proptest::{collection::vec, option, prelude::*, test_runner::RngAlgorithm};
-
 use self::naive::{Answer, Model, Remember, Room, Stream};
-use super::{tests::assert_empty, *};
+use super::*;
 use crate::{
     call::{CancelReason, RequestId},
     detach::DetachCause,
 };
 
+#[cfg(fuzzing)]
+mod decoded;
 mod naive;
+#[cfg(test)]
+mod random;
+
+#[cfg(fuzzing)]
+pub(crate) use self::decoded::as_the_model_says_of;
 
 /// The size of one unit of an answer: so large that what else a record costs does not count.
 const UNIT: usize = 1 << 40;
@@ -624,124 +629,6 @@ fn sorted(mut ids: Vec<CallId>) -> Vec<CallId> {
     ids
 }
 
-// Random operations.
-
-fn pick() -> impl Strategy<Value = Pick> {
-    prop_oneof![
-        9 => (0..64_usize).prop_map(Pick::InFlight),
-        1 => (0..64_usize).prop_map(Pick::Any),
-    ]
-}
-
-fn generations() -> impl Strategy<Value = Generations> {
-    prop_oneof![
-        5 => Just(Generations::Newest),
-        1 => (0..8_usize).prop_map(Generations::Any),
-    ]
-}
-
-fn stream() -> impl Strategy<Value = Stream> {
-    prop_oneof![
-        (0..3_u64).prop_map(Stream::Numbered),
-        (0..5_u32).prop_map(Stream::Opaque),
-    ]
-}
-
-fn name() -> impl Strategy<Value = Name> {
-    prop_oneof![
-        2 => Just(Name::Own),
-        1 => stream().prop_map(Name::Shared),
-    ]
-}
-
-fn waiting() -> impl Strategy<Value = Waiting> {
-    prop_oneof![
-        1 => (0..5_000_u64).prop_map(|retry_ms| Waiting::Until { after_ms: 0, retry_ms }),
-        6 => (1..30_000_u64, 0..10_000_u64)
-            .prop_map(|(after_ms, retry_ms)| Waiting::Until { after_ms, retry_ms }),
-        1 => Just(Waiting::ForItsEnd),
-        1 => (1..3_600_000_u64).prop_map(|after_ms| Waiting::Unseen { after_ms }),
-    ]
-}
-
-fn remembering() -> impl Strategy<Value = Remembering> {
-    (any::<bool>(), 0..4_usize, 1..120_u64).prop_map(|(answered, units, for_s)| Remembering {
-        answered,
-        units,
-        for_s,
-    })
-}
-
-fn pass() -> impl Strategy<Value = Pass> {
-    prop_oneof![
-        4 => (0..6_000_u64).prop_map(Pass::Ms),
-        1 => (0..60_000_u64).prop_map(Pass::Ms),
-        1 => (0..4_000_000_u64).prop_map(Pass::Ms),
-        3 => Just(Pass::Deadline { and_ms: 0 }),
-        2 => (0..2_u64).prop_map(|ms| Pass::Deadline { and_ms: 1_000 + ms }),
-        2 => (0..12_000_u64).prop_map(|and_ms| Pass::Deadline { and_ms }),
-    ]
-}
-
-fn start() -> impl Strategy<Value = Op> {
-    let key = option::weighted(0.9, (SESSIONS, REQUESTS));
-    let may_last_ms = option::weighted(0.2, 0..60_000_u64);
-    (key, prop::bool::weighted(0.8), may_last_ms).prop_map(|(key, accepted, may_last_ms)| {
-        Op::Start {
-            key,
-            accepted,
-            may_last_ms,
-        }
-    })
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![
-        12 => start(),
-        3 => pick().prop_map(Op::Claim),
-        2 => (pick(), SESSIONS, REQUESTS).prop_map(|(call, s, r)| Op::Rekey(call, s, r)),
-        12 => (pick(), name()).prop_map(|(call, name)| Op::Name(call, name)),
-        16 => (pick(), generations(), waiting(), prop::bool::weighted(0.1), prop::bool::weighted(0.7))
-            .prop_map(|(call, generation, wait, barren, end)| Op::Detach {
-                call,
-                generation,
-                wait,
-                barren,
-                end,
-            }),
-        6 => pick().prop_map(Op::Attach),
-        2 => (pick(), 1..26_u32, 1..4_000_u64, option::of((0..26_u32, 0..4_000_u64)))
-            .prop_map(|(call, times, every_ms, starved)| Op::Poll {
-                call,
-                times,
-                every_ms,
-                starved,
-            }),
-        7 => pick().prop_map(Op::Hold),
-        6 => (pick(), generations()).prop_map(|(call, of)| Op::Release(call, of)),
-        2 => pick().prop_map(Op::Spare),
-        3 => (pick(), generations()).prop_map(|(call, of)| Op::LoseSight(call, of)),
-        8 => (pick(), option::weighted(0.7, remembering()))
-            .prop_map(|(call, remember)| Op::Finish(call, remember)),
-        2 => (SESSIONS, option::weighted(0.7, remembering()))
-            .prop_map(|(session, end)| Op::TakeSession { session, end }),
-        12 => pass().prop_map(Op::Pass),
-        12 => prop::bool::weighted(0.8).prop_map(|end| Op::Expire { end }),
-    ]
-}
-
-/// A call with about as many event ids as are known by name.
-fn flood() -> impl Strategy<Value = Op> {
-    (pick(), 1_000..1_010_u32, 2_045..2_060_u32)
-        .prop_map(|(call, first, count)| Op::Name(call, Name::Many(first, count)))
-}
-
-/// A few more.
-fn trickle() -> impl Strategy<Value = Op> {
-    (pick(), 990..3_100_u32, 1..8_u32)
-        .prop_map(|(call, first, count)| Op::Name(call, Name::Many(first, count)))
-}
-
 fn as_the_model_says(room: Room, ops: &[Op]) {
     let mut run = Run::new(room);
     for op in ops {
@@ -750,44 +637,11 @@ fn as_the_model_says(room: Room, ops: &[Op]) {
     run.end();
 }
 
-fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig {
-        cases,
-        failure_persistence: None,
-        // In a debug build, the default one takes more time than all else together.
-        rng_algorithm: RngAlgorithm::XorShift,
-        ..ProptestConfig::default()
-    }
-}
-
-proptest! {
-    #![proptest_config(config(2_000))]
-
-    #[test]
-    fn the_core_does_what_the_model_says(ops in vec(op(), 1..100)) {
-        as_the_model_says(ROOMY, &ops);
-    }
-}
-
-proptest! {
-    #![proptest_config(config(400))]
-
-    #[test]
-    fn with_little_memory_it_does_so_too(ops in vec(op(), 1..100)) {
-        as_the_model_says(TIGHT, &ops);
-    }
-}
-
-proptest! {
-    #![proptest_config(config(24))]
-
-    #[test]
-    fn with_more_event_ids_than_it_knows_it_does_so_too(
-        before in vec(op(), 0..8),
-        start in start(),
-        flood in flood(),
-        after in vec(prop_oneof![2 => op(), 1 => trickle()], 0..24),
-    ) {
-        as_the_model_says(ROOMY, &[before, vec![start, flood], after].concat());
-    }
+pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &Core<T, A>) {
+    assert_eq!(core.len(), 0);
+    assert!(core.index.is_empty(), "{:?}", core.index);
+    assert!(core.sessions.is_empty(), "{:?}", core.sessions);
+    assert!(core.due.is_empty(), "{:?}", core.due);
+    assert!(core.memory.is_empty());
+    assert!(core.detached.is_empty(), "{:?}", core.detached);
 }

@@ -1,5 +1,6 @@
 use super::{
     entry::{LATE, MAX_EVENT_IDS, MAX_HOLD},
+    model::assert_empty,
     *,
 };
 use crate::{call::RequestId, detach::DetachCause};
@@ -63,15 +64,6 @@ fn answered(answer: &'static str, until: Instant) -> Option<Ended<&'static str>>
         weight: answer.len(),
         until,
     })
-}
-
-pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &Core<T, A>) {
-    assert_eq!(core.len(), 0);
-    assert!(core.index.is_empty(), "{:?}", core.index);
-    assert!(core.sessions.is_empty(), "{:?}", core.sessions);
-    assert!(core.due.is_empty(), "{:?}", core.due);
-    assert!(core.memory.is_empty());
-    assert!(core.detached.is_empty(), "{:?}", core.detached);
 }
 
 #[test]

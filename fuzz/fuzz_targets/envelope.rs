@@ -1,0 +1,196 @@
+//! Any request body, whole and in any frames, against `serde_json`: what the layer takes from it is what is in it, and
+//! the inner service gets it as it came.
+
+#![no_main]
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use futures_util::{FutureExt as _, stream};
+use fuzz::{
+    choices::Choices,
+    clock, frames,
+    json::Json,
+    judge::{Verdict, messages, without_text},
+};
+use http::{Request, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Empty, StreamBody};
+use libfuzzer_sys::fuzz_target;
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, Event, Outcome, RequestId, TeeBody, Unknown,
+    fuzzing::{self, Read},
+};
+use tower_layer::Layer as _;
+use tower_service::Service;
+
+/// The most frames that the layer keeps.
+const MAX_FRAMES: usize = 16 * 1024;
+
+/// What a call is to whoever watches the layer.
+type Call = (RequestId, String, Option<String>, Option<String>);
+
+/// What the layer reported.
+#[derive(Default)]
+struct Reported {
+    started: Vec<Call>,
+    ended: Vec<Outcome>,
+    unknown: Option<Unknown>,
+}
+
+/// An inner service that parses what it gets, and refuses what is no JSON.
+#[derive(Clone)]
+struct Strict {
+    got: Arc<Mutex<Vec<Bytes>>>,
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let (body, cuts) = match bytes.iter().rposition(|byte| *byte == 0) {
+        // A JSON text has no zeros outside its strings: what comes after the last one is where to cut.
+        Some(zero) => (&bytes[..zero], &bytes[zero + 1..]),
+        None => (bytes, &[][..]),
+    };
+    let read = fuzzing::read(body);
+    judge(body, &read);
+    let frames = frames::cut(body, &mut Choices::new(cuts));
+    let frames = if frames.len() < MAX_FRAMES {
+        frames
+    } else {
+        vec![Bytes::copy_from_slice(body)]
+    };
+    pass(body, frames, read);
+});
+
+/// The crate's reading against that of `serde_json`.
+fn judge(body: &[u8], read: &Result<Vec<Read>, Unknown>) {
+    let Some(json) = Json::parse(body) else {
+        // Steps over text that it does not need: then that text must be all that is wrong.
+        let bare = without_text(body);
+        assert!(
+            read.is_err() || Json::parse(&bare).is_some(),
+            "{}",
+            body.escape_ascii()
+        );
+        return;
+    };
+    match (messages(&json), read) {
+        (Verdict::Clear(messages) | Verdict::Perhaps(messages), Ok(read)) => {
+            assert_eq!(*read, messages, "{}", body.escape_ascii());
+        }
+        (Verdict::Doubtful, Ok(read)) => panic!("{read:?} of {}", body.escape_ascii()),
+        // An escape may hide a key, and is doubt enough.
+        (Verdict::Clear(messages), Err(why)) => {
+            assert!(
+                body.contains(&b'\\'),
+                "{why} for {messages:?} in {}",
+                body.escape_ascii()
+            );
+        }
+        (Verdict::Perhaps(_) | Verdict::Doubtful, Err(_)) => {}
+    }
+}
+
+/// The body on its way through the layer.
+fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Vec<Read>, Unknown>) {
+    let reported = Arc::new(Mutex::new(Reported::default()));
+    let log = reported.clone();
+    let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
+        let mut reported = log.lock().expect("no panic");
+        match event {
+            Event::Started { call, .. } => reported.started.push((
+                call.request_id().clone(),
+                call.method().to_owned(),
+                call.tool().map(str::to_owned),
+                call.protocol_version().map(str::to_owned),
+            )),
+            Event::Ended { outcome, .. } => reported.ended.push(*outcome),
+            Event::Unknown { why, .. } => reported.unknown = Some(*why),
+            _ => panic!("{event:?}"),
+        }
+    });
+    let got = Arc::new(Mutex::new(Vec::new()));
+    let mut service = layer.layer(Strict { got: got.clone() });
+    let sent = frames.clone();
+    let request = Request::post("/mcp")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(StreamBody::new(stream::iter(
+            sent.into_iter()
+                .map(|frame| Ok::<_, Infallible>(Frame::data(frame))),
+        )))
+        .expect("a request");
+    let response = clock::run(service.call(request));
+    drop(response);
+
+    assert_eq!(
+        *got.lock().expect("no panic"),
+        frames,
+        "the frames are untouched"
+    );
+    let reported = std::mem::take(&mut *reported.lock().expect("no panic"));
+    let (expected, unknown) = match read {
+        Ok(read) => (read.into_iter().filter_map(call).collect(), None),
+        Err(why) => (Vec::new(), Some(why)),
+    };
+    assert_eq!(reported.started, expected);
+    assert_eq!(reported.unknown, unknown);
+    let outcome = match Json::parse(body) {
+        Some(_) => Outcome::Completed,
+        // No call comes of a body that is refused.
+        None => Outcome::Failed,
+    };
+    assert_eq!(reported.ended, vec![outcome; expected.len()]);
+    assert!(layer.calls().is_empty());
+}
+
+/// A request that is a call where there is no session.
+fn call(read: Read) -> Option<Call> {
+    match read {
+        Read::Request {
+            id,
+            method,
+            tool,
+            protocol_version,
+            ..
+        } if &*method != "initialize" => Some((
+            id,
+            method.into(),
+            tool.map(Into::into),
+            protocol_version.map(Into::into),
+        )),
+        _ => None,
+    }
+}
+
+impl<B> Service<Request<TeeBody<B>>> for Strict
+where
+    TeeBody<B>: http_body::Body<Data = Bytes, Error = Infallible>,
+{
+    type Response = Response<Empty<Bytes>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<TeeBody<B>>) -> Self::Future {
+        let mut body = std::pin::pin!(request.into_body());
+        let mut whole = Vec::new();
+        let mut got = self.got.lock().expect("no panic");
+        while let Some(Ok(frame)) = body.frame().now_or_never().expect("nothing to wait for") {
+            let data = frame.into_data().expect("no trailers were sent");
+            whole.extend_from_slice(&data);
+            got.push(data);
+        }
+        let mut response = Response::new(Empty::new());
+        if Json::parse(&whole).is_none() {
+            *response.status_mut() = StatusCode::BAD_REQUEST;
+        }
+        ready(Ok(response))
+    }
+}

@@ -1,0 +1,117 @@
+//! The inner service: does what the plan of an exchange says, and takes replayed cancels.
+
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::{CallToken, TeeBody};
+use serde_json::Value;
+use tower_service::Service;
+
+use crate::{
+    ledger::{Ledger, Side},
+    script::{Answer, Broken, End, ON_PURPOSE, Said, Scripted},
+};
+
+#[derive(Clone)]
+pub struct Inner {
+    pub ledger: Ledger,
+}
+
+/// In the extensions of every request, and so wherever these are kept: it shows whether they are let go.
+#[derive(Clone)]
+pub struct Seat(pub Arc<Seated>);
+
+pub struct Seated {
+    pub number: usize,
+    pub answer: Answer,
+}
+
+type Answering = Pin<Box<dyn Future<Output = Result<Response<Scripted>, Broken>> + Send>>;
+
+impl Service<Request<TeeBody<Scripted>>> for Inner {
+    type Response = Response<Scripted>;
+    type Error = Broken;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Broken>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<TeeBody<Scripted>>) -> Answering {
+        let ledger = self.ledger.clone();
+        let seat = request
+            .extensions()
+            .get::<Seat>()
+            .expect("a seat")
+            .0
+            .clone();
+        match request.extensions().get::<CallToken>() {
+            Some(token) => {
+                ledger.came(seat.number, token.clone());
+                Box::pin(answer(ledger, seat, request))
+            }
+            // Only the layer itself sends anything without one.
+            None => Box::pin(take_cancel(ledger, request)),
+        }
+    }
+}
+
+async fn answer(
+    ledger: Ledger,
+    seat: Arc<Seated>,
+    request: Request<TeeBody<Scripted>>,
+) -> Result<Response<Scripted>, Broken> {
+    let mut body = pin!(request.into_body());
+    for _ in 0..seat.answer.reads {
+        match body.frame().await {
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    ledger.passed(seat.number, Side::RequestOut, data);
+                }
+            }
+            Some(Err(error)) => return Err(error),
+            None => break,
+        }
+    }
+    let mut waits = seat.answer.waits;
+    poll_fn(|_| match waits.checked_sub(1) {
+        Some(left) => {
+            waits = left;
+            Poll::Pending
+        }
+        None => Poll::Ready(()),
+    })
+    .await;
+    match &seat.answer.end {
+        End::Fails => Err(Broken),
+        End::Panics => std::panic::panic_any(ON_PURPOSE),
+        End::Answers { head, body, said } => {
+            ledger.answered(seat.number, head.clone());
+            let body = Scripted::new(body.clone(), *said);
+            Ok(head.response(body.logged(ledger, seat.number, Side::ResponseIn)))
+        }
+    }
+}
+
+async fn take_cancel(
+    ledger: Ledger,
+    request: Request<TeeBody<Scripted>>,
+) -> Result<Response<Scripted>, Broken> {
+    let session = request.headers().get("mcp-session-id").cloned();
+    let session = session.and_then(|session| session.to_str().map(str::to_owned).ok());
+    let path = request.uri().path().to_owned();
+    let body = request.into_body().collect().await?.to_bytes();
+    let message: Value = serde_json::from_slice(&body).expect("the layer writes JSON");
+    assert_eq!(message["method"], "notifications/cancelled");
+    let id = message["params"]["requestId"].clone();
+    ledger.injected(path, session.expect("only session calls have one"), id);
+    let mut response = Response::new(Scripted::new(Vec::new(), Said::Nothing));
+    *response.status_mut() = StatusCode::ACCEPTED;
+    Ok(response)
+}

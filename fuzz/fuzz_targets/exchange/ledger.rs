@@ -1,0 +1,396 @@
+//! Everything that was seen of all exchanges, and what must be true of it at any time.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use bytes::Bytes;
+use fuzz::{
+    json::Json,
+    judge::{Verdict, answers},
+    parsers::by_sseer,
+};
+use mcp_cancel_on_disconnect::{
+    CallId, CallInfo, CallToken, CancelReason, Event, Outcome, RequestId,
+};
+use serde_json::Value;
+
+use crate::script::Head;
+
+/// Clones write to the same.
+#[derive(Clone, Default)]
+pub struct Ledger(Arc<Mutex<Book>>);
+
+/// Where bytes passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// From the client into the layer, and out of it.
+    RequestIn,
+    RequestOut,
+    /// From the inner service into the layer, and out of it.
+    ResponseIn,
+    ResponseOut,
+}
+
+#[derive(Default)]
+struct Book {
+    seats: Vec<Seen>,
+    calls: BTreeMap<CallId, Call>,
+    injected: Vec<(String, String, Value)>,
+    /// The exchange that is polled or dropped just now.
+    current: Option<usize>,
+}
+
+/// What was seen of an exchange.
+#[derive(Default)]
+struct Seen {
+    path: String,
+    is_post: bool,
+    token: Option<CallToken>,
+    child: Option<Child>,
+    head: Option<Head>,
+    passed: BTreeMap<Side, Vec<Bytes>>,
+}
+
+struct Child {
+    fired: Box<dyn Fn() -> bool + Send>,
+    cleaned: Arc<Mutex<u32>>,
+}
+
+struct Call {
+    seat: usize,
+    session: Option<String>,
+    request: RequestId,
+    detached: bool,
+    ended: Option<Outcome>,
+}
+
+/// What the layer may add to a response.
+#[derive(Clone, Copy)]
+pub struct Adds {
+    pub probes: bool,
+    pub heads: bool,
+}
+
+/// Tells what happens, if somebody wants to know: to understand one input, `TRACE=1`.
+pub fn trace(what: impl FnOnce() -> String) {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    if *WANTED.get_or_init(|| std::env::var_os("TRACE").is_some()) {
+        eprintln!("{}", what());
+    }
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    pub fn seat(&self, path: &str, is_post: bool) -> usize {
+        let mut book = self.book();
+        book.seats.push(Seen {
+            path: path.to_owned(),
+            is_post,
+            ..Seen::default()
+        });
+        book.seats.len() - 1
+    }
+
+    pub fn current(&self, seat: Option<usize>) {
+        self.book().current = seat;
+    }
+
+    pub fn came(&self, seat: usize, token: CallToken) {
+        self.book().seats[seat].token = Some(token);
+    }
+
+    pub fn answered(&self, seat: usize, head: Head) {
+        trace(|| {
+            format!(
+                "{seat} answers {} {:?} {}",
+                head.status, head.media_type, head.encoded
+            )
+        });
+        self.book().seats[seat].head = Some(head);
+    }
+
+    pub fn passed(&self, seat: usize, side: Side, data: Bytes) {
+        trace(|| format!("{seat} {side:?} {}", data.escape_ascii()));
+        self.book().seats[seat]
+            .passed
+            .entry(side)
+            .or_default()
+            .push(data);
+    }
+
+    pub fn injected(&self, path: String, session: String, id: Value) {
+        trace(|| format!("cancel of {id} in {session} at {path}"));
+        self.book().injected.push((path, session, id));
+    }
+
+    /// A handler asks for its token, and has something cleaned up when it fires.
+    pub fn hook(&self, seat: usize) {
+        let token = match &self.book().seats[seat] {
+            Seen {
+                token: Some(token),
+                child: None,
+                ..
+            } => token.clone(),
+            _ => return,
+        };
+        let cleaned = Arc::new(Mutex::new(0));
+        let cleans = cleaned.clone();
+        token.on_cancel(move |_| async move { *cleans.lock().expect("no panic") += 1 });
+        let child = token.token();
+        let fired = Box::new(move || child.is_cancelled());
+        self.book().seats[seat].child = Some(Child { fired, cleaned });
+    }
+
+    /// Nobody holds a token any more.
+    pub fn let_go(&self) {
+        let tokens: Vec<_> = self
+            .book()
+            .seats
+            .iter_mut()
+            .map(|seat| (seat.token.take(), seat.child.take()))
+            .collect();
+        drop(tokens);
+    }
+
+    pub fn on_event(&self, event: &Event<'_>) {
+        trace(|| format!("{event:?}"));
+        let mut book = self.book();
+        match event {
+            Event::Started { call, .. } => book.start(call),
+            Event::Detached { call, .. } => {
+                let call = book.in_flight(call, "detached");
+                assert!(!call.detached, "detached twice");
+                call.detached = true;
+            }
+            Event::Resumed {
+                call, detachment, ..
+            } => {
+                let call = book.in_flight(call, "resumed");
+                assert_eq!(detachment.is_some(), call.detached, "resumed");
+                call.detached = false;
+            }
+            Event::Ended {
+                call,
+                outcome,
+                detachment,
+                ..
+            } => {
+                let call = book.in_flight(call, "ended");
+                assert_eq!(detachment.is_some(), call.detached, "ended");
+                call.ended = Some(*outcome);
+            }
+            Event::CancelFailed { call, .. } => {
+                let call = book.calls.get(&call.id()).expect("it has started");
+                assert!(matches!(call.ended, Some(Outcome::Cancelled(_))));
+            }
+            Event::Unknown { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What must be true between any two operations.
+    pub fn check(&self, adds: Adds) {
+        let book = self.book();
+        for (number, seat) in book.seats.iter().enumerate() {
+            let calls = || book.calls.values().filter(move |call| call.seat == number);
+            seat.check_token(&calls().collect::<Vec<_>>());
+            seat.check_bytes(calls().any(Call::is_cancelled), adds);
+            if let Some(head) = &seat.head {
+                // Not a stream: there is nothing more to come.
+                let over = calls().all(|call| call.ended.is_some());
+                assert!(
+                    head.is_stream() || over,
+                    "a head that is no stream ends its calls"
+                );
+            }
+            if seat.is_post
+                && seat.head.as_ref().is_some_and(Head::is_readable_stream)
+                && !adds.heads
+            {
+                let answered = seat.answered();
+                // Of two with one id it cannot be said which was answered.
+                let is_unique =
+                    |call: &&Call| calls().filter(|it| it.request == call.request).count() == 1;
+                for call in calls()
+                    .filter(|call| answered.contains(&call.request))
+                    .filter(is_unique)
+                {
+                    assert!(call.ended.is_some(), "{:?} was answered", call.request);
+                }
+            }
+        }
+        book.check_injections();
+    }
+
+    /// How many calls have started, all of which must have ended.
+    pub fn check_ended(&self) {
+        let book = self.book();
+        let open = book
+            .calls
+            .values()
+            .filter(|call| call.ended.is_none())
+            .count();
+        assert_eq!(open, 0, "calls that never ended");
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Book ===
+
+impl Book {
+    fn start(&mut self, call: &CallInfo) {
+        let seat = self.current.expect("calls start in polls and drops");
+        let record = Call {
+            seat,
+            session: call.session().map(str::to_owned),
+            request: call.request_id().clone(),
+            detached: false,
+            ended: None,
+        };
+        assert!(
+            self.calls.insert(call.id(), record).is_none(),
+            "started twice"
+        );
+    }
+
+    fn in_flight(&mut self, call: &CallInfo, what: &str) -> &mut Call {
+        let record = self.calls.get_mut(&call.id()).expect("it has started");
+        assert!(record.ended.is_none(), "{what} after its end");
+        record
+    }
+
+    /// A server is told only of calls that were cancelled here, each once, under their own id.
+    fn check_injections(&self) {
+        for injected in &self.injected {
+            let (path, session, id) = injected;
+            let told = self
+                .injected
+                .iter()
+                .filter(|other| *other == injected)
+                .count();
+            let cancelled = self.calls.values().filter(|call| {
+                matches!(call.ended, Some(Outcome::Cancelled(_)))
+                    && call.session.as_ref() == Some(session)
+                    && Value::from(&call.request) == *id
+                    && self.seats[call.seat].path == *path
+            });
+            assert!(
+                told <= cancelled.count(),
+                "{injected:?} for a call that was not cancelled"
+            );
+        }
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    fn check_token(&self, calls: &[&Call]) {
+        let reason = self.token.as_ref().and_then(CallToken::reason);
+        if let Some(child) = &self.child {
+            assert_eq!(
+                (child.fired)(),
+                reason.is_some(),
+                "a token fires with its reason"
+            );
+            assert_eq!(
+                *child.cleaned.lock().expect("no panic"),
+                u32::from(reason.is_some())
+            );
+        }
+        if self.token.is_none() || calls.is_empty() {
+            return;
+        }
+        let reasons: Option<Vec<CancelReason>> =
+            calls.iter().map(|call| call.cancelled()).collect();
+        match (calls, reason) {
+            ([call], reason) => assert_eq!(
+                reason,
+                call.cancelled(),
+                "a token says why its call was cancelled"
+            ),
+            (_, Some(reason)) => assert!(calls.iter().any(|call| call.cancelled() == Some(reason))),
+            (_, None) => assert_eq!(reasons, None, "all calls of a batch were cancelled"),
+        }
+        assert!(
+            reason.is_none() || calls.iter().all(|call| call.ended.is_some()),
+            "fired too early"
+        );
+    }
+
+    fn check_bytes(&self, cancelled: bool, adds: Adds) {
+        let side = |side| {
+            self.passed
+                .get(&side)
+                .map(Vec::as_slice)
+                .unwrap_or_default()
+        };
+        // What the layer took may not have been read by the inner service, if that gave up.
+        assert_eq!(
+            side(Side::RequestIn),
+            side(Side::RequestOut),
+            "the request body"
+        );
+        let (inner, outer) = (side(Side::ResponseIn), side(Side::ResponseOut));
+        if adds.heads || cancelled {
+            return;
+        }
+        let is_added = |frame: &&Bytes| adds.probes && &***frame == b":\n\n";
+        let passed: Vec<&Bytes> = outer.iter().filter(|frame| !is_added(frame)).collect();
+        if !self.is_post && inner.is_empty() && passed.len() == 1 {
+            // A resume of a call that was cancelled.
+            let text = passed[0].escape_ascii().to_string();
+            assert!(text.contains("-32800") || text.contains("-32001"), "{text}");
+            return;
+        }
+        let before: Vec<&Bytes> = inner.iter().collect();
+        if !self.is_post && passed.len() == before.len() + 1 {
+            // The call that it resumed was cancelled here.
+            let text = passed[before.len()].escape_ascii().to_string();
+            assert!(text.contains("-32800") || text.contains("-32001"), "{text}");
+            assert_eq!(passed[..before.len()], before);
+            return;
+        }
+        assert_eq!(passed, before, "the response body");
+    }
+
+    /// The ids that its client has the answers to.
+    fn answered(&self) -> Vec<RequestId> {
+        let outer = self
+            .passed
+            .get(&Side::ResponseOut)
+            .map(Vec::as_slice)
+            .unwrap_or_default();
+        let (events, _) = by_sseer(outer);
+        let verdicts = events
+            .iter()
+            .filter_map(|event| Some(answers(&Json::parse(event.data.as_bytes())?)));
+        let ids = verdicts.filter_map(|verdict| match verdict {
+            Verdict::Clear(ids) => Some(ids),
+            Verdict::Perhaps(_) | Verdict::Doubtful => None,
+        });
+        ids.flatten().collect()
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    fn is_cancelled(&self) -> bool {
+        self.cancelled().is_some()
+    }
+
+    fn cancelled(&self) -> Option<CancelReason> {
+        match self.ended {
+            Some(Outcome::Cancelled(reason)) => Some(reason),
+            Some(Outcome::ClientCancelled) => Some(CancelReason::ClientCancelled),
+            _ => None,
+        }
+    }
+}

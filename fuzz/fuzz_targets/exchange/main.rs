@@ -1,0 +1,310 @@
+//! Whole exchanges through the layer, several at once, over an inner service that does what the fuzzer says: polls,
+//! drops, resumes, cancels and the clock in any order. What must hold is in [`ledger`].
+
+#![no_main]
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook},
+    pin::Pin,
+    sync::{Arc, Once, Weak},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use fuzz::{choices::Choices, clock};
+use http_body::Body as _;
+use libfuzzer_sys::fuzz_target;
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnect, CancelOnDisconnectLayer, CancelReason, Event, Grace, ResponseBody,
+    ResponseFuture,
+};
+use tokio::{task::yield_now, time::advance};
+use tower_layer::Layer as _;
+use tower_service::Service as _;
+
+use self::{
+    inner::{Inner, Seat, Seated},
+    ledger::{Adds, Ledger, Side, trace},
+    script::{ON_PURPOSE, Plan, Scripted},
+};
+
+mod inner;
+mod ledger;
+mod script;
+
+const MAX_EXCHANGES: usize = 8;
+
+const MAX_OPS: u32 = 80;
+
+/// Longer than any call can be out of sight.
+const HOUR: Duration = Duration::from_secs(3_601);
+
+struct World {
+    layer: CancelOnDisconnectLayer,
+    service: CancelOnDisconnect<Inner>,
+    ledger: Ledger,
+    adds: Adds,
+    open: Vec<(usize, Open)>,
+    seats: Vec<Weak<Seated>>,
+}
+
+/// What the client holds of an exchange.
+enum Open {
+    Future(
+        Pin<
+            Box<
+                ResponseFuture<
+                    <Inner as tower_service::Service<
+                        http::Request<mcp_cancel_on_disconnect::TeeBody<Scripted>>,
+                    >>::Future,
+                >,
+            >,
+        >,
+    ),
+    Body(Pin<Box<ResponseBody<Scripted>>>),
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let abort = take_hook();
+        set_hook(Box::new(move |info| {
+            if info.payload().downcast_ref::<&str>() != Some(&ON_PURPOSE) {
+                abort(info);
+            }
+        }));
+    });
+    clock::run(run(Choices::new(bytes)));
+});
+
+async fn run(mut choices: Choices<'_>) {
+    let mut world = World::new(&mut choices);
+    let mut ops = 0;
+    while choices.are_left() && ops < MAX_OPS {
+        ops += 1;
+        world.step(&mut choices).await;
+        settle().await;
+        world.ledger.check(world.adds);
+    }
+    world.end().await;
+}
+
+/// Lets all tasks run that can.
+async fn settle() {
+    for _ in 0..4 {
+        yield_now().await;
+    }
+}
+
+// === impl World ===
+
+impl World {
+    fn new(choices: &mut Choices<'_>) -> Self {
+        let ledger = Ledger::default();
+        let log = ledger.clone();
+        let grace = choices.pick(&[
+            Grace::Auto,
+            Grace::Auto,
+            Grace::Immediate,
+            Grace::After(Duration::from_secs(5)),
+            Grace::Never,
+        ]);
+        let mut layer = CancelOnDisconnectLayer::new()
+            .grace(grace)
+            .observe(move |event: &Event<'_>| log.on_event(event));
+        let adds = Adds {
+            probes: choices.rarely(4),
+            heads: choices.rarely(4),
+        };
+        if adds.probes {
+            layer = layer.keep_alive(Duration::from_secs(2));
+        }
+        if adds.heads {
+            layer = layer.commit_after(Duration::from_secs(1));
+        }
+        if choices.rarely(4) {
+            layer = layer.call_timeout(Duration::from_secs(10));
+        }
+        if choices.rarely(4) {
+            layer = layer.stall_timeout(Duration::from_secs(8));
+        }
+        let service = layer.layer(Inner {
+            ledger: ledger.clone(),
+        });
+        Self {
+            layer,
+            service,
+            ledger,
+            adds,
+            open: Vec::new(),
+            seats: Vec::new(),
+        }
+    }
+
+    async fn step(&mut self, choices: &mut Choices<'_>) {
+        match choices.one_of(16) {
+            0..4 => self.open(choices),
+            4..9 => self.on_one(choices, |world, at| world.poll(at)),
+            9 => self.on_one(choices, |world, at| {
+                for _ in 0..16 {
+                    world.poll(at);
+                }
+            }),
+            10 => self.on_one(choices, |world, at| {
+                let (seat, gone) = world.open.remove(at);
+                world.during(seat, || drop(gone));
+            }),
+            11 => advance(Duration::from_millis(u64::from(choices.byte()) * 8)).await,
+            12 => advance(Duration::from_millis(u64::from(choices.byte()) * 120)).await,
+            13 => self.cancel(choices),
+            14 => {
+                let seat = usize::from(choices.byte()) % MAX_EXCHANGES;
+                if seat < self.seats.len() {
+                    self.ledger.hook(seat);
+                }
+            }
+            _ => {
+                let calls = self.layer.calls();
+                let _known = calls.keep(choices.pick(&["s", "t"]), choices.pick(&["0/0", "x"]));
+            }
+        }
+    }
+
+    fn on_one(&mut self, choices: &mut Choices<'_>, act: impl FnOnce(&mut Self, usize)) {
+        let byte = usize::from(choices.byte());
+        if !self.open.is_empty() {
+            act(self, byte % self.open.len());
+        }
+    }
+
+    fn open(&mut self, choices: &mut Choices<'_>) {
+        if self.seats.len() == MAX_EXCHANGES {
+            return;
+        }
+        let Plan {
+            request,
+            answer,
+            is_post,
+        } = Plan::new(choices);
+        let seat = self.ledger.seat(request.uri().path(), is_post);
+        trace(|| {
+            format!(
+                "{seat}: {} {} {:?}",
+                request.method(),
+                request.uri(),
+                request.headers()
+            )
+        });
+        let ledger = self.ledger.clone();
+        let mut request = request.map(|body| body.logged(ledger, seat, Side::RequestIn));
+        let seated = Arc::new(Seated {
+            number: seat,
+            answer,
+        });
+        self.seats.push(Arc::downgrade(&seated));
+        request.extensions_mut().insert(Seat(seated));
+        let ledger = self.ledger.clone();
+        ledger.current(Some(seat));
+        let future = Box::pin(self.service.call(request));
+        ledger.current(None);
+        self.open.push((seat, Open::Future(future)));
+    }
+
+    /// Polls once, as a server does. What panics, fails or ends is dropped.
+    fn poll(&mut self, at: usize) {
+        let Some((seat, mut open)) = (at < self.open.len()).then(|| self.open.remove(at)) else {
+            return;
+        };
+        let ledger = self.ledger.clone();
+        let left = self.during(seat, || {
+            let polled = catch_unwind(AssertUnwindSafe(|| open.poll(&ledger, seat)));
+            match polled {
+                Ok(Next::Same) => Some(open),
+                Ok(Next::Body(body)) => Some(Open::Body(body)),
+                Ok(Next::Over) | Err(_) => {
+                    drop(open);
+                    None
+                }
+            }
+        });
+        if let Some(open) = left {
+            self.open.insert(at, (seat, open));
+        }
+    }
+
+    fn during<T>(&self, seat: usize, act: impl FnOnce() -> T) -> T {
+        trace(|| format!("{seat}:"));
+        self.ledger.current(Some(seat));
+        let result = act();
+        self.ledger.current(None);
+        result
+    }
+
+    fn cancel(&self, choices: &mut Choices<'_>) {
+        let calls = self.layer.calls();
+        let byte = choices.byte();
+        if byte >= 224 {
+            calls.cancel_session(choices.pick(&["s", "t"]), CancelReason::Requested);
+            return;
+        }
+        let in_flight = calls.snapshot();
+        if !in_flight.is_empty() {
+            let call = &in_flight[usize::from(byte) % in_flight.len()];
+            calls.cancel(call.info().id(), CancelReason::Requested);
+        }
+    }
+
+    /// All clients go, and time passes: nothing may be left.
+    async fn end(mut self) {
+        for (seat, open) in std::mem::take(&mut self.open) {
+            self.during(seat, || drop(open));
+        }
+        settle().await;
+        self.ledger.check(self.adds);
+        let calls = self.layer.calls();
+        for _ in 0..4 {
+            advance(HOUR).await;
+            settle().await;
+        }
+        self.ledger.check(self.adds);
+        assert_eq!(calls.len(), 0, "{:?}", calls.snapshot());
+        self.ledger.check_ended();
+        self.ledger.let_go();
+        for seat in &self.seats {
+            assert!(
+                seat.upgrade().is_none(),
+                "something keeps an exchange alive"
+            );
+        }
+    }
+}
+
+/// What a poll left.
+enum Next {
+    Same,
+    Body(Pin<Box<ResponseBody<Scripted>>>),
+    Over,
+}
+
+impl Open {
+    fn poll(&mut self, ledger: &Ledger, seat: usize) -> Next {
+        let mut cx = Context::from_waker(Waker::noop());
+        match self {
+            Self::Future(future) => match future.as_mut().poll(&mut cx) {
+                Poll::Pending => Next::Same,
+                Poll::Ready(Ok(response)) => Next::Body(Box::pin(response.into_body())),
+                Poll::Ready(Err(_)) => Next::Over,
+            },
+            Self::Body(body) => match body.as_mut().poll_frame(&mut cx) {
+                Poll::Pending => Next::Same,
+                Poll::Ready(Some(Ok(frame))) => {
+                    if let Ok(data) = frame.into_data() {
+                        ledger.passed(seat, Side::ResponseOut, data);
+                    }
+                    Next::Same
+                }
+                Poll::Ready(Some(Err(_)) | None) => Next::Over,
+            },
+        }
+    }
+}

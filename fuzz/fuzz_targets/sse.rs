@@ -1,0 +1,279 @@
+//! Any response body in any frames, against two parsers that know nothing of the crate: what the layer reads in it is
+//! what they read, and probes wherever the layer puts them change nothing for them.
+
+#![no_main]
+
+use std::{convert::Infallible, pin::pin, time::Duration};
+
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use fuzz::{
+    choices::Choices,
+    clock, frames,
+    inner::Inner,
+    json::Json,
+    judge::{self, Verdict},
+    parsers::{by_sse_stream, by_sseer},
+};
+use http::{Request, Response, header};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use libfuzzer_sys::fuzz_target;
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, RequestId, TeeBody,
+    fuzzing::{self, Seen},
+};
+use tokio::time::sleep;
+use tower_layer::Layer as _;
+use tower_service::Service as _;
+
+/// How long a stream is quiet before it is probed, or before its head goes out.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The longest `retry` that the crate counts.
+const MAX_RETRY_MS: u64 = 600_000;
+
+const MARK: &[u8] = b"\xef\xbb\xbf";
+
+const PROBE: &[u8] = b":\n\n";
+
+#[derive(Clone, Copy, PartialEq)]
+enum Head {
+    /// The inner service answers at once.
+    Inner,
+    /// The layer does, because the inner service is silent.
+    Early,
+    /// The same, and the answer is no stream.
+    EarlyJson,
+}
+
+/// Frames, and how many intervals of silence come before each and before the end.
+#[derive(Clone)]
+struct Script {
+    frames: Vec<(u32, Bytes)>,
+    last: u32,
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((decisions, rest)) = bytes.split_first() else {
+        return;
+    };
+    let (decisions, text) = rest.split_at((usize::from(*decisions) % 64).min(rest.len()));
+    let mut choices = Choices::new(decisions);
+    let head = choices.pick(&[Head::Inner, Head::Early, Head::EarlyJson]);
+    let mut silences = [0; 4]
+        .map(|_: u32| u32::from(choices.one_of(3)))
+        .into_iter()
+        .cycle();
+    let mut silence = move || silences.next().unwrap_or_default();
+    let frames = frames::cut(text, &mut choices);
+    if head != Head::EarlyJson {
+        read(&frames);
+    }
+    let script = Script {
+        frames: frames.into_iter().map(|frame| (silence(), frame)).collect(),
+        last: silence(),
+    };
+    probed(text, &script, head);
+});
+
+/// What the layer reads, against both parsers.
+fn read(frames: &[Bytes]) {
+    let seen = fuzzing::events(frames.iter().map(|frame| &**frame));
+    if !seen
+        .iter()
+        .all(|event| event.retry_ms.is_none_or(|retry| retry <= MAX_RETRY_MS))
+    {
+        panic!("{seen:?}");
+    }
+
+    let (events, failed) = by_sse_stream(frames);
+    let told = events.iter().map(|event| {
+        let data = event.data.as_deref().unwrap_or_default();
+        (event.id.clone().map(String::into_bytes), event.retry, data)
+    });
+    compare(told, failed, seen.clone());
+
+    // This one keeps to the standard: only what has data is an event, and ids last.
+    let (events, failed) = by_sseer(frames);
+    let told = events.iter().map(|event| {
+        let retry = event.retry.map(|retry| retry.as_millis() as u64);
+        (Some(event.id.as_bytes().to_vec()), retry, &*event.data)
+    });
+    let told = told.filter(|(_, _, data)| !is_nothing(data).unwrap_or(false));
+    let mut last_id = Vec::new();
+    let mut lasting = Vec::new();
+    for mut event in seen {
+        last_id = event.id.unwrap_or(last_id);
+        event.id = Some(last_id.clone());
+        if event.answers != Ok(Vec::new()) {
+            lasting.push(event);
+        }
+    }
+    compare(told, failed, lasting);
+}
+
+/// Whether these are the same events, as far as the parser that tells of them came.
+fn compare<'a>(
+    told: impl Iterator<Item = (Option<Vec<u8>>, Option<u64>, &'a str)>,
+    failed: bool,
+    seen: Vec<Seen>,
+) {
+    // A `retry` alone is nothing to one who reads it otherwise: both parsers take `+1` for one.
+    let mut seen = seen
+        .into_iter()
+        .filter(|event| event.id.is_some() || event.answers != Ok(Vec::new()));
+    for (id, retry, data) in told {
+        match is_nothing(data) {
+            Some(true) if id.is_none() => continue,
+            // Whether it is an event to the layer depends on an escape.
+            None => return,
+            Some(_) => {}
+        }
+        let Some(event) = seen.next() else {
+            panic!("{data:?} with id {id:?} was not seen");
+        };
+        assert_eq!(event.id, id);
+        if let (Some(told), Some(seen)) = (retry, event.retry_ms) {
+            assert_eq!(seen, told.min(MAX_RETRY_MS));
+        }
+        match (verdict(data), &event.answers) {
+            (Verdict::Clear(ids) | Verdict::Perhaps(ids), Ok(answers)) => assert_eq!(*answers, ids),
+            (Verdict::Clear(ids), Err(why)) => assert!(data.contains('\\'), "{why} for {ids:?}"),
+            (Verdict::Doubtful, Ok(answers)) => {
+                // Text that the layer does not need may be malformed.
+                let bare = judge::without_text(data.as_bytes());
+                let malformed =
+                    Json::parse(data.as_bytes()).is_none() && Json::parse(&bare).is_some();
+                assert!(malformed, "{answers:?} in {data:?}");
+            }
+            (Verdict::Perhaps(_) | Verdict::Doubtful, Err(_)) => {}
+        }
+    }
+    assert!(failed || seen.next().is_none(), "an event that is none");
+}
+
+fn verdict(data: &str) -> Verdict<Vec<RequestId>> {
+    if data.bytes().all(|byte| b" \t\r\n".contains(&byte)) {
+        return Verdict::Clear(Vec::new());
+    }
+    Json::parse(data.as_bytes()).map_or(Verdict::Doubtful, |data| judge::answers(&data))
+}
+
+/// Whether the data is no answer; `None` if an escape leaves it open.
+fn is_nothing(data: &str) -> Option<bool> {
+    match verdict(data) {
+        Verdict::Clear(ids) if ids.is_empty() => (!data.contains('\\')).then_some(true),
+        Verdict::Doubtful if data.contains('"') => {
+            // As long as only text is malformed, it may be a message that is none.
+            let bare = judge::without_text(data.as_bytes());
+            Json::parse(&bare).is_none().then_some(false)
+        }
+        _ => Some(false),
+    }
+}
+
+/// What comes of it with probes, against the same without.
+fn probed(text: &[u8], script: &Script, head: Head) {
+    let got = clock::run(through(script, head));
+    if head == Head::EarlyJson {
+        let Some(answer) = Json::parse(text) else {
+            return;
+        };
+        let (events, failed) = by_sse_stream(&got);
+        let told = events
+            .first()
+            .and_then(|event| Json::parse(event.data.as_deref()?.as_bytes()));
+        assert!(!failed && events.len() == 1, "{got:?}");
+        assert_eq!(told, Some(answer), "{got:?}");
+        return;
+    }
+    let inner: Vec<Bytes> = script
+        .frames
+        .iter()
+        .map(|(_, frame)| frame.clone())
+        .collect();
+    assert_eq!(
+        by_sse_stream(&got),
+        by_sse_stream(&inner),
+        "sse-stream: {got:?}"
+    );
+    assert_eq!(by_sseer(&got), by_sseer(&inner), "sseer: {got:?}");
+    if inner.iter().any(|frame| frame.ends_with(PROBE)) {
+        return;
+    }
+    let probed_first = got
+        .iter()
+        .find(|frame| !frame.is_empty())
+        .is_some_and(|frame| frame == PROBE);
+    let passed: Vec<u8> = got
+        .iter()
+        .filter(|frame| *frame != PROBE)
+        .flatten()
+        .copied()
+        .collect();
+    let text = match probed_first {
+        // After a probe a mark would be a part of the first line.
+        true if MARK.starts_with(text) => &[],
+        true => text.strip_prefix(MARK).unwrap_or(text),
+        false => text,
+    };
+    assert_eq!(passed, text, "{got:?}");
+}
+
+/// A response of the layer. Its client is always there to read.
+async fn through(script: &Script, head: Head) -> Vec<Bytes> {
+    let layer = CancelOnDisconnectLayer::new().keep_alive(INTERVAL);
+    let layer = match head {
+        Head::Inner => layer,
+        Head::Early | Head::EarlyJson => layer.commit_after(INTERVAL),
+    };
+    let media_type = match head {
+        Head::Inner | Head::Early => "text/event-stream",
+        Head::EarlyJson => "application/json",
+    };
+    let script = script.clone();
+    let mut service = layer.layer(Inner(move |request: Request<TeeBody<Full<Bytes>>>| {
+        let script = script.clone();
+        async move {
+            let Ok(_whole) = request.into_body().collect().await;
+            if head != Head::Inner {
+                sleep(INTERVAL + INTERVAL / 8).await;
+            }
+            Response::builder()
+                .header(header::CONTENT_TYPE, media_type)
+                .body(StreamBody::new(sent(script)))
+                .expect("a response")
+        }
+    }));
+    let call = Request::post("/mcp")
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(header::ACCEPT, "application/json, text/event-stream")
+        .body(Full::from(
+            r#"{"jsonrpc":"2.0","id":7,"method":"tools/call"}"#,
+        ))
+        .expect("a request");
+    let Ok(response) = service.call(call).await;
+    let mut body = pin!(response.into_body());
+    let mut frames = Vec::new();
+    while let Some(Ok(frame)) = body.frame().await {
+        frames.extend(frame.into_data());
+    }
+    frames
+}
+
+/// The frames of a script in their time, never at the moment when a probe is due.
+fn sent(script: Script) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send + 'static {
+    let frames = script
+        .frames
+        .into_iter()
+        .map(|(silence, frame)| (silence, Some(frame)));
+    let steps = frames.chain([(script.last, None)]);
+    stream::unfold(steps, async |mut steps| {
+        let (silence, frame) = steps.next()?;
+        if silence > 0 {
+            sleep(INTERVAL * silence + INTERVAL / 2).await;
+        }
+        Some((Ok(Frame::data(frame?)), steps))
+    })
+}

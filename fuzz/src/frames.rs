@@ -1,0 +1,23 @@
+//! A text in frames.
+
+use bytes::Bytes;
+
+use crate::choices::Choices;
+
+/// Cuts a text where the decisions say. Zeros leave it whole.
+pub fn cut(text: &[u8], choices: &mut Choices<'_>) -> Vec<Bytes> {
+    let mut rest = Bytes::copy_from_slice(text);
+    let mut frames = Vec::new();
+    while !rest.is_empty() {
+        let length = match choices.byte() {
+            0 => rest.len(),
+            // An empty frame.
+            255 => 0,
+            // Small pieces are where readers go wrong; large ones reach far places.
+            byte @ 1..128 => usize::from(byte).min(rest.len()),
+            byte => (usize::from(byte) << 3).min(rest.len()),
+        };
+        frames.push(rest.split_to(length));
+    }
+    frames
+}

@@ -1,0 +1,150 @@
+//! What a body says, by `serde_json` and the words of JSON-RPC 2.0 and MCP. It shares no code with the crate.
+
+use mcp_cancel_on_disconnect::{RequestId, fuzzing::Read};
+
+use crate::json::{Json, Twice};
+
+/// What the crate should have read.
+#[derive(Debug, PartialEq)]
+pub enum Verdict<T> {
+    /// This, and nothing else.
+    Clear(T),
+    /// This, or that it is not known: an id in float form is one only as far as a float can be trusted.
+    Perhaps(T),
+    /// Whatever it was, it must not be read.
+    Doubtful,
+}
+
+/// What is left without the text between quotes, found by reading forward, and without the size of numbers. It shows
+/// whether a parser had something against these, or against the body.
+pub fn without_text(body: &[u8]) -> Vec<u8> {
+    let mut bare = Vec::new();
+    let mut inside = false;
+    let mut digits = 0;
+    let mut bytes = body.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => inside = !inside,
+            b'\\' if inside => {
+                bytes.next();
+            }
+            _ => {}
+        }
+        digits = if byte.is_ascii_digit() { digits + 1 } else { 0 };
+        // Of two digits the first may be a zero that should not be there.
+        if (!inside && digits <= 2) || *byte == b'"' {
+            bare.push(*byte);
+        }
+    }
+    bare
+}
+
+/// The messages of a request body.
+pub fn messages(body: &Json) -> Verdict<Vec<Read>> {
+    all(body, message)
+}
+
+/// The ids that the data of an event answers.
+pub fn answers(data: &Json) -> Verdict<Vec<RequestId>> {
+    match all(data, answer) {
+        Verdict::Clear(ids) => Verdict::Clear(ids.into_iter().flatten().collect()),
+        Verdict::Perhaps(ids) => Verdict::Perhaps(ids.into_iter().flatten().collect()),
+        Verdict::Doubtful => Verdict::Doubtful,
+    }
+}
+
+fn all<T>(body: &Json, one: impl Fn(&Json, &mut bool) -> Option<T>) -> Verdict<Vec<T>> {
+    let messages = match body {
+        Json::Array(messages) => messages.as_slice(),
+        single => std::slice::from_ref(single),
+    };
+    let mut by_float = false;
+    let read: Option<Vec<T>> = messages.iter().map(|it| one(it, &mut by_float)).collect();
+    match read {
+        Some(read) if read.is_empty() => Verdict::Doubtful,
+        Some(read) if by_float => Verdict::Perhaps(read),
+        Some(read) => Verdict::Clear(read),
+        None => Verdict::Doubtful,
+    }
+}
+
+/// `None` if it is none beyond doubt. Notes whether an id was a float.
+fn message(message: &Json, by_float: &mut bool) -> Option<Read> {
+    let member = |name| message.member(name).map_err(|Twice| ()).ok();
+    let (method, id) = (member("method")?, member("id")?);
+    let (result, error) = (member("result")?, member("error")?);
+    let params = member("params")?;
+    let param = |name| match params {
+        Some(params) => params.member(name).map_err(|Twice| ()).ok(),
+        None => Some(None),
+    };
+    // All that may mean something, whether or not it does in this message.
+    let (name, task) = (param("name")?, param("task")?);
+    let (cancels, meta) = (param("requestId")?, param("_meta")?);
+    let version = match meta {
+        Some(meta) => meta
+            .member("io.modelcontextprotocol/protocolVersion")
+            .map_err(|Twice| ())
+            .ok()?,
+        None => None,
+    };
+    if member("jsonrpc")?.and_then(Json::text) != Some("2.0") {
+        return None;
+    }
+    match (method, id, result, error) {
+        (Some(method), Some(id), None, None) => {
+            if !matches!(params, None | Some(Json::Null | Json::Object(_))) {
+                return None;
+            }
+            let method = method.text()?;
+            let name = name.filter(|_| method == "tools/call");
+            Some(Read::Request {
+                id: request_id(id, by_float)?,
+                method: method.into(),
+                tool: name.and_then(Json::text).map(Into::into),
+                protocol_version: version.and_then(Json::text).map(Into::into),
+                task: task.is_some_and(Json::is_object),
+            })
+        }
+        (Some(method), None, None, None) => {
+            let method = method.text()?;
+            let cancels = cancels.filter(|_| method == "notifications/cancelled");
+            Some(Read::Notification {
+                method: method.into(),
+                cancels: cancels.and_then(|id| request_id(id, by_float)),
+            })
+        }
+        (None, _, Some(_), None) | (None, _, None, Some(_)) => Some(Read::Response),
+        _ => None,
+    }
+}
+
+/// The id that a message answers, if it is an answer. `None` if it is no message beyond doubt.
+fn answer(message: &Json, by_float: &mut bool) -> Option<Option<RequestId>> {
+    let member = |name| message.member(name).map_err(|Twice| ()).ok();
+    let (method, id) = (member("method")?, member("id")?);
+    let (result, error) = (member("result")?, member("error")?);
+    let _params = member("params")?;
+    if member("jsonrpc")?.and_then(Json::text) != Some("2.0") {
+        return None;
+    }
+    match (method, result, error) {
+        (Some(_), None, None) => Some(None),
+        (None, Some(_), None) | (None, None, Some(_)) => request_id(id?, by_float).map(Some),
+        _ => None,
+    }
+}
+
+fn request_id(id: &Json, by_float: &mut bool) -> Option<RequestId> {
+    /// From here on several integers are one `f64`.
+    const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
+    match id {
+        Json::Text(text) => Some(RequestId::String(text.as_str().into())),
+        Json::Integer(number) => Some(RequestId::Number(*number)),
+        Json::Float(float) if float.fract() == 0.0 && float.abs() < FIRST_SHARED => {
+            *by_float = true;
+            Some(RequestId::Number(*float as i64))
+        }
+        _ => None,
+    }
+}

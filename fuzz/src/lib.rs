@@ -1,0 +1,11 @@
+//! What the targets share.
+
+#![cfg(fuzzing)]
+
+pub mod choices;
+pub mod clock;
+pub mod frames;
+pub mod inner;
+pub mod json;
+pub mod judge;
+pub mod parsers;

@@ -1,0 +1,89 @@
+//! What the fuzz targets in `fuzz/` see of the inside.
+//!
+//! Here under `cfg(fuzzing)` alone, which cargo-fuzz sets: no part of the crate that anybody else builds.
+
+use crate::{
+    call::RequestId,
+    envelope::{self, Answers, Envelope, Message, Unknown},
+    registry,
+    sse::Reader,
+};
+
+/// One message of a request body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Read {
+    Request {
+        id: RequestId,
+        method: Box<str>,
+        tool: Option<Box<str>>,
+        protocol_version: Option<Box<str>>,
+        task: bool,
+    },
+    Notification {
+        method: Box<str>,
+        cancels: Option<RequestId>,
+    },
+    Response,
+}
+
+/// One event of a response body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    pub id: Option<Vec<u8>>,
+    pub retry_ms: Option<u64>,
+    pub answers: Result<Vec<RequestId>, Unknown>,
+}
+
+/// What the crate reads in a whole request body.
+pub fn read(body: &[u8]) -> Result<Vec<Read>, Unknown> {
+    Ok(match envelope::read(body)? {
+        Envelope::Single(message) => vec![message.into()],
+        Envelope::Batch(messages) => messages.into_iter().map(Read::from).collect(),
+    })
+}
+
+/// What the crate reads in the frames of a response body.
+pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
+    let mut reader = Reader::default();
+    let mut events = Vec::new();
+    for frame in frames {
+        reader.read(frame, |event| {
+            events.push(Seen {
+                id: event.id.map(<[u8]>::to_vec),
+                retry_ms: event.retry.map(|retry| retry.as_millis() as u64),
+                answers: match event.answers {
+                    Answers::Nothing => Ok(Vec::new()),
+                    Answers::One(id) => Ok(vec![id]),
+                    Answers::Several(ids) => Ok(ids),
+                    Answers::Unclear(why) => Err(why),
+                },
+            });
+        });
+    }
+    events
+}
+
+/// Runs the operations that these bytes stand for on the registry's core and on a model of it. Panics where the
+/// two differ.
+pub fn registry(bytes: &[u8]) {
+    registry::as_the_model_says_of(bytes);
+}
+
+impl From<Message> for Read {
+    fn from(message: Message) -> Self {
+        match message {
+            Message::Request(request) => Self::Request {
+                id: request.id,
+                method: request.method,
+                tool: request.tool,
+                protocol_version: request.protocol_version,
+                task: request.task,
+            },
+            Message::Notification(notification) => Self::Notification {
+                method: notification.method,
+                cancels: notification.cancels,
+            },
+            Message::Response => Self::Response,
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Operations as a fuzzer writes them: each byte a choice, and zeros when they are used up.
+
+use super::*;
+
+/// Bytes that decide.
+struct Choices<'a>(&'a [u8]);
+
+/// So many operations at most: what is compared after each grows with them.
+const MAX_OPS: usize = 200;
+
+/// Runs the operations that these bytes stand for. Panics where core and model differ.
+pub(crate) fn as_the_model_says_of(bytes: &[u8]) {
+    let mut choices = Choices(bytes);
+    let room = match choices.one_of(3) {
+        0 => TIGHT,
+        _ => ROOMY,
+    };
+    let mut ops = Vec::new();
+    // More would take the time of all else: the model searches line by line.
+    let mut floods_left = 1;
+    while !choices.0.is_empty() && ops.len() < MAX_OPS {
+        ops.push(choices.op(&mut floods_left));
+    }
+    as_the_model_says(room, &ops);
+}
+
+// === impl Choices ===
+
+impl Choices<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else {
+            return 0;
+        };
+        self.0 = rest;
+        *first
+    }
+
+    fn one_of(&mut self, count: u8) -> u8 {
+        self.byte() % count
+    }
+
+    fn coin(&mut self) -> bool {
+        self.one_of(2) == 1
+    }
+
+    fn maybe<T>(&mut self, choose: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        self.coin().then(|| choose(self))
+    }
+
+    /// A number below `end`, of 16 bits at most.
+    fn below(&mut self, end: u64) -> u64 {
+        u64::from(u16::from_le_bytes([self.byte(), self.byte()])) % end
+    }
+
+    /// A time up to `end`, in steps that reach it.
+    fn ms(&mut self, end: u64) -> u64 {
+        self.below(1 << 16) * (end >> 16).max(1) % end
+    }
+
+    fn index(&mut self, range: Range<usize>) -> usize {
+        range.start + usize::from(self.byte()) % range.len()
+    }
+
+    fn pick(&mut self) -> Pick {
+        match self.byte() {
+            byte @ 0..224 => Pick::InFlight(byte.into()),
+            byte => Pick::Any(usize::from(byte) - 224),
+        }
+    }
+
+    fn generations(&mut self) -> Generations {
+        match self.byte() {
+            0..192 => Generations::Newest,
+            byte => Generations::Any(byte.into()),
+        }
+    }
+
+    fn stream(&mut self) -> Stream {
+        match self.one_of(8) {
+            number @ 0..3 => Stream::Numbered(number.into()),
+            number => Stream::Opaque(u32::from(number) - 3),
+        }
+    }
+
+    fn name(&mut self, floods_left: &mut u32) -> Name {
+        match self.byte() {
+            0..128 => Name::Own,
+            128..240 => Name::Shared(self.stream()),
+            240..252 => Name::Many(990 + self.below(2_110) as u32, 1 + self.below(8) as u32),
+            252.. if *floods_left > 0 => {
+                *floods_left -= 1;
+                let first = 1_000 + self.below(10) as u32;
+                Name::Many(first, 2_045 + self.below(15) as u32)
+            }
+            252.. => Name::Own,
+        }
+    }
+
+    fn waiting(&mut self) -> Waiting {
+        match self.one_of(8) {
+            0 => Waiting::Until {
+                after_ms: 0,
+                retry_ms: self.ms(5_000),
+            },
+            1 => Waiting::ForItsEnd,
+            2 => Waiting::Unseen {
+                after_ms: 1 + self.ms(3_600_000),
+            },
+            _ => Waiting::Until {
+                after_ms: 1 + self.ms(30_000),
+                retry_ms: self.ms(10_000),
+            },
+        }
+    }
+
+    fn remembering(&mut self) -> Remembering {
+        Remembering {
+            answered: self.coin(),
+            units: usize::from(self.one_of(4)),
+            for_s: 1 + self.below(120),
+        }
+    }
+
+    fn pass(&mut self) -> Pass {
+        match self.one_of(8) {
+            0 => Pass::Ms(self.ms(4_000_000)),
+            1..3 => Pass::Ms(self.ms(6_000)),
+            3..5 => Pass::Deadline { and_ms: 0 },
+            5 => Pass::Deadline {
+                and_ms: 1_000 + self.below(2),
+            },
+            _ => Pass::Deadline {
+                and_ms: self.ms(12_000),
+            },
+        }
+    }
+
+    fn op(&mut self, floods_left: &mut u32) -> Op {
+        match self.one_of(24) {
+            0..4 => Op::Start {
+                key: match self.byte() {
+                    0..16 => None,
+                    _ => Some((self.index(SESSIONS), self.index(REQUESTS))),
+                },
+                accepted: self.one_of(4) > 0,
+                may_last_ms: self.maybe(|choices| choices.ms(60_000)),
+            },
+            4 => Op::Claim(self.pick()),
+            5 => Op::Rekey(self.pick(), self.index(SESSIONS), self.index(REQUESTS)),
+            6..9 => Op::Name(self.pick(), self.name(floods_left)),
+            9..12 => Op::Detach {
+                call: self.pick(),
+                generation: self.generations(),
+                wait: self.waiting(),
+                barren: self.one_of(8) == 0,
+                end: self.one_of(4) > 0,
+            },
+            12 => Op::Attach(self.pick()),
+            13 => Op::Poll {
+                call: self.pick(),
+                times: 1 + self.below(25) as u32,
+                every_ms: 1 + self.ms(4_000),
+                starved: self.maybe(|choices| (choices.below(26) as u32, choices.ms(4_000))),
+            },
+            14 => Op::Hold(self.pick()),
+            15 => Op::Release(self.pick(), self.generations()),
+            16 => Op::Spare(self.pick()),
+            17 => Op::LoseSight(self.pick(), self.generations()),
+            18..20 => Op::Finish(self.pick(), self.maybe(Self::remembering)),
+            20 => Op::TakeSession {
+                session: self.index(SESSIONS),
+                end: self.maybe(Self::remembering),
+            },
+            21 => Op::Pass(self.pass()),
+            _ => Op::Expire {
+                end: self.one_of(4) > 0,
+            },
+        }
+    }
+}
