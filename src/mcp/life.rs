@@ -6,10 +6,12 @@
 //!
 //! Times are milliseconds since whatever the session counts from.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU64, Ordering};
 
 /// The highest bit: closed. The lowest: how many uses are under way, 16 million at most. Between them, in
 /// milliseconds, when the last one was: 17 years at most.
@@ -105,7 +107,8 @@ fn last_use(word: u64) -> u64 {
     (word & !CLOSED) >> USES_BITS
 }
 
-#[cfg(test)]
+// `tests/loom` takes this file into a crate of its own.
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

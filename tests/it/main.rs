@@ -46,6 +46,7 @@ mod silence;
 mod socket;
 mod stack;
 mod starved;
+mod steps;
 mod streams;
 mod support;
 mod transparency;

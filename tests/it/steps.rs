@@ -1,0 +1,264 @@
+//! Something happens at step n, for every n: after each poll of an exchange, and inside each poll of the inner
+//! service, its client leaves, comes back, or its call is cancelled. Real rmcp in process, so that the same steps come in
+//! the same order, on a clock that moves when told.
+//!
+//! Whatever happens when: a call ends once, its token fires iff it was cancelled, its server hears of a cancel once and
+//! of no other call's, what its client got is a start of what it would have got, and nothing stays.
+
+mod inside;
+mod world;
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{CancelReason, Outcome};
+
+use self::{
+    inside::InPoll,
+    world::{Call, Polled, World},
+};
+use crate::setup::{Server, What};
+
+/// Who ends the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Handler {
+    /// It answers after some steps of its own.
+    Answers,
+    /// Nobody but its token.
+    Waits,
+}
+
+/// What happens at a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    Leaves,
+    /// The client leaves, and resumes its stream if it can.
+    ComesBack,
+    /// The client resumes its stream before the server knows that it left.
+    ComesBackBeforeItLeft,
+    /// The client leaves, resumes, and leaves again.
+    ComesBackAndLeaves,
+    /// Somebody cancels the call, and its client reads on.
+    Cancelled,
+    CancelledAndLeaves,
+    /// The handler is told to answer, and so many turns of the runtime later its client leaves.
+    AnsweredAndLeaves(usize),
+    /// Inside the poll of the inner service.
+    Inside(InPoll),
+}
+
+/// After so many polls every exchange here is over.
+const ENOUGH: usize = 200;
+
+const SERVERS: [Server; 4] = [
+    Server::Wrapped,
+    Server::LayerOnly,
+    Server::StatelessSse,
+    Server::StatelessJson,
+];
+
+#[test]
+fn a_client_that_leaves_at_any_step() {
+    at_every_step(&[Act::Leaves]);
+}
+
+#[test]
+fn a_client_that_comes_back_after_any_step() {
+    at_every_step(&[
+        Act::ComesBack,
+        Act::ComesBackBeforeItLeft,
+        Act::ComesBackAndLeaves,
+    ]);
+}
+
+#[test]
+fn a_call_that_is_cancelled_at_any_step() {
+    at_every_step(&[Act::Cancelled, Act::CancelledAndLeaves]);
+}
+
+#[test]
+fn a_client_that_leaves_just_when_the_answer_comes() {
+    at_every_step(&[0, 1, 2, 4, 8].map(Act::AnsweredAndLeaves));
+}
+
+#[test]
+fn something_that_happens_inside_any_poll_of_the_inner_service() {
+    at_every_step(&[InPoll::Panics, InPoll::Cancels, InPoll::DropsAnother].map(Act::Inside));
+}
+
+fn at_every_step(acts: &[Act]) {
+    for server in SERVERS {
+        for handler in [Handler::Answers, Handler::Waits] {
+            let whole = World::run(server, handler, async |world| {
+                let mut call = world.call();
+                call.read(ENOUGH).await;
+                (call.polls, call.text)
+            });
+            for act in acts {
+                for step in 0..=last_step(handler, whole.0) {
+                    let case = format!("{act:?} at step {step}: {server:?}, {handler:?}");
+                    World::run(server, handler, async |world| {
+                        world.happens(*act, step, &whole.1, &case).await;
+                        world.assert_over(&case).await;
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// One who waits is polled in vain from some step on.
+fn last_step(handler: Handler, polls: usize) -> usize {
+    match handler {
+        Handler::Answers => polls,
+        Handler::Waits => 24,
+    }
+}
+
+// === impl World ===
+
+impl World {
+    async fn happens(&mut self, act: Act, step: usize, whole: &str, case: &str) {
+        if let Act::Inside(what) = act {
+            return self.happens_inside(what, step, whole, case).await;
+        }
+        let mut call = self.call();
+        call.read(step).await;
+        assert!(whole.starts_with(&call.text), "{case}: {}", call.text);
+        let was_over = call.is_over();
+        match act {
+            Act::Leaves => call.leave(),
+            Act::ComesBack => {
+                let back = self.come_back(&call);
+                call.leave();
+                self.read_on(call, back, whole, case).await;
+            }
+            Act::ComesBackBeforeItLeft => {
+                let mut back = self.come_back(&call);
+                if let Some(back) = &mut back {
+                    back.read(2).await;
+                }
+                self.read_on(call, back, whole, case).await;
+            }
+            Act::ComesBackAndLeaves => {
+                let back = self.come_back(&call);
+                call.leave();
+                if let Some(mut back) = back {
+                    back.read(step % 8).await;
+                    back.leave();
+                }
+            }
+            Act::Cancelled | Act::CancelledAndLeaves => {
+                let cancelled = self.cancel();
+                if act == Act::Cancelled {
+                    call.read(ENOUGH).await;
+                    assert!(
+                        !cancelled || was_over || call.text.contains("-32800"),
+                        "{case}: {}",
+                        call.text
+                    );
+                }
+                call.leave();
+                if cancelled {
+                    self.assert_outcome(Outcome::Cancelled(CancelReason::Requested), case);
+                }
+            }
+            Act::AnsweredAndLeaves(turns) => {
+                self.release();
+                self.turn(turns).await;
+                call.leave();
+            }
+            Act::Inside(_) => {}
+        }
+    }
+
+    /// The client reads its old stream to the end and the new one, and has its answer in the end if there is one.
+    async fn read_on(&mut self, mut old: Call, back: Option<Call>, whole: &str, case: &str) {
+        let before = old.text.clone();
+        let can_come_back = back.is_some();
+        old.leave();
+        let Some(mut back) = back else {
+            return;
+        };
+        back.read(ENOUGH).await;
+        let keeps_answers = self.server == Server::Wrapped && can_come_back;
+        if keeps_answers && whole.contains("done") {
+            assert!(
+                before.contains("done") || back.text.contains("done"),
+                "{case}: {before} and then {}",
+                back.text
+            );
+            self.assert_outcome(Outcome::Completed, case);
+        }
+        back.leave();
+    }
+
+    async fn happens_inside(&mut self, what: InPoll, step: usize, whole: &str, case: &str) {
+        self.plan_inside(what, step).await;
+        let mut call = self.call();
+        call.read(ENOUGH).await;
+        let panicked = call.last == Polled::Panicked;
+        // The other call has the first stream of the session.
+        let text = match what {
+            InPoll::DropsAnother => call.text.replace("/1\n", "/0\n"),
+            InPoll::Panics | InPoll::Cancels => call.text.clone(),
+        };
+        assert!(
+            whole.starts_with(&text) || what == InPoll::Cancels,
+            "{case}: {text}"
+        );
+        call.leave();
+        if panicked {
+            assert_eq!(what, InPoll::Panics, "{case}");
+        }
+    }
+
+    /// Time passes, and everything that should be true is.
+    async fn assert_over(&mut self, case: &str) {
+        // A jump makes a deadline late, and a late one is put off once.
+        for _ in 0..6 {
+            self.pass(Duration::from_secs(8)).await;
+        }
+        assert!(self.calls.is_empty(), "{case}: {:?}", self.calls.snapshot());
+        let events = self.events();
+        let ends: Vec<Outcome> = events
+            .iter()
+            .filter_map(|what| match what {
+                What::Ended(outcome) => Some(*outcome),
+                _ => None,
+            })
+            .collect();
+        let started = events.iter().filter(|what| **what == What::Started).count();
+        assert_eq!(ends.len(), started, "{case}: {events:?}");
+        // One that went before its body was read is unknown, and none.
+        let failed = |what: &What| matches!(what, What::CancelFailed(_));
+        assert!(!events.iter().any(failed), "{case}: {events:?}");
+        let cancelled = ends.iter().filter_map(|outcome| match outcome {
+            Outcome::Cancelled(reason) => Some(*reason),
+            _ => None,
+        });
+        let cancelled: Vec<_> = cancelled.collect();
+        let mut reasons = self.reasons();
+        // A call that ended before its handler began has no token that anybody held.
+        assert!(
+            reasons.len() <= cancelled.len(),
+            "{case}: {reasons:?} for {cancelled:?}"
+        );
+        reasons.retain(|reason| !cancelled.contains(reason));
+        assert!(reasons.is_empty(), "{case}: {reasons:?} for {cancelled:?}");
+        assert_eq!(self.running(), 0, "{case}: a handler runs on: {events:?}");
+        let told = self.told();
+        assert!(
+            told.len() <= cancelled.len(),
+            "{case}: told {told:?}, {ends:?}"
+        );
+        assert!(
+            self.server.has_sessions() || told.is_empty(),
+            "{case}: nothing is injected without a session"
+        );
+    }
+
+    fn assert_outcome(&self, outcome: Outcome, case: &str) {
+        let events = self.events();
+        assert!(events.contains(&What::Ended(outcome)), "{case}: {events:?}");
+    }
+}

@@ -1,0 +1,120 @@
+//! Something that happens inside a poll of the inner service.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes, HttpBody},
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use http_body::{Frame, SizeHint};
+
+use crate::setup::EXCHANGE;
+
+/// What happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InPoll {
+    Panics,
+    /// Somebody cancels the call.
+    Cancels,
+    /// The connection of another call is dropped.
+    DropsAnother,
+}
+
+/// What is to happen at which poll of the exchange that is watched.
+#[derive(Clone, Default)]
+pub(super) struct Inside(Arc<Mutex<Option<Planned>>>);
+
+struct Planned {
+    polls_left: usize,
+    act: Box<dyn FnOnce() + Send>,
+}
+
+struct Counted {
+    body: Body,
+    inside: Inside,
+}
+
+// === impl Inside ===
+
+impl Inside {
+    pub(super) fn plan(&self, polls: usize, act: impl FnOnce() + Send + 'static) {
+        *self.planned() = Some(Planned {
+            polls_left: polls,
+            act: Box::new(act),
+        });
+    }
+
+    /// Puts itself between the layer and what is inside it.
+    pub(super) fn count(&self, router: Router) -> Router {
+        let inside = self.clone();
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let inside = inside.clone();
+            async move {
+                if !request.headers().contains_key(EXCHANGE) {
+                    return next.run(request).await;
+                }
+                let mut answering = Box::pin(next.run(request));
+                let response = poll_fn(|cx| {
+                    inside.polled();
+                    answering.as_mut().poll(cx)
+                });
+                let response = response.await;
+                response.map(|body| Body::new(Counted { body, inside }))
+            }
+        }))
+    }
+
+    fn polled(&self) {
+        let due = {
+            let mut planned = self.planned();
+            match planned
+                .as_mut()
+                .map(|planned| planned.polls_left.checked_sub(1))
+            {
+                Some(None) => planned.take(),
+                Some(Some(left)) => {
+                    planned.as_mut().expect("it is there").polls_left = left;
+                    None
+                }
+                None => None,
+            }
+        };
+        if let Some(planned) = due {
+            (planned.act)();
+        }
+    }
+
+    fn planned(&self) -> std::sync::MutexGuard<'_, Option<Planned>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Counted ===
+
+impl HttpBody for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        self.inside.polled();
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
