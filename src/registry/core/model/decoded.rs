@@ -11,13 +11,15 @@ const MAX_OPS: usize = 200;
 /// Runs the operations that these bytes stand for. Panics where core and model differ.
 pub(crate) fn as_the_model_says_of(bytes: &[u8]) {
     let mut choices = Choices(bytes);
-    let room = match choices.one_of(3) {
-        0 => TIGHT,
-        _ => ROOMY,
+    let first = choices.byte();
+    let room = if first.is_multiple_of(3) {
+        TIGHT
+    } else {
+        ROOMY
     };
     let mut ops = Vec::new();
-    // More would take the time of all else: the model searches line by line.
-    let mut floods_left = 1;
+    // They take the time of all else: the model searches line by line.
+    let mut floods_left = u32::from(first >= 250);
     while !choices.0.is_empty() && ops.len() < MAX_OPS {
         ops.push(choices.op(&mut floods_left));
     }
