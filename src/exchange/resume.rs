@@ -111,7 +111,7 @@ impl Resume {
         Accepted::Attached(ids.iter().filter_map(attach).collect())
     }
 
-    /// The exchanges of the calls in flight that it asks for.
+    /// The exchanges of the calls in flight that it asks for, each once.
     pub(super) fn calls(&self, instance: &Instance) -> Vec<Arc<Exchange>> {
         let registry = &instance.registry;
         let ids = match registry.named(&self.session, &self.event_id) {
@@ -119,7 +119,14 @@ impl Resume {
             Named::Batch(ids) => ids,
             Named::Nothing | Named::OneOf(_) | Named::Ended(_) => Vec::new(),
         };
-        ids.into_iter().filter_map(|id| registry.call(id)).collect()
+        let mut exchanges: Vec<Arc<Exchange>> = Vec::new();
+        for exchange in ids.into_iter().filter_map(|id| registry.call(id)) {
+            // The calls of a batch are one exchange, to be told of the stream once.
+            if !exchanges.iter().any(|known| Arc::ptr_eq(known, &exchange)) {
+                exchanges.push(exchange);
+            }
+        }
+        exchanges
     }
 
     /// Says how its stream goes, before it does. A session manager's stream only sees that it is dropped.

@@ -17,7 +17,7 @@ use axum::{
 };
 use futures_util::stream;
 use http::StatusCode;
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, RequestId};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
@@ -143,6 +143,35 @@ async fn a_resume_keeps_all_calls_of_a_batch() {
         assert_eq!(setup.events.of(&mcp, id), expected);
     }
     assert!(setup.calls.is_empty());
+}
+
+#[tokio::test]
+async fn a_resumed_batch_hears_of_a_cancelled_call_once() {
+    let (setup, mut script) = Script::start().await;
+    let mcp = session(&setup);
+    let mut batch = send(&mcp).await;
+    script.next_stream().await.send_priming("event-1");
+    batch.head().await;
+    batch.event().await.expect("the priming event");
+    batch.fin();
+    setup.events.detached(&mcp, 1).await;
+    setup.events.detached(&mcp, "two").await;
+    let mut resumed = mcp.resume("event-1").await;
+    assert_eq!(resumed.head().await.status, 200);
+    let stream = script.next_stream().await;
+    setup.events.resumed(&mcp, "two", 1).await;
+
+    let one = setup.calls.find("the session", &RequestId::Number(1));
+    let one = one.expect("the call is in flight");
+    assert!(setup.calls.cancel(one, CancelReason::Requested));
+
+    let error = resumed.answer().await.expect("the error");
+    assert_eq!(
+        (&error["id"], &error["error"]["code"]),
+        (&json!(1), &json!(-32800))
+    );
+    stream.send(&answer(json!("two")));
+    assert_eq!(resumed.answer().await, Some(answer(json!("two"))));
 }
 
 /// Whichever of them it was.
