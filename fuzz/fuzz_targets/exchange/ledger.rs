@@ -66,6 +66,9 @@ struct Call {
     ended: Option<Outcome>,
 }
 
+/// The id of a call that was cancelled.
+type Cancelled = Value;
+
 /// What the layer may add to a response.
 #[derive(Clone, Copy)]
 pub struct Adds {
@@ -194,10 +197,14 @@ impl Ledger {
     /// What must be true between any two operations.
     pub fn check(&self, adds: Adds) {
         let book = self.book();
+        let all_cancelled = book.calls.values().filter(|call| call.is_cancelled());
+        let all_cancelled: Vec<Cancelled> = all_cancelled
+            .map(|call| Value::from(&call.request))
+            .collect();
         for (number, seat) in book.seats.iter().enumerate() {
             let calls = || book.calls.values().filter(move |call| call.seat == number);
             seat.check_token(&calls().collect::<Vec<_>>());
-            seat.check_bytes(calls().any(Call::is_cancelled), adds);
+            seat.check_bytes(calls().any(Call::is_cancelled), &all_cancelled, adds);
             if let Some(head) = &seat.head {
                 // Not a stream: there is nothing more to come.
                 let over = calls().all(|call| call.ended.is_some());
@@ -324,7 +331,7 @@ impl Seen {
         );
     }
 
-    fn check_bytes(&self, cancelled: bool, adds: Adds) {
+    fn check_bytes(&self, is_cancelled: bool, cancelled: &[Cancelled], adds: Adds) {
         let side = |side| {
             self.passed
                 .get(&side)
@@ -338,21 +345,30 @@ impl Seen {
             "the request body"
         );
         let (inner, outer) = (side(Side::ResponseIn), side(Side::ResponseOut));
-        if adds.heads || cancelled {
+        if adds.heads || is_cancelled {
             return;
         }
         let is_added = |frame: &&Bytes| adds.probes && &***frame == b":\n\n";
         let passed: Vec<&Bytes> = outer.iter().filter(|frame| !is_added(frame)).collect();
         let before: Vec<&Bytes> = inner.iter().collect();
-        if !self.is_post && passed.len() > before.len() {
-            // What it resumed was cancelled, before or meanwhile.
-            let (passed, added) = passed.split_at(before.len());
-            let is_error = |frame: &&Bytes| {
+        if !self.is_post {
+            // What it resumed was cancelled, before or meanwhile. It hears so once.
+            let is_error = |frame: &&&Bytes| {
                 let text = frame.escape_ascii().to_string();
                 text.contains("-32800") || text.contains("-32001")
             };
-            assert!(added.iter().all(is_error), "{added:?}");
+            let (errors, passed): (Vec<&Bytes>, Vec<&Bytes>) = passed.iter().partition(is_error);
             assert_eq!(passed, before, "the resumed body");
+            for error in &errors {
+                let times = errors.iter().filter(|other| *other == error).count();
+                let id = Json::parse(&error[b"data: ".len()..]);
+                let id = id.and_then(|error| error.member("id").ok()?.cloned());
+                let of_id = |call: &&Cancelled| Json::parse(call.to_string().as_bytes()) == id;
+                assert!(
+                    times <= cancelled.iter().filter(of_id).count(),
+                    "{error:?} {times} times"
+                );
+            }
             return;
         }
         assert_eq!(passed, before, "the response body");

@@ -247,9 +247,10 @@ impl World {
     pub(super) async fn plan_inside(&self, what: InPoll, polls: usize) {
         let calls = self.calls.clone();
         match what {
+            // A panic without the message of one.
             InPoll::Panics => self
                 .inside
-                .plan(polls, || panic!("a poll panics on purpose")),
+                .plan(polls, || resume_unwind(Box::new("on purpose"))),
             InPoll::Cancels => self.inside.plan(polls, move || {
                 for call in calls.snapshot() {
                     calls.cancel(call.info().id(), CancelReason::Requested);
@@ -393,10 +394,7 @@ impl Call {
     }
 
     fn last_event_id(&self) -> Option<&str> {
-        let ids = self
-            .text
-            .lines()
-            .filter_map(|line| line.strip_prefix("id: "));
-        ids.last()
+        let mut lines = self.text.lines().rev();
+        lines.find_map(|line| line.strip_prefix("id: "))
     }
 }
