@@ -1,0 +1,217 @@
+//! A call of a raw client: asking, reading, leaving and coming back, all of it written down.
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+use soak::{
+    fact::{Call, Fact, Leave, Log, Stream},
+    job::{Job, answer},
+    wire::Item,
+};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::{
+    connection::{Connection, Request},
+    session::Session,
+};
+
+pub(crate) struct Calling {
+    pub(crate) session: Arc<Session>,
+    pub(crate) key: Call,
+    pub(crate) id: u64,
+    bytes: usize,
+    pub(crate) connection: Option<Connection>,
+    pub(crate) last_event_id: Option<String>,
+}
+
+/// Why a client stopped reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// The answer, or an error in its place.
+    Answer,
+    /// The end of the stream, without it.
+    End,
+    /// Its time was up.
+    Time,
+}
+
+/// What an item means for its call.
+pub(crate) enum Note {
+    Head,
+    Event(Option<String>),
+    Answer,
+}
+
+// === impl Calling ===
+
+impl Calling {
+    pub(crate) fn new(session: &Arc<Session>, job: &Job, bytes: usize) -> Self {
+        Self {
+            session: session.clone(),
+            key: job.to_string().into(),
+            id: session.next_id(),
+            bytes,
+            connection: None,
+            last_event_id: None,
+        }
+    }
+
+    pub(crate) fn request(&self) -> Request {
+        let message = json!({
+            "jsonrpc": "2.0", "id": self.id, "method": "tools/call",
+            "params": {
+                "name": "work",
+                "arguments": {"cell": &*self.key, "bytes": self.bytes},
+                "_meta": {"progressToken": self.id},
+            }
+        });
+        Request::post(self.session.setup, self.session.id.as_deref(), &message)
+    }
+
+    fn log(&self) -> &Log {
+        &self.session.world.log
+    }
+
+    /// Writes down that it is about to ask on this connection.
+    pub(crate) fn asks(&self, connection: &Connection) {
+        self.log().write(Fact::Asked {
+            call: self.key.clone(),
+            client: self.session.client.clone(),
+            route: self.session.setup.route.into(),
+            session: self.session.id.clone(),
+            id: self.id.to_string(),
+            stream: connection.number,
+        });
+    }
+
+    /// Sends the call. `None` if the server does not take it.
+    pub(crate) async fn ask(&mut self, mut connection: Connection) -> Option<()> {
+        self.asks(&connection);
+        connection.send(&self.request()).await.ok()?;
+        self.sent(connection);
+        Some(())
+    }
+
+    pub(crate) fn sent(&mut self, connection: Connection) {
+        let stream = connection.number;
+        self.log().write(Fact::Sent { stream });
+        self.connection = Some(connection);
+    }
+
+    /// Reads for so long at most, or until there is an answer.
+    pub(crate) async fn read(&mut self, for_so_long: Duration) -> Seen {
+        self.read_until(for_so_long, false).await
+    }
+
+    /// Reads until the head is there.
+    pub(crate) async fn head(&mut self, for_so_long: Duration) -> Seen {
+        self.read_until(for_so_long, true).await
+    }
+
+    async fn read_until(&mut self, for_so_long: Duration, head: bool) -> Seen {
+        let until = Instant::now() + for_so_long;
+        let Some(connection) = &mut self.connection else {
+            return Seen::End;
+        };
+        let stream = connection.number;
+        loop {
+            let item = match timeout_at(until, connection.next()).await {
+                Err(_) => return Seen::Time,
+                Ok(None | Some(Item::End)) => break,
+                Ok(Some(item)) => item,
+            };
+            match note(&self.session.world.log, stream, &item) {
+                Note::Answer => return Seen::Answer,
+                Note::Event(Some(id)) => self.last_event_id = Some(id),
+                Note::Head if head => return Seen::Time,
+                Note::Head | Note::Event(None) => {}
+            }
+        }
+        self.connection = None;
+        self.log().write(Fact::Over { stream, clean: true });
+        Seen::End
+    }
+
+    /// Hangs up.
+    pub(crate) async fn leave(&mut self, how: Leave) {
+        if let Some(connection) = self.connection.take() {
+            connection.leave(how).await;
+        }
+    }
+
+    /// Comes back, for what follows the last event that it has seen. `None` if there is none, or no way.
+    pub(crate) async fn resume(&mut self) -> Option<()> {
+        let id = self.last_event_id.clone()?;
+        let mut connection = self.session.connect().await.ok()?;
+        let request = Request::get(self.session.setup, self.session.id.as_deref(), Some(&id));
+        self.log().write(Fact::Resuming {
+            call: self.key.clone(),
+            session: self.session.id.clone(),
+            last_event_id: id,
+            stream: connection.number,
+        });
+        connection.send(&request).await.ok()?;
+        self.connection = Some(connection);
+        Some(())
+    }
+
+    /// Its client's own cancel.
+    pub(crate) async fn cancel(&self) {
+        self.log().write(Fact::Cancelling { call: self.key.clone() });
+        let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": self.id}});
+        if self.session.post(&cancel).await == Some(202) {
+            self.log().write(Fact::Cancelled { call: self.key.clone() });
+        }
+    }
+
+    /// Has the server end the stream, if its number is known.
+    pub(crate) async fn poll(&self) -> Option<()> {
+        let (_, stream) = self.last_event_id.as_deref()?.split_once('/')?;
+        let session = self.session.id.as_deref()?;
+        self.log().write(Fact::Polling { call: self.key.clone() });
+        let request = Request::poll(self.session.setup, session, stream);
+        self.session.exchange(&request).await.map(drop)
+    }
+
+    /// Reads to the answer, coming back whenever the stream ends without it, but not for ever.
+    pub(crate) async fn stay(&mut self, for_so_long: Duration) {
+        for _ in 0..4 {
+            if self.read(for_so_long).await != Seen::End {
+                break;
+            }
+            sleep(Duration::from_millis(200)).await;
+            if self.resume().await.is_none() {
+                break;
+            }
+        }
+        self.leave(Leave::Fin).await;
+    }
+}
+
+/// Writes down what came on a stream.
+pub(crate) fn note(log: &Log, stream: Stream, item: &Item) -> Note {
+    let event = match item {
+        Item::Head { status, .. } => {
+            let status = *status;
+            log.write(Fact::Head { stream, status });
+            return Note::Head;
+        }
+        Item::Event(event) => event,
+        Item::End => return Note::Event(None),
+    };
+    let message = event.message.as_ref();
+    let id = || message.map_or_else(String::new, |it| it["id"].to_string());
+    if let Some(code) = message.and_then(|it| it["error"]["code"].as_i64()) {
+        log.write(Fact::Error { stream, id: id(), code });
+        return Note::Answer;
+    }
+    if let Some(result) = message.and_then(|it| it.get("result")).filter(|it| it.get("content").is_some()) {
+        let text = result["content"][0]["text"].as_str().unwrap_or_default();
+        let of = text.trim_end_matches('.').to_owned();
+        let whole = text == answer(&of, text.len()) && result["isError"] != Value::Bool(true);
+        log.write(Fact::Answer { stream, id: id(), of, whole });
+        return Note::Answer;
+    }
+    log.write(Fact::Event { stream, id: event.id.clone() });
+    Note::Event(event.id.clone())
+}

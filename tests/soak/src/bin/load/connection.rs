@@ -1,0 +1,222 @@
+//! One TCP connection of a raw client, with one request on it.
+
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use serde::Deserialize;
+use serde_json::Value;
+use soak::{
+    fact::{Fact, Leave, Log, Stream},
+    setup::Setup,
+    wire::{Event, Item, Responses},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpSocket, TcpStream},
+    time::{Instant, timeout, timeout_at},
+};
+
+/// What all clients share.
+pub(crate) struct World {
+    pub(crate) log: Log,
+    pub(crate) ports: Ports,
+    next: AtomicU64,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Ports {
+    plain: u16,
+    /// hyper is told of hang-ups that it does not read.
+    watched: u16,
+    drained: u16,
+}
+
+pub(crate) struct Connection {
+    stream: TcpStream,
+    world: Arc<World>,
+    pub(crate) number: Stream,
+    responses: Responses,
+    items: VecDeque<Item>,
+}
+
+/// A request, as bytes.
+pub(crate) struct Request {
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+/// How much of a stream that nobody reads the kernel keeps for its client.
+const SMALL: u32 = 4096;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+// === impl World ===
+
+impl World {
+    pub(crate) fn new(log: Log, ports: Ports) -> Self {
+        let next = AtomicU64::new(1);
+        Self { log, ports, next }
+    }
+
+    pub(crate) fn stream(&self) -> Stream {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Where this set-up is served; by a listener that watches its connections, if that is asked for.
+    pub(crate) fn port(&self, setup: &Setup, watched: bool) -> u16 {
+        match (setup.drained, watched) {
+            (true, _) => self.ports.drained,
+            (false, true) => self.ports.watched,
+            (false, false) => self.ports.plain,
+        }
+    }
+}
+
+// === impl Connection ===
+
+impl Connection {
+    pub(crate) async fn open(world: &Arc<World>, port: u16) -> io::Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port)).await?;
+        Ok(Self::over(world, stream))
+    }
+
+    /// Of a client that will not read much.
+    pub(crate) async fn open_small(world: &Arc<World>, port: u16) -> io::Result<Self> {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_recv_buffer_size(SMALL)?;
+        let stream = socket.connect(([127, 0, 0, 1], port).into()).await?;
+        Ok(Self::over(world, stream))
+    }
+
+    fn over(world: &Arc<World>, stream: TcpStream) -> Self {
+        let _gone = stream.set_nodelay(true);
+        Self {
+            stream,
+            number: world.stream(),
+            world: world.clone(),
+            responses: Responses::default(),
+            items: VecDeque::new(),
+        }
+    }
+
+    pub(crate) async fn send(&mut self, request: &Request) -> io::Result<()> {
+        self.write(&request.bytes()).await
+    }
+
+    pub(crate) async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        timeout(PATIENCE, self.stream.write_all(bytes)).await?
+    }
+
+    /// What comes next, or `None` if the server closes. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<Item> {
+        loop {
+            if let Some(item) = self.items.pop_front() {
+                return Some(item);
+            }
+            let mut bytes = [0; 16 * 1024];
+            match self.stream.read(&mut bytes).await {
+                Ok(0) | Err(_) => return None,
+                Ok(length) => self.items.extend(self.responses.feed(&bytes[..length])),
+            }
+        }
+    }
+
+    /// Reads the response to its end, and gives its status and what came with it.
+    pub(crate) async fn reply(&mut self) -> Option<(u16, Option<String>, Vec<Event>)> {
+        let (mut head, mut events) = (None, Vec::new());
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match timeout_at(until, self.next()).await.ok()?? {
+                Item::Head { status, session } => head = Some((status, session)),
+                Item::Event(event) => events.push(event),
+                Item::End => return head.map(|(status, session)| (status, session, events)),
+            }
+        }
+    }
+
+    /// Closes, and writes it down.
+    pub(crate) async fn leave(mut self, how: Leave) {
+        let stream = self.number;
+        self.world.log.write(Fact::Leaving { stream, how });
+        match how {
+            Leave::Reset | Leave::Proxy => {
+                let _gone = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
+            }
+            Leave::Half => {
+                let _gone = self.stream.shutdown().await;
+                self.world.log.write(Fact::Left { stream });
+                // It would still read, but is not served any more.
+                let _over = timeout(Duration::from_secs(1), async {
+                    while self.next().await.is_some() {}
+                })
+                .await;
+                return;
+            }
+            Leave::Pipelined => {
+                let _gone = self.write(b"GET /nothing HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n").await;
+            }
+            Leave::Fin => {}
+        }
+        let world = self.world.clone();
+        drop(self);
+        world.log.write(Fact::Left { stream });
+    }
+}
+
+// === impl Request ===
+
+impl Request {
+    pub(crate) fn post(setup: &Setup, session: Option<&str>, message: &Value) -> Self {
+        let body = serde_json::to_vec(message).expect("JSON");
+        Self::raw(setup, session, body)
+    }
+
+    pub(crate) fn raw(setup: &Setup, session: Option<&str>, body: Vec<u8>) -> Self {
+        let mut request = Self::new("POST", setup, session);
+        request.head += &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+        request.body = body;
+        request
+    }
+
+    pub(crate) fn get(setup: &Setup, session: Option<&str>, last_event_id: Option<&str>) -> Self {
+        let mut request = Self::new("GET", setup, session);
+        if let Some(id) = last_event_id {
+            request.head += &format!("last-event-id: {id}\r\n");
+        }
+        request
+    }
+
+    pub(crate) fn delete(setup: &Setup, session: &str) -> Self {
+        Self::new("DELETE", setup, Some(session))
+    }
+
+    /// Has the server end a stream.
+    pub(crate) fn poll(setup: &Setup, session: &str, stream: &str) -> Self {
+        let route = setup.route;
+        Self {
+            head: format!("POST /poll/{route}/{session}/{stream} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 0\r\n"),
+            body: Vec::new(),
+        }
+    }
+
+    fn new(method: &str, setup: &Setup, session: Option<&str>) -> Self {
+        let mut head = format!(
+            "{method} /{} HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: application/json, text/event-stream\r\n",
+            setup.route
+        );
+        if let Some(session) = session {
+            head += &format!("mcp-session-id: {session}\r\nmcp-protocol-version: 2025-11-25\r\n");
+        }
+        Self { head, body: Vec::new() }
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        [self.head.as_bytes(), b"\r\n", &self.body].concat()
+    }
+}

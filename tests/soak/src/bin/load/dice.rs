@@ -1,0 +1,32 @@
+//! What happens next, decided by the seed.
+
+use std::{ops::Range, time::Duration};
+
+use fastrand::Rng;
+
+/// The dice of a client.
+pub(crate) fn of(seed: u64, round: usize, name: &str) -> Rng {
+    // FNV-1a: the same on every machine and with every compiler.
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ round as u64;
+    for byte in name.bytes() {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    Rng::with_seed(hash)
+}
+
+/// A time in this range of milliseconds.
+pub(crate) fn millis(dice: &mut Rng, range: Range<u64>) -> Duration {
+    Duration::from_millis(dice.u64(range))
+}
+
+/// One of these, as often as its weight says.
+pub(crate) fn weighted<T: Copy>(dice: &mut Rng, choices: &[(u32, T)]) -> T {
+    let mut left = dice.u32(..choices.iter().map(|(weight, _)| weight).sum::<u32>());
+    for &(weight, choice) in choices {
+        if left < weight {
+            return choice;
+        }
+        left -= weight;
+    }
+    unreachable!("the weights add up")
+}

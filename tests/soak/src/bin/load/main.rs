@@ -1,0 +1,91 @@
+//! The clients: raw ones that do what no proper client does, and real SDKs behind a proxy that cuts.
+//!
+//!     load LOG {"seed", "warm", "load", "actors", "ports": {"plain", "watched", "drained"}, "sdks": [{"name", "command", "sessions"}]}
+//!
+//! Two rounds, and a quiet time after each, so that what is left of the second can be compared with what is left of the
+//! first. What a client does is decided by the seed and its name alone.
+
+use std::{error::Error, path::Path, sync::Arc, time::Duration};
+
+use serde::Deserialize;
+use soak::{
+    fact::{Fact, Log},
+    pulse,
+    setup::IDLE,
+};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+use self::{
+    connection::{Ports, World},
+    sdk::Sdk,
+};
+
+mod actor;
+mod call;
+mod connection;
+mod dice;
+mod proxy;
+mod sdk;
+mod session;
+mod story;
+
+#[derive(Deserialize)]
+struct Plan {
+    seed: u64,
+    /// Seconds of the first round.
+    warm: f64,
+    /// Seconds of the second.
+    load: f64,
+    actors: usize,
+    ports: Ports,
+    sdks: Vec<sdk::Program>,
+}
+
+/// How long the longest story may take, on a slow machine.
+const STORY: Duration = Duration::from_secs(90);
+/// Time for the gauges to be read.
+const GAUGES: Duration = Duration::from_millis(2_500);
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut args = std::env::args().skip(1);
+    let (Some(path), Some(plan)) = (args.next(), args.next()) else {
+        return Err("usage: load LOG PLAN".into());
+    };
+    let plan: Plan = serde_json::from_str(&plan)?;
+    let log = Log::append(Path::new(&path))?;
+    pulse::watch(&log);
+    log.write(Fact::Seed { seed: plan.seed });
+    let world = Arc::new(World::new(log, plan.ports));
+    let mut sdks = Vec::new();
+    for program in plan.sdks {
+        sdks.push(Arc::new(Sdk::start(program).await?));
+    }
+
+    for (round, seconds) in [plan.warm, plan.load].into_iter().enumerate() {
+        let end = Instant::now() + Duration::from_secs_f64(seconds);
+        let mut clients = JoinSet::new();
+        for number in 0..plan.actors {
+            let dice = dice::of(plan.seed, round, &format!("raw{number}"));
+            clients.spawn(actor::run(world.clone(), format!("r{round}a{number}"), dice, end));
+        }
+        for sdk in &sdks {
+            for number in 0..sdk::CELLS {
+                let name = format!("r{round}{}-{number}", sdk.name());
+                let dice = dice::of(plan.seed, round, &name);
+                clients.spawn(sdk::run(sdk.clone(), world.clone(), name, dice, end));
+            }
+        }
+        let all = async { while clients.join_next().await.is_some() {} };
+        let limit = Duration::from_secs_f64(seconds) + STORY;
+        timeout(limit, all).await.map_err(|_| "some clients do not come to an end")?;
+        // Whoever ended has closed; sessions that were left behind have this long.
+        sleep(IDLE + Duration::from_secs(3)).await;
+        world.log.write(Fact::Quiet);
+        sleep(GAUGES).await;
+    }
+    Ok(())
+}

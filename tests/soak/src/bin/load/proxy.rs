@@ -1,0 +1,281 @@
+//! A proxy that one SDK's call has to pass: it writes down what goes by, and resets connections when told.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use soak::{
+    fact::{Call, Fact, Leave, Stream},
+    setup::Setup,
+    wire::{Item, Request, Requests, Responses},
+};
+use socket2::SockRef;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Notify, watch},
+    task::JoinSet,
+};
+
+use crate::{call::note, connection::World};
+
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
+    link: Arc<Link>,
+    _tasks: JoinSet<()>,
+}
+
+/// What all connections of a proxy share.
+struct Link {
+    world: Arc<World>,
+    setup: &'static Setup,
+    call: Call,
+    client: Arc<str>,
+    server: u16,
+    /// How often everything was cut.
+    cuts: watch::Sender<u32>,
+    refuses: watch::Sender<bool>,
+    asked: Notify,
+}
+
+/// A request that is on its way through, with its response.
+enum Passing {
+    Nothing,
+    /// Nobody asks what becomes of it.
+    Other,
+    Stream(Stream),
+    Delete(Arc<str>),
+}
+
+// === impl Proxy ===
+
+impl Proxy {
+    pub(crate) async fn start(
+        world: &Arc<World>,
+        setup: &'static Setup,
+        call: &str,
+        client: &str,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let link = Arc::new(Link {
+            world: world.clone(),
+            setup,
+            call: call.into(),
+            client: client.into(),
+            server: world.port(setup, false),
+            cuts: watch::channel(0).0,
+            refuses: watch::channel(false).0,
+            asked: Notify::new(),
+        });
+        let mut tasks = JoinSet::new();
+        let address = listener.local_addr()?;
+        tasks.spawn(serve(listener, link.clone()));
+        Ok(Self {
+            address,
+            link,
+            _tasks: tasks,
+        })
+    }
+
+    /// Until the call has passed.
+    pub(crate) async fn asked(&self) {
+        self.link.asked.notified().await;
+    }
+
+    /// Resets all connections.
+    pub(crate) fn cut(&self) {
+        self.link.cuts.send_modify(|cuts| *cuts += 1);
+    }
+
+    /// And those that follow.
+    pub(crate) fn refuse(&self) {
+        self.link.refuses.send_replace(true);
+        self.cut();
+    }
+
+    /// Resets what is left, and waits until it is written down.
+    pub(crate) async fn end(self) {
+        self.refuse();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        self.link.cuts.closed().await;
+    }
+}
+
+async fn serve(listener: TcpListener, link: Arc<Link>) {
+    let mut connections = JoinSet::new();
+    let mut refuses = link.refuses.subscribe();
+    let accept = async {
+        loop {
+            let Ok((client, _)) = listener.accept().await else {
+                return;
+            };
+            if *link.refuses.borrow() {
+                reset(&client);
+                continue;
+            }
+            connections.spawn(pass(client, link.clone()));
+        }
+    };
+    tokio::select! {
+        () = accept => {}
+        _ = refuses.wait_for(|refuses| *refuses) => {}
+    }
+    // From now on nobody listens: connections are refused. Those that there are end by themselves.
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+fn reset(stream: &TcpStream) {
+    let _gone = SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}
+
+async fn pass(client: TcpStream, link: Arc<Link>) {
+    let mut cuts = link.cuts.subscribe();
+    let Ok(server) = TcpStream::connect(("127.0.0.1", link.server)).await else {
+        return;
+    };
+    let _gone = (client.set_nodelay(true), server.set_nodelay(true));
+    let mut passing = Passing::Nothing;
+    let how = tokio::select! {
+        how = pump(&client, &server, &link, &mut passing) => how,
+        _ = cuts.changed() => Some(Leave::Proxy),
+    };
+    let stream = match passing {
+        Passing::Stream(stream) => Some(stream),
+        _ => None,
+    };
+    let log = &link.world.log;
+    match (how, stream) {
+        (Some(how), Some(stream)) => log.write(Fact::Leaving { stream, how }),
+        (None, Some(stream)) => log.write(Fact::Over { stream, clean: false }),
+        (_, None) => {}
+    }
+    if how == Some(Leave::Proxy) {
+        reset(&client);
+        reset(&server);
+    }
+    drop((client, server));
+    if let (Some(_), Some(stream)) = (how, stream) {
+        log.write(Fact::Left { stream });
+    }
+}
+
+/// Until one side closes: how the client left, or `None` if it was the server.
+async fn pump(client: &TcpStream, server: &TcpStream, link: &Link, passing: &mut Passing) -> Option<Leave> {
+    let (mut requests, mut responses) = (Requests::default(), Responses::default());
+    let (mut from_client, mut from_server) = (vec![0; 16 * 1024], vec![0; 64 * 1024]);
+    loop {
+        tokio::select! {
+            read = read(client, &mut from_client) => match read {
+                Ok(length) if length > 0 => {
+                    for request in requests.feed(&from_client[..length]) {
+                        *passing = link.note(&request);
+                    }
+                    write(server, &from_client[..length]).await.ok()?;
+                }
+                Ok(_) => return Some(Leave::Fin),
+                Err(_) => return Some(Leave::Reset),
+            },
+            read = read(server, &mut from_server) => match read {
+                Ok(length) if length > 0 => {
+                    for item in responses.feed(&from_server[..length]) {
+                        link.note_response(passing, &item);
+                    }
+                    if write(client, &from_server[..length]).await.is_err() {
+                        return Some(Leave::Reset);
+                    }
+                }
+                Ok(_) | Err(_) => return None,
+            },
+        }
+    }
+}
+
+/// Of a borrowed stream, so that it can be written to as well. Cancel safe.
+async fn read(stream: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+    loop {
+        stream.readable().await?;
+        match stream.try_read(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            read => return read,
+        }
+    }
+}
+
+async fn write(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        stream.writable().await?;
+        match stream.try_write(bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+// === impl Link ===
+
+impl Link {
+    fn note(&self, request: &Request) -> Passing {
+        let log = &self.world.log;
+        let stream = self.world.stream();
+        let session: Option<Arc<str>> = request.session.as_deref().map(Into::into);
+        let message = request.message.as_ref();
+        match (request.method.as_str(), message.and_then(|it| it["method"].as_str())) {
+            ("POST", Some("tools/call")) => {
+                log.write(Fact::Asked {
+                    call: self.call.clone(),
+                    client: self.client.clone(),
+                    route: self.setup.route.into(),
+                    session,
+                    id: message.map_or_else(String::new, |it| it["id"].to_string()),
+                    stream,
+                });
+                log.write(Fact::Sent { stream });
+                self.asked.notify_one();
+                Passing::Stream(stream)
+            }
+            ("POST", Some("notifications/cancelled")) => {
+                log.write(Fact::Cancelling { call: self.call.clone() });
+                Passing::Other
+            }
+            ("GET", _) => {
+                let last_event_id = request.last_event_id.clone();
+                log.write(match last_event_id.filter(|id| id.contains('/')) {
+                    Some(last_event_id) => Fact::Resuming {
+                        call: self.call.clone(),
+                        session,
+                        last_event_id,
+                        stream,
+                    },
+                    None => Fact::Listening { session, stream },
+                });
+                Passing::Stream(stream)
+            }
+            ("DELETE", _) => match session {
+                Some(session) => {
+                    log.write(Fact::Deleting { session: session.clone() });
+                    Passing::Delete(session)
+                }
+                None => Passing::Other,
+            },
+            _ => Passing::Other,
+        }
+    }
+
+    fn note_response(&self, passing: &mut Passing, item: &Item) {
+        let log = &self.world.log;
+        match (&*passing, item) {
+            (Passing::Stream(stream), Item::End) => {
+                let stream = *stream;
+                log.write(Fact::Over { stream, clean: true });
+                *passing = Passing::Nothing;
+            }
+            (Passing::Stream(stream), item) => drop(note(log, *stream, item)),
+            (Passing::Delete(session), Item::Head { status, .. }) => {
+                let (session, status) = (session.clone(), *status);
+                log.write(Fact::Deleted { session, status });
+                *passing = Passing::Nothing;
+            }
+            _ => {}
+        }
+    }
+}

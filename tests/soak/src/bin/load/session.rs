@@ -1,0 +1,133 @@
+//! A session of a raw client, or what stands for one where there are none.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use soak::{fact::Fact, setup::Setup, wire::Item};
+use tokio::time::timeout;
+
+use crate::{
+    call::note,
+    connection::{Connection, Request, World},
+};
+
+pub(crate) struct Session {
+    pub(crate) world: Arc<World>,
+    pub(crate) setup: &'static Setup,
+    pub(crate) client: Arc<str>,
+    pub(crate) id: Option<Arc<str>>,
+    port: u16,
+    next: AtomicU64,
+    watched: bool,
+}
+
+// === impl Session ===
+
+impl Session {
+    pub(crate) async fn open(
+        world: &Arc<World>,
+        setup: &'static Setup,
+        client: &str,
+        watched: bool,
+    ) -> Option<Self> {
+        let mut session = Self {
+            world: world.clone(),
+            setup,
+            client: client.into(),
+            id: None,
+            port: world.port(setup, watched),
+            next: AtomicU64::new(1),
+            watched: watched && !setup.drained,
+        };
+        if setup.sessions {
+            let hello = json!({
+                "jsonrpc": "2.0", "id": 0, "method": "initialize",
+                "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client, "version": "0"}}
+            });
+            let (_, id, _) = session.exchange(&Request::post(setup, None, &hello)).await?;
+            session.id = Some(id?.into());
+            let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+            session.post(&ready).await?;
+        }
+        Some(session)
+    }
+
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether the server learns of every hang-up at once.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched
+    }
+
+    pub(crate) async fn connect(&self) -> io::Result<Connection> {
+        Connection::open(&self.world, self.port).await
+    }
+
+    pub(crate) async fn connect_small(&self) -> io::Result<Connection> {
+        Connection::open_small(&self.world, self.port).await
+    }
+
+    /// Sends a message and gives the status of the response.
+    pub(crate) async fn post(&self, message: &Value) -> Option<u16> {
+        let request = Request::post(self.setup, self.id.as_deref(), message);
+        self.exchange(&request).await.map(|(status, ..)| status)
+    }
+
+    /// One request on a connection of its own: its status, and the session that it names.
+    pub(crate) async fn exchange(&self, request: &Request) -> Option<(u16, Option<String>, ())> {
+        let mut connection = self.connect().await.ok()?;
+        connection.send(request).await.ok()?;
+        let (status, session, _) = connection.reply().await?;
+        Some((status, session, ()))
+    }
+
+    /// Something that is no call; its status is written down.
+    pub(crate) async fn probe(&self, what: &str, request: &Request) {
+        // A stream that is granted to it may stay open.
+        let status = timeout(Duration::from_secs(2), self.exchange(request)).await;
+        self.world.log.write(Fact::Probed {
+            what: what.to_owned(),
+            status: status.ok().flatten().map(|(status, ..)| status),
+        });
+    }
+
+    /// Reads the standalone stream until it ends, or the client does.
+    pub(crate) async fn listen(self: Arc<Self>) {
+        let Ok(mut connection) = self.connect().await else {
+            return;
+        };
+        let stream = connection.number;
+        let session = self.id.clone();
+        self.world.log.write(Fact::Listening { session, stream });
+        let request = Request::get(self.setup, self.id.as_deref(), None);
+        if connection.send(&request).await.is_err() {
+            return;
+        }
+        while let Some(item) = connection.next().await {
+            match item {
+                Item::End => return,
+                item => drop(note(&self.world.log, stream, &item)),
+            }
+        }
+    }
+
+    pub(crate) async fn delete(&self) {
+        let Some(session) = self.id.clone() else {
+            return;
+        };
+        let request = Request::delete(self.setup, &session);
+        self.world.log.write(Fact::Deleting { session: session.clone() });
+        if let Some((status, ..)) = self.exchange(&request).await {
+            self.world.log.write(Fact::Deleted { session, status });
+        }
+    }
+}

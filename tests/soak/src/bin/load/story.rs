@@ -1,0 +1,293 @@
+//! What may happen to a call.
+
+use std::{sync::Arc, time::Duration};
+
+use fastrand::Rng;
+use serde_json::json;
+use soak::{
+    clock::{MILLI, SECOND},
+    fact::{Fact, Leave},
+    job::{Job, Manner},
+    setup::{GRACE, Setup},
+};
+use tokio::time::sleep;
+
+use crate::{
+    call::{Calling, Seen},
+    connection::Request,
+    dice::{millis, weighted},
+    session::Session,
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Story {
+    Stays,
+    LeavesForGood,
+    ComesBack,
+    ComesBackLate,
+    ComesBackTwice,
+    ComesBackWhileThere,
+    TriesWrongIds,
+    Polls,
+    Cancels,
+    DoesNotRead,
+    SendsSlowly,
+    ReusesItsId,
+    SendsGarbage,
+}
+
+use Story::*;
+
+const IN_SESSIONS: &[(u32, Story)] = &[
+    (24, Stays),
+    (16, LeavesForGood),
+    (18, ComesBack),
+    (7, ComesBackLate),
+    (5, ComesBackTwice),
+    (5, ComesBackWhileThere),
+    (5, TriesWrongIds),
+    (6, Polls),
+    (4, Cancels),
+    (2, DoesNotRead),
+    (3, SendsSlowly),
+    (2, ReusesItsId),
+    (3, SendsGarbage),
+];
+
+const WITHOUT: &[(u32, Story)] = &[
+    (40, Stays),
+    (45, LeavesForGood),
+    (8, SendsSlowly),
+    (7, SendsGarbage),
+];
+
+/// Longer than any handler works, and than any grace.
+const LONG: Duration = Duration::from_secs(9);
+/// A client that comes back within this is in time, whatever the machine does in between.
+const IN_TIME: u64 = GRACE / MILLI - 800;
+/// And after this it is late.
+const LATE: u64 = (GRACE + SECOND) / MILLI + 400;
+
+// === impl Story ===
+
+impl Story {
+    pub(crate) fn any(dice: &mut Rng, setup: &Setup) -> Self {
+        weighted(dice, if setup.sessions { IN_SESSIONS } else { WITHOUT })
+    }
+
+    /// How long its handler works, in milliseconds.
+    fn work(self, dice: &mut Rng) -> Duration {
+        match self {
+            Stays | SendsSlowly => millis(dice, 0..2_500),
+            // Half of them are answered while their client may still come back.
+            LeavesForGood if dice.bool() => millis(dice, 100..2_000),
+            LeavesForGood | ComesBackLate if dice.u8(..4) > 0 => millis(dice, 4_500..6_500),
+            TriesWrongIds | DoesNotRead => millis(dice, 5_000..6_500),
+            ComesBackLate => millis(dice, 600..1_800),
+            _ => millis(dice, 500..4_500),
+        }
+    }
+
+    /// Plays it, from the first byte to the last.
+    pub(crate) async fn play(self, session: &Arc<Session>, name: String, mut dice: Rng) {
+        let dice = &mut dice;
+        if self == SendsGarbage {
+            return send_garbage(session, dice).await;
+        }
+        let job = Job {
+            name,
+            work: self.work(dice),
+            steps: if self == DoesNotRead { 60 } else { dice.u32(..4) },
+            manner: match self {
+                DoesNotRead => Manner::Floods,
+                _ if session.setup.abort.is_some() && dice.bool() => Manner::Deaf,
+                _ => Manner::Heeds,
+            },
+        };
+        let large = self == Stays && dice.u8(..20) == 0;
+        let bytes = if large { 300_000 } else { dice.usize(100..4_000) };
+        let mut call = Calling::new(session, &job, bytes);
+        let _gave_up = self.tell(&mut call, &job, dice).await;
+        call.leave(Leave::Fin).await;
+    }
+
+    /// `None` if there was no way to go on.
+    async fn tell(self, call: &mut Calling, job: &Job, dice: &mut Rng) -> Option<()> {
+        let session = call.session.clone();
+        let connection = match self {
+            DoesNotRead => session.connect_small().await,
+            _ => session.connect().await,
+        };
+        let mut connection = connection.ok()?;
+        if self == SendsSlowly {
+            call.asks(&connection);
+            let bytes = call.request().bytes();
+            let cut = dice.usize(1..bytes.len());
+            connection.write(&bytes[..cut]).await.ok()?;
+            sleep(millis(dice, 20..700)).await;
+            if dice.u8(..4) == 0 {
+                connection.leave(how(dice, &session)).await;
+                return None;
+            }
+            connection.write(&bytes[cut..]).await.ok()?;
+            call.sent(connection);
+        } else {
+            call.ask(connection).await?;
+        }
+        let while_it_works = |dice: &mut Rng| millis(dice, 0..job.work.as_millis() as u64 + 1);
+        match self {
+            Stays | SendsSlowly => call.stay(LONG).await,
+            LeavesForGood => {
+                if call.read(while_it_works(dice).min(Duration::from_secs(2))).await == Seen::Time {
+                    call.leave(how(dice, &session)).await;
+                }
+            }
+            ComesBack => {
+                for _ in 0..dice.u8(1..4) {
+                    if call.read(while_it_works(dice)).await != Seen::Time {
+                        break;
+                    }
+                    call.leave(how(dice, &session)).await;
+                    sleep(millis(dice, 0..IN_TIME)).await;
+                    call.resume().await?;
+                }
+                call.stay(LONG).await;
+            }
+            ComesBackLate => {
+                call.read(millis(dice, 100..600)).await;
+                call.leave(how(dice, &session)).await;
+                sleep(millis(dice, LATE..LATE + 1_000)).await;
+                call.resume().await?;
+                call.read(Duration::from_secs(4)).await;
+            }
+            ComesBackTwice => {
+                call.read(millis(dice, 100..500)).await;
+                call.leave(how(dice, &session)).await;
+                sleep(millis(dice, 0..IN_TIME)).await;
+                call.resume().await?;
+                call.head(LONG).await;
+                let first = call.connection.take();
+                call.resume().await?;
+                call.head(LONG).await;
+                if let Some(first) = first {
+                    first.leave(how(dice, &session)).await;
+                }
+                call.stay(LONG).await;
+            }
+            ComesBackWhileThere => {
+                call.read(millis(dice, 100..500)).await;
+                let first = call.connection.take();
+                call.resume().await?;
+                call.head(LONG).await;
+                sleep(millis(dice, 0..200)).await;
+                if let Some(first) = first {
+                    first.leave(how(dice, &session)).await;
+                }
+                call.stay(LONG).await;
+            }
+            TriesWrongIds => {
+                call.read(millis(dice, 100..1_000)).await;
+                call.leave(how(dice, &session)).await;
+                sleep(millis(dice, 0..400)).await;
+                try_wrong_ids(call).await;
+                if dice.bool() {
+                    call.resume().await?;
+                    call.stay(LONG).await;
+                }
+            }
+            Polls => {
+                for _ in 0..dice.u8(1..4) {
+                    if call.read(millis(dice, 50..1_000)).await != Seen::Time {
+                        break;
+                    }
+                    call.poll().await?;
+                    // A client that never comes back is one more that leaves for good.
+                    if call.read(LONG).await != Seen::End || dice.u8(..5) == 0 {
+                        return None;
+                    }
+                    sleep(millis(dice, 0..IN_TIME)).await;
+                    call.resume().await?;
+                }
+                call.stay(LONG).await;
+            }
+            Cancels => {
+                if call.read(while_it_works(dice)).await == Seen::Time {
+                    call.cancel().await;
+                    call.read(Duration::from_secs(1)).await;
+                }
+            }
+            DoesNotRead => {
+                call.head(LONG).await;
+                let stream = call.connection.as_ref()?.number;
+                session.world.log.write(Fact::Stops { stream });
+                sleep(millis(dice, 1_000..3_500)).await;
+                call.leave(how(dice, &session)).await;
+            }
+            ReusesItsId => {
+                call.head(LONG).await;
+                let mut twin = Calling::new(&session, &Job { name: format!("{}t", job.name), ..job.clone() }, 100);
+                twin.id = call.id;
+                let (call_key, by) = (call.key.clone(), twin.key.clone());
+                session.world.log.write(Fact::Reused { call: call_key, by });
+                twin.ask(session.connect().await.ok()?).await?;
+                twin.read(millis(dice, 100..2_000)).await;
+                twin.leave(how(dice, &session)).await;
+            }
+            SendsGarbage => {}
+        }
+        Some(())
+    }
+}
+
+/// How it hangs up. What hyper does not read it notices only where connections are watched.
+fn how(dice: &mut Rng, session: &Session) -> Leave {
+    let pipelined = if session.is_watched() { 2 } else { 0 };
+    weighted(
+        dice,
+        &[(4, Leave::Fin), (4, Leave::Reset), (1, Leave::Half), (pipelined, Leave::Pipelined)],
+    )
+}
+
+/// Ids that nobody gave out, and its own in a session that is not its own: none of them may help the call.
+async fn try_wrong_ids(call: &Calling) {
+    let session = &call.session;
+    for id in ["77/7777", "garbage", "0/", "-1/-1"] {
+        let request = Request::get(session.setup, session.id.as_deref(), Some(id));
+        session.probe("a wrong event id", &request).await;
+    }
+    let Some(id) = &call.last_event_id else {
+        return;
+    };
+    let Some(other) = Session::open(&session.world, session.setup, &session.client, false).await else {
+        return;
+    };
+    let request = Request::get(session.setup, other.id.as_deref(), Some(id));
+    session.probe("an event id of another session", &request).await;
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": call.id}});
+    let request = Request::post(session.setup, other.id.as_deref(), &cancel);
+    session.probe("a cancel from another session", &request).await;
+    other.delete().await;
+}
+
+async fn send_garbage(session: &Session, dice: &mut Rng) {
+    let call = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "work", "arguments": {}}});
+    let (what, body) = weighted(
+        dice,
+        &[
+            (1, ("half a message", b"{\"jsonrpc\":".to_vec().leak() as &[u8])),
+            (1, ("no JSON", b"\xff\xfe\x00")),
+            (1, ("an empty batch", b"[]")),
+            (1, ("nothing", b"")),
+            (1, ("no method", b"{\"jsonrpc\":\"2.0\",\"id\":1}")),
+        ],
+    );
+    let id = session.id.as_deref();
+    session.probe(what, &Request::raw(session.setup, id, body.to_vec())).await;
+    session.probe("a batch", &Request::post(session.setup, id, &json!([call, call]))).await;
+    let mut doubled = Request::post(session.setup, id, &call);
+    doubled.head += "mcp-session-id: other\r\n";
+    session.probe("two sessions", &doubled).await;
+    let mut missing = call.clone();
+    missing["params"]["name"] = json!("no such tool");
+    session.probe("no such tool", &Request::post(session.setup, id, &missing)).await;
+}

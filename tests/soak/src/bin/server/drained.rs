@@ -1,0 +1,69 @@
+//! A server that is drained and starts again, as in a deployment, while the others go on.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use soak::{
+    fact::{Fact, Log},
+    setup::DRAIN,
+};
+use tokio::{
+    net::TcpListener,
+    sync::oneshot,
+    time::{sleep, timeout},
+};
+
+use crate::{app::App, fault::Fault, gauges::Gauges};
+
+/// How long it serves.
+const LIFE: Duration = Duration::from_secs(9);
+/// Once all is cancelled axum has nothing to wait for.
+const END: Duration = Duration::from_secs(3);
+
+/// Serves, drains and serves again, at the same address.
+pub(crate) async fn again_and_again(
+    listener: TcpListener,
+    log: Log,
+    fault: Option<Fault>,
+    gauges: Arc<Gauges>,
+) {
+    let address = listener.local_addr().expect("it is bound");
+    let mut listener = Some(listener);
+    loop {
+        let app = App::new(&log, fault, |setup| setup.drained);
+        gauges.replace(&app);
+        let calls = app.calls.clone();
+        let (end, ended) = oneshot::channel::<()>();
+        let listener = match listener.take() {
+            Some(listener) => listener,
+            None => bind(address).await,
+        };
+        let server = axum::serve(listener, app.router).with_graceful_shutdown(async {
+            let _dropped = ended.await;
+        });
+        let mut server = tokio::spawn(server.into_future());
+        log.write(Fact::Serving);
+        sleep(LIFE).await;
+
+        log.write(Fact::Draining);
+        let _sent = end.send(());
+        let report = calls.drain(DRAIN).await;
+        let in_time = timeout(END, &mut server).await.is_ok();
+        if !in_time {
+            server.abort();
+        }
+        log.write(Fact::Drained {
+            ended: report.ended,
+            cancelled: report.cancelled,
+            in_time,
+        });
+    }
+}
+
+async fn bind(address: SocketAddr) -> TcpListener {
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+}

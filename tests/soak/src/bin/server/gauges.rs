@@ -1,0 +1,85 @@
+//! How many calls, sessions, bytes, descriptors and tasks there are, once a second.
+
+use std::{
+    fs,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use mcp_cancel_on_disconnect::Calls;
+use soak::fact::{Fact, Gauge, Log};
+use tokio::{runtime::Handle, time::sleep};
+
+use crate::app::{App, Sessions};
+
+/// The layers and sessions that there are.
+#[derive(Default)]
+pub(crate) struct Gauges(Mutex<Parts>);
+
+#[derive(Default)]
+struct Parts {
+    /// Of all that ever were: an old one that has calls in flight leaks.
+    calls: Vec<Calls>,
+    sessions: Vec<Sessions>,
+    /// Those of the server that is drained, whose sessions end with it.
+    replaceable: Vec<Sessions>,
+}
+
+// === impl Gauges ===
+
+impl Gauges {
+    pub(crate) fn add(&self, app: &App) {
+        let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.calls.push(app.calls.clone());
+        parts.sessions.extend(app.sessions.iter().cloned());
+    }
+
+    /// The server that is drained has started again.
+    pub(crate) fn replace(&self, app: &App) {
+        let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.calls.push(app.calls.clone());
+        parts.replaceable.clone_from(&app.sessions);
+    }
+
+    async fn read(&self) -> Gauge {
+        let (calls, sessions) = {
+            let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let calls = parts.calls.iter().map(Calls::len).sum();
+            // The newest and the one before may still be in use.
+            let old = parts.calls.len().saturating_sub(3);
+            let mut turn = 0;
+            parts.calls.retain(|calls| {
+                turn += 1;
+                turn == 1 || turn > old || !calls.is_empty()
+            });
+            let sessions: Vec<_> = parts.sessions.iter().chain(&parts.replaceable).cloned().collect();
+            (calls, sessions)
+        };
+        let mut open = 0;
+        for sessions in sessions {
+            open += sessions.local().sessions.read().await.len();
+        }
+        Gauge {
+            calls,
+            sessions: open,
+            resident_kib: resident_kib(),
+            descriptors: fs::read_dir("/proc/self/fd").map_or(0, Iterator::count),
+            tasks: Handle::current().metrics().num_alive_tasks(),
+        }
+    }
+}
+
+/// Writes them down as long as the process lives.
+pub(crate) async fn write(gauges: Arc<Gauges>, log: Log) {
+    loop {
+        log.write(Fact::Gauge(gauges.read().await));
+        sleep(Duration::from_secs(1)).await;
+    }
+}
+
+fn resident_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+}

@@ -1,0 +1,168 @@
+//! What the handlers and the clients write down, one JSON object a line, one write a line.
+//!
+//! A fact says what its writer did or saw. What a client is about to do is written before it does it, and what it has
+//! done after: the truth lies between the two.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, BufRead as _, BufReader, Write as _},
+    path::Path,
+    sync::Arc,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::{Micros, now};
+
+/// A fact and its time.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Line {
+    pub at: Micros,
+    #[serde(flatten)]
+    pub fact: Fact,
+}
+
+/// The name of a call: its [`Job`](crate::job::Job).
+pub type Call = Arc<str>;
+
+/// The number of a request of a client with its response, unique in the load.
+pub type Stream = u64;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "fact", rename_all = "snake_case")]
+pub enum Fact {
+    // The handlers.
+    Started { call: Call },
+    Progressed { call: Call },
+    /// The handler's token fired, and it ends.
+    Token { call: Call, reason: Option<String> },
+    /// The handler answers.
+    Answered { call: Call },
+    /// The handler was dropped before it ended.
+    Dropped { call: Call },
+
+    // The server.
+    Draining,
+    Drained { ended: usize, cancelled: usize, in_time: bool },
+    /// The drained server is there again.
+    Serving,
+    Gauge(Gauge),
+    Fault { name: String },
+
+    // Server and load.
+    /// The process did nothing for so long, up to now.
+    Stalled { millis: u64 },
+
+    // The load as a whole.
+    Seed { seed: u64 },
+    /// All clients have gone, and what they left has had its time.
+    Quiet,
+
+    // The clients.
+    /// About to send a call.
+    Asked { call: Call, client: Arc<str>, route: Arc<str>, session: Option<Arc<str>>, id: String, stream: Stream },
+    /// Has sent the whole of it.
+    Sent { stream: Stream },
+    /// About to send a GET with `Last-Event-ID`, for this call or in its place.
+    Resuming { call: Call, session: Option<Arc<str>>, last_event_id: String, stream: Stream },
+    Head { stream: Stream, status: u16 },
+    /// An event that is no answer.
+    Event { stream: Stream, id: Option<String> },
+    /// An answer, and the call whose handler wrote it.
+    Answer { stream: Stream, id: String, of: String, whole: bool },
+    /// A JSON-RPC error.
+    Error { stream: Stream, id: String, code: i64 },
+    /// About to open the standalone stream of a session.
+    Listening { session: Option<Arc<str>>, stream: Stream },
+    /// Does not read from here on.
+    Stops { stream: Stream },
+    /// About to close the connection.
+    Leaving { stream: Stream, how: Leave },
+    /// Has closed it.
+    Left { stream: Stream },
+    /// The server ended the response, or the connection.
+    Over { stream: Stream, clean: bool },
+    /// About to send `notifications/cancelled`.
+    Cancelling { call: Call },
+    /// The server took it.
+    Cancelled { call: Call },
+    /// About to have the server end the stream of the call (SEP-1699).
+    Polling { call: Call },
+    /// Uses the id of a call in flight for another one, which is forbidden.
+    Reused { call: Call, by: Call },
+    Deleting { session: Arc<str> },
+    Deleted { session: Arc<str>, status: u16 },
+    /// Something else was sent, and this is the status that came back.
+    Probed { what: String, status: Option<u16> },
+    /// What an SDK told its user.
+    Outcome { call: Call, text: Option<String>, error: Option<String> },
+}
+
+/// How a client leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Leave {
+    Fin,
+    Reset,
+    /// It only says that it will send no more.
+    Half,
+    /// It leaves bytes of a next request behind.
+    Pipelined,
+    /// A proxy resets both sides.
+    Proxy,
+}
+
+/// How the server is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gauge {
+    /// `Calls::len` of all layers.
+    pub calls: usize,
+    pub sessions: usize,
+    pub resident_kib: u64,
+    pub descriptors: usize,
+    pub tasks: usize,
+}
+
+/// Where a process writes its facts.
+#[derive(Debug, Clone)]
+pub struct Log(Arc<File>);
+
+// === impl Log ===
+
+impl Log {
+    /// # Errors
+    ///
+    /// If the file cannot be opened.
+    pub fn append(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        Ok(Self(Arc::new(file)))
+    }
+
+    /// Writes down that this happens now.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot: a log with holes proves nothing.
+    pub fn write(&self, fact: Fact) {
+        let line = Line { at: now(), fact };
+        let mut text = serde_json::to_vec(&line).expect("a fact is JSON");
+        text.push(b'\n');
+        (&*self.0).write_all(&text).expect("the log takes a line");
+    }
+}
+
+/// All facts of these files, by their time.
+///
+/// # Errors
+///
+/// If a file cannot be read, or a line of it is no fact.
+pub fn read(paths: &[impl AsRef<Path>]) -> io::Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    for path in paths {
+        for line in BufReader::new(File::open(path)?).lines() {
+            lines.push(serde_json::from_str(&line?)?);
+        }
+    }
+    lines.sort_by_key(|line: &Line| line.at);
+    Ok(lines)
+}

@@ -1,0 +1,108 @@
+//! Whether answers went where they belong, and nowhere else.
+//!
+//! - On every stream of a call nobody's answer but its own may come, under its own id, and all of it.
+//! - Whoever is there when the handler answers gets the answer, within a second.
+//! - With the session manager, whoever comes back with an event id of the call, after it was answered, gets it too.
+//! - Whoever comes back to a call that was cancelled because nobody came gets the error -32800.
+//! - A standalone stream carries no answers. (Where the layer stands alone, rmcp may send one that was cancelled.)
+
+use super::{
+    history::{CallHistory, End, History, Stream},
+    rules::RACE,
+};
+use crate::clock::{Micros, SECOND};
+
+/// What is wrong with what its client got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Misdelivery {
+    /// Somebody else's, or under another id, or cut.
+    WrongAnswer,
+    /// The client was there, and did not get it.
+    LostAnswer,
+    /// It came back too late, and was not told.
+    NotTold,
+}
+
+/// How long a session remembers, at least: it is closed when it was idle for a while.
+const REMEMBERED: Micros = 5 * SECOND;
+const CANCELLED: i64 = -32_800;
+
+pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<Misdelivery> {
+    if call.reused {
+        return None;
+    }
+    let is_own = |(_, id, of, whole): &(Micros, String, String, bool)| *id == call.id && of == key && *whole;
+    let answers = call.streams.iter().filter_map(|stream| stream.answer.as_ref());
+    let errors = call.streams.iter().filter_map(|stream| stream.error.as_ref());
+    let text = call.outcome.iter().flatten();
+    if !answers.clone().all(is_own)
+        || errors.clone().any(|(_, id, _)| *id != call.id && id != "null")
+        || text.clone().any(|text| text != key)
+    {
+        return Some(Misdelivery::WrongAnswer);
+    }
+    let (ended, end) = call.ended?;
+    let session = call.session.as_ref().and_then(|session| history.sessions.get(session));
+    let deleting = session.and_then(|session| session.deleting).unwrap_or(Micros::MAX);
+    let drained = history.drains.iter().filter(|_| call.setup.drained).map(|&(at, _)| at);
+    let forgotten = drained.filter(|&at| at + SECOND > call.asked).min().unwrap_or(Micros::MAX);
+    let until = deleting.min(forgotten).min(call.cancelling.unwrap_or(Micros::MAX));
+    let generations = call.generations();
+    for (turn, stream) in generations.iter().enumerate() {
+        // The next one takes it over.
+        let next = generations.get(turn + 1).map_or(Micros::MAX, |next| next.opened);
+        let wait = SECOND + history.stalls.within(stream.opened.max(ended), stream.opened.max(ended) + 2 * SECOND);
+        let stays_to = stream.stays_to().min(next).min(until).min(history.end);
+        if stays_to < stream.opened.max(ended) + wait {
+            continue;
+        }
+        let late = stream.opened > ended;
+        match end {
+            End::Answered if late && !call.setup.wrapped => {}
+            // On its way when the handler answered: only the session manager keeps answers.
+            End::Answered if !late && !call.setup.wrapped && !stream.is_there_at(ended) => {}
+            End::Answered if late && stream.opened > ended + REMEMBERED => {}
+            End::Answered if stream.answer.is_none() && stream.error.is_none() => {
+                return Some(Misdelivery::LostAnswer);
+            }
+            End::Token | End::Dropped
+                if stream.opened > ended + RACE
+                    && stream.opened < ended + REMEMBERED
+                    && stream.error.as_ref().is_none_or(|&(_, _, code)| code != CANCELLED) =>
+            {
+                return Some(Misdelivery::NotTold);
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// The answers on standalone streams that should not be there.
+pub(super) fn strays(history: &History) -> usize {
+    let strays = history.standalone.values().filter(|stream| {
+        stream.answer.as_ref().is_some_and(|(_, _, of, _)| {
+            let call = history.calls.get(of.as_str());
+            // That of a cancelled call, in its own session, is rmcp's.
+            call.is_none_or(|call| call.setup.wrapped || call.session != stream.session)
+        })
+    });
+    strays.count()
+}
+
+// === impl Stream ===
+
+impl Stream {
+    /// Until when its client read.
+    fn stays_to(&self) -> Micros {
+        let leaving = self.leaving.map(|(at, _)| at);
+        // That the server ended it is no excuse of the server.
+        leaving.into_iter().chain(self.stops).min().unwrap_or(Micros::MAX)
+    }
+
+    /// Its head had come, and the server had not ended it.
+    fn is_there_at(&self, at: Micros) -> bool {
+        self.head.is_some_and(|(head, status)| status == 200 && head < at)
+            && self.over.is_none_or(|over| over > at)
+    }
+}

@@ -1,0 +1,58 @@
+//! Whether the server came to rest, and whether it grew: what is left after the second round against the first.
+
+use super::history::History;
+use crate::fact::Gauge;
+
+/// What a server that has nothing to do may differ by.
+const DESCRIPTORS: usize = 4;
+const TASKS: usize = 6;
+/// The allocator keeps what it once had.
+const RESIDENT_KIB: u64 = 16 * 1024;
+
+/// The server in both quiet times.
+#[derive(Debug, Clone, Copy)]
+pub struct Health {
+    pub first: Gauge,
+    pub last: Gauge,
+}
+
+// === impl Health ===
+
+impl Health {
+    /// The newest gauges of both quiet times, if there were two.
+    pub(super) fn of(history: &History) -> Option<Self> {
+        let gauge = |from: u64, to: u64| {
+            let mut within = history.gauges.iter().filter(|(at, _)| (from..=to).contains(at));
+            within.next_back().map(|&(_, gauge)| gauge)
+        };
+        let (&first, &last) = (history.quiet.first()?, history.quiet.last()?);
+        Some(Self {
+            first: gauge(first, first + 2_400_000)?,
+            last: gauge(last, history.end)?,
+        })
+    }
+
+    /// What does not go back to where it was.
+    pub(super) fn leaks(&self) -> Vec<String> {
+        let Self { first, last } = self;
+        let mut leaks = Vec::new();
+        for (when, gauge) in [("the first round", first), ("the second round", last)] {
+            if gauge.calls > 0 {
+                leaks.push(format!("{} calls are left after {when}", gauge.calls));
+            }
+            if gauge.sessions > 0 {
+                leaks.push(format!("{} sessions are left after {when}", gauge.sessions));
+            }
+        }
+        if last.descriptors > first.descriptors + DESCRIPTORS {
+            leaks.push(format!("descriptors: {} and then {}", first.descriptors, last.descriptors));
+        }
+        if last.tasks > first.tasks + TASKS {
+            leaks.push(format!("tasks: {} and then {}", first.tasks, last.tasks));
+        }
+        if last.resident_kib > first.resident_kib * 5 / 4 + RESIDENT_KIB {
+            leaks.push(format!("memory: {} KiB and then {} KiB", first.resident_kib, last.resident_kib));
+        }
+        leaks
+    }
+}

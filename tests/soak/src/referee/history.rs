@@ -1,0 +1,347 @@
+//! The facts, sorted by what they are about.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use crate::{
+    clock::{MILLI, Micros},
+    fact::{Call, Fact, Gauge, Leave, Line, Stream as Number},
+    job::Job,
+    setup::{GRACE, Setup},
+};
+
+/// All that is known of a run.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    pub(super) calls: HashMap<Call, CallHistory>,
+    pub(super) sessions: HashMap<Arc<str>, SessionHistory>,
+    /// Streams of no call: the standalone ones.
+    pub(super) standalone: HashMap<Number, Stream>,
+    pub(super) stalls: Stalls,
+    pub(super) drains: Vec<(Micros, Option<Micros>)>,
+    pub(super) late_drains: usize,
+    pub(super) gauges: Vec<(Micros, Gauge)>,
+    pub(super) quiet: Vec<Micros>,
+    pub(super) fault: Option<String>,
+    pub(super) seed: Option<u64>,
+    pub(super) end: Micros,
+    /// Calls that were about to be asked with an id in use.
+    reuses: HashSet<Call>,
+    /// What followed from no fact before it.
+    pub(super) unexplained: Vec<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct CallHistory {
+    pub(super) job: Job,
+    pub(super) setup: &'static Setup,
+    pub(super) client: Arc<str>,
+    pub(super) session: Option<Arc<str>>,
+    pub(super) id: String,
+    pub(super) asked: Micros,
+    /// That of the POST first, then those of all attempts to resume.
+    pub(super) streams: Vec<Stream>,
+    pub(super) started: Vec<Micros>,
+    /// How its handler ended.
+    pub(super) ended: Option<(Micros, End)>,
+    pub(super) reason: Option<String>,
+    pub(super) cancelling: Option<Micros>,
+    pub(super) cancelled: Option<Micros>,
+    pub(super) polled: Vec<Micros>,
+    /// Its id was used twice at a time.
+    pub(super) reused: bool,
+    pub(super) outcome: Option<Option<String>>,
+}
+
+/// How a handler ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Answered,
+    Token,
+    Dropped,
+}
+
+/// A request and its response, as its client saw them.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) number: Number,
+    pub(super) session: Option<Arc<str>>,
+    pub(super) opened: Micros,
+    pub(super) last_event_id: Option<String>,
+    pub(super) sent: Option<Micros>,
+    pub(super) head: Option<(Micros, u16)>,
+    pub(super) event_ids: Vec<String>,
+    /// The handler whose answer came, and whether it was all of it.
+    pub(super) answer: Option<(Micros, String, String, bool)>,
+    pub(super) error: Option<(Micros, String, i64)>,
+    pub(super) stops: Option<Micros>,
+    pub(super) leaving: Option<(Micros, Leave)>,
+    pub(super) left: Option<Micros>,
+    pub(super) over: Option<Micros>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct SessionHistory {
+    pub(super) deleting: Option<Micros>,
+    pub(super) deleted: Option<Micros>,
+}
+
+/// When a process did not run: beginnings and ends.
+#[derive(Debug, Default)]
+pub(super) struct Stalls(pub(super) Vec<(Micros, Micros)>);
+
+// === impl History ===
+
+impl History {
+    pub(super) fn of(lines: &[Line]) -> Self {
+        let mut history = Self::default();
+        let mut streams: HashMap<Number, Option<Call>> = HashMap::new();
+        for line in lines {
+            history.end = line.at;
+            history.take(line.at, &line.fact, &mut streams);
+        }
+        history.stalls.0.sort_unstable();
+        history
+    }
+
+    #[allow(clippy::too_many_lines, reason = "one arm a fact")]
+    fn take(&mut self, at: Micros, fact: &Fact, streams: &mut HashMap<Number, Option<Call>>) {
+        match fact {
+            Fact::Asked { call, client, route, session, id, stream } => {
+                let (Ok(job), Some(setup)) = (call.parse(), Setup::of(route)) else {
+                    return self.unexplained.push(format!("a call {call} on {route}"));
+                };
+                streams.insert(*stream, Some(call.clone()));
+                let first = Stream::new(*stream, session.clone(), at, None);
+                if let Some(call) = self.calls.get_mut(call) {
+                    // An SDK that sends it once more.
+                    return call.streams.push(first);
+                }
+                let history = CallHistory {
+                    job,
+                    setup,
+                    client: client.clone(),
+                    session: session.clone(),
+                    id: id.clone(),
+                    asked: at,
+                    streams: vec![first],
+                    started: Vec::new(),
+                    ended: None,
+                    reason: None,
+                    cancelling: None,
+                    cancelled: None,
+                    polled: Vec::new(),
+                    reused: self.reuses.contains(call),
+                    outcome: None,
+                };
+                self.calls.insert(call.clone(), history);
+            }
+            Fact::Resuming { call, session, last_event_id, stream } => {
+                streams.insert(*stream, Some(call.clone()));
+                let stream = Stream::new(*stream, session.clone(), at, Some(last_event_id.clone()));
+                self.call(call, |call| call.streams.push(stream));
+            }
+            Fact::Listening { session, stream } => {
+                streams.insert(*stream, None);
+                let listening = Stream::new(*stream, session.clone(), at, None);
+                self.standalone.insert(*stream, listening);
+            }
+            Fact::Started { call } => self.call(call, |call| call.started.push(at)),
+            Fact::Progressed { .. } | Fact::Probed { .. } => {}
+            Fact::Token { call, reason } => self.call(call, |call| {
+                call.reason.clone_from(reason);
+                call.end(at, End::Token);
+            }),
+            Fact::Answered { call } => self.call(call, |call| call.end(at, End::Answered)),
+            Fact::Dropped { call } => self.call(call, |call| call.end(at, End::Dropped)),
+            Fact::Cancelling { call } => self.call(call, |call| {
+                call.cancelling.get_or_insert(at);
+            }),
+            Fact::Cancelled { call } => self.call(call, |call| call.cancelled = Some(at)),
+            Fact::Polling { call } => self.call(call, |call| call.polled.push(at)),
+            Fact::Outcome { call, text, .. } => {
+                self.call(call, |call| call.outcome = Some(text.clone()));
+            }
+            Fact::Reused { call, by } => {
+                self.call(call, |call| call.reused = true);
+                self.reuses.insert(by.clone());
+            }
+            Fact::Sent { stream } => self.stream(streams, *stream, |it| it.sent = Some(at)),
+            Fact::Head { stream, status } => {
+                self.stream(streams, *stream, |it| it.head = Some((at, *status)));
+            }
+            Fact::Event { stream, id } => {
+                self.stream(streams, *stream, |it| it.event_ids.extend(id.clone()));
+            }
+            Fact::Answer { stream, id, of, whole } => {
+                let answer = (at, id.clone(), of.clone(), *whole);
+                self.stream(streams, *stream, |it| it.answer = Some(answer));
+            }
+            Fact::Error { stream, id, code } => {
+                let error = (at, id.clone(), *code);
+                self.stream(streams, *stream, |it| it.error = Some(error));
+            }
+            Fact::Stops { stream } => self.stream(streams, *stream, |it| it.stops = Some(at)),
+            Fact::Leaving { stream, how } => {
+                self.stream(streams, *stream, |it| it.leaving = Some((at, *how)));
+            }
+            Fact::Left { stream } => self.stream(streams, *stream, |it| it.left = Some(at)),
+            Fact::Over { stream, .. } => self.stream(streams, *stream, |it| it.over = Some(at)),
+            Fact::Deleting { session } => {
+                let session = self.sessions.entry(session.clone()).or_default();
+                session.deleting.get_or_insert(at);
+            }
+            Fact::Deleted { session, status } => {
+                let session = self.sessions.entry(session.clone()).or_default();
+                if (200..300).contains(status) {
+                    session.deleted.get_or_insert(at);
+                }
+            }
+            Fact::Draining => self.drains.push((at, None)),
+            Fact::Drained { in_time, .. } => {
+                self.late_drains += usize::from(!in_time);
+                if let Some(drain) = self.drains.last_mut() {
+                    drain.1 = Some(at);
+                }
+            }
+            Fact::Serving => {}
+            Fact::Gauge(gauge) => self.gauges.push((at, *gauge)),
+            Fact::Quiet => self.quiet.push(at),
+            Fact::Stalled { millis } => {
+                self.stalls.0.push((at.saturating_sub(millis * MILLI), at));
+            }
+            Fact::Seed { seed } => self.seed = Some(*seed),
+            Fact::Fault { name } => self.fault = Some(name.clone()),
+        }
+    }
+
+    fn call(&mut self, call: &Call, act: impl FnOnce(&mut CallHistory)) {
+        match self.calls.get_mut(call) {
+            Some(call) => act(call),
+            None => self.unexplained.push(format!("nobody asked for {call}")),
+        }
+    }
+
+    fn stream(
+        &mut self,
+        streams: &HashMap<Number, Option<Call>>,
+        number: Number,
+        act: impl FnOnce(&mut Stream),
+    ) {
+        let stream = match streams.get(&number) {
+            Some(Some(call)) => {
+                let call = self.calls.get_mut(call);
+                call.and_then(|call| call.streams.iter_mut().find(|it| it.number == number))
+            }
+            Some(None) => self.standalone.get_mut(&number),
+            None => None,
+        };
+        if let Some(stream) = stream {
+            act(stream);
+        }
+    }
+}
+
+// === impl CallHistory ===
+
+impl CallHistory {
+    fn end(&mut self, at: Micros, end: End) {
+        self.ended.get_or_insert((at, end));
+    }
+
+    /// How long it waits for its client.
+    pub(super) fn grace(&self) -> Micros {
+        if self.session.is_some() { GRACE } else { 0 }
+    }
+
+    /// When its handler started, if it did.
+    pub(super) fn start(&self) -> Option<Micros> {
+        self.started.first().copied()
+    }
+
+    /// When its handler would have ended by itself.
+    pub(super) fn natural_end(&self) -> Option<Micros> {
+        let work = u64::try_from(self.job.work.as_micros()).unwrap_or(u64::MAX);
+        self.start().map(|start| start + work)
+    }
+
+    /// The streams that are the call's: the first, and each resume after an event of one before it.
+    pub(super) fn generations(&self) -> Vec<&Stream> {
+        let mut known: Vec<&str> = Vec::new();
+        let mut generations: Vec<&Stream> = Vec::new();
+        for stream in &self.streams {
+            let is_own = match &stream.last_event_id {
+                None => generations.is_empty(),
+                Some(id) => stream.session == self.session && known.contains(&id.as_str()),
+            };
+            if is_own {
+                known.extend(stream.event_ids.iter().map(String::as_str));
+                generations.push(stream);
+            }
+        }
+        generations
+    }
+}
+
+// === impl Stream ===
+
+impl Stream {
+    fn new(number: Number, session: Option<Arc<str>>, opened: Micros, last_event_id: Option<String>) -> Self {
+        Self {
+            number,
+            session,
+            opened,
+            last_event_id,
+            sent: None,
+            head: None,
+            event_ids: Vec::new(),
+            answer: None,
+            error: None,
+            stops: None,
+            leaving: None,
+            left: None,
+            over: None,
+        }
+    }
+
+    /// From when on its client may have been gone, or its server may have ended it.
+    pub(super) fn gone_from(&self, slack: Micros) -> Option<Micros> {
+        let leaving = self.leaving.map(|(at, _)| at);
+        let over = self.over.map(|at| at.saturating_sub(slack).max(self.opened));
+        leaving.into_iter().chain(over).min()
+    }
+
+    /// From when on its client was gone for sure.
+    pub(super) fn gone_by(&self) -> Option<Micros> {
+        self.left.into_iter().chain(self.over).min()
+    }
+}
+
+// === impl Stalls ===
+
+impl Stalls {
+    /// How long the processes stood still in this time, all stalls added up.
+    pub(super) fn within(&self, from: Micros, to: Micros) -> Micros {
+        let overlap = |&(begun, ended): &(Micros, Micros)| ended.min(to).saturating_sub(begun.max(from));
+        self.near(from, to).map(overlap).sum()
+    }
+
+    /// The longest of them.
+    pub(super) fn longest(&self, from: Micros, to: Micros) -> Micros {
+        self.near(from, to).map(|(begun, ended)| ended - begun).max().unwrap_or(0)
+    }
+
+    pub(super) fn total(&self) -> Micros {
+        self.0.iter().map(|(begun, ended)| ended - begun).sum()
+    }
+
+    fn near(&self, from: Micros, to: Micros) -> impl Iterator<Item = &(Micros, Micros)> {
+        let before = self.0.partition_point(|&(begun, _)| begun < to);
+        // They are sorted by their beginnings; none lasts for a minute.
+        let far = from.saturating_sub(60_000 * MILLI);
+        let after = self.0.partition_point(|&(begun, _)| begun < far);
+        self.0[after..before].iter().filter(move |&&(_, ended)| ended > from)
+    }
+}

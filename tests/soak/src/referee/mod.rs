@@ -1,0 +1,196 @@
+//! Judges a run from its facts alone: nothing of what the layer says about itself counts, but for its being empty.
+//!
+//! [`rules`] say when a call must complete, must be cancelled, or may do either; [`delivery`] who must get which answer;
+//! [`health`] what must be left of the server. A run in which too many calls may do either proves nothing, and fails.
+
+use std::{collections::BTreeMap, fmt};
+
+mod delivery;
+mod health;
+mod history;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    delivery::Misdelivery,
+    health::Health,
+    rules::{Class, Wrong},
+};
+use self::history::{CallHistory, End, History};
+use crate::{clock::SECOND, fact::Line};
+
+/// What the referee found.
+#[derive(Debug)]
+pub struct Report {
+    pub seed: Option<u64>,
+    pub fault: Option<String>,
+    /// By route and class: how many calls, and how many of them were answered.
+    pub calls: BTreeMap<(&'static str, Class), (usize, usize)>,
+    /// By client, where it is an SDK.
+    pub sdks: BTreeMap<String, usize>,
+    pub wrong: BTreeMap<Wrong, Vec<String>>,
+    pub misdelivered: BTreeMap<Misdelivery, Vec<String>>,
+    pub strays: usize,
+    pub health: Option<Health>,
+    pub leaks: Vec<String>,
+    pub late_drains: usize,
+    pub drains: usize,
+    pub stalled_millis: u64,
+    pub longest_stall_millis: u64,
+    pub unexplained: Vec<String>,
+}
+
+/// More calls than this, in percent, must not be left undecided.
+const EITHER: usize = 20;
+/// So many of each sort are told in full.
+const TOLD: usize = 5;
+
+/// Judges the facts of a run, sorted by time.
+#[must_use]
+pub fn judge(lines: &[Line]) -> Report {
+    let history = History::of(lines);
+    let health = Health::of(&history);
+    let mut report = Report {
+        seed: history.seed,
+        fault: history.fault.clone(),
+        calls: BTreeMap::new(),
+        sdks: BTreeMap::new(),
+        wrong: BTreeMap::new(),
+        misdelivered: BTreeMap::new(),
+        strays: delivery::strays(&history),
+        leaks: health.map_or_else(Vec::new, |health| health.leaks()),
+        health,
+        late_drains: history.late_drains,
+        drains: history.drains.len(),
+        stalled_millis: history.stalls.total() / 1_000,
+        longest_stall_millis: history.stalls.longest(0, u64::MAX) / 1_000,
+        unexplained: history.unexplained.clone(),
+    };
+    let mut calls: Vec<_> = history.calls.iter().collect();
+    calls.sort_by_key(|(_, call)| call.asked);
+    for (key, call) in calls {
+        let (class, wrong) = rules::judge(call, &history);
+        let (all, answered) = report.calls.entry((call.setup.route, class)).or_default();
+        *all += 1;
+        *answered += usize::from(matches!(call.ended, Some((_, End::Answered))));
+        if !call.client.starts_with('r') || !call.client.contains('a') {
+            *report.sdks.entry(call.client.to_string()).or_default() += 1;
+        }
+        if let Some(wrong) = wrong {
+            report.wrong.entry(wrong).or_default().push(story(key, call));
+        }
+        if let Some(wrong) = delivery::judge(key, call, &history) {
+            report.misdelivered.entry(wrong).or_default().push(story(key, call));
+        }
+    }
+    report
+}
+
+/// What became of a call, in one line: milliseconds since it was asked.
+fn story(key: &str, call: &CallHistory) -> String {
+    let since = |at: u64| at.saturating_sub(call.asked) / 1_000;
+    let mut line = format!("{key} on {} (asked at {} us, session {:?}):", call.setup.route, call.asked, call.session);
+    for stream in &call.streams {
+        line += &format!(
+            " [{} after {:?}: head {:?}, answer {}, error {:?}, leaving {:?}, over {:?}]",
+            since(stream.opened),
+            stream.last_event_id,
+            stream.head.map(|(at, status)| (since(at), status)),
+            stream.answer.as_ref().map_or_else(|| "none".to_owned(), |(at, _, of, whole)| {
+                format!("{} at {}, whole: {whole}", of, since(*at))
+            }),
+            stream.error.as_ref().map(|(at, _, code)| (since(*at), code)),
+            stream.leaving.map(|(at, how)| (since(at), how)),
+            stream.over.map(since),
+        );
+    }
+    let ended = call.ended.map(|(at, end)| (since(at), end));
+    line + &format!(
+        " started {:?}, ended {ended:?} {:?}, cancelled {:?}",
+        call.started.iter().map(|&at| since(at)).collect::<Vec<_>>(),
+        call.reason,
+        call.cancelling.map(since),
+    )
+}
+
+// === impl Report ===
+
+impl Report {
+    /// How many calls there were, and how many may have done either.
+    #[must_use]
+    pub fn total(&self) -> (usize, usize) {
+        let count = |class: Option<Class>| {
+            let calls = self.calls.iter().filter(|((_, it), _)| class.is_none_or(|class| class == *it));
+            calls.map(|(_, (all, _))| all).sum()
+        };
+        (count(None), count(Some(Class::Either)))
+    }
+
+    /// Why the run failed.
+    #[must_use]
+    pub fn failures(&self) -> Vec<String> {
+        let mut failures = Vec::new();
+        for (wrong, calls) in &self.wrong {
+            failures.push(format!("{} calls: {wrong:?}", calls.len()));
+        }
+        for (wrong, calls) in &self.misdelivered {
+            failures.push(format!("{} calls: {wrong:?}", calls.len()));
+        }
+        if self.strays > 0 {
+            failures.push(format!("{} answers on standalone streams", self.strays));
+        }
+        failures.extend(self.leaks.iter().cloned());
+        if self.late_drains > 0 {
+            failures.push(format!("{} drains did not end in time", self.late_drains));
+        }
+        let (all, either) = self.total();
+        if all == 0 || either * 100 > all * EITHER {
+            failures.push(format!("{either} of {all} calls are not decided"));
+        }
+        if self.health.is_none() {
+            failures.push("the server was not seen at rest".to_owned());
+        }
+        if !self.unexplained.is_empty() {
+            failures.push(format!("{} facts do not fit", self.unexplained.len()));
+        }
+        failures
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (all, either) = self.total();
+        writeln!(f, "{:<10} {:<16} {:>7} {:>9}", "route", "class", "calls", "answered")?;
+        for ((route, class), (all, answered)) in &self.calls {
+            let class = format!("{class:?}");
+            writeln!(f, "{route:<10} {class:<16} {all:>7} {answered:>9}")?;
+        }
+        writeln!(f, "\n{all} calls, {either} of them not decided ({:.1} %)", 100.0 * either as f64 / all.max(1) as f64)?;
+        writeln!(f, "of SDKs: {:?}", self.sdks)?;
+        for wrong in [Wrong::FalseCancel, Wrong::Zombie, Wrong::RanTwice] {
+            let calls = self.wrong.get(&wrong).map_or(&[][..], Vec::as_slice);
+            writeln!(f, "{wrong:?}: {}", calls.len())?;
+            calls.iter().take(TOLD).try_for_each(|call| writeln!(f, "    {call}"))?;
+        }
+        for wrong in [Misdelivery::WrongAnswer, Misdelivery::LostAnswer, Misdelivery::NotTold] {
+            let calls = self.misdelivered.get(&wrong).map_or(&[][..], Vec::as_slice);
+            writeln!(f, "{wrong:?}: {}", calls.len())?;
+            calls.iter().take(TOLD).try_for_each(|call| writeln!(f, "    {call}"))?;
+        }
+        writeln!(f, "stray answers: {}", self.strays)?;
+        writeln!(f, "drains: {}, late: {}", self.drains, self.late_drains)?;
+        if let Some(Health { first, last }) = self.health {
+            writeln!(f, "at rest, first: {first:?}\nat rest, last:  {last:?}")?;
+        }
+        let stalled = self.stalled_millis as f64 * 1_000.0 / SECOND as f64;
+        writeln!(f, "stalls: {stalled:.1} s in all, the longest {} ms", self.longest_stall_millis)?;
+        for unexplained in self.unexplained.iter().take(TOLD) {
+            writeln!(f, "does not fit: {unexplained}")?;
+        }
+        if let Some(fault) = &self.fault {
+            writeln!(f, "deliberate fault: {fault}")?;
+        }
+        write!(f, "seed: {}", self.seed.map_or_else(|| "unknown".to_owned(), |seed| seed.to_string()))
+    }
+}

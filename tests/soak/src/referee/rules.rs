@@ -1,0 +1,216 @@
+//! When a call may be cancelled, by when it must be, and what follows for the one that was or was not.
+//!
+//! The policy is that of `src/policy.rs` with `Grace::After(GRACE)` for calls of a session, and for all others its
+//! table: no session means no event id, which means cancel now, as 2026-07-28 does.
+//!
+//! | what the client did | the token may fire from | the handler must have stopped by |
+//! |---|---|---|
+//! | left its newest stream, or saw it end without the answer | then + grace | then + grace + 1 s |
+//! | came back within the grace with an event id of the call | that absence allows and demands nothing | |
+//! | came back within [`RACE`] of its end | likewise, for a while | nothing |
+//! | left a resume before its head came | from the leave before | as if it had just left |
+//! | sent `notifications/cancelled` | then | its 202 + 1 s |
+//! | sent a DELETE | then | its 2xx + 1 s; without the session manager rmcp's 5 s more |
+//! | did not read, where there is a stall timeout | then + that + grace | (nothing: the kernel reads for it) |
+//!
+//! | what the server did | | |
+//! |---|---|---|
+//! | has a call timeout | asked + that | started + that + 1 s |
+//! | began to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be taken |
+//!
+//! To every "must" is added how long the processes stood still in that time, and the one deadline that the layer puts
+//! off if it notices it more than a second late. A deaf handler has its window in addition.
+//!
+//! So a call must complete if nothing allows its cancel before its natural end, must be cancelled if something
+//! demands it before, and else may do either. A call whose id was used twice at a time may do anything: the specification
+//! forbids it, and the layer lets go of the older one.
+
+use super::history::{CallHistory, End, History, Stream};
+use crate::{
+    clock::{MILLI, Micros, SECOND},
+    setup::{DRAIN, EARLY, MARGIN, REARMED, RMCP_DRAIN},
+};
+
+/// How long a request may take to reach the layer on a machine that does not stall.
+pub(super) const RACE: Micros = 250 * MILLI;
+
+/// What should have become of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    MustComplete,
+    MustBeCancelled,
+    Either,
+    /// Its handler never started: its client left too early, or the server did.
+    NeverStarted,
+}
+
+/// What is wrong with what became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Wrong {
+    FalseCancel,
+    Zombie,
+    /// Its handler ran more than once.
+    RanTwice,
+}
+
+/// A time in which the token may fire.
+#[derive(Debug, Clone, Copy)]
+struct Allowed {
+    from: Micros,
+    to: Micros,
+}
+
+/// What follows from the facts for one call.
+#[derive(Debug, Default)]
+struct Bounds {
+    allowed: Vec<Allowed>,
+    must_by: Vec<Micros>,
+}
+
+/// The class of a call, and whether it ended otherwise.
+pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Wrong>) {
+    let (Some(start), Some(natural_end)) = (call.start(), call.natural_end()) else {
+        return (Class::NeverStarted, None);
+    };
+    if call.reused {
+        return (Class::Either, None);
+    }
+    let bounds = Bounds::of(call, start, history);
+    // The handler may be late itself.
+    let (ended, end) = call.ended.unwrap_or((history.end, End::Answered));
+    let natural_end = if end == End::Answered { natural_end.max(ended) } else { natural_end };
+    let must_by = bounds.must_by.iter().copied().min();
+    let class = if must_by.is_some_and(|by| by < natural_end) {
+        Class::MustBeCancelled
+    } else if bounds.allowed.iter().all(|allowed| allowed.from > natural_end) {
+        Class::MustComplete
+    } else {
+        Class::Either
+    };
+    let is_allowed = |at: Micros| bounds.allowed.iter().any(|it| (it.from..=it.to).contains(&at));
+    let wrong = if call.started.len() > 1 {
+        Some(Wrong::RanTwice)
+    } else if must_by.is_some_and(|by| ended > by) {
+        Some(Wrong::Zombie)
+    } else if end != End::Answered && !is_allowed(ended) {
+        Some(Wrong::FalseCancel)
+    } else {
+        None
+    };
+    (class, wrong)
+}
+
+// === impl Bounds ===
+
+impl Bounds {
+    fn of(call: &CallHistory, start: Micros, history: &History) -> Self {
+        let mut bounds = Self::default();
+        bounds.absences(call, history);
+        bounds.clients_own(call, history);
+        bounds.servers_own(call, start, history);
+        bounds
+    }
+
+    fn absences(&mut self, call: &CallHistory, history: &History) {
+        let grace = call.grace();
+        let generations = call.generations();
+        for (turn, stream) in generations.iter().enumerate() {
+            let slack = RACE + history.stalls.within(stream.opened, stream.over.unwrap_or(stream.opened));
+            let (Some(from), Some(by)) = (stream.gone_from(slack), stream.gone_by()) else {
+                continue;
+            };
+            // The clock runs on behind a resume that nobody accepted for sure.
+            let back = generations.get(turn + 1..).unwrap_or_default();
+            let next = back.iter().find(|next| was_accepted(next));
+            let deadline = from + grace;
+            let late = RACE + history.stalls.within(deadline.saturating_sub(RACE), deadline + RACE);
+            match next {
+                // In time. Or while the stream was still there.
+                Some(next) if next.opened + late < deadline => {}
+                Some(next) => {
+                    let accepted = next.head.map_or(next.opened, |(at, _)| at);
+                    self.allow(deadline, accepted + MARGIN + late);
+                }
+                None => self.allow(deadline, Micros::MAX),
+            }
+            let must_by = self.with_margin(by + grace, call, history);
+            if back.first().is_none_or(|next| next.opened > must_by) {
+                self.must_by.push(must_by);
+            }
+            if let (Some(stops), Some(stall)) = (stream.stops, call.setup.stall_timeout) {
+                self.allow((stops + micros(stall) + grace).saturating_sub(RACE), Micros::MAX);
+            }
+        }
+    }
+
+    fn clients_own(&mut self, call: &CallHistory, history: &History) {
+        if let Some(cancelling) = call.cancelling {
+            self.allow(cancelling, Micros::MAX);
+        }
+        // What overtakes its call cancels nothing.
+        let starts_before = |at: Micros| call.start().is_some_and(|start| start < at);
+        if let Some(cancelled) = call.cancelled.filter(|_| call.cancelling.is_some_and(starts_before)) {
+            self.must(cancelled, call, history);
+        }
+        let session = call.session.as_ref().and_then(|session| history.sessions.get(session));
+        if let Some(deleting) = session.and_then(|session| session.deleting) {
+            self.allow(deleting, Micros::MAX);
+            let deleted = session.and_then(|session| session.deleted);
+            if let Some(deleted) = deleted.filter(|_| starts_before(deleting)) {
+                let more = if call.setup.wrapped { 0 } else { RMCP_DRAIN };
+                self.must(deleted + more, call, history);
+            }
+        }
+    }
+
+    fn servers_own(&mut self, call: &CallHistory, start: Micros, history: &History) {
+        if let Some(timeout) = call.setup.call_timeout {
+            self.allow(call.asked + micros(timeout), Micros::MAX);
+            self.must(start + micros(timeout), call, history);
+        }
+        if call.setup.drained {
+            for &(draining, drained) in &history.drains {
+                let over = drained.unwrap_or(Micros::MAX);
+                if call.asked < over && call.ended.is_none_or(|(at, _)| at > draining) {
+                    self.allow(draining, Micros::MAX);
+                    let limit = (draining + micros(DRAIN)).max(start);
+                    self.must(limit + SECOND, call, history);
+                }
+            }
+        }
+    }
+
+    fn allow(&mut self, from: Micros, to: Micros) {
+        let from = from.saturating_sub(EARLY);
+        self.allowed.push(Allowed { from, to });
+    }
+
+    fn must(&mut self, deadline: Micros, call: &CallHistory, history: &History) {
+        let by = self.with_margin(deadline, call, history);
+        self.must_by.push(by);
+    }
+
+    /// What is left to the machine, and to a handler that does not look.
+    fn with_margin(&self, deadline: Micros, call: &CallHistory, history: &History) -> Micros {
+        let window = call.setup.abort.map_or(0, micros);
+        let by = deadline + MARGIN + window;
+        let from = deadline.saturating_sub(call.grace() + SECOND);
+        let stalled = history.stalls.within(from, by);
+        let by = by + stalled + history.stalls.within(by, by + stalled);
+        if history.stalls.longest(from, by) > SECOND * 8 / 10 {
+            return by + REARMED;
+        }
+        by
+    }
+}
+
+/// The client stayed until there was a head, so that the layer must have taken the resume.
+fn was_accepted(stream: &Stream) -> bool {
+    stream.head.is_some_and(|(_, status)| status == 200)
+        || stream.gone_from(0).is_some_and(|gone| gone > stream.opened + SECOND)
+        || stream.gone_from(0).is_none()
+}
+
+pub(super) fn micros(duration: std::time::Duration) -> Micros {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
