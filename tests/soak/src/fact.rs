@@ -4,6 +4,7 @@
 //! done after: the truth lies between the two.
 
 use std::{
+    collections::BTreeMap,
     fs::{File, OpenOptions},
     io::{self, BufRead as _, BufReader, Write as _},
     path::Path,
@@ -113,11 +114,12 @@ pub enum Leave {
 }
 
 /// How the server is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gauge {
     /// `Calls::len` of all layers.
     pub calls: usize,
-    pub sessions: usize,
+    /// Their ids, by route.
+    pub sessions: BTreeMap<String, Vec<String>>,
     pub resident_kib: u64,
     pub descriptors: usize,
     pub tasks: usize,

@@ -66,7 +66,8 @@ impl FromStr for Job {
 /// The text with which a handler answers: its key, filled up to the length asked for.
 #[must_use]
 pub fn answer(key: &str, bytes: usize) -> String {
-    format!("{key:.<bytes$}")
+    let dots = bytes.saturating_sub(key.len());
+    key.to_owned() + &".".repeat(dots)
 }
 
 #[cfg(test)]

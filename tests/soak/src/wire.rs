@@ -170,6 +170,7 @@ impl Responses {
     }
 
     fn end(&mut self, items: &mut Vec<Item>) {
+        self.events(items);
         let message = serde_json::from_slice(&self.text).ok();
         if !self.is_stream && message.is_some() {
             items.push(Item::Event(Event { id: None, message }));

@@ -62,6 +62,8 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
             // On its way when the handler answered: only the session manager keeps answers.
             End::Answered if !late && !call.setup.wrapped && !stream.is_there_at(ended) => {}
             End::Answered if late && stream.opened > ended + REMEMBERED => {}
+            // It was told to come back for it.
+            End::Answered if !late && call.was_polled(stream, ended) => {}
             End::Answered if stream.answer.is_none() && stream.error.is_none() => {
                 return Some(Misdelivery::LostAnswer);
             }
@@ -88,6 +90,16 @@ pub(super) fn strays(history: &History) -> usize {
         })
     });
     strays.count()
+}
+
+// === impl CallHistory ===
+
+impl CallHistory {
+    /// The server had ended this stream, on purpose, before the handler answered.
+    fn was_polled(&self, stream: &Stream, answered: Micros) -> bool {
+        let over = stream.over.filter(|&over| over < answered + RACE);
+        over.is_some_and(|over| self.polled.iter().any(|at| (stream.opened..over).contains(at)))
+    }
 }
 
 // === impl Stream ===

@@ -10,7 +10,7 @@ const TASKS: usize = 6;
 const RESIDENT_KIB: u64 = 16 * 1024;
 
 /// The server in both quiet times.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Health {
     pub first: Gauge,
     pub last: Gauge,
@@ -23,7 +23,7 @@ impl Health {
     pub(super) fn of(history: &History) -> Option<Self> {
         let gauge = |from: u64, to: u64| {
             let mut within = history.gauges.iter().filter(|(at, _)| (from..=to).contains(at));
-            within.next_back().map(|&(_, gauge)| gauge)
+            within.next_back().map(|(_, gauge)| gauge.clone())
         };
         let (&first, &last) = (history.quiet.first()?, history.quiet.last()?);
         Some(Self {
@@ -40,8 +40,8 @@ impl Health {
             if gauge.calls > 0 {
                 leaks.push(format!("{} calls are left after {when}", gauge.calls));
             }
-            if gauge.sessions > 0 {
-                leaks.push(format!("{} sessions are left after {when}", gauge.sessions));
+            for (route, ids) in gauge.sessions.iter().filter(|(_, ids)| !ids.is_empty()) {
+                leaks.push(format!("sessions of {route} are left after {when}: {ids:?}"));
             }
         }
         if last.descriptors > first.descriptors + DESCRIPTORS {

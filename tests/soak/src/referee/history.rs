@@ -207,7 +207,7 @@ impl History {
                 }
             }
             Fact::Serving => {}
-            Fact::Gauge(gauge) => self.gauges.push((at, *gauge)),
+            Fact::Gauge(gauge) => self.gauges.push((at, gauge.clone())),
             Fact::Quiet => self.quiet.push(at),
             Fact::Stalled { millis } => {
                 self.stalls.0.push((at.saturating_sub(millis * MILLI), at));

@@ -29,6 +29,8 @@ pub struct Report {
     pub calls: BTreeMap<(&'static str, Class), (usize, usize)>,
     /// By client, where it is an SDK.
     pub sdks: BTreeMap<String, usize>,
+    /// Calls that may do either, by what their clients had in mind.
+    pub undecided: BTreeMap<String, usize>,
     pub wrong: BTreeMap<Wrong, Vec<String>>,
     pub misdelivered: BTreeMap<Misdelivery, Vec<String>>,
     pub strays: usize,
@@ -56,10 +58,11 @@ pub fn judge(lines: &[Line]) -> Report {
         fault: history.fault.clone(),
         calls: BTreeMap::new(),
         sdks: BTreeMap::new(),
+        undecided: BTreeMap::new(),
         wrong: BTreeMap::new(),
         misdelivered: BTreeMap::new(),
         strays: delivery::strays(&history),
-        leaks: health.map_or_else(Vec::new, |health| health.leaks()),
+        leaks: health.as_ref().map_or_else(Vec::new, Health::leaks),
         health,
         late_drains: history.late_drains,
         drains: history.drains.len(),
@@ -74,6 +77,9 @@ pub fn judge(lines: &[Line]) -> Report {
         let (all, answered) = report.calls.entry((call.setup.route, class)).or_default();
         *all += 1;
         *answered += usize::from(matches!(call.ended, Some((_, End::Answered))));
+        if class == Class::Either {
+            *report.undecided.entry(kind(key)).or_default() += 1;
+        }
         if !call.client.starts_with('r') || !call.client.contains('a') {
             *report.sdks.entry(call.client.to_string()).or_default() += 1;
         }
@@ -85,6 +91,14 @@ pub fn judge(lines: &[Line]) -> Report {
         }
     }
     report
+}
+
+/// The last part of a call's name.
+fn kind(key: &str) -> String {
+    let name = key.split('~').next().unwrap_or_default();
+    let kind = name.rsplit('.').next().unwrap_or_default();
+    let is_number = kind.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { "an SDK".to_owned() } else { kind.to_owned() }
 }
 
 /// What became of a call, in one line: milliseconds since it was asked.
@@ -167,6 +181,7 @@ impl fmt::Display for Report {
             writeln!(f, "{route:<10} {class:<16} {all:>7} {answered:>9}")?;
         }
         writeln!(f, "\n{all} calls, {either} of them not decided ({:.1} %)", 100.0 * either as f64 / all.max(1) as f64)?;
+        writeln!(f, "not decided: {:?}", self.undecided)?;
         writeln!(f, "of SDKs: {:?}", self.sdks)?;
         for wrong in [Wrong::FalseCancel, Wrong::Zombie, Wrong::RanTwice] {
             let calls = self.wrong.get(&wrong).map_or(&[][..], Vec::as_slice);
@@ -180,7 +195,7 @@ impl fmt::Display for Report {
         }
         writeln!(f, "stray answers: {}", self.strays)?;
         writeln!(f, "drains: {}, late: {}", self.drains, self.late_drains)?;
-        if let Some(Health { first, last }) = self.health {
+        if let Some(Health { first, last }) = &self.health {
             writeln!(f, "at rest, first: {first:?}\nat rest, last:  {last:?}")?;
         }
         let stalled = self.stalled_millis as f64 * 1_000.0 / SECOND as f64;

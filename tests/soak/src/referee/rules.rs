@@ -18,6 +18,7 @@
 //! | has a call timeout | asked + that | started + that + 1 s |
 //! | began to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be taken |
 //!
+//! A session that was deleted takes no cancel where the layer stands alone: there rmcp's 5 s are the last word.
 //! To every "must" is added how long the processes stood still in that time, and the one deadline that the layer puts
 //! off if it notices it more than a second late. A deaf handler has its window in addition.
 //!
@@ -115,6 +116,10 @@ impl Bounds {
         let grace = call.grace();
         let generations = call.generations();
         for (turn, stream) in generations.iter().enumerate() {
+            if stream.answer.is_some() {
+                // It has what it came for.
+                continue;
+            }
             let slack = RACE + history.stalls.within(stream.opened, stream.over.unwrap_or(stream.opened));
             let (Some(from), Some(by)) = (stream.gone_from(slack), stream.gone_by()) else {
                 continue;
@@ -134,6 +139,7 @@ impl Bounds {
                 None => self.allow(deadline, Micros::MAX),
             }
             let must_by = self.with_margin(by + grace, call, history);
+            let must_by = must_by.max(rmcps_own(call, history).unwrap_or(0));
             if back.first().is_none_or(|next| next.opened > must_by) {
                 self.must_by.push(must_by);
             }
@@ -202,6 +208,13 @@ impl Bounds {
         }
         by
     }
+}
+
+/// A session that was deleted takes no cancel of the layer, where that stands alone: rmcp ends its handlers.
+fn rmcps_own(call: &CallHistory, history: &History) -> Option<Micros> {
+    let session = history.sessions.get(call.session.as_ref()?)?;
+    let deleted = session.deleted.or(session.deleting)?;
+    (!call.setup.wrapped).then_some(deleted + RMCP_DRAIN + MARGIN)
 }
 
 /// The client stayed until there was a head, so that the layer must have taken the resume.

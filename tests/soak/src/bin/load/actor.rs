@@ -57,7 +57,7 @@ async fn play(session: Arc<Session>, client: &str, dice: &mut Rng, end: Instant)
         let mut calls = JoinSet::new();
         for number in 0..weighted(dice, &[(5, 1), (3, 2), (2, 3)]) {
             let story = Story::any(dice, session.setup);
-            let name = format!("{client}.{round}.{number}");
+            let name = format!("{client}.{round}.{number}.{story:?}");
             let (session, dice) = (session.clone(), dice.fork());
             calls.spawn(async move { story.play(&session, name, dice).await });
         }

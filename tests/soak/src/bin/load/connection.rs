@@ -38,8 +38,9 @@ pub(crate) struct Ports {
     drained: u16,
 }
 
+/// Whatever becomes of it, it is written down when it is closed.
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Option<TcpStream>,
     world: Arc<World>,
     pub(crate) number: Stream,
     responses: Responses,
@@ -97,7 +98,7 @@ impl Connection {
     fn over(world: &Arc<World>, stream: TcpStream) -> Self {
         let _gone = stream.set_nodelay(true);
         Self {
-            stream,
+            stream: Some(stream),
             number: world.stream(),
             world: world.clone(),
             responses: Responses::default(),
@@ -110,7 +111,8 @@ impl Connection {
     }
 
     pub(crate) async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        timeout(PATIENCE, self.stream.write_all(bytes)).await?
+        let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        timeout(PATIENCE, stream.write_all(bytes)).await?
     }
 
     /// What comes next, or `None` if the server closes. Cancel safe.
@@ -120,7 +122,7 @@ impl Connection {
                 return Some(item);
             }
             let mut bytes = [0; 16 * 1024];
-            match self.stream.read(&mut bytes).await {
+            match self.stream.as_mut()?.read(&mut bytes).await {
                 Ok(0) | Err(_) => return None,
                 Ok(length) => self.items.extend(self.responses.feed(&bytes[..length])),
             }
@@ -140,32 +142,46 @@ impl Connection {
         }
     }
 
-    /// Closes, and writes it down.
+    /// Closes in this way.
     pub(crate) async fn leave(mut self, how: Leave) {
-        let stream = self.number;
-        self.world.log.write(Fact::Leaving { stream, how });
+        let number = self.number;
+        self.world.log.write(Fact::Leaving { stream: number, how });
+        let Some(mut stream) = self.stream.take() else {
+            return;
+        };
         match how {
             Leave::Reset | Leave::Proxy => {
-                let _gone = socket2::SockRef::from(&self.stream).set_linger(Some(Duration::ZERO));
+                let _gone = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
             }
             Leave::Half => {
-                let _gone = self.stream.shutdown().await;
-                self.world.log.write(Fact::Left { stream });
-                // It would still read, but is not served any more.
-                let _over = timeout(Duration::from_secs(1), async {
-                    while self.next().await.is_some() {}
-                })
-                .await;
-                return;
+                let _gone = stream.shutdown().await;
             }
             Leave::Pipelined => {
-                let _gone = self.write(b"GET /nothing HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n").await;
+                let next = b"GET /nothing HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";
+                let _gone = timeout(PATIENCE, stream.write_all(next)).await;
             }
             Leave::Fin => {}
         }
-        let world = self.world.clone();
-        drop(self);
-        world.log.write(Fact::Left { stream });
+        if how == Leave::Half {
+            self.world.log.write(Fact::Left { stream: number });
+            // It would still read, but is not served any more.
+            let read = async { while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {} };
+            let _over = timeout(Duration::from_secs(1), read).await;
+            return;
+        }
+        drop(stream);
+        self.world.log.write(Fact::Left { stream: number });
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            let number = self.number;
+            self.world.log.write(Fact::Leaving { stream: number, how: Leave::Fin });
+            drop(stream);
+            self.world.log.write(Fact::Left { stream: number });
+        }
     }
 }
 

@@ -83,7 +83,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let limit = Duration::from_secs_f64(seconds) + STORY;
         timeout(limit, all).await.map_err(|_| "some clients do not come to an end")?;
         // Whoever ended has closed; sessions that were left behind have this long.
-        sleep(IDLE + Duration::from_secs(3)).await;
+        sleep(IDLE + Duration::from_secs(6)).await;
         world.log.write(Fact::Quiet);
         sleep(GAUGES).await;
     }

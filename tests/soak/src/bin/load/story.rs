@@ -76,12 +76,15 @@ impl Story {
     }
 
     /// How long its handler works, in milliseconds.
-    fn work(self, dice: &mut Rng) -> Duration {
+    fn work(self, dice: &mut Rng, setup: &Setup) -> Duration {
         match self {
             Stays | SendsSlowly => millis(dice, 0..2_500),
-            // Half of them are answered while their client may still come back.
-            LeavesForGood if dice.bool() => millis(dice, 100..2_000),
-            LeavesForGood | ComesBackLate if dice.u8(..4) > 0 => millis(dice, 4_500..6_500),
+            LeavesForGood if !setup.sessions => millis(dice, 2_500..4_500),
+            // Some are answered while their client may still come back.
+            LeavesForGood if dice.u8(..3) == 0 => millis(dice, 100..2_000),
+            LeavesForGood => millis(dice, 4_500..6_500),
+            ComesBackLate if dice.u8(..4) > 0 => millis(dice, 4_500..6_500),
+            Cancels => millis(dice, 2_000..4_000),
             TriesWrongIds | DoesNotRead => millis(dice, 5_000..6_500),
             ComesBackLate => millis(dice, 600..1_800),
             _ => millis(dice, 500..4_500),
@@ -96,7 +99,7 @@ impl Story {
         }
         let job = Job {
             name,
-            work: self.work(dice),
+            work: self.work(dice, session.setup),
             steps: if self == DoesNotRead { 60 } else { dice.u32(..4) },
             manner: match self {
                 DoesNotRead => Manner::Floods,
@@ -138,7 +141,7 @@ impl Story {
         match self {
             Stays | SendsSlowly => call.stay(LONG).await,
             LeavesForGood => {
-                if call.read(while_it_works(dice).min(Duration::from_secs(2))).await == Seen::Time {
+                if call.read(while_it_works(dice).min(Duration::from_millis(1_500))).await == Seen::Time {
                     call.leave(how(dice, &session)).await;
                 }
             }
@@ -211,7 +214,7 @@ impl Story {
                 call.stay(LONG).await;
             }
             Cancels => {
-                if call.read(while_it_works(dice)).await == Seen::Time {
+                if call.read(millis(dice, 0..1_000)).await == Seen::Time {
                     call.cancel().await;
                     call.read(Duration::from_secs(1)).await;
                 }

@@ -33,7 +33,8 @@ use crate::{
 pub(crate) struct App {
     pub(crate) router: Router,
     pub(crate) calls: Calls,
-    pub(crate) sessions: Vec<Sessions>,
+    /// By route.
+    pub(crate) sessions: Vec<(&'static str, Sessions)>,
 }
 
 /// The session manager of a route.
@@ -71,7 +72,7 @@ impl App {
             let poll = Router::new()
                 .route(&path, post(poll))
                 .with_state(sessions.clone());
-            app.sessions.push(sessions);
+            app.sessions.push((setup.route, sessions));
             app.router = app.router.merge(service).merge(poll);
         }
         app

@@ -1,6 +1,7 @@
 //! How many calls, sessions, bytes, descriptors and tasks there are, once a second.
 
 use std::{
+    collections::BTreeMap,
     fs,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -20,9 +21,9 @@ pub(crate) struct Gauges(Mutex<Parts>);
 struct Parts {
     /// Of all that ever were: an old one that has calls in flight leaks.
     calls: Vec<Calls>,
-    sessions: Vec<Sessions>,
+    sessions: Vec<(&'static str, Sessions)>,
     /// Those of the server that is drained, whose sessions end with it.
-    replaceable: Vec<Sessions>,
+    replaceable: Vec<(&'static str, Sessions)>,
 }
 
 // === impl Gauges ===
@@ -55,9 +56,10 @@ impl Gauges {
             let sessions: Vec<_> = parts.sessions.iter().chain(&parts.replaceable).cloned().collect();
             (calls, sessions)
         };
-        let mut open = 0;
-        for sessions in sessions {
-            open += sessions.local().sessions.read().await.len();
+        let mut open = BTreeMap::new();
+        for (route, sessions) in sessions {
+            let ids = sessions.local().sessions.read().await;
+            open.insert(route.to_owned(), ids.keys().map(ToString::to_string).collect());
         }
         Gauge {
             calls,
