@@ -181,18 +181,20 @@ impl Exchange {
     /// Waits until a call has ended, but not for long. Its session manager let go of it already, so its answer
     /// must be on its way through our hands.
     pub(crate) async fn wait_for_answer(&self, id: CallId) {
-        let ended = async {
-            loop {
-                // Listens before it looks.
-                let mut notified = pin!(self.ended.notified());
-                notified.as_mut().enable();
-                if !self.instance.registry.is_in_flight(id) {
-                    return;
-                }
-                notified.await;
-            }
-        };
         // Whatever becomes of it, the caller looks again.
-        let _in_time = tokio::time::timeout(ANSWER_UNDER_WAY, ended).await;
+        let _in_time = tokio::time::timeout(ANSWER_UNDER_WAY, self.until_ended(id)).await;
+    }
+
+    /// Waits until a call is not in flight any more.
+    pub(crate) async fn until_ended(&self, id: CallId) {
+        loop {
+            // Listens before it looks.
+            let mut notified = pin!(self.ended.notified());
+            notified.as_mut().enable();
+            if !self.instance.registry.is_in_flight(id) {
+                return;
+            }
+            notified.await;
+        }
     }
 }

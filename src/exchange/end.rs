@@ -284,7 +284,7 @@ impl Exchange {
         others.all(|call| !self.instance.registry.is_in_flight(call.id()))
     }
 
-    /// Tells who waits in [`wait_for_answer`](Self::wait_for_answer).
+    /// Tells who waits in [`until_ended`](Self::until_ended).
     fn tell_ended(&self) {
         #[cfg(feature = "rmcp")]
         self.ended.notify_waiters();

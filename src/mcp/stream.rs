@@ -152,15 +152,19 @@ where
     })
 }
 
-/// Reads a stream to the answer of its call, its end, or the cancel of the call.
+/// Reads a stream to the answer of its call, its end, or until the call is cancelled or out of our hands: on
+/// the stream of a call whose id was used again nothing comes, and it does not end.
 async fn read_on(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
     mut call: BoundCall,
     used: Option<InUse>,
 ) {
-    let token = call.attachment.exchange.token();
-    let mut cancelled = pin!(token.cancelled());
-    while let Either::Left((Some(event), _)) = select(stream.next(), cancelled.as_mut()).await {
+    let exchange = call.attachment.exchange.clone();
+    let token = exchange.token();
+    let cancelled = pin!(token.cancelled());
+    let ended = pin!(exchange.until_ended(call.attachment.id));
+    let mut over = select(cancelled, ended);
+    while let Either::Left((Some(event), _)) = select(stream.next(), &mut over).await {
         call.note(&event, used.as_ref());
         if call.is_answered_by(&event) {
             return call.answered(&event, used.as_ref());

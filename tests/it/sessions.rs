@@ -218,6 +218,37 @@ async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
     setup.assert_completes("a", &mut resumed).await;
 }
 
+/// rmcp gives both answers to the newer call. On the older one's stream nothing ever comes, nor does it end.
+#[tokio::test]
+async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
+    for leaves_first in [true, false] {
+        let clock = StoppedClock::stop();
+        let setup = by_default().start().await;
+        let mcp = setup.mcp().await;
+        let mut older = setup.start_call(&mcp, 1, "hold", "older").await;
+        older.head().await;
+        let mut older = Some(older);
+        if leaves_first {
+            leave(&setup, &mut older).await;
+        }
+        let mut newer = setup.start_call(&mcp, 1, "hold", "newer").await;
+        newer.head().await;
+        leave(&setup, &mut older).await;
+        setup.witness.release("older");
+        setup.witness.release("newer");
+        setup.witness.ended("older").await;
+        setup.witness.ended("newer").await;
+        assert!(newer.answer().await.is_some());
+        newer.fin();
+
+        soon("the session is closed", async || {
+            clock.advance(IDLE / 10).await;
+            !is_open(&setup, &mcp).await
+        })
+        .await;
+    }
+}
+
 #[tokio::test]
 async fn a_standalone_stream_keeps_its_session_until_it_goes() {
     let clock = StoppedClock::stop();
@@ -384,6 +415,14 @@ async fn detach(setup: &Setup, mcp: &Mcp) {
     call.event().await.expect("the priming event");
     call.fin();
     setup.events.detached(mcp, 1).await;
+}
+
+/// Its client hangs up, unless it has.
+async fn leave(setup: &Setup, call: &mut Option<Connection>) {
+    if let Some(call) = call.take() {
+        call.fin();
+        setup.exchanges.over_for("older").await;
+    }
 }
 
 /// Gives the timer its turn: a whole exchange of another session passes.
