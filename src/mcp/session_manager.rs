@@ -233,6 +233,9 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             Named::Call(id) => {
                 let (exchange, generation, detachment) = registry.attach(id)?;
                 exchange.resumed(id, detachment);
+                if let Some(used) = &used {
+                    used.late().read_again(id);
+                }
                 let request_id = exchange.call(id)?.request_id().into();
                 let attachment = Attachment {
                     exchange,

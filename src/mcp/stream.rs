@@ -89,7 +89,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Stream for CallStream<
             None => {
                 this.stream = None;
                 if let Some(call) = this.call.take() {
-                    call.ended_by_server();
+                    call.ended_by_server(this.used.as_ref());
                 }
             }
         }
@@ -226,9 +226,19 @@ impl BoundCall {
             .finish(self.attachment.id, Outcome::Failed);
     }
 
-    fn ended_by_server(mut self) {
+    fn ended_by_server(mut self, used: Option<&InUse>) {
         self.watched = Watched::NoMore;
+        let Attachment { exchange, id, .. } = &self.attachment;
+        // Before anybody hears of it.
+        if let Some(used) = used {
+            let request_id = (&self.request_id).into();
+            used.late().leave_unread(&self.attachment, request_id);
+        }
         self.attachment.detach(DetachCause::EndedByServer, false);
+        // An older stream ends because of the newer one.
+        if let Some(used) = used.filter(|_| !exchange.registry().is_detached(*id)) {
+            used.late().read_again(*id);
+        }
     }
 }
 

@@ -74,6 +74,40 @@ async fn an_ended_call_is_remembered_for_as_long_as_its_grace() {
     assert_eq!(events(&mcp, FIRST_EVENT).await, []);
 }
 
+/// Nobody reads its stream then, not even a task: it has ended (SEP-1699).
+#[tokio::test]
+async fn an_answer_that_comes_between_two_polls_is_kept() {
+    let setup = with_grace(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.sessions.end_stream(&mcp, 0, None).await;
+    call.body_to_end().await;
+    setup.events.detached(&mcp, 1).await;
+
+    finish(&setup, &mcp, 1, "a").await;
+
+    assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
+    assert_eq!(setup.calls.len(), 0);
+}
+
+/// The second resume is after the second poll: what was known of the first end must not count.
+#[tokio::test]
+async fn an_answer_after_a_poll_goes_to_the_client_that_came_back() {
+    let setup = with_grace(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.sessions.end_stream(&mcp, 0, None).await;
+    call.body_to_end().await;
+    setup.events.detached(&mcp, 1).await;
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+    resumed.head().await;
+    setup.events.resumed(&mcp, 1, 1).await;
+
+    setup.assert_completes("a", &mut resumed).await;
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+}
+
 /// Bare rmcp loses it: the control.
 #[tokio::test]
 async fn without_the_wrapper_a_late_answer_is_lost() {
