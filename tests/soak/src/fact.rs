@@ -33,70 +33,154 @@ pub type Stream = u64;
 #[serde(tag = "fact", rename_all = "snake_case")]
 pub enum Fact {
     // The handlers.
-    Started { call: Call },
-    Progressed { call: Call },
+    Started {
+        call: Call,
+    },
+    Progressed {
+        call: Call,
+    },
     /// The handler's token fired, and it ends.
-    Token { call: Call, reason: Option<String> },
+    Token {
+        call: Call,
+        reason: Option<String>,
+    },
     /// The handler answers.
-    Answered { call: Call },
+    Answered {
+        call: Call,
+    },
     /// The handler was dropped before it ended.
-    Dropped { call: Call },
+    Dropped {
+        call: Call,
+    },
 
     // The server.
     Draining,
-    Drained { ended: usize, cancelled: usize, in_time: bool },
+    Drained {
+        ended: usize,
+        cancelled: usize,
+        in_time: bool,
+    },
     /// The drained server is there again.
     Serving,
     Gauge(Gauge),
-    Fault { name: String },
+    Fault {
+        name: String,
+    },
 
     // Server and load.
     /// The process did nothing for so long, up to now.
-    Stalled { millis: u64 },
+    Stalled {
+        millis: u64,
+    },
 
     // The load as a whole.
-    Seed { seed: u64 },
+    Seed {
+        seed: u64,
+    },
     /// All clients have gone, and what they left has had its time.
     Quiet,
 
     // The clients.
     /// About to send a call.
-    Asked { call: Call, client: Arc<str>, route: Arc<str>, session: Option<Arc<str>>, id: String, stream: Stream },
+    Asked {
+        call: Call,
+        client: Arc<str>,
+        route: Arc<str>,
+        session: Option<Arc<str>>,
+        id: String,
+        stream: Stream,
+    },
     /// Has sent the whole of it.
-    Sent { stream: Stream },
+    Sent {
+        stream: Stream,
+    },
     /// About to send a GET with `Last-Event-ID`, for this call or in its place.
-    Resuming { call: Call, session: Option<Arc<str>>, last_event_id: String, stream: Stream },
-    Head { stream: Stream, status: u16 },
+    Resuming {
+        call: Call,
+        session: Option<Arc<str>>,
+        last_event_id: String,
+        stream: Stream,
+    },
+    Head {
+        stream: Stream,
+        status: u16,
+    },
     /// An event that is no answer.
-    Event { stream: Stream, id: Option<String> },
+    Event {
+        stream: Stream,
+        id: Option<String>,
+    },
     /// An answer, and the call whose handler wrote it.
-    Answer { stream: Stream, id: String, of: String, whole: bool },
+    Answer {
+        stream: Stream,
+        id: String,
+        of: String,
+        whole: bool,
+    },
     /// A JSON-RPC error.
-    Error { stream: Stream, id: String, code: i64 },
+    Error {
+        stream: Stream,
+        id: String,
+        code: i64,
+    },
     /// About to open the standalone stream of a session.
-    Listening { session: Option<Arc<str>>, stream: Stream },
+    Listening {
+        session: Option<Arc<str>>,
+        stream: Stream,
+    },
     /// Does not read from here on.
-    Stops { stream: Stream },
+    Stops {
+        stream: Stream,
+    },
     /// About to close the connection.
-    Leaving { stream: Stream, how: Leave },
+    Leaving {
+        stream: Stream,
+        how: Leave,
+    },
     /// Has closed it.
-    Left { stream: Stream },
+    Left {
+        stream: Stream,
+    },
     /// The server ended the response, or the connection.
-    Over { stream: Stream, clean: bool },
+    Over {
+        stream: Stream,
+        clean: bool,
+    },
     /// About to send `notifications/cancelled`.
-    Cancelling { call: Call },
+    Cancelling {
+        call: Call,
+    },
     /// The server took it.
-    Cancelled { call: Call },
+    Cancelled {
+        call: Call,
+    },
     /// About to have the server end the stream of the call (SEP-1699).
-    Polling { call: Call },
+    Polling {
+        call: Call,
+    },
     /// Uses the id of a call in flight for another one, which is forbidden.
-    Reused { call: Call, by: Call },
-    Deleting { session: Arc<str> },
-    Deleted { session: Arc<str>, status: u16 },
+    Reused {
+        call: Call,
+        by: Call,
+    },
+    Deleting {
+        session: Arc<str>,
+    },
+    Deleted {
+        session: Arc<str>,
+        status: u16,
+    },
     /// Something else was sent, and this is the status that came back.
-    Probed { what: String, status: Option<u16> },
+    Probed {
+        what: String,
+        status: Option<u16>,
+    },
     /// What an SDK told its user.
-    Outcome { call: Call, text: Option<String>, error: Option<String> },
+    Outcome {
+        call: Call,
+        text: Option<String>,
+        error: Option<String>,
+    },
 }
 
 /// How a client leaves.

@@ -5,7 +5,10 @@ use serde_json::Value;
 /// What can be seen in the responses of one connection.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Item {
-    Head { status: u16, session: Option<String> },
+    Head {
+        status: u16,
+        session: Option<String>,
+    },
     Event(Event),
     /// The response is complete.
     End,
@@ -122,16 +125,24 @@ impl Responses {
             return false;
         };
         self.bytes.drain(..rest);
-        let status = lines[0].split(' ').nth(1).and_then(|status| status.parse().ok());
+        let status = lines[0]
+            .split(' ')
+            .nth(1)
+            .and_then(|status| status.parse().ok());
         let status = status.unwrap_or(0);
         if (100..200).contains(&status) {
             return true;
         }
-        self.is_stream = field(&lines, "content-type").is_some_and(|it| it.starts_with("text/event-stream"));
+        self.is_stream =
+            field(&lines, "content-type").is_some_and(|it| it.starts_with("text/event-stream"));
         self.text.clear();
         self.body = match field(&lines, "transfer-encoding") {
             Some(_) => Body::Chunk(0),
-            None => Body::Length(field(&lines, "content-length").and_then(|it| it.parse().ok()).unwrap_or(0)),
+            None => Body::Length(
+                field(&lines, "content-length")
+                    .and_then(|it| it.parse().ok())
+                    .unwrap_or(0),
+            ),
         };
         let session = field(&lines, "mcp-session-id");
         items.push(Item::Head { status, session });
@@ -152,7 +163,12 @@ impl Responses {
     }
 
     fn events(&mut self, items: &mut Vec<Item>) {
-        while let Some(end) = self.text.windows(2).position(|it| it == b"\n\n").filter(|_| self.is_stream) {
+        while let Some(end) = self
+            .text
+            .windows(2)
+            .position(|it| it == b"\n\n")
+            .filter(|_| self.is_stream)
+        {
             let block: Vec<u8> = self.text.drain(..end + 2).collect();
             let (mut id, mut data) = (None, String::new());
             for line in String::from_utf8_lossy(&block).lines() {
@@ -195,7 +211,9 @@ impl Requests {
         let (body, end) = match field(&lines, "transfer-encoding") {
             Some(_) => dechunked(&self.bytes[at..])?,
             None => {
-                let length = field(&lines, "content-length").and_then(|it| it.parse().ok()).unwrap_or(0);
+                let length = field(&lines, "content-length")
+                    .and_then(|it| it.parse().ok())
+                    .unwrap_or(0);
                 (self.bytes.get(at..at + length)?.to_vec(), length)
             }
         };
@@ -227,7 +245,9 @@ fn dechunked(bytes: &[u8]) -> Option<(Vec<u8>, usize)> {
     let (mut body, mut at) = (Vec::new(), 0);
     loop {
         let line = bytes.get(at..)?.windows(2).position(|it| it == b"\r\n")?;
-        let size = usize::from_str_radix(std::str::from_utf8(&bytes[at..at + line]).ok()?.trim(), 16).ok()?;
+        let size =
+            usize::from_str_radix(std::str::from_utf8(&bytes[at..at + line]).ok()?.trim(), 16)
+                .ok()?;
         at += line + 2;
         body.extend_from_slice(bytes.get(at..at + size)?);
         at += size + 2;
@@ -251,11 +271,16 @@ mod tests {
     fn a_response_is_read_however_it_is_cut() {
         let whole = Responses::default().feed(STREAM.as_bytes());
         let mut reader = Responses::default();
-        let bytewise: Vec<_> = STREAM.bytes().flat_map(|byte| reader.feed(&[byte])).collect();
+        let bytewise: Vec<_> = STREAM
+            .bytes()
+            .flat_map(|byte| reader.feed(&[byte]))
+            .collect();
         assert_eq!(whole, bytewise);
         assert_eq!(whole.len(), 3);
         let id = Some("0/0".to_owned());
-        assert!(matches!(&whole[1], Item::Event(event) if event.id == id && event.message.is_some()));
+        assert!(
+            matches!(&whole[1], Item::Event(event) if event.id == id && event.message.is_some())
+        );
         assert!(!reader.is_open());
     }
 
@@ -263,8 +288,8 @@ mod tests {
     fn a_request_is_read_when_it_is_whole() {
         let mut requests = Requests::default();
         let post = "POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}GET / HTTP/1.1\r\nLast-Event-ID: 0/1\r\n\r\n";
-        assert!(requests.feed(&post.as_bytes()[..40]).is_empty());
-        let found = requests.feed(&post.as_bytes()[40..]);
+        assert!(requests.feed(&post.as_bytes()[..39]).is_empty());
+        let found = requests.feed(&post.as_bytes()[39..]);
         assert_eq!(found.len(), 2);
         assert_eq!(found[1].last_event_id.as_deref(), Some("0/1"));
     }

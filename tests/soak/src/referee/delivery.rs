@@ -31,27 +31,56 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
     if call.reused {
         return None;
     }
-    let is_own = |(_, id, of, whole): &(Micros, String, String, bool)| *id == call.id && of == key && *whole;
-    let answers = call.streams.iter().filter_map(|stream| stream.answer.as_ref());
-    let errors = call.streams.iter().filter_map(|stream| stream.error.as_ref());
+    let is_own =
+        |(_, id, of, whole): &(Micros, String, String, bool)| *id == call.id && of == key && *whole;
+    let answers = call
+        .streams
+        .iter()
+        .filter_map(|stream| stream.answer.as_ref());
+    let errors = call
+        .streams
+        .iter()
+        .filter_map(|stream| stream.error.as_ref());
     let text = call.outcome.iter().flatten();
     if !answers.clone().all(is_own)
-        || errors.clone().any(|(_, id, _)| *id != call.id && id != "null")
+        || errors
+            .clone()
+            .any(|(_, id, _)| *id != call.id && id != "null")
         || text.clone().any(|text| text != key)
     {
         return Some(Misdelivery::WrongAnswer);
     }
     let (ended, end) = call.ended?;
-    let session = call.session.as_ref().and_then(|session| history.sessions.get(session));
-    let deleting = session.and_then(|session| session.deleting).unwrap_or(Micros::MAX);
-    let drained = history.drains.iter().filter(|_| call.setup.drained).map(|&(at, _)| at);
-    let forgotten = drained.filter(|&at| at + SECOND > call.asked).min().unwrap_or(Micros::MAX);
-    let until = deleting.min(forgotten).min(call.cancelling.unwrap_or(Micros::MAX));
+    let session = call
+        .session
+        .as_ref()
+        .and_then(|session| history.sessions.get(session));
+    let deleting = session
+        .and_then(|session| session.deleting)
+        .unwrap_or(Micros::MAX);
+    let drained = history
+        .drains
+        .iter()
+        .filter(|_| call.setup.drained)
+        .map(|&(at, _)| at);
+    let forgotten = drained
+        .filter(|&at| at + SECOND > call.asked)
+        .min()
+        .unwrap_or(Micros::MAX);
+    let until = deleting
+        .min(forgotten)
+        .min(call.cancelling.unwrap_or(Micros::MAX));
     let generations = call.generations();
     for (turn, stream) in generations.iter().enumerate() {
         // The next one takes it over.
-        let next = generations.get(turn + 1).map_or(Micros::MAX, |next| next.opened);
-        let wait = SECOND + history.stalls.within(stream.opened.max(ended), stream.opened.max(ended) + 2 * SECOND);
+        let next = generations
+            .get(turn + 1)
+            .map_or(Micros::MAX, |next| next.opened);
+        let wait = SECOND
+            + history.stalls.within(
+                stream.opened.max(ended),
+                stream.opened.max(ended) + 2 * SECOND,
+            );
         let stays_to = stream.stays_to().min(next).min(until).min(history.end);
         if stays_to < stream.opened.max(ended) + wait {
             continue;
@@ -70,7 +99,10 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
             End::Token | End::Dropped
                 if stream.opened > ended + RACE
                     && stream.opened < ended + REMEMBERED
-                    && stream.error.as_ref().is_none_or(|&(_, _, code)| code != CANCELLED) =>
+                    && stream
+                        .error
+                        .as_ref()
+                        .is_none_or(|&(_, _, code)| code != CANCELLED) =>
             {
                 return Some(Misdelivery::NotTold);
             }
@@ -98,7 +130,11 @@ impl CallHistory {
     /// The server had ended this stream, on purpose, before the handler answered.
     fn was_polled(&self, stream: &Stream, answered: Micros) -> bool {
         let over = stream.over.filter(|&over| over < answered + RACE);
-        over.is_some_and(|over| self.polled.iter().any(|at| (stream.opened..over).contains(at)))
+        over.is_some_and(|over| {
+            self.polled
+                .iter()
+                .any(|at| (stream.opened..over).contains(at))
+        })
     }
 }
 
@@ -109,12 +145,17 @@ impl Stream {
     fn stays_to(&self) -> Micros {
         let leaving = self.leaving.map(|(at, _)| at);
         // That the server ended it is no excuse of the server.
-        leaving.into_iter().chain(self.stops).min().unwrap_or(Micros::MAX)
+        leaving
+            .into_iter()
+            .chain(self.stops)
+            .min()
+            .unwrap_or(Micros::MAX)
     }
 
     /// Its head had come, and the server had not ended it.
     fn is_there_at(&self, at: Micros) -> bool {
-        self.head.is_some_and(|(head, status)| status == 200 && head < at)
+        self.head
+            .is_some_and(|(head, status)| status == 200 && head < at)
             && self.over.is_none_or(|over| over > at)
     }
 }

@@ -22,7 +22,10 @@ impl Health {
     /// The newest gauges of both quiet times, if there were two.
     pub(super) fn of(history: &History) -> Option<Self> {
         let gauge = |from: u64, to: u64| {
-            let mut within = history.gauges.iter().filter(|(at, _)| (from..=to).contains(at));
+            let mut within = history
+                .gauges
+                .iter()
+                .filter(|(at, _)| (from..=to).contains(at));
             within.next_back().map(|(_, gauge)| gauge.clone())
         };
         let (&first, &last) = (history.quiet.first()?, history.quiet.last()?);
@@ -41,17 +44,27 @@ impl Health {
                 leaks.push(format!("{} calls are left after {when}", gauge.calls));
             }
             for (route, ids) in gauge.sessions.iter().filter(|(_, ids)| !ids.is_empty()) {
-                leaks.push(format!("sessions of {route} are left after {when}: {ids:?}"));
+                leaks.push(format!(
+                    "{} sessions of {route} are left after {when}, the first is {:?}",
+                    ids.len(),
+                    ids.first()
+                ));
             }
         }
         if last.descriptors > first.descriptors + DESCRIPTORS {
-            leaks.push(format!("descriptors: {} and then {}", first.descriptors, last.descriptors));
+            leaks.push(format!(
+                "descriptors: {} and then {}",
+                first.descriptors, last.descriptors
+            ));
         }
         if last.tasks > first.tasks + TASKS {
             leaks.push(format!("tasks: {} and then {}", first.tasks, last.tasks));
         }
         if last.resident_kib > first.resident_kib * 5 / 4 + RESIDENT_KIB {
-            leaks.push(format!("memory: {} KiB and then {} KiB", first.resident_kib, last.resident_kib));
+            leaks.push(format!(
+                "memory: {} KiB and then {} KiB",
+                first.resident_kib, last.resident_kib
+            ));
         }
         leaks
     }

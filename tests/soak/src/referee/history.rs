@@ -102,14 +102,21 @@ impl History {
             history.end = line.at;
             history.take(line.at, &line.fact, &mut streams);
         }
-        history.stalls.0.sort_unstable();
+        history.stalls.merge();
         history
     }
 
     #[allow(clippy::too_many_lines, reason = "one arm a fact")]
     fn take(&mut self, at: Micros, fact: &Fact, streams: &mut HashMap<Number, Option<Call>>) {
         match fact {
-            Fact::Asked { call, client, route, session, id, stream } => {
+            Fact::Asked {
+                call,
+                client,
+                route,
+                session,
+                id,
+                stream,
+            } => {
                 let (Ok(job), Some(setup)) = (call.parse(), Setup::of(route)) else {
                     return self.unexplained.push(format!("a call {call} on {route}"));
                 };
@@ -138,7 +145,12 @@ impl History {
                 };
                 self.calls.insert(call.clone(), history);
             }
-            Fact::Resuming { call, session, last_event_id, stream } => {
+            Fact::Resuming {
+                call,
+                session,
+                last_event_id,
+                stream,
+            } => {
                 streams.insert(*stream, Some(call.clone()));
                 let stream = Stream::new(*stream, session.clone(), at, Some(last_event_id.clone()));
                 self.call(call, |call| call.streams.push(stream));
@@ -175,7 +187,12 @@ impl History {
             Fact::Event { stream, id } => {
                 self.stream(streams, *stream, |it| it.event_ids.extend(id.clone()));
             }
-            Fact::Answer { stream, id, of, whole } => {
+            Fact::Answer {
+                stream,
+                id,
+                of,
+                whole,
+            } => {
                 let answer = (at, id.clone(), of.clone(), *whole);
                 self.stream(streams, *stream, |it| it.answer = Some(answer));
             }
@@ -288,7 +305,12 @@ impl CallHistory {
 // === impl Stream ===
 
 impl Stream {
-    fn new(number: Number, session: Option<Arc<str>>, opened: Micros, last_event_id: Option<String>) -> Self {
+    fn new(
+        number: Number,
+        session: Option<Arc<str>>,
+        opened: Micros,
+        last_event_id: Option<String>,
+    ) -> Self {
         Self {
             number,
             session,
@@ -309,7 +331,9 @@ impl Stream {
     /// From when on its client may have been gone, or its server may have ended it.
     pub(super) fn gone_from(&self, slack: Micros) -> Option<Micros> {
         let leaving = self.leaving.map(|(at, _)| at);
-        let over = self.over.map(|at| at.saturating_sub(slack).max(self.opened));
+        let over = self
+            .over
+            .map(|at| at.saturating_sub(slack).max(self.opened));
         leaving.into_iter().chain(over).min()
     }
 
@@ -322,15 +346,31 @@ impl Stream {
 // === impl Stalls ===
 
 impl Stalls {
-    /// How long the processes stood still in this time, all stalls added up.
+    /// Makes one of those that overlap: what stops the machine stops every thread that looks for it.
+    fn merge(&mut self) {
+        self.0.sort_unstable();
+        self.0.dedup_by(|later, earlier| {
+            let overlaps = later.0 <= earlier.1;
+            if overlaps {
+                earlier.1 = earlier.1.max(later.1);
+            }
+            overlaps
+        });
+    }
+
+    /// How long one of the processes stood still in this time.
     pub(super) fn within(&self, from: Micros, to: Micros) -> Micros {
-        let overlap = |&(begun, ended): &(Micros, Micros)| ended.min(to).saturating_sub(begun.max(from));
+        let overlap =
+            |&(begun, ended): &(Micros, Micros)| ended.min(to).saturating_sub(begun.max(from));
         self.near(from, to).map(overlap).sum()
     }
 
     /// The longest of them.
     pub(super) fn longest(&self, from: Micros, to: Micros) -> Micros {
-        self.near(from, to).map(|(begun, ended)| ended - begun).max().unwrap_or(0)
+        self.near(from, to)
+            .map(|(begun, ended)| ended - begun)
+            .max()
+            .unwrap_or(0)
     }
 
     pub(super) fn total(&self) -> Micros {
@@ -342,6 +382,8 @@ impl Stalls {
         // They are sorted by their beginnings; none lasts for a minute.
         let far = from.saturating_sub(60_000 * MILLI);
         let after = self.0.partition_point(|&(begun, _)| begun < far);
-        self.0[after..before].iter().filter(move |&&(_, ended)| ended > from)
+        self.0[after..before]
+            .iter()
+            .filter(move |&&(_, ended)| ended > from)
     }
 }

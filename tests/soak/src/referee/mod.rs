@@ -12,12 +12,12 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
+use self::history::{CallHistory, End, History};
 pub use self::{
     delivery::Misdelivery,
     health::Health,
     rules::{Class, Wrong},
 };
-use self::history::{CallHistory, End, History};
 use crate::{clock::SECOND, fact::Line};
 
 /// What the referee found.
@@ -84,10 +84,18 @@ pub fn judge(lines: &[Line]) -> Report {
             *report.sdks.entry(call.client.to_string()).or_default() += 1;
         }
         if let Some(wrong) = wrong {
-            report.wrong.entry(wrong).or_default().push(story(key, call));
+            report
+                .wrong
+                .entry(wrong)
+                .or_default()
+                .push(story(key, call));
         }
         if let Some(wrong) = delivery::judge(key, call, &history) {
-            report.misdelivered.entry(wrong).or_default().push(story(key, call));
+            report
+                .misdelivered
+                .entry(wrong)
+                .or_default()
+                .push(story(key, call));
         }
     }
     report
@@ -98,23 +106,34 @@ fn kind(key: &str) -> String {
     let name = key.split('~').next().unwrap_or_default();
     let kind = name.rsplit('.').next().unwrap_or_default();
     let is_number = kind.bytes().all(|byte| byte.is_ascii_digit());
-    if is_number { "an SDK".to_owned() } else { kind.to_owned() }
+    if is_number {
+        "an SDK".to_owned()
+    } else {
+        kind.to_owned()
+    }
 }
 
 /// What became of a call, in one line: milliseconds since it was asked.
 fn story(key: &str, call: &CallHistory) -> String {
     let since = |at: u64| at.saturating_sub(call.asked) / 1_000;
-    let mut line = format!("{key} on {} (asked at {} us, session {:?}):", call.setup.route, call.asked, call.session);
+    let mut line = format!(
+        "{key} on {} (asked at {} us, session {:?}):",
+        call.setup.route, call.asked, call.session
+    );
     for stream in &call.streams {
         line += &format!(
             " [{} after {:?}: head {:?}, answer {}, error {:?}, leaving {:?}, over {:?}]",
             since(stream.opened),
             stream.last_event_id,
             stream.head.map(|(at, status)| (since(at), status)),
-            stream.answer.as_ref().map_or_else(|| "none".to_owned(), |(at, _, of, whole)| {
-                format!("{} at {}, whole: {whole}", of, since(*at))
-            }),
-            stream.error.as_ref().map(|(at, _, code)| (since(*at), code)),
+            stream.answer.as_ref().map_or_else(
+                || "none".to_owned(),
+                |(at, _, of, whole)| { format!("{} at {}, whole: {whole}", of, since(*at)) }
+            ),
+            stream
+                .error
+                .as_ref()
+                .map(|(at, _, code)| (since(*at), code)),
             stream.leaving.map(|(at, how)| (since(at), how)),
             stream.over.map(since),
         );
@@ -135,7 +154,10 @@ impl Report {
     #[must_use]
     pub fn total(&self) -> (usize, usize) {
         let count = |class: Option<Class>| {
-            let calls = self.calls.iter().filter(|((_, it), _)| class.is_none_or(|class| class == *it));
+            let calls = self
+                .calls
+                .iter()
+                .filter(|((_, it), _)| class.is_none_or(|class| class == *it));
             calls.map(|(_, (all, _))| all).sum()
         };
         (count(None), count(Some(Class::Either)))
@@ -175,37 +197,71 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (all, either) = self.total();
-        writeln!(f, "{:<10} {:<16} {:>7} {:>9}", "route", "class", "calls", "answered")?;
+        writeln!(
+            f,
+            "{:<10} {:<16} {:>7} {:>9}",
+            "route", "class", "calls", "answered"
+        )?;
         for ((route, class), (all, answered)) in &self.calls {
             let class = format!("{class:?}");
             writeln!(f, "{route:<10} {class:<16} {all:>7} {answered:>9}")?;
         }
-        writeln!(f, "\n{all} calls, {either} of them not decided ({:.1} %)", 100.0 * either as f64 / all.max(1) as f64)?;
+        writeln!(
+            f,
+            "\n{all} calls, {either} of them not decided ({:.1} %)",
+            100.0 * either as f64 / all.max(1) as f64
+        )?;
         writeln!(f, "not decided: {:?}", self.undecided)?;
         writeln!(f, "of SDKs: {:?}", self.sdks)?;
         for wrong in [Wrong::FalseCancel, Wrong::Zombie, Wrong::RanTwice] {
             let calls = self.wrong.get(&wrong).map_or(&[][..], Vec::as_slice);
             writeln!(f, "{wrong:?}: {}", calls.len())?;
-            calls.iter().take(TOLD).try_for_each(|call| writeln!(f, "    {call}"))?;
+            calls
+                .iter()
+                .take(TOLD)
+                .try_for_each(|call| writeln!(f, "    {call}"))?;
         }
-        for wrong in [Misdelivery::WrongAnswer, Misdelivery::LostAnswer, Misdelivery::NotTold] {
+        for wrong in [
+            Misdelivery::WrongAnswer,
+            Misdelivery::LostAnswer,
+            Misdelivery::NotTold,
+        ] {
             let calls = self.misdelivered.get(&wrong).map_or(&[][..], Vec::as_slice);
             writeln!(f, "{wrong:?}: {}", calls.len())?;
-            calls.iter().take(TOLD).try_for_each(|call| writeln!(f, "    {call}"))?;
+            calls
+                .iter()
+                .take(TOLD)
+                .try_for_each(|call| writeln!(f, "    {call}"))?;
         }
         writeln!(f, "stray answers: {}", self.strays)?;
         writeln!(f, "drains: {}, late: {}", self.drains, self.late_drains)?;
         if let Some(Health { first, last }) = &self.health {
-            writeln!(f, "at rest, first: {first:?}\nat rest, last:  {last:?}")?;
+            for (when, gauge) in [("first", first), ("last", last)] {
+                let sessions: usize = gauge.sessions.values().map(Vec::len).sum();
+                writeln!(
+                    f,
+                    "at rest, {when}: {} calls, {sessions} sessions, {} KiB, {} descriptors, {} tasks",
+                    gauge.calls, gauge.resident_kib, gauge.descriptors, gauge.tasks
+                )?;
+            }
         }
         let stalled = self.stalled_millis as f64 * 1_000.0 / SECOND as f64;
-        writeln!(f, "stalls: {stalled:.1} s in all, the longest {} ms", self.longest_stall_millis)?;
+        writeln!(
+            f,
+            "stalls: {stalled:.1} s in all, the longest {} ms",
+            self.longest_stall_millis
+        )?;
         for unexplained in self.unexplained.iter().take(TOLD) {
             writeln!(f, "does not fit: {unexplained}")?;
         }
         if let Some(fault) = &self.fault {
             writeln!(f, "deliberate fault: {fault}")?;
         }
-        write!(f, "seed: {}", self.seed.map_or_else(|| "unknown".to_owned(), |seed| seed.to_string()))
+        write!(
+            f,
+            "seed: {}",
+            self.seed
+                .map_or_else(|| "unknown".to_owned(), |seed| seed.to_string())
+        )
     }
 }

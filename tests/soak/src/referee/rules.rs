@@ -79,16 +79,29 @@ pub(super) fn judge(call: &CallHistory, history: &History) -> (Class, Option<Wro
     let bounds = Bounds::of(call, start, history);
     // The handler may be late itself.
     let (ended, end) = call.ended.unwrap_or((history.end, End::Answered));
-    let natural_end = if end == End::Answered { natural_end.max(ended) } else { natural_end };
+    let natural_end = if end == End::Answered {
+        natural_end.max(ended)
+    } else {
+        natural_end
+    };
     let must_by = bounds.must_by.iter().copied().min();
     let class = if must_by.is_some_and(|by| by < natural_end) {
         Class::MustBeCancelled
-    } else if bounds.allowed.iter().all(|allowed| allowed.from > natural_end) {
+    } else if bounds
+        .allowed
+        .iter()
+        .all(|allowed| allowed.from > natural_end)
+    {
         Class::MustComplete
     } else {
         Class::Either
     };
-    let is_allowed = |at: Micros| bounds.allowed.iter().any(|it| (it.from..=it.to).contains(&at));
+    let is_allowed = |at: Micros| {
+        bounds
+            .allowed
+            .iter()
+            .any(|it| (it.from..=it.to).contains(&at))
+    };
     let wrong = if call.started.len() > 1 {
         Some(Wrong::RanTwice)
     } else if must_by.is_some_and(|by| ended > by) {
@@ -120,7 +133,10 @@ impl Bounds {
                 // It has what it came for.
                 continue;
             }
-            let slack = RACE + history.stalls.within(stream.opened, stream.over.unwrap_or(stream.opened));
+            let slack = RACE
+                + history
+                    .stalls
+                    .within(stream.opened, stream.over.unwrap_or(stream.opened));
             let (Some(from), Some(by)) = (stream.gone_from(slack), stream.gone_by()) else {
                 continue;
             };
@@ -128,7 +144,10 @@ impl Bounds {
             let back = generations.get(turn + 1..).unwrap_or_default();
             let next = back.iter().find(|next| was_accepted(next));
             let deadline = from + grace;
-            let late = RACE + history.stalls.within(deadline.saturating_sub(RACE), deadline + RACE);
+            let late = RACE
+                + history
+                    .stalls
+                    .within(deadline.saturating_sub(RACE), deadline + RACE);
             match next {
                 // In time. Or while the stream was still there.
                 Some(next) if next.opened + late < deadline => {}
@@ -144,7 +163,10 @@ impl Bounds {
                 self.must_by.push(must_by);
             }
             if let (Some(stops), Some(stall)) = (stream.stops, call.setup.stall_timeout) {
-                self.allow((stops + micros(stall) + grace).saturating_sub(RACE), Micros::MAX);
+                self.allow(
+                    (stops + micros(stall) + grace).saturating_sub(RACE),
+                    Micros::MAX,
+                );
             }
         }
     }
@@ -155,10 +177,16 @@ impl Bounds {
         }
         // What overtakes its call cancels nothing.
         let starts_before = |at: Micros| call.start().is_some_and(|start| start < at);
-        if let Some(cancelled) = call.cancelled.filter(|_| call.cancelling.is_some_and(starts_before)) {
+        if let Some(cancelled) = call
+            .cancelled
+            .filter(|_| call.cancelling.is_some_and(starts_before))
+        {
             self.must(cancelled, call, history);
         }
-        let session = call.session.as_ref().and_then(|session| history.sessions.get(session));
+        let session = call
+            .session
+            .as_ref()
+            .and_then(|session| history.sessions.get(session));
         if let Some(deleting) = session.and_then(|session| session.deleting) {
             self.allow(deleting, Micros::MAX);
             let deleted = session.and_then(|session| session.deleted);
@@ -220,7 +248,9 @@ fn rmcps_own(call: &CallHistory, history: &History) -> Option<Micros> {
 /// The client stayed until there was a head, so that the layer must have taken the resume.
 fn was_accepted(stream: &Stream) -> bool {
     stream.head.is_some_and(|(_, status)| status == 200)
-        || stream.gone_from(0).is_some_and(|gone| gone > stream.opened + SECOND)
+        || stream
+            .gone_from(0)
+            .is_some_and(|gone| gone > stream.opened + SECOND)
         || stream.gone_from(0).is_none()
 }
 

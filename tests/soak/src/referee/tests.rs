@@ -1,1 +1,265 @@
+//! Logs made by hand: what the referee says of them.
 
+use super::{Class, Misdelivery, Report, Wrong, judge};
+use crate::{
+    clock::{MILLI, Micros, SECOND},
+    fact::{Fact, Gauge, Leave, Line},
+    setup::GRACE,
+};
+
+const WORK: Micros = 8 * SECOND;
+/// A call that works for so long.
+const CALL: &str = "c~8000~0~heeds";
+const START: Micros = 100 * SECOND;
+
+/// The facts of one call, asked at [`START`] on a stream with the number 1.
+struct Story(Vec<Line>);
+
+impl Story {
+    fn on(route: &str) -> Self {
+        let session = (route != "stateless").then(|| "s".into());
+        let asked = Fact::Asked {
+            call: CALL.into(),
+            client: "raw".into(),
+            route: route.into(),
+            session,
+            id: "1".to_owned(),
+            stream: 1,
+        };
+        Self(Vec::new())
+            .then(0, asked)
+            .then(1, Fact::Sent { stream: 1 })
+            .then(5, Fact::Started { call: CALL.into() })
+            .then(
+                6,
+                Fact::Head {
+                    stream: 1,
+                    status: 200,
+                },
+            )
+            .then(
+                7,
+                Fact::Event {
+                    stream: 1,
+                    id: Some("0/0".to_owned()),
+                },
+            )
+    }
+
+    /// So many milliseconds after the call was asked.
+    fn then(mut self, millis: u64, fact: Fact) -> Self {
+        let at = START + millis * MILLI;
+        self.0.push(Line { at, fact });
+        self
+    }
+
+    fn leaves(self, millis: u64, stream: u64) -> Self {
+        let how = Leave::Fin;
+        self.then(millis, Fact::Leaving { stream, how })
+            .then(millis + 1, Fact::Left { stream })
+    }
+
+    fn resumes(self, millis: u64, id: &str) -> Self {
+        let resuming = Fact::Resuming {
+            call: CALL.into(),
+            session: Some("s".into()),
+            last_event_id: id.to_owned(),
+            stream: 2,
+        };
+        self.then(millis, resuming).then(
+            millis + 2,
+            Fact::Head {
+                stream: 2,
+                status: 200,
+            },
+        )
+    }
+
+    fn cancelled(self, millis: u64) -> Self {
+        self.then(
+            millis,
+            Fact::Token {
+                call: CALL.into(),
+                reason: None,
+            },
+        )
+    }
+
+    fn answered(self) -> Self {
+        self.then(WORK / MILLI + 5, Fact::Answered { call: CALL.into() })
+    }
+
+    fn gets_answer_of(self, stream: u64, call: &str) -> Self {
+        let answer = Fact::Answer {
+            stream,
+            id: "1".to_owned(),
+            of: call.to_owned(),
+            whole: true,
+        };
+        self.then(WORK / MILLI + 6, answer)
+    }
+
+    fn judged(mut self) -> Report {
+        self = self.then(30_000, Fact::Seed { seed: 1 });
+        self.0.sort_by_key(|line| line.at);
+        judge(&self.0)
+    }
+}
+
+fn class(report: &Report) -> Class {
+    let ((_, class), _) = report.calls.first_key_value().expect("a call");
+    *class
+}
+
+fn wrong(report: &Report) -> Vec<Wrong> {
+    report.wrong.keys().copied().collect()
+}
+
+fn misdelivered(report: &Report) -> Vec<Misdelivery> {
+    report.misdelivered.keys().copied().collect()
+}
+
+#[test]
+fn a_call_whose_client_stays_must_complete() {
+    let report = Story::on("wrapped")
+        .answered()
+        .gets_answer_of(1, CALL)
+        .judged();
+    assert_eq!(class(&report), Class::MustComplete);
+    assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
+}
+
+#[test]
+fn a_cancel_of_a_call_whose_client_stays_is_false() {
+    let report = Story::on("wrapped").cancelled(3_000).judged();
+    assert_eq!(wrong(&report), [Wrong::FalseCancel]);
+}
+
+#[test]
+fn a_cancel_within_the_grace_is_false() {
+    let report = Story::on("wrapped")
+        .leaves(1_000, 1)
+        .cancelled(2_500)
+        .judged();
+    assert_eq!(wrong(&report), [Wrong::FalseCancel]);
+    // Nobody waits without a session.
+    let report = Story::on("stateless")
+        .leaves(1_000, 1)
+        .cancelled(1_200)
+        .judged();
+    assert_eq!(wrong(&report), []);
+}
+
+#[test]
+fn an_orphan_must_be_cancelled_and_is_a_zombie_if_it_is_not() {
+    let left = || Story::on("layer").leaves(1_000, 1);
+    let report = left().cancelled(3_010).judged();
+    assert_eq!(
+        (class(&report), wrong(&report)),
+        (Class::MustBeCancelled, vec![])
+    );
+    assert_eq!(wrong(&left().cancelled(4_500).judged()), [Wrong::Zombie]);
+    assert_eq!(wrong(&left().answered().judged()), [Wrong::Zombie]);
+    assert_eq!(wrong(&left().judged()), [Wrong::Zombie], "it never ended");
+}
+
+#[test]
+fn a_stall_of_the_machine_excuses_no_more_than_its_own_length() {
+    let left = |stalled: u64| {
+        let stall = Fact::Stalled { millis: 700 };
+        let story = Story::on("wrapped").leaves(1_000, 1).then(3_700, stall);
+        story.cancelled(4_000 + stalled).judged()
+    };
+    assert_eq!(wrong(&left(600)), []);
+    assert_eq!(wrong(&left(900)), [Wrong::Zombie]);
+}
+
+#[test]
+fn a_client_that_is_back_in_time_keeps_its_call() {
+    let back = || Story::on("wrapped").leaves(1_000, 1).resumes(2_000, "0/0");
+    let report = back().answered().gets_answer_of(2, CALL).judged();
+    assert_eq!(class(&report), Class::MustComplete);
+    assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
+    assert_eq!(
+        wrong(&back().cancelled(3_005).judged()),
+        [Wrong::FalseCancel]
+    );
+}
+
+#[test]
+fn a_wrong_event_id_is_no_way_back() {
+    let report = Story::on("wrapped")
+        .leaves(1_000, 1)
+        .resumes(2_000, "7/7")
+        .answered()
+        .judged();
+    assert_eq!(wrong(&report), [Wrong::Zombie]);
+}
+
+#[test]
+fn a_resume_on_the_edge_of_the_grace_decides_nothing() {
+    let edge = (1_000 + GRACE / MILLI) - 100;
+    let back = || Story::on("wrapped").leaves(1_000, 1).resumes(edge, "0/0");
+    let report = back().answered().gets_answer_of(2, CALL).judged();
+    assert_eq!((class(&report), wrong(&report)), (Class::Either, vec![]));
+    assert_eq!(wrong(&back().cancelled(3_005).judged()), []);
+}
+
+#[test]
+fn somebody_elses_answer_is_wrong_on_any_stream() {
+    let report = Story::on("wrapped")
+        .answered()
+        .gets_answer_of(1, "d~1~0~heeds")
+        .judged();
+    assert_eq!(misdelivered(&report), [Misdelivery::WrongAnswer]);
+    let listening = Fact::Listening {
+        session: Some("t".into()),
+        stream: 9,
+    };
+    let story = Story::on("layer").then(8, listening).answered();
+    assert_eq!(story.gets_answer_of(9, CALL).judged().strays, 1);
+}
+
+#[test]
+fn an_answer_that_its_client_waits_for_must_come() {
+    let report = Story::on("layer").answered().judged();
+    assert_eq!(misdelivered(&report), [Misdelivery::LostAnswer]);
+}
+
+#[test]
+fn whoever_comes_too_late_must_be_told() {
+    let late = || {
+        Story::on("layer")
+            .leaves(1_000, 1)
+            .cancelled(3_005)
+            .resumes(4_000, "0/0")
+    };
+    assert_eq!(misdelivered(&late().judged()), [Misdelivery::NotTold]);
+    let error = Fact::Error {
+        stream: 2,
+        id: "1".to_owned(),
+        code: -32_800,
+    };
+    assert_eq!(misdelivered(&late().then(4_003, error).judged()), []);
+}
+
+#[test]
+fn what_is_left_at_rest_is_a_leak() {
+    let gauge = |calls| {
+        Fact::Gauge(Gauge {
+            calls,
+            sessions: Default::default(),
+            resident_kib: 10_000,
+            descriptors: 10,
+            tasks: 10,
+        })
+    };
+    let run = |calls| {
+        let story = Story::on("wrapped").answered().gets_answer_of(1, CALL);
+        let story = story.then(20_000, Fact::Quiet).then(20_500, gauge(0));
+        let story = story.then(25_000, Fact::Quiet).then(25_500, gauge(calls));
+        story.judged().failures()
+    };
+    assert_eq!(run(0), Vec::<String>::new());
+    assert_eq!(run(1), ["1 calls are left after the second round"]);
+}

@@ -128,7 +128,10 @@ impl Calling {
             }
         }
         self.connection = None;
-        self.log().write(Fact::Over { stream, clean: true });
+        self.log().write(Fact::Over {
+            stream,
+            clean: true,
+        });
         Seen::End
     }
 
@@ -157,10 +160,14 @@ impl Calling {
 
     /// Its client's own cancel.
     pub(crate) async fn cancel(&self) {
-        self.log().write(Fact::Cancelling { call: self.key.clone() });
+        self.log().write(Fact::Cancelling {
+            call: self.key.clone(),
+        });
         let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": self.id}});
         if self.session.post(&cancel).await == Some(202) {
-            self.log().write(Fact::Cancelled { call: self.key.clone() });
+            self.log().write(Fact::Cancelled {
+                call: self.key.clone(),
+            });
         }
     }
 
@@ -168,7 +175,9 @@ impl Calling {
     pub(crate) async fn poll(&self) -> Option<()> {
         let (_, stream) = self.last_event_id.as_deref()?.split_once('/')?;
         let session = self.session.id.as_deref()?;
-        self.log().write(Fact::Polling { call: self.key.clone() });
+        self.log().write(Fact::Polling {
+            call: self.key.clone(),
+        });
         let request = Request::poll(self.session.setup, session, stream);
         self.session.exchange(&request).await.map(drop)
     }
@@ -202,16 +211,31 @@ pub(crate) fn note(log: &Log, stream: Stream, item: &Item) -> Note {
     let message = event.message.as_ref();
     let id = || message.map_or_else(String::new, |it| it["id"].to_string());
     if let Some(code) = message.and_then(|it| it["error"]["code"].as_i64()) {
-        log.write(Fact::Error { stream, id: id(), code });
+        log.write(Fact::Error {
+            stream,
+            id: id(),
+            code,
+        });
         return Note::Answer;
     }
-    if let Some(result) = message.and_then(|it| it.get("result")).filter(|it| it.get("content").is_some()) {
+    if let Some(result) = message
+        .and_then(|it| it.get("result"))
+        .filter(|it| it.get("content").is_some())
+    {
         let text = result["content"][0]["text"].as_str().unwrap_or_default();
         let of = text.trim_end_matches('.').to_owned();
         let whole = text == answer(&of, text.len()) && result["isError"] != Value::Bool(true);
-        log.write(Fact::Answer { stream, id: id(), of, whole });
+        log.write(Fact::Answer {
+            stream,
+            id: id(),
+            of,
+            whole,
+        });
         return Note::Answer;
     }
-    log.write(Fact::Event { stream, id: event.id.clone() });
+    log.write(Fact::Event {
+        stream,
+        id: event.id.clone(),
+    });
     Note::Event(event.id.clone())
 }

@@ -145,7 +145,10 @@ impl Connection {
     /// Closes in this way.
     pub(crate) async fn leave(mut self, how: Leave) {
         let number = self.number;
-        self.world.log.write(Fact::Leaving { stream: number, how });
+        self.world.log.write(Fact::Leaving {
+            stream: number,
+            how,
+        });
         let Some(mut stream) = self.stream.take() else {
             return;
         };
@@ -165,7 +168,8 @@ impl Connection {
         if how == Leave::Half {
             self.world.log.write(Fact::Left { stream: number });
             // It would still read, but is not served any more.
-            let read = async { while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {} };
+            let read =
+                async { while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) {} };
             let _over = timeout(Duration::from_secs(1), read).await;
             return;
         }
@@ -178,7 +182,10 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.take() {
             let number = self.number;
-            self.world.log.write(Fact::Leaving { stream: number, how: Leave::Fin });
+            self.world.log.write(Fact::Leaving {
+                stream: number,
+                how: Leave::Fin,
+            });
             drop(stream);
             self.world.log.write(Fact::Left { stream: number });
         }
@@ -195,7 +202,10 @@ impl Request {
 
     pub(crate) fn raw(setup: &Setup, session: Option<&str>, body: Vec<u8>) -> Self {
         let mut request = Self::new("POST", setup, session);
-        request.head += &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+        request.head += &format!(
+            "content-type: application/json\r\ncontent-length: {}\r\n",
+            body.len()
+        );
         request.body = body;
         request
     }
@@ -216,7 +226,9 @@ impl Request {
     pub(crate) fn poll(setup: &Setup, session: &str, stream: &str) -> Self {
         let route = setup.route;
         Self {
-            head: format!("POST /poll/{route}/{session}/{stream} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 0\r\n"),
+            head: format!(
+                "POST /poll/{route}/{session}/{stream} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 0\r\n"
+            ),
             body: Vec::new(),
         }
     }
@@ -229,7 +241,10 @@ impl Request {
         if let Some(session) = session {
             head += &format!("mcp-session-id: {session}\r\nmcp-protocol-version: 2025-11-25\r\n");
         }
-        Self { head, body: Vec::new() }
+        Self {
+            head,
+            body: Vec::new(),
+        }
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {

@@ -7,7 +7,8 @@ use fastrand::Rng;
 /// The dice of a client.
 pub(crate) fn of(seed: u64, round: usize, name: &str) -> Rng {
     // FNV-1a: the same on every machine and with every compiler.
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ round as u64;
+    let mut hash =
+        0xcbf2_9ce4_8422_2325_u64 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ round as u64;
     for byte in name.bytes() {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     }

@@ -70,7 +70,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let mut clients = JoinSet::new();
         for number in 0..plan.actors {
             let dice = dice::of(plan.seed, round, &format!("raw{number}"));
-            clients.spawn(actor::run(world.clone(), format!("r{round}a{number}"), dice, end));
+            clients.spawn(actor::run(
+                world.clone(),
+                format!("r{round}a{number}"),
+                dice,
+                end,
+            ));
         }
         for sdk in &sdks {
             for number in 0..sdk::CELLS {
@@ -81,7 +86,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
         }
         let all = async { while clients.join_next().await.is_some() {} };
         let limit = Duration::from_secs_f64(seconds) + STORY;
-        timeout(limit, all).await.map_err(|_| "some clients do not come to an end")?;
+        timeout(limit, all)
+            .await
+            .map_err(|_| "some clients do not come to an end")?;
         // Whoever ended has closed; sessions that were left behind have this long.
         sleep(IDLE + Duration::from_secs(6)).await;
         world.log.write(Fact::Quiet);

@@ -144,7 +144,10 @@ async fn pass(client: TcpStream, link: Arc<Link>) {
     let log = &link.world.log;
     match (how, stream) {
         (Some(how), Some(stream)) => log.write(Fact::Leaving { stream, how }),
-        (None, Some(stream)) => log.write(Fact::Over { stream, clean: false }),
+        (None, Some(stream)) => log.write(Fact::Over {
+            stream,
+            clean: false,
+        }),
         (_, None) => {}
     }
     if how == Some(Leave::Proxy) {
@@ -158,7 +161,12 @@ async fn pass(client: TcpStream, link: Arc<Link>) {
 }
 
 /// Until one side closes: how the client left, or `None` if it was the server.
-async fn pump(client: &TcpStream, server: &TcpStream, link: &Link, passing: &mut Passing) -> Option<Leave> {
+async fn pump(
+    client: &TcpStream,
+    server: &TcpStream,
+    link: &Link,
+    passing: &mut Passing,
+) -> Option<Leave> {
     let (mut requests, mut responses) = (Requests::default(), Responses::default());
     let (mut from_client, mut from_server) = (vec![0; 16 * 1024], vec![0; 64 * 1024]);
     loop {
@@ -219,7 +227,10 @@ impl Link {
         let stream = self.world.stream();
         let session: Option<Arc<str>> = request.session.as_deref().map(Into::into);
         let message = request.message.as_ref();
-        match (request.method.as_str(), message.and_then(|it| it["method"].as_str())) {
+        match (
+            request.method.as_str(),
+            message.and_then(|it| it["method"].as_str()),
+        ) {
             ("POST", Some("tools/call")) => {
                 log.write(Fact::Asked {
                     call: self.call.clone(),
@@ -234,7 +245,9 @@ impl Link {
                 Passing::Stream(stream)
             }
             ("POST", Some("notifications/cancelled")) => {
-                log.write(Fact::Cancelling { call: self.call.clone() });
+                log.write(Fact::Cancelling {
+                    call: self.call.clone(),
+                });
                 Passing::Other
             }
             ("GET", _) => {
@@ -252,7 +265,9 @@ impl Link {
             }
             ("DELETE", _) => match session {
                 Some(session) => {
-                    log.write(Fact::Deleting { session: session.clone() });
+                    log.write(Fact::Deleting {
+                        session: session.clone(),
+                    });
                     Passing::Delete(session)
                 }
                 None => Passing::Other,
@@ -266,7 +281,10 @@ impl Link {
         match (&*passing, item) {
             (Passing::Stream(stream), Item::End) => {
                 let stream = *stream;
-                log.write(Fact::Over { stream, clean: true });
+                log.write(Fact::Over {
+                    stream,
+                    clean: true,
+                });
                 *passing = Passing::Nothing;
             }
             (Passing::Stream(stream), item) => drop(note(log, *stream, item)),

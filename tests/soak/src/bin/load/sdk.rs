@@ -65,17 +65,29 @@ impl Sdk {
     pub(crate) async fn start(program: Program) -> Result<Self, Box<dyn Error>> {
         let (command, args) = program.command.split_first().ok_or("a command")?;
         let mut command = Command::new(command);
-        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         // They say much about connections that are cut.
         command.stderr(Stdio::null()).kill_on_drop(true);
-        for name in ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+        for name in [
+            "http_proxy",
+            "https_proxy",
+            "HTTP_PROXY",
+            "HTTPS_PROXY",
+            "all_proxy",
+            "ALL_PROXY",
+        ] {
             command.env_remove(name);
         }
         let mut process = command.spawn()?;
         let orders = process.stdin.take().ok_or("its standard input")?;
         let events = process.stdout.take().ok_or("its standard output")?;
         let mut events = BufReader::new(events).lines();
-        timeout(Duration::from_secs(60), events.next_line()).await??.ok_or("it did not start")?;
+        timeout(Duration::from_secs(60), events.next_line())
+            .await??
+            .ok_or("it did not start")?;
         let cells = Cells::default();
         let to_cells = cells.clone();
         tokio::spawn(async move {
@@ -108,7 +120,13 @@ impl Sdk {
 }
 
 /// One call after the other, until its time is over.
-pub(crate) async fn run(sdk: Arc<Sdk>, world: Arc<World>, name: String, mut dice: Rng, end: Instant) {
+pub(crate) async fn run(
+    sdk: Arc<Sdk>,
+    world: Arc<World>,
+    name: String,
+    mut dice: Rng,
+    end: Instant,
+) {
     let mut turn = 0;
     while Instant::now() < end {
         turn += 1;
@@ -130,18 +148,28 @@ pub(crate) async fn run(sdk: Arc<Sdk>, world: Arc<World>, name: String, mut dice
     }
 }
 
-async fn call(sdk: &Sdk, world: &Arc<World>, setup: &'static Setup, job: &Job, dice: &mut Rng) -> Option<()> {
+async fn call(
+    sdk: &Sdk,
+    world: &Arc<World>,
+    setup: &'static Setup,
+    job: &Job,
+    dice: &mut Rng,
+) -> Option<()> {
     use Story::*;
     let cell = job.to_string();
     let bytes = dice.usize(100..3_000);
-    let story = weighted(dice, &[(3, Stays), (4, IsCut), (2, IsCutForGood), (1, Closes)]);
+    let story = weighted(
+        dice,
+        &[(3, Stays), (4, IsCut), (2, IsCutForGood), (1, Closes)],
+    );
     let proxy = Proxy::start(world, setup, &cell, sdk.name()).await.ok()?;
     let (sender, mut events) = mpsc::unbounded_channel();
     let cells = || sdk.cells.lock().unwrap_or_else(PoisonError::into_inner);
     cells().insert(cell.clone(), sender);
 
     let url = format!("http://{}/{}", proxy.address, setup.route);
-    sdk.order(json!({"open": cell, "url": url, "bytes": bytes, "timeout": PATIENCE.as_secs()})).await;
+    sdk.order(json!({"open": cell, "url": url, "bytes": bytes, "timeout": PATIENCE.as_secs()}))
+        .await;
     let asked = timeout(PATIENCE, proxy.asked()).await.is_ok();
     let when = millis(dice, 0..job.work.as_millis() as u64 + 200);
     let mut outcome = None;
@@ -163,14 +191,26 @@ async fn call(sdk: &Sdk, world: &Arc<World>, setup: &'static Setup, job: &Job, d
         world.log.write(Fact::Outcome {
             call: cell.as_str().into(),
             // What is long and right needs not be kept.
-            text: event["text"].as_str().map(|text| if text == whole { cell.clone() } else { text.to_owned() }),
+            text: event["text"].as_str().map(|text| {
+                if text == whole {
+                    cell.clone()
+                } else {
+                    text.to_owned()
+                }
+            }),
             error: event["error"].as_str().map(str::to_owned),
         });
     }
     if story != Closes {
         sdk.order(json!({"close": cell})).await;
     }
-    let closed = async { while events.recv().await.is_some_and(|event| event["event"] != "closed") {} };
+    let closed = async {
+        while events
+            .recv()
+            .await
+            .is_some_and(|event| event["event"] != "closed")
+        {}
+    };
     let _slow = timeout(Duration::from_secs(3), closed).await;
     cells().remove(&cell);
     let _stuck = timeout(Duration::from_secs(3), proxy.end()).await;

@@ -51,7 +51,9 @@ impl Session {
                 "jsonrpc": "2.0", "id": 0, "method": "initialize",
                 "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client, "version": "0"}}
             });
-            let (_, id, _) = session.exchange(&Request::post(setup, None, &hello)).await?;
+            let (_, id, _) = session
+                .exchange(&Request::post(setup, None, &hello))
+                .await?;
             session.id = Some(id?.into());
             let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
             session.post(&ready).await?;
@@ -125,7 +127,9 @@ impl Session {
             return;
         };
         let request = Request::delete(self.setup, &session);
-        self.world.log.write(Fact::Deleting { session: session.clone() });
+        self.world.log.write(Fact::Deleting {
+            session: session.clone(),
+        });
         if let Some((status, ..)) = self.exchange(&request).await {
             self.world.log.write(Fact::Deleted { session, status });
         }

@@ -100,7 +100,11 @@ impl Story {
         let job = Job {
             name,
             work: self.work(dice, session.setup),
-            steps: if self == DoesNotRead { 60 } else { dice.u32(..4) },
+            steps: if self == DoesNotRead {
+                60
+            } else {
+                dice.u32(..4)
+            },
             manner: match self {
                 DoesNotRead => Manner::Floods,
                 _ if session.setup.abort.is_some() && dice.bool() => Manner::Deaf,
@@ -108,7 +112,11 @@ impl Story {
             },
         };
         let large = self == Stays && dice.u8(..20) == 0;
-        let bytes = if large { 300_000 } else { dice.usize(100..4_000) };
+        let bytes = if large {
+            300_000
+        } else {
+            dice.usize(100..4_000)
+        };
         let mut call = Calling::new(session, &job, bytes);
         let _gave_up = self.tell(&mut call, &job, dice).await;
         call.leave(Leave::Fin).await;
@@ -141,7 +149,11 @@ impl Story {
         match self {
             Stays | SendsSlowly => call.stay(LONG).await,
             LeavesForGood => {
-                if call.read(while_it_works(dice).min(Duration::from_millis(1_500))).await == Seen::Time {
+                if call
+                    .read(while_it_works(dice).min(Duration::from_millis(1_500)))
+                    .await
+                    == Seen::Time
+                {
                     call.leave(how(dice, &session)).await;
                 }
             }
@@ -228,7 +240,14 @@ impl Story {
             }
             ReusesItsId => {
                 call.head(LONG).await;
-                let mut twin = Calling::new(&session, &Job { name: format!("{}t", job.name), ..job.clone() }, 100);
+                let mut twin = Calling::new(
+                    &session,
+                    &Job {
+                        name: format!("{}t", job.name),
+                        ..job.clone()
+                    },
+                    100,
+                );
                 twin.id = call.id;
                 let (call_key, by) = (call.key.clone(), twin.key.clone());
                 session.world.log.write(Fact::Reused { call: call_key, by });
@@ -247,7 +266,12 @@ fn how(dice: &mut Rng, session: &Session) -> Leave {
     let pipelined = if session.is_watched() { 2 } else { 0 };
     weighted(
         dice,
-        &[(4, Leave::Fin), (4, Leave::Reset), (1, Leave::Half), (pipelined, Leave::Pipelined)],
+        &[
+            (4, Leave::Fin),
+            (4, Leave::Reset),
+            (1, Leave::Half),
+            (pipelined, Leave::Pipelined),
+        ],
     )
 }
 
@@ -261,14 +285,19 @@ async fn try_wrong_ids(call: &Calling) {
     let Some(id) = &call.last_event_id else {
         return;
     };
-    let Some(other) = Session::open(&session.world, session.setup, &session.client, false).await else {
+    let Some(other) = Session::open(&session.world, session.setup, &session.client, false).await
+    else {
         return;
     };
     let request = Request::get(session.setup, other.id.as_deref(), Some(id));
-    session.probe("an event id of another session", &request).await;
+    session
+        .probe("an event id of another session", &request)
+        .await;
     let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": call.id}});
     let request = Request::post(session.setup, other.id.as_deref(), &cancel);
-    session.probe("a cancel from another session", &request).await;
+    session
+        .probe("a cancel from another session", &request)
+        .await;
     other.delete().await;
 }
 
@@ -277,7 +306,10 @@ async fn send_garbage(session: &Session, dice: &mut Rng) {
     let (what, body) = weighted(
         dice,
         &[
-            (1, ("half a message", b"{\"jsonrpc\":".to_vec().leak() as &[u8])),
+            (
+                1,
+                ("half a message", b"{\"jsonrpc\":".to_vec().leak() as &[u8]),
+            ),
             (1, ("no JSON", b"\xff\xfe\x00")),
             (1, ("an empty batch", b"[]")),
             (1, ("nothing", b"")),
@@ -285,12 +317,21 @@ async fn send_garbage(session: &Session, dice: &mut Rng) {
         ],
     );
     let id = session.id.as_deref();
-    session.probe(what, &Request::raw(session.setup, id, body.to_vec())).await;
-    session.probe("a batch", &Request::post(session.setup, id, &json!([call, call]))).await;
+    session
+        .probe(what, &Request::raw(session.setup, id, body.to_vec()))
+        .await;
+    session
+        .probe(
+            "a batch",
+            &Request::post(session.setup, id, &json!([call, call])),
+        )
+        .await;
     let mut doubled = Request::post(session.setup, id, &call);
     doubled.head += "mcp-session-id: other\r\n";
     session.probe("two sessions", &doubled).await;
     let mut missing = call.clone();
     missing["params"]["name"] = json!("no such tool");
-    session.probe("no such tool", &Request::post(session.setup, id, &missing)).await;
+    session
+        .probe("no such tool", &Request::post(session.setup, id, &missing))
+        .await;
 }

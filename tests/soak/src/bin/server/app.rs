@@ -2,6 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use crate::{
+    fault::{self, Fault},
+    worker::Worker,
+};
 use axum::{
     Router,
     extract::{Path, State},
@@ -24,10 +28,6 @@ use soak::{
     clock::Micros,
     fact::Log,
     setup::{GRACE, IDLE, RETRY, SETUPS, Setup},
-};
-use crate::{
-    fault::{self, Fault},
-    worker::Worker,
 };
 
 pub(crate) struct App {
@@ -140,7 +140,13 @@ async fn poll(
     State(sessions): State<Sessions>,
     Path((session, stream)): Path<(String, u64)>,
 ) -> StatusCode {
-    let handle = sessions.local().sessions.read().await.get(&*session).cloned();
+    let handle = sessions
+        .local()
+        .sessions
+        .read()
+        .await
+        .get(&*session)
+        .cloned();
     let Some(handle) = handle else {
         return StatusCode::NOT_FOUND;
     };

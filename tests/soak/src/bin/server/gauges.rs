@@ -53,13 +53,21 @@ impl Gauges {
                 turn += 1;
                 turn == 1 || turn > old || !calls.is_empty()
             });
-            let sessions: Vec<_> = parts.sessions.iter().chain(&parts.replaceable).cloned().collect();
+            let sessions: Vec<_> = parts
+                .sessions
+                .iter()
+                .chain(&parts.replaceable)
+                .cloned()
+                .collect();
             (calls, sessions)
         };
         let mut open = BTreeMap::new();
         for (route, sessions) in sessions {
             let ids = sessions.local().sessions.read().await;
-            open.insert(route.to_owned(), ids.keys().map(ToString::to_string).collect());
+            open.insert(
+                route.to_owned(),
+                ids.keys().map(ToString::to_string).collect(),
+            );
         }
         Gauge {
             calls,

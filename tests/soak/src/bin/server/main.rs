@@ -58,7 +58,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let drained = TcpListener::bind("127.0.0.1:0").await?;
     let address = drained.local_addr()?;
     ports.insert("drained", address.port());
-    tokio::spawn(drained::again_and_again(drained, log.clone(), fault, gauges.clone()));
+    tokio::spawn(drained::again_and_again(
+        drained,
+        log.clone(),
+        fault,
+        gauges.clone(),
+    ));
 
     tokio::spawn(gauges::write(gauges, log));
     println!("{}", json!(ports));

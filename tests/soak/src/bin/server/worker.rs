@@ -64,7 +64,9 @@ impl Worker {
             for step in 1..=job.steps {
                 sleep_until(begun + job.work * step / (job.steps + 1)).await;
                 report(step, &job, &context).await;
-                self.log.write(Fact::Progressed { call: witness.call.clone() });
+                self.log.write(Fact::Progressed {
+                    call: witness.call.clone(),
+                });
             }
             sleep_until(begun + job.work).await;
         };
@@ -118,7 +120,9 @@ impl Witness {
 impl Drop for Witness {
     fn drop(&mut self) {
         if !self.ended {
-            self.log.write(Fact::Dropped { call: self.call.clone() });
+            self.log.write(Fact::Dropped {
+                call: self.call.clone(),
+            });
         }
     }
 }
