@@ -221,8 +221,8 @@ async fn a_call_whose_stream_the_server_ended_keeps_its_session() {
 /// rmcp gives both answers to the newer call. On the older one's stream nothing ever comes, nor does it end.
 #[tokio::test]
 async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
+    let clock = StoppedClock::stop();
     for leaves_first in [true, false] {
-        let clock = StoppedClock::stop();
         let setup = by_default().start().await;
         let mcp = setup.mcp().await;
         let mut older = setup.start_call(&mcp, 1, "hold", "older").await;

@@ -44,7 +44,7 @@ pub struct Report {
 }
 
 /// More calls than this, in percent, must not be left undecided.
-const EITHER: usize = 20;
+const EITHER: usize = 25;
 /// So many of each sort are told in full.
 const TOLD: usize = 5;
 

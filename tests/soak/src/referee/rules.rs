@@ -19,7 +19,7 @@
 //! | began to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be taken |
 //!
 //! A session that was deleted takes no cancel where the layer stands alone: there rmcp's 5 s are the last word.
-//! To every "must" is added how long the processes stood still in that time, and the one deadline that the layer puts
+//! To every "must" is added how long the processes stood still when something had to be noticed or done, and the one deadline that the layer puts
 //! off if it notices it more than a second late. A deaf handler has its window in addition.
 //!
 //! So a call must complete if nothing allows its cancel before its natural end, must be cancelled if something
@@ -228,9 +228,14 @@ impl Bounds {
     fn with_margin(&self, deadline: Micros, call: &CallHistory, history: &History) -> Micros {
         let window = call.setup.abort.map_or(0, micros);
         let by = deadline + MARGIN + window;
-        let from = deadline.saturating_sub(call.grace() + SECOND);
-        let stalled = history.stalls.within(from, by);
+        // When the server had to notice what its client did, and when it had to do something about it.
+        let noticed = deadline.saturating_sub(call.grace());
+        let late = history
+            .stalls
+            .within(noticed, (noticed + RACE).min(deadline));
+        let stalled = late + history.stalls.within(deadline, by + late);
         let by = by + stalled + history.stalls.within(by, by + stalled);
+        let from = deadline.saturating_sub(RACE);
         if history.stalls.longest(from, by) > SECOND * 8 / 10 {
             return by + REARMED;
         }

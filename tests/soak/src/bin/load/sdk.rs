@@ -137,7 +137,7 @@ pub(crate) async fn run(
         let setup = Setup::of(weighted(&mut dice, routes)).expect("a route of the server");
         let job = Job {
             name: format!("{name}.{turn}"),
-            work: millis(&mut dice, 200..4_500),
+            work: millis(&mut dice, 1_500..4_500),
             steps: dice.u32(..3),
             manner: Manner::Heeds,
         };
@@ -171,7 +171,7 @@ async fn call(
     sdk.order(json!({"open": cell, "url": url, "bytes": bytes, "timeout": PATIENCE.as_secs()}))
         .await;
     let asked = timeout(PATIENCE, proxy.asked()).await.is_ok();
-    let when = millis(dice, 0..job.work.as_millis() as u64 + 200);
+    let when = millis(dice, 0..job.work.as_millis() as u64 / 2);
     let mut outcome = None;
     if asked && story != Stays {
         tokio::select! {

@@ -50,7 +50,7 @@ const IN_SESSIONS: &[(u32, Story)] = &[
     (4, Cancels),
     (2, DoesNotRead),
     (3, SendsSlowly),
-    (2, ReusesItsId),
+    (1, ReusesItsId),
     (3, SendsGarbage),
 ];
 
@@ -66,7 +66,7 @@ const LONG: Duration = Duration::from_secs(9);
 /// A client that comes back within this is in time, whatever the machine does in between.
 const IN_TIME: u64 = GRACE / MILLI - 800;
 /// And after this it is late.
-const LATE: u64 = (GRACE + SECOND) / MILLI + 400;
+const LATE: u64 = (GRACE + SECOND) / MILLI + 1_200;
 
 // === impl Story ===
 
@@ -82,8 +82,8 @@ impl Story {
             LeavesForGood if !setup.sessions => millis(dice, 2_500..4_500),
             // Some are answered while their client may still come back.
             LeavesForGood if dice.u8(..3) == 0 => millis(dice, 100..2_000),
-            LeavesForGood => millis(dice, 4_500..6_500),
-            ComesBackLate if dice.u8(..4) > 0 => millis(dice, 4_500..6_500),
+            LeavesForGood => millis(dice, 5_500..7_000),
+            ComesBackLate if dice.u8(..4) > 0 => millis(dice, 5_500..7_000),
             Cancels => millis(dice, 2_000..4_000),
             TriesWrongIds | DoesNotRead => millis(dice, 5_000..6_500),
             ComesBackLate => millis(dice, 600..1_800),
