@@ -5,7 +5,7 @@ use std::{convert::Infallible, fmt::Display, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, TeeBody};
 use rmcp::{
     ServerHandler,
     transport::streamable_http_server::{
@@ -55,6 +55,24 @@ impl Setup {
         }
     }
 
+    /// This service, watched over as far as that goes without rmcp. `layer` counts only where it is used.
+    pub fn around<S, A, B>(self, service: S, layer: CancelOnDisconnectLayer) -> Server<A>
+    where
+        S: tower_service::Service<Request<TeeBody<A>>, Response = Response<B>, Error = Infallible>,
+        S: tower_service::Service<Request<A>, Response = Response<B>, Error = Infallible>,
+        S: Clone + Send + Sync + 'static,
+        <S as tower_service::Service<Request<TeeBody<A>>>>::Future: Send + 'static,
+        <S as tower_service::Service<Request<A>>>::Future: Send + 'static,
+        A: Body<Data = Bytes, Error: Into<BoxError> + Display> + Send + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        match self {
+            Self::Bare => boxed(service),
+            Self::Guard => boxed(GuardLayer.layer(service)),
+            Self::Layer | Self::Wrapped => boxed(layer.layer(service)),
+        }
+    }
+
     /// `handler` as a server. `layer` counts only where it is used.
     pub fn serve<H, A>(self, mode: Mode, handler: H, layer: CancelOnDisconnectLayer) -> Server<A>
     where
@@ -80,6 +98,19 @@ impl Setup {
     }
 }
 
+// === impl Mode ===
+
+impl Mode {
+    pub const ALL: [Self; 2] = [Self::Session, Self::Stateless];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Session => "session",
+            Self::Stateless => "stateless",
+        }
+    }
+}
+
 fn mcp<H: ServerHandler + Clone, M: SessionManager>(
     mode: Mode,
     handler: H,
@@ -90,7 +121,8 @@ fn mcp<H: ServerHandler + Clone, M: SessionManager>(
     StreamableHttpService::new(move || Ok(handler.clone()), sessions, config)
 }
 
-fn boxed<S, A, B>(service: S) -> Server<A>
+/// Any service as a server.
+pub fn boxed<S, A, B>(service: S) -> Server<A>
 where
     S: tower_service::Service<Request<A>, Response = Response<B>, Error = Infallible>,
     S: Clone + Send + Sync + 'static,
