@@ -76,6 +76,15 @@ impl Client {
         first_event(response).await
     }
 
+    /// Cancels a call.
+    pub async fn cancel(&mut self, id: u64) -> Result<(), Failure> {
+        let params = json!({ "requestId": id });
+        let method = "notifications/cancelled";
+        self.post(&json!({ "jsonrpc": "2.0", "method": method, "params": params }))
+            .await?;
+        Ok(())
+    }
+
     /// Ends its session.
     pub async fn delete(&mut self) -> Result<(), Failure> {
         let request = self.request(Method::DELETE, Bytes::new())?;

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use axum::body::Body;
 use crabgrind::callgrind;
-use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason, RequestId};
+use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, RequestId};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -233,9 +233,8 @@ impl Stage {
                 took.off();
             }
         }
-        if let Some(found) = self.find(&request) {
-            self.layer.calls().cancel(found, CancelReason::Requested);
-        }
+        // Not by the handle, which would look at all calls and leave cold caches.
+        self.client.cancel(self.asked).await?;
         drop(started);
         settle().await;
         Ok(())

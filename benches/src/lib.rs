@@ -6,6 +6,8 @@
 pub mod callgrind;
 pub mod case;
 pub mod client;
+pub mod dhat;
+pub mod gate;
 pub mod growth;
 pub mod guard;
 pub mod report;

@@ -7,6 +7,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub mod machine;
+pub mod page;
+mod plot;
+
 /// What one bench found: a paragraph, a table, and plots of it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Section {
@@ -126,5 +130,53 @@ impl std::fmt::Display for Target {
         };
         let Self { what, measured, .. } = self;
         write!(f, "- {what}: {measured:.3}, {word} {bound}: {verdict}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn section() -> Section {
+        let target = |what: &str, bound, measured| Target {
+            what: what.to_owned(),
+            bound,
+            measured,
+        };
+        let axis = |label: &str| Axis {
+            label: label.to_owned(),
+            scale: Scale::Linear,
+        };
+        let series = |name: &str| Series {
+            name: name.to_owned(),
+            points: vec![(0.0, 1.0), (1.0, 2.0)],
+        };
+        Section {
+            name: "some".to_owned(),
+            title: "A title".to_owned(),
+            command: "benches/run some".to_owned(),
+            text: "Some text.".to_owned(),
+            columns: vec!["set-up".to_owned(), "figure".to_owned()],
+            rows: vec![vec!["bare".to_owned(), "1".to_owned()]],
+            targets: vec![
+                target("a ratio", Bound::AtMost(1.05), 1.2),
+                target("a share", Bound::AtLeast(95.0), 99.0),
+            ],
+            plots: vec![Plot {
+                name: "some-plot".to_owned(),
+                title: "A plot".to_owned(),
+                x: axis("an x"),
+                y: axis("a y"),
+                kind: Kind::Lines,
+                series: vec![series("bare"), series("wrapped")],
+            }],
+        }
+    }
+
+    #[test]
+    fn a_target_that_was_not_measured_does_not_hold() {
+        let mut target = section().targets.remove(0);
+        target.measured = f64::NAN;
+        assert!(!target.holds());
     }
 }

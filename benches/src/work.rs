@@ -1,8 +1,11 @@
 //! What the programs in `work` do. They differ in their allocator only.
 
-use std::env;
+use std::{env, time::Duration};
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::Instant,
+};
 
 use crate::{
     Failure, callgrind,
@@ -22,21 +25,37 @@ pub struct Work {
 impl Work {
     /// Asks until what is kept of calls is as full as it gets.
     pub fn warm(case: Case) -> Result<Self, Failure> {
-        let runtime = runtime()?;
         let (before, repetitions) = case.what.repetitions();
-        let running = runtime.block_on(case.run())?;
-        let mut work = Self {
-            runtime,
-            running,
-            repetitions: before,
-        };
+        let mut work = Self::ready(case, before)?;
         work.go()?;
         work.repetitions = repetitions;
         Ok(work)
     }
 
+    /// Asks nothing yet.
+    pub fn ready(case: Case, repetitions: u32) -> Result<Self, Failure> {
+        let runtime = runtime()?;
+        let running = runtime.block_on(case.run())?;
+        Ok(Self {
+            runtime,
+            running,
+            repetitions,
+        })
+    }
+
     pub fn repetitions(&self) -> u32 {
         self.repetitions
+    }
+
+    /// How long so many calls take.
+    pub fn time(&mut self, times: u64) -> Result<Duration, Failure> {
+        self.runtime.block_on(async {
+            let start = Instant::now();
+            for _ in 0..times {
+                self.running.ask().await?;
+            }
+            Ok(start.elapsed())
+        })
     }
 
     pub fn go(&mut self) -> Result<(), Failure> {
@@ -57,10 +76,14 @@ pub fn main() -> Result<(), Failure> {
             let mut work = Work::warm(case.join(" ").parse()?)?;
             callgrind::counted(|| work.go())
         }
+        Some((what, [times, case @ ..])) if what == "ask" => {
+            let times = times.parse()?;
+            Work::ready(case.join(" ").parse()?, times)?.go()
+        }
         Some((what, scene)) if what == "growth" => {
             runtime()?.block_on(growth::measure(scene.join(" ").parse()?))
         }
-        _ => Err("usage: work-… calls CASE | growth SCENE".into()),
+        _ => Err("usage: work-… calls CASE | ask TIMES CASE | growth SCENE".into()),
     }
 }
 

@@ -1,0 +1,184 @@
+//! Where allocations come from, by valgrind's `dhat`.
+
+use std::{collections::BTreeMap, env, fs, path::Path};
+
+use serde::Deserialize;
+
+use crate::{
+    Failure,
+    callgrind::{program, valgrind},
+    case::Case,
+};
+
+/// Crates that allocate for whoever calls them: a place in one of these says nothing.
+const CONTAINERS: [&str; 9] = [
+    "bytes",
+    "futures-channel",
+    "futures-core",
+    "futures-util",
+    "hashbrown",
+    "http",
+    "http-body-util",
+    "tokio",
+    "tokio-util",
+];
+
+/// Allocations of one place in the crate.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Allocated {
+    pub count: f64,
+    pub bytes: f64,
+}
+
+/// Places in the source, for instance `src/service.rs:88`.
+pub type Places = BTreeMap<String, Allocated>;
+
+#[derive(Deserialize)]
+struct Profile {
+    pps: Vec<Point>,
+    ftbl: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Point {
+    /// Bytes and blocks in all.
+    tb: u64,
+    tbk: u64,
+    /// The stack, innermost first, as indices into the table of frames.
+    fs: Vec<usize>,
+}
+
+/// Whose code a frame is.
+#[derive(Debug, PartialEq)]
+enum Owner<'a> {
+    /// Allocates for its caller.
+    Container,
+    /// The crate, at this place.
+    Layer(&'a str),
+    /// rmcp, the bench, ...
+    Other,
+}
+
+/// What the crate allocates for each call of the case: the difference of two runs.
+pub fn places(case: Case) -> Result<Places, Failure> {
+    let (few, many) = (100, 1_100);
+    let before = run(case, few)?;
+    let mut places = run(case, many)?;
+    for (place, allocated) in &mut places {
+        let before = before.get(place).copied().unwrap_or_default();
+        let each = |after: f64, before: f64| (after - before) / f64::from(many - few);
+        allocated.count = each(allocated.count, before.count);
+        allocated.bytes = each(allocated.bytes, before.bytes);
+    }
+    places.retain(|_, allocated| allocated.count > 0.0005);
+    Ok(places)
+}
+
+fn run(case: Case, times: u32) -> Result<Places, Failure> {
+    let file = env::temp_dir().join(format!("dhat-{}.json", std::process::id()));
+    let options = [
+        "--num-callers=60".to_owned(),
+        "--fullpath-after=".to_owned(),
+        format!("--dhat-out-file={}", file.display()),
+    ];
+    let mut command = valgrind("dhat", &options, program("work-glibc")?);
+    let arguments = format!("ask {times} {case}");
+    let output = command.args(arguments.split(' ')).output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into());
+    }
+    let profile = serde_json::from_slice(&fs::read(&file)?)?;
+    fs::remove_file(&file)?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../src")
+        .canonicalize()?;
+    Ok(by_place(&profile, &format!("{}/", root.display())))
+}
+
+fn by_place(profile: &Profile, root: &str) -> Places {
+    let mut places = Places::new();
+    for point in &profile.pps {
+        let frames = point.fs.iter().map(|frame| &profile.ftbl[*frame]);
+        let owners = frames.map(|frame| owner(frame, root));
+        let mut owners = owners.skip_while(|owner| *owner == Owner::Container);
+        if let Some(Owner::Layer(place)) = owners.next() {
+            let allocated = places.entry(format!("src/{place}")).or_default();
+            allocated.count += point.tbk as f64;
+            allocated.bytes += point.tb as f64;
+        }
+    }
+    places
+}
+
+/// A frame is `0xADDRESS: function (path:line)`, or `(in library)` in place of the path.
+fn owner<'a>(frame: &'a str, root: &str) -> Owner<'a> {
+    let place = frame
+        .rsplit_once('(')
+        .map(|(_, place)| place.trim_end_matches(')'));
+    let Some(place) = place.filter(|place| !place.starts_with("in ")) else {
+        return Owner::Container;
+    };
+    if let Some(place) = place.strip_prefix(root) {
+        return Owner::Layer(place);
+    }
+    if place.starts_with("/rustc/") || place.starts_with("/rust/") {
+        return Owner::Container;
+    }
+    let Some((_, package)) = place.split_once("/registry/src/") else {
+        return Owner::Other;
+    };
+    let package = package.split('/').nth(1).unwrap_or_default();
+    let name = package.rsplit_once('-').map_or(package, |(name, _)| name);
+    if CONTAINERS.contains(&name) {
+        Owner::Container
+    } else {
+        Owner::Other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: &str = "/home/me/layer/src/";
+
+    #[test]
+    fn an_allocation_belongs_to_who_asked_the_container_for_it() {
+        let table = [
+            "0x1: malloc (in /usr/libexec/valgrind/preload.so)",
+            "0x2: alloc (/rustc/5980/library/alloc/src/alloc.rs:95)",
+            "0x3: insert (/home/me/.cargo/registry/src/index-1/http-1.5.0/src/extensions.rs:60)",
+            "0x4: call<a, b> (/home/me/layer/src/service.rs:94)",
+            "0x5: call (/home/me/.cargo/registry/src/index-1/rmcp-3.9.0/src/tower.rs:7)",
+        ];
+        let profile = Profile {
+            pps: vec![
+                Point {
+                    tb: 64,
+                    tbk: 2,
+                    fs: vec![0, 1, 2, 3, 4],
+                },
+                Point {
+                    tb: 999,
+                    tbk: 9,
+                    fs: vec![0, 1, 2, 4, 3],
+                },
+            ],
+            ftbl: table.map(str::to_owned).to_vec(),
+        };
+        let allocated = Allocated {
+            count: 2.0,
+            bytes: 64.0,
+        };
+        let expected = Places::from([("src/service.rs:94".to_owned(), allocated)]);
+        assert_eq!(by_place(&profile, ROOT), expected);
+    }
+
+    #[test]
+    fn a_package_with_dashes_in_its_name_is_known() {
+        let frame = "0x1: f (/r/registry/src/index-1/http-body-util-0.1.3/src/full.rs:1)";
+        assert_eq!(owner(frame, ROOT), Owner::Container);
+        let frame = "0x1: f (/r/registry/src/index-1/serde_json-1.0.1/src/de.rs:1)";
+        assert_eq!(owner(frame, ROOT), Owner::Other);
+    }
+}

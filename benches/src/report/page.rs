@@ -1,0 +1,154 @@
+//! Sections as pages of Markdown: the whole report, and what the crate's README shows of it.
+
+use super::{Bound, Plot, Section, Target, machine::Machine};
+
+const BEGIN: &str = "<!-- measured: written by `benches/run --commit` -->";
+const END: &str = "<!-- /measured -->";
+
+/// The whole report.
+pub fn report(machine: &Machine, sections: &[Section]) -> String {
+    let mut page = format!(
+        "# What it costs and what it saves\n\nWritten by `benches/run`, which measures all of it again. Every bench has all \
+         set-ups in one run.\n\nMeasured on {}.\n",
+        machine.line()
+    );
+    for section in sections {
+        let Section {
+            title,
+            command,
+            text,
+            ..
+        } = section;
+        page += &format!(
+            "\n## {title}\n\n`{command}`\n\n{text}\n\n{}",
+            section.table()
+        );
+        if !section.targets.is_empty() {
+            page += &format!("\n{}", targets(&section.targets, None));
+        }
+        for plot in &section.plots {
+            page += &format!("\n{}\n", image(plot, ""));
+        }
+    }
+    page
+}
+
+/// What a reader of the crate wants to know: the targets, and the first plot of each section.
+pub fn summary(machine: &Machine, sections: &[Section]) -> String {
+    let mut page = format!(
+        "Measured on {}. `benches/run` measures it again; [the report](benches/report/README.md) has all tables and plots.\n\n",
+        machine.line()
+    );
+    page += "| | measured | target | | command |\n| --- | --- | --- | --- | --- |\n";
+    for section in sections {
+        page += &lines(&section.targets, Some(&section.command));
+    }
+    for plot in sections.iter().filter_map(|section| section.plots.first()) {
+        page += &format!("\n{}\n", image(plot, "benches/report/"));
+    }
+    page
+}
+
+/// `readme` with `summary` between its two marks. `None` if it has no marks.
+pub fn put_between_marks(readme: &str, summary: &str) -> Option<String> {
+    let (before, rest) = readme.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!(
+        "{before}{BEGIN}\n\n{}\n\n{END}{after}",
+        summary.trim()
+    ))
+}
+
+fn targets(targets: &[Target], command: Option<&str>) -> String {
+    let head = "| | measured | target | |\n| --- | --- | --- | --- |\n";
+    head.to_owned() + &lines(targets, command)
+}
+
+fn lines(targets: &[Target], command: Option<&str>) -> String {
+    let command = command.map_or(String::new(), |command| format!(" `{command}` |"));
+    let line = |target: &Target| {
+        let verdict = if target.holds() {
+            "holds"
+        } else {
+            "**missed**"
+        };
+        let bound = match target.bound {
+            Bound::AtMost(most) => format!("≤ {most}"),
+            Bound::AtLeast(least) => format!("≥ {least}"),
+        };
+        let Target { what, measured, .. } = target;
+        format!(
+            "| {what} | {} | {bound} | {verdict} |{command}\n",
+            figure(*measured)
+        )
+    };
+    targets.iter().map(line).collect()
+}
+
+/// With as many digits as mean something.
+fn figure(figure: f64) -> String {
+    match figure.abs() {
+        100.0.. => format!("{figure:.0}"),
+        10.0.. => format!("{figure:.1}"),
+        _ => format!("{figure:.3}"),
+    }
+}
+
+fn image(plot: &Plot, folder: &str) -> String {
+    format!("![{}]({folder}{}.svg)", plot.title, plot.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::section, *};
+
+    fn machine() -> Machine {
+        Machine {
+            cpu: "Some CPU".to_owned(),
+            cores: 2,
+            memory: "4 GiB".to_owned(),
+            kernel: "Linux 6".to_owned(),
+            rustc: "rustc 1".to_owned(),
+            packages: vec![("rmcp".to_owned(), "3.9.0".to_owned())],
+            date: "2026-01-02".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_report_has_machine_command_table_targets_and_plots() {
+        let page = report(&machine(), &[section()]);
+        for part in [
+            "2026-01-02: Some CPU, 2 cores, 4 GiB, Linux 6, rustc 1, rmcp 3.9.0",
+            "## A title\n\n`benches/run some`\n\nSome text.",
+            "| set-up | figure |\n| --- | --- |\n| bare | 1 |\n",
+            "| a ratio | 1.200 | ≤ 1.05 | **missed** |",
+            "| a share | 99.0 | ≥ 95 | holds |",
+            "![A plot](some-plot.svg)",
+        ] {
+            assert!(page.contains(part), "{part:?} is not in:\n{page}");
+        }
+    }
+
+    #[test]
+    fn the_readme_gets_the_summary_between_its_marks_and_keeps_the_rest() {
+        let readme = format!("# Crate\n\n{BEGIN}\n\nold\n\n{END}\n\nmore\n");
+        let new = put_between_marks(&readme, &summary(&machine(), &[section()])).unwrap();
+        assert!(new.starts_with("# Crate\n\n") && new.ends_with("\n\nmore\n"));
+        assert!(new.contains("| a ratio | 1.200 | ≤ 1.05 | **missed** | `benches/run some` |"));
+        assert!(new.contains("![A plot](benches/report/some-plot.svg)") && !new.contains("old"));
+        assert_eq!(
+            put_between_marks(&new, "again"),
+            put_between_marks(&readme, "again")
+        );
+    }
+
+    #[test]
+    fn a_readme_without_marks_is_left_alone() {
+        assert_eq!(put_between_marks("# Crate\n", "summary"), None);
+    }
+
+    #[test]
+    fn the_readme_of_the_crate_has_the_marks() {
+        assert!(put_between_marks(include_str!("../../../README.md"), "summary").is_some());
+    }
+}
