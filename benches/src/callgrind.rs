@@ -2,11 +2,16 @@
 //!
 //! The programs say themselves from where to where is counted ([`counted`]), so start-up is not in it.
 
-use std::{collections::BTreeMap, env, fs, path::PathBuf, process::Command};
+use std::{collections::BTreeMap, env, fs, path::PathBuf, process::Command, time::Duration};
 
 use crabgrind::callgrind;
+use tokio::time::Instant;
 
 use crate::Failure;
+
+/// Answers are kept for 60 s. A run that takes as long counts their end too, which others do not; on an idle machine
+/// it takes 5 s.
+const BUSY: Duration = Duration::from_secs(45);
 
 /// The same program, with the allocator in its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +57,14 @@ pub fn instructions(allocator: Allocator, arguments: &str) -> Result<u64, Failur
     let options = ["--instr-atstart=no", "--callgrind-out-file=/dev/null"].map(str::to_owned);
     let program = program(&format!("work-{}", allocator.name()))?;
     let mut command = valgrind("callgrind", &options, program);
+    let start = Instant::now();
     let output = command.args(arguments.split(' ')).output()?;
+    if start.elapsed() > BUSY {
+        eprintln!(
+            "{arguments:?} took {:?}: the machine is too busy for a good count",
+            start.elapsed()
+        );
+    }
     let report = String::from_utf8_lossy(&output.stderr);
     let mut figures = report
         .lines()
