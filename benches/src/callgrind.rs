@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use crate::Failure;
 
-/// Answers are kept for 60 s. A run that takes as long counts their end too, which others do not; on an idle machine
-/// it takes 5 s.
+/// Answers are kept for 60 s. A run that takes about as long may count their end too, which others do not; on an idle
+/// machine it takes 5 s.
 const BUSY: Duration = Duration::from_secs(45);
 
 /// The same program, with the allocator in its name.
