@@ -131,11 +131,14 @@ mod tests {
 
     #[test]
     fn the_readme_gets_the_summary_between_its_marks_and_keeps_the_rest() {
-        let readme = format!("# Crate\n\n{BEGIN}\n\nold\n\n{END}\n\nmore\n");
+        let readme = format!("# Crate\n\n{BEGIN}\n\nwhat was there\n\n{END}\n\nmore\n");
         let new = put_between_marks(&readme, &summary(&machine(), &[section()])).unwrap();
         assert!(new.starts_with("# Crate\n\n") && new.ends_with("\n\nmore\n"));
         assert!(new.contains("| a ratio | 1.200 | ≤ 1.05 | **missed** | `benches/run some` |"));
-        assert!(new.contains("![A plot](benches/report/some-plot.svg)") && !new.contains("old"));
+        assert!(
+            new.contains("![A plot](benches/report/some-plot.svg)")
+                && !new.contains("what was there")
+        );
         assert_eq!(
             put_between_marks(&new, "again"),
             put_between_marks(&readme, "again")
