@@ -13,6 +13,7 @@ pub mod guard;
 pub mod report;
 pub mod setup;
 pub mod slow;
+pub mod sockets;
 pub mod tools;
 pub mod work;
 

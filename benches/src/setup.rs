@@ -79,20 +79,33 @@ impl Setup {
         H: ServerHandler + Clone,
         A: Body<Data = Bytes, Error: Into<BoxError> + Display> + Send + 'static,
     {
+        self.serve_with(mode.config(), SessionConfig::default(), handler, layer)
+    }
+
+    /// The same, with a configuration of rmcp that may differ from the default in more than its mode.
+    pub fn serve_with<H, A>(
+        self,
+        config: StreamableHttpServerConfig,
+        sessions: SessionConfig,
+        handler: H,
+        layer: CancelOnDisconnectLayer,
+    ) -> Server<A>
+    where
+        H: ServerHandler + Clone,
+        A: Body<Data = Bytes, Error: Into<BoxError> + Display> + Send + 'static,
+    {
         let bare = || {
-            mcp(
-                mode,
-                handler.clone(),
-                Arc::new(LocalSessionManager::default()),
-            )
+            let mut manager = LocalSessionManager::default();
+            manager.session_config = sessions.clone();
+            mcp(config.clone(), handler.clone(), Arc::new(manager))
         };
         match self {
             Self::Bare => boxed(bare()),
             Self::Guard => boxed(GuardLayer.layer(bare())),
             Self::Layer => boxed(layer.layer(bare())),
             Self::Wrapped => {
-                let sessions = CancellableSessionManager::local(SessionConfig::default());
-                boxed(layer.layer(mcp(mode, handler.clone(), Arc::new(sessions))))
+                let sessions = CancellableSessionManager::local(sessions.clone());
+                boxed(layer.layer(mcp(config.clone(), handler.clone(), Arc::new(sessions))))
             }
         }
     }
@@ -109,15 +122,20 @@ impl Mode {
             Self::Stateless => "stateless",
         }
     }
+
+    /// rmcp's defaults, in this mode.
+    pub fn config(self) -> StreamableHttpServerConfig {
+        let mut config = StreamableHttpServerConfig::default();
+        config.legacy_session_mode = self == Self::Session;
+        config
+    }
 }
 
 fn mcp<H: ServerHandler + Clone, M: SessionManager>(
-    mode: Mode,
+    config: StreamableHttpServerConfig,
     handler: H,
     sessions: Arc<M>,
 ) -> StreamableHttpService<H, M> {
-    let mut config = StreamableHttpServerConfig::default();
-    config.legacy_session_mode = mode == Mode::Session;
     StreamableHttpService::new(move || Ok(handler.clone()), sessions, config)
 }
 

@@ -1,0 +1,147 @@
+//! Many clients in one process, who do the same at the same time.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use serde_json::json;
+use tokio::{sync::Semaphore, task::JoinSet};
+
+use crate::{
+    Failure,
+    setup::Mode,
+    sockets::{
+        client::{Client, Stream, Way},
+        tools::done,
+    },
+};
+
+/// How many start their calls at the same time. All the rest they do all at once.
+const STARTING: usize = 256;
+
+/// What they are told: `open SESSIONS ADDRESS,…`, `start GROUP FIRST COUNT TOOL`, and then with a group:
+/// `cut` (every other one with an RST), `resume`, `answers` and how many seconds they may take (it tells how many are
+/// right), `forget`.
+#[derive(Default)]
+pub struct Crowd {
+    clients: Vec<Client>,
+    groups: HashMap<String, Vec<Call>>,
+}
+
+/// One of its calls.
+struct Call {
+    number: usize,
+    client: Client,
+    /// With which it can come back.
+    event: String,
+    stream: Option<Stream>,
+}
+
+// === impl Crowd ===
+
+impl Crowd {
+    pub async fn act(&mut self, words: &[&str]) -> Result<String, Failure> {
+        match words {
+            ["open", sessions, addresses] => {
+                for (session, address) in (0..sessions.parse()?).zip(addresses.split(',').cycle()) {
+                    let _: usize = session;
+                    let way = Way::Socket(address.parse()?);
+                    self.clients.push(Client::open(way, Mode::Session).await?);
+                }
+            }
+            ["start", group, first, count, tool] => {
+                let first: usize = first.parse()?;
+                let calls = first..first + count.parse::<usize>()?;
+                let permits = Arc::new(Semaphore::new(STARTING));
+                let number: usize = group.parse()?;
+                let begin = calls.map(|call| {
+                    let client = self.clients[call % self.clients.len()].clone();
+                    let (permits, tool) = (permits.clone(), (*tool).to_owned());
+                    async move {
+                        let _permit = permits.acquire().await?;
+                        Call::begin(client, call, number, &tool).await
+                    }
+                });
+                let calls = all(begin).await?;
+                self.groups.insert((*group).to_owned(), calls);
+            }
+            ["cut", group] => {
+                for call in self.group(group)? {
+                    call.cut()?;
+                }
+            }
+            ["resume", group] => {
+                let calls = self.groups.remove(*group).ok_or("no such group")?;
+                let calls = all(calls.into_iter().map(Call::resume)).await?;
+                self.groups.insert((*group).to_owned(), calls);
+            }
+            ["answers", group, seconds] => {
+                let limit = Duration::from_secs(seconds.parse()?);
+                let calls = self.groups.remove(*group).ok_or("no such group")?;
+                let right = all(calls.into_iter().map(|call| call.check(limit))).await?;
+                let right = right.into_iter().filter(|right| *right).count();
+                return Ok(right.to_string());
+            }
+            ["forget", group] => drop(self.groups.remove(*group)),
+            other => return Err(format!("no command {other:?}").into()),
+        }
+        Ok("done".to_owned())
+    }
+
+    fn group(&mut self, group: &str) -> Result<&mut Vec<Call>, Failure> {
+        Ok(self.groups.get_mut(group).ok_or("no such group")?)
+    }
+}
+
+/// Does all of it at once.
+async fn all<T: Send + 'static>(
+    tasks: impl Iterator<Item = impl Future<Output = Result<T, Failure>> + Send + 'static>,
+) -> Result<Vec<T>, Failure> {
+    let results = tasks.collect::<JoinSet<_>>().join_all().await;
+    results.into_iter().collect()
+}
+
+// === impl Call ===
+
+impl Call {
+    async fn begin(
+        client: Client,
+        number: usize,
+        group: usize,
+        tool: &str,
+    ) -> Result<Self, Failure> {
+        let arguments = json!({ "call": number, "group": group });
+        let mut stream = client.call(number, tool, arguments).await?;
+        Ok(Self {
+            number,
+            client,
+            event: stream.event_id().await?,
+            stream: Some(stream),
+        })
+    }
+
+    /// A FIN or an RST.
+    fn cut(&mut self) -> Result<(), Failure> {
+        if let Some(mut stream) = self.stream.take() {
+            match self.number % 2 {
+                0 => stream.drain(),
+                _ => stream.reset_when_closed()?,
+            }
+            stream.close();
+        }
+        Ok(())
+    }
+
+    async fn resume(mut self) -> Result<Self, Failure> {
+        self.stream = Some(self.client.resume(&self.event).await?);
+        Ok(self)
+    }
+
+    /// Whether it gets the answer of work that was done.
+    async fn check(self, limit: Duration) -> Result<bool, Failure> {
+        let Some(mut stream) = self.stream else {
+            return Ok(false);
+        };
+        let answer = format!("\"{}\"", done(self.number));
+        let come = tokio::time::timeout(limit, stream.until(&answer)).await;
+        Ok(matches!(come, Ok(Ok(()))))
+    }
+}

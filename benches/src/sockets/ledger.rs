@@ -1,0 +1,164 @@
+//! What happened to each call of a bench, and when, as the server saw it.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use mcp_cancel_on_disconnect::{Event, Outcome, RequestId};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// The calls of a bench by their number, which is their JSON-RPC id as well.
+#[derive(Debug, Clone)]
+pub struct Ledger(Arc<Book>);
+
+#[derive(Debug)]
+struct Book {
+    epoch: Instant,
+    lives: Vec<Life>,
+    releases: Vec<CancellationToken>,
+}
+
+/// The times of one call.
+#[derive(Debug, Default)]
+pub struct Life {
+    /// Its handler began.
+    pub started: Stamp,
+    /// hyper dropped its response.
+    pub dropped: Stamp,
+    /// The layer reported that it is cancelled: its token has just fired.
+    pub cancelled: Stamp,
+    /// The handler saw its token.
+    pub token: Stamp,
+    /// The handler is over, however.
+    pub ended: Stamp,
+    /// The layer reported that its client went, or came back: the last time.
+    pub detached: Stamp,
+    pub resumed: Stamp,
+}
+
+/// A moment that may not have come yet. Nanoseconds since the epoch of the ledger, plus one.
+#[derive(Debug, Default)]
+pub struct Stamp(AtomicU64);
+
+// === impl Ledger ===
+
+impl Ledger {
+    /// For `calls` calls, in groups whose handlers are released together.
+    pub fn new(calls: usize, groups: usize) -> Self {
+        Self(Arc::new(Book {
+            epoch: Instant::now(),
+            lives: (0..calls).map(|_| Life::default()).collect(),
+            releases: (0..groups).map(|_| CancellationToken::new()).collect(),
+        }))
+    }
+
+    pub fn now(&self) -> Duration {
+        self.0.epoch.elapsed()
+    }
+
+    pub fn life(&self, call: usize) -> &Life {
+        &self.0.lives[call]
+    }
+
+    /// What a group's handlers wait for, apart from their token.
+    pub fn release(&self, group: usize) -> &CancellationToken {
+        &self.0.releases[group]
+    }
+
+    pub fn stamp(&self, stamp: &Stamp) {
+        stamp.set(self.now());
+    }
+
+    /// The moments of these calls, as far as they have come.
+    pub fn times(&self, calls: Range<usize>, which: impl Fn(&Life) -> &Stamp) -> Vec<Duration> {
+        let lives = &self.0.lives[calls];
+        lives.iter().filter_map(|life| which(life).get()).collect()
+    }
+
+    /// Waits until as many moments have come, for at most `limit`; tells how many had.
+    pub async fn reaches(
+        &self,
+        count: usize,
+        calls: Range<usize>,
+        which: impl Fn(&Life) -> &Stamp,
+        limit: Duration,
+    ) -> usize {
+        let end = Instant::now() + limit;
+        loop {
+            let lives = &self.0.lives[calls.clone()];
+            let come = lives.iter().filter(|life| which(life).get().is_some());
+            let come = come.count();
+            if come >= count || Instant::now() >= end {
+                return come;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// An observer that notes what the layer reports.
+    pub fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
+        let ledger = self.clone();
+        move |event| {
+            let (call, which): (_, fn(&Life) -> &Stamp) = match event {
+                Event::Detached { call, .. } => (call, |life| &life.detached),
+                Event::Resumed { call, .. } => (call, |life| &life.resumed),
+                Event::Ended {
+                    call,
+                    outcome: Outcome::Cancelled(_),
+                    ..
+                } => (call, |life| &life.cancelled),
+                _ => return,
+            };
+            if let RequestId::Number(number) = call.request_id()
+                && let Some(life) = usize::try_from(*number)
+                    .ok()
+                    .and_then(|number| ledger.0.lives.get(number))
+            {
+                ledger.stamp(which(life));
+            }
+        }
+    }
+}
+
+// === impl Stamp ===
+
+impl Stamp {
+    pub fn set(&self, at: Duration) {
+        let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX - 1);
+        self.0.store(nanos + 1, Ordering::Release);
+    }
+
+    pub fn get(&self) -> Option<Duration> {
+        let nanos = self.0.load(Ordering::Acquire).checked_sub(1)?;
+        Some(Duration::from_nanos(nanos))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_that_was_never_set_is_no_time() {
+        let stamp = Stamp::default();
+        assert_eq!(stamp.get(), None);
+        stamp.set(Duration::ZERO);
+        assert_eq!(stamp.get(), Some(Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_ends_with_the_last_moment_or_at_the_limit() {
+        let ledger = Ledger::new(3, 0);
+        let wait = |count| ledger.reaches(count, 0..3, |life| &life.token, Duration::from_secs(1));
+        ledger.stamp(&ledger.life(1).token);
+        assert_eq!(wait(1).await, 1);
+        assert_eq!(wait(2).await, 1);
+        assert_eq!(ledger.now().as_secs(), 1);
+    }
+}

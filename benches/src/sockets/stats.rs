@@ -1,0 +1,163 @@
+//! What is pure: quantiles, pairs, dice.
+
+/// Measured values, sorted.
+#[derive(Debug, Clone, Default)]
+pub struct Sample(Vec<f64>);
+
+/// Repeatable numbers (splitmix64), so that every set-up meets the same clients.
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+/// Two things that are measured in turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Reference,
+    Candidate,
+}
+
+/// The order of `pairs` pairs, A B B A A B and so on, so that what drifts favours neither side.
+pub fn in_turn(pairs: usize) -> impl Iterator<Item = [Side; 2]> {
+    use Side::{Candidate, Reference};
+    (0..pairs).map(|pair| match pair % 2 {
+        0 => [Reference, Candidate],
+        _ => [Candidate, Reference],
+    })
+}
+
+// === impl Sample ===
+
+impl Sample {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The smallest value that at least this share of the values does not exceed; `NaN` of nothing.
+    pub fn quantile(&self, share: f64) -> f64 {
+        let rank = (share * self.0.len() as f64).ceil() as usize;
+        let index = rank.clamp(1, self.0.len().max(1)) - 1;
+        self.0.get(index).copied().unwrap_or(f64::NAN)
+    }
+
+    pub fn median(&self) -> f64 {
+        let middle = self.0.len() / 2;
+        match self.0.len() % 2 {
+            0 if middle > 0 => (self.0[middle - 1] + self.0[middle]) / 2.0,
+            _ => self.quantile(0.5),
+        }
+    }
+
+    pub fn min(&self) -> f64 {
+        self.quantile(0.0)
+    }
+
+    pub fn max(&self) -> f64 {
+        self.quantile(1.0)
+    }
+
+    pub fn mean(&self) -> f64 {
+        self.0.iter().sum::<f64>() / self.0.len() as f64
+    }
+
+    /// The share of values that are not above each value, in at most about `points` points.
+    pub fn cumulated(&self, points: usize) -> Vec<(f64, f64)> {
+        let step = self.0.len().div_ceil(points.max(1)).max(1);
+        let share = |index: usize| (index + 1) as f64 / self.0.len() as f64;
+        let thinned = (0..self.0.len()).step_by(step);
+        let mut curve: Vec<_> = thinned.map(|i| (self.0[i], share(i))).collect();
+        curve.extend(self.0.last().map(|last| (*last, 1.0)));
+        curve
+    }
+}
+
+impl FromIterator<f64> for Sample {
+    fn from_iter<T: IntoIterator<Item = f64>>(values: T) -> Self {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        Self(values)
+    }
+}
+
+// === impl Dice ===
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any number.
+    pub fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number from 0 up to, but not, 1.
+    pub fn share(&mut self) -> f64 {
+        (self.roll() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(values: &[f64]) -> Sample {
+        values.iter().copied().collect()
+    }
+
+    #[test]
+    fn a_quantile_is_a_value_that_was_measured() {
+        let hundred: Sample = (1..=100).rev().map(f64::from).collect();
+        assert_eq!(hundred.quantile(0.5), 50.0);
+        assert_eq!(hundred.quantile(0.99), 99.0);
+        assert_eq!(hundred.quantile(0.991), 100.0);
+        assert_eq!((hundred.min(), hundred.max()), (1.0, 100.0));
+        assert_eq!(sample(&[7.0]).quantile(0.99), 7.0);
+        assert!(sample(&[]).quantile(0.5).is_nan());
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_lies_between_the_two_in_the_middle() {
+        assert_eq!(sample(&[4.0, 1.0, 3.0, 2.0]).median(), 2.5);
+        assert_eq!(sample(&[3.0, 1.0, 2.0]).median(), 2.0);
+        assert!(sample(&[]).median().is_nan());
+        assert_eq!(sample(&[4.0, 1.0, 4.0]).mean(), 3.0);
+    }
+
+    #[test]
+    fn a_curve_ends_at_the_largest_value_with_all_of_them() {
+        let curve = (0..1_000).map(f64::from).collect::<Sample>().cumulated(100);
+        assert_eq!(curve.len(), 101);
+        assert_eq!(curve[0], (0.0, 0.001));
+        assert_eq!(curve[100], (999.0, 1.0));
+        assert!(sample(&[]).cumulated(100).is_empty());
+    }
+
+    #[test]
+    fn neither_side_is_first_more_often_and_equal_ones_follow_each_other() {
+        let order: Vec<Side> = in_turn(2).flatten().collect();
+        use Side::{Candidate as B, Reference as A};
+        assert_eq!(order, [A, B, B, A]);
+        let first = in_turn(10).filter(|pair| pair[0] == A).count();
+        assert_eq!(first, 5);
+    }
+
+    #[test]
+    fn dice_repeat_and_fill_the_range() {
+        let rolls = |seed| {
+            let mut dice = Dice::new(seed);
+            (0..1_000).map(|_| dice.share()).collect::<Vec<_>>()
+        };
+        assert_eq!(rolls(1), rolls(1));
+        assert_ne!(rolls(1), rolls(2));
+        let shares: Sample = rolls(3).into_iter().collect();
+        assert!(shares.min() >= 0.0 && shares.max() < 1.0);
+        assert!((0.45..0.55).contains(&shares.mean()));
+    }
+}

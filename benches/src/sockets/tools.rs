@@ -1,0 +1,146 @@
+//! The handler of the benches.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock},
+    service::RequestContext,
+    transport::streamable_http_server::session::local::SessionConfig,
+};
+use serde::Deserialize;
+
+use crate::{
+    guard::ClientGone,
+    setup::{Mode, Server, Setup},
+    sockets::ledger::{Ledger, Life},
+};
+
+/// `echo` answers at once. Every other tool is at work until it is released, or until its time is over, or
+/// until it is cancelled, and notes all of it.
+#[derive(Debug, Clone)]
+pub struct Tools {
+    ledger: Ledger,
+}
+
+/// Arguments of a tool that is at work.
+#[derive(Debug, Deserialize)]
+struct Work {
+    call: usize,
+    #[serde(default)]
+    group: usize,
+    /// How long the work takes, in milliseconds. For ever, if it is not said.
+    lasts: Option<u64>,
+}
+
+/// Notes the end also of a handler that is dropped.
+struct Ending<'a> {
+    ledger: &'a Ledger,
+    life: &'a Life,
+}
+
+// === impl Tools ===
+
+impl Tools {
+    pub fn new(ledger: &Ledger) -> Self {
+        Self {
+            ledger: ledger.clone(),
+        }
+    }
+
+    /// A server of this handler. Here, so that it is compiled once for all benches.
+    pub fn served(
+        self,
+        setup: Setup,
+        mode: Mode,
+        layer: CancelOnDisconnectLayer,
+    ) -> Server<axum::body::Body> {
+        setup.serve(mode, self, layer)
+    }
+
+    /// The same for a paused clock. What goes by the real one in rmcp is off: keep-alives would never pause, and
+    /// completed streams would stay.
+    pub fn served_on_a_paused_clock(
+        self,
+        setup: Setup,
+        mode: Mode,
+        layer: CancelOnDisconnectLayer,
+    ) -> Server<axum::body::Body> {
+        let mut config = mode.config();
+        config.sse_keep_alive = None;
+        let mut sessions = SessionConfig::default();
+        sessions.completed_cache_ttl = Duration::ZERO;
+        setup.serve_with(config, sessions, self, layer)
+    }
+
+    async fn work(&self, work: Work, context: RequestContext<RoleServer>) -> String {
+        let life = self.ledger.life(work.call);
+        self.ledger.stamp(&life.started);
+        let _ending = Ending {
+            ledger: &self.ledger,
+            life,
+        };
+        let over = async {
+            match work.lasts {
+                Some(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = gone(&context) => {
+                self.ledger.stamp(&life.token);
+                format!("cancelled {}", work.call)
+            }
+            () = self.ledger.release(work.group).cancelled() => done(work.call),
+            () = over => done(work.call),
+        }
+    }
+}
+
+/// What the answer to a call says whose work was done.
+pub fn done(call: usize) -> String {
+    format!("done {call}")
+}
+
+/// The token that there is in this set-up.
+async fn gone(context: &RequestContext<RoleServer>) {
+    let parts = context.extensions.get::<http::request::Parts>();
+    match parts.and_then(|parts| parts.extensions.get::<ClientGone>()) {
+        // rmcp's own fires as well where there are no sessions.
+        Some(ClientGone(token)) => tokio::select! {
+            () = token.cancelled() => {}
+            () = context.ct.cancelled() => {}
+        },
+        None => context.ct.cancelled().await,
+    }
+}
+
+impl ServerHandler for Tools {
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let arguments = request.arguments.unwrap_or_default();
+        let text = match &*request.name {
+            "echo" => arguments.get("text").map(ToString::to_string),
+            _ => {
+                let work = serde_json::from_value(arguments.into())
+                    .map_err(|error| ErrorData::invalid_params(error.to_string(), None))?;
+                Some(self.work(work, context).await)
+            }
+        };
+        let content = vec![ContentBlock::text(text.unwrap_or_default())];
+        Ok(CallToolResult::success(content).into())
+    }
+}
+
+// === impl Ending ===
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.ledger.stamp(&self.life.ended);
+    }
+}
