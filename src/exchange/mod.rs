@@ -122,7 +122,7 @@ enum Kind {
     /// A POST: may carry calls, or the client's own cancel of one.
     Post,
     /// A GET with `Last-Event-ID`, for a stream of its session.
-    Resume(Resume),
+    Resume(Box<Resume>),
     /// A DELETE of its session.
     Delete(SessionKey),
     Other,
@@ -298,7 +298,7 @@ impl Kind {
                 let resume = session
                     .key(|| instance.scope_at(path))
                     .and_then(|session| Resume::receive(instance, session, request.headers()));
-                resume.map_or(Self::Other, Self::Resume)
+                resume.map_or(Self::Other, |resume| Self::Resume(Box::new(resume)))
             }
             Method::DELETE => session
                 .key(|| Scope::Path(path.into()))

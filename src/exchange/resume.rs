@@ -76,7 +76,7 @@ impl Resume {
 
     /// The inner service answered it with a stream.
     pub(super) fn accept(&self, instance: &Instance) -> Accepted {
-        if !self.session.scope.is_path() {
+        if self.session.scope.path().is_none() {
             self.release(instance);
             return Accepted::Nothing;
         }
@@ -132,7 +132,7 @@ impl Resume {
     /// Says how its stream goes, before it does. A session manager's stream only sees that it is dropped.
     pub(super) fn is_going(&self, instance: &Instance, cause: DetachCause) {
         // Which is what it takes a drop for.
-        if cause != DetachCause::HungUp && !self.session.scope.is_path() {
+        if cause != DetachCause::HungUp && self.session.scope.path().is_none() {
             for exchange in self.calls(instance) {
                 exchange.state().going = Some(cause);
             }

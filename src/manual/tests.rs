@@ -140,7 +140,7 @@ fn sources(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
 
 /// Names and values of the constants of a file, without its tests.
 fn constants(source: &str) -> impl Iterator<Item = (&str, &str)> {
-    let code = source.split("#[cfg(test)]\nmod ").next();
+    let code = source.split("mod tests {").next();
     code.unwrap_or_default().lines().filter_map(|line| {
         let (before, rest) = line.split_once("const ")?;
         let (name, value) = rest.strip_suffix(';')?.split_once(": ")?;

@@ -5,7 +5,7 @@ use std::{fmt, pin::pin, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{Registry, SessionKey, Stage, core::Entry};
+use super::{Key, Registry, Stage, core::Entry};
 use crate::{
     call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
     exchange::Exchange,
@@ -109,13 +109,14 @@ impl Calls {
     /// The call of a session with this JSON-RPC id. `None` if there is none, or more than one because
     /// two servers behind the layer gave out the same session id.
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
-        let calls = self.in_session(session);
-        let mut found = calls.iter().filter(|(id, exchange)| {
-            let call = exchange.call(*id);
-            call.is_some_and(|call| call.request_id() == request)
+        let state = self.registry.state();
+        let sessions = state.core.sessions_with(session).into_iter();
+        let mut found = sessions.filter_map(|session| {
+            let request = request.clone();
+            state.core.find_any(&Key { session, request })
         });
         match (found.next(), found.next()) {
-            (Some((id, _)), None) => Some(*id),
+            (Some(id), None) => Some(id),
             _ => None,
         }
     }
@@ -130,8 +131,16 @@ impl Calls {
 
     /// Cancels all calls of a session, and tells how many they were.
     pub fn cancel_session(&self, session: &str, reason: CancelReason) -> usize {
-        let calls = self.in_session(session).into_iter();
+        let calls: Vec<_> = {
+            let state = self.registry.state();
+            let calls = state.core.calls().filter(|(id, entry)| {
+                let call = entry.call.call(*id);
+                call.is_some_and(|call| call.session() == Some(session))
+            });
+            calls.map(|(id, entry)| (id, entry.call.clone())).collect()
+        };
         calls
+            .into_iter()
             .filter(|(id, exchange)| exchange.end_here(*id, reason))
             .count()
     }
@@ -140,11 +149,7 @@ impl Calls {
     /// event store: the call runs on, however long its client stays away from here. `false` if no call in flight
     /// goes by that event id.
     pub fn keep(&self, session: &str, last_event_id: &str) -> bool {
-        let mut sessions: Vec<SessionKey> = Vec::new();
-        for (_, entry) in self.registry.state().core.calls() {
-            let key = entry.session().filter(|key| *key.id == *session);
-            sessions.extend(key.filter(|key| !sessions.contains(key)).cloned());
-        }
+        let sessions = self.registry.state().core.sessions_with(session);
         let mut any = false;
         for session in sessions {
             let named = self.registry.named(&session, last_event_id.as_bytes());
@@ -226,15 +231,6 @@ impl Calls {
         // Whoever does not take it in this time ends with the process.
         let _taken = timeout(TAKING, join_all(injections)).await;
         DrainReport { ended, cancelled }
-    }
-
-    fn in_session(&self, session: &str) -> Vec<(CallId, Arc<Exchange>)> {
-        let state = self.registry.state();
-        let calls = state.core.calls().filter(|(id, entry)| {
-            let call = entry.call.call(*id);
-            call.is_some_and(|call| call.session() == Some(session))
-        });
-        calls.map(|(id, entry)| (id, entry.call.clone())).collect()
     }
 }
 

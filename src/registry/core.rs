@@ -32,7 +32,11 @@
 //!     at once, likewise.
 //! 14. **In doubt, nothing is cancelled.**
 
-use std::{collections::BTreeSet, mem, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    mem,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -40,6 +44,7 @@ use self::{
     entry::{Clock, Look, Streams},
     index::{ById, Ids, Names, Slot, Slots},
     memory::Memory,
+    scopes::Scopes,
 };
 use super::limits::{Limit, Limits};
 use crate::{call::CallId, detach::Detachment};
@@ -48,6 +53,7 @@ mod detached;
 mod entry;
 mod index;
 mod memory;
+mod scopes;
 
 #[cfg(feature = "rmcp")]
 pub(crate) use self::index::numbered;
@@ -124,6 +130,7 @@ pub(crate) struct Core<T, A> {
     index: Slots<CallId>,
     /// The calls of each session, in flight or remembered.
     sessions: Slots<Ids>,
+    scopes: Scopes,
     memory: Memory<A>,
     due: BTreeSet<(Instant, CallId)>,
     detached: detached::Detached,
@@ -139,6 +146,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
             calls: ById::default(),
             index: Slots::default(),
             sessions: Slots::default(),
+            scopes: Scopes::default(),
             memory: Memory::new(),
             due: BTreeSet::new(),
             detached: detached::Detached::default(),
@@ -170,6 +178,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
         call: T,
         deadline: Option<Instant>,
     ) {
+        if let Some(key) = &key {
+            self.scopes.note(&key.session.scope);
+        }
         let session = key.as_ref().map(|key| self.names.session(&key.session));
         let named = session.zip(key.as_ref());
         let slot = named.map(|(session, key)| self.names.request(session, &key.request));
@@ -209,6 +220,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let mut entry = self.leave(id)?;
         self.forget_streams(id, &entry);
         self.free_key(id, &entry);
+        self.scopes.note(&key.session.scope);
         let session = self.names.session(&key.session);
         let slot = self.names.request(session, &key.request);
         entry.rekey(key, session, slot);
@@ -458,6 +470,27 @@ impl<T: Clone, A: Clone> Core<T, A> {
             }
         }
         in_flight
+    }
+
+    /// The sessions with calls that an id names: one of each scope that gave it out.
+    pub(crate) fn sessions_with(&self, id: &str) -> Vec<SessionKey> {
+        let Some(sessions) = self.scopes.sessions(id) else {
+            let of_calls = self.calls.values().filter_map(Entry::session);
+            let named: HashSet<&SessionKey> = of_calls.filter(|key| *key.id == *id).collect();
+            return named.into_iter().cloned().collect();
+        };
+        let has_calls = |key: &SessionKey| self.sessions.contains_key(&self.names.session(key));
+        sessions.filter(has_calls).collect()
+    }
+
+    /// The session call with this key, also if its request is not accepted yet.
+    pub(crate) fn find_any(&self, key: &Key) -> Option<CallId> {
+        let accepted = self.find(key).map(|(id, _)| id);
+        accepted.or_else(|| {
+            let mut calls = self.calls_of(self.names.session(&key.session), &key.session);
+            let found = calls.find(|(_, entry)| entry.key.as_ref() == Some(key));
+            found.map(|(id, _)| id)
+        })
     }
 
     /// The detached calls of a session.

@@ -86,9 +86,13 @@ impl SessionKey {
 // === impl Scope ===
 
 impl Scope {
-    /// Whether no session manager of ours is known there.
-    pub(crate) fn is_path(&self) -> bool {
-        matches!(self, Self::Path(_))
+    /// The path, if no session manager of ours is known there.
+    pub(crate) fn path(&self) -> Option<&str> {
+        match self {
+            Self::Path(path) => Some(path),
+            #[cfg(feature = "rmcp")]
+            Self::Manager(_) => None,
+        }
     }
 }
 
@@ -96,11 +100,18 @@ impl Scope {
 
 impl Slot {
     /// The slot of a name in this session. A client chooses the name, and knows neither the session's hash nor
-    /// the multiplier: both halves of the product depend on all three.
+    /// the multiplier. Names that differ in few bits differ in some bits of the first product, and in any of the
+    /// second.
     fn mix(self, name: u64, multiplier: u64) -> Self {
-        let product = u128::from(self.0 ^ name) * u128::from(multiplier);
-        Self(product as u64 ^ (product >> 64) as u64)
+        let once = fold(self.0 ^ name, multiplier);
+        Self(fold(once ^ self.0.rotate_left(32), multiplier))
     }
+}
+
+/// Both halves of a product.
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
 }
 
 // === impl Names ===
