@@ -37,8 +37,8 @@ const SMALL: usize = 1024;
 pub(super) fn keep(event: &ServerSseMessage, shelf: Option<&Shelf>) -> Option<(Answer, usize)> {
     let message = event.message.as_ref()?;
     let weight = weigh(message)?;
-    let small = shelf.filter(|_| weight <= SMALL).zip(as_text(message));
-    let content = match small {
+    let shelf = shelf.filter(|_| weight <= SMALL);
+    let content = match shelf.and_then(|shelf| Some((shelf, as_text(message)?))) {
         Some((shelf, (id, text))) => Content::Text(id.into(), shelf.put(text)),
         None => Content::Message(message.clone()),
     };
