@@ -693,6 +693,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
 }
 
 #[cfg(any(test, fuzzing))]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    reason = "a test, which the fuzzer runs too"
+)]
 mod model;
 #[cfg(test)]
 mod tests;

@@ -71,12 +71,18 @@ impl Worker {
             sleep_until(begun + job.work).await;
         };
         let done = match job.manner {
-            Manner::Deaf => Some(work.await),
-            Manner::Heeds | Manner::Floods => context.ct.run_until_cancelled(work).await,
+            Manner::Deaf => {
+                work.await;
+                true
+            }
+            Manner::Heeds | Manner::Floods => {
+                let finished = context.ct.run_until_cancelled(work).await;
+                finished.is_some()
+            }
         };
         let call = witness.call.clone();
         witness.ended = true;
-        if done.is_none() {
+        if !done {
             let reason = CallToken::of(&context).and_then(|token| token.reason());
             let reason = reason.map(|reason| reason.to_string());
             self.log.write(Fact::Token { call, reason });
