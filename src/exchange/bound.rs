@@ -23,6 +23,9 @@ use crate::{
 /// the server notices that the old connection is gone.
 const ANSWER_UNDER_WAY: Duration = Duration::from_secs(1);
 
+/// How long a cancel may take to be accepted by a session that is being closed: 1 s.
+pub(crate) const BEFORE_CLOSE: Duration = Duration::from_secs(1);
+
 // === impl Attachment ===
 
 impl Attachment {
@@ -148,7 +151,7 @@ impl Exchange {
         if let Some(injection) = self.injection(id, reason, finished) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.
-            let _result = tokio::time::timeout(Duration::from_secs(1), injection).await;
+            let _result = tokio::time::timeout(BEFORE_CLOSE, injection).await;
         }
     }
 

@@ -73,7 +73,7 @@ mod response;
 mod resume;
 
 #[cfg(feature = "rmcp")]
-pub(crate) use self::end::Attachment;
+pub(crate) use self::{bound::BEFORE_CLOSE, end::Attachment};
 pub(crate) use self::{
     guard::Guard,
     outlet::Outlet,

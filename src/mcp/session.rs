@@ -11,7 +11,10 @@ use std::{
 };
 
 use rmcp::transport::streamable_http_server::session::{ServerSseMessage, SessionId};
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::{
+    sync::{OnceCell, watch},
+    time::Instant,
+};
 
 use super::{late::Late, life::Life, owned::Owned, shelf::Shelf};
 use crate::registry::{LATE, Watched};
@@ -36,6 +39,8 @@ pub(super) struct Session {
     /// Where its events are noted as its own, if a store has them.
     owned: Option<Arc<Owned>>,
     life: Life,
+    /// How many cancels are on their way into it.
+    injections: watch::Sender<usize>,
     /// From when its life counts.
     since: Instant,
     /// How long it may be idle.
@@ -47,6 +52,9 @@ pub(super) struct Session {
 
 /// Something that uses a session: as long as it lives, the session is not idle.
 pub(super) struct InUse(Arc<Session>);
+
+/// A cancel on its way into a session.
+pub(super) struct Injecting(Arc<Session>);
 
 /// Who knows the calls of a session, and can close it.
 pub(super) trait Owner: Send + Sync {
@@ -158,6 +166,7 @@ impl Session {
             shelf: Shelf::default(),
             owned,
             life: Life::new(),
+            injections: watch::Sender::new(0),
             since: Instant::now(),
             idle_timeout,
             owner,
@@ -182,6 +191,19 @@ impl Session {
     /// Runs `close` to its end once, whoever waits for it.
     pub(super) async fn close_once(&self, close: impl Future<Output = ()>) {
         self.closed.get_or_init(|| close).await;
+    }
+
+    /// A cancel sets out.
+    pub(super) fn inject(self: Arc<Self>) -> Injecting {
+        self.injections.send_modify(|count| *count += 1);
+        Injecting(self)
+    }
+
+    /// Waits until no cancel is on its way.
+    pub(super) async fn injected(&self) {
+        let mut count = self.injections.subscribe();
+        // Fails only without the sender, which is here.
+        let _arrived = count.wait_for(|count| *count == 0).await;
     }
 
     fn now(&self) -> u64 {
@@ -254,6 +276,14 @@ impl InUse {
 impl Drop for InUse {
     fn drop(&mut self) {
         self.0.life.end(self.0.now());
+    }
+}
+
+// === impl Injecting ===
+
+impl Drop for Injecting {
+    fn drop(&mut self) {
+        self.0.injections.send_modify(|count| *count -= 1);
     }
 }
 

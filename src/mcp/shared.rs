@@ -21,18 +21,19 @@ use rmcp::{
         session::{EventStore, SessionId},
     },
 };
+use tokio::time::timeout;
+use tracing::warn;
 
 use super::{
     late::Late,
     owned::Owned,
     session::{Owner, Session, Sessions},
 };
-use tracing::warn;
 
 use crate::{
     call::{CallId, CallInfo, CancelReason},
     cancel::{CancelError, Canceller, Injection},
-    exchange::Exchange,
+    exchange::{BEFORE_CLOSE, Exchange},
     registry::{Named, Registry, Scope, SessionKey},
 };
 
@@ -104,9 +105,14 @@ impl<M> Shared<M> {
         self.sessions.remove(id);
     }
 
+    /// Cancels what is in flight. What is on its way into the session already arrives as well: once it is closed,
+    /// it takes no cancel, and rmcp lets the handler run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let calls = self.calls_of(id).into_iter();
         join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id))).await;
+        if let Some(session) = self.sessions.find(id) {
+            let _arrived = timeout(BEFORE_CLOSE, session.injected()).await;
+        }
     }
 
     /// A session starts anew under its old id: its streams count from `0/0` again.
@@ -222,6 +228,7 @@ impl<M: SessionManager> Canceller for Shared<M> {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
         self.condemn(&session, call);
+        let injecting = self.sessions.find(&session).map(Session::inject);
         let cancelled = CancelledNotificationParam::new(
             Some(call.request_id().into()),
             Some(reason.to_string()),
@@ -231,6 +238,7 @@ impl<M: SessionManager> Canceller for Shared<M> {
         );
         Box::pin(async move {
             let accepted = self.manager.accept_message(&session, message).await;
+            drop(injecting);
             accepted.map_err(|error| CancelError::failed(error.to_string()))
         })
     }

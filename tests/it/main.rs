@@ -17,6 +17,7 @@ mod bad_bodies;
 mod batches;
 mod call_timeout;
 mod calls;
+mod closing;
 mod contract;
 mod crowd;
 mod cycles;

@@ -1,0 +1,203 @@
+//! A session that is closed while a cancel is on its way into it.
+
+use std::{
+    future::pending,
+    sync::{Arc, Mutex},
+};
+
+use axum::{Router, body::Body};
+use futures_util::Stream;
+use http::{Request, Response};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, ClientJsonRpcMessage, ClientNotification,
+        ServerJsonRpcMessage,
+    },
+    service::RequestContext,
+    transport::streamable_http_server::{
+        RestoreOutcome, SessionManager, StreamableHttpService,
+        session::{
+            ServerSseMessage, SessionId,
+            local::{LocalSessionManager, LocalSessionManagerError},
+        },
+    },
+};
+use serde_json::{Value, json};
+use tokio::{sync::Semaphore, task::yield_now};
+use tower::ServiceExt;
+
+/// Takes a cancel only when the gate is open, and writes down what it did.
+struct Gated {
+    inner: LocalSessionManager,
+    gate: Semaphore,
+    waiting: Semaphore,
+    log: Mutex<Vec<&'static str>>,
+}
+
+#[derive(Clone)]
+struct Forever;
+
+impl ServerHandler for Forever {
+    async fn call_tool(
+        &self,
+        _request: CallToolRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        pending().await
+    }
+}
+
+#[tokio::test]
+async fn it_is_closed_after_the_cancel_has_arrived() {
+    let gated = Arc::new(Gated {
+        inner: LocalSessionManager::default(),
+        gate: Semaphore::new(0),
+        waiting: Semaphore::new(0),
+        log: Mutex::default(),
+    });
+    let sessions = CancellableSessionManager::new(Shared(gated.clone()));
+    let service = StreamableHttpService::new(|| Ok(Forever), sessions.into(), Default::default());
+    let app = Router::new()
+        .nest_service("/mcp", service)
+        .layer(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
+    let session = open(&app).await;
+    let call =
+        json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "x" } });
+    let response = send(&app, post(call, Some(&session))).await;
+    assert_eq!(response.status(), 200);
+
+    drop(response);
+    drop(gated.waiting.acquire().await);
+    let request = request("DELETE", Some(&session))
+        .body(Body::empty())
+        .unwrap();
+    let deleted = tokio::spawn(app.clone().oneshot(request));
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    assert_eq!(*gated.log.lock().unwrap(), [] as [&str; 0]);
+
+    gated.gate.add_permits(1);
+    let deleted = deleted.await.unwrap().unwrap();
+    assert!(deleted.status().is_success(), "{}", deleted.status());
+    assert_eq!(*gated.log.lock().unwrap(), ["cancelled", "closed"]);
+}
+
+async fn open(app: &Router) -> String {
+    let params = json!({
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": { "name": "test", "version": "1" },
+    });
+    let initialize = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params });
+    let response = send(app, post(initialize, None)).await;
+    let session = response.headers()["mcp-session-id"]
+        .to_str()
+        .unwrap()
+        .to_owned();
+    let _whole = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+    let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
+    let accepted = send(app, post(initialized, Some(&session))).await;
+    assert_eq!(accepted.status(), 202);
+    session
+}
+
+async fn send(app: &Router, request: Request<Body>) -> Response<Body> {
+    app.clone().oneshot(request).await.unwrap()
+}
+
+fn post(message: Value, session: Option<&str>) -> Request<Body> {
+    let request = request("POST", session).header("content-type", "application/json");
+    request.body(Body::from(message.to_string())).unwrap()
+}
+
+fn request(method: &str, session: Option<&str>) -> http::request::Builder {
+    let request = Request::builder()
+        .method(method)
+        .uri("/mcp")
+        .header("host", "localhost")
+        .header("accept", "application/json, text/event-stream");
+    match session {
+        Some(session) => request.header("mcp-session-id", session),
+        None => request,
+    }
+}
+
+/// The same manager for the service and for the test.
+struct Shared(Arc<Gated>);
+
+impl SessionManager for Shared {
+    type Error = LocalSessionManagerError;
+    type Transport = <LocalSessionManager as SessionManager>::Transport;
+
+    async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
+        self.0.inner.create_session().await
+    }
+
+    async fn initialize_session(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<ServerJsonRpcMessage, Self::Error> {
+        self.0.inner.initialize_session(id, message).await
+    }
+
+    async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
+        self.0.inner.has_session(id).await
+    }
+
+    async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
+        self.0.log.lock().unwrap().push("closed");
+        self.0.inner.close_session(id).await
+    }
+
+    async fn create_stream(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.0.inner.create_stream(id, message).await
+    }
+
+    async fn accept_message(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<(), Self::Error> {
+        let cancels = matches!(
+            &message,
+            ClientJsonRpcMessage::Notification(message)
+                if matches!(message.notification, ClientNotification::CancelledNotification(_))
+        );
+        if cancels {
+            self.0.waiting.add_permits(1);
+            self.0.gate.acquire().await.unwrap().forget();
+            self.0.log.lock().unwrap().push("cancelled");
+        }
+        self.0.inner.accept_message(id, message).await
+    }
+
+    async fn create_standalone_stream(
+        &self,
+        id: &SessionId,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.0.inner.create_standalone_stream(id).await
+    }
+
+    async fn resume(
+        &self,
+        id: &SessionId,
+        last_event_id: String,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.0.inner.resume(id, last_event_id).await
+    }
+
+    async fn restore_session(
+        &self,
+        id: SessionId,
+    ) -> Result<RestoreOutcome<Self::Transport>, Self::Error> {
+        self.0.inner.restore_session(id).await
+    }
+}
