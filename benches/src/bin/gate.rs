@@ -4,9 +4,11 @@
 //! become too loose, because calls cost less than they did; `gate --write` sets them anew.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     env,
     process::ExitCode,
+    sync::{Mutex, PoisonError},
+    thread,
 };
 
 use mcp_cancel_on_disconnect_benches::{
@@ -17,8 +19,10 @@ use mcp_cancel_on_disconnect_benches::{
     setup::{Mode, Setup},
 };
 
-/// Counts each case once.
-#[derive(Default)]
+/// What the gate proves itself with.
+const PROOF: What = What::Call(Mode::Session, Load::Arguments(100));
+
+/// The counts, by case.
 struct Counter(BTreeMap<String, f64>);
 
 fn main() -> Result<ExitCode, Failure> {
@@ -28,7 +32,7 @@ fn main() -> Result<ExitCode, Failure> {
         Some(_) => return Err("usage: gate [--write]".into()),
     };
     let mut limits = Limits::read()?;
-    let mut counter = Counter::default();
+    let counter = Counter::of(&cases(&limits)?)?;
     let mut failures = Vec::new();
     println!("| instructions to bare | measured | limit | target | |");
     println!("| --- | --- | --- | --- | --- |");
@@ -52,7 +56,7 @@ fn main() -> Result<ExitCode, Failure> {
             ));
         }
     }
-    failures.extend(prove(&mut counter, &limits)?);
+    failures.extend(prove(&counter, &limits)?);
     if write {
         limits.write()?;
     }
@@ -67,12 +71,11 @@ fn main() -> Result<ExitCode, Failure> {
 }
 
 /// Says what is wrong if the gate would let a slower call through.
-fn prove(counter: &mut Counter, limits: &Limits) -> Result<Option<String>, Failure> {
-    let what = What::Call(Mode::Session, Load::Arguments(100));
-    let guarded = Case::new(Who::Setup(Setup::Wrapped), what).to_string();
+fn prove(counter: &Counter, limits: &Limits) -> Result<Option<String>, Failure> {
+    let guarded = Case::new(Who::Setup(Setup::Wrapped), PROOF).to_string();
     let limit = limits.limit.iter().find(|limit| limit.case == guarded);
     let limit = limit.ok_or_else(|| format!("no limit for {guarded}"))?;
-    let slowed = Case::new(Who::Slowed, what);
+    let slowed = Case::new(Who::Slowed, PROOF);
     let ratio = counter.ratio(slowed)?;
     println!(
         "| {slowed} | {ratio:.4} | {:.3} | | must be over |",
@@ -83,20 +86,50 @@ fn prove(counter: &mut Counter, limits: &Limits) -> Result<Option<String>, Failu
     Ok(limit.allows(ratio).then(|| loose.to_owned()))
 }
 
+/// All that is to be counted.
+fn cases(limits: &Limits) -> Result<BTreeSet<String>, Failure> {
+    let mut cases = vec![Case::new(Who::Slowed, PROOF)];
+    for limit in &limits.limit {
+        cases.push(limit.case.parse()?);
+    }
+    let with_bare = cases.into_iter().flat_map(|case| [case, case.bare()]);
+    Ok(with_bare.map(|case| case.to_string()).collect())
+}
+
 // === impl Counter ===
 
 impl Counter {
-    fn ratio(&mut self, case: Case) -> Result<f64, Failure> {
+    /// Counts as many at a time as there are processors: a count does not mind what else runs.
+    fn of(cases: &BTreeSet<String>) -> Result<Self, Failure> {
+        let queue = Mutex::new(cases.iter());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let work = || -> Result<Vec<(String, f64)>, Failure> {
+            let mut counted = Vec::new();
+            while let Some(case) = next() {
+                let total = instructions(Allocator::Glibc, &format!("calls {case}"))?;
+                counted.push((case.clone(), total as f64));
+            }
+            Ok(counted)
+        };
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let counted: Vec<_> = thread::scope(|scope| {
+            let workers: Vec<_> = (0..processors).map(|_| scope.spawn(work)).collect();
+            let joined = workers.into_iter().map(|worker| worker.join());
+            joined.collect()
+        });
+        let mut all = BTreeMap::new();
+        for counted in counted {
+            all.extend(counted.map_err(|_| "a count panicked")??);
+        }
+        Ok(Self(all))
+    }
+
+    fn ratio(&self, case: Case) -> Result<f64, Failure> {
         Ok(self.count(case)? / self.count(case.bare())?)
     }
 
-    fn count(&mut self, case: Case) -> Result<f64, Failure> {
-        match self.0.entry(case.to_string()) {
-            Entry::Occupied(counted) => Ok(*counted.get()),
-            Entry::Vacant(vacant) => {
-                let total = instructions(Allocator::Glibc, &format!("calls {case}"))?;
-                Ok(*vacant.insert(total as f64))
-            }
-        }
+    fn count(&self, case: Case) -> Result<f64, Failure> {
+        let count = self.0.get(&case.to_string());
+        Ok(*count.ok_or_else(|| format!("{case} was not counted"))?)
     }
 }
