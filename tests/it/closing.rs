@@ -25,7 +25,7 @@ use rmcp::{
     },
 };
 use serde_json::{Value, json};
-use tokio::{sync::Semaphore, task::yield_now};
+use tokio::{runtime::Handle, sync::Semaphore, task::yield_now};
 use tower::ServiceExt;
 
 /// Takes a cancel only when the gate is open, and writes down what it did.
@@ -73,7 +73,7 @@ async fn it_is_closed_after_the_cancel_has_arrived() {
     let request = request("DELETE", Some(&session))
         .body(Body::empty())
         .unwrap();
-    let deleted = tokio::spawn(app.clone().oneshot(request));
+    let deleted = Handle::current().spawn(app.clone().oneshot(request));
     for _ in 0..100 {
         yield_now().await;
     }
