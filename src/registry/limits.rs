@@ -72,19 +72,19 @@ struct Reached {
 // === impl Limits ===
 
 impl Limits {
-    /// Calls in flight, with a client or without: 100,000 by default.
+    /// Calls in flight, with a client or without: 262,144 by default.
     pub fn calls(mut self, most: usize) -> Self {
         self.calls = most;
         self
     }
 
-    /// Calls that are without a client and go on: 16,384 by default.
+    /// Calls that are without a client and go on: 65,536 by default.
     pub fn detached(mut self, most: usize) -> Self {
         self.detached = most;
         self
     }
 
-    /// The same of one session: 256 by default. Calls without a session count in [`detached`](Self::detached) only.
+    /// The same of one session: 2,048 by default. Calls without a session count in [`detached`](Self::detached) only.
     pub fn detached_of_session(mut self, most: usize) -> Self {
         self.detached_of_session = most;
         self
@@ -103,9 +103,9 @@ impl Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            calls: 100_000,
-            detached: 16_384,
-            detached_of_session: 256,
+            calls: 262_144,
+            detached: 65_536,
+            detached_of_session: 2_048,
         }
     }
 }

@@ -58,8 +58,8 @@ fn a_hundred_thousand_unknown_sessions_leave_nothing() {
 fn detached_calls_beyond_the_limits_take_no_memory_and_no_place() {
     alone(async || {
         tokio::time::pause();
-        let server = Server::new(layer());
-        let limits = Limits::default();
+        let limits = Limits::default().detached(16_384).detached_of_session(256);
+        let server = Server::new(layer().limits(limits));
         let of_session = limits.most(Limit::DetachedOfSession);
         let in_all = limits.most(Limit::Detached);
         drop(server.call(VICTIM.0, VICTIM.1).await);
