@@ -302,7 +302,9 @@ async fn try_wrong_ids(call: &Calling) {
 }
 
 async fn send_garbage(session: &Session, dice: &mut Rng) {
-    let call = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "work", "arguments": {}}});
+    // An id of its own: one of a call beside it would be a reused id, which is another story.
+    let id = session.next_id();
+    let call = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": "work", "arguments": {}}});
     let (what, body) = weighted(
         dice,
         &[
