@@ -160,3 +160,70 @@ impl std::io::Write for Count {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt, StreamExt};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// An answer of a call in a session: a result as it is on the wire.
+    fn answer(result: Value) -> ServerJsonRpcMessage {
+        let message = json!({ "jsonrpc": "2.0", "id": 7, "result": result });
+        serde_json::from_value(message).unwrap()
+    }
+
+    fn keep_one(message: &ServerJsonRpcMessage) -> Answer {
+        let event = ServerSseMessage::from_message(message.clone());
+        keep(&event, Some(&Shelf::default())).unwrap().0
+    }
+
+    fn results() -> Vec<Value> {
+        let text = |text: &str| json!({ "type": "text", "text": text });
+        vec![
+            json!({ "content": [text("a"), text("b")], "isError": false }),
+            json!({ "content": [text("a")], "isError": true }),
+            json!({ "content": [text("a")] }),
+            json!({ "content": [], "isError": false }),
+            json!({ "content": [text("a")], "structuredContent": { "a": 1 }, "isError": false }),
+            json!({ "content": [text("a")], "isError": false, "_meta": { "a": 1 } }),
+            json!({ "content": [text("a")], "isError": false, "resultType": "complete" }),
+            json!({
+                "content": [{ "type": "text", "text": "a", "annotations": { "priority": 0.5 } }],
+                "isError": false,
+            }),
+            json!({ "content": [text(&"x".repeat(SMALL + 1))], "isError": false }),
+        ]
+    }
+
+    #[test]
+    fn only_a_small_text_alone_is_put_on_the_shelf() {
+        let plain = json!({ "content": [{ "type": "text", "text": "a" }], "isError": false });
+        assert!(matches!(
+            keep_one(&answer(plain)).content,
+            Content::Text(..)
+        ));
+        for result in results() {
+            let kept = keep_one(&answer(result.clone()));
+            assert!(matches!(kept.content, Content::Message(_)), "{result}");
+        }
+    }
+
+    #[test]
+    fn an_answer_comes_back_as_it_was() {
+        let plain =
+            json!({ "content": [{ "type": "text", "text": "\u{e9}\n" }], "isError": false });
+        for result in results().into_iter().chain([plain]) {
+            let message = answer(result);
+            let end = End::Answered(keep_one(&message));
+            let events = replay(Some(end), "0/0").collect::<Vec<_>>();
+            let events = events.now_or_never().unwrap();
+            let [_, answered] = events.as_slice() else {
+                panic!("{} events", events.len());
+            };
+            let answered = serde_json::to_value(answered.message.as_deref()).unwrap();
+            assert_eq!(answered, serde_json::to_value(&message).unwrap());
+        }
+    }
+}

@@ -203,9 +203,14 @@ impl Late {
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state();
         let changed = change(&mut state);
-        let any = !state.cancelled.is_empty() || !state.unread.is_empty();
-        let any = any || !state.asked.is_empty();
-        self.any.store(any, Ordering::Release);
+        let State {
+            cancelled,
+            unread,
+            asked,
+            ..
+        } = &*state;
+        let none = cancelled.is_empty() && unread.is_empty() && asked.is_empty();
+        self.any.store(!none, Ordering::Release);
         changed
     }
 

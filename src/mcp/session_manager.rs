@@ -5,8 +5,8 @@ use std::{fmt, sync::Arc, time::Duration};
 use futures_util::{FutureExt, Stream, TryFutureExt, future::Either};
 use rmcp::{
     model::{
-        ClientJsonRpcMessage, ClientNotification, ClientRequest, GetExtensions, GetMeta, RequestId,
-        ServerJsonRpcMessage,
+        ClientJsonRpcMessage, ClientNotification, ClientRequest, GetExtensions, GetMeta,
+        JsonRpcNotification, RequestId, ServerJsonRpcMessage,
     },
     transport::streamable_http_server::{
         RestoreOutcome, SessionManager,
@@ -223,7 +223,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         session: &SessionId,
         last_event_id: &str,
         stream: S,
-        used: &Option<InUse>,
+        used: Option<&InUse>,
     ) -> CallStream<S>
     where
         S: Stream<Item = ServerSseMessage> + Send + 'static,
@@ -233,7 +233,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             Named::Call(id) => {
                 let (exchange, generation, detachment) = registry.attach(id)?;
                 exchange.resumed(id, detachment);
-                if let Some(used) = &used {
+                if let Some(used) = used {
                     used.late().read_again(id);
                 }
                 let request_id = exchange.call(id)?.request_id().into();
@@ -251,7 +251,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             Named::Nothing | Named::Ended(_) => None,
         });
         // What it leaves to a task uses the session further.
-        CallStream::new(stream, call, used.as_ref().map(InUse::again))
+        CallStream::new(stream, call, used.map(InUse::again))
     }
 }
 
@@ -319,12 +319,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send {
         let cancels = match &message {
-            ClientJsonRpcMessage::Notification(message) => match &message.notification {
-                ClientNotification::CancelledNotification(cancelled) => {
-                    cancelled.params.request_id.clone()
-                }
-                _ => None,
-            },
+            ClientJsonRpcMessage::Notification(JsonRpcNotification {
+                notification: ClientNotification::CancelledNotification(cancelled),
+                ..
+            }) => cancelled.params.request_id.clone(),
             _ => None,
         };
         let used = self.shared.sessions.begin_use(id);
@@ -343,7 +341,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     > + Send {
         let used = self.shared.sessions.begin_use(id);
         let opened = self.shared.manager.create_standalone_stream(id);
-        opened.map_ok(|stream| without_late(noted(stream, &used), used))
+        opened.map_ok(|stream| without_late(noted(stream, used.as_ref()), used))
     }
 
     async fn resume(
@@ -352,11 +350,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let used = self.shared.sessions.begin_use(id);
-        if let Some(end) = self.ended(id, &last_event_id) {
-            return Ok(Either::Left(kept::replay(Some(end), &last_event_id)));
-        }
-        if self.shared.owned.is_foreign(Some(id), &last_event_id) {
-            return Ok(Either::Left(kept::replay(None, &last_event_id)));
+        let ended = self.ended(id, &last_event_id);
+        if ended.is_some() || self.shared.owned.is_foreign(Some(id), &last_event_id) {
+            return Ok(Either::Left(kept::replay(ended, &last_event_id)));
         }
         let resumed = self.shared.manager.resume(id, last_event_id.clone()).await;
         if resumed.is_err() {
@@ -367,7 +363,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             return Ok(Either::Left(kept::replay(Some(end), &last_event_id)));
         }
         resumed.map(|stream| {
-            let stream = self.resumed(id, &last_event_id, stream, &used);
+            let stream = self.resumed(id, &last_event_id, stream, used.as_ref());
             Either::Right(without_late(stream, used))
         })
     }

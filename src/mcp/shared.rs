@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use rmcp::{
     model::{
         CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage,
@@ -109,10 +109,14 @@ impl<M> Shared<M> {
     /// it takes no cancel, and rmcp lets the handler run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let calls = self.calls_of(id).into_iter();
-        join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id))).await;
-        if let Some(session) = self.sessions.find(id) {
-            let _arrived = timeout(BEFORE_CLOSE, session.injected()).await;
-        }
+        let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
+        let under_way = async {
+            if let Some(session) = self.sessions.find(id) {
+                let _arrived = timeout(BEFORE_CLOSE, session.injected()).await;
+            }
+        };
+        // Both are given the same second.
+        join(cancels, under_way).await;
     }
 
     /// A session starts anew under its old id: its streams count from `0/0` again.

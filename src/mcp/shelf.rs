@@ -25,3 +25,28 @@ impl Shelf {
         board.split().freeze()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_lie_side_by_side_and_stay_when_there_is_no_more_room() {
+        let shelf = Shelf::default();
+        let texts: Vec<String> = (0..1_000).map(|n| format!("text {n}")).collect();
+        let kept: Vec<Bytes> = texts.iter().map(|text| shelf.put(text)).collect();
+        assert_eq!(kept, texts);
+        assert_eq!(
+            kept[0].as_ptr().wrapping_add(kept[0].len()),
+            kept[1].as_ptr()
+        );
+    }
+
+    #[test]
+    fn a_text_longer_than_a_board_gets_one_of_its_own() {
+        let shelf = Shelf::default();
+        let long = "x".repeat(2 * BOARD);
+        assert_eq!(shelf.put(&long), long);
+        assert_eq!(shelf.put("short"), "short");
+    }
+}

@@ -139,12 +139,12 @@ where
 /// A standalone stream, whose events are its session's.
 pub(super) fn noted<S>(
     stream: S,
-    used: &Option<InUse>,
+    used: Option<&InUse>,
 ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<S>
 where
     S: Stream<Item = ServerSseMessage> + Send + Sync,
 {
-    let used = used.as_ref().map(InUse::again);
+    let used = used.map(InUse::again);
     stream.inspect(move |event| {
         if let Some(used) = &used {
             used.note(event);

@@ -32,11 +32,7 @@
 //!     at once, likewise.
 //! 14. **In doubt, nothing is cancelled.**
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    mem,
-    time::Duration,
-};
+use std::{collections::BTreeSet, mem, time::Duration};
 
 use tokio::time::Instant;
 
@@ -51,6 +47,7 @@ use crate::{call::CallId, detach::Detachment};
 
 mod detached;
 mod entry;
+mod find;
 mod index;
 mod memory;
 mod scopes;
@@ -61,6 +58,7 @@ pub(crate) use self::index::numbered;
 pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
     entry::{Entry, Expired, FIRST, Generation, LATE, Wait},
+    find::Named,
     index::{Key, Scope, SessionKey, StreamId},
     memory::{End, Ended, Limits as MemoryLimits},
 };
@@ -83,31 +81,6 @@ pub(crate) enum Detached {
     Waiting,
     /// It has left: there are too many already.
     Beyond(Limit, Finished),
-}
-
-/// What an event id names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Named<A> {
-    Nothing,
-    /// A call in flight.
-    Call(CallId),
-    /// The calls in flight of a batch, which have one stream.
-    Batch(Vec<CallId>),
-    /// It may be one of these.
-    OneOf(Vec<CallId>),
-    /// A call that has ended.
-    Ended(End<A>),
-}
-
-impl<A> Named<A> {
-    /// The calls in flight that it names, or may name.
-    pub(crate) fn in_flight(self) -> Vec<CallId> {
-        match self {
-            Self::Call(id) => vec![id],
-            Self::Batch(ids) | Self::OneOf(ids) => ids,
-            Self::Nothing | Self::Ended(_) => Vec::new(),
-        }
-    }
 }
 
 /// A call that has just ended.
@@ -325,33 +298,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
         Some(generation)
     }
 
-    /// What an event id of a session names.
-    pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named<A> {
-        let slot = self.names.session(session);
-        let stream = self.names.stream_id(event_id);
-        if let Some(id) = self.index.get(&self.names.stream(slot, stream)) {
-            if let Some(entry) = self.calls.get(id) {
-                if entry.is_of(session) && entry.streams.contains(stream) {
-                    return match entry.streams.shared {
-                        true => Named::Batch(self.on_stream(slot, session, stream)),
-                        false => Named::Call(*id),
-                    };
-                }
-            } else if let Some(end) = self.memory.end_of(*id, session, stream) {
-                return Named::Ended(end);
-            }
-        }
-        let overflowed: Vec<CallId> = self
-            .calls_of(slot, session)
-            .filter(|(_, entry)| entry.streams.overflowed)
-            .map(|(id, _)| id)
-            .collect();
-        match overflowed.is_empty() {
-            true => Named::Nothing,
-            false => Named::OneOf(overflowed),
-        }
-    }
-
     /// Stops the clock of a call. `None` if it is held already, or has ended.
     pub(crate) fn hold(&mut self, id: CallId, now: Instant) -> Option<Generation> {
         let entry = self.calls.get_mut(&id)?;
@@ -425,29 +371,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
         self.is_detached(id).then(|| self.finish(id, Some(ended)))?
     }
 
-    /// The session call with this key, if its request was accepted.
-    pub(crate) fn find(&self, key: &Key) -> Option<(CallId, T)> {
-        let slot = self
-            .names
-            .request(self.names.session(&key.session), &key.request);
-        let id = *self.index.get(&slot)?;
-        let entry = self.calls.get(&id)?;
-        (entry.key.as_ref() == Some(key)).then(|| (id, entry.call.clone()))
-    }
-
-    pub(crate) fn call(&self, id: CallId) -> Option<&T> {
-        self.calls.get(&id).map(|entry| &entry.call)
-    }
-
-    pub(crate) fn is_detached(&self, id: CallId) -> bool {
-        self.detachment(id).is_some()
-    }
-
-    /// Since when and how a call has no client.
-    pub(crate) fn detachment(&self, id: CallId) -> Option<Detachment> {
-        self.calls.get(&id)?.detachment()
-    }
-
     /// The calls in flight of a session that is ending. What is remembered of it goes, and so do their
     /// streams: should the session start anew, it counts them anew.
     pub(crate) fn take_session(&mut self, session: &SessionKey) -> Vec<(CallId, T)> {
@@ -470,36 +393,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
             }
         }
         in_flight
-    }
-
-    /// The sessions with calls that an id names: one of each scope that gave it out.
-    pub(crate) fn sessions_with(&self, id: &str) -> Vec<SessionKey> {
-        let Some(sessions) = self.scopes.sessions(id) else {
-            let of_calls = self.calls.values().filter_map(Entry::session);
-            let named: HashSet<&SessionKey> = of_calls.filter(|key| *key.id == *id).collect();
-            return named.into_iter().cloned().collect();
-        };
-        let has_calls = |key: &SessionKey| self.sessions.contains_key(&self.names.session(key));
-        sessions.filter(has_calls).collect()
-    }
-
-    /// The session call with this key, also if its request is not accepted yet.
-    pub(crate) fn find_any(&self, key: &Key) -> Option<CallId> {
-        let accepted = self.find(key).map(|(id, _)| id);
-        accepted.or_else(|| {
-            let mut calls = self.calls_of(self.names.session(&key.session), &key.session);
-            let found = calls.find(|(_, entry)| entry.key.as_ref() == Some(key));
-            found.map(|(id, _)| id)
-        })
-    }
-
-    /// The detached calls of a session.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
-    pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<(CallId, T)> {
-        self.calls_of(self.names.session(session), session)
-            .filter(|(_, entry)| entry.detached.is_some())
-            .map(|(id, entry)| (id, entry.call.clone()))
-            .collect()
     }
 
     /// The calls whose time is over by `now`. They stay until they are finished, but for those that are
@@ -539,33 +432,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let call = self.due.first().map(|(at, _)| *at);
-        match (call, self.memory.next_end()) {
-            (Some(call), Some(kept)) => Some(call.min(kept)),
-            (call, kept) => call.or(kept),
-        }
+        call.into_iter().chain(self.memory.next_end()).min()
     }
 
     // --- The parts ---
-
-    fn calls_of(
-        &self,
-        slot: Slot,
-        session: &SessionKey,
-    ) -> impl Iterator<Item = (CallId, &Entry<T>)> {
-        let ids = self.sessions.get(&slot).into_iter().flatten();
-        ids.filter_map(move |id| {
-            let entry = self.calls.get(id).filter(|entry| entry.is_of(session))?;
-            Some((*id, entry))
-        })
-    }
-
-    /// The calls of a batch that have this stream.
-    fn on_stream(&self, slot: Slot, session: &SessionKey, stream: StreamId) -> Vec<CallId> {
-        self.calls_of(slot, session)
-            .filter(|(_, entry)| entry.streams.shared && entry.streams.contains(stream))
-            .map(|(id, _)| id)
-            .collect()
-    }
 
     /// Takes a call out of everything but the index, where the other calls of its batch take its place.
     fn leave(&mut self, id: CallId) -> Option<Entry<T>> {

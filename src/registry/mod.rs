@@ -4,13 +4,10 @@
 //! never across an await or a callback.
 
 use std::{
-    any::Any,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
 };
 
-use bytes::Bytes;
 use tokio::{sync::Notify, time::Instant};
 
 use self::{
@@ -21,11 +18,12 @@ use self::{
     watch::Watches,
 };
 use crate::{
-    call::{CallId, CancelReason, RequestId},
+    call::{CallId, CancelReason},
     detach::Detachment,
     exchange::{Exchange, Outlet},
 };
 
+mod answer;
 mod calls;
 mod core;
 mod driver;
@@ -35,46 +33,20 @@ mod watch;
 
 #[cfg(fuzzing)]
 pub(crate) use self::core::as_the_model_says_of;
-#[cfg(feature = "rmcp")]
-pub(crate) use self::core::numbered;
-pub use self::{
-    calls::{CallSnapshot, CallState, Calls, DrainReport},
-    limits::{Limit, Limits},
-};
 pub(crate) use self::{
+    answer::Answer,
     core::{
         Detached, End, Ended, FIRST, Finished, Generation, Key, LATE, MemoryLimits, Scope,
         SessionKey, UNSEEN_FOR, Wait,
     },
     watch::Watched,
 };
-
-/// An answer that is kept for a client to come back for.
-#[derive(Debug, Clone)]
-#[cfg_attr(
-    not(feature = "rmcp"),
-    expect(dead_code, reason = "only a session manager sees answers")
-)]
-pub(crate) struct Answer {
-    pub(crate) content: Content,
-    /// A hash of the id of its own event.
-    pub(crate) event: Option<u64>,
-    /// How long the server told its client to wait before it comes back.
-    pub(crate) retry: Option<Duration>,
-}
-
-/// What an answer says.
-#[derive(Debug, Clone)]
-#[cfg_attr(
-    not(feature = "rmcp"),
-    expect(dead_code, reason = "only a session manager sees answers")
-)]
-pub(crate) enum Content {
-    /// A tool's text, which is UTF-8.
-    Text(RequestId, Bytes),
-    /// What it is only its session manager knows.
-    Message(Arc<dyn Any + Send + Sync>),
-}
+#[cfg(feature = "rmcp")]
+pub(crate) use self::{answer::Content, core::numbered};
+pub use self::{
+    calls::{CallSnapshot, CallState, Calls, DrainReport},
+    limits::{Limit, Limits},
+};
 
 pub(crate) type Named = core::Named<Answer>;
 
@@ -354,10 +326,8 @@ impl State {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        match (self.core.next_deadline(), self.watches.next()) {
-            (Some(call), Some(watched)) => Some(call.min(watched)),
-            (call, watched) => call.or(watched),
-        }
+        let call = self.core.next_deadline();
+        call.into_iter().chain(self.watches.next()).min()
     }
 }
 

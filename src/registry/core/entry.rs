@@ -180,10 +180,7 @@ impl<T> Entry<T> {
     }
 
     pub(super) fn next_look(&self) -> Option<Instant> {
-        match (self.grace_ends(), self.deadline) {
-            (Some(grace), Some(deadline)) => Some(grace.min(deadline)),
-            (grace, deadline) => grace.or(deadline),
-        }
+        self.grace_ends().into_iter().chain(self.deadline).min()
     }
 
     /// When the clock of a detached call is looked at.

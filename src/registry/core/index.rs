@@ -74,12 +74,7 @@ pub(super) struct Names {
 impl SessionKey {
     /// How long the texts in it are, which a client may have chosen.
     pub(super) fn text_len(&self) -> usize {
-        let scope = match &self.scope {
-            #[cfg(feature = "rmcp")]
-            Scope::Manager(_) => 0,
-            Scope::Path(path) => path.len(),
-        };
-        scope + self.id.len()
+        self.scope.path().map_or(0, str::len) + self.id.len()
     }
 }
 

@@ -490,6 +490,37 @@ fn invariant_8_a_call_whose_stream_cannot_be_read_may_be_meant_by_any_unknown_id
 }
 
 #[test]
+fn invariant_8_an_id_alone_names_the_sessions_of_all_scopes_however_many_these_are() {
+    let mut core = TestCore::new();
+    let at = |path: &str| Key {
+        session: SessionKey {
+            scope: Scope::Path(path.into()),
+            id: "s".into(),
+        },
+        request: RequestId::Number(1),
+    };
+    let known = accepted(&mut core, Some(at("/a")), "a");
+    let unaccepted = CallId::next();
+    core.start(unaccepted, Some(at("/b")), "b", None);
+    accepted(&mut core, key("another", 1), "c");
+    let check = |core: &TestCore| {
+        let mut sessions = core.sessions_with("s");
+        sessions.sort_by_key(|session| session.scope.path().map(str::to_owned));
+        assert_eq!(sessions, [at("/a").session, at("/b").session]);
+        assert_eq!(core.sessions_with("t"), []);
+        assert_eq!(core.find_any(&at("/a")), Some(known));
+        assert_eq!(core.find_any(&at("/b")), Some(unaccepted));
+        assert_eq!(core.find_any(&at("/c")), None);
+    };
+    check(&core);
+
+    let mut long = at(&"x".repeat(1_000));
+    long.session.id = "of a scope that is not kept".into();
+    accepted(&mut core, Some(long), "d");
+    check(&core);
+}
+
+#[test]
 fn invariant_8_unknown_sessions_and_ids_create_nothing() {
     let mut core = TestCore::new();
     for n in 0..100 {

@@ -1,0 +1,34 @@
+//! Answers, as they are kept: the registry passes them on and does not look into them.
+
+use std::{any::Any, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use crate::call::RequestId;
+
+/// An answer that is kept for a client to come back for.
+#[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "rmcp"),
+    expect(dead_code, reason = "only a session manager sees answers")
+)]
+pub(crate) struct Answer {
+    pub(crate) content: Content,
+    /// A hash of the id of its own event.
+    pub(crate) event: Option<u64>,
+    /// How long the server told its client to wait before it comes back.
+    pub(crate) retry: Option<Duration>,
+}
+
+/// What an answer says.
+#[derive(Debug, Clone)]
+#[cfg_attr(
+    not(feature = "rmcp"),
+    expect(dead_code, reason = "only a session manager sees answers")
+)]
+pub(crate) enum Content {
+    /// A tool's text, which is UTF-8.
+    Text(RequestId, Bytes),
+    /// What it is only its session manager knows.
+    Message(Arc<dyn Any + Send + Sync>),
+}
