@@ -8,4 +8,5 @@ pub mod frames;
 pub mod inner;
 pub mod json;
 pub mod judge;
+#[path = "../../tests/it/transparency/parsers.rs"]
 pub mod parsers;

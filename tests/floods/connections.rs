@@ -1,14 +1,14 @@
 //! Connections that bring half a request and drop, again and again.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::net::SocketAddr;
 
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
-use rmcp::transport::streamable_http_server::session::local::SessionConfig;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use serde_json::json;
 
 use crate::{
     alone,
-    support::{Connection, Mcp, Mode, PATH, Tools, Witness, router, serve, within},
+    support::{Connection, within},
+    wrapped,
 };
 
 #[cfg(target_os = "linux")]
@@ -17,11 +17,7 @@ fn a_thousand_half_requests_that_drop_leave_nothing() {
     alone(async || {
         let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
         let calls = layer.calls();
-        let witness = Witness::new();
-        let sessions = CancellableSessionManager::local(SessionConfig::default());
-        let service = Tools::new(&witness).service(Mode::Session, Arc::new(sessions));
-        let served = serve(router(service).layer(layer)).await;
-        let mcp = Mcp::session(served.addr, PATH).await;
+        let (witness, served, mcp) = wrapped(layer).await;
         let mut victim = mcp.call(7, "hold", json!({ "label": "victim" })).await;
         witness.started("victim").await;
         let before = sockets(served.addr);

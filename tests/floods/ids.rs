@@ -1,16 +1,13 @@
 //! Ids: very many, or very long.
 
-use std::sync::Arc;
-
 use http_body_util::BodyExt as _;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
-use rmcp::transport::streamable_http_server::session::local::SessionConfig;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use serde_json::json;
 
 use crate::{
     Growth, KIB, MIB, alone,
     server::{Server, VICTIM, request},
-    support::{Mcp, Mode, PATH, Tools, Witness, router, serve},
+    wrapped,
 };
 
 /// As long as an id may be, with a little around it, in a body that is read.
@@ -72,11 +69,7 @@ fn long_ids_of_cancelled_calls_are_not_kept_with_their_session() {
     alone(async || {
         let layer = immediate();
         let calls = layer.calls();
-        let witness = Witness::new();
-        let sessions = CancellableSessionManager::local(SessionConfig::default());
-        let service = Tools::new(&witness).service(Mode::Session, Arc::new(sessions));
-        let served = serve(router(service).layer(layer)).await;
-        let mcp = Mcp::session(served.addr, PATH).await;
+        let (witness, _served, mcp) = wrapped(layer).await;
         let growth = Growth::since_now();
 
         for nth in 0..50 {

@@ -10,10 +10,14 @@
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
 use peak_alloc::PeakAlloc;
+use rmcp::transport::streamable_http_server::session::local::SessionConfig;
 use tokio::runtime::Builder;
+
+use self::support::{Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 
 mod calls;
 mod connections;
@@ -34,6 +38,16 @@ fn alone(test: impl AsyncFnOnce()) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(test());
+}
+
+/// A server on a real socket, with the layer and its session manager, and a session of it.
+async fn wrapped(layer: CancelOnDisconnectLayer) -> (Witness, Served, Mcp) {
+    let witness = Witness::new();
+    let sessions = CancellableSessionManager::local(SessionConfig::default());
+    let service = Tools::new(&witness).service(Mode::Session, Arc::new(sessions));
+    let served = serve(router(service).layer(layer)).await;
+    let mcp = Mcp::session(served.addr, PATH).await;
+    (witness, served, mcp)
 }
 
 /// How many bytes are allocated that were not when this was made.

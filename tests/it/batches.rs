@@ -115,13 +115,7 @@ async fn a_resume_keeps_all_calls_of_a_batch() {
     let clock = StoppedClock::stop();
     let (setup, mut script) = Script::start().await;
     let mcp = session(&setup);
-    let mut batch = send(&mcp).await;
-    script.next_stream().await.send_priming("event-1");
-    batch.head().await;
-    batch.event().await.expect("the priming event");
-    batch.fin();
-    setup.events.detached(&mcp, 1).await;
-    setup.events.detached(&mcp, "two").await;
+    detach(&setup, &mcp, &mut script).await;
     clock.advance(GRACE - TICK).await;
 
     let mut resumed = mcp.resume("event-1").await;
@@ -149,13 +143,7 @@ async fn a_resume_keeps_all_calls_of_a_batch() {
 async fn a_resumed_batch_hears_of_a_cancelled_call_once() {
     let (setup, mut script) = Script::start().await;
     let mcp = session(&setup);
-    let mut batch = send(&mcp).await;
-    script.next_stream().await.send_priming("event-1");
-    batch.head().await;
-    batch.event().await.expect("the priming event");
-    batch.fin();
-    setup.events.detached(&mcp, 1).await;
-    setup.events.detached(&mcp, "two").await;
+    detach(&setup, &mcp, &mut script).await;
     let mut resumed = mcp.resume("event-1").await;
     assert_eq!(resumed.head().await.status, 200);
     let stream = script.next_stream().await;
@@ -299,4 +287,15 @@ async fn send(mcp: &Mcp) -> Connection {
 
 fn answer(id: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "result": {} })
+}
+
+/// A batch whose client has read the event "event-1" and is gone.
+async fn detach(setup: &Setup, mcp: &Mcp, script: &mut Script) {
+    let mut batch = send(mcp).await;
+    script.next_stream().await.send_priming("event-1");
+    batch.head().await;
+    batch.event().await.expect("the priming event");
+    batch.fin();
+    setup.events.detached(mcp, 1).await;
+    setup.events.detached(mcp, "two").await;
 }

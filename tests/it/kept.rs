@@ -79,10 +79,7 @@ async fn an_ended_call_is_remembered_for_as_long_as_its_grace() {
 async fn an_answer_that_comes_between_two_polls_is_kept() {
     let setup = with_grace(Server::Wrapped).start().await;
     let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    setup.sessions.end_stream(&mcp, 0, None).await;
-    call.body_to_end().await;
-    setup.events.detached(&mcp, 1).await;
+    end_stream(&setup, &mcp).await;
 
     finish(&setup, &mcp, 1, "a").await;
 
@@ -95,10 +92,7 @@ async fn an_answer_that_comes_between_two_polls_is_kept() {
 async fn an_answer_after_a_poll_goes_to_the_client_that_came_back() {
     let setup = with_grace(Server::Wrapped).start().await;
     let mcp = setup.mcp().await;
-    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
-    setup.sessions.end_stream(&mcp, 0, None).await;
-    call.body_to_end().await;
-    setup.events.detached(&mcp, 1).await;
+    end_stream(&setup, &mcp).await;
     let mut resumed = mcp.resume(FIRST_EVENT).await;
     resumed.head().await;
     setup.events.resumed(&mcp, 1, 1).await;
@@ -323,6 +317,14 @@ async fn an_answer_that_crosses_with_the_cut_is_an_answer(server: Server) {
 
 fn with_grace(server: Server) -> Plan {
     Plan::of(server).grace(Grace::After(GRACE))
+}
+
+/// The stream of call 1, which holds "a", is ended by the server.
+async fn end_stream(setup: &Setup, mcp: &Mcp) {
+    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
+    setup.sessions.end_stream(mcp, 0, None).await;
+    call.body_to_end().await;
+    setup.events.detached(mcp, 1).await;
 }
 
 /// Has a call under way whose client has just gone.

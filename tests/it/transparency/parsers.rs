@@ -1,6 +1,7 @@
-//! What clients read, as two parsers have it that know nothing of this crate or of each other.
+//! What clients read, as two parsers have it that know nothing of the crate or of each other. The fuzz targets take
+//! this file too.
 
-use std::{convert::Infallible, fmt};
+use std::{convert::Infallible, fmt::Debug};
 
 use bytes::Bytes;
 use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
@@ -8,15 +9,15 @@ use sse_stream::{Sse, SseStream};
 use sseer::{event::Event, event_stream::EventStream};
 
 /// The events before the first that the parser does not take, and whether there was one.
-type Read<T> = (Vec<T>, bool);
+pub type Read<T> = (Vec<T>, bool);
 
 /// What rmcp's client reads with.
-pub(super) fn by_sse_stream(frames: &[Bytes]) -> Read<Sse> {
+pub fn by_sse_stream(frames: &[Bytes]) -> Read<Sse> {
     to_first_error(SseStream::from_bytes_stream(body(frames)))
 }
 
 /// A parser that keeps to the standard where the other one refuses.
-pub(super) fn by_sseer(frames: &[Bytes]) -> Read<Event> {
+pub fn by_sseer(frames: &[Bytes]) -> Read<Event> {
     to_first_error(EventStream::new(body(frames)))
 }
 
@@ -24,7 +25,7 @@ fn body(frames: &[Bytes]) -> impl Stream<Item = Result<Bytes, Infallible>> + Unp
     stream::iter(frames.to_vec()).map(Ok)
 }
 
-fn to_first_error<T, E: fmt::Debug>(events: impl Stream<Item = Result<T, E>>) -> Read<T> {
+fn to_first_error<T, E: Debug>(events: impl Stream<Item = Result<T, E>>) -> Read<T> {
     let read = events.fold((Vec::new(), false), async |(mut events, failed), event| {
         match event {
             Ok(event) if !failed => events.push(event),
