@@ -17,5 +17,10 @@ pub mod sockets;
 pub mod tools;
 pub mod work;
 
+/// Whether the small version was asked for, of seconds: `--quick`.
+pub fn is_quick() -> bool {
+    std::env::args().any(|argument| argument == "--quick")
+}
+
 /// Why a bench cannot go on.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;

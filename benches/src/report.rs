@@ -85,6 +85,24 @@ pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/report")
 }
 
+// === impl Axis ===
+
+impl Axis {
+    pub fn linear(label: impl Into<String>) -> Self {
+        Self {
+            label: label.into(),
+            scale: Scale::Linear,
+        }
+    }
+
+    pub fn logarithmic(label: impl Into<String>) -> Self {
+        Self {
+            label: label.into(),
+            scale: Scale::Logarithmic,
+        }
+    }
+}
+
 // === impl Section ===
 
 impl Section {

@@ -16,7 +16,7 @@ use rmcp::{
 use tower::{BoxError, ServiceExt, util::BoxCloneSyncService};
 use tower_layer::Layer;
 
-use crate::guard::GuardLayer;
+use crate::{guard::GuardLayer, report::Series};
 
 /// A server, whatever is around it.
 pub type Server<A> = BoxCloneSyncService<Request<A>, Response<axum::body::Body>, Infallible>;
@@ -71,6 +71,15 @@ impl Setup {
             Self::Guard => boxed(GuardLayer.layer(service)),
             Self::Layer | Self::Wrapped => boxed(layer.layer(service)),
         }
+    }
+
+    /// A series of a plot for each set-up.
+    pub fn series(points: impl Fn(Self) -> Vec<(f64, f64)>) -> Vec<Series> {
+        let series = |setup: Self| Series {
+            name: setup.name().to_owned(),
+            points: points(setup),
+        };
+        Self::ALL.map(series).to_vec()
     }
 
     /// `handler` as a server. `layer` counts only where it is used.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, process::Command};
 use mcp_cancel_on_disconnect_benches::{
     Failure, callgrind,
     growth::{Operation, REPETITIONS, Scene, Spread},
-    report::{Axis, Bound, Kind, Plot, Scale, Section, Series, Target},
+    report::{Axis, Bound, Kind, Plot, Section, Series, Target},
     setup::Setup,
 };
 
@@ -201,10 +201,7 @@ impl Found {
                 points: points.collect(),
             }
         });
-        let axis = |label: &str| Axis {
-            label: label.to_owned(),
-            scale: Scale::Logarithmic,
-        };
+        let axis = |label: &str| Axis::logarithmic(label);
         Plot {
             name: format!("growth-{}", setup.name()),
             title: match setup {

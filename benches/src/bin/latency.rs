@@ -6,8 +6,8 @@ use std::{ops::Range, time::Duration};
 
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use mcp_cancel_on_disconnect_benches::{
-    Failure,
-    report::{Axis, Bound, Kind, Plot, Scale, Section, Series, Target},
+    Failure, is_quick,
+    report::{Axis, Bound, Kind, Plot, Section, Series, Target},
     setup::{Mode, Setup},
     sockets::{
         client::{Client, Stream, Way},
@@ -74,7 +74,7 @@ struct Found {
 }
 
 fn main() -> Result<(), Failure> {
-    let quick = std::env::args().any(|argument| argument == "--quick");
+    let quick = is_quick();
     machine::allow_files(4_096)?;
     let clients = Builder::new_current_thread().enable_all().build()?;
     let load = machine::load();
@@ -355,14 +355,8 @@ fn curves(found: &[Found], mode: Mode, pace: Pace) -> Plot {
     Plot {
         name: format!("latency-{mode}-{}", pace.replace(' ', "-")),
         title: format!("From close to token: {mode}, {pace}, with a FIN"),
-        x: Axis {
-            label: "time to the token (ms)".to_owned(),
-            scale: Scale::Logarithmic,
-        },
-        y: Axis {
-            label: "share of the calls".to_owned(),
-            scale: Scale::Linear,
-        },
+        x: Axis::logarithmic("time to the token (ms)"),
+        y: Axis::linear("share of the calls"),
         kind: Kind::Lines,
         series: series.collect(),
     }

@@ -9,7 +9,7 @@ use cap::Cap;
 use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
 use mcp_cancel_on_disconnect_benches::{
     Failure,
-    report::{Axis, Bound, Kind, Plot, Scale, Section, Series, Target},
+    report::{Axis, Bound, Kind, Plot, Section, Series, Target},
     setup::{Mode, Setup},
     sockets::{
         child::Child,
@@ -356,14 +356,8 @@ fn lines(found: &[(&str, Setup, Found)], mode: &str) -> Plot {
     Plot {
         name: format!("memory-{mode}"),
         title: format!("Live heap after each storm, {mode}"),
-        x: Axis {
-            label: "storms".to_owned(),
-            scale: Scale::Linear,
-        },
-        y: Axis {
-            label: "live (MiB)".to_owned(),
-            scale: Scale::Linear,
-        },
+        x: Axis::linear("storms"),
+        y: Axis::linear("live (MiB)"),
         kind: Kind::Lines,
         series: series
             .map(|(_, setup, found)| Series {

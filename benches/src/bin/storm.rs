@@ -13,7 +13,7 @@ use std::{
 use mcp_cancel_on_disconnect::{CallInfo, CancelOnDisconnectLayer, Grace, Policy};
 use mcp_cancel_on_disconnect_benches::{
     Failure,
-    report::{Axis, Bound, Kind, Plot, Scale, Section, Series, Target},
+    report::{Axis, Bound, Kind, Plot, Section, Series, Target},
     setup::{Mode, Setup},
     sockets::{
         child::{Child, obey},
@@ -533,14 +533,8 @@ fn peaks(found: &[(Setup, Vec<Outcome>)]) -> Plot {
     Plot {
         name: "storm-memory".to_owned(),
         title: "Peak memory of the server in a storm".to_owned(),
-        x: Axis {
-            label: "storm".to_owned(),
-            scale: Scale::Linear,
-        },
-        y: Axis {
-            label: "resident (MiB)".to_owned(),
-            scale: Scale::Linear,
-        },
+        x: Axis::linear("storm"),
+        y: Axis::linear("resident (MiB)"),
         kind: Kind::Bars {
             categories: categories.map(|outcome| outcome.storm.clone()).collect(),
         },

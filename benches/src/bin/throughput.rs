@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
 use mcp_cancel_on_disconnect_benches::{
     Failure,
-    report::{Axis, Bound, Kind, Plot, Scale, Section, Series, Target},
+    report::{Axis, Bound, Kind, Plot, Section, Target},
     setup::{Mode, Setup},
     sockets::{
         child::{Child, obey},
@@ -163,7 +163,11 @@ fn section(found: &[Found], size: Size, load: &str) -> Section {
         rows: found.iter().map(Found::row).collect(),
         targets: ours
             .map(|found| Target {
-                what: format!("{}, {}: ratio to bare", found.setup.name(), found.mode),
+                what: format!(
+                    "calls a second, {}, {}, to bare",
+                    found.mode,
+                    found.setup.name()
+                ),
                 bound: Bound::AtLeast(0.97),
                 measured: found.ratios.median(),
             })
@@ -188,24 +192,12 @@ fn bars(found: &[Found]) -> Plot {
     Plot {
         name: "throughput".to_owned(),
         title: "Calls a second, one processor".to_owned(),
-        x: Axis {
-            label: "mode".to_owned(),
-            scale: Scale::Linear,
-        },
-        y: Axis {
-            label: "calls a second".to_owned(),
-            scale: Scale::Linear,
-        },
+        x: Axis::linear("mode"),
+        y: Axis::linear("calls a second"),
         kind: Kind::Bars {
             categories: MODES.map(|(_, mode)| mode.to_owned()).to_vec(),
         },
-        series: Setup::ALL
-            .iter()
-            .map(|setup| Series {
-                name: setup.name().to_owned(),
-                points: of(*setup),
-            })
-            .collect(),
+        series: Setup::series(of),
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use mcp_cancel_on_disconnect_benches::{
-    Failure,
-    report::{Axis, Bound, Kind, Plot, Scale, Section, Series, Target},
+    Failure, is_quick,
+    report::{Axis, Bound, Kind, Plot, Section, Target},
     setup::{Mode, Setup},
     sockets::{
         client::{Client, Stream, Way},
@@ -102,7 +102,7 @@ struct Found {
 }
 
 fn main() -> Result<(), Failure> {
-    let quick = std::env::args().any(|argument| argument == "--quick");
+    let quick = is_quick();
     machine::allow_files(6_000)?;
     let load = machine::load();
     let mut found = Vec::new();
@@ -481,23 +481,11 @@ fn bars(found: &[Found], clock: Clock) -> Plot {
         }
         .to_owned(),
         title: format!("Work for nobody, calls of {}", clock.name()),
-        x: Axis {
-            label: "mode".to_owned(),
-            scale: Scale::Linear,
-        },
-        y: Axis {
-            label: "seconds for each client that left for good".to_owned(),
-            scale: Scale::Logarithmic,
-        },
+        x: Axis::linear("mode"),
+        y: Axis::logarithmic("seconds for each client that left for good"),
         kind: Kind::Bars {
             categories: Case::ALL.map(|case| case.name().to_owned()).to_vec(),
         },
-        series: Setup::ALL
-            .iter()
-            .map(|setup| Series {
-                name: setup.name().to_owned(),
-                points: of(*setup),
-            })
-            .collect(),
+        series: Setup::series(of),
     }
 }
