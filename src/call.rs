@@ -180,6 +180,7 @@ impl fmt::Display for CallId {
 // === impl CallInfo ===
 
 impl CallInfo {
+    #[inline]
     pub(crate) fn new(request_id: RequestId, method: &str) -> Self {
         let method = match method {
             "tools/call" => Cow::Borrowed("tools/call"),
@@ -203,17 +204,20 @@ impl CallInfo {
         }
     }
 
+    #[inline]
     pub(crate) fn with_tool(mut self, tool: Option<impl Into<Box<str>>>) -> Self {
         self.tool = tool.map(Into::into);
         self
     }
 
+    #[inline]
     pub(crate) fn with_session(mut self, session: Option<Arc<str>>) -> Self {
         self.session = session;
         self
     }
 
     #[cfg(feature = "rmcp")]
+    #[inline]
     pub(crate) fn with_progress_token(mut self, token: Option<RequestId>) -> Self {
         self.progress_token = token;
         self

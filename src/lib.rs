@@ -95,6 +95,7 @@ mod cancel;
 mod detach;
 mod envelope;
 mod exchange;
+mod fields;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -13,8 +13,9 @@ use tower_service::Service;
 
 use crate::{
     cancel::{Replay, Template},
-    envelope::TeeBody,
+    envelope::{Capture, TeeBody},
     exchange::{Exchange, Guard, Instance},
+    fields::Fields,
     layer::Options,
     registry::Registry,
     response::{ResponseBody, ResponseFuture, Terms},
@@ -85,7 +86,9 @@ where
             return ResponseFuture::unwatched(future);
         }
         self.instance.registry.on_this_runtime();
-        let exchange = Arc::new(Exchange::new(self.instance.clone(), &request));
+        let fields = Fields::of(request.headers());
+        let exchange = Arc::new(Exchange::new(self.instance.clone(), &request, &fields));
+        let capture = Capture::of(request.method(), &fields);
         if exchange.may_need_replay(&request) {
             let replay: Replay<S, B> = Replay::new(self.template.clone(), &request);
             exchange.set_replay(Arc::new(replay));
@@ -101,7 +104,8 @@ where
         let guard = Guard::new(exchange.clone());
         let future = {
             let _calling = guard.polling();
-            self.inner.call(TeeBody::watching(request, exchange))
+            let request = TeeBody::watching(request, exchange, capture);
+            self.inner.call(request)
         };
         ResponseFuture::new(guard, future, terms)
     }

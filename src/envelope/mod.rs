@@ -12,11 +12,17 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, header};
+use http::{Method, Request};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::{detach::DetachCause, exchange::Exchange, media_type, source::Source};
+use crate::{
+    detach::DetachCause,
+    exchange::Exchange,
+    fields::{Field, Fields},
+    media_type,
+    source::Source,
+};
 
 mod read;
 mod scan;
@@ -72,7 +78,8 @@ struct Watch {
     capture: Capture,
 }
 
-enum Capture {
+/// What is kept of a body.
+pub(crate) enum Capture {
     /// Nothing is said about the body.
     Off,
     /// It may be a JSON-RPC message.
@@ -99,9 +106,12 @@ impl<B> TeeBody<B> {
         }
     }
 
-    /// Watches the body of `request` for `exchange`.
-    pub(crate) fn watching(request: Request<B>, exchange: Arc<Exchange>) -> Request<Self> {
-        let capture = Capture::of(request.method(), request.headers());
+    /// Watches a request body for `exchange`.
+    pub(crate) fn watching(
+        request: Request<B>,
+        exchange: Arc<Exchange>,
+        capture: Capture,
+    ) -> Request<Self> {
         request.map(|body| Self {
             source: Source::body(body),
             watch: Some(Watch { exchange, capture }),
@@ -202,21 +212,17 @@ impl Drop for Watch {
 // === impl Capture ===
 
 impl Capture {
-    fn of(method: &Method, headers: &HeaderMap) -> Self {
+    pub(crate) fn of(method: &Method, fields: &Fields<'_>) -> Self {
         if method != Method::POST {
             return Self::Off;
         }
-        let mut types = headers.get_all(header::CONTENT_TYPE).iter();
-        let is_json = match (types.next(), types.next()) {
-            (Some(value), None) => media_type::names(value, "application/json"),
-            _ => false,
-        };
-        if !is_json {
-            Self::Unknown(Unknown::ContentType)
-        } else if headers.contains_key(header::CONTENT_ENCODING) {
-            Self::Unknown(Unknown::ContentEncoding)
-        } else {
-            Self::On(Frames::default())
+        match fields.content_type {
+            Field::One(value) if media_type::names(value, "application/json") => {}
+            _ => return Self::Unknown(Unknown::ContentType),
+        }
+        match fields.content_encoding {
+            Field::Absent => Self::On(Frames::default()),
+            _ => Self::Unknown(Unknown::ContentEncoding),
         }
     }
 }

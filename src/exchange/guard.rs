@@ -10,7 +10,8 @@ use crate::detach::DetachCause;
 /// It must be the first field of what it guards: then the token fires before the inner destructors run.
 pub(crate) struct Guard {
     exchange: Option<Arc<Exchange>>,
-    tap: Option<Tap>,
+    // Boxed, because guards are moved often and most have none.
+    tap: Option<Box<Tap>>,
 }
 
 /// Guards one call or poll of the inner service against a panic. The runtime may drop the future only
@@ -43,13 +44,13 @@ impl Guard {
         self.exchange.as_ref().map(Polling)
     }
 
-    pub(crate) fn set_tap(&mut self, tap: Tap) {
+    pub(crate) fn set_tap(&mut self, tap: Box<Tap>) {
         self.tap = Some(tap);
     }
 
     /// The reader of the body, if it is to be read.
     pub(crate) fn tap(&mut self) -> Option<&mut Tap> {
-        self.tap.as_mut()
+        self.tap.as_deref_mut()
     }
 
     /// The client was told everything.

@@ -1,11 +1,11 @@
 //! What the request headers say about whose calls these are.
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::HeaderValue;
 
-use crate::registry::{Scope, SessionKey};
-
-static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
-static PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+use crate::{
+    fields::Field,
+    registry::{Scope, SessionKey},
+};
 
 /// The first revision without sessions: closing the response stream is the cancellation.
 const FIRST_STATELESS: &str = "2026-07-28";
@@ -31,12 +31,11 @@ pub(super) enum Revision {
 // === impl Session ===
 
 impl Session {
-    pub(super) fn of(headers: &HeaderMap) -> Self {
-        let mut values = headers.get_all(&SESSION_ID).iter();
-        match (values.next(), values.next()) {
-            (None, _) => Self::None,
-            (Some(id), None) if !id.is_empty() && id.to_str().is_ok() => Self::One(id.clone()),
-            _ => Self::Doubtful,
+    pub(super) fn of(field: Field<'_>) -> Self {
+        match field {
+            Field::Absent => Self::None,
+            Field::One(id) if !id.is_empty() && id.to_str().is_ok() => Self::One(id.clone()),
+            Field::One(_) | Field::Several(_) => Self::Doubtful,
         }
     }
 
@@ -63,12 +62,11 @@ impl Session {
 // === impl Revision ===
 
 impl Revision {
-    pub(super) fn of(headers: &HeaderMap) -> Self {
-        let mut values = headers.get_all(&PROTOCOL_VERSION).iter();
-        match (values.next(), values.next()) {
-            (None, _) => Self::WithSessions,
-            (Some(version), None) => version.to_str().map_or(Self::Doubtful, Self::from_version),
-            _ => Self::Doubtful,
+    pub(super) fn of(field: Field<'_>) -> Self {
+        match field {
+            Field::Absent => Self::WithSessions,
+            Field::One(version) => version.to_str().map_or(Self::Doubtful, Self::from_version),
+            Field::Several(_) => Self::Doubtful,
         }
     }
 
@@ -100,32 +98,31 @@ impl Revision {
 mod tests {
     use super::*;
 
-    fn headers(pairs: &[(&'static str, &'static [u8])]) -> HeaderMap {
-        let mut headers = HeaderMap::new();
-        for (name, value) in pairs {
-            headers.append(*name, HeaderValue::from_bytes(value).unwrap());
-        }
-        headers
+    fn value(bytes: &[u8]) -> HeaderValue {
+        HeaderValue::from_bytes(bytes).unwrap()
     }
 
     #[test]
     fn exactly_one_readable_session_header_names_a_session() {
-        let one = headers(&[("mcp-session-id", b"abc")]);
-        assert!(matches!(Session::of(&one), Session::One(id) if id == "abc"));
-        assert!(matches!(Session::of(&HeaderMap::new()), Session::None));
+        let one = value(b"abc");
+        assert!(matches!(Session::of(Field::One(&one)), Session::One(id) if id == "abc"));
+        assert!(matches!(Session::of(Field::Absent), Session::None));
+        let [empty, unreadable] = [&b""[..], b"\xff"].map(value);
         for doubtful in [
-            headers(&[("mcp-session-id", b"abc"), ("mcp-session-id", b"abc")]),
-            headers(&[("mcp-session-id", b"")]),
-            headers(&[("mcp-session-id", b"\xff")]),
+            Field::Several(&one),
+            Field::One(&empty),
+            Field::One(&unreadable),
         ] {
-            assert!(matches!(Session::of(&doubtful), Session::Doubtful));
+            assert!(matches!(Session::of(doubtful), Session::Doubtful));
         }
     }
 
     #[test]
     fn revisions_are_ordered_by_their_date() {
-        let of = |version| Revision::of(&headers(&[("mcp-protocol-version", version)]));
-        assert_eq!(Revision::of(&HeaderMap::new()), Revision::WithSessions);
+        let of = |version: &[u8]| Revision::of(Field::One(&value(version)));
+        assert_eq!(Revision::of(Field::Absent), Revision::WithSessions);
+        let twice = value(b"2025-11-25");
+        assert_eq!(Revision::of(Field::Several(&twice)), Revision::Doubtful);
         assert_eq!(of(b"2025-03-26"), Revision::WithSessions);
         assert_eq!(of(b"2025-11-25"), Revision::WithSessions);
         assert_eq!(of(b"2026-07-28"), Revision::Stateless);

@@ -55,6 +55,7 @@ use crate::{
     call::{CallId, CallInfo, CancelReason},
     cancel::Canceller,
     detach::DetachCause,
+    fields::Fields,
     layer::Options,
     observe::Event,
     registry::{Registry, Scope, SessionKey},
@@ -124,7 +125,7 @@ enum Kind {
     /// A GET with `Last-Event-ID`, for a stream of its session.
     Resume(Box<Resume>),
     /// A DELETE of its session.
-    Delete(SessionKey),
+    Delete(Box<SessionKey>),
     Other,
 }
 
@@ -191,10 +192,13 @@ impl Instance {
 // === impl Exchange ===
 
 impl Exchange {
-    pub(crate) fn new<B>(instance: Arc<Instance>, request: &Request<B>) -> Self {
-        let headers = request.headers();
-        let session = Session::of(headers);
-        let revision = Revision::of(headers);
+    pub(crate) fn new<B>(
+        instance: Arc<Instance>,
+        request: &Request<B>,
+        fields: &Fields<'_>,
+    ) -> Self {
+        let session = Session::of(fields.session_id);
+        let revision = Revision::of(fields.protocol_version);
         let kind = Kind::of(&instance, request, &session);
         Self {
             instance,
@@ -302,7 +306,7 @@ impl Kind {
             }
             Method::DELETE => session
                 .key(|| Scope::Path(path.into()))
-                .map_or(Self::Other, Self::Delete),
+                .map_or(Self::Other, |session| Self::Delete(Box::new(session))),
             _ => Self::Other,
         }
     }

@@ -34,6 +34,12 @@ pub(crate) trait Outlet: Send + Sync {
 pub(super) struct LastWords {
     /// Nearly always the only one. It needs no allocation.
     newest: Option<Weak<dyn Outlet>>,
+    /// Of exchanges that were resumed, or whose calls were cancelled here.
+    more: Option<Box<More>>,
+}
+
+#[derive(Default)]
+struct More {
     older: Vec<Weak<dyn Outlet>>,
     messages: Vec<Bytes>,
     /// No call is left.
@@ -51,20 +57,15 @@ impl Exchange {
                     exchange.add_outlet(outlet.clone());
                 }
             }
+            _ if self.calls.get().is_some() => return self.add_outlet(outlet),
             _ => self.add_outlet(outlet.clone()),
         }
-        if self.calls.get().is_none() {
-            self.instance.registry.open(outlet);
-        }
+        self.instance.registry.open(outlet);
     }
 
     fn add_outlet(&self, outlet: Weak<dyn Outlet>) {
-        let said = {
-            let words = &mut self.state().last_words;
-            words.add(outlet.clone());
-            words.closed.then(|| words.messages.clone())
-        };
-        if let Some((messages, outlet)) = said.zip(outlet.upgrade()) {
+        let said = self.state().last_words.add(outlet);
+        if let Some((messages, outlet)) = said {
             messages
                 .into_iter()
                 .for_each(|message| outlet.tell(message));
@@ -81,8 +82,9 @@ impl Exchange {
         let is_last = self.was_last(id);
         let outlets = {
             let words = &mut self.state().last_words;
-            words.messages.push(message.clone());
-            words.closed |= is_last;
+            let more = words.more.get_or_insert_default();
+            more.messages.push(message.clone());
+            more.closed |= is_last;
             words.outlets()
         };
         for outlet in outlets {
@@ -107,7 +109,7 @@ impl Exchange {
         if !self.closed.load(Ordering::Acquire) {
             return None;
         }
-        let messages = self.state().last_words.messages.clone();
+        let messages = self.state().last_words.messages();
         match (self.calls.get(), &*messages) {
             (Some(InFlight::One(_)), [message]) => Some(message.clone()),
             _ => {
@@ -130,6 +132,11 @@ impl Exchange {
         }
     }
 
+    /// How often its streams are probed.
+    pub(crate) fn keep_alive(&self) -> Option<Duration> {
+        self.instance.options.keep_alive
+    }
+
     /// How long its client may leave a stream unread.
     pub(crate) fn stall_timeout(&self) -> Option<Duration> {
         self.instance.options.stall_timeout
@@ -146,17 +153,40 @@ impl Exchange {
 // === impl LastWords ===
 
 impl LastWords {
-    fn add(&mut self, outlet: Weak<dyn Outlet>) {
-        self.older.retain(|outlet| outlet.strong_count() > 0);
-        let former = self.newest.replace(outlet);
-        self.older
-            .extend(former.filter(|outlet| outlet.strong_count() > 0));
+    /// Adds one. What it is to be told, if no call is left.
+    fn add(&mut self, outlet: Weak<dyn Outlet>) -> Option<(Vec<Bytes>, Arc<dyn Outlet>)> {
+        let former = self.newest.take().filter(is_open);
+        let more = match (&mut self.more, former) {
+            (None, None) => None,
+            (more, former) => {
+                let more = more.get_or_insert_default();
+                more.older.retain(is_open);
+                more.older.extend(former);
+                Some(more)
+            }
+        };
+        let said = more
+            .filter(|more| more.closed)
+            .map(|more| more.messages.clone());
+        let said = said.zip(outlet.upgrade());
+        self.newest = Some(outlet);
+        said
     }
 
     fn outlets(&self) -> Vec<Arc<dyn Outlet>> {
-        let outlets = self.older.iter().chain(&self.newest);
+        let older = self.more.iter().flat_map(|more| &more.older);
+        let outlets = older.chain(&self.newest);
         outlets.filter_map(Weak::upgrade).collect()
     }
+
+    fn messages(&self) -> Vec<Bytes> {
+        let messages = self.more.as_ref().map(|more| more.messages.clone());
+        messages.unwrap_or_default()
+    }
+}
+
+fn is_open(outlet: &Weak<dyn Outlet>) -> bool {
+    outlet.strong_count() > 0
 }
 
 /// The JSON-RPC error for a cancelled call.

@@ -43,9 +43,11 @@ impl Exchange {
 
     /// Reports what happened to a call of it.
     pub(super) fn report(&self, event: &Event<'_>) {
-        let span = self.span();
-        let _entered = span.enter();
-        self.instance.report(event);
+        let report = || self.instance.report(event);
+        match is_subscribed() {
+            true => self.span().in_scope(report),
+            false => report(),
+        }
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) enum BodyPlan {
     /// Passed on.
     Pass,
     /// Passed on and read.
-    Tap(Tap),
+    Tap(Box<Tap>),
     /// Replaced by one event: the call that is asked for was cancelled.
     Replace(Bytes),
 }
@@ -125,10 +125,10 @@ impl Exchange {
         if attached.is_empty() {
             return BodyPlan::Pass;
         }
-        BodyPlan::Tap(match readable {
+        BodyPlan::Tap(Box::new(match readable {
             true => Tap::new(attached),
             false => Tap::blind(attached),
-        })
+        }))
     }
 
     fn claim(self: &Arc<Self>) -> Vec<Attachment> {
@@ -144,7 +144,7 @@ impl Exchange {
     }
 
     /// The client was told everything. `tap` has read it.
-    pub(crate) fn complete(self: &Arc<Self>, tap: Option<Tap>) {
+    pub(crate) fn complete(self: &Arc<Self>, tap: Option<Box<Tap>>) {
         match (self.over(), tap) {
             (true, Some(tap)) => tap.gone(DetachCause::EndedByServer),
             (true, None) => self.end_calls(Outcome::Unknown),
@@ -187,7 +187,7 @@ impl Exchange {
     }
 
     /// Nobody will read the rest. `tap` has read what there was.
-    pub(crate) fn abandon(self: &Arc<Self>, cause: DetachCause, tap: Option<Tap>) {
+    pub(crate) fn abandon(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
         self.let_all_go(cause);
         if let Some(tap) = tap {
             tap.gone(cause);

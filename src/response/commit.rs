@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use http::{Response, StatusCode, header};
+use http::{Response, StatusCode};
 use http_body::{Body, Frame};
 use memchr::memchr2;
 use serde_json::{Value, json};
@@ -24,6 +24,7 @@ use crate::{
     call::RequestId,
     detach::DetachCause,
     exchange::{BodyPlan, Guard, Head},
+    fields::Fields,
     sse,
 };
 
@@ -125,19 +126,20 @@ where
             return Some(error(&self.request, "the service failed", Value::Null));
         };
         let (parts, body) = answer.into_parts();
-        let head = read_head(&parts);
+        let fields = Fields::of(&parts.headers);
+        let head = read_head(parts.status, &fields);
         if let Some(exchange) = guard.exchange()
             && let BodyPlan::Tap(tap) = exchange.head(head)
         {
             guard.set_tap(tap);
         }
-        let encoded = parts.headers.contains_key(header::CONTENT_ENCODING);
+        let is_encoded = !fields.content_encoding.is_absent();
         self.stage = match head {
             Head::Stream { readable: true } => {
                 self.stage = Stage::Events(Box::pin(body));
                 return None;
             }
-            Head::Answer if has_type(&parts.headers, "application/json") && !encoded => {
+            Head::Answer if has_type(&fields, "application/json") && !is_encoded => {
                 self.stage = Stage::Json(Box::pin(body));
                 return Some(Bytes::from_static(b"data: "));
             }
@@ -146,7 +148,7 @@ where
                 guard.abandon(DetachCause::ResponseDropped);
                 Stage::Ended
             }
-            Head::Refusal if !encoded => Stage::Refusal {
+            Head::Refusal if !is_encoded => Stage::Refusal {
                 status: parts.status,
                 body: Box::pin(body),
                 read: BytesMut::new(),

@@ -11,9 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, response::Parts,
-};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Body;
 use pin_project_lite::pin_project;
 
@@ -22,12 +20,13 @@ use super::{
     body::ResponseBody,
     commit::Committed,
     slot::Inner,
-    stream::{EventStream, Probes, set_unbuffered},
+    stream::{Content, EventStream, Probes, set_unbuffered},
     timer,
 };
 use crate::{
     detach::DetachCause,
     exchange::{BodyPlan, Guard, Head},
+    fields::Fields,
     layer::Options,
     media_type,
     peer::Departure,
@@ -67,7 +66,6 @@ pin_project! {
 #[derive(Default)]
 pub(crate) struct Terms {
     head_only: bool,
-    keep_alive: Option<Duration>,
     commit: Option<Timer>,
     peer: Option<Departure>,
 }
@@ -189,7 +187,6 @@ impl Terms {
             .filter(|_| request.method() == Method::POST && accepts_events(request.headers()));
         Self {
             head_only: request.method() == Method::HEAD,
-            keep_alive: options.keep_alive,
             commit: commit_after.and_then(timer),
             peer: Departure::of(request.extensions()),
         }
@@ -220,14 +217,13 @@ impl Terms {
         RB: Body + Send + 'static,
     {
         let (mut parts, body) = response.into_parts();
-        let length = body
-            .size_hint()
-            .exact()
-            .or_else(|| content_length(&parts.headers));
+        let fields = Fields::of(&parts.headers);
+        let length = body.size_hint().exact().or_else(|| content_length(&fields));
         let Some(exchange) = guard.exchange() else {
             return Response::from_parts(parts, ResponseBody::plain(guard, body, length));
         };
-        let head = read_head(&parts);
+        let keep_alive = exchange.keep_alive();
+        let head = read_head(parts.status, &fields);
         let plan = exchange.head(head);
         if let BodyPlan::Replace(event) = plan {
             guard.complete();
@@ -246,17 +242,16 @@ impl Terms {
         let (Head::Stream { readable }, false) = (head, is_over) else {
             return Response::from_parts(parts, ResponseBody::plain(guard, body, length));
         };
-        let stream = EventStream::new(guard, Inner::Body { body }).until(self.peer.take());
-        let stream = match length {
-            Some(length) => stream.of_length(length),
+        let content = match length {
             None if readable => {
-                if self.keep_alive.is_some() {
+                if keep_alive.is_some() {
                     set_unbuffered(&mut parts.headers);
                 }
-                stream.writable(self.keep_alive.and_then(Probes::new))
+                Content::open(keep_alive.and_then(Probes::new))
             }
-            None => stream,
+            remaining => Content::Sealed { remaining },
         };
+        let stream = EventStream::new(guard, Inner::Body { body }, content, self.peer.take());
         Response::from_parts(parts, ResponseBody::events(stream))
     }
 
@@ -265,10 +260,10 @@ impl Terms {
     where
         RB: Body + Send + 'static,
     {
-        let probes = Probes::new(self.keep_alive.unwrap_or(PROBE_COMMITTED));
-        let stream = EventStream::new(guard, Inner::Committed { committed })
-            .writable(probes)
-            .until(self.peer.take());
+        let keep_alive = guard.exchange().and_then(|exchange| exchange.keep_alive());
+        let content = Content::open(Probes::new(keep_alive.unwrap_or(PROBE_COMMITTED)));
+        let inner = Inner::Committed { committed };
+        let stream = EventStream::new(guard, inner, content, self.peer.take());
         let mut response = Response::new(ResponseBody::events(stream));
         let headers = response.headers_mut();
         let events = HeaderValue::from_static("text/event-stream");
@@ -298,13 +293,9 @@ fn is_zero_weight(parameter: &[u8]) -> bool {
     weight.is_some_and(|weight| weight.iter().all(|byte| matches!(byte, b'0' | b'.')))
 }
 
-fn content_length(headers: &HeaderMap) -> Option<u64> {
-    headers
-        .get(header::CONTENT_LENGTH)?
-        .to_str()
-        .ok()?
-        .parse()
-        .ok()
+fn content_length(fields: &Fields<'_>) -> Option<u64> {
+    let length = fields.content_length.first()?;
+    length.to_str().ok()?.parse().ok()
 }
 
 /// The answer to calls that were cancelled here.
@@ -324,21 +315,21 @@ fn nobody_there<RB: Body>() -> Response<ResponseBody<RB>> {
     response
 }
 
-pub(super) fn read_head(parts: &Parts) -> Head {
-    if !parts.status.is_success() {
+pub(super) fn read_head(status: StatusCode, fields: &Fields<'_>) -> Head {
+    if !status.is_success() {
         return Head::Refusal;
     }
-    match has_type(&parts.headers, "text/event-stream") {
+    match has_type(fields, "text/event-stream") {
         true => Head::Stream {
-            readable: !parts.headers.contains_key(header::CONTENT_ENCODING),
+            readable: fields.content_encoding.is_absent(),
         },
         false => Head::Answer,
     }
 }
 
 /// Whether the content is of this media type.
-pub(super) fn has_type(headers: &HeaderMap, media_type: &str) -> bool {
-    let value = headers.get(header::CONTENT_TYPE);
+pub(super) fn has_type(fields: &Fields<'_>, media_type: &str) -> bool {
+    let value = fields.content_type.first();
     value.is_some_and(|value| media_type::names(value, media_type))
 }
 

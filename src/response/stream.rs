@@ -33,14 +33,22 @@ const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering
 
 pub(super) struct EventStream<B> {
     slot: Arc<Slot<B>>,
-    /// `None` where nothing can be put in, because the body is encoded or its length is known.
-    boundary: Option<Boundary>,
-    /// How many bytes are to come, where that is known.
-    remaining: Option<u64>,
-    probes: Option<Probes>,
+    content: Content,
+    /// It ends when the client's connection does, where that is known.
     peer: Option<Departure>,
     start: Start,
     ended: bool,
+}
+
+/// What can be done with a body of events.
+pub(super) enum Content {
+    /// Nothing is put in: it is encoded, or its length is known, and so much of it is to come.
+    Sealed { remaining: Option<u64> },
+    /// Between two events something can be put in.
+    Open {
+        boundary: Boundary,
+        probes: Option<Box<Probes>>,
+    },
 }
 
 /// When the next probe is due.
@@ -53,8 +61,12 @@ pub(super) struct Probes {
 // === impl EventStream ===
 
 impl<B: Send + 'static> EventStream<B> {
-    /// A stream of which nothing is known. Nothing is put into it.
-    pub(super) fn new(guard: Guard, inner: Inner<B>) -> Self {
+    pub(super) fn new(
+        guard: Guard,
+        inner: Inner<B>,
+        content: Content,
+        peer: Option<Departure>,
+    ) -> Self {
         let exchange = guard.exchange().cloned();
         let stall_timeout = exchange.as_deref().and_then(Exchange::stall_timeout);
         let slot = Arc::new(Slot::new(guard, inner, stall_timeout));
@@ -67,10 +79,8 @@ impl<B: Send + 'static> EventStream<B> {
         }
         Self {
             slot,
-            boundary: None,
-            remaining: None,
-            probes: None,
-            peer: None,
+            content,
+            peer,
             start: Start::default(),
             ended: false,
         }
@@ -78,31 +88,17 @@ impl<B: Send + 'static> EventStream<B> {
 }
 
 impl<B> EventStream<B> {
-    /// From here on, things can be put in between two events.
-    pub(super) fn writable(mut self, probes: Option<Probes>) -> Self {
-        self.boundary = Some(Boundary::default());
-        self.probes = probes;
-        self
-    }
-
-    pub(super) fn of_length(mut self, remaining: u64) -> Self {
-        self.remaining = Some(remaining);
-        self
-    }
-
-    /// Ends when the client's connection does.
-    pub(super) fn until(mut self, peer: Option<Departure>) -> Self {
-        self.peer = peer;
-        self
-    }
-
     pub(super) fn is_end_stream(&self) -> bool {
         self.ended
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
-        self.remaining
-            .map_or_else(SizeHint::default, SizeHint::with_exact)
+        match self.content {
+            Content::Sealed {
+                remaining: Some(remaining),
+            } => SizeHint::with_exact(remaining),
+            _ => SizeHint::default(),
+        }
     }
 }
 
@@ -124,7 +120,7 @@ where
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Polled<B> {
         while !self.ended {
-            match self.slot.next(self.is_at_boundary()) {
+            match self.slot.next(self.content.is_at_boundary()) {
                 Next::Message(message) => return self.put_in(sse::event(&message)),
                 Next::Inner(mut held) => match held.as_mut().poll_frame(cx) {
                     Poll::Pending => {
@@ -154,7 +150,7 @@ where
             Err(trailers) => trailers,
         };
         self.ended = held.is_end_stream();
-        if self.ended || self.remaining == Some(0) {
+        if self.ended || self.content.has_passed() {
             held.as_mut().complete();
         }
         self.slot.put_back(held);
@@ -163,18 +159,10 @@ where
 
     /// Reads what the inner body says.
     fn read(&mut self, held: &mut Pin<Box<Held<B>>>, bytes: Bytes) -> B::Data {
-        if let Some(remaining) = &mut self.remaining {
-            *remaining = remaining.saturating_sub(bytes.len() as u64);
-        }
         if let Some(tap) = held.as_mut().guard().tap() {
             tap.read(&bytes);
         }
-        if let Some(boundary) = &mut self.boundary {
-            boundary.pass(&bytes);
-        }
-        if let Some(probes) = &mut self.probes {
-            probes.reset();
-        }
+        self.content.pass(&bytes);
         self.start.pass(bytes).into()
     }
 
@@ -186,8 +174,11 @@ where
             self.slot.abandon(DetachCause::PeerGone);
             return Poll::Ready(None);
         }
-        if self.is_at_boundary()
-            && let Some(probes) = &mut self.probes
+        if let Content::Open {
+            boundary,
+            probes: Some(probes),
+        } = &mut self.content
+            && boundary.is_here()
         {
             ready!(probes.poll(cx));
             return self.put_in(sse::COMMENT);
@@ -197,20 +188,62 @@ where
 
     fn put_in(&mut self, bytes: Bytes) -> Polled<B> {
         self.start.put_in();
-        if let Some(probes) = &mut self.probes {
-            probes.reset();
-        }
+        self.content.reset_probes();
         Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
-    }
-
-    fn is_at_boundary(&self) -> bool {
-        self.boundary.as_ref().is_some_and(Boundary::is_here)
     }
 }
 
 impl<B> Drop for EventStream<B> {
     fn drop(&mut self) {
         self.slot.drop_inner();
+    }
+}
+
+// === impl Content ===
+
+impl Content {
+    pub(super) fn open(probes: Option<Probes>) -> Self {
+        Self::Open {
+            boundary: Boundary::default(),
+            probes: probes.map(Box::new),
+        }
+    }
+
+    /// Follows the next frame of the body.
+    fn pass(&mut self, frame: &[u8]) {
+        match self {
+            Self::Sealed { remaining: None } => {}
+            Self::Sealed {
+                remaining: Some(remaining),
+            } => *remaining = remaining.saturating_sub(frame.len() as u64),
+            Self::Open { boundary, .. } => {
+                boundary.pass(frame);
+                self.reset_probes();
+            }
+        }
+    }
+
+    /// Something was sent.
+    fn reset_probes(&mut self) {
+        if let Self::Open {
+            probes: Some(probes),
+            ..
+        } = self
+        {
+            probes.reset();
+        }
+    }
+
+    fn is_at_boundary(&self) -> bool {
+        match self {
+            Self::Sealed { .. } => false,
+            Self::Open { boundary, .. } => boundary.is_here(),
+        }
+    }
+
+    /// Whether all of a body of known length has passed.
+    fn has_passed(&self) -> bool {
+        matches!(self, Self::Sealed { remaining: Some(0) })
     }
 }
 

@@ -1,0 +1,91 @@
+//! The header fields that say something to the layer, found in one pass: a lookup each costs more than
+//! looking at all of a head.
+
+use http::{HeaderMap, HeaderValue};
+
+/// What of a request's or a response's head is read.
+#[derive(Debug, Default)]
+pub(crate) struct Fields<'a> {
+    pub(crate) session_id: Field<'a>,
+    pub(crate) protocol_version: Field<'a>,
+    pub(crate) content_type: Field<'a>,
+    pub(crate) content_length: Field<'a>,
+    pub(crate) content_encoding: Field<'a>,
+}
+
+/// The values of one field.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) enum Field<'a> {
+    #[default]
+    Absent,
+    One(&'a HeaderValue),
+    /// There are more than this first one.
+    Several(&'a HeaderValue),
+}
+
+// === impl Fields ===
+
+impl<'a> Fields<'a> {
+    pub(crate) fn of(headers: &'a HeaderMap) -> Self {
+        let mut fields = Self::default();
+        for (name, value) in headers {
+            let field = match name.as_str() {
+                "mcp-session-id" => &mut fields.session_id,
+                "mcp-protocol-version" => &mut fields.protocol_version,
+                "content-type" => &mut fields.content_type,
+                "content-length" => &mut fields.content_length,
+                "content-encoding" => &mut fields.content_encoding,
+                _ => continue,
+            };
+            *field = match *field {
+                Field::Absent => Field::One(value),
+                Field::One(first) | Field::Several(first) => Field::Several(first),
+            };
+        }
+        fields
+    }
+}
+
+// === impl Field ===
+
+impl<'a> Field<'a> {
+    pub(crate) fn is_absent(self) -> bool {
+        matches!(self, Self::Absent)
+    }
+
+    pub(crate) fn first(self) -> Option<&'a HeaderValue> {
+        match self {
+            Self::Absent => None,
+            Self::One(first) | Self::Several(first) => Some(first),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderName;
+
+    use super::*;
+
+    #[test]
+    fn each_field_is_found_as_often_as_it_is_there() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("accept", "a"),
+            ("Content-Type", "b"),
+            ("mcp-session-id", "c"),
+            ("mcp-session-i", "d"),
+            ("content-type", "e"),
+            ("content-encoding", "f"),
+        ] {
+            let name: HeaderName = name.parse().unwrap();
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        let fields = Fields::of(&headers);
+        assert!(matches!(fields.session_id, Field::One(value) if value == "c"));
+        assert!(matches!(fields.content_type, Field::Several(first) if first == "b"));
+        assert!(matches!(fields.content_encoding, Field::One(value) if value == "f"));
+        assert!(fields.protocol_version.is_absent());
+        assert!(fields.content_length.first().is_none());
+    }
+}
