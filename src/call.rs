@@ -180,7 +180,6 @@ impl fmt::Display for CallId {
 // === impl CallInfo ===
 
 impl CallInfo {
-    #[inline]
     pub(crate) fn new(request_id: RequestId, method: &str) -> Self {
         let method = match method {
             "tools/call" => Cow::Borrowed("tools/call"),
@@ -204,23 +203,17 @@ impl CallInfo {
         }
     }
 
-    #[inline]
-    pub(crate) fn with_tool(mut self, tool: Option<impl Into<Box<str>>>) -> Self {
+    pub(crate) fn set_tool(&mut self, tool: Option<impl Into<Box<str>>>) {
         self.tool = tool.map(Into::into);
-        self
     }
 
-    #[inline]
-    pub(crate) fn with_session(mut self, session: Option<Arc<str>>) -> Self {
+    pub(crate) fn set_session(&mut self, session: Option<Arc<str>>) {
         self.session = session;
-        self
     }
 
     #[cfg(feature = "rmcp")]
-    #[inline]
-    pub(crate) fn with_progress_token(mut self, token: Option<RequestId>) -> Self {
+    pub(crate) fn set_progress_token(&mut self, token: Option<RequestId>) {
         self.progress_token = token;
-        self
     }
 
     #[cfg(feature = "rmcp")]
@@ -238,14 +231,13 @@ impl CallInfo {
             && self.tool == other.tool
     }
 
-    pub(crate) fn with_protocol_version(mut self, version: Option<&str>) -> Self {
+    pub(crate) fn set_protocol_version(&mut self, version: Option<&str>) {
         self.protocol_version = version.map(|version| match version {
             "2025-06-18" => Cow::Borrowed("2025-06-18"),
             "2025-11-25" => Cow::Borrowed("2025-11-25"),
             "2026-07-28" => Cow::Borrowed("2026-07-28"),
             other => Cow::Owned(other.to_owned()),
         });
-        self
     }
 
     pub(crate) fn started_at(&self) -> Instant {
@@ -272,15 +264,13 @@ impl CallInfo {
     }
 
     /// A 2025-11-25 task-augmented request: only `tasks/cancel` may end its work.
-    pub(crate) fn running_as_task(mut self, task: bool) -> Self {
+    pub(crate) fn set_must_run_on(&mut self, task: bool) {
         self.must_run_on = task;
-        self
     }
 
     /// A request of revision 2026-07-28 or later: closing its stream is its cancel.
-    pub(crate) fn ending_with_its_stream(mut self, ending: bool) -> Self {
-        self.ends_with_its_stream = ending;
-        self
+    pub(crate) fn set_ends_with_its_stream(&mut self, ends: bool) {
+        self.ends_with_its_stream = ends;
     }
 
     /// The call's identity in this process.

@@ -189,7 +189,9 @@ mod tests {
     };
 
     fn call(method: &str, session: bool) -> CallInfo {
-        CallInfo::new(RequestId::Number(1), method).with_session(session.then(|| "s".into()))
+        let mut call = CallInfo::new(RequestId::Number(1), method);
+        call.set_session(session.then(|| "s".into()));
+        call
     }
 
     fn auto(going: Going) -> Verdict {
@@ -210,7 +212,8 @@ mod tests {
 
     #[test]
     fn auto_waits_for_nobody_from_2026_07_28_on() {
-        let call = call("tools/call", false).ending_with_its_stream(true);
+        let mut call = call("tools/call", false);
+        call.set_ends_with_its_stream(true);
         assert_eq!(Grace::Auto.verdict(&call, STREAMING), Verdict::CancelNow);
         let ended = Going {
             by_server: true,
@@ -283,7 +286,8 @@ mod tests {
         ] {
             let listen = call("subscriptions/listen", false);
             assert_eq!(grace.verdict(&listen, STREAMING), Verdict::CancelNow);
-            let task = call("tools/call", true).running_as_task(true);
+            let mut task = call("tools/call", true);
+            task.set_must_run_on(true);
             assert_eq!(grace.verdict(&task, STREAMING), Verdict::RunOn);
         }
     }

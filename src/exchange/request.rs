@@ -138,12 +138,12 @@ impl Exchange {
             (Session::One(id), Revision::WithSessions) => Some(Arc::from(id.to_str().ok()?)),
             (Session::One(_), Revision::Doubtful) | (Session::Doubtful, _) => return None,
         };
-        let mut call = CallInfo::new(request.id, &request.method)
-            .with_tool(request.tool)
-            .with_session(session)
-            .with_protocol_version(in_body)
-            .running_as_task(request.task)
-            .ending_with_its_stream(revision == Revision::Stateless);
+        let mut call = CallInfo::new(request.id, &request.method);
+        call.set_tool(request.tool);
+        call.set_session(session);
+        call.set_protocol_version(in_body);
+        call.set_must_run_on(request.task);
+        call.set_ends_with_its_stream(revision == Revision::Stateless);
         call.set_policy(self.instance.options.policy_for(&call));
         Some(call)
     }

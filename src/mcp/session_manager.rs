@@ -165,10 +165,10 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         };
         let meta = request.request.get_meta();
         let progress = meta.get_progress_token();
-        let call = CallInfo::new((&request.id).into(), request.request.method())
-            .with_tool(tool)
-            .with_session(Some(session.clone()))
-            .with_progress_token(progress.map(|token| (&token.0).into()));
+        let mut call = CallInfo::new((&request.id).into(), request.request.method());
+        call.set_tool(tool);
+        call.set_session(Some(session.clone()));
+        call.set_progress_token(progress.map(|token| (&token.0).into()));
         self.shared.forgive(session, &call);
         let fingerprint = || self.shared.fingerprint(arguments);
         let id = exchange.bind(call, self.shared.clone(), fingerprint)?;

@@ -107,19 +107,22 @@ where
         if let Some(answer) = this.late.answer() {
             return Poll::Ready(Some(answer));
         }
-        let received = this.inner.poll(cx);
-        match &received {
-            Poll::Ready(Some(message)) => this.late.received(message),
-            Poll::Ready(None) => {}
+        // A message is large, and most polls have none: nothing is moved for them.
+        match this.inner.poll(cx) {
+            Poll::Ready(received) => {
+                if let Some(message) = &received {
+                    this.late.received(message);
+                }
+                Poll::Ready(received)
+            }
             Poll::Pending => {
                 this.late.wake(cx.waker());
                 // It may have come before there was anybody to be woken.
-                if let Some(answer) = this.late.answer() {
-                    return Poll::Ready(Some(answer));
-                }
+                this.late
+                    .answer()
+                    .map_or(Poll::Pending, |answer| Poll::Ready(Some(answer)))
             }
         }
-        received
     }
 }
 

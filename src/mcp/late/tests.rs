@@ -11,8 +11,9 @@ use rmcp::model::{
 use super::*;
 
 fn call(id: i64, progress: Option<i64>) -> CallInfo {
-    CallInfo::new(RequestId::Number(id), "tools/call")
-        .with_progress_token(progress.map(RequestId::Number))
+    let mut call = CallInfo::new(RequestId::Number(id), "tools/call");
+    call.set_progress_token(progress.map(RequestId::Number));
+    call
 }
 
 fn answer(id: i64) -> ServerJsonRpcMessage {
