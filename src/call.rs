@@ -80,7 +80,7 @@ pub struct CallInfo {
     policy: Policy,
     /// Keyed hash of the arguments, if the call may be superseded.
     #[cfg(feature = "rmcp")]
-    fingerprint: Option<u64>,
+    fingerprint: Option<std::num::NonZeroU64>,
 }
 
 /// Why a call was cancelled. Its `Display` is the `reason` of the injected
@@ -218,7 +218,8 @@ impl CallInfo {
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn set_fingerprint(&mut self, fingerprint: u64) {
-        self.fingerprint = Some(fingerprint);
+        // 1 stands for 0 as well.
+        self.fingerprint = fingerprint.max(1).try_into().ok();
     }
 
     /// Whether `other` is the same call, sent again.

@@ -68,7 +68,14 @@ pin_project! {
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
     first: Bytes,
-    rest: Vec<Bytes>,
+    /// Most bodies have one.
+    rest: Option<Box<Rest>>,
+}
+
+/// The frames after the first.
+#[derive(Debug, Default)]
+struct Rest {
+    frames: Vec<Bytes>,
     length: usize,
 }
 
@@ -236,26 +243,24 @@ impl Frames {
             // Nothing to keep, and there may be any number of them.
             return true;
         }
-        self.length = self.length.saturating_add(bytes.len());
-        if self.length > MAX_BODY || self.rest.len() == MAX_FRAMES - 1 {
-            return false;
-        }
         if self.first.is_empty() {
             self.first = bytes;
-        } else {
-            self.rest.push(bytes);
+            return self.first.len() <= MAX_BODY;
         }
-        true
+        let rest = self.rest.get_or_insert_default();
+        rest.length = rest.length.saturating_add(bytes.len());
+        rest.frames.push(bytes);
+        self.first.len().saturating_add(rest.length) <= MAX_BODY && rest.frames.len() < MAX_FRAMES
     }
 
     /// The body in one piece: without a copy if it came in one frame.
     pub(crate) fn into_bytes(self) -> Bytes {
-        if self.rest.is_empty() {
+        let Some(rest) = self.rest else {
             return self.first;
-        }
-        let mut whole = BytesMut::with_capacity(self.length);
+        };
+        let mut whole = BytesMut::with_capacity(self.first.len() + rest.length);
         whole.extend_from_slice(&self.first);
-        for bytes in &self.rest {
+        for bytes in &rest.frames {
             whole.extend_from_slice(bytes);
         }
         whole.freeze()

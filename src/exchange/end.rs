@@ -287,7 +287,10 @@ impl Exchange {
     /// Tells who waits in [`until_ended`](Self::until_ended).
     fn tell_ended(&self) {
         #[cfg(feature = "rmcp")]
-        self.ended.notify_waiters();
+        // Whoever comes to wait after this look finds that the call has ended.
+        if let Some(ended) = self.ended.get() {
+            ended.notify_waiters();
+        }
     }
 
     pub(super) fn report_end(&self, id: CallId, outcome: Outcome, finished: Finished) {

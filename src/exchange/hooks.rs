@@ -20,7 +20,7 @@ use super::Exchange;
 use crate::{call::CancelReason, registry::Registry};
 
 /// Something to be done once, when the token fires.
-enum Hook {
+pub(super) enum Hook {
     #[cfg(feature = "rmcp")]
     Fire(CancellationToken),
     CleanUp(CleanUp),
@@ -31,29 +31,39 @@ type Cleaning = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What waits for the token of an exchange.
 #[derive(Default)]
-pub(super) struct Hooks {
-    /// Nearly always the only one: the token of a handler. It needs no allocation.
-    first: Option<Hook>,
-    others: Vec<Hook>,
+pub(super) enum Hooks {
+    #[default]
+    None,
+    /// Nearly always the token of a handler. It needs no allocation.
+    One(Hook),
+    Several(Vec<Hook>),
     /// The exchange has come to its end: nothing will fire.
-    over: bool,
+    Over,
 }
 
 // === impl Hooks ===
 
 impl Hooks {
-    fn add(&mut self, hook: Hook) {
-        match &self.first {
-            None => self.first = Some(hook),
-            Some(_) => self.others.push(hook),
+    /// Gives the hook back if it comes too late.
+    fn add(&mut self, hook: Hook) -> Option<Hook> {
+        match self {
+            Self::None => *self = Self::One(hook),
+            Self::One(_) => {
+                *self = Self::Several(mem::take(self).into_iter().chain([hook]).collect())
+            }
+            Self::Several(hooks) => hooks.push(hook),
+            Self::Over => return Some(hook),
         }
+        None
     }
 
-    fn take(&mut self) -> impl Iterator<Item = Hook> + use<> {
-        self.first
-            .take()
-            .into_iter()
-            .chain(mem::take(&mut self.others))
+    fn into_iter(self) -> impl Iterator<Item = Hook> {
+        let (one, several) = match self {
+            Self::None | Self::Over => (None, Vec::new()),
+            Self::One(hook) => (Some(hook), Vec::new()),
+            Self::Several(hooks) => (None, hooks),
+        };
+        one.into_iter().chain(several)
     }
 }
 
@@ -78,11 +88,9 @@ impl Exchange {
         let unwanted = {
             let mut state = self.state();
             // `fire` sets the reason before it looks for hooks: one of the two sees the other.
-            if self.reason.get().is_some() || state.hooks.over {
-                Some(hook)
-            } else {
-                state.hooks.add(hook);
-                None
+            match self.reason.get() {
+                Some(_) => Some(hook),
+                None => state.hooks.add(hook),
             }
         };
         match (unwanted, self.reason()) {
@@ -96,25 +104,21 @@ impl Exchange {
     pub(super) fn fire_all(&self, reason: CancelReason) {
         let (token, hooks) = {
             let mut state = self.state();
-            let hooks = state.hooks.take();
+            let hooks = mem::take(&mut state.hooks);
             (state.token.clone(), hooks)
         };
         if let Some(token) = token {
             token.cancel();
         }
-        for hook in hooks {
+        for hook in hooks.into_iter() {
             hook.run(reason, &self.instance.registry);
         }
     }
 
     /// Nothing will fire any more.
     pub(super) fn forget_hooks(&self) {
-        let hooks = {
-            let mut state = self.state();
-            state.hooks.over = true;
-            state.hooks.take()
-        };
-        hooks.for_each(Hook::forget);
+        let hooks = mem::replace(&mut self.state().hooks, Hooks::Over);
+        hooks.into_iter().for_each(Hook::forget);
     }
 }
 

@@ -112,9 +112,9 @@ pub(crate) struct Exchange {
     closed: AtomicBool,
     /// The response future.
     answerer: AtomicWaker,
-    /// Notified when a call of it has ended.
+    /// Notified when a call of it has ended, if anybody ever waited for that.
     #[cfg(feature = "rmcp")]
-    ended: Notify,
+    ended: OnceLock<Box<Notify>>,
     state: Mutex<State>,
 }
 
@@ -145,7 +145,8 @@ struct State {
     /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
     going: Option<DetachCause>,
     last_words: LastWords,
-    span: Span,
+    /// In a box: where nobody subscribes to spans there is none.
+    span: Option<Box<Span>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,7 +213,7 @@ impl Exchange {
             closed: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
             #[cfg(feature = "rmcp")]
-            ended: Notify::new(),
+            ended: OnceLock::new(),
             state: Mutex::new(State {
                 phase: Phase::Open,
                 request: RequestBody::Passing,
@@ -222,7 +223,7 @@ impl Exchange {
                 bound: false,
                 going: None,
                 last_words: LastWords::default(),
-                span: Span::none(),
+                span: None,
             }),
         }
     }

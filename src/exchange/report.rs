@@ -4,8 +4,6 @@
 //! the span is taken when the call is known. It stays open until the last call of the exchange has ended.
 //! Where nobody subscribes to spans, none is taken.
 
-use std::mem;
-
 use tracing::{Span, level_filters::LevelFilter};
 
 use super::Exchange;
@@ -19,8 +17,8 @@ impl Exchange {
         if is_subscribed() {
             let current = Span::current();
             let mut state = self.state();
-            if state.span.is_none() {
-                state.span = current;
+            if !current.is_none() {
+                state.span.get_or_insert_with(|| Box::new(current));
             }
         }
     }
@@ -29,16 +27,14 @@ impl Exchange {
     pub(super) fn release_span(&self, id: CallId) {
         if is_subscribed() && self.was_last(id) {
             // A subscriber may do anything when a span closes: no lock is held then.
-            let span = mem::replace(&mut self.state().span, Span::none());
+            let span = self.state().span.take();
             drop(span);
         }
     }
 
     pub(super) fn span(&self) -> Span {
-        match is_subscribed() {
-            true => self.state().span.clone(),
-            false => Span::none(),
-        }
+        let span = is_subscribed().then(|| self.state().span.as_deref().cloned());
+        span.flatten().unwrap_or_else(Span::none)
     }
 
     /// Reports what happened to a call of it.

@@ -32,7 +32,8 @@ use crate::{
 pub(super) struct Slot<B> {
     state: Mutex<State<B>>,
     reader: AtomicWaker,
-    stall: Option<Stall>,
+    /// In a box: few layers have a limit.
+    stall: Option<Box<Stall>>,
 }
 
 struct State<B> {
@@ -97,11 +98,7 @@ impl<B> Slot<B> {
                 closing: None,
             }),
             reader: AtomicWaker::new(),
-            stall: stall_timeout.map(|limit| Stall {
-                limit,
-                since: Instant::now(),
-                given_at: AtomicU64::new(0),
-            }),
+            stall: stall_timeout.map(|limit| Box::new(Stall::new(limit))),
         }
     }
 
@@ -212,6 +209,18 @@ impl<B: Send> Watched for Slot<B> {
         }
         self.abandon(DetachCause::Stalled);
         None
+    }
+}
+
+// === impl Stall ===
+
+impl Stall {
+    fn new(limit: Duration) -> Self {
+        Self {
+            limit,
+            since: Instant::now(),
+            given_at: AtomicU64::new(0),
+        }
     }
 }
 
