@@ -69,18 +69,18 @@ pub fn registry(bytes: &[u8]) {
     registry::as_the_model_says_of(bytes);
 }
 
-impl From<Message> for Read {
-    fn from(message: Message) -> Self {
+impl From<Message<'_>> for Read {
+    fn from(message: Message<'_>) -> Self {
         match message {
             Message::Request(request) => Self::Request {
                 id: request.id,
-                method: request.method,
-                tool: request.tool,
-                protocol_version: request.protocol_version,
+                method: request.method.into(),
+                tool: request.tool.map(Into::into),
+                protocol_version: request.protocol_version.map(Into::into),
                 task: request.task,
             },
             Message::Notification(notification) => Self::Notification {
-                method: notification.method,
+                method: notification.method.into(),
                 cancels: notification.cancels,
             },
             Message::Response => Self::Response,

@@ -24,10 +24,10 @@
 //!                     id            method                        tool
 //! ```
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use self::id::id;
-use super::scan::Cursor;
+use super::scan::{Cursor, is_plain};
 use crate::call::RequestId;
 
 mod answers;
@@ -38,43 +38,43 @@ pub(crate) use self::answers::{Answers, answers};
 /// The key in `_meta` by which a request names its protocol revision, from MCP 2026-07-28 on.
 const PROTOCOL_VERSION: &[u8] = b"io.modelcontextprotocol/protocolVersion";
 
-/// The messages of one POST body.
+/// The messages of one POST body. Texts are borrowed from it unless they are written with escapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Envelope {
+pub(crate) enum Envelope<'a> {
     /// The body is one message.
-    Single(Message),
+    Single(Message<'a>),
     /// The body is an array of messages, never an empty one.
-    Batch(Vec<Message>),
+    Batch(Vec<Message<'a>>),
 }
 
 /// One JSON-RPC message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Message {
+pub(crate) enum Message<'a> {
     /// Has a `method` and an `id`.
-    Request(Request),
+    Request(Request<'a>),
     /// Has a `method` and no `id`.
-    Notification(Notification),
+    Notification(Notification<'a>),
     /// Has a `result` or an `error`, and no `method`. Its id is one of the server's: not a call.
     Response,
 }
 
 /// What is known about a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Request {
+pub(crate) struct Request<'a> {
     pub(crate) id: RequestId,
-    pub(crate) method: Box<str>,
+    pub(crate) method: Cow<'a, str>,
     /// `params.name` of a `tools/call`, if it is a string.
-    pub(crate) tool: Option<Box<str>>,
+    pub(crate) tool: Option<Cow<'a, str>>,
     /// The protocol revision in `params._meta`, if it is a string.
-    pub(crate) protocol_version: Option<Box<str>>,
+    pub(crate) protocol_version: Option<Cow<'a, str>>,
     /// `params.task` is an object: a task-augmented request of MCP 2025-11-25.
     pub(crate) task: bool,
 }
 
 /// What is known about a notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Notification {
-    pub(crate) method: Box<str>,
+pub(crate) struct Notification<'a> {
+    pub(crate) method: Cow<'a, str>,
     /// `params.requestId` of a `notifications/cancelled`, if it is an id.
     pub(crate) cancels: Option<RequestId>,
 }
@@ -151,7 +151,7 @@ struct Meta<'a> {
 /// # Errors
 ///
 /// Anything doubtful is an [`Unknown`]. It names the first reason that was met.
-pub(crate) fn read(body: &[u8]) -> Result<Envelope, Unknown> {
+pub(crate) fn read(body: &[u8]) -> Result<Envelope<'_>, Unknown> {
     let mut cursor = Cursor::new(body);
     let envelope = if cursor.next_byte() == Some(b'[') {
         Envelope::Batch(batch(&mut cursor, message)?)
@@ -178,7 +178,7 @@ fn batch<'a, M>(
     Ok(messages)
 }
 
-fn message(cursor: &mut Cursor<'_>) -> Result<Message, Unknown> {
+fn message<'a>(cursor: &mut Cursor<'a>) -> Result<Message<'a>, Unknown> {
     members(cursor, params)?.message()
 }
 
@@ -268,8 +268,7 @@ fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Unknown> {
 
 /// Steps over a member without a meaning, if its key is in plain sight.
 fn pass(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), Unknown> {
-    let plain = |byte: &u8| matches!(byte, b' '..=b'~') && *byte != b'\\';
-    if !key.iter().all(plain) {
+    if !is_plain(key) {
         check_key(key)?;
     }
     cursor.value().map(|_| ())
@@ -288,17 +287,22 @@ fn check_key(key: &[u8]) -> Result<(), Unknown> {
 }
 
 /// Decodes a string from its span.
-fn text(span: &[u8]) -> Result<Box<str>, Unknown> {
-    if !span.starts_with(b"\"") {
+fn text(span: &[u8]) -> Result<Cow<'_, str>, Unknown> {
+    let Some(quoted) = span.strip_prefix(b"\"") else {
         return Err(Unknown::WrongType);
+    };
+    // What `serde_json` would read from almost every string, without the call of it.
+    let plain = quoted.strip_suffix(b"\"").filter(|text| is_plain(text));
+    match plain.map(str::from_utf8) {
+        Some(Ok(text)) => Ok(Cow::Borrowed(text)),
+        _ => serde_json::from_slice(span).map_err(|_| Unknown::NotJson),
     }
-    serde_json::from_slice(span).map_err(|_| Unknown::NotJson)
 }
 
 /// Decodes a member that is of no use unless it is a string.
 ///
 /// Another type is `None` and not unknown: no id depends on it.
-fn optional_text(span: Option<&[u8]>) -> Result<Option<Box<str>>, Unknown> {
+fn optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, Unknown> {
     match span.map(text) {
         None | Some(Err(Unknown::WrongType)) => Ok(None),
         Some(text) => text.map(Some),
@@ -308,7 +312,7 @@ fn optional_text(span: Option<&[u8]>) -> Result<Option<Box<str>>, Unknown> {
 // === impl Members ===
 
 impl<'a> Members<'a> {
-    fn message(self) -> Result<Message, Unknown> {
+    fn message(self) -> Result<Message<'a>, Unknown> {
         match (self.method()?, self.id) {
             (Some(method), Some(id)) => request(method, id, self.params).map(Message::Request),
             (Some(method), None) => notification(method, self.params).map(Message::Notification),
@@ -329,7 +333,11 @@ impl<'a> Members<'a> {
     }
 }
 
-fn request(method: &[u8], id_span: &[u8], params: Option<Params<'_>>) -> Result<Request, Unknown> {
+fn request<'a>(
+    method: &'a [u8],
+    id_span: &[u8],
+    params: Option<Params<'a>>,
+) -> Result<Request<'a>, Unknown> {
     let method = text(method)?;
     let params = match params {
         None => ParamMembers::default(),
@@ -347,7 +355,10 @@ fn request(method: &[u8], id_span: &[u8], params: Option<Params<'_>>) -> Result<
     })
 }
 
-fn notification(method: &[u8], params: Option<Params<'_>>) -> Result<Notification, Unknown> {
+fn notification<'a>(
+    method: &'a [u8],
+    params: Option<Params<'_>>,
+) -> Result<Notification<'a>, Unknown> {
     let method = text(method)?;
     let request_id = match params {
         Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,

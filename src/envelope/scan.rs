@@ -33,6 +33,10 @@ pub(super) struct Cursor<'a> {
 const OBJECT: u128 = 1;
 const ARRAY: u128 = 0;
 
+const ONES: u64 = u64::from_le_bytes([1; 8]);
+/// Words.
+const NEAR: usize = 2;
+
 // === impl Cursor ===
 
 impl<'a> Cursor<'a> {
@@ -46,7 +50,16 @@ impl<'a> Cursor<'a> {
     }
 
     /// Skips white space and shows the byte after it, the first one of a value.
+    #[inline(always)]
     pub(super) fn next_byte(&mut self) -> Option<u8> {
+        match self.peek() {
+            Some(..=b' ') => self.after_space(),
+            first => first,
+        }
+    }
+
+    #[inline(never)]
+    fn after_space(&mut self) -> Option<u8> {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.peek() {
             self.at += 1;
         }
@@ -92,10 +105,13 @@ impl<'a> Cursor<'a> {
 
     /// Steps over the value that starts here and answers its text, without white space around it.
     pub(super) fn value(&mut self) -> Result<&'a [u8], Unknown> {
-        self.next_byte();
+        let first = self.next_byte();
         let start = self.at;
-        self.skip()?;
-        Ok(self.since(start))
+        match first {
+            Some(b'{' | b'[') => self.container()?,
+            first => self.scalar(first)?,
+        }
+        Ok(self.body.get(start..self.at).unwrap_or_default())
     }
 
     /// Checks that nothing but white space is left.
@@ -106,14 +122,14 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    fn skip(&mut self) -> Result<(), Unknown> {
+    fn container(&mut self) -> Result<(), Unknown> {
         let outside = self.depth;
         loop {
             let opened = match self.next_byte() {
                 Some(b'{') => self.open(OBJECT)?,
                 Some(b'[') => self.open(ARRAY)?,
-                _ => {
-                    self.scalar()?;
+                first => {
+                    self.scalar(first)?;
                     false
                 }
             };
@@ -146,6 +162,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// `true`: a comma was eaten, the innermost container goes on. `false`: it was closed.
+    #[inline(always)]
     fn comma_or_close(&mut self) -> Result<bool, Unknown> {
         match self.next_byte() {
             Some(b',') => {
@@ -172,23 +189,20 @@ impl<'a> Cursor<'a> {
     }
 
     // In line, text with many keys costs a quarter less.
-    #[inline]
+    #[inline(always)]
     fn key(&mut self) -> Result<&'a [u8], Unknown> {
-        self.next_byte();
         self.expect(b'"')?;
-        let start = self.at;
-        self.rest_of_string()?;
-        let key = self.since(start).split_last().map(|(_quote, key)| key);
-        self.next_byte();
+        let key = self.rest_of_string()?;
         self.expect(b':')?;
-        Ok(key.unwrap_or_default())
+        Ok(key)
     }
 
-    fn scalar(&mut self) -> Result<(), Unknown> {
-        match self.peek() {
+    #[inline(always)]
+    fn scalar(&mut self, first: Option<u8>) -> Result<(), Unknown> {
+        match first {
             Some(b'"') => {
                 self.at += 1;
-                self.rest_of_string()
+                self.rest_of_string().map(|_| ())
             }
             Some(b'-' | b'0'..=b'9') => self.number(),
             Some(b't') => self.literal(b"true"),
@@ -198,17 +212,16 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Steps over a string whose opening quote was eaten.
-    fn rest_of_string(&mut self) -> Result<(), Unknown> {
-        // Most strings are short, and a call of `memchr` costs more than they do.
-        let near = self.rest().first_chunk().copied().and_then(closing_quote);
-        match near.or_else(|| far_closing_quote(self.rest())) {
-            Some(quote) => {
-                self.at += quote + 1;
-                Ok(())
-            }
-            None => Err(Unknown::Truncated),
-        }
+    /// Steps over a string whose opening quote was eaten, and its closing quote. Answers the text between them.
+    #[inline(always)]
+    fn rest_of_string(&mut self) -> Result<&'a [u8], Unknown> {
+        let text = self.body.get(self.at..).ok_or(Unknown::Truncated)?;
+        let quote = match near_quote(text) {
+            Some(quote) if !is_escaped(text, quote) => quote,
+            _ => far_closing_quote(text).ok_or(Unknown::Truncated)?,
+        };
+        self.at += quote + 1;
+        text.get(..quote).ok_or(Unknown::Truncated)
     }
 
     fn number(&mut self) -> Result<(), Unknown> {
@@ -239,15 +252,19 @@ impl<'a> Cursor<'a> {
     }
 
     fn literal(&mut self, word: &[u8]) -> Result<(), Unknown> {
-        word.iter().try_for_each(|byte| self.expect(*byte))
+        word.iter().try_for_each(|byte| match self.eat(*byte) {
+            true => Ok(()),
+            false => Err(self.unexpected()),
+        })
     }
 
+    #[inline(always)]
     fn expect(&mut self, byte: u8) -> Result<(), Unknown> {
-        if self.eat(byte) {
-            Ok(())
-        } else {
-            Err(self.unexpected())
+        if self.next_byte() != Some(byte) {
+            return Err(self.unexpected());
         }
+        self.at += 1;
+        Ok(())
     }
 
     fn eat(&mut self, byte: u8) -> bool {
@@ -262,16 +279,6 @@ impl<'a> Cursor<'a> {
         self.body.get(self.at).copied()
     }
 
-    // The ranges of these two always exist. If one did not, an empty span would end in an `Unknown`.
-
-    fn rest(&self) -> &'a [u8] {
-        self.body.get(self.at..).unwrap_or_default()
-    }
-
-    fn since(&self, start: usize) -> &'a [u8] {
-        self.body.get(start..self.at).unwrap_or_default()
-    }
-
     /// Why the text cannot go on like this: it is over, or it is wrong.
     #[cold]
     fn unexpected(&self) -> Unknown {
@@ -282,20 +289,42 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The place of the closing quote, if it is among these bytes and no backslash comes before it.
-fn closing_quote(bytes: [u8; 8]) -> Option<usize> {
-    let word = u64::from_le_bytes(bytes);
-    let quotes = marks(word, b'"');
-    let either = quotes | marks(word, b'\\');
-    let first = either & either.wrapping_neg();
-    (quotes & first != 0).then_some(first.trailing_zeros() as usize / 8)
+/// Whether these are printable ASCII characters, none of them a backslash: text that stands for itself.
+pub(super) fn is_plain(text: &[u8]) -> bool {
+    let (words, rest) = text.as_chunks();
+    let plain = |word: &[u8; 8]| {
+        let word = u64::from_le_bytes(*word);
+        // Borrows from each byte below a space; those of a mark are the same hits.
+        let outside = word | word.wrapping_sub(ONES * u64::from(b' '));
+        (outside | marks(word, b'\\')) & (ONES << 7) == 0
+    };
+    words.iter().all(plain) && rest.iter().all(|byte| matches!(byte, b' '..=b'\x7f') && *byte != b'\\')
+}
+
+/// The place of the first quote, if it is among the first bytes.
+#[inline(always)]
+fn near_quote(text: &[u8]) -> Option<usize> {
+    let (words, _) = text.as_chunks();
+    let mut before = 0;
+    for word in words.iter().take(NEAR) {
+        let quotes = marks(u64::from_le_bytes(*word), b'"');
+        if quotes != 0 {
+            return Some(before + quotes.trailing_zeros() as usize / 8);
+        }
+        before += 8;
+    }
+    None
+}
+
+#[inline(always)]
+fn is_escaped(text: &[u8], quote: usize) -> bool {
+    quote > 0 && text.get(quote - 1) == Some(&b'\\')
 }
 
 /// Sets the highest bit of each byte that is `wanted`, in text order from the lowest byte.
 ///
 /// Bytes after the first hit may be marked by mistake (the subtraction borrows), none before it.
 fn marks(word: u64, wanted: u8) -> u64 {
-    const ONES: u64 = u64::from_le_bytes([1; 8]);
     let zero_if_wanted = word ^ (ONES * u64::from(wanted));
     zero_if_wanted.wrapping_sub(ONES) & !zero_if_wanted & (ONES << 7)
 }
@@ -304,6 +333,7 @@ fn marks(word: u64, wanted: u8) -> u64 {
 ///
 /// A quote belongs to the text if an odd number of backslashes stands right before it. Looking back
 /// from the quotes spares a stop at every `\n`, and two quotes never look at the same backslashes.
+#[inline(never)]
 fn far_closing_quote(text: &[u8]) -> Option<usize> {
     memchr_iter(b'"', text).find(|quote| {
         let before = text.get(..*quote).unwrap_or_default().iter().rev();

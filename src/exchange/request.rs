@@ -55,13 +55,14 @@ impl Exchange {
         let RequestBody::Ended(frames) = mem::replace(&mut self.state().request, settled) else {
             return;
         };
-        match frames.and_then(|frames| envelope::read(&frames.into_bytes())) {
+        let body = frames.map(Frames::into_bytes);
+        match body.as_ref().map_err(|why| *why).and_then(|body| envelope::read(body)) {
             Ok(envelope) => self.start(envelope),
             Err(why) => self.instance.report(&Event::Unknown { why }),
         }
     }
 
-    fn start(self: &Arc<Self>, envelope: Envelope) {
+    fn start(self: &Arc<Self>, envelope: Envelope<'_>) {
         let (in_flight, settled) = match envelope {
             Envelope::Single(Message::Notification(notification)) => (
                 None,
@@ -122,7 +123,7 @@ impl Exchange {
 
     /// The call in a message that was read from the body. `initialize` is none, nor is a request of which
     /// it cannot be said whether it belongs to a session.
-    fn call_of(&self, message: Message) -> Option<CallInfo> {
+    fn call_of(&self, message: Message<'_>) -> Option<CallInfo> {
         let Message::Request(request) = message else {
             return None;
         };

@@ -13,7 +13,7 @@ pub(super) fn id(span: &[u8]) -> Result<RequestId, Unknown> {
         return Err(Unknown::BadId);
     }
     // What `serde_json` would read from almost every id, without the way through a `Value`.
-    if let Some(number) = str::from_utf8(span).ok().and_then(|text| text.parse().ok()) {
+    if let Some(number) = digits(span) {
         return Ok(RequestId::Number(number));
     }
     match serde_json::from_slice(span).map_err(|_| Unknown::NotJson)? {
@@ -23,6 +23,17 @@ pub(super) fn id(span: &[u8]) -> Result<RequestId, Unknown> {
             .ok_or(Unknown::BadId),
         _ => Err(Unknown::BadId),
     }
+}
+
+/// The number that digits alone spell, if any so many of them fit an `i64`.
+fn digits(span: &[u8]) -> Option<i64> {
+    if span.len() > 18 {
+        return None;
+    }
+    span.iter().try_fold(0, |number, byte| {
+        let digit = byte.is_ascii_digit().then(|| i64::from(byte - b'0'))?;
+        Some(10 * number + digit)
+    })
 }
 
 /// The integer that a number stands for, if it does so beyond doubt.
