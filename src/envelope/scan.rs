@@ -298,7 +298,10 @@ pub(super) fn is_plain(text: &[u8]) -> bool {
         let outside = word | word.wrapping_sub(ONES * u64::from(b' '));
         (outside | marks(word, b'\\')) & (ONES << 7) == 0
     };
-    words.iter().all(plain) && rest.iter().all(|byte| matches!(byte, b' '..=b'\x7f') && *byte != b'\\')
+    words.iter().all(plain)
+        && rest
+            .iter()
+            .all(|byte| matches!(byte, b' '..=b'\x7f') && *byte != b'\\')
 }
 
 /// The place of the first quote, if it is among the first bytes.

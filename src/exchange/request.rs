@@ -56,7 +56,8 @@ impl Exchange {
             return;
         };
         let body = frames.map(Frames::into_bytes);
-        match body.as_ref().map_err(|why| *why).and_then(|body| envelope::read(body)) {
+        let envelope = body.as_ref().map_err(|why| *why);
+        match envelope.and_then(|body| envelope::read(body)) {
             Ok(envelope) => self.start(envelope),
             Err(why) => self.instance.report(&Event::Unknown { why }),
         }

@@ -102,6 +102,12 @@ impl<'f> Block<'f> {
         }
     }
 
+    /// Nothing was said.
+    pub(super) fn is_empty(&self) -> bool {
+        let says_nothing = self.data.is_none() && self.id.is_none() && self.retry.is_none();
+        says_nothing && matches!(&self.value, Text::Whole(text) if text.is_empty())
+    }
+
     /// How much it has allocated.
     #[cfg(test)]
     pub(super) fn allocated(&self) -> usize {

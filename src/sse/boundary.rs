@@ -46,8 +46,11 @@ impl Boundary {
                 Piece::Mark => (self.line, self.in_event) = (Line::Start, false),
                 Piece::PartOfMark => (self.line, self.in_event) = (Line::Other, true),
                 Piece::Text(text) => self.go_on(text),
-                Piece::End if self.line == Line::Start => self.in_event = false,
-                Piece::End => self.line = Line::Start,
+                Piece::Line([]) if self.line == Line::Start => self.in_event = false,
+                Piece::Line(text) => {
+                    self.go_on(text);
+                    self.line = Line::Start;
+                }
             }
         }
     }

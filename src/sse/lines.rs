@@ -22,10 +22,10 @@ pub(super) enum Piece<'f> {
     PartOfMark,
     /// The end of the mark: nothing has come.
     Mark,
-    /// Text of the line.
+    /// Text of a line that goes on in the next frame.
     Text(&'f [u8]),
-    /// The end of the line.
-    End,
+    /// The rest of a line, up to its end.
+    Line(&'f [u8]),
 }
 
 // === impl Lines ===
@@ -57,15 +57,18 @@ impl Lines {
             *frame = rest;
             return self.next(frame);
         }
-        let end = memchr2(b'\n', b'\r', frame).unwrap_or(frame.len());
-        if end == 0 {
-            *frame = rest;
-            self.after_return = *first == b'\r';
-            return Some(Piece::End);
+        let end = match first {
+            b'\n' | b'\r' => Some(0),
+            _ => memchr2(b'\n', b'\r', frame),
+        };
+        match end.and_then(|end| frame.split_at_checked(end)) {
+            Some((text, [end, rest @ ..])) => {
+                *frame = rest;
+                self.after_return = *end == b'\r';
+                Some(Piece::Line(text))
+            }
+            _ => Some(Piece::Text(mem::take(frame))),
         }
-        let (text, rest) = frame.split_at_checked(end)?;
-        *frame = rest;
-        Some(Piece::Text(text))
     }
 }
 

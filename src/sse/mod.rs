@@ -62,7 +62,8 @@ pub(crate) struct Event<'a> {
 pub(crate) struct Reader {
     lines: Lines,
     line: Line,
-    block: Block<'static>,
+    /// The event that a frame has cut.
+    cut: Option<Block<'static>>,
 }
 
 /// How far the current line has come.
@@ -70,8 +71,8 @@ pub(crate) struct Reader {
 enum Line {
     /// Nothing of it has come.
     Start,
-    /// It can still become this field. This much of the name and its colon has not come.
-    Name(Field, &'static [u8]),
+    /// It can still become this field. So many bytes of the name and its colon have come.
+    Name(Field, u8),
     /// The colon has come; one space after it is not of the value.
     Space(Field),
     /// It goes on with the value.
@@ -103,22 +104,28 @@ pub(crate) fn event(data: &[u8]) -> Bytes {
 impl Reader {
     /// Reads the next frame of the body and gives every event that ends in it to `event`, in order.
     pub(crate) fn read(&mut self, frame: &[u8], mut event: impl FnMut(Event<'_>)) {
-        let mut block: Block<'_> = mem::take(&mut self.block);
+        let mut block: Block<'_> = self.cut.take().unwrap_or_default();
         let mut rest = frame;
         while let Some(piece) = self.lines.next(&mut rest) {
             match piece {
                 Piece::PartOfMark => self.line = Line::Other,
                 Piece::Mark => self.line = Line::Start,
-                Piece::Text(text) => self.line.go_on(text, &mut block),
-                Piece::End => {
-                    let is_blank = self.line.end(&mut block);
-                    if is_blank && let Some(ended) = mem::take(&mut block).event() {
-                        event(ended);
+                Piece::Text(text) => self.line = self.line.after(text, &mut block),
+                Piece::Line(text) => {
+                    let line = mem::replace(&mut self.line, Line::Start);
+                    let is_blank = line.after(text, &mut block).end(&mut block);
+                    if is_blank {
+                        if let Some(ended) = block.event() {
+                            event(ended);
+                        }
+                        block = Block::default();
                     }
                 }
             }
         }
-        self.block = block.keep();
+        if !block.is_empty() {
+            self.cut = Some(block.keep());
+        }
     }
 }
 
@@ -127,7 +134,7 @@ impl Default for Reader {
         Self {
             lines: Lines::default(),
             line: Line::Start,
-            block: Block::default(),
+            cut: None,
         }
     }
 }
@@ -135,49 +142,47 @@ impl Default for Reader {
 // === impl Line ===
 
 impl Line {
-    /// Reads `text`, which is on the line. What of it is a value goes to `block`.
-    fn go_on<'f>(&mut self, mut text: &'f [u8], block: &mut Block<'f>) {
-        while let Some(first) = text.first() {
-            match *self {
-                Self::Start => {
-                    *self = match first {
-                        b'd' => Self::Name(Field::Data, b"data:"),
-                        b'i' => Self::Name(Field::Id, b"id:"),
-                        b'r' => Self::Name(Field::Retry, b"retry:"),
-                        b':' => Self::Comment,
-                        _ => Self::Other,
-                    };
-                }
-                Self::Name(field, left) => {
-                    if let Some(rest) = text.strip_prefix(left) {
-                        *self = Self::Space(field);
-                        block.start(field);
-                        text = rest;
-                    } else if let Some(left) = left.strip_prefix(text) {
-                        *self = Self::Name(field, left);
-                        return;
-                    } else {
-                        *self = Self::Other;
-                    }
-                }
-                Self::Space(field) => {
-                    *self = Self::Value(field);
-                    text = text.strip_prefix(b" ").unwrap_or(text);
-                }
-                Self::Value(field) => {
-                    block.go_on(field, text);
-                    return;
-                }
-                Self::Comment | Self::Other => return,
-            }
+    /// What the line is after `text`, which is on it. What of that is a value goes to `block`.
+    fn after<'f>(mut self, mut text: &'f [u8], block: &mut Block<'f>) -> Self {
+        if let Self::Start = self {
+            self = match text.first() {
+                None => return Self::Start,
+                Some(b'd') => Self::Name(Field::Data, 0),
+                Some(b'i') => Self::Name(Field::Id, 0),
+                Some(b'r') => Self::Name(Field::Retry, 0),
+                Some(b':') => return Self::Comment,
+                Some(_) => return Self::Other,
+            };
         }
+        if let Self::Name(field, came) = self {
+            let left = field.name().get(usize::from(came)..).unwrap_or_default();
+            match text.strip_prefix(left) {
+                Some(rest) => text = rest,
+                None if left.starts_with(text) => {
+                    return Self::Name(field, came + text.len() as u8);
+                }
+                None => return Self::Other,
+            }
+            block.start(field);
+            self = Self::Space(field);
+        }
+        if let (Self::Space(field), Some(first)) = (self, text.first()) {
+            if *first == b' ' {
+                text = text.get(1..).unwrap_or_default();
+            }
+            self = Self::Value(field);
+        }
+        if let Self::Value(field) = self {
+            block.go_on(field, text);
+        }
+        self
     }
 
     /// Ends the line. Says whether it was blank.
-    fn end(&mut self, block: &mut Block<'_>) -> bool {
-        match mem::replace(self, Self::Start) {
+    fn end(self, block: &mut Block<'_>) -> bool {
+        match self {
             Self::Start => return true,
-            Self::Name(field, b":") => {
+            Self::Name(field, came) if usize::from(came) + 1 == field.name().len() => {
                 block.start(field);
                 block.end(field);
             }
@@ -185,6 +190,19 @@ impl Line {
             Self::Name(..) | Self::Other | Self::Comment => {}
         }
         false
+    }
+}
+
+// === impl Field ===
+
+impl Field {
+    /// Its name and the colon.
+    fn name(self) -> &'static [u8] {
+        match self {
+            Self::Data => b"data:",
+            Self::Id => b"id:",
+            Self::Retry => b"retry:",
+        }
     }
 }
 

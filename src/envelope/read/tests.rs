@@ -79,7 +79,8 @@ fn a_protocol_version_elsewhere_or_of_another_type_is_none() {
         format!(r#"{{"_meta":["{key}","2026-07-28"]}}"#),
         r#"{"_meta":null}"#.to_owned(),
     ] {
-        let request = request_in(with_params(&params).as_bytes());
+        let body = with_params(&params);
+        let request = request_in(body.as_bytes());
         assert_eq!(request.protocol_version, None, "{params}");
     }
 }
@@ -1074,7 +1075,7 @@ impl Printer {
 
 // Helpers of the tables.
 
-fn plain_request(id: i64, method: &str) -> Request {
+fn plain_request(id: i64, method: &str) -> Request<'_> {
     Request {
         id: RequestId::Number(id),
         method: method.into(),
@@ -1084,7 +1085,7 @@ fn plain_request(id: i64, method: &str) -> Request {
     }
 }
 
-fn tool_call(id: i64, tool: &str) -> Request {
+fn tool_call(id: i64, tool: &str) -> Request<'_> {
     Request {
         tool: Some(tool.into()),
         ..plain_request(id, "tools/call")
@@ -1095,7 +1096,7 @@ fn with_params(params: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{params}}}"#)
 }
 
-fn request_in(body: &[u8]) -> Request {
+fn request_in(body: &[u8]) -> Request<'_> {
     match read(body) {
         Ok(Envelope::Single(Message::Request(request))) => request,
         other => panic!("{other:?} in {}", body.escape_ascii()),
