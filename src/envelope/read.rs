@@ -338,7 +338,11 @@ fn request<'a>(
     id_span: &[u8],
     params: Option<Params<'a>>,
 ) -> Result<Request<'a>, Unknown> {
-    let method = text(method)?;
+    let method = match method {
+        // Nearly all of them.
+        br#""tools/call""# => Cow::Borrowed("tools/call"),
+        other => text(other)?,
+    };
     let params = match params {
         None => ParamMembers::default(),
         Some(Params::Object(params)) => params,

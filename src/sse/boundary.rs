@@ -45,18 +45,19 @@ impl Boundary {
             match piece {
                 Piece::Mark => (self.line, self.in_event) = (Line::Start, false),
                 Piece::PartOfMark => (self.line, self.in_event) = (Line::Other, true),
-                Piece::Text(text) => self.go_on(text),
-                Piece::Line([]) if self.line == Line::Start => self.in_event = false,
-                Piece::Line(text) => {
+                Piece::Text { text, ends } => {
                     self.go_on(text);
-                    self.line = Line::Start;
+                    if ends {
+                        self.in_event &= self.line != Line::Start;
+                        self.line = Line::Start;
+                    }
                 }
             }
         }
     }
 
     fn go_on(&mut self, text: &[u8]) {
-        if self.line == Line::Start {
+        if self.line == Line::Start && !text.is_empty() {
             let is_comment = text.starts_with(b":");
             self.line = if is_comment {
                 Line::Comment

@@ -22,10 +22,8 @@ pub(super) enum Piece<'f> {
     PartOfMark,
     /// The end of the mark: nothing has come.
     Mark,
-    /// Text of a line that goes on in the next frame.
-    Text(&'f [u8]),
-    /// The rest of a line, up to its end.
-    Line(&'f [u8]),
+    /// Text of the line: up to its end, or of the frame's.
+    Text { text: &'f [u8], ends: bool },
 }
 
 // === impl Lines ===
@@ -61,14 +59,16 @@ impl Lines {
             b'\n' | b'\r' => Some(0),
             _ => memchr2(b'\n', b'\r', frame),
         };
-        match end.and_then(|end| frame.split_at_checked(end)) {
+        let cut = end.and_then(|end| frame.split_at_checked(end));
+        let (text, ends) = match cut {
             Some((text, [end, rest @ ..])) => {
                 *frame = rest;
                 self.after_return = *end == b'\r';
-                Some(Piece::Line(text))
+                (text, true)
             }
-            _ => Some(Piece::Text(mem::take(frame))),
-        }
+            _ => (mem::take(frame), false),
+        };
+        Some(Piece::Text { text, ends })
     }
 }
 

@@ -24,7 +24,7 @@
 //!
 //! [`Unclear`]: Answers::Unclear
 
-use std::{mem, time::Duration};
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -110,11 +110,10 @@ impl Reader {
             match piece {
                 Piece::PartOfMark => self.line = Line::Other,
                 Piece::Mark => self.line = Line::Start,
-                Piece::Text(text) => self.line = self.line.after(text, &mut block),
-                Piece::Line(text) => {
-                    let line = mem::replace(&mut self.line, Line::Start);
-                    let is_blank = line.after(text, &mut block).end(&mut block);
-                    if is_blank {
+                Piece::Text { text, ends } => {
+                    let line = self.line.after(text, &mut block);
+                    self.line = if ends { Line::Start } else { line };
+                    if ends && line.end(&mut block) {
                         if let Some(ended) = block.event() {
                             event(ended);
                         }

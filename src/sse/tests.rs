@@ -218,6 +218,50 @@ fn a_field_without_a_colon_is_empty() {
 }
 
 #[test]
+fn a_name_that_frames_cut_anywhere_is_known_and_no_other() {
+    for (name, is_field) in [
+        ("id", true),
+        ("id ", false),
+        ("i", false),
+        ("idd", false),
+        ("ix", false),
+        ("di", false),
+    ] {
+        let text = format!("{name}: 1\n\n");
+        let expected = is_field.then(|| id("1"));
+        for first in 0..text.len() {
+            for second in first..text.len() {
+                let (frames, last) = text.as_bytes().split_at(second);
+                let (before, between) = frames.split_at(first);
+                let (seen, _) = read([before, between, last]);
+                assert_eq!(
+                    seen,
+                    Vec::from_iter(expected.clone()),
+                    "{text:?} {first} {second}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reader_between_events_keeps_nothing() {
+    let mut reader = Reader::default();
+    let mut events = 0;
+    for frame in [
+        "data: 1\nid: 1\nretry: 1\n\n",
+        ":\n\n",
+        "data\n\n",
+        "x: y\n",
+        "\n",
+    ] {
+        reader.read(frame.as_bytes(), |_| events += 1);
+        assert!(reader.cut.is_none(), "{frame:?}");
+    }
+    assert_eq!(events, 2);
+}
+
+#[test]
 fn the_last_id_of_an_event_counts() {
     assert_events("id: 1\nid: 2\n\n", &[id("2")]);
     assert_events("id: 1\nid\n\n", &[id("")]);

@@ -125,6 +125,71 @@ fn integers_are_ids_in_any_spelling() {
 }
 
 #[test]
+fn an_integer_of_any_length_is_the_id_that_serde_json_reads() {
+    for length in 1..=21 {
+        for digit in ['1', '9'] {
+            for sign in ["", "-"] {
+                let text = format!("{sign}{}", digit.to_string().repeat(length));
+                let expected = serde_json::from_str::<i64>(&text).map(RequestId::Number);
+                assert_eq!(id_in(&text), expected.map_err(|_| Unknown::BadId), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_integer_with_a_leading_zero_is_no_json() {
+    for text in [
+        "00",
+        "01",
+        "-01",
+        "000000000000000001",
+        "00000000000000000000",
+    ] {
+        assert!(serde_json::from_str::<Value>(text).is_err(), "{text}");
+        assert_eq!(id_in(text), Err(Unknown::NotJson), "{text}");
+    }
+}
+
+#[test]
+fn a_string_of_any_length_is_the_text_that_serde_json_reads() {
+    for length in 0..20 {
+        let before = "x".repeat(length);
+        for end in [
+            "",
+            "\x7f",
+            "é",
+            "\u{1f600}",
+            r"\/",
+            r#"\""#,
+            r"\\",
+            r"\u0000",
+            r"\t",
+        ] {
+            let name = format!("\"{before}{end}\"");
+            let body = with_params(&format!(r#"{{"name":{name}}}"#));
+            let expected: String = serde_json::from_str(&name).unwrap();
+            assert_eq!(
+                request_in(body.as_bytes()),
+                tool_call(7, &expected),
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_control_character_at_any_place_of_a_used_string_is_no_json() {
+    for length in 0..20 {
+        for byte in 0..b' ' {
+            let name = format!("{}{}x", "x".repeat(length), char::from(byte));
+            let body = with_params(&format!(r#"{{"name":"{name}"}}"#));
+            assert_eq!(read(body.as_bytes()), Err(Unknown::NotJson), "{name:?}");
+        }
+    }
+}
+
+#[test]
 fn a_number_and_a_string_never_alias() {
     assert_eq!(id_in("1"), id_in("1.0"));
     assert_eq!(id_in(r#""1""#), id_in(r#""\u0031""#));
@@ -683,7 +748,7 @@ fn without_text(body: &[u8]) -> Vec<u8> {
 
 // The reference: no spans, no cursor, and the id rule in the words of rmcp.
 
-fn reference(whole: &Value) -> Option<Envelope> {
+fn reference(whole: &Value) -> Option<Envelope<'_>> {
     match whole {
         Value::Array(messages) if !messages.is_empty() => {
             let messages: Option<Vec<_>> = messages.iter().map(reference_message).collect();
@@ -693,7 +758,7 @@ fn reference(whole: &Value) -> Option<Envelope> {
     }
 }
 
-fn reference_message(message: &Value) -> Option<Message> {
+fn reference_message(message: &Value) -> Option<Message<'_>> {
     let message = message.as_object().filter(|it| in_plain_sight(it))?;
     let params = message.get("params");
     let inner = params.and_then(Value::as_object);
