@@ -94,10 +94,11 @@ impl Exchange {
             return;
         }
         self.take_span();
-        let calls = self.calls.get_or_init(|| in_flight);
+        // `get_or_init` is compiled for size: it would move them once more, byte by byte.
+        let _first = self.calls.set(in_flight);
         let canceller = self.state().canceller.clone();
         let scope = canceller.map(|canceller| canceller.scope());
-        for call in calls.iter() {
+        for call in self.calls() {
             let key = scope.clone().zip(call.session_id()).map(|(scope, id)| Key {
                 session: SessionKey {
                     scope,
