@@ -59,8 +59,9 @@ impl<'f> Block<'f> {
         match field {
             Field::Data => {}
             Field::Id => {
-                let id = self.take_value().filter(|id| !id.contains(&0));
-                self.id = id.or(self.id.take());
+                if let Some(id) = self.take_value().filter(|id| !id.contains(&0)) {
+                    self.id = Some(id);
+                }
             }
             Field::Retry => {
                 let retry = self.take_value().and_then(|digits| milliseconds(&digits));
