@@ -64,30 +64,27 @@ impl Exchange {
     }
 
     fn start(self: &Arc<Self>, envelope: Envelope<'_>) {
-        let (in_flight, settled) = match envelope {
-            Envelope::Single(Message::Notification(notification)) => (
-                None,
-                notification.cancels.map_or(Settled::Other, Settled::Cancel),
-            ),
-            Envelope::Single(message) => (self.call_of(message).map(InFlight::One), Settled::Other),
+        let in_flight = match envelope {
+            Envelope::Single(Message::Notification(notification)) => {
+                let settled = notification.cancels.map_or(Settled::Other, Settled::Cancel);
+                return self.state().request = RequestBody::Settled(settled);
+            }
+            Envelope::Single(message) => self.call_of(message).map(InFlight::One),
             Envelope::Batch(messages) => {
                 let calls = messages
                     .into_iter()
                     .filter_map(|message| self.call_of(message));
                 let calls: Box<[_]> = calls.collect();
-                (
-                    (!calls.is_empty()).then_some(InFlight::Batch(calls)),
-                    Settled::Other,
-                )
+                (!calls.is_empty()).then_some(InFlight::Batch(calls))
             }
         };
+        // Not `Plain`: that a client leaves means nothing where there is no call, or no room for it.
+        let other = RequestBody::Settled(Settled::Other);
         let Some(in_flight) = in_flight else {
-            self.state().request = RequestBody::Settled(settled);
-            return;
+            return self.state().request = other;
         };
         if !self.instance.registry.has_room(in_flight.iter().len()) {
-            // Not `Plain`: that a client leaves means nothing here.
-            self.state().request = RequestBody::Settled(Settled::Other);
+            self.state().request = other;
             in_flight
                 .iter()
                 .for_each(|call| self.untracked(call, Limit::Calls));
