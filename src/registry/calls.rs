@@ -257,7 +257,7 @@ impl CallSnapshot {
             age: now.saturating_duration_since(info.started_at()),
             info,
             state,
-            time_left: entry.deadline.map(left),
+            time_left: entry.deadline().map(left),
         })
     }
 

@@ -25,22 +25,26 @@
 //!    The calls of a batch share their streams.
 //! 9. **A reused id** makes the older call leave, untouched. It is returned once, to be reported, and never again.
 //! 10. **Server-side ends** of attached calls are the exchange's: see there.
-//! 11. **Memory.** An ended call is remembered by its streams for a while, see [`memory`].
+//! 11. **Memory.** An ended call is remembered by its streams at least until its time, see [`memory`].
 //! 12. **The end of a session** ends its calls, and nothing of it is remembered ([`Core::take_session`]).
 //! 13. **Nothing stays** but calls in flight and the memory. A detached call without a deadline whose end
 //!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled. One beyond the [`Limits`] leaves
 //!     at once, likewise.
 //! 14. **In doubt, nothing is cancelled.**
 
-use std::{collections::BTreeSet, mem, time::Duration};
+use std::{
+    collections::{BTreeSet, hash_map},
+    mem,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
 use self::{
-    entry::{Clock, Look, Streams},
-    index::{ById, Ids, Names, Slot, Slots},
-    memory::Memory,
+    entry::{Look, Place, Streams, Times},
+    index::{ById, Names, Slot, Slots},
     scopes::Scopes,
+    sessions::Sessions,
 };
 use super::limits::{Limit, Limits};
 use crate::{call::CallId, detach::Detachment};
@@ -51,6 +55,7 @@ mod find;
 mod index;
 mod memory;
 mod scopes;
+mod sessions;
 
 #[cfg(feature = "rmcp")]
 pub(crate) use self::index::numbered;
@@ -99,12 +104,10 @@ pub(crate) type Left<T> = (CallId, T, Finished);
 pub(crate) struct Core<T, A> {
     names: Names,
     calls: ById<Entry<T>>,
-    /// Requests and streams by name. A stream may belong to a call that has ended.
+    /// Requests and streams of calls in flight, by name.
     index: Slots<CallId>,
-    /// The calls of each session, in flight or remembered.
-    sessions: Slots<Ids>,
+    sessions: Sessions<A>,
     scopes: Scopes,
-    memory: Memory<A>,
     due: BTreeSet<(Instant, CallId)>,
     detached: detached::Detached,
     finished: usize,
@@ -118,9 +121,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
             names: Names::default(),
             calls: ById::default(),
             index: Slots::default(),
-            sessions: Slots::default(),
+            sessions: Sessions::new(),
             scopes: Scopes::default(),
-            memory: Memory::new(),
             due: BTreeSet::new(),
             detached: detached::Detached::default(),
             finished: 0,
@@ -151,17 +153,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
         call: T,
         deadline: Option<Instant>,
     ) {
-        if let Some(key) = &key {
-            self.scopes.note(&key.session.scope);
-        }
-        let session = key.as_ref().map(|key| self.names.session(&key.session));
-        let named = session.zip(key.as_ref());
-        let slot = named.map(|(session, key)| self.names.request(session, &key.request));
-        let entry = Entry::new(call, key, session, slot, deadline);
-        self.calls.insert(id, entry);
-        if let Some(session) = session {
-            self.sessions.entry(session).or_default().insert(id);
-        }
+        let place = key.and_then(|key| self.enter(id, key));
+        self.calls.insert(id, Entry::new(call, place, deadline));
         if deadline.is_some() {
             self.schedule(id);
         }
@@ -169,39 +162,31 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// Makes an accepted call the owner of its key. Another owner leaves (invariant 9).
     pub(crate) fn claim(&mut self, id: CallId) -> Option<Left<T>> {
-        let entry = self.calls.get_mut(&id)?;
-        let slot = entry.slot?;
-        entry.owns_key = true;
+        let place = self.calls.get_mut(&id)?.place.as_mut()?;
+        place.owns_key = true;
+        let slot = self.names.request(place.session, &place.request);
         let older = self.index.insert(slot, id).filter(|older| *older != id)?;
-        if self.calls.get(&older)?.key != self.calls.get(&id)?.key {
-            // Another name with the same hash.
-            return None;
-        }
-        let entry = self.leave(older)?;
-        self.forget_streams(older, &entry);
-        self.finished = self.finished.wrapping_add(1);
-        let finished = Finished {
-            injectable: false,
-            detachment: entry.detachment(),
-        };
-        Some((older, entry.call, finished))
+        let place = self.calls.get(&id)?.place.as_ref()?;
+        // Else it is another name with the same hash.
+        let former = self.calls.get(&older);
+        let former = former.filter(|former| former.is(place.session, &place.request))?;
+        let call = former.call.clone();
+        Some((older, call, self.finish(older, None)?))
     }
 
     /// Claims a better key for a call than the one it was started with. Its streams get new names.
     #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn rekey(&mut self, id: CallId, key: Key) -> Option<Left<T>> {
-        let mut entry = self.leave(id)?;
+        let mut entry = self.take(id)?;
         self.forget_streams(id, &entry);
         self.free_key(id, &entry);
-        self.scopes.note(&key.session.scope);
-        let session = self.names.session(&key.session);
-        let slot = self.names.request(session, &key.request);
-        entry.rekey(key, session, slot);
-        if entry.detached.is_some() {
-            self.detached.enter(Some(session));
+        self.leave_session(entry.place.take(), None);
+        entry.place = self.enter(id, key);
+        entry.streams = Streams::default();
+        if entry.clock().is_some() {
+            self.detached.enter(entry.session());
         }
         self.calls.insert(id, entry);
-        self.sessions.entry(session).or_default().insert(id);
         self.schedule(id);
         self.claim(id)
     }
@@ -212,7 +197,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let Some(entry) = self.calls.get_mut(&id) else {
             return;
         };
-        let Some(session) = entry.session else {
+        let Some(session) = entry.session() else {
             return;
         };
         let Some(forgotten) = entry.streams.add(stream) else {
@@ -222,9 +207,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
         if let Some(other) = former.and_then(|former| self.calls.get_mut(&former))
             && other.streams.contains(stream)
         {
-            other.streams.shared = true;
+            other.streams.share();
             if let Some(entry) = self.calls.get_mut(&id) {
-                entry.streams.shared = true;
+                entry.streams.share();
             }
         }
         if let Some(forgotten) = forgotten {
@@ -235,7 +220,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// Notes that a call's event ids are not all known, because its stream cannot be read.
     pub(crate) fn blur(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(&id) {
-            entry.streams.overflowed = true;
+            entry.streams.blur();
         }
     }
 
@@ -246,34 +231,23 @@ impl<T: Clone, A: Clone> Core<T, A> {
         &mut self,
         id: CallId,
         generation: Generation,
-        mut wait: Wait,
+        wait: Wait,
         barren: bool,
         detachment: Detachment,
     ) -> Detached {
         let Some(entry) = self.calls.get_mut(&id) else {
             return Detached::Stale;
         };
-        if entry.generation != generation || entry.detached.is_some() {
+        if entry.generation != generation || entry.clock().is_some() {
             return Detached::Stale;
         }
-        entry.barren = if barren { entry.barren + 1 } else { 0 };
-        if let Wait::Until { deadline, .. } = &mut wait {
-            if entry.barren > MAX_BARREN {
-                *deadline = entry.last_deadline.unwrap_or(*deadline).min(*deadline);
-            }
-            entry.last_deadline = Some(*deadline);
-        }
-        entry.detached = Some(Box::new(Clock {
-            detachment,
-            wait,
-            put_off: false,
-            released: None,
-        }));
-        let session = entry.session;
-        let is_due = matches!(entry.grace_ends(), Some(at) if at <= detachment.since());
+        let session = entry.session();
+        let times = entry.times_mut();
+        let ends = times.detach(wait, barren, detachment);
+        let is_due = ends.is_some_and(|at| at <= detachment.since());
         if !is_due && let Some(limit) = self.detached.full(session) {
             // It never was among them.
-            entry.detached = None;
+            times.clock = None;
             let finished = self.finish(id, None);
             return finished.map_or(Detached::Stale, |it| Detached::Beyond(limit, it));
         }
@@ -289,19 +263,23 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
         let entry = self.calls.get_mut(&id)?;
         entry.generation = entry.generation.next();
-        if entry.detached.take().is_some() {
-            self.detached.leave(entry.session);
-        }
-        entry.held = false;
         let generation = entry.generation;
-        self.schedule(id);
+        let session = entry.session();
+        if let Some(times) = &mut entry.times {
+            times.held = false;
+            if times.clock.take().is_some() {
+                self.detached.leave(session);
+            }
+            self.schedule(id);
+        }
         Some(generation)
     }
 
     /// Stops the clock of a call. `None` if it is held already, or has ended.
     pub(crate) fn hold(&mut self, id: CallId, now: Instant) -> Option<Generation> {
         let entry = self.calls.get_mut(&id)?;
-        let held = entry.hold(now).then_some(entry.generation);
+        let generation = entry.generation;
+        let held = entry.times_mut().hold(now).then_some(generation);
         if held.is_some() {
             self.schedule(id);
         }
@@ -313,7 +291,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn release(&mut self, id: CallId, generation: Generation, now: Instant) {
         if let Some(entry) = self.calls.get_mut(&id)
             && entry.generation == generation
-            && entry.release(now)
+            && let Some(times) = &mut entry.times
+            && times.release(now)
         {
             self.schedule(id);
         }
@@ -322,9 +301,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// Lets a detached call run on unseen: its client may have come back, on a stream that is not known
     /// to be this call's.
     pub(crate) fn spare(&mut self, id: CallId, now: Instant) {
-        if let Some(entry) = self.calls.get_mut(&id) {
-            entry.held = false;
-            if let Some(clock) = &mut entry.detached {
+        if let Some(times) = self.times_of(id) {
+            times.held = false;
+            if let Some(clock) = &mut times.clock {
                 clock.wait = Wait::Unseen(now + UNSEEN_FOR);
             }
             self.schedule(id);
@@ -336,7 +315,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn lose_sight(&mut self, id: CallId, generation: Generation, now: Instant) {
         if let Some(entry) = self.calls.get_mut(&id)
             && entry.generation == generation
-            && let Some(clock) = &mut entry.detached
+            && let Some(times) = &mut entry.times
+            && let Some(clock) = &mut times.clock
             && clock.wait == Wait::ForItsEnd
         {
             clock.wait = Wait::Unseen(now + UNSEEN_FOR);
@@ -349,19 +329,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// Ends a call. `None` if it has ended before, or left (invariants 2 and 9). What `remember` says stays
     /// known under its streams.
     pub(crate) fn finish(&mut self, id: CallId, remember: Option<Ended<A>>) -> Option<Finished> {
-        let entry = self.leave(id)?;
+        let entry = self.take(id)?;
         self.finished = self.finished.wrapping_add(1);
         let finished = Finished {
             injectable: self.free_key(id, &entry),
             detachment: entry.detachment(),
         };
-        match (remember, &entry.key) {
-            (Some(ended), Some(key)) if !entry.streams.is_empty() => {
-                let key = key.session.clone();
-                self.remember(id, entry.session, key, entry.streams, ended);
-            }
-            _ => self.forget_streams(id, &entry),
-        }
+        self.forget_streams(id, &entry);
+        let remember = remember.filter(|_| !entry.streams.is_empty());
+        self.leave_session(entry.place, remember.map(|ended| (entry.streams, ended)));
         Some(finished)
     }
 
@@ -374,33 +350,28 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// The calls in flight of a session that is ending. What is remembered of it goes, and so do their
     /// streams: should the session start anew, it counts them anew.
     pub(crate) fn take_session(&mut self, session: &SessionKey) -> Vec<(CallId, T)> {
-        let slot = self.names.session(session);
-        let in_flight: Vec<(CallId, T)> = self
-            .calls_of(slot, session)
-            .filter(|(_, entry)| entry.owns_key)
-            .map(|(id, entry)| (id, entry.call.clone()))
-            .collect();
-        for id in self.sessions.get(&slot).cloned().unwrap_or_default() {
-            if self.memory.is_of(id, session) {
-                self.forget(id);
-            }
-        }
-        for (id, _) in &in_flight {
+        let Some((slot, found)) = self.session(session) else {
+            return Vec::new();
+        };
+        let calls = self.calls_of(found);
+        let owners = calls.filter(|(_, entry)| entry.place.as_ref().is_some_and(|it| it.owns_key));
+        let owners = owners.map(|(id, entry)| (id, entry.call.clone()));
+        let owners: Vec<(CallId, T)> = owners.collect();
+        self.sessions.forget_all_of(slot);
+        for (id, _) in &owners {
             let entry = self.calls.get_mut(id);
             let streams = entry.map(|entry| mem::take(&mut entry.streams));
             for stream in streams.iter().flat_map(Streams::iter) {
                 self.unname(slot, stream, *id);
             }
         }
-        in_flight
+        owners
     }
 
     /// The calls whose time is over by `now`. They stay until they are finished, but for those that are
     /// forgotten.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T, Expired)> {
-        while let Some(id) = self.memory.ended(now) {
-            self.forget(id);
-        }
+        self.sessions.forget_due(now);
         let mut over = Vec::new();
         while let Some((at, id)) = self.due.pop_first() {
             if at > now {
@@ -408,13 +379,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
                 break;
             }
             if let Some(entry) = self.calls.get_mut(&id) {
-                entry.due = None;
-                match entry.look(now, at) {
+                let times = entry.times_mut();
+                times.due = None;
+                match times.look(now, at) {
                     Look::Over(expired) => {
-                        over.push((id, entry.call.clone(), expired));
                         // Its client may come back before it is cancelled.
-                        if let Some(deadline) = entry.deadline.filter(|at| *at > now) {
-                            entry.due = Some(deadline);
+                        let deadline = times.deadline.filter(|at| *at > now);
+                        times.due = deadline;
+                        over.push((id, entry.call.clone(), expired));
+                        if let Some(deadline) = deadline {
                             self.due.insert((deadline, id));
                         }
                     }
@@ -432,37 +405,50 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let call = self.due.first().map(|(at, _)| *at);
-        call.into_iter().chain(self.memory.next_end()).min()
+        call.into_iter()
+            .chain(self.sessions.memory.next_end())
+            .min()
     }
 
     // --- The parts ---
 
-    /// Takes a call out of everything but the index, where the other calls of its batch take its place.
-    fn leave(&mut self, id: CallId) -> Option<Entry<T>> {
-        let entry = self.calls.remove(&id)?;
-        if entry.detached.is_some() {
-            self.detached.leave(entry.session);
-        }
-        if let Some(at) = entry.due {
-            self.due.remove(&(at, id));
-        }
-        if let Some(session) = entry.session {
-            self.leave_session(session, id);
-            if entry.streams.shared {
-                self.hand_over(session, id, &entry);
+    /// Finds a call the place that its key gives it. `None` if there is none.
+    fn enter(&mut self, id: CallId, key: Key) -> Option<Place> {
+        self.scopes.note(&key.session.scope);
+        let session = self.names.session(&key.session);
+        Some(Place {
+            session,
+            seat: self.sessions.enter(session, key.session, id)?,
+            request: key.request,
+            owns_key: false,
+        })
+    }
+
+    /// Takes a call out of everything but its session and the index, where the other calls of its batch take its place.
+    fn take(&mut self, id: CallId) -> Option<Entry<T>> {
+        let mut entry = self.calls.remove(&id)?;
+        if let Some(times) = &mut entry.times {
+            if let Some(at) = times.due.take() {
+                self.due.remove(&(at, id));
             }
+            if times.clock.is_some() {
+                self.detached.leave(entry.session());
+            }
+        }
+        if entry.streams.are_shared() {
+            self.hand_over(id, &entry);
         }
         Some(entry)
     }
 
-    fn hand_over(&mut self, session: Slot, id: CallId, entry: &Entry<T>) {
-        let Some(key) = &entry.key else {
+    fn hand_over(&mut self, id: CallId, entry: &Entry<T>) {
+        let Some(session) = entry.session() else {
             return;
         };
         for stream in entry.streams.iter() {
             let slot = self.names.stream(session, stream);
             if self.index.get(&slot) == Some(&id)
-                && let Some(other) = self.on_stream(session, &key.session, stream).first()
+                && let Some(other) = self.on_stream(session, stream).first()
             {
                 self.index.insert(slot, *other);
             }
@@ -471,30 +457,30 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// Gives up the key of a call that left. `false` if it has none, or another call may be meant by it.
     fn free_key(&mut self, id: CallId, entry: &Entry<T>) -> bool {
-        let (Some(key), Some(session), Some(slot)) = (&entry.key, entry.session, entry.slot) else {
+        let Some(place) = &entry.place else {
             return false;
         };
-        match self.index.get(&slot) {
-            Some(owner) if *owner == id => self.index.remove(&slot).is_some(),
-            Some(_) => false,
-            None => {
-                let mut others = self.calls_of(session, &key.session);
-                !others.any(|(_, other)| other.key.as_ref() == Some(key))
-            }
+        let slot = self.names.request(place.session, &place.request);
+        if let Some(was_its_own) = self.free(slot, id) {
+            return was_its_own;
         }
+        let mut others = self.calls_in(place.session);
+        !others.any(|(_, other)| other.is(place.session, &place.request))
     }
 
-    fn leave_session(&mut self, session: Slot, id: CallId) {
-        if let Some(ids) = self.sessions.get_mut(&session) {
-            ids.remove(&id);
-            if ids.is_empty() {
-                self.sessions.remove(&session);
-            }
+    /// Takes a call that left out of its session, which may remember it.
+    fn leave_session(&mut self, place: Option<Place>, remember: Option<(Streams, Ended<A>)>) {
+        if let Some(place) = place
+            && let Some(follows) = self.sessions.leave(&place, remember)
+            && let Some(entry) = self.calls.get_mut(&follows)
+            && let Some(its) = &mut entry.place
+        {
+            its.seat = place.seat;
         }
     }
 
     fn forget_streams(&mut self, id: CallId, entry: &Entry<T>) {
-        if let Some(session) = entry.session {
+        if let Some(session) = entry.session() {
             for stream in entry.streams.iter() {
                 self.unname(session, stream, id);
             }
@@ -503,18 +489,28 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     fn unname(&mut self, session: Slot, stream: StreamId, id: CallId) {
         let slot = self.names.stream(session, stream);
-        if self.index.get(&slot) == Some(&id) {
-            self.index.remove(&slot);
+        self.free(slot, id);
+    }
+
+    /// Frees a name if it is a call's own, and says whether it was. `None` if it is nobody's.
+    fn free(&mut self, slot: Slot, id: CallId) -> Option<bool> {
+        let hash_map::Entry::Occupied(owner) = self.index.entry(slot) else {
+            return None;
+        };
+        let is_owner = *owner.get() == id;
+        if is_owner {
+            owner.remove();
         }
+        Some(is_owner)
     }
 
     /// Enters a call's next look into `due`, or takes it out.
     fn schedule(&mut self, id: CallId) {
-        let Some(entry) = self.calls.get_mut(&id) else {
+        let Some(times) = self.times_of(id) else {
             return;
         };
-        let at = entry.next_look();
-        let former = mem::replace(&mut entry.due, at);
+        let at = times.next_look();
+        let former = mem::replace(&mut times.due, at);
         if former == at {
             return;
         }
@@ -526,35 +522,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    fn remember(
-        &mut self,
-        id: CallId,
-        slot: Option<Slot>,
-        session: SessionKey,
-        streams: Streams,
-        ended: Ended<A>,
-    ) {
-        let Some(slot) = slot else {
-            return;
-        };
-        self.sessions.entry(slot).or_default().insert(id);
-        for forgotten in self.memory.keep(id, slot, session, streams, ended) {
-            self.forget(forgotten);
-        }
-    }
-
-    /// Forgets an ended call.
-    fn forget(&mut self, id: CallId) {
-        if let Some(kept) = self.memory.take(id) {
-            self.leave_session(kept.slot, id);
-            for stream in kept.streams.iter() {
-                self.unname(kept.slot, stream, id);
-            }
-        }
+    fn times_of(&mut self, id: CallId) -> Option<&mut Times> {
+        self.calls.get_mut(&id)?.times.as_deref_mut()
     }
 
     pub(crate) fn limit_memory(&mut self, limits: MemoryLimits) {
-        self.memory.limits = limits;
+        self.sessions.memory.limits = limits;
     }
 
     pub(crate) fn limit(&mut self, limits: Limits) {

@@ -5,10 +5,10 @@ use std::{collections::VecDeque, mem, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Finished,
-    index::{Key, SessionKey, Slot, StreamId},
+    Finished, MAX_BARREN,
+    index::{Slot, StreamId},
 };
-use crate::detach::Detachment;
+use crate::{call::RequestId, detach::Detachment};
 
 /// How long a hold may keep a call past its deadline: 5 s, far more than an inner service takes to answer
 /// a GET, and little for an orphan.
@@ -43,22 +43,35 @@ pub(crate) enum Wait {
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
     pub(crate) call: T,
-    pub(super) key: Option<Key>,
-    pub(super) session: Option<Slot>,
-    /// The slot of its key.
-    pub(super) slot: Option<Slot>,
-    pub(super) owns_key: bool,
+    pub(super) place: Option<Place>,
+    pub(super) streams: Streams,
     pub(super) generation: Generation,
-    /// Boxed, because most calls end attached.
-    pub(super) detached: Option<Box<Clock>>,
-    pub(super) held: bool,
+    /// Boxed, because most calls have no deadline and end attached.
+    pub(super) times: Option<Box<Times>>,
+}
+
+/// What a session call is found by.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) session: Slot,
+    pub(super) request: RequestId,
+    /// Which one of its session's calls in flight it is.
+    pub(super) seat: u32,
+    pub(super) owns_key: bool,
+}
+
+/// When a call is to be looked at.
+#[derive(Debug, Default)]
+pub(super) struct Times {
     /// When it is cancelled at the latest, attached or not.
-    pub(crate) deadline: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     /// When it is looked at next, which is what `due` holds for it.
     pub(super) due: Option<Instant>,
-    pub(super) barren: u32,
-    pub(super) last_deadline: Option<Instant>,
-    pub(super) streams: Streams,
+    /// Its clock, while it is detached.
+    pub(super) clock: Option<Clock>,
+    pub(super) held: bool,
+    barren: u32,
+    last_deadline: Option<Instant>,
 }
 
 /// The clock of a detached call.
@@ -66,9 +79,9 @@ pub(crate) struct Entry<T> {
 pub(super) struct Clock {
     pub(super) detachment: Detachment,
     pub(super) wait: Wait,
-    pub(super) put_off: bool,
+    put_off: bool,
     /// When the last hold ended, or could have lasted to.
-    pub(super) released: Option<Instant>,
+    released: Option<Instant>,
 }
 
 /// The streams of a call, as far as they are known by name.
@@ -76,18 +89,19 @@ pub(super) struct Clock {
 pub(super) struct Streams {
     /// Nearly always the only one. It needs no allocation.
     only: Option<StreamId>,
-    others: Option<Box<Others>>,
-    /// Not all are known by name.
-    pub(super) overflowed: bool,
-    /// Other calls are on some of them too: those of a batch.
-    pub(super) shared: bool,
+    more: Option<Box<More>>,
 }
 
-/// The streams of a call after its first.
+/// What is rarely to be known of the streams of a call.
 #[derive(Debug, Default)]
-struct Others {
+struct More {
+    /// The streams after the only one.
     first: Vec<StreamId>,
     latest: VecDeque<StreamId>,
+    /// Not all are known by name.
+    overflowed: bool,
+    /// Other calls are on some of them too: those of a batch.
+    shared: bool,
 }
 
 /// Which time of a call is over.
@@ -119,64 +133,85 @@ impl Generation {
 // === impl Entry ===
 
 impl<T> Entry<T> {
-    pub(super) fn new(
-        call: T,
-        key: Option<Key>,
-        session: Option<Slot>,
-        slot: Option<Slot>,
-        deadline: Option<Instant>,
-    ) -> Self {
+    pub(super) fn new(call: T, place: Option<Place>, deadline: Option<Instant>) -> Self {
+        let times = deadline.map(|deadline| Times {
+            deadline: Some(deadline),
+            ..Times::default()
+        });
         Self {
             call,
-            key,
-            session,
-            slot,
-            owns_key: false,
-            generation: FIRST,
-            detached: None,
-            held: false,
-            deadline,
-            due: None,
-            barren: 0,
-            last_deadline: None,
+            place,
             streams: Streams::default(),
+            generation: FIRST,
+            times: times.map(Box::new),
         }
+    }
+
+    pub(super) fn session(&self) -> Option<Slot> {
+        self.place.as_ref().map(|place| place.session)
+    }
+
+    /// Whether it is the call of this session with this JSON-RPC id.
+    pub(super) fn is(&self, session: Slot, request: &RequestId) -> bool {
+        let place = self.place.as_ref();
+        place.is_some_and(|place| place.session == session && place.request == *request)
+    }
+
+    pub(super) fn clock(&self) -> Option<&Clock> {
+        self.times.as_ref()?.clock.as_ref()
+    }
+
+    pub(super) fn detachment(&self) -> Option<Detachment> {
+        self.clock().map(|clock| clock.detachment)
     }
 
     /// Since when it has no client.
     pub(crate) fn detached_at(&self) -> Option<Instant> {
-        self.detached.as_ref().map(|clock| clock.detachment.since())
-    }
-
-    pub(super) fn detachment(&self) -> Option<Detachment> {
-        self.detached.as_ref().map(|clock| clock.detachment)
+        self.detachment().map(|detachment| detachment.since())
     }
 
     /// When it is cancelled if its client does not come back.
     pub(crate) fn waits_to(&self) -> Option<Instant> {
-        match self.detached.as_ref()?.wait {
-            Wait::Until { .. } => self.grace_ends(),
+        match self.clock()?.wait {
+            Wait::Until { .. } => self.times.as_ref()?.grace_ends(),
             Wait::ForItsEnd | Wait::Unseen(_) => None,
         }
     }
 
-    /// Gives it another key. Its streams are to be named anew.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
-    pub(super) fn rekey(&mut self, key: Key, session: Slot, slot: Slot) {
-        self.key = Some(key);
-        self.session = Some(session);
-        self.slot = Some(slot);
-        self.owns_key = false;
-        self.streams = Streams::default();
-        self.due = None;
+    /// When it is cancelled at the latest, attached or not.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.times.as_ref()?.deadline
     }
 
-    pub(crate) fn session(&self) -> Option<&SessionKey> {
-        self.key.as_ref().map(|key| &key.session)
+    pub(super) fn times_mut(&mut self) -> &mut Times {
+        self.times.get_or_insert_default()
     }
+}
 
-    pub(super) fn is_of(&self, session: &SessionKey) -> bool {
-        self.key.as_ref().is_some_and(|key| key.session == *session)
+// === impl Times ===
+
+impl Times {
+    /// Starts the clock. Returns when it is to be looked at.
+    pub(super) fn detach(
+        &mut self,
+        mut wait: Wait,
+        barren: bool,
+        detachment: Detachment,
+    ) -> Option<Instant> {
+        self.barren = if barren { self.barren + 1 } else { 0 };
+        if let Wait::Until { deadline, .. } = &mut wait {
+            if self.barren > MAX_BARREN {
+                *deadline = self.last_deadline.unwrap_or(*deadline).min(*deadline);
+            }
+            self.last_deadline = Some(*deadline);
+        }
+        self.clock = Some(Clock {
+            detachment,
+            wait,
+            put_off: false,
+            released: None,
+        });
+        self.grace_ends()
     }
 
     pub(super) fn next_look(&self) -> Option<Instant> {
@@ -184,8 +219,8 @@ impl<T> Entry<T> {
     }
 
     /// When the clock of a detached call is looked at.
-    pub(super) fn grace_ends(&self) -> Option<Instant> {
-        let clock = self.detached.as_ref()?;
+    fn grace_ends(&self) -> Option<Instant> {
+        let clock = self.clock.as_ref()?;
         match clock.wait {
             Wait::Until { deadline, .. } if self.held => Some(hold_ends(deadline)),
             // A deadline that passed meanwhile could not be noticed before.
@@ -214,7 +249,7 @@ impl<T> Entry<T> {
     pub(super) fn release(&mut self, now: Instant) -> bool {
         let held = mem::take(&mut self.held);
         if held
-            && let Some(clock) = &mut self.detached
+            && let Some(clock) = &mut self.clock
             && let Wait::Until { deadline, .. } = clock.wait
         {
             clock.released = Some(now.min(hold_ends(deadline)));
@@ -227,7 +262,7 @@ impl<T> Entry<T> {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return Look::Over(Expired::Deadline);
         }
-        match self.detached.as_ref().map(|clock| clock.wait) {
+        match self.clock.map(|clock| clock.wait) {
             Some(Wait::Until { .. }) if self.put_off_if_late(now, at) => Look::PutOff,
             Some(Wait::Until { .. }) => Look::Over(Expired::Grace),
             Some(Wait::Unseen(_) | Wait::ForItsEnd) => Look::Forget,
@@ -236,7 +271,7 @@ impl<T> Entry<T> {
     }
 
     fn put_off_if_late(&mut self, now: Instant, at: Instant) -> bool {
-        let Some(clock) = &mut self.detached else {
+        let Some(clock) = &mut self.clock else {
             return false;
         };
         let Wait::Until { deadline, retry } = &mut clock.wait else {
@@ -268,27 +303,48 @@ impl Streams {
         if self.contains(stream) {
             return None;
         }
-        let others = self.others.get_or_insert_default();
-        if others.first.len() < MAX_EVENT_IDS - 1 {
-            others.first.push(stream);
+        let more = self.more.get_or_insert_default();
+        if more.first.len() < MAX_EVENT_IDS - 1 {
+            more.first.push(stream);
             return Some(None);
         }
-        others.latest.push_back(stream);
-        if others.latest.len() <= MAX_EVENT_IDS {
+        more.latest.push_back(stream);
+        if more.latest.len() <= MAX_EVENT_IDS {
             return Some(None);
         }
-        self.overflowed = true;
-        Some(others.latest.pop_front())
+        more.overflowed = true;
+        Some(more.latest.pop_front())
+    }
+
+    /// Notes that not all are known by name.
+    pub(super) fn blur(&mut self) {
+        self.more.get_or_insert_default().overflowed = true;
+    }
+
+    pub(super) fn are_blurred(&self) -> bool {
+        self.more.as_ref().is_some_and(|more| more.overflowed)
+    }
+
+    /// Notes that other calls are on some of them too.
+    pub(super) fn share(&mut self) {
+        self.more.get_or_insert_default().shared = true;
+    }
+
+    pub(super) fn are_shared(&self) -> bool {
+        self.more.as_ref().is_some_and(|more| more.shared)
     }
 
     pub(super) fn contains(&self, stream: StreamId) -> bool {
-        self.iter().any(|known| known == stream)
+        self.only == Some(stream) || self.others().any(|known| *known == stream)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = StreamId> {
-        let others = self.others.iter();
-        let others = others.flat_map(|others| others.first.iter().chain(&others.latest));
-        self.only.iter().chain(others).copied()
+        self.only.iter().chain(self.others()).copied()
+    }
+
+    fn others(&self) -> impl Iterator<Item = &StreamId> {
+        let more = self.more.iter();
+        more.flat_map(|more| more.first.iter().chain(&more.latest))
     }
 
     pub(super) fn is_empty(&self) -> bool {

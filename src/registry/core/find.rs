@@ -1,12 +1,11 @@
 //! Which calls a name names: a request, an event id, a session.
 
-use std::collections::HashSet;
-
 use super::{
     Core,
     entry::Entry,
     index::{Key, SessionKey, Slot, StreamId},
     memory::End,
+    sessions::Session,
 };
 use crate::{call::CallId, detach::Detachment};
 
@@ -42,47 +41,50 @@ impl<A> Named<A> {
 impl<T: Clone, A: Clone> Core<T, A> {
     /// What an event id of a session names.
     pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named<A> {
-        let slot = self.names.session(session);
+        let Some((slot, known)) = self.session(session) else {
+            return Named::Nothing;
+        };
         let stream = self.names.stream_id(event_id);
-        if let Some(id) = self.index.get(&self.names.stream(slot, stream)) {
-            if let Some(entry) = self.calls.get(id) {
-                if entry.is_of(session) && entry.streams.contains(stream) {
-                    return match entry.streams.shared {
-                        true => Named::Batch(self.on_stream(slot, session, stream)),
-                        false => Named::Call(*id),
-                    };
-                }
-            } else if let Some(end) = self.memory.end_of(*id, session, stream) {
-                return Named::Ended(end);
-            }
+        if let Some(id) = self.index.get(&self.names.stream(slot, stream))
+            && let Some(entry) = self.calls.get(id)
+            && entry.session() == Some(slot)
+            && entry.streams.contains(stream)
+        {
+            return match entry.streams.are_shared() {
+                true => Named::Batch(self.on_stream(slot, stream)),
+                false => Named::Call(*id),
+            };
         }
-        let overflowed: Vec<CallId> = self
-            .calls_of(slot, session)
-            .filter(|(_, entry)| entry.streams.overflowed)
+        if let Some(end) = known.end_of(stream) {
+            return Named::Ended(end);
+        }
+        let blurred: Vec<CallId> = self
+            .calls_of(known)
+            .filter(|(_, entry)| entry.streams.are_blurred())
             .map(|(id, _)| id)
             .collect();
-        match overflowed.is_empty() {
+        match blurred.is_empty() {
             true => Named::Nothing,
-            false => Named::OneOf(overflowed),
+            false => Named::OneOf(blurred),
         }
     }
 
     /// The session call with this key, if its request was accepted.
     pub(crate) fn find(&self, key: &Key) -> Option<(CallId, T)> {
-        let slot = self
-            .names
-            .request(self.names.session(&key.session), &key.request);
-        let id = *self.index.get(&slot)?;
+        let (slot, _) = self.session(&key.session)?;
+        let id = *self.index.get(&self.names.request(slot, &key.request))?;
         let entry = self.calls.get(&id)?;
-        (entry.key.as_ref() == Some(key)).then(|| (id, entry.call.clone()))
+        let is_it = entry.is(slot, &key.request);
+        is_it.then(|| (id, entry.call.clone()))
     }
 
     /// The session call with this key, also if its request is not accepted yet.
     pub(crate) fn find_any(&self, key: &Key) -> Option<CallId> {
         let accepted = self.find(key).map(|(id, _)| id);
         accepted.or_else(|| {
-            let mut calls = self.calls_of(self.names.session(&key.session), &key.session);
-            let found = calls.find(|(_, entry)| entry.key.as_ref() == Some(key));
+            let (slot, known) = self.session(&key.session)?;
+            let mut calls = self.calls_of(known);
+            let found = calls.find(|(_, entry)| entry.is(slot, &key.request));
             found.map(|(id, _)| id)
         })
     }
@@ -103,44 +105,48 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// The sessions with calls that an id names: one of each scope that gave it out.
     pub(crate) fn sessions_with(&self, id: &str) -> Vec<SessionKey> {
         let Some(sessions) = self.scopes.sessions(id) else {
-            let of_calls = self.calls.values().filter_map(Entry::session);
-            let named: HashSet<&SessionKey> = of_calls.filter(|key| *key.id == *id).collect();
-            return named.into_iter().cloned().collect();
+            let known = self.sessions.by_slot.values().map(|known| &known.key);
+            return known.filter(|key| *key.id == *id).cloned().collect();
         };
-        let has_calls = |key: &SessionKey| self.sessions.contains_key(&self.names.session(key));
-        sessions.filter(has_calls).collect()
+        sessions.filter(|key| self.session(key).is_some()).collect()
     }
 
     /// The detached calls of a session.
     #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<(CallId, T)> {
-        self.calls_of(self.names.session(session), session)
-            .filter(|(_, entry)| entry.detached.is_some())
+        let known = self.session(session).into_iter();
+        known
+            .flat_map(|(_, known)| self.calls_of(known))
+            .filter(|(_, entry)| entry.clock().is_some())
             .map(|(id, entry)| (id, entry.call.clone()))
             .collect()
     }
 
+    /// A session with calls. From its slot on its key needs no look any more.
+    pub(super) fn session(&self, key: &SessionKey) -> Option<(Slot, &Session<A>)> {
+        let slot = self.names.session(key);
+        Some((slot, self.sessions.get(slot, key)?))
+    }
+
+    /// The calls in flight of a session.
     pub(super) fn calls_of(
         &self,
-        slot: Slot,
-        session: &SessionKey,
+        session: &Session<A>,
     ) -> impl Iterator<Item = (CallId, &Entry<T>)> {
-        let ids = self.sessions.get(&slot).into_iter().flatten();
-        ids.filter_map(move |id| {
-            let entry = self.calls.get(id).filter(|entry| entry.is_of(session))?;
-            Some((*id, entry))
-        })
+        let ids = session.in_flight.iter();
+        ids.filter_map(|id| Some((*id, self.calls.get(id)?)))
+    }
+
+    /// The same by its slot.
+    pub(super) fn calls_in(&self, slot: Slot) -> impl Iterator<Item = (CallId, &Entry<T>)> {
+        let session = self.sessions.by_slot.get(&slot).into_iter();
+        session.flat_map(|session| self.calls_of(session))
     }
 
     /// The calls of a batch that have this stream.
-    pub(super) fn on_stream(
-        &self,
-        slot: Slot,
-        session: &SessionKey,
-        stream: StreamId,
-    ) -> Vec<CallId> {
-        self.calls_of(slot, session)
-            .filter(|(_, entry)| entry.streams.shared && entry.streams.contains(stream))
+    pub(super) fn on_stream(&self, slot: Slot, stream: StreamId) -> Vec<CallId> {
+        self.calls_in(slot)
+            .filter(|(_, entry)| entry.streams.are_shared() && entry.streams.contains(stream))
             .map(|(id, _)| id)
             .collect()
     }

@@ -5,7 +5,7 @@
 //! the full name with the call's own (a collision is then no find, never a wrong one).
 
 use std::{
-    collections::{HashMap, HashSet, hash_map::RandomState},
+    collections::{HashMap, hash_map::RandomState},
     hash::{BuildHasher, BuildHasherDefault, Hasher},
     sync::Arc,
 };
@@ -52,7 +52,6 @@ pub(super) struct Slot(u64);
 
 pub(super) type Slots<V> = HashMap<Slot, V, BuildHasherDefault<AsIs>>;
 pub(super) type ById<V> = HashMap<CallId, V, BuildHasherDefault<AsIs>>;
-pub(super) type Ids = HashSet<CallId, BuildHasherDefault<AsIs>>;
 
 /// A hasher for keys that are spread already ([`Slot`]), or that count up ([`CallId`]).
 #[derive(Debug, Default)]
@@ -192,6 +191,8 @@ impl Hasher for AsIs {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]

@@ -1,24 +1,28 @@
 //! Calls that have ended, for clients that come back for them.
 //!
 //! A client that was cut off asks again for a stream whose call has ended meanwhile. What it gets then is
-//! remembered here: the answer, or that the call was cancelled. It is asked for as often as the client likes,
-//! until its time is over. Bounded twice, by bytes in all and by bytes a session; over that the
-//! oldest go first, and their clients get what they would get without this crate.
+//! remembered here: the answer, or that the call was cancelled. It is asked for as often as the client likes.
+//!
+//! All records are in one queue, in the order in which their calls ended. A record is kept at least until its time: it
+//! is forgotten when it is at the head and its time is over, so it may wait for one before it that stays longer. Bounded
+//! twice, by bytes in all and by bytes a session; over that the oldest go first, and their clients get what they would
+//! get without this crate.
+//!
+//! Either way the one that goes is the oldest of its session. So a session has its records in a queue of its own, and
+//! what is common has only turns. No map knows a record: it is looked for among those of its session.
 
-use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
-};
+use std::collections::{VecDeque, hash_map::Entry};
 
 use tokio::time::Instant;
 
 use super::{
     entry::Streams,
-    index::{ById, SessionKey, Slot, Slots, StreamId},
+    index::{Slot, Slots, StreamId},
+    sessions::{Session, Sessions},
 };
-use crate::call::{CallId, CancelReason, RequestId};
+use crate::call::{CancelReason, RequestId};
 
-/// What a record costs besides its answer and the texts in it, in bytes, about: its maps and its session's.
+/// What a record costs besides its answer and the texts in it, in bytes, about: its queues and its session.
 const RECORD: usize = 768;
 
 /// How a remembered call ended.
@@ -44,185 +48,175 @@ pub(crate) struct Limits {
     pub(crate) session: usize,
 }
 
+/// In which order the records of all sessions go.
 #[derive(Debug)]
-pub(super) struct Memory<A> {
+pub(super) struct Memory {
     pub(super) limits: Limits,
-    kept: ById<Kept<A>>,
-    oldest: VecDeque<CallId>,
-    /// When each is to be forgotten, and some that are gone already.
-    ends: BinaryHeap<Reverse<(Instant, CallId)>>,
-    total: usize,
-    by_session: Slots<Share>,
+    /// Oldest first, and some whose record is gone already. The head's is not.
+    turns: VecDeque<Turn>,
+    records: usize,
+    bytes: usize,
+    /// The number of the next record.
+    next: u64,
 }
 
+/// The turn of a session's oldest record, if it has this number.
+#[derive(Debug)]
+struct Turn {
+    session: Slot,
+    number: u64,
+    until: Instant,
+}
+
+/// A record.
 #[derive(Debug)]
 pub(super) struct Kept<A> {
-    pub(super) slot: Slot,
+    number: u64,
     pub(super) streams: Streams,
-    session: SessionKey,
-    end: End<A>,
+    pub(super) end: End<A>,
     weight: usize,
-}
-
-/// What a session keeps.
-#[derive(Debug, Default)]
-struct Share {
-    oldest: VecDeque<CallId>,
-    bytes: usize,
-    count: usize,
 }
 
 // === impl Memory ===
 
-impl<A: Clone> Memory<A> {
+impl Memory {
     pub(super) fn new() -> Self {
         Self {
             limits: Limits::DEFAULT,
-            kept: ById::default(),
-            oldest: VecDeque::new(),
-            ends: BinaryHeap::new(),
-            total: 0,
-            by_session: Slots::default(),
+            turns: VecDeque::new(),
+            records: 0,
+            bytes: 0,
+            next: 0,
         }
     }
 
-    /// Keeps an ended call. Returns those that have to go for it, perhaps itself.
-    pub(super) fn keep(
+    /// Keeps an ended call, and forgets what is too much for its session: perhaps that same call.
+    pub(super) fn keep<A>(
         &mut self,
-        id: CallId,
         slot: Slot,
-        session: SessionKey,
+        session: &mut Session<A>,
         streams: Streams,
         ended: Ended<A>,
-    ) -> Vec<CallId> {
-        let texts = session.text_len() + ended.end.text_len();
+    ) {
+        let texts = session.key.text_len() + ended.end.text_len();
         let weight = RECORD + ended.weight + texts + streams.len() * size_of::<StreamId>();
-        let share = self.by_session.entry(slot).or_default();
-        share.bytes += weight;
-        share.count += 1;
-        share.oldest.push_back(id);
-        self.total += weight;
-        self.oldest.push_back(id);
-        self.ends.push(Reverse((ended.until, id)));
-        let kept = Kept {
-            slot,
+        let number = self.next;
+        self.next += 1;
+        session.kept.push_back(Kept {
+            number,
             streams,
-            session,
             end: ended.end,
             weight,
-        };
-        self.kept.insert(id, kept);
-        self.excess(slot)
-    }
-
-    /// Who has to go, oldest first.
-    fn excess(&mut self, slot: Slot) -> Vec<CallId> {
-        let mut gone = Vec::new();
-        let mut in_session = self.by_session.get(&slot).map_or(0, |share| share.bytes);
-        let mut total = self.total;
-        while in_session > self.limits.session
-            && let Some(share) = self.by_session.get_mut(&slot)
-            && let Some(oldest) = share.oldest.pop_front()
-        {
-            if let Some(kept) = self.kept.get(&oldest) {
-                in_session -= kept.weight;
-                total -= kept.weight;
-                gone.push(oldest);
-            }
-        }
-        while total > self.limits.total
-            && let Some(oldest) = self.oldest.pop_front()
-        {
-            if let Some(kept) = self.kept.get(&oldest).filter(|_| !gone.contains(&oldest)) {
-                total -= kept.weight;
-                gone.push(oldest);
-            }
-        }
-        gone
-    }
-
-    pub(super) fn take(&mut self, id: CallId) -> Option<Kept<A>> {
-        let kept = self.kept.remove(&id)?;
-        self.total -= kept.weight;
-        if let Some(share) = self.by_session.get_mut(&kept.slot) {
-            share.bytes -= kept.weight;
-            share.count -= 1;
-            if share.count == 0 {
-                self.by_session.remove(&kept.slot);
-            } else {
-                drop_gone(&mut share.oldest, share.count, &self.kept);
-            }
-        }
-        drop_gone(&mut self.oldest, self.kept.len(), &self.kept);
-        self.drop_gone_ends();
-        Some(kept)
-    }
-
-    /// The same for the heap: its head is always of one that is kept.
-    fn drop_gone_ends(&mut self) {
-        let Self { ends, kept, .. } = self;
-        while ends
-            .peek()
-            .is_some_and(|Reverse((_, id))| !kept.contains_key(id))
-        {
-            ends.pop();
-        }
-        if ends.len() > 2 * kept.len() {
-            ends.retain(|Reverse((_, id))| kept.contains_key(id));
+        });
+        self.turns.push_back(Turn {
+            session: slot,
+            number,
+            until: ended.until,
+        });
+        self.records += 1;
+        self.bytes += weight;
+        session.bytes += weight;
+        while session.bytes > self.limits.session {
+            self.forget_oldest_of(session);
         }
     }
 
-    /// When the next one is to be forgotten.
+    fn forget_oldest_of<A>(&mut self, session: &mut Session<A>) {
+        if let Some(kept) = session.kept.pop_front() {
+            session.bytes -= kept.weight;
+            self.bytes -= kept.weight;
+            self.records -= 1;
+        }
+    }
+
+    /// When the oldest is to be forgotten.
     pub(super) fn next_end(&self) -> Option<Instant> {
-        self.ends.peek().map(|Reverse((at, _))| *at)
-    }
-
-    /// One whose time is over by `now`.
-    pub(super) fn ended(&self, now: Instant) -> Option<CallId> {
-        let Reverse((at, id)) = self.ends.peek()?;
-        (*at <= now).then_some(*id)
+        self.turns.front().map(|turn| turn.until)
     }
 
     #[cfg(any(test, fuzzing))]
     pub(super) fn len(&self) -> usize {
-        self.kept.len()
+        self.records
     }
 
     #[cfg(any(test, fuzzing))]
     pub(super) fn is_empty(&self) -> bool {
-        self.kept.is_empty()
-            && self.oldest.is_empty()
-            && self.ends.is_empty()
-            && self.by_session.is_empty()
-            && self.total == 0
-    }
-
-    pub(super) fn end_of(
-        &self,
-        id: CallId,
-        session: &SessionKey,
-        stream: StreamId,
-    ) -> Option<End<A>> {
-        let kept = self.kept.get(&id)?;
-        let is_it = kept.session == *session && kept.streams.contains(stream);
-        is_it.then(|| kept.end.clone())
-    }
-
-    pub(super) fn is_of(&self, id: CallId, session: &SessionKey) -> bool {
-        self.kept
-            .get(&id)
-            .is_some_and(|kept| kept.session == *session)
+        self.turns.is_empty() && self.records == 0 && self.bytes == 0
     }
 }
 
-/// Drops what is gone from the head of a queue, and from all of it when that is more than what is left:
-/// so queues do not grow with what passes through behind an answer that is kept for long.
-fn drop_gone<A>(oldest: &mut VecDeque<CallId>, left: usize, kept: &ById<Kept<A>>) {
-    while oldest.front().is_some_and(|id| !kept.contains_key(id)) {
-        oldest.pop_front();
+// === impl Sessions ===
+
+impl<A: Clone> Sessions<A> {
+    /// Forgets those whose time is over by `now`.
+    pub(super) fn forget_due(&mut self, now: Instant) {
+        while self.memory.next_end().is_some_and(|at| at <= now) && self.forget_oldest() {
+            self.drop_gone();
+        }
     }
-    if oldest.len() > 2 * left {
-        oldest.retain(|id| kept.contains_key(id));
+
+    /// Forgets what is remembered of a session.
+    pub(super) fn forget_all_of(&mut self, slot: Slot) {
+        self.forget_in(slot, |session| !session.kept.is_empty());
+        self.drop_gone();
+    }
+
+    /// Forgets what is too much for all sessions.
+    pub(super) fn make_room(&mut self) {
+        while self.memory.bytes > self.memory.limits.total && self.forget_oldest() {}
+        self.drop_gone();
+    }
+
+    /// `false` if there is none.
+    fn forget_oldest(&mut self) -> bool {
+        let Some(turn) = self.memory.turns.pop_front() else {
+            return false;
+        };
+        self.forget_in(turn.session, |session| turn.is_of(session));
+        true
+    }
+
+    /// Forgets the oldest of a session as long as it is to go.
+    fn forget_in(&mut self, slot: Slot, is_to_go: impl Fn(&Session<A>) -> bool) {
+        let Entry::Occupied(mut session) = self.by_slot.entry(slot) else {
+            return;
+        };
+        while is_to_go(session.get()) {
+            self.memory.forget_oldest_of(session.get_mut());
+        }
+        if session.get().is_empty() {
+            session.remove();
+        }
+    }
+
+    /// Drops the turns at the head whose records are gone, and all such when they are more than the others: so they do
+    /// not add up behind a record that is kept for long.
+    fn drop_gone(&mut self) {
+        let Memory { turns, records, .. } = &mut self.memory;
+        while turns.len() > *records
+            && let Some(turn) = turns.front()
+            && !turn.is_kept(&self.by_slot)
+        {
+            turns.pop_front();
+        }
+        if turns.len() > 2 * *records {
+            turns.retain(|turn| turn.is_kept(&self.by_slot));
+        }
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    /// Whether its record is still kept in this session, which forgets the oldest first.
+    fn is_of<A>(&self, session: &Session<A>) -> bool {
+        let oldest = session.kept.front();
+        oldest.is_some_and(|oldest| oldest.number <= self.number)
+    }
+
+    fn is_kept<A>(&self, sessions: &Slots<Session<A>>) -> bool {
+        let session = sessions.get(&self.session);
+        session.is_some_and(|session| self.is_of(session))
     }
 }
 
@@ -255,123 +249,162 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::{
-        super::index::{Names, Scope},
+        super::{
+            entry::Place,
+            index::{Names, Scope, SessionKey},
+        },
         *,
     };
+    use crate::call::CallId;
 
     const LIMITS: Limits = Limits {
         total: 8_000,
         session: 3_000,
     };
 
-    /// A memory, and what should be in it: who, whose and how much, oldest first.
+    /// A memory, and what should be in it, oldest first.
     struct Both {
-        memory: Memory<()>,
-        expected: Vec<(CallId, u8, usize)>,
+        sessions: Sessions<()>,
+        expected: Vec<Expected>,
+        kept: u64,
         names: Names,
+        now: Instant,
+    }
+
+    #[derive(Debug, Clone)]
+    struct Expected {
+        number: u64,
+        session: Slot,
+        weight: usize,
         until: Instant,
     }
 
     impl Both {
         fn new() -> Self {
-            let mut memory = Memory::new();
-            memory.limits = LIMITS;
+            let mut sessions = Sessions::new();
+            sessions.memory.limits = LIMITS;
             Self {
-                memory,
+                sessions,
                 expected: Vec::new(),
+                kept: 0,
                 names: Names::default(),
-                until: Instant::now() + Duration::from_secs(60),
+                now: Instant::now(),
             }
         }
 
-        fn keep(&mut self, session: u8, answer: usize, events: u8) -> CallId {
-            let id = CallId::next();
-            let key = SessionKey {
-                scope: Scope::Path("/".into()),
-                id: session.to_string().into(),
+        /// Keeps an answer of so many bytes for so many seconds.
+        fn keep(&mut self, session: &str, answer: usize, events: u8, seconds: u64) {
+            let ended = Ended {
+                end: End::Answered(()),
+                weight: answer,
+                until: self.now + Duration::from_secs(seconds),
             };
+            self.keep_this(session, events, ended);
+        }
+
+        fn keep_this(&mut self, session: &str, events: u8, ended: Ended<()>) {
+            let (slot, key) = self.session(session);
             let mut streams = Streams::default();
             for event in 0..events {
                 streams.add(StreamId::Numbered(event.into()));
             }
-            let ended = Ended {
-                end: End::Answered(()),
-                weight: answer,
-                until: self.until,
+            let texts = key.text_len() + ended.end.text_len();
+            let weight =
+                RECORD + ended.weight + texts + usize::from(events) * size_of::<StreamId>();
+            self.expected.push(Expected {
+                number: self.kept,
+                session: slot,
+                weight,
+                until: ended.until,
+            });
+            self.kept += 1;
+            let place = Place {
+                session: slot,
+                request: RequestId::Number(1),
+                seat: self.sessions.enter(slot, key, CallId::next()).unwrap(),
+                owns_key: true,
             };
-            let slot = self.names.session(&key);
-            let texts = key.text_len();
-            let gone = self.memory.keep(id, slot, key, streams, ended);
-            let weight = RECORD + answer + texts + usize::from(events) * size_of::<StreamId>();
-            self.expected.push((id, session, weight));
-            assert_eq!(gone, self.make_room(session));
-            for id in gone {
-                assert!(self.memory.take(id).is_some());
-            }
+            let follows = self.sessions.leave(&place, Some((streams, ended)));
+            assert_eq!(follows, None);
+            self.make_room(slot);
             self.compare();
-            id
         }
 
-        /// Who has to go: the oldest of the session, then the oldest of all.
-        fn make_room(&mut self, session: u8) -> Vec<CallId> {
-            let mut gone = Vec::new();
-            let sum = |of: &[(CallId, u8, usize)], session: Option<u8>| -> usize {
-                let mine = of.iter().filter(|kept| session.is_none_or(|s| kept.1 == s));
-                mine.map(|kept| kept.2).sum()
+        fn session(&self, id: &str) -> (Slot, SessionKey) {
+            let key = SessionKey {
+                scope: Scope::Path("/".into()),
+                id: id.into(),
+            };
+            (self.names.session(&key), key)
+        }
+
+        /// The oldest of the session have to go, then the oldest of all.
+        fn make_room(&mut self, session: Slot) {
+            let sum = |of: &[Expected], session: Option<Slot>| -> usize {
+                let mine = of
+                    .iter()
+                    .filter(|kept| session.is_none_or(|s| kept.session == s));
+                mine.map(|kept| kept.weight).sum()
             };
             while sum(&self.expected, Some(session)) > LIMITS.session {
-                let oldest = self.expected.iter().position(|kept| kept.1 == session);
-                gone.push(self.expected.remove(oldest.unwrap()).0);
+                let oldest = self
+                    .expected
+                    .iter()
+                    .position(|kept| kept.session == session);
+                self.expected.remove(oldest.unwrap());
             }
             while sum(&self.expected, None) > LIMITS.total {
-                gone.push(self.expected.remove(0).0);
+                self.expected.remove(0);
             }
-            gone
         }
 
-        fn take(&mut self, id: CallId) {
-            let expected = self.expected.iter().position(|kept| kept.0 == id);
-            let weight = expected.map(|at| self.expected.remove(at).2);
-            let taken = self.memory.take(id);
-            assert_eq!(taken.map(|kept| kept.weight), weight);
+        fn pass(&mut self, seconds: u64) {
+            self.now += Duration::from_secs(seconds);
+            self.sessions.forget_due(self.now);
+            let stays = self.expected.iter().position(|kept| kept.until > self.now);
+            self.expected.drain(..stays.unwrap_or(self.expected.len()));
+            self.compare();
+        }
+
+        fn forget_all_of(&mut self, session: &str) {
+            let (slot, _) = self.session(session);
+            self.sessions.forget_all_of(slot);
+            self.expected.retain(|kept| kept.session != slot);
             self.compare();
         }
 
         fn compare(&self) {
             let Self {
-                memory, expected, ..
+                sessions, expected, ..
             } = self;
-            assert_eq!(memory.kept.len(), expected.len());
-            let total: usize = expected.iter().map(|kept| kept.2).sum();
-            assert_eq!(memory.total, total);
-            assert!(total <= LIMITS.total);
-            assert!(memory.oldest.len() <= 2 * expected.len());
-            assert!(memory.ends.len() <= 2 * expected.len());
+            let memory = &sessions.memory;
+            assert_eq!(memory.records, expected.len());
+            let bytes: usize = expected.iter().map(|kept| kept.weight).sum();
+            assert_eq!(memory.bytes, bytes);
+            assert!(bytes <= LIMITS.total);
+            assert_eq!(memory.next_end(), expected.first().map(|kept| kept.until));
+            assert!(memory.turns.len() <= 2 * expected.len());
 
-            let mut shares = 0;
-            for session in 0..=u8::MAX {
-                let mine = expected.iter().filter(|kept| kept.1 == session);
-                let Some((id, _, _)) = mine.clone().next() else {
-                    continue;
-                };
-                shares += 1;
-                let share = &memory.by_session[&memory.kept[id].slot];
-                let bytes: usize = mine.clone().map(|kept| kept.2).sum();
-                assert_eq!(share.bytes, bytes);
-                assert!(bytes <= LIMITS.session);
-                assert!(share.oldest.len() <= 2 * mine.count());
+            let mut records = 0;
+            for (slot, session) in &sessions.by_slot {
+                let mine = expected.iter().filter(|kept| kept.session == *slot);
+                let numbers = session.kept.iter().map(|kept| kept.number);
+                assert!(numbers.eq(mine.clone().map(|kept| kept.number)));
+                assert!(!session.kept.is_empty());
+                assert_eq!(session.bytes, mine.map(|kept| kept.weight).sum::<usize>());
+                assert!(session.bytes <= LIMITS.session);
+                records += session.kept.len();
             }
-            assert_eq!(memory.by_session.len(), shares);
+            assert_eq!(records, expected.len());
         }
     }
 
     #[test]
-    fn an_answer_that_is_kept_for_long_does_not_make_the_queues_grow() {
+    fn an_answer_that_is_kept_for_long_does_not_make_the_queue_grow() {
         let mut both = Both::new();
-        both.keep(0, 0, 1);
+        both.keep("a", 0, 1, 3_600);
         for _ in 0..1_000 {
-            let id = both.keep(0, 0, 1);
-            both.take(id);
+            both.keep("b", 0, 1, 1);
         }
     }
 
@@ -380,27 +413,23 @@ mod tests {
     fn a_record_counts_the_ids_that_it_keeps() {
         let id = "x".repeat(LIMITS.session);
         let mut both = Both::new();
-        let kept = both.keep(0, 0, 1);
-        let key = |session: &str| SessionKey {
-            scope: Scope::Path("/".into()),
-            id: session.into(),
-        };
-        let cancelled = |request: &str| Ended {
-            end: End::Cancelled(RequestId::String(request.into()), CancelReason::Orphaned),
+        both.keep("a", 0, 1, 60);
+        let request = RequestId::String(id.as_str().into());
+        let of_request = Ended {
+            end: End::Cancelled(request, CancelReason::Orphaned),
             weight: 0,
-            until: both.until,
+            until: both.now,
         };
-        let slots = ["a", &id].map(|session| both.names.session(&key(session)));
-        let of_request = (slots[0], key("a"), cancelled(&id));
-        let of_session = (slots[1], key(&id), cancelled("1"));
-        for (slot, key, ended) in [of_request, of_session] {
-            let id = CallId::next();
-            let gone = both.memory.keep(id, slot, key, Streams::default(), ended);
-            assert_eq!(gone, [id], "it is more than its session may keep");
-            assert!(both.memory.take(id).is_some());
-        }
-        both.take(kept);
-        assert!(both.memory.is_empty());
+        both.keep_this("b", 1, of_request);
+        assert_eq!(
+            both.expected.len(),
+            1,
+            "it is more than its session may keep"
+        );
+        both.keep(&id, 0, 1, 60);
+        assert_eq!(both.expected.len(), 1, "likewise");
+        both.pass(60);
+        assert!(both.sessions.memory.is_empty());
     }
 
     proptest! {
@@ -412,21 +441,21 @@ mod tests {
 
         #[test]
         fn the_totals_are_the_sums_of_what_is_kept(
-            ops in vec((any::<bool>(), 0..4_u8, 0..3_500_usize, 0..8_u8), 1..60),
+            ops in vec((0..10_u8, 0..4_u8, 0..3_500_usize, 0..8_u8, 1..9_u64), 1..60),
         ) {
             let mut both = Both::new();
-            let mut ids = Vec::new();
-            for (keep, session, answer, events) in ops {
-                match ids.len() {
-                    count if count > 0 && !keep => both.take(ids[answer % count]),
+            for (op, session, answer, events, seconds) in ops {
+                let session = session.to_string();
+                match op {
+                    0 => both.forget_all_of(&session),
+                    1 => both.pass(seconds / 2),
                     // Mostly small.
-                    _ => ids.push(both.keep(session, answer * answer / 3_500, events)),
+                    _ => both.keep(&session, answer * answer / 3_500, events, seconds),
                 }
             }
-            for id in ids {
-                both.take(id);
-            }
-            assert!(both.memory.is_empty());
+            both.pass(9);
+            assert!(both.sessions.memory.is_empty());
+            assert!(both.sessions.by_slot.is_empty());
         }
     }
 }

@@ -474,7 +474,10 @@ impl Run {
         let Self { core, model, .. } = self;
         assert_eq!(core.len(), model.calls().len());
         assert_eq!(core.next_deadline(), model.next_deadline());
-        assert_eq!(core.due.len() + core.memory.len(), model.appointments());
+        assert_eq!(
+            core.due.len() + core.sessions.memory.len(),
+            model.appointments()
+        );
         let detached = model
             .calls()
             .iter()
@@ -542,8 +545,9 @@ impl Run {
             self.finish(id, None);
         }
         self.compare();
-        let sessions: usize = self.core.sessions.values().map(|ids| ids.len()).sum();
-        assert_eq!(sessions, self.model.remembered().count());
+        let sessions = self.core.sessions.by_slot.values();
+        let kept: usize = sessions.map(|session| session.kept.len()).sum();
+        assert_eq!(kept, self.model.remembered().count());
         self.now += UNSEEN_FOR;
         self.expire(false);
         self.compare();
@@ -640,8 +644,9 @@ fn as_the_model_says(room: Room, ops: &[Op]) {
 pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &Core<T, A>) {
     assert_eq!(core.len(), 0);
     assert!(core.index.is_empty(), "{:?}", core.index);
-    assert!(core.sessions.is_empty(), "{:?}", core.sessions);
+    let sessions = &core.sessions.by_slot;
+    assert!(sessions.is_empty(), "{:?}", sessions.keys());
     assert!(core.due.is_empty(), "{:?}", core.due);
-    assert!(core.memory.is_empty());
+    assert!(core.sessions.memory.is_empty());
     assert!(core.detached.is_empty(), "{:?}", core.detached);
 }

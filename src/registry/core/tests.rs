@@ -599,29 +599,78 @@ fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
     let victim = accepted(&mut core, key("victim", 7), "victim");
     core.name(victim, b"0/0");
     detach(&mut core, victim, now);
+    accepted(&mut core, key("stranger", 1), "other");
     let stranger = session("stranger");
     let slot = core.names.session(&stranger);
     let request = core.names.request(slot, &RequestId::Number(9));
     let stream = core.names.stream(slot, StreamId::Numbered(5));
     core.index.insert(request, victim);
     core.index.insert(stream, victim);
-    core.sessions.entry(slot).or_default().insert(victim);
 
     let request = key("stranger", 9);
     assert!(core.find(request.as_ref().unwrap()).is_none());
     assert_eq!(core.named(&stranger, b"0/5"), Named::Nothing);
-    assert!(core.take_session(&stranger).is_empty());
-    assert!(core.detached_in(&stranger).is_empty());
     let call = CallId::next();
     core.start(call, request, "stranger", None);
     assert!(core.claim(call).is_none(), "the victim does not leave");
     core.name(call, b"0/5");
     assert!(core.finish(call, None).unwrap().injectable);
+    assert_untouched(&core, victim);
+}
 
+/// The same of two sessions.
+#[test]
+fn a_full_collision_of_two_sessions_leaves_the_calls_of_the_second_without_a_key() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let victim = accepted(&mut core, key("victim", 7), "victim");
+    core.name(victim, b"0/0");
+    detach(&mut core, victim, now);
+    let stranger = session("stranger");
+    let slot = core.names.session(&stranger);
+    core.sessions.enter(slot, session("victim"), victim);
+
+    let request = key("stranger", 7);
+    assert!(core.find(request.as_ref().unwrap()).is_none());
+    assert_eq!(core.named(&stranger, b"0/0"), Named::Nothing);
+    assert!(core.take_session(&stranger).is_empty());
+    assert!(core.detached_in(&stranger).is_empty());
+    let call = CallId::next();
+    core.start(call, request.clone(), "stranger", None);
+    assert!(core.claim(call).is_none(), "the victim does not leave");
+    core.name(call, b"0/0");
+    assert!(core.find(request.as_ref().unwrap()).is_none());
+    core.detach(call, FIRST, until(now + SECOND), false, gone(now));
+    core.rekey(call, request.unwrap());
+    assert!(!core.finish(call, answered("42", now)).unwrap().injectable);
+    assert_untouched(&core, victim);
+}
+
+/// It is found as before, and its client may still come back.
+fn assert_untouched(core: &TestCore, victim: CallId) {
     assert_eq!(core.named(&session("victim"), b"0/0"), Named::Call(victim));
     let found = core.find(&key("victim", 7).unwrap());
     assert_eq!(found, Some((victim, "victim")));
     assert!(core.is_detached(victim));
+}
+
+#[test]
+fn invariant_11_a_record_waits_for_one_before_it_that_stays_longer() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    for (stream, seconds) in [(0, 1), (1, 9), (2, 1)] {
+        let id = accepted(&mut core, key("s", stream), "call");
+        core.name(id, format!("0/{stream}").as_bytes());
+        core.finish(id, answered("42", now + seconds * SECOND));
+    }
+    assert_eq!(core.next_deadline(), Some(now + SECOND));
+    core.expire(now + SECOND);
+    let kept = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| core.named(&session("s"), id));
+    let ended = || Named::Ended(End::Answered("42"));
+    assert_eq!(kept, [Named::Nothing, ended(), ended()]);
+    assert_eq!(core.next_deadline(), Some(now + 9 * SECOND));
+    core.expire(now + 9 * SECOND);
+    assert_empty(&core);
 }
 
 #[test]

@@ -44,6 +44,7 @@ pub(super) struct Model {
     room: Room,
     /// Oldest first.
     calls: Vec<Call>,
+    /// In the order of their ends.
     kept: Vec<Kept>,
     /// Streams that two calls of a session go by, which MCP forbids. Either may be found, or none.
     contested: Vec<(SessionKey, Stream)>,
@@ -315,9 +316,11 @@ impl Model {
         taken
     }
 
-    /// Rules 3, 7 and 13. Returns the calls whose deadline has passed, and the orphans.
+    /// Rules 3, 7, 11 and 13. Returns the calls whose deadline has passed, and the orphans.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(CallId, Expired)> {
-        self.kept.retain(|kept| kept.remember.until > now);
+        // One that stays longer keeps those behind it.
+        let stays = self.kept.iter().position(|kept| kept.remember.until > now);
+        self.kept.drain(..stays.unwrap_or(self.kept.len()));
         let mut over = Vec::new();
         self.calls.retain_mut(|call| {
             if call.may_last_to.is_some_and(|at| at <= now) {
@@ -342,7 +345,7 @@ impl Model {
     /// The first time at which something is to be done.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let calls = self.calls.iter().filter_map(Call::scheduled);
-        let kept = self.kept.iter().map(|kept| kept.remember.until);
+        let kept = self.kept.first().map(|kept| kept.remember.until);
         calls.chain(kept).min()
     }
 

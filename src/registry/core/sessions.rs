@@ -1,0 +1,105 @@
+//! The sessions that have calls, in flight or remembered.
+
+use std::collections::{VecDeque, hash_map::Entry};
+
+use super::{
+    entry::{Place, Streams},
+    index::{SessionKey, Slot, Slots, StreamId},
+    memory::{End, Ended, Kept, Memory},
+};
+use crate::call::CallId;
+
+#[derive(Debug)]
+pub(super) struct Sessions<A> {
+    pub(super) by_slot: Slots<Session<A>>,
+    pub(super) memory: Memory,
+}
+
+#[derive(Debug)]
+pub(super) struct Session<A> {
+    pub(super) key: SessionKey,
+    /// In no order: each call knows its seat.
+    pub(super) in_flight: Vec<CallId>,
+    /// Oldest first.
+    pub(super) kept: VecDeque<Kept<A>>,
+    /// The weight of what is kept.
+    pub(super) bytes: usize,
+}
+
+// === impl Sessions ===
+
+impl<A: Clone> Sessions<A> {
+    pub(super) fn new() -> Self {
+        Self {
+            by_slot: Slots::default(),
+            memory: Memory::new(),
+        }
+    }
+
+    pub(super) fn get(&self, slot: Slot, key: &SessionKey) -> Option<&Session<A>> {
+        let session = self.by_slot.get(&slot);
+        session.filter(|session| session.key == *key)
+    }
+
+    /// A call comes. Returns its seat. `None` if another session has this slot: its calls and those of this one could
+    /// not be told apart, so this one's have no key.
+    pub(super) fn enter(&mut self, slot: Slot, key: SessionKey, id: CallId) -> Option<u32> {
+        let session = match self.by_slot.entry(slot) {
+            Entry::Occupied(session) if session.get().key != key => return None,
+            Entry::Occupied(session) => session.into_mut(),
+            Entry::Vacant(vacant) => vacant.insert(Session::new(key)),
+        };
+        let seat = u32::try_from(session.in_flight.len()).ok()?;
+        session.in_flight.push(id);
+        Some(seat)
+    }
+
+    /// A call goes. Returns who has its seat now.
+    pub(super) fn leave(
+        &mut self,
+        place: &Place,
+        remember: Option<(Streams, Ended<A>)>,
+    ) -> Option<CallId> {
+        let session = self.by_slot.get_mut(&place.session)?;
+        let seat = place.seat as usize;
+        if seat < session.in_flight.len() {
+            session.in_flight.swap_remove(seat);
+        }
+        let follows = session.in_flight.get(seat).copied();
+        let keeps = remember.is_some();
+        if let Some((streams, ended)) = remember {
+            self.memory.keep(place.session, session, streams, ended);
+        }
+        if session.is_empty() {
+            self.by_slot.remove(&place.session);
+        }
+        if keeps {
+            self.make_room();
+        }
+        follows
+    }
+}
+
+// === impl Session ===
+
+impl<A: Clone> Session<A> {
+    fn new(key: SessionKey) -> Self {
+        Self {
+            key,
+            in_flight: Vec::new(),
+            kept: VecDeque::new(),
+            bytes: 0,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.in_flight.is_empty() && self.kept.is_empty()
+    }
+
+    /// How the latest of its remembered calls ended that had this stream.
+    pub(super) fn end_of(&self, stream: StreamId) -> Option<End<A>> {
+        let mut kept = self.kept.iter().rev();
+        let kept = kept.find(|kept| kept.streams.contains(stream))?;
+        Some(kept.end.clone())
+    }
+}
