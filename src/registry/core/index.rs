@@ -61,6 +61,8 @@ pub(super) struct AsIs(u64);
 #[derive(Debug)]
 pub(super) struct Names {
     keyed: RandomState,
+    #[cfg(feature = "rmcp")]
+    own_sessions: [u64; 2],
     /// An odd number for each kind of name that a session has.
     number_ids: u64,
     string_ids: u64,
@@ -115,6 +117,8 @@ impl Default for Names {
         let keyed = RandomState::new();
         let multiplier = |kind: &str| keyed.hash_one(kind) | 1;
         Self {
+            #[cfg(feature = "rmcp")]
+            own_sessions: ["own sessions", "and again"].map(multiplier),
             number_ids: multiplier("number ids"),
             string_ids: multiplier("string ids"),
             numbered_streams: multiplier("numbered streams"),
@@ -126,7 +130,25 @@ impl Default for Names {
 
 impl Names {
     pub(super) fn session(&self, session: &SessionKey) -> Slot {
-        Slot(self.keyed.hash_one(session))
+        match session.scope {
+            #[cfg(feature = "rmcp")]
+            Scope::Manager(number) => self.own_session(number, session.id.as_bytes()),
+            Scope::Path(_) => Slot(self.keyed.hash_one(session)),
+        }
+    }
+
+    /// Calls of such a session are many, and its id is the server's own: no client chooses one that calls are entered
+    /// under. So less of a hash will do, with the same secrets.
+    #[cfg(feature = "rmcp")]
+    fn own_session(&self, manager: u64, id: &[u8]) -> Slot {
+        let [one, other] = self.own_sessions;
+        let (words, rest) = id.as_chunks();
+        let words = words.iter().map(|word| u64::from_le_bytes(*word));
+        let last = rest
+            .iter()
+            .fold(id.len() as u64, |word, byte| word << 8 | u64::from(*byte));
+        let hash = words.fold(manager, |hash, word| fold(hash ^ word, one));
+        Slot(fold(hash ^ last, other))
     }
 
     pub(super) fn request(&self, session: Slot, request: &RequestId) -> Slot {
@@ -226,11 +248,21 @@ mod tests {
         let spelled = (0..4_096).map(|n| of_request(RequestId::String(format!("{n:x}").into())));
         let padded = (1..4_096).map(|n| of_request(RequestId::String("x".repeat(n).into())));
         let streams = (0..4_096).map(|n| names.stream(session, StreamId::Numbered(n << 48)).0);
-        let sets: [Vec<u64>; 4] = [
+        #[cfg(feature = "rmcp")]
+        let sessions = (0..4_096).map(|n| {
+            let key = SessionKey {
+                scope: Scope::Manager(n % 2),
+                id: format!("{:032x}", n / 2).into(),
+            };
+            names.session(&key).0
+        });
+        let sets: Vec<Vec<u64>> = vec![
             counted.collect(),
             spelled.collect(),
             padded.collect(),
             streams.collect(),
+            #[cfg(feature = "rmcp")]
+            sessions.collect(),
         ];
         for hashes in sets {
             for shift in [0, 24, 48] {
