@@ -43,6 +43,7 @@ use tokio::time::Instant;
 use self::{
     entry::{Look, Place, Streams, Times},
     index::{ById, Names, Slot, Slots},
+    room::GiveBack,
     scopes::Scopes,
     sessions::Sessions,
 };
@@ -54,6 +55,7 @@ mod entry;
 mod find;
 mod index;
 mod memory;
+mod room;
 mod scopes;
 mod sessions;
 
@@ -427,6 +429,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// Takes a call out of everything but its session and the index, where the other calls of its batch take its place.
     fn take(&mut self, id: CallId) -> Option<Entry<T>> {
         let mut entry = self.calls.remove(&id)?;
+        self.calls.give_back();
         if let Some(times) = &mut entry.times {
             if let Some(at) = times.due.take() {
                 self.due.remove(&(at, id));
@@ -500,6 +503,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let is_owner = *owner.get() == id;
         if is_owner {
             owner.remove();
+            self.index.give_back();
         }
         Some(is_owner)
     }

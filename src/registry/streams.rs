@@ -24,6 +24,7 @@ impl Streams {
         if self.open.len() >= FEW.max(2 * self.left) {
             self.open.retain(|stream| stream.strong_count() > 0);
             self.left = self.open.len();
+            self.open.shrink_to(2 * self.left);
         }
         self.open.push(stream);
     }

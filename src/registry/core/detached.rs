@@ -2,7 +2,10 @@
 
 use std::collections::hash_map::Entry;
 
-use super::index::{Slot, Slots};
+use super::{
+    index::{Slot, Slots},
+    room::GiveBack,
+};
 use crate::registry::limits::{Limit, Limits};
 
 #[derive(Debug, Default)]
@@ -39,6 +42,7 @@ impl Detached {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
+                self.by_session.give_back();
             }
         }
     }

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::{
     entry::Streams,
     index::{Slot, Slots, StreamId},
+    room::GiveBack,
     sessions::{Session, Sessions},
 };
 use crate::call::{CancelReason, RequestId};
@@ -123,6 +124,7 @@ impl Memory {
 
     fn forget_oldest_of<A>(&mut self, session: &mut Session<A>) {
         if let Some(kept) = session.kept.pop_front() {
+            session.kept.give_back();
             session.bytes -= kept.weight;
             self.bytes -= kept.weight;
             self.records -= 1;
@@ -132,6 +134,11 @@ impl Memory {
     /// When the oldest is to be forgotten.
     pub(super) fn next_end(&self) -> Option<Instant> {
         self.turns.front().map(|turn| turn.until)
+    }
+
+    #[cfg(test)]
+    pub(super) fn room(&self) -> usize {
+        self.turns.capacity()
     }
 
     #[cfg(any(test, fuzzing))]
@@ -186,6 +193,7 @@ impl<A: Clone> Sessions<A> {
         }
         if session.get().is_empty() {
             session.remove();
+            self.by_slot.give_back();
         }
     }
 
@@ -202,6 +210,7 @@ impl<A: Clone> Sessions<A> {
         if turns.len() > 2 * *records {
             turns.retain(|turn| turn.is_kept(&self.by_slot));
         }
+        turns.give_back();
     }
 }
 

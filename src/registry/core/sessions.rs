@@ -6,6 +6,7 @@ use super::{
     entry::{Place, Streams},
     index::{SessionKey, Slot, Slots, StreamId},
     memory::{End, Ended, Kept, Memory},
+    room::GiveBack,
 };
 use crate::call::CallId;
 
@@ -64,6 +65,7 @@ impl<A: Clone> Sessions<A> {
         let seat = place.seat as usize;
         if seat < session.in_flight.len() {
             session.in_flight.swap_remove(seat);
+            session.in_flight.give_back();
         }
         let follows = session.in_flight.get(seat).copied();
         let keeps = remember.is_some();
@@ -72,6 +74,7 @@ impl<A: Clone> Sessions<A> {
         }
         if session.is_empty() {
             self.by_slot.remove(&place.session);
+            self.by_slot.give_back();
         }
         if keeps {
             self.make_room();

@@ -863,3 +863,53 @@ fn a_better_key_replaces_the_first_one() {
     assert!(core.finish(id, None).unwrap().injectable);
     assert_empty(&core);
 }
+
+/// The capacities of what grows with the calls.
+fn room(core: &TestCore) -> [usize; 5] {
+    let Core {
+        calls,
+        index,
+        sessions,
+        ..
+    } = core;
+    let turns = sessions.memory.room();
+    let in_flight = sessions.by_slot.values().map(|it| it.in_flight.capacity());
+    let kept = sessions.by_slot.values().map(|it| it.kept.capacity());
+    let of_sessions = sessions.by_slot.capacity();
+    let in_sessions = in_flight.sum::<usize>() + kept.sum::<usize>();
+    [
+        calls.capacity(),
+        index.capacity(),
+        turns,
+        of_sessions,
+        in_sessions,
+    ]
+}
+
+#[test]
+fn after_a_peak_its_room_is_given_back() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let mut calls = Vec::new();
+    for n in 0..6_000 {
+        let session = if n < 1_000 { "one" } else { &n.to_string() };
+        let id = accepted(&mut core, key(session, n), "call");
+        core.name(id, format!("0/{n}").as_bytes());
+        calls.push(id);
+    }
+    let last = calls.split_off(5_999);
+    for id in calls {
+        core.finish(id, answered("42", now + SECOND));
+    }
+    let peak = room(&core);
+    let [in_flight, names, turns, sessions, _] = peak;
+    assert!(in_flight < 200 && names < 200, "{peak:?}");
+    assert!(turns >= 5_999 && sessions >= 5_000, "{peak:?}");
+
+    core.expire(now + SECOND);
+
+    let after = room(&core);
+    assert!(after.into_iter().all(|room| room < 200), "{after:?}");
+    core.finish(last[0], None);
+    assert_empty(&core);
+}
