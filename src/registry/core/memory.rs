@@ -24,7 +24,7 @@ use super::{
 use crate::call::{CancelReason, RequestId};
 
 /// What a record costs besides its answer and the texts in it, in bytes, about: its queues and its session.
-const RECORD: usize = 768;
+const RECORD: usize = 512;
 
 /// How a remembered call ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,6 +103,10 @@ impl Memory {
         let weight = RECORD + ended.weight + texts + streams.len() * size_of::<StreamId>();
         let number = self.next;
         self.next += 1;
+        if session.kept.is_empty() {
+            // Most sessions of a flood have no second one.
+            session.kept.reserve_exact(1);
+        }
         session.kept.push_back(Kept {
             number,
             streams,

@@ -678,8 +678,8 @@ fn invariant_11_the_oldest_answers_go_first() {
     let now = Instant::now();
     let mut core = TestCore::new();
     core.limit_memory(MemoryLimits {
-        total: 4_500,
-        session: 2_100,
+        total: 3_000,
+        session: 1_300,
     });
     let mut end = |session_id: &str, stream: u32| {
         let id = accepted(&mut core, key(session_id, stream.into()), "call");
