@@ -168,7 +168,8 @@ impl Registry {
     }
 
     pub(crate) fn name(&self, id: CallId, event_id: &[u8]) {
-        self.with(|core| core.name(id, event_id));
+        // Names neither end a call nor bring a deadline.
+        self.state().core.name(id, event_id);
     }
 
     pub(crate) fn blur(&self, id: CallId) {
