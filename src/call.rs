@@ -72,15 +72,22 @@ pub struct CallInfo {
     method: Cow<'static, str>,
     tool: Option<Box<str>>,
     session: Option<Arc<str>>,
-    #[cfg(feature = "rmcp")]
-    progress_token: Option<RequestId>,
     protocol_version: Option<Cow<'static, str>>,
     must_run_on: bool,
     ends_with_its_stream: bool,
+    /// In a box, because most calls have nothing of it.
+    special: Option<Box<Special>>,
+}
+
+/// What few calls have.
+#[derive(Clone, Default)]
+struct Special {
     policy: Policy,
+    #[cfg(feature = "rmcp")]
+    progress_token: Option<RequestId>,
     /// Keyed hash of the arguments, if the call may be superseded.
     #[cfg(feature = "rmcp")]
-    fingerprint: Option<std::num::NonZeroU64>,
+    fingerprint: Option<u64>,
 }
 
 /// Why a call was cancelled. Its `Display` is the `reason` of the injected
@@ -192,14 +199,10 @@ impl CallInfo {
             method,
             tool: None,
             session: None,
-            #[cfg(feature = "rmcp")]
-            progress_token: None,
             protocol_version: None,
             must_run_on: false,
             ends_with_its_stream: false,
-            policy: Policy::default(),
-            #[cfg(feature = "rmcp")]
-            fingerprint: None,
+            special: None,
         }
     }
 
@@ -213,20 +216,21 @@ impl CallInfo {
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn set_progress_token(&mut self, token: Option<RequestId>) {
-        self.progress_token = token;
+        if token.is_some() {
+            self.special_mut().progress_token = token;
+        }
     }
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn set_fingerprint(&mut self, fingerprint: u64) {
-        // 1 stands for 0 as well.
-        self.fingerprint = fingerprint.max(1).try_into().ok();
+        self.special_mut().fingerprint = Some(fingerprint);
     }
 
     /// Whether `other` is the same call, sent again.
     #[cfg(feature = "rmcp")]
     pub(crate) fn repeats(&self, other: &Self) -> bool {
-        self.fingerprint.is_some()
-            && self.fingerprint == other.fingerprint
+        self.fingerprint().is_some()
+            && self.fingerprint() == other.fingerprint()
             && self.session == other.session
             && self.method == other.method
             && self.tool == other.tool
@@ -245,17 +249,29 @@ impl CallInfo {
         self.started_at
     }
 
+    #[cfg(feature = "rmcp")]
+    fn fingerprint(&self) -> Option<u64> {
+        self.special.as_ref()?.fingerprint
+    }
+
+    fn special_mut(&mut self) -> &mut Special {
+        self.special.get_or_insert_default()
+    }
+
     pub(crate) fn set_policy(&mut self, policy: Policy) {
-        self.policy = policy;
+        if policy != Policy::default() {
+            self.special_mut().policy = policy;
+        }
     }
 
     pub(crate) fn policy(&self) -> Policy {
-        self.policy
+        let special = self.special.as_ref();
+        special.map_or_else(Policy::default, |special| special.policy)
     }
 
     /// When it is cancelled at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let may_last = self.policy.call_timeout.filter(|_| !self.has_own_end())?;
+        let may_last = self.policy().call_timeout.filter(|_| !self.has_own_end())?;
         self.started_at.checked_add(may_last)
     }
 
@@ -316,7 +332,7 @@ impl CallInfo {
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn progress_token(&self) -> Option<&RequestId> {
-        self.progress_token.as_ref()
+        self.special.as_ref()?.progress_token.as_ref()
     }
 
     pub(crate) fn must_run_on(&self) -> bool {

@@ -9,11 +9,13 @@ use super::MARK;
 /// Cuts a body into lines: any of the three line ends ends one, and a byte order mark at the start is of none.
 #[derive(Debug)]
 pub(super) struct Lines {
-    /// What of the mark has not come. Empty once it came, or something else did.
-    mark: &'static [u8],
+    /// How many bytes of the mark have come: all, once something else came.
+    marked: u8,
     /// The last byte was a carriage return, so that a line feed would belong to it.
     after_return: bool,
 }
+
+const MARKED: u8 = MARK.len() as u8;
 
 /// The next of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +34,7 @@ impl Lines {
     /// The lines of a body of which a line end has passed.
     pub(super) fn begun() -> Self {
         Self {
-            mark: &[],
+            marked: MARKED,
             after_return: false,
         }
     }
@@ -40,16 +42,16 @@ impl Lines {
     /// Takes the next piece off `frame`. `None` at its end.
     pub(super) fn next<'f>(&mut self, frame: &mut &'f [u8]) -> Option<Piece<'f>> {
         let (first, rest) = frame.split_first()?;
-        if let Some((wanted, left)) = self.mark.split_first() {
+        if let Some(wanted) = MARK.get(usize::from(self.marked)) {
             if first == wanted {
                 *frame = rest;
-                self.mark = left;
-                return Some(match left {
-                    [] => Piece::Mark,
+                self.marked += 1;
+                return Some(match self.marked {
+                    MARKED => Piece::Mark,
                     _ => Piece::PartOfMark,
                 });
             }
-            self.mark = &[];
+            self.marked = MARKED;
         }
         if mem::take(&mut self.after_return) && *first == b'\n' {
             *frame = rest;
@@ -76,7 +78,7 @@ impl Default for Lines {
     /// Those of a body of which nothing has come.
     fn default() -> Self {
         Self {
-            mark: MARK,
+            marked: 0,
             after_return: false,
         }
     }

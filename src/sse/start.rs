@@ -14,7 +14,7 @@ pub(crate) enum Start {
     #[default]
     Nothing,
     /// Something was put in. Of a mark this many bytes have come.
-    Preceded { held: usize },
+    Preceded { held: u8 },
     /// Bytes of the body were sent.
     Body,
 }
@@ -38,10 +38,12 @@ impl Start {
             *self = Self::Body;
             return frame;
         };
-        let (came, left) = MARK.split_at_checked(held).unwrap_or_default();
+        let (came, left) = MARK.split_at_checked(held.into()).unwrap_or_default();
         let more = frame.iter().zip(left).take_while(|(a, b)| a == b).count();
         if more == frame.len() && more < left.len() {
-            *self = Self::Preceded { held: held + more };
+            *self = Self::Preceded {
+                held: held + more as u8,
+            };
             return Bytes::new();
         }
         *self = Self::Body;
