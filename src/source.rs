@@ -13,7 +13,8 @@ pin_project! {
     #[project = SourceProj]
     pub(crate) enum Source<B> {
         Body { #[pin] body: B },
-        Bytes { bytes: Option<Bytes> },
+        // In a box: bodies are moved often, and hardly one is replaced.
+        Bytes { bytes: Option<Box<Bytes>> },
     }
 }
 
@@ -26,7 +27,9 @@ impl<B> Source<B> {
 
     /// A body of one frame.
     pub(crate) fn bytes(bytes: Bytes) -> Self {
-        Self::Bytes { bytes: Some(bytes) }
+        Self::Bytes {
+            bytes: Some(Box::new(bytes)),
+        }
     }
 }
 
@@ -45,7 +48,8 @@ where
         match self.project() {
             SourceProj::Body { body } => body.poll_frame(cx),
             SourceProj::Bytes { bytes } => {
-                Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes.into()))))
+                let bytes = bytes.take();
+                Poll::Ready(bytes.map(|bytes| Ok(Frame::data((*bytes).into()))))
             }
         }
     }

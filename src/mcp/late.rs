@@ -105,13 +105,16 @@ impl Late {
     }
 
     /// The server has ended the stream of a call: its answer comes by here and nowhere else.
-    pub(super) fn leave_unread(&self, attachment: &Attachment, request_id: RequestId) {
+    pub(super) fn leave_unread(&self, attachment: &Attachment) {
+        let Some(call) = attachment.exchange.call(attachment.id) else {
+            return;
+        };
         self.change(|state| {
             if state.unread.len() == REMEMBERED {
                 state.unread.pop_front();
             }
             state.unread.push_back(Unread {
-                request_id,
+                request_id: call.request_id().clone(),
                 call: attachment.id,
                 exchange: Arc::downgrade(&attachment.exchange),
             });

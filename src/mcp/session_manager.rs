@@ -177,7 +177,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             id,
             generation: FIRST,
         };
-        Some(BoundCall::new(attachment, request.id.clone()))
+        Some(BoundCall::new(attachment))
     }
 
     /// The client's own cancel of a call, which the manager took.
@@ -236,13 +236,12 @@ impl<M: SessionManager> CancellableSessionManager<M> {
                 if let Some(used) = used {
                     used.late().read_again(id);
                 }
-                let request_id = exchange.call(id)?.request_id().into();
                 let attachment = Attachment {
                     exchange,
                     id,
                     generation,
                 };
-                Some(BoundCall::new(attachment, request_id))
+                Some(BoundCall::new(attachment))
             }
             Named::Batch(ids) | Named::OneOf(ids) => {
                 ids.into_iter().for_each(|id| registry.spare(id));

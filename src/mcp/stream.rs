@@ -10,10 +10,7 @@ use futures_util::{
     Stream, StreamExt,
     future::{self, Either, select},
 };
-use rmcp::{
-    model::{JsonRpcMessage, RequestId},
-    transport::streamable_http_server::session::ServerSseMessage,
-};
+use rmcp::{model::JsonRpcMessage, transport::streamable_http_server::session::ServerSseMessage};
 
 use super::{kept, session::InUse};
 use crate::{
@@ -39,7 +36,6 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
 /// A call whose stream is watched. Dropped before its end, the stream has gone.
 pub(super) struct BoundCall {
     attachment: Attachment,
-    request_id: RequestId,
     /// What of its event ids names its stream, where they are rmcp's: the number after the slash.
     stream: Option<u64>,
     watched: Watched,
@@ -175,10 +171,9 @@ async fn read_on(
 // === impl BoundCall ===
 
 impl BoundCall {
-    pub(super) fn new(attachment: Attachment, request_id: RequestId) -> Self {
+    pub(super) fn new(attachment: Attachment) -> Self {
         Self {
             attachment,
-            request_id,
             stream: None,
             watched: Watched::ByClient,
         }
@@ -203,11 +198,14 @@ impl BoundCall {
     }
 
     fn is_answered_by(&self, event: &ServerSseMessage) -> bool {
-        match event.message.as_deref() {
-            Some(JsonRpcMessage::Response(response)) => response.id == self.request_id,
-            Some(JsonRpcMessage::Error(error)) => error.id.as_ref() == Some(&self.request_id),
-            _ => false,
-        }
+        let answered = match event.message.as_deref() {
+            Some(JsonRpcMessage::Response(response)) => Some(&response.id),
+            Some(JsonRpcMessage::Error(error)) => error.id.as_ref(),
+            _ => None,
+        };
+        let Attachment { exchange, id, .. } = &self.attachment;
+        let call = answered.zip(exchange.call(*id));
+        call.is_some_and(|(answered, call)| *call.request_id() == answered.into())
     }
 
     fn answered(mut self, event: &ServerSseMessage, used: Option<&InUse>) {
@@ -231,8 +229,7 @@ impl BoundCall {
         let Attachment { exchange, id, .. } = &self.attachment;
         // Before anybody hears of it.
         if let Some(used) = used {
-            let request_id = (&self.request_id).into();
-            used.late().leave_unread(&self.attachment, request_id);
+            used.late().leave_unread(&self.attachment);
         }
         self.attachment.detach(DetachCause::EndedByServer, false);
         // An older stream ends because of the newer one.

@@ -262,7 +262,9 @@ impl Terms {
     {
         let keep_alive = guard.exchange().and_then(|exchange| exchange.keep_alive());
         let content = Content::open(Probes::new(keep_alive.unwrap_or(PROBE_COMMITTED)));
-        let inner = Inner::Committed { committed };
+        let inner = Inner::Committed {
+            committed: Box::new(committed),
+        };
         let stream = EventStream::new(guard, inner, content, self.peer.take());
         let mut response = Response::new(ResponseBody::events(stream));
         let headers = response.headers_mut();

@@ -38,6 +38,13 @@ pub(super) struct Slot<B> {
 
 struct State<B> {
     held: Option<Pin<Box<Held<B>>>>,
+    /// In a box, because hardly a stream hears of others.
+    said: Option<Box<Said>>,
+}
+
+/// What others than the reader and the inner body said.
+#[derive(Default)]
+struct Said {
     messages: VecDeque<Bytes>,
     closing: Option<Closing>,
 }
@@ -56,7 +63,7 @@ pin_project! {
     #[project = InnerProj]
     pub(super) enum Inner<B> {
         Body { #[pin] body: B },
-        Committed { committed: Committed<B> },
+        Committed { committed: Box<Committed<B>> },
     }
 }
 
@@ -94,8 +101,7 @@ impl<B> Slot<B> {
         Self {
             state: Mutex::new(State {
                 held: Some(Box::pin(Held { guard, inner })),
-                messages: VecDeque::new(),
-                closing: None,
+                said: None,
             }),
             reader: AtomicWaker::new(),
             stall: stall_timeout.map(|limit| Box::new(Stall::new(limit))),
@@ -121,7 +127,10 @@ impl<B> Slot<B> {
     /// What is to be read next. A message only where one can be put in.
     pub(super) fn next(&self, at_boundary: bool) -> Next<B> {
         let mut state = self.state();
-        if at_boundary && let Some(message) = state.messages.pop_front() {
+        if at_boundary
+            && let Some(said) = &mut state.said
+            && let Some(message) = said.messages.pop_front()
+        {
             return Next::Message(message);
         }
         state.held.take().map_or(Next::Over, Next::Inner)
@@ -130,7 +139,7 @@ impl<B> Slot<B> {
     /// Takes the inner body back after a poll. `false` if the slot was closed meanwhile.
     pub(super) fn put_back(&self, held: Pin<Box<Held<B>>>) -> bool {
         let mut state = self.state();
-        let Some(closing) = state.closing else {
+        let Some(closing) = state.closing() else {
             state.held = Some(held);
             return true;
         };
@@ -153,7 +162,7 @@ impl<B> Slot<B> {
     fn shut(&self, closing: Closing) {
         let held = {
             let mut state = self.state();
-            state.closing.get_or_insert(closing);
+            state.said().closing.get_or_insert(closing);
             state.held.take()
         };
         if let Some(held) = held {
@@ -167,6 +176,18 @@ impl<B> Slot<B> {
     }
 }
 
+// === impl State ===
+
+impl<B> State<B> {
+    fn said(&mut self) -> &mut Said {
+        self.said.get_or_insert_default()
+    }
+
+    fn closing(&self) -> Option<Closing> {
+        self.said.as_ref()?.closing
+    }
+}
+
 fn end<B>(mut held: Pin<Box<Held<B>>>, closing: Closing) {
     let guard = held.as_mut().project().guard;
     match closing {
@@ -177,7 +198,7 @@ fn end<B>(mut held: Pin<Box<Held<B>>>, closing: Closing) {
 
 impl<B: Send> Outlet for Slot<B> {
     fn tell(&self, message: Bytes) {
-        self.state().messages.push_back(message);
+        self.state().said().messages.push_back(message);
         self.reader.wake();
     }
 
@@ -189,7 +210,7 @@ impl<B: Send> Outlet for Slot<B> {
 impl<B: Send> Watched for Slot<B> {
     fn look(&self, at: Instant, now: Instant) -> Option<Instant> {
         let stall = self.stall.as_ref()?;
-        if self.state().closing.is_some() {
+        if self.state().closing().is_some() {
             return None;
         }
         let again = now.checked_add(stall.limit);
