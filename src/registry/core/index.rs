@@ -1,8 +1,8 @@
 //! Finding calls by what a client knows of them.
 //!
-//! All names live in one map from a keyed 64-bit hash to a [`CallId`]: the hash of a session is computed
-//! once, and no client can choose names that collide. A hit is only a hint. Whoever looks up compares
-//! the full name with the call's own (a collision is then no find, never a wrong one).
+//! Requests and streams of calls in flight live in one map from a keyed 64-bit hash to a [`CallId`], sessions in
+//! another: the hash of a session is computed once, and no client can choose names that collide. A hit is only a
+//! hint. Whoever looks up compares the full names (a collision is then no find, never a wrong one).
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
