@@ -17,7 +17,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::task::AtomicWaker;
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tokio::time::Instant;
@@ -31,13 +30,14 @@ use crate::{
 
 pub(super) struct Slot<B> {
     state: Mutex<State<B>>,
-    reader: AtomicWaker,
     /// In a box: few layers have a limit.
     stall: Option<Box<Stall>>,
 }
 
 struct State<B> {
     held: Option<Pin<Box<Held<B>>>>,
+    /// Here, and not beside the lock: one lock costs less than two.
+    reader: Option<Waker>,
     /// In a box, because hardly a stream hears of others.
     said: Option<Box<Said>>,
 }
@@ -101,16 +101,15 @@ impl<B> Slot<B> {
         Self {
             state: Mutex::new(State {
                 held: Some(Box::pin(Held { guard, inner })),
+                reader: None,
                 said: None,
             }),
-            reader: AtomicWaker::new(),
             stall: stall_timeout.map(|limit| Box::new(Stall::new(limit))),
         }
     }
 
-    /// The reader is here, and wants to be woken by this.
-    pub(super) fn read_by(&self, waker: &Waker) {
-        self.reader.register(waker);
+    /// The reader is here.
+    pub(super) fn came(&self) {
         if let Some(stall) = &self.stall {
             stall.given_at.store(0, Ordering::Relaxed);
         }
@@ -124,16 +123,16 @@ impl<B> Slot<B> {
         }
     }
 
-    /// What is to be read next. A message only where one can be put in.
-    pub(super) fn next(&self, at_boundary: bool) -> Next<B> {
-        let mut state = self.state();
-        if at_boundary
-            && let Some(said) = &mut state.said
-            && let Some(message) = said.messages.pop_front()
-        {
-            return Next::Message(message);
-        }
-        state.held.take().map_or(Next::Over, Next::Inner)
+    /// What the reader does next, who is woken by this waker from now on. A message only where one can be put in.
+    pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
+        let (next, former) = {
+            let mut state = self.state();
+            let former = state.wake_by(waker);
+            (state.next(at_boundary), former)
+        };
+        // It may be the last of its task: no lock is held.
+        drop(former);
+        next
     }
 
     /// Takes the inner body back after a poll. `false` if the slot was closed meanwhile.
@@ -160,15 +159,15 @@ impl<B> Slot<B> {
     }
 
     fn shut(&self, closing: Closing) {
-        let held = {
+        let (held, reader) = {
             let mut state = self.state();
             state.said().closing.get_or_insert(closing);
-            state.held.take()
+            (state.held.take(), state.reader.take())
         };
         if let Some(held) = held {
             end(held, closing);
         }
-        self.reader.wake();
+        wake(reader);
     }
 
     fn state(&self) -> MutexGuard<'_, State<B>> {
@@ -179,12 +178,36 @@ impl<B> Slot<B> {
 // === impl State ===
 
 impl<B> State<B> {
+    fn next(&mut self, at_boundary: bool) -> Next<B> {
+        if at_boundary
+            && let Some(said) = &mut self.said
+            && let Some(message) = said.messages.pop_front()
+        {
+            return Next::Message(message);
+        }
+        self.held.take().map_or(Next::Over, Next::Inner)
+    }
+
+    /// Gives the former waker back.
+    fn wake_by(&mut self, waker: &Waker) -> Option<Waker> {
+        match &self.reader {
+            Some(reader) if reader.will_wake(waker) => None,
+            _ => self.reader.replace(waker.clone()),
+        }
+    }
+
     fn said(&mut self) -> &mut Said {
         self.said.get_or_insert_default()
     }
 
     fn closing(&self) -> Option<Closing> {
         self.said.as_ref()?.closing
+    }
+}
+
+fn wake(reader: Option<Waker>) {
+    if let Some(reader) = reader {
+        reader.wake();
     }
 }
 
@@ -198,8 +221,12 @@ fn end<B>(mut held: Pin<Box<Held<B>>>, closing: Closing) {
 
 impl<B: Send> Outlet for Slot<B> {
     fn tell(&self, message: Bytes) {
-        self.state().said().messages.push_back(message);
-        self.reader.wake();
+        let reader = {
+            let mut state = self.state();
+            state.said().messages.push_back(message);
+            state.reader.take()
+        };
+        wake(reader);
     }
 
     fn close(&self) {

@@ -108,7 +108,7 @@ where
     B::Data: From<Bytes>,
 {
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled<B> {
-        self.slot.read_by(cx.waker());
+        self.slot.came();
         let polled = ready!(self.poll(cx));
         if matches!(polled, Some(Ok(_))) {
             self.slot.gave();
@@ -120,7 +120,7 @@ where
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Polled<B> {
         while !self.ended {
-            match self.slot.next(self.content.is_at_boundary()) {
+            match self.slot.next(self.content.is_at_boundary(), cx.waker()) {
                 Next::Message(message) => return self.put_in(sse::event(&message)),
                 Next::Inner(mut held) => match held.as_mut().poll_frame(cx) {
                     Poll::Pending => {
