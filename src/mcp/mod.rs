@@ -6,11 +6,13 @@ use crate::call::RequestId;
 
 mod abort;
 mod asked;
+mod going_on;
 mod handler;
 mod kept;
 mod late;
 mod life;
 mod owned;
+mod resuming;
 mod session;
 mod session_manager;
 mod shared;

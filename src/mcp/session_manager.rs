@@ -18,6 +18,7 @@ use rmcp::{
 };
 
 use super::{
+    going_on::GoingOn,
     kept,
     session::InUse,
     shared::Shared,
@@ -27,7 +28,7 @@ use super::{
 use crate::{
     call::{CallInfo, CancelReason},
     exchange::Attachment,
-    registry::{Answer, End, FIRST, Key, Named},
+    registry::{FIRST, Key, Named},
     token::CallToken,
 };
 
@@ -197,26 +198,6 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         }
     }
 
-    /// What the memory has for a client that has seen everything up to an event.
-    fn ended(&self, session: &SessionId, last_event_id: &str) -> Option<End<Answer>> {
-        match self.shared.named(session, last_event_id) {
-            Named::Ended(end) if !kept::is_known(&end, last_event_id) => Some(end),
-            _ => None,
-        }
-    }
-
-    /// The manager refused a resume of a call in flight. It does so once it has sent the answer: into the
-    /// call's former stream, from which nobody may have read it yet.
-    async fn overtaken(&self, session: &SessionId, last_event_id: &str) {
-        let exchange = match self.shared.named(session, last_event_id) {
-            Named::Call(id) => self.shared.exchange(id).map(|exchange| (id, exchange)),
-            _ => None,
-        };
-        if let Some((id, exchange)) = exchange {
-            exchange.wait_for_answer(id).await;
-        }
-    }
-
     /// The stream of a resume that the manager accepted, as the newest of the call that it names.
     fn resumed<S>(
         &self,
@@ -349,16 +330,21 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let used = self.shared.sessions.begin_use(id);
-        let ended = self.ended(id, &last_event_id);
+        let ended = self.shared.ended(id, &last_event_id);
         if ended.is_some() || self.shared.owned.is_foreign(Some(id), &last_event_id) {
             return Ok(Either::Left(kept::replay(ended, &last_event_id)));
         }
-        let resumed = self.shared.manager.resume(id, last_event_id.clone()).await;
+        let asked = self.shared.clone().ask(id.clone(), last_event_id.clone());
+        let go_on = |asked| {
+            let used = used.as_ref().map(InUse::again);
+            self.shared.read_unread(id, &last_event_id, asked, used);
+        };
+        let resumed = GoingOn::new(asked, go_on).await;
         if resumed.is_err() {
-            self.overtaken(id, &last_event_id).await;
+            self.shared.overtaken(id, &last_event_id).await;
         }
         // The call may have ended while the manager was asked.
-        if let Some(end) = self.ended(id, &last_event_id) {
+        if let Some(end) = self.shared.ended(id, &last_event_id) {
             return Ok(Either::Left(kept::replay(Some(end), &last_event_id)));
         }
         resumed.map(|stream| {

@@ -29,7 +29,6 @@ use super::{
     owned::Owned,
     session::{Owner, Session, Sessions},
 };
-
 use crate::{
     call::{CallId, CallInfo, CancelReason},
     cancel::{CancelError, Canceller, Injection},

@@ -150,7 +150,7 @@ where
 
 /// Reads a stream to the answer of its call, its end, or until the call is cancelled or out of our hands: on
 /// the stream of a call whose id was used again nothing comes, and it does not end.
-async fn read_on(
+pub(super) async fn read_on(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
     mut call: BoundCall,
     used: Option<InUse>,
@@ -177,6 +177,13 @@ impl BoundCall {
             stream: None,
             watched: Watched::ByClient,
         }
+    }
+
+    /// Of a stream that is read on for its end only.
+    pub(super) fn of_nobody(attachment: Attachment) -> Self {
+        let mut call = Self::new(attachment);
+        call.watched = Watched::ByTask;
+        call
     }
 
     /// Notes what its client may come back with.

@@ -203,6 +203,12 @@ impl Registry {
         })
     }
 
+    /// A call in flight, and which stream is its newest.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn newest(&self, id: CallId) -> Option<(Arc<Exchange>, Generation)> {
+        self.with(|core| Some((core.call(id)?.clone(), core.generation(id)?)))
+    }
+
     #[cfg(feature = "rmcp")]
     pub(crate) fn lose_sight(&self, id: CallId, generation: Generation) {
         self.with(|core| core.lose_sight(id, generation, Instant::now()));

@@ -93,6 +93,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
         self.calls.get(&id).map(|entry| &entry.call)
     }
 
+    /// Which stream of a call is its newest.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn generation(&self, id: CallId) -> Option<super::Generation> {
+        self.calls.get(&id).map(|entry| entry.generation)
+    }
+
     pub(crate) fn is_detached(&self, id: CallId) -> bool {
         self.detachment(id).is_some()
     }

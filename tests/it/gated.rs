@@ -1,19 +1,20 @@
-//! A session that is closed while a cancel is on its way into it.
+//! What happens while the manager inside takes its time: for a cancel, for a resume.
 
-use std::{
-    future::pending,
-    sync::{Arc, Mutex},
+use std::sync::{Arc, Mutex};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
 };
-
-use axum::{Router, body::Body};
 use futures_util::Stream;
 use http::{Request, Response};
+use http_body_util::BodyExt;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
-        CallToolRequestParams, CallToolResponse, ClientJsonRpcMessage, ClientNotification,
-        ServerJsonRpcMessage,
+        CallToolRequestParams, CallToolResponse, CallToolResult, ClientJsonRpcMessage,
+        ClientNotification, ContentBlock, ServerJsonRpcMessage,
     },
     service::RequestContext,
     transport::streamable_http_server::{
@@ -25,10 +26,14 @@ use rmcp::{
     },
 };
 use serde_json::{Value, json};
-use tokio::{runtime::Handle, sync::Semaphore, task::yield_now};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, Semaphore},
+    task::yield_now,
+};
 use tower::ServiceExt;
 
-/// Takes a cancel only when the gate is open, and writes down what it did.
+/// Takes a cancel, and gives out the stream of a resume, only when the gate is open. Writes down what it did.
 struct Gated {
     inner: LocalSessionManager,
     gate: Semaphore,
@@ -36,37 +41,28 @@ struct Gated {
     log: Mutex<Vec<&'static str>>,
 }
 
-#[derive(Clone)]
-struct Forever;
+/// Answers when it is told to.
+#[derive(Clone, Default)]
+struct Waits(Arc<Notify>);
 
-impl ServerHandler for Forever {
+impl ServerHandler for Waits {
     async fn call_tool(
         &self,
         _request: CallToolRequestParams,
         _context: RequestContext<RoleServer>,
     ) -> Result<CallToolResponse, ErrorData> {
-        pending().await
+        self.0.notified().await;
+        Ok(CallToolResult::success(vec![ContentBlock::text("done")]).into())
     }
 }
 
 #[tokio::test]
-async fn it_is_closed_after_the_cancel_has_arrived() {
-    let gated = Arc::new(Gated {
-        inner: LocalSessionManager::default(),
-        gate: Semaphore::new(0),
-        waiting: Semaphore::new(0),
-        log: Mutex::default(),
-    });
-    let sessions = CancellableSessionManager::new(Shared(gated.clone()));
-    let service = StreamableHttpService::new(|| Ok(Forever), sessions.into(), Default::default());
-    let app = Router::new()
-        .nest_service("/mcp", service)
-        .layer(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
+async fn a_session_is_closed_after_the_cancel_has_arrived() {
+    let gated = Arc::new(Gated::new());
+    let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
+    let app = serve(&gated, Waits::default(), layer);
     let session = open(&app).await;
-    let call =
-        json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "x" } });
-    let response = send(&app, post(call, Some(&session))).await;
-    assert_eq!(response.status(), 200);
+    let response = call(&app, &session).await;
 
     drop(response);
     drop(gated.waiting.acquire().await);
@@ -85,6 +81,60 @@ async fn it_is_closed_after_the_cancel_has_arrived() {
     assert_eq!(*gated.log.lock().unwrap(), ["cancelled", "closed"]);
 }
 
+/// The manager inside has moved the call to the stream that this resume would have got.
+#[tokio::test]
+async fn an_answer_after_a_resume_that_was_given_up_half_way_is_kept() {
+    let gated = Arc::new(Gated::new());
+    let waits = Waits::default();
+    let layer = CancelOnDisconnectLayer::new();
+    let calls = layer.calls();
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    let mut body = call(&app, &session).await.into_body();
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let first = String::from_utf8(first.to_vec()).unwrap();
+    let id = first.lines().find_map(|line| line.strip_prefix("id:"));
+    let id = id.unwrap().trim().to_owned();
+    drop(body);
+
+    let mut resume = Box::pin(send(&app, resume(&session, &id)));
+    tokio::select! {
+        response = &mut resume => panic!("it is not to be answered: {response:?}"),
+        permit = gated.waiting.acquire() => permit.unwrap().forget(),
+    }
+    drop(resume);
+    gated.gate.add_permits(2);
+    waits.0.notify_one();
+    while !calls.is_empty() {
+        yield_now().await;
+    }
+
+    let response = send(&app, self::resume(&session, &id)).await;
+    let whole = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let whole = String::from_utf8(whole.to_vec()).unwrap();
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+fn serve(gated: &Arc<Gated>, tools: Waits, layer: CancelOnDisconnectLayer) -> Router {
+    let sessions = CancellableSessionManager::new(Shared(gated.clone()));
+    let tools = move || Ok(tools.clone());
+    let service = StreamableHttpService::new(tools, sessions.into(), Default::default());
+    Router::new().nest_service("/mcp", service).layer(layer)
+}
+
+async fn call(app: &Router, session: &str) -> Response<Body> {
+    let call =
+        json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "x" } });
+    let response = send(app, post(call, Some(session))).await;
+    assert_eq!(response.status(), 200);
+    response
+}
+
+fn resume(session: &str, last_event_id: &str) -> Request<Body> {
+    let request = request("GET", Some(session)).header("last-event-id", last_event_id);
+    request.body(Body::empty()).unwrap()
+}
+
 async fn open(app: &Router) -> String {
     let params = json!({
         "protocolVersion": "2025-06-18",
@@ -97,7 +147,7 @@ async fn open(app: &Router) -> String {
         .to_str()
         .unwrap()
         .to_owned();
-    let _whole = axum::body::to_bytes(response.into_body(), usize::MAX).await;
+    let _whole = to_bytes(response.into_body(), usize::MAX).await;
     let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
     let accepted = send(app, post(initialized, Some(&session))).await;
     assert_eq!(accepted.status(), 202);
@@ -122,6 +172,17 @@ fn request(method: &str, session: Option<&str>) -> http::request::Builder {
     match session {
         Some(session) => request.header("mcp-session-id", session),
         None => request,
+    }
+}
+
+impl Gated {
+    fn new() -> Self {
+        Self {
+            inner: LocalSessionManager::default(),
+            gate: Semaphore::new(0),
+            waiting: Semaphore::new(0),
+            log: Mutex::default(),
+        }
     }
 }
 
@@ -191,7 +252,10 @@ impl SessionManager for Shared {
         id: &SessionId,
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        self.0.inner.resume(id, last_event_id).await
+        let stream = self.0.inner.resume(id, last_event_id).await?;
+        self.0.waiting.add_permits(1);
+        self.0.gate.acquire().await.unwrap().forget();
+        Ok(stream)
     }
 
     async fn restore_session(

@@ -1,0 +1,93 @@
+//! What a resume asks for: the manager's stream, or what is known of the call without it.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use futures_util::Stream;
+use rmcp::transport::streamable_http_server::{
+    SessionManager,
+    session::{ServerSseMessage, SessionId},
+};
+use tokio::time::timeout;
+
+use super::{
+    kept,
+    session::InUse,
+    shared::Shared,
+    stream::{BoundCall, read_on},
+};
+use crate::{
+    exchange::Attachment,
+    registry::{Answer, End, Named},
+};
+
+/// The stream of a resume. In a box: its type would name what it was asked with.
+pub(super) type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
+
+/// How long a resume may take that nobody waits for any more: 10 s. A manager whose client does not read may hold
+/// it back.
+const UNREAD_LIMIT: Duration = Duration::from_secs(10);
+
+// === impl Shared ===
+
+impl<M: SessionManager> Shared<M> {
+    /// What the memory has for a client that has seen everything up to an event.
+    pub(super) fn ended(&self, session: &SessionId, last_event_id: &str) -> Option<End<Answer>> {
+        match self.named(session, last_event_id) {
+            Named::Ended(end) if !kept::is_known(&end, last_event_id) => Some(end),
+            _ => None,
+        }
+    }
+
+    /// The manager refused a resume of a call in flight. It does so once it has sent the answer: into the
+    /// call's former stream, from which nobody may have read it yet.
+    pub(super) async fn overtaken(&self, session: &SessionId, last_event_id: &str) {
+        let exchange = match self.named(session, last_event_id) {
+            Named::Call(id) => self.exchange(id).map(|exchange| (id, exchange)),
+            _ => None,
+        };
+        if let Some((id, exchange)) = exchange {
+            exchange.wait_for_answer(id).await;
+        }
+    }
+
+    /// Asks the manager for a stream.
+    pub(super) async fn ask(
+        self: Arc<Self>,
+        session: SessionId,
+        last_event_id: String,
+    ) -> Result<Resumed, M::Error> {
+        let stream = self.manager.resume(&session, last_event_id).await?;
+        Ok(Box::pin(stream))
+    }
+
+    /// A client went away while the manager was asked for the stream of its call. The manager may have given the call
+    /// that stream already: what comes out of it, the answer too, comes out nowhere else. So it is read, and nothing
+    /// else is changed: the client did not come back.
+    pub(super) fn read_unread(
+        &self,
+        session: &SessionId,
+        last_event_id: &str,
+        asked: Pin<Box<impl Future<Output = Result<Resumed, M::Error>> + Send + 'static>>,
+        used: Option<InUse>,
+    ) {
+        let Some(registry) = self.registry.get().cloned() else {
+            return;
+        };
+        let Named::Call(id) = self.named(session, last_event_id) else {
+            return;
+        };
+        let spawner = registry.clone();
+        spawner.spawn(async move {
+            if let Ok(Ok(stream)) = timeout(UNREAD_LIMIT, asked).await
+                && let Some((exchange, generation)) = registry.newest(id)
+            {
+                let attachment = Attachment {
+                    exchange,
+                    id,
+                    generation,
+                };
+                read_on(Box::pin(stream), BoundCall::of_nobody(attachment), used).await;
+            }
+        });
+    }
+}
