@@ -216,7 +216,7 @@ impl CallInfo {
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn set_progress_token(&mut self, token: Option<RequestId>) {
-        if token.is_some() {
+        if token.as_ref() != self.progress_token() {
             self.special_mut().progress_token = token;
         }
     }
@@ -259,7 +259,7 @@ impl CallInfo {
     }
 
     pub(crate) fn set_policy(&mut self, policy: Policy) {
-        if policy != Policy::default() {
+        if policy != self.policy() {
             self.special_mut().policy = policy;
         }
     }

@@ -68,7 +68,7 @@ pin_project! {
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
     first: Bytes,
-    /// Most bodies have one.
+    /// Most bodies come in one frame.
     rest: Option<Box<Rest>>,
 }
 

@@ -1,4 +1,4 @@
-//! What a resume asks for: the manager's stream, or what is known of the call without it.
+//! What a resume gets: the manager's stream, or what is known of the call without it.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{
     kept,
     session::InUse,
     shared::Shared,
-    stream::{BoundCall, read_on},
+    stream::{BoundCall, CallStream, read_on},
 };
 use crate::{
     exchange::Attachment,
@@ -58,6 +58,39 @@ impl<M: SessionManager> Shared<M> {
     ) -> Result<Resumed, M::Error> {
         let stream = self.manager.resume(&session, last_event_id).await?;
         Ok(Box::pin(stream))
+    }
+
+    /// The stream of a resume that the manager accepted, as the newest of the call that it names.
+    pub(super) fn resumed(
+        &self,
+        session: &SessionId,
+        last_event_id: &str,
+        stream: Resumed,
+        used: Option<&InUse>,
+    ) -> CallStream<Resumed> {
+        let named = self.named(session, last_event_id);
+        let call = self.registry.get().and_then(|registry| match named {
+            Named::Call(id) => {
+                let (exchange, generation, detachment) = registry.attach(id)?;
+                exchange.resumed(id, detachment);
+                if let Some(used) = used {
+                    used.late().read_again(id);
+                }
+                let attachment = Attachment {
+                    exchange,
+                    id,
+                    generation,
+                };
+                Some(BoundCall::new(attachment))
+            }
+            Named::Batch(ids) | Named::OneOf(ids) => {
+                ids.into_iter().for_each(|id| registry.spare(id));
+                None
+            }
+            Named::Nothing | Named::Ended(_) => None,
+        });
+        // What it leaves to a task uses the session further.
+        CallStream::new(stream, call, used.map(InUse::again))
     }
 
     /// A client went away while the manager was asked for the stream of its call. The manager may have given the call

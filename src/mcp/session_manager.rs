@@ -28,7 +28,7 @@ use super::{
 use crate::{
     call::{CallInfo, CancelReason},
     exchange::Attachment,
-    registry::{FIRST, Key, Named},
+    registry::{FIRST, Key},
     token::CallToken,
 };
 
@@ -197,42 +197,6 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             exchange.cancelled_elsewhere(id, CancelReason::ClientCancelled);
         }
     }
-
-    /// The stream of a resume that the manager accepted, as the newest of the call that it names.
-    fn resumed<S>(
-        &self,
-        session: &SessionId,
-        last_event_id: &str,
-        stream: S,
-        used: Option<&InUse>,
-    ) -> CallStream<S>
-    where
-        S: Stream<Item = ServerSseMessage> + Send + 'static,
-    {
-        let named = self.shared.named(session, last_event_id);
-        let call = self.shared.registry.get().and_then(|registry| match named {
-            Named::Call(id) => {
-                let (exchange, generation, detachment) = registry.attach(id)?;
-                exchange.resumed(id, detachment);
-                if let Some(used) = used {
-                    used.late().read_again(id);
-                }
-                let attachment = Attachment {
-                    exchange,
-                    id,
-                    generation,
-                };
-                Some(BoundCall::new(attachment))
-            }
-            Named::Batch(ids) | Named::OneOf(ids) => {
-                ids.into_iter().for_each(|id| registry.spare(id));
-                None
-            }
-            Named::Nothing | Named::Ended(_) => None,
-        });
-        // What it leaves to a task uses the session further.
-        CallStream::new(stream, call, used.map(InUse::again))
-    }
 }
 
 impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
@@ -348,7 +312,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             return Ok(Either::Left(kept::replay(Some(end), &last_event_id)));
         }
         resumed.map(|stream| {
-            let stream = self.resumed(id, &last_event_id, stream, used.as_ref());
+            let stream = self
+                .shared
+                .resumed(id, &last_event_id, stream, used.as_ref());
             Either::Right(without_late(stream, used))
         })
     }

@@ -344,7 +344,8 @@ fn section(found: &[(&str, Setup, Found)], size: Size, load: &str) -> Section {
              the first event. Then {STORMS} storms of {of_a_storm} calls: a third of the clients hang up and do not come back (what \
              nobody cancels is released later), a third get their answer, a third come back and get theirs. After each the grace and the \
              60 s for which ended calls are remembered go by, on a paused clock. What is live then must not grow: the last column is the \
-             slope from the end of storm {FULL_AFTER} to the last's, divided by the calls between. By then a session has room for all that              it remembers of its cancelled calls: 256, as long as it lives. Load before the run: {load}."
+             slope from the end of storm {FULL_AFTER} to the last's, divided by the calls between. By then a session has room for all that \
+             it remembers of its cancelled calls: 256, as long as it lives. Load before the run: {load}."
         ),
         columns: columns.map(str::to_owned).to_vec(),
         rows,
