@@ -4,7 +4,7 @@ use std::{
     borrow::Cow,
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -77,16 +77,23 @@ pub struct CallInfo {
     ends_with_its_stream: bool,
     /// In a box, because most calls have nothing of it.
     special: Option<Box<Special>>,
+    /// The same of a message that came typed.
+    #[cfg(feature = "rmcp")]
+    typed: OnceLock<Box<Typed>>,
 }
 
 /// What few calls have.
 #[derive(Clone, Default)]
 struct Special {
     policy: Policy,
-    #[cfg(feature = "rmcp")]
+}
+
+/// What few calls have, and only a session manager tells.
+#[cfg(feature = "rmcp")]
+#[derive(Clone, Default)]
+struct Typed {
     progress_token: Option<RequestId>,
     /// Keyed hash of the arguments, if the call may be superseded.
-    #[cfg(feature = "rmcp")]
     fingerprint: Option<u64>,
 }
 
@@ -139,6 +146,10 @@ pub enum Outcome {
     /// It was cancelled. Behind a layer without a session manager it may have completed before, unseen, while
     /// its client was away.
     Cancelled(CancelReason),
+    /// It was given up for this reason, and nobody could be told: it has no session into which a cancel could be
+    /// injected, nobody took its [`CallToken`](crate::CallToken), and its revision does not make the end of its stream
+    /// a cancel. Its server may have seen that its stream was dropped, as rmcp 3 does; else it runs on.
+    Abandoned(CancelReason),
     /// Its client cancelled it.
     ClientCancelled,
     /// The inner service failed, or answered with an error status.
@@ -203,6 +214,8 @@ impl CallInfo {
             must_run_on: false,
             ends_with_its_stream: false,
             special: None,
+            #[cfg(feature = "rmcp")]
+            typed: OnceLock::new(),
         }
     }
 
@@ -216,14 +229,27 @@ impl CallInfo {
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn set_progress_token(&mut self, token: Option<RequestId>) {
-        if token.as_ref() != self.progress_token() {
-            self.special_mut().progress_token = token;
+        if let Some(token) = token {
+            let mut typed = self.typed.take().unwrap_or_default();
+            typed.progress_token = Some(token);
+            self.typed = OnceLock::from(typed);
         }
     }
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn set_fingerprint(&mut self, fingerprint: u64) {
-        self.special_mut().fingerprint = Some(fingerprint);
+        let mut typed = self.typed.take().unwrap_or_default();
+        typed.fingerprint = Some(fingerprint);
+        self.typed = OnceLock::from(typed);
+    }
+
+    /// Takes over what only the typed message of the same call says.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn learn(&self, mut typed: Self) {
+        if let Some(typed) = typed.typed.take() {
+            // A call is bound once.
+            let _first = self.typed.set(typed);
+        }
     }
 
     /// Whether `other` is the same call, sent again.
@@ -251,7 +277,7 @@ impl CallInfo {
 
     #[cfg(feature = "rmcp")]
     fn fingerprint(&self) -> Option<u64> {
-        self.special.as_ref()?.fingerprint
+        self.typed.get()?.fingerprint
     }
 
     fn special_mut(&mut self) -> &mut Special {
@@ -332,7 +358,7 @@ impl CallInfo {
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn progress_token(&self) -> Option<&RequestId> {
-        self.special.as_ref()?.progress_token.as_ref()
+        self.typed.get()?.progress_token.as_ref()
     }
 
     pub(crate) fn must_run_on(&self) -> bool {

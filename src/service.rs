@@ -89,7 +89,7 @@ where
         let fields = Fields::of(request.headers());
         let exchange = Arc::new(Exchange::new(self.instance.clone(), &request, &fields));
         let capture = Capture::of(request.method(), &fields);
-        if exchange.may_need_replay(&request) {
+        if exchange.may_need_replay() {
             let replay: Replay<S, B> = Replay::new(self.template.clone(), &request);
             exchange.set_replay(Arc::new(replay));
         }

@@ -58,11 +58,13 @@ impl CallToken {
 
     /// Whether the call was cancelled.
     pub fn is_cancelled(&self) -> bool {
+        self.0.hear();
         self.0.reason().is_some()
     }
 
     /// Why the call was cancelled, once it is.
     pub fn reason(&self) -> Option<CancelReason> {
+        self.0.hear();
         self.0.reason()
     }
 
@@ -164,7 +166,8 @@ mod extract {
         type Rejection = MissingLayer;
 
         async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-            parts.extensions.get::<Self>().cloned().ok_or(MissingLayer)
+            let token = parts.extensions.get::<Self>().cloned();
+            token.inspect(|token| token.0.hear()).ok_or(MissingLayer)
         }
     }
 

@@ -52,6 +52,7 @@ enum Kind {
     Failed(Box<str>),
     TimedOut,
     Undelivered,
+    Reused,
 }
 
 // === impl CancelError ===
@@ -71,6 +72,11 @@ impl CancelError {
 
     pub(crate) fn undelivered() -> Self {
         Self(Kind::Undelivered)
+    }
+
+    /// It would have met another call.
+    pub(crate) fn reused() -> Self {
+        Self(Kind::Reused)
     }
 
     /// The status with which the inner service refused the replayed cancel.
@@ -93,6 +99,7 @@ impl fmt::Display for CancelError {
             Kind::Refused(status) => write!(f, "the service refused the cancel with {status}"),
             Kind::Failed(why) => write!(f, "the cancel could not be delivered: {why}"),
             Kind::TimedOut => f.write_str("the service did not take the cancel in time"),
+            Kind::Reused => f.write_str("another call has its id by now"),
             Kind::Undelivered => {
                 f.write_str("no runtime took the cancel, or its delivery ended too soon")
             }

@@ -8,15 +8,15 @@ use std::{
 };
 
 use super::{
-    Exchange, InFlight, Phase, Session,
+    Exchange, Handover, InFlight, Phase, Session, State,
     end::Attachment,
     request::{RequestBody, Settled},
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, Outcome},
+    call::{CallId, CallInfo, CancelReason},
     cancel::Canceller,
     detach::DetachCause,
-    registry::{FIRST, Key, Limit, Scope, SessionKey},
+    registry::{FIRST, Key, Limit, SessionKey},
 };
 
 /// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
@@ -48,11 +48,24 @@ impl Attachment {
     }
 }
 
+// === impl State ===
+
+impl State {
+    /// The session manager has the call. Gives out who would have cancelled it without one.
+    fn hand_over(&mut self, canceller: Arc<dyn Canceller>) -> Option<Arc<dyn Canceller>> {
+        self.handover = Handover::Opening(None);
+        self.request = RequestBody::Settled(Settled::Plain);
+        self.canceller.replace(canceller)
+    }
+}
+
 // === impl Exchange ===
 
 impl Exchange {
     /// Takes a call from the typed message that the session manager was given. `None` if it is not to
     /// be tracked. Calls that it supersedes are cancelled first.
+    ///
+    /// A cancel waits from here on until the session manager has taken the request, see [`opened`](Self::opened).
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -74,33 +87,49 @@ impl Exchange {
             self.pass_by(&call, &key);
             return None;
         }
-        call.set_policy(self.instance.options.policy_for(&call));
+        match self.calls().next() {
+            Some(known) => call.set_policy(known.policy()),
+            None => call.set_policy(self.instance.options.policy_for(&call)),
+        }
         if call.policy().supersede {
             call.set_fingerprint(fingerprint());
             self.supersede(&key.session, &call);
         }
         self.take_span();
-        let mut id = call.id();
-        let deadline = call.deadline();
-        let started = match self.calls.set(InFlight::One(call)) {
-            Ok(()) => {
-                let registry = &self.instance.registry;
-                Some(registry.start_accepted(id, key, self.clone(), deadline))
-            }
-            Err(_) => {
-                id = self.rebind(key)?;
-                None
-            }
-        };
-        let abandoned = self.become_bound(canceller);
-        let call = self.call(id)?;
-        if let Some(started) = started {
+        let (id, deadline) = (call.id(), call.deadline());
+        if let Err(call) = self.set_bound(call, canceller.clone()) {
+            return self.rebind(call, key, canceller);
+        }
+        let registry = &self.instance.registry;
+        let started = registry.start_accepted(id, key, self.clone(), deadline);
+        if let Some(call) = self.call(id) {
             self.started(call, started);
         }
-        if abandoned {
-            self.let_go(call, FIRST, DetachCause::HungUp, false);
-        }
         Some(id)
+    }
+
+    /// The session manager took the request of a call, or gave it up: what waited for that is done now.
+    pub(crate) fn opened(self: &Arc<Self>, id: CallId) {
+        let (due, canceller, phase) = {
+            let mut state = self.state();
+            let Handover::Opening(due) = state.handover else {
+                return;
+            };
+            state.handover = Handover::Open;
+            (due, state.canceller.clone(), state.phase)
+        };
+        let Some(call) = self.call(id) else {
+            return;
+        };
+        match due.zip(canceller) {
+            Some((reason, canceller)) => {
+                self.inject(id, canceller.cancel(call, reason), self.span());
+            }
+            None if phase == Phase::Abandoned => {
+                self.let_go(call, FIRST, DetachCause::HungUp, false)
+            }
+            None => {}
+        }
     }
 
     /// A call is not tracked. An older one with its id leaves all the same: a cancel of that one would meet this.
@@ -114,38 +143,53 @@ impl Exchange {
         self.untracked(call, Limit::Calls);
     }
 
-    /// The body was read before the session manager got the message: the same call, known better.
-    fn rebind(&self, key: Key) -> Option<CallId> {
+    /// Gives the call back if it was read from the body before.
+    fn set_bound(&self, call: CallInfo, canceller: Arc<dyn Canceller>) -> Result<(), CallInfo> {
+        let mut state = self.state();
+        match self.calls.set(InFlight::One(call)) {
+            Ok(()) => {}
+            Err(InFlight::One(call)) => return Err(call),
+            Err(InFlight::Batch(_)) => return Ok(()),
+        }
+        let replay = state.hand_over(canceller);
+        // It owns a copy of the request's head, and whatever that owns.
+        drop(state);
+        drop(replay);
+        Ok(())
+    }
+
+    /// The body was read before the session manager got the message: the same call, known better. One that was
+    /// cancelled meanwhile is handed over all the same, and its cancel follows it.
+    fn rebind(
+        self: &Arc<Self>,
+        typed: CallInfo,
+        key: Key,
+        canceller: Arc<dyn Canceller>,
+    ) -> Option<CallId> {
         let Some(InFlight::One(call)) = self.calls.get() else {
             return None;
         };
-        let same = *call.request_id() == key.request && call.session_id() == Some(&key.session.id);
-        if !same || !self.instance.registry.is_in_flight(call.id()) {
+        if *call.request_id() != key.request || call.session_id() != Some(&key.session.id) {
             return None;
         }
-        self.instance.registry.rekey(call.id(), key);
-        Some(call.id())
-    }
-
-    /// Returns whether the client had already gone.
-    fn become_bound(&self, canceller: Arc<dyn Canceller>) -> bool {
-        let scope = canceller.scope();
-        let (replay, phase) = {
-            let mut state = self.state();
-            state.bound = true;
-            state.request = RequestBody::Settled(Settled::Plain);
-            (state.canceller.replace(canceller), state.phase)
-        };
-        if let Some(Scope::Path(path)) = replay.map(|replay| replay.scope()) {
-            self.instance.set_wrapped(path, scope);
+        call.learn(typed);
+        let replay = self.state().hand_over(canceller);
+        drop(replay);
+        let registry = &self.instance.registry;
+        if !registry.is_in_flight(call.id())
+            && let Some(reason) = self.reason()
+            && let Handover::Opening(due) = &mut self.state().handover
+        {
+            *due = Some(reason);
         }
-        phase == Phase::Abandoned
+        registry.rekey(call.id(), key);
+        Some(call.id())
     }
 
     /// Cancels a call of a session that is being closed, and waits until the server took it.
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let reason = CancelReason::SessionClosed;
-        let Some(finished) = self.cancel_any(id, reason, Outcome::Cancelled(reason)) else {
+        let Some(finished) = self.cancel_any(id, reason, None) else {
             return;
         };
         if let Some(injection) = self.injection(id, reason, finished) {
@@ -168,7 +212,9 @@ impl Exchange {
     /// the server next comes after it, unless the server has no room for either.
     fn cancel_ahead(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         let span = self.span();
-        let Some(mut injection) = self.cancel_detached(None, id, reason) else {
+        let registry = &self.instance.registry;
+        let finish = |ended| registry.finish_detached(id, ended);
+        let Some(mut injection) = self.cancel_detached(None, id, reason, finish) else {
             return;
         };
         match injection

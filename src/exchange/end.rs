@@ -1,11 +1,14 @@
 //! How a call ends: answered, cancelled, or let go.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
-use super::Exchange;
+use super::{Exchange, Handover};
 use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::{CancelError, Injection},
@@ -105,7 +108,9 @@ impl Exchange {
 
     fn cancel_after(self: &Arc<Self>, event: Option<&Event<'_>>, id: CallId, reason: CancelReason) {
         let span = self.span();
-        if let Some(injection) = self.cancel_detached(event, id, reason) {
+        let registry = &self.instance.registry;
+        let finish = |ended| registry.finish_due(id, ended);
+        if let Some(injection) = self.cancel_detached(event, id, reason, finish) {
             self.inject(id, injection, span);
         }
     }
@@ -116,17 +121,16 @@ impl Exchange {
         event: Option<&Event<'_>>,
         id: CallId,
         reason: CancelReason,
+        finish: impl FnOnce(Ended<Answer>) -> Option<Finished>,
     ) -> Option<Injection> {
         let ended = self.as_cancelled(id, reason)?;
-        let finished = self.instance.registry.finish_detached(id, ended);
-        if finished.is_some() {
-            self.stop(id, reason);
-        }
+        let finished = finish(ended);
+        let outcome = finished.map(|finished| self.stop(id, reason, finished));
         if let Some(event) = event {
             self.report(event);
         }
-        let finished = finished?;
-        self.report_end(id, Outcome::Cancelled(reason), finished);
+        let (finished, outcome) = finished.zip(outcome)?;
+        self.report_end(id, outcome, finished);
         self.injection(id, reason, finished)
     }
 
@@ -136,20 +140,21 @@ impl Exchange {
             CancelReason::ClientCancelled => Outcome::ClientCancelled,
             other => Outcome::Cancelled(other),
         };
-        self.cancel_any(id, reason, outcome);
+        self.cancel_any(id, reason, Some(outcome));
     }
 
-    /// Cancels a call, attached or not, here. What is to be told of it, and to whom, is left to the caller.
+    /// Cancels a call, attached or not, here. What is to be told of it, and to whom, is left to the caller, who may
+    /// know its outcome.
     pub(super) fn cancel_any(
         &self,
         id: CallId,
         reason: CancelReason,
-        outcome: Outcome,
+        outcome: Option<Outcome>,
     ) -> Option<Finished> {
         let ended = self.as_cancelled(id, reason);
         let finished = self.instance.registry.finish(id, ended)?;
-        self.stop(id, reason);
-        self.report_end(id, outcome, finished);
+        let seen = self.stop(id, reason, finished);
+        self.report_end(id, outcome.unwrap_or(seen), finished);
         Some(finished)
     }
 
@@ -172,7 +177,7 @@ impl Exchange {
         reason: CancelReason,
     ) -> Option<Option<Injection>> {
         self.call(id).filter(|call| !call.must_run_on())?;
-        let finished = self.cancel_any(id, reason, Outcome::Cancelled(reason))?;
+        let finished = self.cancel_any(id, reason, None)?;
         self.tell_client(id, reason);
         Some(self.injection(id, reason, finished))
     }
@@ -187,22 +192,52 @@ impl Exchange {
         })
     }
 
-    /// Goes through with the cancel of a call that has just ended so.
-    pub(super) fn stop(&self, id: CallId, reason: CancelReason) {
+    /// Goes through with the cancel of a call that has just ended so. Says what became of it.
+    fn stop(&self, id: CallId, reason: CancelReason, finished: Finished) -> Outcome {
+        let is_told = self.is_told(id, finished);
         self.tell_ended();
         if self.was_last(id) {
             self.fire(reason);
         }
+        match is_told {
+            true => Outcome::Cancelled(reason),
+            false => Outcome::Abandoned(reason),
+        }
     }
 
-    /// What the server is to be told of a cancelled call.
+    /// Whether anybody who can stop the work of a call hears that it is cancelled: its server, by an injection or
+    /// because its revision makes the end of the stream the cancel, or somebody who has its token.
+    fn is_told(&self, id: CallId, finished: Finished) -> bool {
+        let Some(call) = self.call(id) else {
+            return false;
+        };
+        if call.ends_with_its_stream() || self.heard.load(Ordering::Relaxed) {
+            return true;
+        }
+        let state = self.state();
+        let is_injected = match state.canceller {
+            Some(_) => finished.injectable,
+            // A session manager has not got it yet. If it still comes there, so does the cancel.
+            None => call.session().is_some(),
+        };
+        is_injected || state.token.is_some() || !state.hooks.are_none()
+    }
+
+    /// What the server is to be told of a cancelled call now.
     pub(super) fn injection(
         &self,
         id: CallId,
         reason: CancelReason,
         finished: Finished,
     ) -> Option<Injection> {
-        let canceller = self.state().canceller.clone();
+        let canceller = {
+            let mut state = self.state();
+            if let Handover::Opening(due) = &mut state.handover {
+                *due = finished.injectable.then_some(reason);
+                return None;
+            }
+            state.canceller.clone()
+        };
         let canceller = canceller.filter(|_| finished.injectable)?;
         Some(canceller.cancel(self.call(id)?, reason))
     }

@@ -57,6 +57,10 @@ impl Hooks {
         None
     }
 
+    pub(super) fn are_none(&self) -> bool {
+        matches!(self, Self::None | Self::Over)
+    }
+
     fn into_iter(self) -> impl Iterator<Item = Hook> {
         let (one, several) = match self {
             Self::None | Self::Over => (None, Vec::new()),

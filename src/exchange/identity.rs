@@ -51,10 +51,11 @@ impl Session {
     }
 
     /// The session, in the scope that gave it its id.
-    pub(super) fn key(&self, scope: impl FnOnce() -> Scope) -> Option<SessionKey> {
+    pub(super) fn key(&self, scope: impl FnOnce(&str) -> Scope) -> Option<SessionKey> {
+        let id = self.id()?;
         Some(SessionKey {
-            id: self.id()?.into(),
-            scope: scope(),
+            scope: scope(id),
+            id: id.into(),
         })
     }
 }

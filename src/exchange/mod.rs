@@ -30,8 +30,8 @@
 use std::{
     fmt, slice,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU32},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -83,18 +83,11 @@ pub(crate) use self::{
 
 pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
 
-/// On how many paths a session manager may stand before the layer stops to learn them: 16. On others every
-/// session call pays for a replay that is never used.
-#[cfg(feature = "rmcp")]
-const MAX_WRAPPED_PATHS: usize = 16;
-
 /// What all exchanges of one service share.
 #[derive(Debug)]
 pub(crate) struct Instance {
     pub(crate) options: Options,
     pub(crate) registry: Arc<Registry>,
-    /// The paths on which session managers bound calls. Calls to them need no replay.
-    wrapped: RwLock<Vec<(Box<str>, Scope)>>,
 }
 
 pub(crate) struct Exchange {
@@ -110,6 +103,8 @@ pub(crate) struct Exchange {
     passed: AtomicU32,
     /// Its calls were cancelled here, and its response is to say so.
     closed: AtomicBool,
+    /// Somebody outside the crate has its token.
+    heard: AtomicBool,
     /// The response future.
     answerer: AtomicWaker,
     /// Notified when a call of it has ended, if anybody ever waited for that.
@@ -140,13 +135,23 @@ struct State {
     token: Option<CancellationToken>,
     hooks: Hooks,
     canceller: Option<Arc<dyn Canceller>>,
-    /// The calls were bound by a session manager, which watches their streams.
-    bound: bool,
+    handover: Handover,
     /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
     going: Option<DetachCause>,
     last_words: LastWords,
     /// In a box: where nobody subscribes to spans there is none.
     span: Option<Box<Span>>,
+}
+
+/// How far a call has come on its way into a session manager, which then watches its streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Handover {
+    /// No session manager has bound it.
+    None,
+    /// It is bound, and its request is on the way. A cancel must not overtake that: it waits here.
+    Opening(Option<CancelReason>),
+    /// The session manager took the request.
+    Open,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,26 +168,7 @@ enum Phase {
 
 impl Instance {
     pub(crate) fn new(options: Options, registry: Arc<Registry>) -> Self {
-        Self {
-            options,
-            registry,
-            wrapped: RwLock::default(),
-        }
-    }
-
-    /// The scope of the session manager that was seen behind a path.
-    fn wrapped_at(&self, path: &str) -> Option<Scope> {
-        let wrapped = self.wrapped.read().unwrap_or_else(PoisonError::into_inner);
-        let known = wrapped.iter().find(|(known, _)| **known == *path)?;
-        Some(known.1.clone())
-    }
-
-    #[cfg(feature = "rmcp")]
-    fn set_wrapped(&self, path: Box<str>, scope: Scope) {
-        let mut wrapped = self.wrapped.write().unwrap_or_else(PoisonError::into_inner);
-        if wrapped.len() < MAX_WRAPPED_PATHS && !wrapped.iter().any(|(known, _)| *known == path) {
-            wrapped.push((path, scope));
-        }
+        Self { options, registry }
     }
 
     pub(crate) fn report(&self, event: &Event<'_>) {
@@ -211,6 +197,7 @@ impl Exchange {
             body_ended: AtomicBool::new(false),
             passed: AtomicU32::new(0),
             closed: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
             #[cfg(feature = "rmcp")]
             ended: OnceLock::new(),
@@ -220,7 +207,7 @@ impl Exchange {
                 token: None,
                 hooks: Hooks::default(),
                 canceller: None,
-                bound: false,
+                handover: Handover::None,
                 going: None,
                 last_words: LastWords::default(),
                 span: None,
@@ -230,11 +217,13 @@ impl Exchange {
 
     /// Whether a cancel of the calls in this request may have to be replayed into the inner service:
     /// it may carry session calls, and nobody is known to bind them.
-    pub(crate) fn may_need_replay<B>(&self, request: &Request<B>) -> bool {
+    pub(crate) fn may_need_replay(&self) -> bool {
         matches!(self.kind, Kind::Post)
-            && matches!(self.session, Session::One(_))
             && self.revision == Revision::WithSessions
-            && self.instance.wrapped_at(request.uri().path()).is_none()
+            && self.session.id().is_some_and(|id| {
+                let registry = &self.instance.registry;
+                registry.manager_of(id).is_none()
+            })
     }
 
     /// Takes the canceller for calls that no session manager binds.
@@ -275,7 +264,12 @@ impl Exchange {
     }
 
     fn is_bound(&self) -> bool {
-        self.state().bound
+        self.state().handover != Handover::None
+    }
+
+    /// Somebody outside the crate gets its token, and so may hear of a cancel.
+    pub(crate) fn hear(&self) {
+        self.heard.store(true, Ordering::Relaxed);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -301,12 +295,12 @@ impl Kind {
             Method::POST => Self::Post,
             Method::GET => {
                 let resume = session
-                    .key(|| instance.scope_at(path))
+                    .key(|id| instance.scope_of(id, path))
                     .and_then(|session| Resume::receive(instance, session, request.headers()));
                 resume.map_or(Self::Other, |resume| Self::Resume(Box::new(resume)))
             }
             Method::DELETE => session
-                .key(|| Scope::Path(path.into()))
+                .key(|_| Scope::Path(path.into()))
                 .map_or(Self::Other, |session| Self::Delete(Box::new(session))),
             _ => Self::Other,
         }
@@ -314,10 +308,10 @@ impl Kind {
 }
 
 impl Instance {
-    /// Whose session ids a path takes.
-    fn scope_at(&self, path: &str) -> Scope {
-        let wrapped = self.wrapped_at(path);
-        wrapped.unwrap_or_else(|| Scope::Path(path.into()))
+    /// Who gave out a session id that came to a path: the session manager that knows it, or the path's server.
+    fn scope_of(&self, id: &str, path: &str) -> Scope {
+        let manager = self.registry.manager_of(id);
+        manager.unwrap_or_else(|| Scope::Path(path.into()))
     }
 }
 

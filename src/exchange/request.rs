@@ -17,6 +17,8 @@ use crate::{
 pub(super) enum RequestBody {
     Passing,
     Ended(Result<Frames, Unknown>),
+    /// Somebody reads it. A session manager that binds the call meanwhile comes first.
+    Reading,
     /// Read, or not needed any more.
     Settled(Settled),
 }
@@ -51,23 +53,43 @@ impl Exchange {
         {
             return;
         }
-        let settled = RequestBody::Settled(Settled::Plain);
-        let RequestBody::Ended(frames) = mem::replace(&mut self.state().request, settled) else {
-            return;
+        let frames = {
+            let mut state = self.state();
+            match mem::replace(&mut state.request, RequestBody::Reading) {
+                RequestBody::Ended(frames) => frames,
+                other => {
+                    state.request = other;
+                    return;
+                }
+            }
         };
         let body = frames.map(Frames::into_bytes);
         let envelope = body.as_ref().map_err(|why| *why);
         match envelope.and_then(|body| envelope::read(body)) {
             Ok(envelope) => self.start(envelope),
-            Err(why) => self.instance.report(&Event::Unknown { why }),
+            Err(why) => {
+                self.settled(Settled::Plain);
+                self.instance.report(&Event::Unknown { why });
+            }
         }
+    }
+
+    /// The body was read. `false` if a session manager bound the call meanwhile.
+    fn settled(&self, settled: Settled) -> bool {
+        let mut state = self.state();
+        let is_first = matches!(state.request, RequestBody::Reading);
+        if is_first {
+            state.request = RequestBody::Settled(settled);
+        }
+        is_first
     }
 
     fn start(self: &Arc<Self>, envelope: Envelope<'_>) {
         let in_flight = match envelope {
             Envelope::Single(Message::Notification(notification)) => {
                 let settled = notification.cancels.map_or(Settled::Other, Settled::Cancel);
-                return self.state().request = RequestBody::Settled(settled);
+                self.settled(settled);
+                return;
             }
             Envelope::Single(message) => self.call_of(message).map(InFlight::One),
             Envelope::Batch(messages) => {
@@ -79,23 +101,24 @@ impl Exchange {
             }
         };
         // Not `Plain`: that a client leaves means nothing where there is no call, or no room for it.
-        let other = RequestBody::Settled(Settled::Other);
         let Some(in_flight) = in_flight else {
-            return self.state().request = other;
+            self.settled(Settled::Other);
+            return;
         };
-        if !self.instance.registry.has_room(in_flight.iter().len()) {
-            self.state().request = other;
-            in_flight
-                .iter()
-                .for_each(|call| self.untracked(call, Limit::Calls));
+        let registry = &self.instance.registry;
+        if !registry.has_room(in_flight.iter().len()) {
+            if self.settled(Settled::Other) {
+                let untracked = in_flight.iter();
+                untracked.for_each(|call| self.untracked(call, Limit::Calls));
+            }
             return;
         }
         self.take_span();
-        // `get_or_init` is compiled for size: it would move them once more, byte by byte.
-        let _first = self.calls.set(in_flight);
         let canceller = self.state().canceller.clone();
         let scope = canceller.map(|canceller| canceller.scope());
-        for call in self.calls() {
+        // First the registry, then the exchange: who finds a call here knows that one not in flight has ended.
+        let mut came = Started::InTime;
+        for call in in_flight.iter() {
             let key = scope.clone().zip(call.session_id()).map(|(scope, id)| Key {
                 session: SessionKey {
                     scope,
@@ -106,11 +129,28 @@ impl Exchange {
             if call.policy().supersede && key.is_some() {
                 say_once(Remark::SupersedeHasNoEffect);
             }
-            let deadline = call.deadline();
-            let registry = &self.instance.registry;
-            let started = registry.start(call.id(), key, self.clone(), deadline);
-            self.started(call, started);
+            came = registry.start(call.id(), key, self.clone(), call.deadline());
         }
+        if let Err(in_flight) = self.set_calls(in_flight) {
+            for call in in_flight.iter() {
+                registry.finish(call.id(), None);
+            }
+            return;
+        }
+        for call in self.calls() {
+            self.started(call, came);
+        }
+    }
+
+    /// Gives the calls back if a session manager bound the call meanwhile.
+    fn set_calls(&self, in_flight: InFlight) -> Result<(), InFlight> {
+        let mut state = self.state();
+        if !matches!(state.request, RequestBody::Reading) {
+            return Err(in_flight);
+        }
+        state.request = RequestBody::Settled(Settled::Plain);
+        // `get_or_init` is compiled for size: it would move them once more, byte by byte.
+        self.calls.set(in_flight)
     }
 
     pub(super) fn started(self: &Arc<Self>, call: &CallInfo, started: Started) {

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    Exchange, Kind, Phase,
+    Exchange, Handover, Kind, Phase,
     end::Attachment,
     outlet::error_message,
     request::{RequestBody, Settled},
@@ -19,7 +19,7 @@ use crate::{
     detach::DetachCause,
     envelope::Answers,
     policy::Going,
-    registry::{FIRST, Key},
+    registry::{FIRST, Form, Key},
     sse::{self, Reader},
 };
 
@@ -92,7 +92,7 @@ impl Exchange {
         let Some(canceller) = self.state().canceller.clone() else {
             return;
         };
-        let Some(session) = self.session.key(|| canceller.scope()) else {
+        let Some(session) = self.session.key(|_| canceller.scope()) else {
             return;
         };
         if let Some((id, exchange)) = registry.find(&Key { session, request }) {
@@ -106,7 +106,7 @@ impl Exchange {
             if state.phase == Phase::Open {
                 state.phase = Phase::Streaming;
             }
-            state.bound
+            state.handover != Handover::None
         };
         if bound {
             return BodyPlan::Pass;
@@ -309,7 +309,7 @@ impl Tap {
                 let named = event.id.filter(|id| !id.is_empty());
                 call.exchange.mark_passed(named.is_some(), event.retry);
                 if let Some(id) = named {
-                    call.exchange.instance.registry.name(call.id, id);
+                    call.exchange.instance.registry.name(call.id, id, Form::Any);
                 }
             }
             match event.answers {

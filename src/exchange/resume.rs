@@ -16,14 +16,14 @@ use crate::{
     call::{CallId, CancelReason, RequestId},
     detach::{DetachCause, Detachment},
     observe::Event,
-    registry::{End, Generation, Named, SessionKey},
+    registry::{End, Named, SessionKey},
 };
 
 pub(super) struct Resume {
     session: SessionKey,
     event_id: Box<[u8]>,
-    /// The calls whose clock it stopped, and in which generation.
-    holds: Mutex<Vec<(CallId, Generation)>>,
+    /// The calls whose clock it stopped.
+    holds: Mutex<Vec<CallId>>,
 }
 
 /// What an accepted resume is.
@@ -62,11 +62,8 @@ impl Resume {
         };
         let registry = &instance.registry;
         let named = registry.named(&session, event_id.as_bytes());
-        let holds = named
-            .in_flight()
-            .into_iter()
-            .filter_map(|id| Some((id, registry.hold(id)?)));
-        let holds = holds.collect();
+        let holds = named.in_flight().into_iter();
+        let holds = holds.filter(|id| registry.hold(*id)).collect();
         Some(Self {
             session,
             event_id: event_id.as_bytes().into(),
@@ -93,7 +90,6 @@ impl Resume {
             }
             Named::Nothing | Named::Ended(End::Answered(_)) => Accepted::Nothing,
         };
-        // What it stopped and did not come for. Attached and spared calls are not held any more.
         self.release(instance);
         accepted
     }
@@ -141,12 +137,12 @@ impl Resume {
 
     /// Lets the clocks go on that it stopped.
     pub(super) fn release(&self, instance: &Instance) {
-        for (id, generation) in self.take_holds() {
-            instance.registry.release(id, generation);
+        for id in self.take_holds() {
+            instance.registry.release(id);
         }
     }
 
-    fn take_holds(&self) -> Vec<(CallId, Generation)> {
+    fn take_holds(&self) -> Vec<CallId> {
         mem::take(&mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -25,7 +25,9 @@ impl CallToken {
     /// # let _ = upload;
     /// ```
     pub fn of(context: &RequestContext<RoleServer>) -> Option<Self> {
-        Self::in_message(&context.extensions).cloned()
+        let token = Self::in_message(&context.extensions).cloned()?;
+        token.exchange().hear();
+        Some(token)
     }
 
     /// rmcp puts the head of the HTTP request into the message's extensions.

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     exchange::Attachment,
-    registry::{Answer, End, Named},
+    registry::{Answer, End, NOBODYS, Named},
 };
 
 /// The stream of a resume. In a box: its type would name what it was asked with.
@@ -81,7 +81,7 @@ impl<M: SessionManager> Shared<M> {
                     id,
                     generation,
                 };
-                Some(BoundCall::new(attachment))
+                Some(BoundCall::new(attachment, self.form()))
             }
             Named::Batch(ids) | Named::OneOf(ids) => {
                 ids.into_iter().for_each(|id| registry.spare(id));
@@ -109,17 +109,19 @@ impl<M: SessionManager> Shared<M> {
         let Named::Call(id) = self.named(session, last_event_id) else {
             return;
         };
+        let form = self.form();
         let spawner = registry.clone();
         spawner.spawn(async move {
             if let Ok(Ok(stream)) = timeout(UNREAD_LIMIT, asked).await
-                && let Some((exchange, generation)) = registry.newest(id)
+                && let Some(exchange) = registry.call(id)
             {
                 let attachment = Attachment {
                     exchange,
                     id,
-                    generation,
+                    generation: NOBODYS,
                 };
-                read_on(Box::pin(stream), BoundCall::of_nobody(attachment), used).await;
+                let call = BoundCall::of_nobody(attachment, form);
+                read_on(Box::pin(stream), call, used).await;
             }
         });
     }

@@ -13,11 +13,15 @@ use std::{
 use rmcp::transport::streamable_http_server::session::{ServerSseMessage, SessionId};
 use tokio::{
     sync::{OnceCell, watch},
-    time::Instant,
+    time::{Instant, timeout},
 };
 
 use super::{late::Late, life::Life, owned::Owned, shelf::Shelf};
-use crate::registry::{LATE, Watched};
+use crate::{
+    call::RequestId,
+    exchange::BEFORE_CLOSE,
+    registry::{LATE, Watched},
+};
 
 /// All sessions that are open.
 #[derive(Default)]
@@ -39,8 +43,8 @@ pub(super) struct Session {
     /// Where its events are noted as its own, if a store has them.
     owned: Option<Arc<Owned>>,
     life: Life,
-    /// How many cancels are on their way into it.
-    injections: watch::Sender<usize>,
+    /// The ids of the cancels that are on their way into it.
+    injections: watch::Sender<Vec<RequestId>>,
     /// From when its life counts.
     since: Instant,
     /// How long it may be idle.
@@ -54,7 +58,10 @@ pub(super) struct Session {
 pub(super) struct InUse(Arc<Session>);
 
 /// A cancel on its way into a session.
-pub(super) struct Injecting(Arc<Session>);
+pub(super) struct Injecting {
+    session: Arc<Session>,
+    request: RequestId,
+}
 
 /// Who knows the calls of a session, and can close it.
 pub(super) trait Owner: Send + Sync {
@@ -105,6 +112,10 @@ impl Sessions {
         {
             sessions.remove(&session.id);
         }
+    }
+
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.read().contains_key(id)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -166,7 +177,7 @@ impl Session {
             shelf: Shelf::default(),
             owned,
             life: Life::new(),
-            injections: watch::Sender::new(0),
+            injections: watch::Sender::new(Vec::new()),
             since: Instant::now(),
             idle_timeout,
             owner,
@@ -194,16 +205,29 @@ impl Session {
     }
 
     /// A cancel sets out.
-    pub(super) fn inject(self: Arc<Self>) -> Injecting {
-        self.injections.send_modify(|count| *count += 1);
-        Injecting(self)
+    pub(super) fn inject(self: Arc<Self>, request: &RequestId) -> Injecting {
+        self.injections
+            .send_modify(|under_way| under_way.push(request.clone()));
+        Injecting {
+            session: self,
+            request: request.clone(),
+        }
     }
 
-    /// Waits until no cancel is on its way.
-    pub(super) async fn injected(&self) {
-        let mut count = self.injections.subscribe();
-        // Fails only without the sender, which is here.
-        let _arrived = count.wait_for(|count| *count == 0).await;
+    /// Whether a cancel of a request with this id is on its way.
+    pub(super) fn is_injecting(&self, request: &RequestId) -> bool {
+        self.injections.borrow().contains(request)
+    }
+
+    /// Waits until no cancel is on its way, or none of this request, but for a second at most.
+    pub(super) async fn injected(&self, request: Option<&RequestId>) {
+        let mut under_way = self.injections.subscribe();
+        let none = |under_way: &Vec<RequestId>| match request {
+            Some(request) => !under_way.contains(request),
+            None => under_way.is_empty(),
+        };
+        // It fails only without the sender, which is here.
+        let _arrived = timeout(BEFORE_CLOSE, under_way.wait_for(none)).await;
     }
 
     fn now(&self) -> u64 {
@@ -283,7 +307,12 @@ impl Drop for InUse {
 
 impl Drop for Injecting {
     fn drop(&mut self) {
-        self.0.injections.send_modify(|count| *count -= 1);
+        self.session.injections.send_modify(|under_way| {
+            let found = under_way.iter().position(|other| *other == self.request);
+            if let Some(found) = found {
+                under_way.swap_remove(found);
+            }
+        });
     }
 }
 

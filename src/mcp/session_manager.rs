@@ -170,7 +170,6 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         call.set_tool(tool);
         call.set_session(Some(session.clone()));
         call.set_progress_token(progress.map(|token| (&token.0).into()));
-        self.shared.forgive(session, &call);
         let fingerprint = || self.shared.fingerprint(arguments);
         let id = exchange.bind(call, self.shared.clone(), fingerprint)?;
         let attachment = Attachment {
@@ -178,7 +177,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             id,
             generation: FIRST,
         };
-        Some(BoundCall::new(attachment))
+        Some(BoundCall::new(attachment, self.shared.form()))
     }
 
     /// The client's own cancel of a call, which the manager took.
@@ -218,6 +217,12 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<ServerJsonRpcMessage, Self::Error>> + Send {
+        if let ClientJsonRpcMessage::Request(request) = &message
+            && let Some(link) = CallToken::in_message(request.request.extensions())
+        {
+            // From its first call on the session is known to the layer.
+            self.shared.belongs_to(link.exchange().registry());
+        }
         let used = self.shared.sessions.begin_use(id);
         let initialized = self.shared.manager.initialize_session(id, message);
         initialized.inspect(move |_| drop(used))
@@ -246,9 +251,31 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let used = self.shared.sessions.begin_use(id);
         let own_id = used.as_ref().map_or(id, InUse::id);
         let call = self.bind(own_id, &message);
-        let opened = self.shared.manager.create_stream(id, message);
+        let info = call.as_ref().and_then(BoundCall::info);
+        let shared = &self.shared;
+        let awaited =
+            info.and_then(|info| Some((shared.awaits(id, info.request_id())?, info.clone())));
+        let opened = match awaited {
+            // A cancel is on its way that would meet this call.
+            Some((session, info)) => Either::Right(Box::pin(async move {
+                session.injected(Some(info.request_id())).await;
+                shared.forgive(id, &info);
+                shared.manager.create_stream(id, message).await
+            })),
+            None => {
+                if let Some(info) = info {
+                    shared.forgive(id, info);
+                }
+                Either::Left(shared.manager.create_stream(id, message))
+            }
+        };
         opened.map(|opened| match (opened, call) {
-            (Ok(stream), call) => Ok(CallStream::new(stream, call, used)),
+            (Ok(stream), call) => {
+                if let Some(call) = &call {
+                    call.opened();
+                }
+                Ok(CallStream::new(stream, call, used))
+            }
             (Err(error), Some(call)) => {
                 call.failed();
                 Err(error)

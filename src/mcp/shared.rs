@@ -1,6 +1,7 @@
 //! What a session manager shares with its calls, which outlive the requests they came with.
 
 use std::{
+    any::TypeId,
     collections::hash_map::RandomState,
     hash::BuildHasher,
     sync::{
@@ -18,10 +19,9 @@ use rmcp::{
     },
     transport::streamable_http_server::{
         SessionManager,
-        session::{EventStore, SessionId},
+        session::{EventStore, SessionId, local::LocalSessionManager},
     },
 };
-use tokio::time::timeout;
 use tracing::warn;
 
 use super::{
@@ -30,10 +30,10 @@ use super::{
     session::{Owner, Session, Sessions},
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason},
+    call::{CallId, CallInfo, CancelReason, RequestId},
     cancel::{CancelError, Canceller, Injection},
-    exchange::{BEFORE_CLOSE, Exchange},
-    registry::{Named, Registry, Scope, SessionKey},
+    exchange::Exchange,
+    registry::{Form, Key, Manager, Named, Registry, Scope, SessionKey},
 };
 
 /// What the calls need to be cancelled. They outlive requests, so they share it.
@@ -67,10 +67,6 @@ impl<M> Shared<M> {
             hasher: RandomState::new(),
             owned: Arc::default(),
         }
-    }
-
-    pub(super) fn belongs_to(&self, registry: &Arc<Registry>) -> bool {
-        Arc::ptr_eq(self.registry.get_or_init(|| registry.clone()), registry)
     }
 
     pub(super) fn session(&self, id: &SessionId) -> SessionKey {
@@ -111,7 +107,7 @@ impl<M> Shared<M> {
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
         let under_way = async {
             if let Some(session) = self.sessions.find(id) {
-                let _arrived = timeout(BEFORE_CLOSE, session.injected()).await;
+                session.injected(None).await;
             }
         };
         // Both are given the same second.
@@ -134,10 +130,30 @@ impl<M> Shared<M> {
 
     /// What the call still sends goes nowhere from now on.
     pub(super) fn condemn(&self, session: &SessionId, call: &CallInfo) {
+        // What is read after a look into the registry was written before one.
         self.cancels.store(true, Ordering::Relaxed);
         if let Some(session) = self.sessions.find(session) {
             session.late.condemn(call);
         }
+    }
+
+    /// Whether another call has the id of a call that has ended.
+    fn is_reused(&self, session: &SessionId, call: &CallInfo) -> bool {
+        let key = Key {
+            session: self.session(session),
+            request: call.request_id().clone(),
+        };
+        let owner = self.registry.get().and_then(|registry| registry.find(&key));
+        owner.is_some_and(|(owner, _)| owner != call.id())
+    }
+
+    /// The session of a new call whose id a cancel on its way means, too. The call has to wait for that.
+    pub(super) fn awaits(&self, session: &SessionId, request: &RequestId) -> Option<Arc<Session>> {
+        if !self.cancels.load(Ordering::Relaxed) {
+            return None;
+        }
+        let session = self.sessions.find(session)?;
+        session.is_injecting(request).then_some(session)
     }
 
     /// A new call may use the id of a cancelled one.
@@ -151,6 +167,25 @@ impl<M> Shared<M> {
 }
 
 impl<M: SessionManager> Shared<M> {
+    /// Whether calls that come through a layer can be bound. The first layer that is met has them all.
+    pub(super) fn belongs_to(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
+        let own = self.registry.get_or_init(|| {
+            let this: Weak<Self> = Arc::downgrade(self);
+            registry.add_manager(this);
+            registry.clone()
+        });
+        Arc::ptr_eq(own, registry)
+    }
+
+    /// What the manager's event ids say.
+    pub(super) fn form(&self) -> Form {
+        let is_rmcps = TypeId::of::<M>() == TypeId::of::<LocalSessionManager>();
+        match is_rmcps && self.manager.event_store().is_none() {
+            true => Form::Rmcp,
+            false => Form::Any,
+        }
+    }
+
     /// Knows a session from now on, and closes it when it is idle. Gives what its transport is to keep back.
     pub(super) fn open_session(
         self: &Arc<Self>,
@@ -217,6 +252,16 @@ impl<M: SessionManager> Owner for Shared<M> {
     }
 }
 
+impl<M: SessionManager> Manager for Shared<M> {
+    fn scope(&self) -> Scope {
+        Scope::Manager(self.scope)
+    }
+
+    fn has(&self, session: &str) -> bool {
+        self.sessions.has(session)
+    }
+}
+
 impl<M: SessionManager> Canceller for Shared<M> {
     fn scope(&self) -> Scope {
         Scope::Manager(self.scope)
@@ -230,8 +275,15 @@ impl<M: SessionManager> Canceller for Shared<M> {
         let Some(session) = call.session_id().cloned() else {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
+        // First it is known to be on its way, then it looks whom it would meet: a call that comes with the same id
+        // owns the key first, and then looks what is on its way.
+        self.cancels.store(true, Ordering::Relaxed);
+        let injecting = self.sessions.find(&session);
+        let injecting = injecting.map(|session| session.inject(call.request_id()));
+        if self.is_reused(&session, call) {
+            return Box::pin(async { Err(CancelError::reused()) });
+        }
         self.condemn(&session, call);
-        let injecting = self.sessions.find(&session).map(Session::inject);
         let cancelled = CancelledNotificationParam::new(
             Some(call.request_id().into()),
             Some(reason.to_string()),

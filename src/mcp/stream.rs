@@ -14,10 +14,10 @@ use rmcp::{model::JsonRpcMessage, transport::streamable_http_server::session::Se
 
 use super::{kept, session::InUse};
 use crate::{
-    call::Outcome,
+    call::{CallInfo, Outcome},
     detach::DetachCause,
     exchange::Attachment,
-    registry::{FIRST, numbered},
+    registry::{FIRST, Form, numbers},
 };
 
 /// The inner manager's stream of a call.
@@ -36,6 +36,7 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
 /// A call whose stream is watched. Dropped before its end, the stream has gone.
 pub(super) struct BoundCall {
     attachment: Attachment,
+    form: Form,
     /// What of its event ids names its stream, where they are rmcp's: the number after the slash.
     stream: Option<u64>,
     watched: Watched,
@@ -102,9 +103,10 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         let (Some(stream), Some(mut call)) = (self.stream.take(), self.call.take()) else {
             return;
         };
+        // In this order: a call that has no client is never without somebody who will see its end.
+        call.hand_to_task();
         call.attachment.drop_stream();
         if call.attachment.exchange.reason().is_none() {
-            call.watched = Watched::ByTask;
             let registry = call.attachment.exchange.registry().clone();
             registry.spawn(read_on(stream, call, self.used.take()));
         }
@@ -160,7 +162,10 @@ pub(super) async fn read_on(
     let cancelled = pin!(token.cancelled());
     let ended = pin!(exchange.until_ended(call.attachment.id));
     let mut over = select(cancelled, ended);
-    while let Either::Left((Some(event), _)) = select(stream.next(), &mut over).await {
+    while let Either::Left((event, _)) = select(stream.next(), &mut over).await {
+        let Some(event) = event else {
+            return call.expect_answer_elsewhere(used.as_ref());
+        };
         call.note(&event, used.as_ref());
         if call.is_answered_by(&event) {
             return call.answered(&event, used.as_ref());
@@ -171,19 +176,49 @@ pub(super) async fn read_on(
 // === impl BoundCall ===
 
 impl BoundCall {
-    pub(super) fn new(attachment: Attachment) -> Self {
+    pub(super) fn new(attachment: Attachment, form: Form) -> Self {
         Self {
             attachment,
+            form,
             stream: None,
             watched: Watched::ByClient,
         }
     }
 
     /// Of a stream that is read on for its end only.
-    pub(super) fn of_nobody(attachment: Attachment) -> Self {
-        let mut call = Self::new(attachment);
-        call.watched = Watched::ByTask;
+    pub(super) fn of_nobody(attachment: Attachment, form: Form) -> Self {
+        let mut call = Self::new(attachment, form);
+        call.hand_to_task();
         call
+    }
+
+    pub(super) fn info(&self) -> Option<&CallInfo> {
+        self.attachment.exchange.call(self.attachment.id)
+    }
+
+    /// The manager took its request.
+    pub(super) fn opened(&self) {
+        self.attachment.exchange.opened(self.attachment.id);
+    }
+
+    /// A task will read its stream on.
+    fn hand_to_task(&mut self) {
+        self.watched = Watched::ByTask;
+        let Attachment { exchange, id, .. } = &self.attachment;
+        exchange.registry().read_on(*id);
+    }
+
+    /// The stream has ended without the answer, which has no way out but the session's transport.
+    fn expect_answer_elsewhere(&self, used: Option<&InUse>) {
+        let Some(used) = used else {
+            return;
+        };
+        let Attachment { exchange, id, .. } = &self.attachment;
+        used.late().leave_unread(&self.attachment);
+        // The stream of a resume took its place: then this one has ended because of that.
+        if !exchange.registry().is_detached(*id) {
+            used.late().read_again(*id);
+        }
     }
 
     /// Notes what its client may come back with.
@@ -197,9 +232,13 @@ impl BoundCall {
         if let Some(used) = used.filter(|_| self.attachment.generation == FIRST) {
             used.note(event);
         }
-        let number = numbered(id.as_bytes());
+        let number = match self.form {
+            Form::Rmcp => numbers(id.as_bytes()).map(|(_, stream)| stream),
+            Form::Any => None,
+        };
         if number.is_none() || number != self.stream {
-            exchange.registry().name(self.attachment.id, id.as_bytes());
+            let registry = exchange.registry();
+            registry.name(self.attachment.id, id.as_bytes(), self.form);
             self.stream = number;
         }
     }
@@ -239,7 +278,7 @@ impl BoundCall {
             used.late().leave_unread(&self.attachment);
         }
         self.attachment.detach(DetachCause::EndedByServer, false);
-        // An older stream ends because of the newer one.
+        // An older stream ends because of a newer one.
         if let Some(used) = used.filter(|_| !exchange.registry().is_detached(*id)) {
             used.late().read_again(*id);
         }
@@ -248,15 +287,13 @@ impl BoundCall {
 
 impl Drop for BoundCall {
     fn drop(&mut self) {
-        let Attachment {
-            exchange,
-            id,
-            generation,
-        } = &self.attachment;
+        let Attachment { exchange, id, .. } = &self.attachment;
         match self.watched {
             Watched::ByClient => self.attachment.drop_stream(),
-            Watched::ByTask => exchange.registry().lose_sight(*id, *generation),
+            Watched::ByTask => exchange.registry().lose_sight(*id),
             Watched::NoMore => {}
         }
+        // If the request was given up on its way, nobody else says so.
+        self.opened();
     }
 }

@@ -126,7 +126,7 @@ impl Metrics {
         let outcome_label = ("outcome", outcome_name(outcome));
         gauge!(IN_FLIGHT, self.labels(call, [])).decrement(1);
         histogram!(DURATION, self.labels(call, [outcome_label])).record(call.age());
-        if let Outcome::Cancelled(reason) = outcome {
+        if let Outcome::Cancelled(reason) | Outcome::Abandoned(reason) = outcome {
             let reason_label = ("reason", reason_name(reason));
             counter!(ENDED, self.labels(call, [outcome_label, reason_label])).increment(1);
             if let Some(detachment) = detachment {
@@ -267,6 +267,7 @@ fn outcome_name(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Completed => "completed",
         Outcome::Cancelled(_) => "cancelled",
+        Outcome::Abandoned(_) => "abandoned",
         Outcome::ClientCancelled => "client_cancelled",
         Outcome::Failed => "failed",
         Outcome::Unknown => "unknown",

@@ -157,6 +157,13 @@ fn log_end(
             let reason = CancelReason::ClientCancelled;
             log_end!(info, reason = reason.text(), "call cancelled");
         }
+        Outcome::Abandoned(reason) => {
+            log_end!(
+                info,
+                reason = reason.text(),
+                "call abandoned, nobody could be told"
+            );
+        }
         Outcome::Completed => log_end!(trace, "call completed"),
         Outcome::Failed => log_end!(debug, "call failed"),
         Outcome::Unknown => log_end!(debug, "call out of sight"),

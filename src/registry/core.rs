@@ -11,16 +11,18 @@
 //!    if no other call owns its key, or waits to.
 //! 3. **Only detached calls are orphaned.** An attached call ends by its answer, at the deadline that its policy
 //!    gave it, or because somebody asked.
-//! 4. **Generations.** The first stream of a call is generation 1, each accepted resume the next. Attached
-//!    means: the newest lives. Older ones may end as they like.
-//! 5. **Hold.** A resume that names a stream of the call stops the clock until it is answered, one at a
-//!    time and at most [`entry::MAX_HOLD`] past the deadline.
-//! 6. **Detach.** A grace starts in full with every detach. Only resumes that brought no event
+//! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. Attached
+//!    means: one of them lives, whichever. They may be accepted, attached and dropped in any order, and each goes once.
+//! 5. **Holds are counted.** Each resume that names a stream of the call stops the clock until it is answered, at most
+//!    [`entry::MAX_HOLD`] past the deadline. One that is refused or dropped takes its own hold away and no other's.
+//! 6. **Detach.** A grace starts in full with every detach. A cancel goes through only while the very clock that ran
+//!    out still stands so ([`Core::finish_due`]). Only resumes that brought no event
 //!    (a server that the layer alone watches) renew it no more than [`MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** A deadline that is noticed more than [`entry::LATE`] late is put off once: the runtime was
 //!    starved, and the resumes wait in the accept queue. A hold may be who notices; its own time is not late.
-//! 8. **Names.** Requests and streams are found in their own session only. Of a call's opaque event ids
-//!    the first and the latest [`entry::MAX_EVENT_IDS`] are known; when more came, any unknown id of the session
+//! 8. **Names.** Requests and streams are found in their own session only. An event id names the stream that it was seen
+//!    on; only rmcp's own also name the stream by their number ([`Form`]). Of a call's event ids
+//!    the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came, any unknown id of the session
 //!    may be one of them.
 //!    The calls of a batch share their streams.
 //! 9. **A reused id** makes the older call leave, untouched. It is returned once, to be reported, and never again.
@@ -41,11 +43,12 @@ use std::{
 use tokio::time::Instant;
 
 use self::{
-    entry::{Look, Place, Streams, Times},
+    entry::{Look, Place, Times},
     index::{ById, Names, Slot, Slots},
     room::GiveBack,
     scopes::Scopes,
     sessions::Sessions,
+    streams::Streams,
 };
 use super::limits::{Limit, Limits};
 use crate::{call::CallId, detach::Detachment};
@@ -58,16 +61,18 @@ mod memory;
 mod room;
 mod scopes;
 mod sessions;
+mod streams;
 
-#[cfg(feature = "rmcp")]
-pub(crate) use self::index::numbered;
 #[cfg(fuzzing)]
 pub(crate) use self::model::as_the_model_says_of;
+#[cfg(feature = "rmcp")]
+pub(crate) use self::{entry::NOBODYS, index::numbers};
 pub(crate) use self::{
     entry::{Entry, Expired, FIRST, Generation, LATE, Wait},
     find::Named,
     index::{Key, Scope, SessionKey, StreamId},
     memory::{End, Ended, Limits as MemoryLimits},
+    streams::Form,
 };
 
 /// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
@@ -81,7 +86,7 @@ pub(crate) const UNSEEN_FOR: Duration = Duration::from_secs(60 * 60);
 /// What a detach did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Detached {
-    /// The call has ended, or a newer stream of it lives, or it was detached already.
+    /// The call has ended, or another stream of it lives, or this one was gone already.
     Stale,
     /// Its deadline is now.
     Due,
@@ -194,28 +199,70 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Notes an event id of a call's stream.
-    pub(crate) fn name(&mut self, id: CallId, event_id: &[u8]) {
-        let stream = self.names.stream_id(event_id);
-        let Some(entry) = self.calls.get_mut(&id) else {
+    pub(crate) fn name(&mut self, id: CallId, event_id: &[u8], form: Form) {
+        let session = self.calls.get(&id).and_then(Entry::session);
+        let Some(session) = session else {
             return;
         };
-        let Some(session) = entry.session() else {
-            return;
+        let stream = match (form, index::numbers(event_id)) {
+            #[cfg(any(feature = "rmcp", test, fuzzing))]
+            (Form::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
+            (Form::Any, Some(numbers)) if self.name_in_run(id, session, numbers) => return,
+            _ => StreamId::Opaque(self.names.event(event_id)),
         };
-        let Some(forgotten) = entry.streams.add(stream) else {
+        let entry = self.calls.get_mut(&id);
+        let Some(forgotten) = entry.and_then(|entry| entry.streams.add(stream)) else {
             return;
         };
         let former = self.index.insert(self.names.stream(session, stream), id);
-        if let Some(other) = former.and_then(|former| self.calls.get_mut(&former))
-            && other.streams.contains(stream)
+        if let Some(former) = former {
+            self.share(former, id, stream);
+        }
+        if let Some(forgotten) = forgotten {
+            self.unname(session, forgotten, id);
+        }
+    }
+
+    /// Notes an event that counts up from the last, or from nothing. `false` if it does not, or if another call of the
+    /// session counts so.
+    fn name_in_run(&mut self, id: CallId, session: Slot, (index, stream): (u64, u64)) -> bool {
+        let Some(entry) = self.calls.get_mut(&id) else {
+            return true;
+        };
+        if !entry.streams.is_empty() {
+            return entry.streams.continue_run(index, stream);
+        }
+        let name = StreamId::Numbered(stream);
+        let event = index::EventId {
+            numbers: Some((index, stream)),
+            hash: 0,
+        };
+        let other = self.owner(session, name);
+        let other = other.map(|(other, entry)| (other, entry.streams.have(event)));
+        if other.is_some_and(|(_, has_it)| !has_it) {
+            return false;
+        }
+        let entry = self.calls.get_mut(&id);
+        if !entry.is_some_and(|entry| entry.streams.start_run(index, stream)) {
+            return false;
+        }
+        self.index.insert(self.names.stream(session, name), id);
+        if let Some((other, _)) = other {
+            self.share(other, id, name);
+        }
+        true
+    }
+
+    /// Notes that two calls have a stream, if the former still has it.
+    fn share(&mut self, former: CallId, id: CallId, stream: StreamId) {
+        if former != id
+            && let Some(other) = self.calls.get_mut(&former)
+            && other.streams.iter().any(|its| its == stream)
         {
             other.streams.share();
             if let Some(entry) = self.calls.get_mut(&id) {
                 entry.streams.share();
             }
-        }
-        if let Some(forgotten) = forgotten {
-            self.unname(session, forgotten, id);
         }
     }
 
@@ -232,7 +279,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn detach(
         &mut self,
         id: CallId,
-        generation: Generation,
+        stream: Generation,
         wait: Wait,
         barren: bool,
         detachment: Detachment,
@@ -240,7 +287,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let Some(entry) = self.calls.get_mut(&id) else {
             return Detached::Stale;
         };
-        if entry.generation != generation || entry.clock().is_some() {
+        if !entry.remove_stream(stream) || entry.has_stream() {
             return Detached::Stale;
         }
         let session = entry.session();
@@ -255,47 +302,41 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
         self.detached.enter(session);
         if is_due {
-            return Detached::Due;
+            times.give_out();
         }
         self.schedule(id);
-        Detached::Waiting
+        match is_due {
+            true => Detached::Due,
+            false => Detached::Waiting,
+        }
     }
 
-    /// Notes that a resume of a call was accepted: its stream is the newest from now on.
+    /// Notes that a resume of a call was accepted: another stream of it lives from now on.
     pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
         let entry = self.calls.get_mut(&id)?;
-        entry.generation = entry.generation.next();
-        let generation = entry.generation;
+        let stream = entry.add_stream();
         let session = entry.session();
-        if let Some(times) = &mut entry.times {
-            times.held = false;
-            if times.clock.take().is_some() {
-                self.detached.leave(session);
-            }
+        if entry.times_mut().clock.take().is_some() {
+            self.detached.leave(session);
             self.schedule(id);
         }
-        Some(generation)
+        Some(stream)
     }
 
-    /// Stops the clock of a call. `None` if it is held already, or has ended.
-    pub(crate) fn hold(&mut self, id: CallId, now: Instant) -> Option<Generation> {
-        let entry = self.calls.get_mut(&id)?;
-        let generation = entry.generation;
-        let held = entry.times_mut().hold(now).then_some(generation);
-        if held.is_some() {
-            self.schedule(id);
-        }
-        held
+    /// Adds a hold to a call: its clock stops. `false` if it has ended.
+    pub(crate) fn hold(&mut self, id: CallId, now: Instant) -> bool {
+        let Some(entry) = self.calls.get_mut(&id) else {
+            return false;
+        };
+        entry.times_mut().hold(now);
+        self.schedule(id);
+        true
     }
 
-    /// Lets the clock of a call go on that was held in this generation. A hold ends with its generation, and
-    /// the next one is somebody else's.
-    pub(crate) fn release(&mut self, id: CallId, generation: Generation, now: Instant) {
-        if let Some(entry) = self.calls.get_mut(&id)
-            && entry.generation == generation
-            && let Some(times) = &mut entry.times
-            && times.release(now)
-        {
+    /// Takes a hold away that was added once.
+    pub(crate) fn release(&mut self, id: CallId, now: Instant) {
+        if let Some(times) = self.times_of(id) {
+            times.release(now);
             self.schedule(id);
         }
     }
@@ -304,24 +345,24 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// to be this call's.
     pub(crate) fn spare(&mut self, id: CallId, now: Instant) {
         if let Some(times) = self.times_of(id) {
-            times.held = false;
-            if let Some(clock) = &mut times.clock {
-                clock.wait = Wait::Unseen(now + UNSEEN_FOR);
-            }
+            times.spare(now + UNSEEN_FOR);
             self.schedule(id);
         }
     }
 
-    /// Nobody watches for the end of a detached call any more.
+    /// A task reads a stream of a call on, to see its end.
     #[cfg(any(feature = "rmcp", test, fuzzing))]
-    pub(crate) fn lose_sight(&mut self, id: CallId, generation: Generation, now: Instant) {
-        if let Some(entry) = self.calls.get_mut(&id)
-            && entry.generation == generation
-            && let Some(times) = &mut entry.times
-            && let Some(clock) = &mut times.clock
-            && clock.wait == Wait::ForItsEnd
-        {
-            clock.wait = Wait::Unseen(now + UNSEEN_FOR);
+    pub(crate) fn read_on(&mut self, id: CallId) {
+        if let Some(entry) = self.calls.get_mut(&id) {
+            entry.times_mut().add_reader();
+        }
+    }
+
+    /// Such a task has ended. After the last of them nobody watches for the call's end any more.
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
+    pub(crate) fn lose_sight(&mut self, id: CallId, now: Instant) {
+        if let Some(times) = self.times_of(id) {
+            times.remove_reader(now + UNSEEN_FOR);
             self.schedule(id);
         }
     }
@@ -343,10 +384,19 @@ impl<T: Clone, A: Clone> Core<T, A> {
         Some(finished)
     }
 
-    /// Ends a call as [`finish`](Self::finish) does, unless its client has come back: between the look at a
-    /// deadline and its cancel the lock is free (invariant 3).
+    /// Ends a call whose time without a client is over, as [`finish`](Self::finish) does: unless its client has come
+    /// back, or is about to. Between the look at a clock and the cancel the lock is free (invariant 6).
+    pub(crate) fn finish_due(&mut self, id: CallId, ended: Ended<A>) -> Option<Finished> {
+        let is_due = self.calls.get(&id)?.clock()?.given_out;
+        is_due.then(|| self.finish(id, Some(ended)))?
+    }
+
+    /// Ends a call that has no client, and none that is coming back.
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn finish_detached(&mut self, id: CallId, ended: Ended<A>) -> Option<Finished> {
-        self.is_detached(id).then(|| self.finish(id, Some(ended)))?
+        let times = self.times_of(id)?;
+        let is_alone = times.clock.is_some() && !times.is_held();
+        is_alone.then(|| self.finish(id, Some(ended)))?
     }
 
     /// The calls in flight of a session that is ending. What is remembered of it goes, and so do their
@@ -384,14 +434,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
                 let times = entry.times_mut();
                 times.due = None;
                 match times.look(now, at) {
+                    Look::Over(Expired::Deadline) => {
+                        over.push((id, entry.call.clone(), Expired::Deadline));
+                    }
                     Look::Over(expired) => {
-                        // Its client may come back before it is cancelled.
-                        let deadline = times.deadline.filter(|at| *at > now);
-                        times.due = deadline;
                         over.push((id, entry.call.clone(), expired));
-                        if let Some(deadline) = deadline {
-                            self.due.insert((deadline, id));
-                        }
+                        self.schedule(id);
                     }
                     Look::PutOff => self.schedule(id),
                     Look::Forget => {

@@ -14,6 +14,7 @@ use self::{
     core::{Core, Expired},
     driver::Driver,
     limits::Room,
+    managers::Managers,
     streams::Streams,
     watch::Watches,
 };
@@ -28,6 +29,7 @@ mod calls;
 mod core;
 mod driver;
 mod limits;
+mod managers;
 mod streams;
 mod watch;
 
@@ -36,13 +38,17 @@ pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
     answer::Answer,
     core::{
-        Detached, End, Ended, FIRST, Finished, Generation, Key, LATE, MemoryLimits, Scope,
+        Detached, End, Ended, FIRST, Finished, Form, Generation, Key, LATE, MemoryLimits, Scope,
         SessionKey, UNSEEN_FOR, Wait,
     },
+    managers::Manager,
     watch::Watched,
 };
 #[cfg(feature = "rmcp")]
-pub(crate) use self::{answer::Content, core::numbered};
+pub(crate) use self::{
+    answer::Content,
+    core::{NOBODYS, numbers},
+};
 pub use self::{
     calls::{CallSnapshot, CallState, Calls, DrainReport},
     limits::{Limit, Limits},
@@ -60,6 +66,7 @@ pub(crate) struct Registry {
     /// Notified when calls have ended while somebody drains.
     ended: Notify,
     room: Room,
+    managers: Managers,
 }
 
 /// How near the end of the server is.
@@ -105,7 +112,19 @@ impl Registry {
             driver: Driver::default(),
             ended: Notify::new(),
             room: Room::new(),
+            managers: Managers::default(),
         }
+    }
+
+    /// Knows the sessions of a session manager from now on.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn add_manager(&self, manager: Weak<dyn Manager>) {
+        self.managers.add(manager);
+    }
+
+    /// The session manager that has a session, by its scope.
+    pub(crate) fn manager_of(&self, session: &str) -> Option<Scope> {
+        self.managers.scope_of(session)
     }
 
     /// Takes the current runtime for what has to wait, unless there is one. Called with every request and
@@ -167,9 +186,9 @@ impl Registry {
         report(self.with(|core| core.rekey(id, key)));
     }
 
-    pub(crate) fn name(&self, id: CallId, event_id: &[u8]) {
+    pub(crate) fn name(&self, id: CallId, event_id: &[u8], form: Form) {
         // Names neither end a call nor bring a deadline.
-        self.state().core.name(id, event_id);
+        self.state().core.name(id, event_id, form);
     }
 
     pub(crate) fn blur(&self, id: CallId) {
@@ -203,27 +222,26 @@ impl Registry {
         })
     }
 
-    /// A call in flight, and which stream is its newest.
     #[cfg(feature = "rmcp")]
-    pub(crate) fn newest(&self, id: CallId) -> Option<(Arc<Exchange>, Generation)> {
-        self.with(|core| Some((core.call(id)?.clone(), core.generation(id)?)))
+    pub(crate) fn read_on(&self, id: CallId) {
+        self.with(|core| core.read_on(id));
     }
 
     #[cfg(feature = "rmcp")]
-    pub(crate) fn lose_sight(&self, id: CallId, generation: Generation) {
-        self.with(|core| core.lose_sight(id, generation, Instant::now()));
+    pub(crate) fn lose_sight(&self, id: CallId) {
+        self.with(|core| core.lose_sight(id, Instant::now()));
     }
 
     pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named {
         self.with(|core| core.named(session, event_id))
     }
 
-    pub(crate) fn hold(&self, id: CallId) -> Option<Generation> {
+    pub(crate) fn hold(&self, id: CallId) -> bool {
         self.with(|core| core.hold(id, Instant::now()))
     }
 
-    pub(crate) fn release(&self, id: CallId, generation: Generation) {
-        self.with(|core| core.release(id, generation, Instant::now()));
+    pub(crate) fn release(&self, id: CallId) {
+        self.with(|core| core.release(id, Instant::now()));
     }
 
     pub(crate) fn spare(&self, id: CallId) {
@@ -234,6 +252,11 @@ impl Registry {
         self.with(|core| core.finish(id, remember))
     }
 
+    pub(crate) fn finish_due(&self, id: CallId, ended: Ended<Answer>) -> Option<Finished> {
+        self.with(|core| core.finish_due(id, ended))
+    }
+
+    #[cfg(feature = "rmcp")]
     pub(crate) fn finish_detached(&self, id: CallId, ended: Ended<Answer>) -> Option<Finished> {
         self.with(|core| core.finish_detached(id, ended))
     }

@@ -1,13 +1,10 @@
 //! What the core knows of one call in flight.
 
-use std::{collections::VecDeque, mem, time::Duration};
+use std::{mem, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{
-    Finished, MAX_BARREN,
-    index::{Slot, StreamId},
-};
+use super::{Finished, MAX_BARREN, index::Slot, streams::Streams};
 use crate::{call::RequestId, detach::Detachment};
 
 /// How long a hold may keep a call past its deadline: 5 s, far more than an inner service takes to answer
@@ -17,12 +14,12 @@ pub(crate) const MAX_HOLD: Duration = Duration::from_secs(5);
 /// How late a deadline may be noticed before the runtime counts as starved: 1 s.
 pub(crate) const LATE: Duration = Duration::from_secs(1);
 
-/// How many opaque event ids of a call are known by name, from the first on and up to the latest: 1,024
-/// each, 16 KiB a call at most.
-pub(crate) const MAX_EVENT_IDS: usize = 1_024;
-
 /// The generation of a call's first stream.
 pub(crate) const FIRST: Generation = Generation(1);
+
+/// Of a stream that no client has.
+#[cfg(feature = "rmcp")]
+pub(crate) const NOBODYS: Generation = Generation(0);
 
 /// Which stream of its call a stream is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,7 +42,10 @@ pub(crate) struct Entry<T> {
     pub(crate) call: T,
     pub(super) place: Option<Place>,
     pub(super) streams: Streams,
-    pub(super) generation: Generation,
+    /// The stream that was accepted last.
+    newest: Generation,
+    /// The stream of its POST lives.
+    posted: bool,
     /// Boxed, because most calls have no deadline and end attached.
     pub(super) times: Option<Box<Times>>,
 }
@@ -69,7 +69,12 @@ pub(super) struct Times {
     pub(super) due: Option<Instant>,
     /// Its clock, while it is detached.
     pub(super) clock: Option<Clock>,
-    pub(super) held: bool,
+    /// The resumes whose streams live.
+    resumed: Vec<Generation>,
+    /// How many resumes were received and are not answered.
+    holds: u32,
+    /// How many tasks read a stream of it on, and will see its end.
+    readers: u32,
     barren: u32,
     last_deadline: Option<Instant>,
 }
@@ -80,28 +85,10 @@ pub(super) struct Clock {
     pub(super) detachment: Detachment,
     pub(super) wait: Wait,
     put_off: bool,
+    /// Its time is over, and somebody was told to cancel the call.
+    pub(super) given_out: bool,
     /// When the last hold ended, or could have lasted to.
     released: Option<Instant>,
-}
-
-/// The streams of a call, as far as they are known by name.
-#[derive(Debug, Default)]
-pub(super) struct Streams {
-    /// Nearly always the only one. It needs no allocation.
-    only: Option<StreamId>,
-    more: Option<Box<More>>,
-}
-
-/// What is rarely to be known of the streams of a call.
-#[derive(Debug, Default)]
-struct More {
-    /// The streams after the only one.
-    first: Vec<StreamId>,
-    latest: VecDeque<StreamId>,
-    /// Not all are known by name.
-    overflowed: bool,
-    /// Other calls are on some of them too: those of a batch.
-    shared: bool,
 }
 
 /// Which time of a call is over.
@@ -142,9 +129,37 @@ impl<T> Entry<T> {
             call,
             place,
             streams: Streams::default(),
-            generation: FIRST,
+            newest: FIRST,
+            posted: true,
             times: times.map(Box::new),
         }
+    }
+
+    /// Adds a stream to those that live.
+    pub(super) fn add_stream(&mut self) -> Generation {
+        self.newest = self.newest.next();
+        let newest = self.newest;
+        self.times_mut().resumed.push(newest);
+        newest
+    }
+
+    /// Takes a stream out of those that live. `false` if it was not among them.
+    pub(super) fn remove_stream(&mut self, stream: Generation) -> bool {
+        if stream == FIRST {
+            return mem::take(&mut self.posted);
+        }
+        let resumed = self.times.as_mut().map(|times| &mut times.resumed);
+        let found = resumed.and_then(|resumed| {
+            let at = resumed.iter().position(|other| *other == stream)?;
+            Some(resumed.swap_remove(at))
+        });
+        found.is_some()
+    }
+
+    /// Whether a stream of it lives.
+    pub(super) fn has_stream(&self) -> bool {
+        let resumed = self.times.as_ref().map(|times| &times.resumed);
+        self.posted || resumed.is_some_and(|resumed| !resumed.is_empty())
     }
 
     pub(super) fn session(&self) -> Option<Slot> {
@@ -209,20 +224,37 @@ impl Times {
             detachment,
             wait,
             put_off: false,
+            given_out: false,
             released: None,
         });
         self.grace_ends()
     }
 
+    /// Notes that somebody was told to cancel the call.
+    pub(super) fn give_out(&mut self) {
+        if let Some(clock) = &mut self.clock {
+            clock.given_out = true;
+        }
+    }
+
+    /// Has the clock looked at again.
+    fn take_back(&mut self) {
+        if let Some(clock) = &mut self.clock {
+            clock.given_out = false;
+        }
+    }
+
     pub(super) fn next_look(&self) -> Option<Instant> {
-        self.grace_ends().into_iter().chain(self.deadline).min()
+        let is_given_out = self.clock.is_some_and(|clock| clock.given_out);
+        let grace = self.grace_ends().filter(|_| !is_given_out);
+        grace.into_iter().chain(self.deadline).min()
     }
 
     /// When the clock of a detached call is looked at.
     fn grace_ends(&self) -> Option<Instant> {
         let clock = self.clock.as_ref()?;
         match clock.wait {
-            Wait::Until { deadline, .. } if self.held => Some(hold_ends(deadline)),
+            Wait::Until { deadline, .. } if self.is_held() => Some(hold_ends(deadline)),
             // A deadline that passed meanwhile could not be noticed before.
             Wait::Until { deadline, .. } => Some(clock.released.unwrap_or(deadline).max(deadline)),
             Wait::Unseen(at) => Some(at),
@@ -230,31 +262,61 @@ impl Times {
         }
     }
 
-    /// Stops the clock. `false` if it is stopped already.
+    pub(super) fn is_held(&self) -> bool {
+        self.holds > 0
+    }
+
+    /// Adds a hold, of which the first stops the clock.
     ///
     /// A resume may be the first to notice that the time is long over (invariant 7). It would not know
     /// that any more when the hold ends.
-    pub(super) fn hold(&mut self, now: Instant) -> bool {
-        if self.held {
-            return false;
-        }
-        if let Some(at) = self.grace_ends() {
+    pub(super) fn hold(&mut self, now: Instant) {
+        if !self.is_held()
+            && let Some(at) = self.grace_ends()
+        {
             self.put_off_if_late(now, at);
         }
-        self.held = true;
-        true
+        self.holds = self.holds.saturating_add(1);
+        self.take_back();
     }
 
-    /// Lets a stopped clock go on. `false` if it was not stopped.
-    pub(super) fn release(&mut self, now: Instant) -> bool {
-        let held = mem::take(&mut self.held);
-        if held
-            && let Some(clock) = &mut self.clock
+    /// Takes a hold away. The clock goes on with the last.
+    pub(super) fn release(&mut self, now: Instant) {
+        if self.holds != 1 {
+            self.holds = self.holds.saturating_sub(1);
+            return;
+        }
+        self.holds = 0;
+        self.take_back();
+        if let Some(clock) = &mut self.clock
             && let Wait::Until { deadline, .. } = clock.wait
         {
             clock.released = Some(now.min(hold_ends(deadline)));
         }
-        held
+    }
+
+    /// Lets a detached call run on unseen.
+    pub(super) fn spare(&mut self, until: Instant) {
+        self.take_back();
+        if let Some(clock) = &mut self.clock {
+            clock.wait = Wait::Unseen(until);
+        }
+    }
+
+    /// A task reads a stream of the call on.
+    pub(super) fn add_reader(&mut self) {
+        self.readers = self.readers.saturating_add(1);
+    }
+
+    /// Such a task has ended without having seen the call's end.
+    pub(super) fn remove_reader(&mut self, unseen_until: Instant) {
+        self.readers = self.readers.saturating_sub(1);
+        if self.readers == 0
+            && let Some(clock) = &mut self.clock
+            && clock.wait == Wait::ForItsEnd
+        {
+            clock.wait = Wait::Unseen(unseen_until);
+        }
     }
 
     /// Looks at a call at `now` that was to be looked at at `at`.
@@ -264,7 +326,10 @@ impl Times {
         }
         match self.clock.map(|clock| clock.wait) {
             Some(Wait::Until { .. }) if self.put_off_if_late(now, at) => Look::PutOff,
-            Some(Wait::Until { .. }) => Look::Over(Expired::Grace),
+            Some(Wait::Until { .. }) => {
+                self.give_out();
+                Look::Over(Expired::Grace)
+            }
             Some(Wait::Unseen(_) | Wait::ForItsEnd) => Look::Forget,
             None => Look::PutOff,
         }
@@ -289,69 +354,4 @@ impl Times {
 
 fn hold_ends(deadline: Instant) -> Instant {
     deadline.checked_add(MAX_HOLD).unwrap_or(deadline)
-}
-
-// === impl Streams ===
-
-impl Streams {
-    /// Adds a stream. `None` if it is known, else which one had to be forgotten for it.
-    pub(super) fn add(&mut self, stream: StreamId) -> Option<Option<StreamId>> {
-        if self.only.is_none() {
-            self.only = Some(stream);
-            return Some(None);
-        }
-        if self.contains(stream) {
-            return None;
-        }
-        let more = self.more.get_or_insert_default();
-        if more.first.len() < MAX_EVENT_IDS - 1 {
-            more.first.push(stream);
-            return Some(None);
-        }
-        more.latest.push_back(stream);
-        if more.latest.len() <= MAX_EVENT_IDS {
-            return Some(None);
-        }
-        more.overflowed = true;
-        Some(more.latest.pop_front())
-    }
-
-    /// Notes that not all are known by name.
-    pub(super) fn blur(&mut self) {
-        self.more.get_or_insert_default().overflowed = true;
-    }
-
-    pub(super) fn are_blurred(&self) -> bool {
-        self.more.as_ref().is_some_and(|more| more.overflowed)
-    }
-
-    /// Notes that other calls are on some of them too.
-    pub(super) fn share(&mut self) {
-        self.more.get_or_insert_default().shared = true;
-    }
-
-    pub(super) fn are_shared(&self) -> bool {
-        self.more.as_ref().is_some_and(|more| more.shared)
-    }
-
-    pub(super) fn contains(&self, stream: StreamId) -> bool {
-        self.only == Some(stream) || self.others().any(|known| *known == stream)
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = StreamId> {
-        self.only.iter().chain(self.others()).copied()
-    }
-
-    fn others(&self) -> impl Iterator<Item = &StreamId> {
-        let more = self.more.iter();
-        more.flat_map(|more| more.first.iter().chain(&more.latest))
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.only.is_none()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.iter().count()
-    }
 }

@@ -44,18 +44,32 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let Some((slot, known)) = self.session(session) else {
             return Named::Nothing;
         };
-        let stream = self.names.stream_id(event_id);
-        if let Some(id) = self.index.get(&self.names.stream(slot, stream))
-            && let Some(entry) = self.calls.get(id)
-            && entry.session() == Some(slot)
-            && entry.streams.contains(stream)
-        {
-            return match entry.streams.are_shared() {
-                true => Named::Batch(self.on_stream(slot, stream)),
-                false => Named::Call(*id),
+        let event = self.names.event_id(event_id);
+        for stream in event.streams() {
+            let Some((id, entry)) = self.owner(slot, stream) else {
+                continue;
             };
+            if !entry.streams.are_shared() {
+                if entry.streams.have(event) {
+                    return Named::Call(id);
+                }
+                continue;
+            }
+            let sharing = self.calls_of(known).filter(|(_, entry)| {
+                let streams = &entry.streams;
+                streams.are_shared() && streams.have(event)
+            });
+            let mut sharing: Vec<CallId> = sharing.map(|(id, _)| id).collect();
+            match (sharing.pop(), sharing.is_empty()) {
+                (None, _) => {}
+                (Some(id), true) => return Named::Call(id),
+                (Some(id), false) => {
+                    sharing.push(id);
+                    return Named::Batch(sharing);
+                }
+            }
         }
-        if let Some(end) = known.end_of(stream) {
+        if let Some(end) = known.end_of(event) {
             return Named::Ended(end);
         }
         let blurred: Vec<CallId> = self
@@ -91,12 +105,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     pub(crate) fn call(&self, id: CallId) -> Option<&T> {
         self.calls.get(&id).map(|entry| &entry.call)
-    }
-
-    /// Which stream of a call is its newest.
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn generation(&self, id: CallId) -> Option<super::Generation> {
-        self.calls.get(&id).map(|entry| entry.generation)
     }
 
     pub(crate) fn is_detached(&self, id: CallId) -> bool {
@@ -149,10 +157,18 @@ impl<T: Clone, A: Clone> Core<T, A> {
         session.flat_map(|session| self.calls_of(session))
     }
 
+    /// The call that a stream of a session is entered for.
+    pub(super) fn owner(&self, slot: Slot, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
+        let id = *self.index.get(&self.names.stream(slot, stream))?;
+        let entry = self.calls.get(&id)?;
+        (entry.session() == Some(slot)).then_some((id, entry))
+    }
+
     /// The calls of a batch that have this stream.
     pub(super) fn on_stream(&self, slot: Slot, stream: StreamId) -> Vec<CallId> {
+        let is_on = |entry: &Entry<T>| entry.streams.iter().any(|its| its == stream);
         self.calls_in(slot)
-            .filter(|(_, entry)| entry.streams.are_shared() && entry.streams.contains(stream))
+            .filter(|(_, entry)| entry.streams.are_shared() && is_on(entry))
             .map(|(id, _)| id)
             .collect()
     }

@@ -36,14 +36,22 @@ pub(crate) struct Key {
     pub(crate) request: RequestId,
 }
 
-/// A stream of a session, as an event id names it.
-///
-/// rmcp's `<index>/<stream>` stands for its stream. Any other id is opaque and stands for itself.
+/// What streams are entered under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum StreamId {
+    /// The number behind the slash in `<index>/<stream>`.
     Numbered(u64),
-    /// Keyed hash of the whole event id.
+    /// Keyed hash of a whole event id.
     Opaque(u64),
+}
+
+/// An event id, as it is compared with those that were seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct EventId {
+    /// Index and stream, if it has the form of rmcp's.
+    pub(super) numbers: Option<(u64, u64)>,
+    /// Keyed hash of all of it.
+    pub(super) hash: u64,
 }
 
 /// The hash of a name. Already keyed, so the maps below take it as it is.
@@ -165,20 +173,35 @@ impl Names {
         }
     }
 
-    pub(super) fn stream_id(&self, event_id: &[u8]) -> StreamId {
-        numbered(event_id).map_or_else(
-            || StreamId::Opaque(self.keyed.hash_one(event_id)),
-            StreamId::Numbered,
-        )
+    /// The hash of a whole event id.
+    pub(super) fn event(&self, event_id: &[u8]) -> u64 {
+        self.keyed.hash_one(event_id)
+    }
+
+    pub(super) fn event_id(&self, event_id: &[u8]) -> EventId {
+        EventId {
+            numbers: numbers(event_id),
+            hash: self.event(event_id),
+        }
     }
 }
 
-/// The stream in `<index>/<stream>`, both decimal, as rmcp writes and reads them.
-pub(crate) fn numbered(event_id: &[u8]) -> Option<u64> {
+// === impl EventId ===
+
+impl EventId {
+    /// What its stream may be entered under.
+    pub(super) fn streams(self) -> impl Iterator<Item = StreamId> {
+        let numbered = self.numbers.map(|(_, stream)| StreamId::Numbered(stream));
+        numbered.into_iter().chain([StreamId::Opaque(self.hash)])
+    }
+}
+
+/// The numbers in `<index>/<stream>`, both decimal, as rmcp writes and reads them.
+pub(crate) fn numbers(event_id: &[u8]) -> Option<(u64, u64)> {
     let slash = memchr::memchr(b'/', event_id)?;
     let (index, stream) = event_id.split_at_checked(slash)?;
     let stream = stream.get(1..)?;
-    number(index).and(number(stream))
+    Some((number(index)?, number(stream)?))
 }
 
 /// A decimal number of at most 19 digits: no such number overflows.
@@ -218,20 +241,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_id_of_rmcp_stands_for_its_stream() {
-        for (id, stream) in [
-            ("0/0", 0),
-            ("17/3", 3),
-            ("0/18446744073709551", 18446744073709551),
+    fn an_event_id_of_rmcp_has_an_index_and_a_stream() {
+        for (id, expected) in [
+            ("0/0", (0, 0)),
+            ("17/3", (17, 3)),
+            ("0/18446744073709551", (0, 18446744073709551)),
         ] {
-            assert_eq!(numbered(id.as_bytes()), Some(stream), "{id}");
+            assert_eq!(numbers(id.as_bytes()), Some(expected), "{id}");
         }
         for opaque in [
             "", "/", "0", "0/", "/0", "a/0", "0/b", "0/0/0", "+1/0", "0/-1", " 0/0",
         ] {
-            assert_eq!(numbered(opaque.as_bytes()), None, "{opaque}");
+            assert_eq!(numbers(opaque.as_bytes()), None, "{opaque}");
         }
-        assert_eq!(numbered(b"0/99999999999999999999"), None);
+        assert_eq!(numbers(b"0/99999999999999999999"), None);
     }
 
     /// Ids that differ in one place, or by powers of two: what fills one bucket of a map whose hash is known.
@@ -277,7 +300,7 @@ mod tests {
     #[test]
     fn every_process_has_hashes_of_its_own() {
         let [one, other] = [Names::default(), Names::default()];
-        assert_ne!(one.stream_id(b"opaque"), other.stream_id(b"opaque"));
+        assert_ne!(one.event(b"opaque"), other.event(b"opaque"));
     }
 
     #[test]
@@ -297,7 +320,6 @@ mod tests {
             names.request(slot, &RequestId::Number(1)),
             names.stream(slot, StreamId::Numbered(1)),
         );
-        assert_ne!(names.stream_id(b"x"), names.stream_id(b"y"));
-        assert_eq!(names.stream_id(b"0/7"), names.stream_id(b"5/7"));
+        assert_ne!(names.event(b"x"), names.event(b"y"));
     }
 }

@@ -16,10 +16,10 @@ use std::collections::{VecDeque, hash_map::Entry};
 use tokio::time::Instant;
 
 use super::{
-    entry::Streams,
     index::{Slot, Slots, StreamId},
     room::GiveBack,
     sessions::{Session, Sessions},
+    streams::Streams,
 };
 use crate::call::{CancelReason, RequestId};
 

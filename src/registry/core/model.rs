@@ -62,6 +62,8 @@ enum Name {
     Shared(Stream),
     /// So many, from that one on.
     Many(u32, u32),
+    /// So many events of a server that is not rmcp's, on this stream and from this index on.
+    Events(u64, u32, u32),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -116,10 +118,15 @@ enum Op {
         starved: Option<(u32, u64)>,
     },
     Hold(Pick),
-    Release(Pick, Generations),
+    Release(Pick),
     Spare(Pick),
-    LoseSight(Pick, Generations),
+    ReadOn(Pick),
+    LoseSight(Pick),
     Finish(Pick, Option<Remembering>),
+    /// Goes through with a cancel that a look at the clock decided.
+    FinishDue(Pick, Remembering),
+    /// Goes through with a cancel of a call without a client.
+    FinishDetached(Pick, Remembering),
     TakeSession {
         session: usize,
         end: Option<Remembering>,
@@ -217,25 +224,37 @@ impl Run {
             } => self.on(call, |run, id| run.poll(id, times, every_ms, starved)),
             Op::Hold(call) => self.on(call, |run, id| {
                 let held = run.core.hold(id, run.now);
-                let newest = run.generation(id, Generations::Newest).0;
-                let expected = run.model.hold(id, run.now).then_some(newest);
-                assert_eq!(held, expected);
+                assert_eq!(held, run.model.hold(id, run.now));
             }),
-            Op::Release(call, generation) => self.on(call, |run, id| {
-                let (generation, resumes) = run.generation(id, generation);
-                run.core.release(id, generation, run.now);
-                run.model.release(id, resumes, run.now);
+            Op::Release(call) => self.on(call, |run, id| {
+                run.core.release(id, run.now);
+                run.model.release(id, run.now);
             }),
             Op::Spare(call) => self.on(call, |run, id| {
                 run.core.spare(id, run.now);
                 run.model.spare(id, run.now);
             }),
-            Op::LoseSight(call, generation) => self.on(call, |run, id| {
-                let (generation, resumes) = run.generation(id, generation);
-                run.core.lose_sight(id, generation, run.now);
-                run.model.lose_sight(id, resumes, run.now);
+            Op::ReadOn(call) => self.on(call, |run, id| {
+                run.core.read_on(id);
+                run.model.read_on(id);
+            }),
+            Op::LoseSight(call) => self.on(call, |run, id| {
+                run.core.lose_sight(id, run.now);
+                run.model.lose_sight(id, run.now);
             }),
             Op::Finish(call, remember) => self.on(call, |run, id| run.finish(id, remember)),
+            Op::FinishDue(call, remember) => self.on(call, |run, id| {
+                let is_due = run.model.is_due(id);
+                run.finish_if(id, is_due, remember, |core, ended| {
+                    core.finish_due(id, ended)
+                });
+            }),
+            Op::FinishDetached(call, remember) => self.on(call, |run, id| {
+                let is_alone = run.model.is_alone(id);
+                run.finish_if(id, is_alone, remember, |core, ended| {
+                    core.finish_detached(id, ended)
+                });
+            }),
             Op::TakeSession { session, end } => self.take_session(&session_of(session), end),
             Op::Pass(pass) => self.pass(pass),
             Op::Expire { end } => self.expire(end),
@@ -310,11 +329,19 @@ impl Run {
             Name::Own => vec![Stream::Numbered(OWN_STREAMS + self.ordinal(id) as u64)],
             Name::Shared(stream) => vec![stream],
             Name::Many(first, count) => (first..first + count).map(Stream::Opaque).collect(),
+            Name::Events(stream, first, count) => {
+                let events = first..first + count;
+                events.map(|index| Stream::Event(stream, index)).collect()
+            }
         };
         for stream in &streams {
-            // Any event of a stream names it.
+            // Any event of a stream of rmcp's names it.
             let event = event_id(*stream, self.answers);
-            self.core.name(id, &event);
+            let form = match stream {
+                Stream::Event(..) => Form::Any,
+                Stream::Numbered(_) | Stream::Opaque(_) => Form::Rmcp,
+            };
+            self.core.name(id, &event, form);
             self.model.name(id, *stream);
         }
         // Of many, the first and those around the limits will do.
@@ -375,15 +402,35 @@ impl Run {
     }
 
     fn finish(&mut self, id: CallId, remember: Option<Remembering>) {
+        self.finish_by(id, remember, |core, ended| core.finish(id, ended));
+    }
+
+    fn finish_if(
+        &mut self,
+        id: CallId,
+        is_to: bool,
+        remember: Remembering,
+        finish: impl FnOnce(&mut Core<u32, Answer>, Ended<Answer>) -> Option<Finished>,
+    ) {
+        if is_to {
+            let finish = |core: &mut Core<_, _>, ended: Option<_>| finish(core, ended.unwrap());
+            self.finish_by(id, Some(remember), finish);
+        } else {
+            let ended = ended(&remember.with(0, self.now));
+            assert_eq!(finish(&mut self.core, ended), None);
+        }
+    }
+
+    fn finish_by(
+        &mut self,
+        id: CallId,
+        remember: Option<Remembering>,
+        finish: impl FnOnce(&mut Core<u32, Answer>, Option<Ended<Answer>>) -> Option<Finished>,
+    ) {
         self.answers += 1;
         let remember = remember.map(|remember| remember.with(self.answers, self.now));
-        let ended = remember.clone().map(|remember| Ended {
-            end: remember.end,
-            weight: remember.units * UNIT,
-            until: remember.until,
-        });
         let detachment = self.model.detachment(id);
-        let finished = self.core.finish(id, ended);
+        let finished = finish(&mut self.core, remember.as_ref().map(ended));
         let injectable = self.model.finish(id, remember);
         let expected = injectable.map(|injectable| Finished {
             injectable,
@@ -461,7 +508,10 @@ impl Run {
         self.witness.forgotten.extend(gone);
         for (id, expired) in over {
             // Nothing saves a call from its deadline.
-            if end || expired == Expired::Deadline {
+            if expired == Expired::Deadline {
+                self.finish(id, None);
+            } else if end {
+                assert!(self.model.is_due(id));
                 self.finish(id, None);
             }
         }
@@ -599,6 +649,14 @@ impl Remembering {
     }
 }
 
+fn ended(remember: &Remember) -> Ended<Answer> {
+    Ended {
+        end: remember.end.clone(),
+        weight: remember.units * UNIT,
+        until: remember.until,
+    }
+}
+
 fn session_of(session: usize) -> SessionKey {
     let (path, id) = [("/mcp", "s"), ("/mcp", "t"), ("/other", "s")][session];
     SessionKey {
@@ -624,6 +682,7 @@ fn event_id(stream: Stream, index: u32) -> Vec<u8> {
         Stream::Numbered(number) => format!("{index}/{number}"),
         Stream::Opaque(number @ 0..2) => number.to_string(),
         Stream::Opaque(number) => format!("event/{number}"),
+        Stream::Event(stream, index) => format!("{index}/{}", 1_000 + stream),
     }
     .into_bytes()
 }

@@ -3,10 +3,11 @@
 use std::collections::{VecDeque, hash_map::Entry};
 
 use super::{
-    entry::{Place, Streams},
-    index::{SessionKey, Slot, Slots, StreamId},
+    entry::Place,
+    index::{EventId, SessionKey, Slot, Slots},
     memory::{End, Ended, Kept, Memory},
     room::GiveBack,
+    streams::Streams,
 };
 use crate::call::CallId;
 
@@ -99,10 +100,10 @@ impl<A: Clone> Session<A> {
         self.in_flight.is_empty() && self.kept.is_empty()
     }
 
-    /// How the latest of its remembered calls ended that had this stream.
-    pub(super) fn end_of(&self, stream: StreamId) -> Option<End<A>> {
+    /// How the latest of its remembered calls ended that had this event.
+    pub(super) fn end_of(&self, event: EventId) -> Option<End<A>> {
         let mut kept = self.kept.iter().rev();
-        let kept = kept.find(|kept| kept.streams.contains(stream))?;
+        let kept = kept.find(|kept| kept.streams.have(event))?;
         Some(kept.end.clone())
     }
 }

@@ -1,6 +1,7 @@
 use super::{
-    entry::{LATE, MAX_EVENT_IDS, MAX_HOLD},
+    entry::{LATE, MAX_HOLD},
     model::assert_empty,
+    streams::MAX_EVENT_IDS,
     *,
 };
 use crate::{call::RequestId, detach::DetachCause};
@@ -97,7 +98,7 @@ fn invariant_2_a_call_ends_once() {
     assert!(core.finish(id, None).is_none());
     assert_eq!(detach(&mut core, id, now), Detached::Stale);
     assert_eq!(core.attach(id), None);
-    assert!(core.hold(id, now).is_none());
+    assert!(!core.hold(id, now));
     assert_empty(&core);
 }
 
@@ -185,7 +186,7 @@ fn invariant_3_a_resume_between_the_deadline_and_the_cancel_saves_the_call() {
     assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
     core.attach(id).unwrap();
     let ended = answered("", now + SECOND).unwrap();
-    assert_eq!(core.finish_detached(id, ended), None);
+    assert_eq!(core.finish_due(id, ended), None);
     assert_eq!(core.len(), 1);
 }
 
@@ -225,6 +226,79 @@ fn invariant_4_the_late_drop_of_an_older_stream_means_nothing() {
 }
 
 #[test]
+fn invariant_4_a_call_is_detached_when_its_last_stream_has_gone_in_whatever_order() {
+    let now = Instant::now();
+    for order in [
+        [0, 1, 2],
+        [2, 1, 0],
+        [1, 2, 0],
+        [2, 0, 1],
+        [0, 2, 1],
+        [1, 0, 2],
+    ] {
+        let mut core = TestCore::new();
+        let id = accepted(&mut core, key("s", 1), "call");
+        let streams = [FIRST, core.attach(id).unwrap(), core.attach(id).unwrap()];
+        for (nth, stream) in order.into_iter().enumerate() {
+            let detach = |core: &mut TestCore| {
+                core.detach(id, streams[stream], until(now + SECOND), false, gone(now))
+            };
+            assert!(!core.is_detached(id), "{order:?}");
+            let detached = detach(&mut core);
+            assert_eq!(detached == Detached::Waiting, nth == 2, "{order:?}");
+            assert_eq!(detach(&mut core), Detached::Stale, "it goes once");
+        }
+        assert!(core.is_detached(id));
+    }
+}
+
+#[test]
+fn invariant_6_a_cancel_of_a_clock_that_stands_still_or_anew_does_not_go_through() {
+    let now = Instant::now();
+    let due = |core: &mut TestCore| {
+        let id = accepted(core, key("s", 1), "call");
+        detach(core, id, now);
+        assert_eq!(core.expire(now + SECOND).len(), 1);
+        id
+    };
+    let ended = || answered("", now).unwrap();
+
+    let mut core = TestCore::new();
+    let id = due(&mut core);
+    let second = core.attach(id).unwrap();
+    core.detach(id, second, until(now + 9 * SECOND), false, gone(now));
+    assert_eq!(core.finish_due(id, ended()), None, "it has a new grace");
+
+    let mut core = TestCore::new();
+    let id = due(&mut core);
+    assert!(core.hold(id, now + SECOND));
+    assert_eq!(core.finish_due(id, ended()), None, "its client is back");
+    core.release(id, now + SECOND);
+    assert_eq!(
+        core.finish_due(id, ended()),
+        None,
+        "it was not looked at again"
+    );
+    assert_eq!(core.expire(now + SECOND).len(), 1);
+    assert!(core.finish_due(id, ended()).is_some());
+}
+
+#[test]
+fn invariant_5_what_its_client_is_about_to_resume_is_not_superseded() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    assert!(core.hold(id, now));
+    assert_eq!(core.finish_detached(id, answered("", now).unwrap()), None);
+    core.release(id, now);
+    assert!(
+        core.finish_detached(id, answered("", now).unwrap())
+            .is_some()
+    );
+}
+
+#[test]
 fn invariant_4_an_accepted_resume_stops_the_clock_for_good() {
     let now = Instant::now();
     let mut core = TestCore::new();
@@ -241,8 +315,7 @@ fn invariant_5_a_hold_lets_the_deadline_pass_but_not_for_ever() {
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
-    assert!(core.hold(id, now).is_some());
-    assert!(core.hold(id, now).is_none(), "one hold at a time");
+    assert!(core.hold(id, now) && core.hold(id, now));
 
     assert!(
         core.expire(now + SECOND + MAX_HOLD - SECOND / 10)
@@ -258,14 +331,27 @@ fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
     core.hold(id, now);
-    core.release(id, FIRST, now);
+    core.release(id, now);
     assert_eq!(core.next_deadline(), Some(now + SECOND));
-    assert!(
-        core.hold(id, now).is_some(),
-        "another resume may hold it then"
-    );
-    core.release(id, FIRST, now);
+    assert!(core.hold(id, now), "another resume may hold it then");
+    core.release(id, now);
     assert_eq!(core.expire(now + SECOND).len(), 1);
+}
+
+#[test]
+fn invariant_5_a_resume_that_is_given_up_does_not_end_the_hold_of_another() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    core.hold(id, now);
+    core.hold(id, now + SECOND / 2);
+
+    core.release(id, now + 2 * SECOND);
+
+    assert!(core.expire(now + 2 * SECOND).is_empty(), "the second holds");
+    core.release(id, now + 3 * SECOND);
+    assert_eq!(core.expire(now + 3 * SECOND).len(), 1);
 }
 
 #[test]
@@ -274,12 +360,12 @@ fn invariant_5_a_refusal_that_comes_late_does_not_end_the_hold_of_a_later_resume
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
-    let refused = core.hold(id, now).unwrap();
+    core.hold(id, now);
     let second = core.attach(id).unwrap();
     core.detach(id, second, until(now + SECOND), false, gone(now));
-    core.hold(id, now).unwrap();
+    core.hold(id, now);
 
-    core.release(id, refused, now);
+    core.release(id, now);
 
     assert!(
         core.expire(now + SECOND).is_empty(),
@@ -343,6 +429,7 @@ fn invariant_6_an_event_makes_it_renew_again() {
     let now = Instant::now();
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
     for barren in [true, false]
         .into_iter()
         .cycle()
@@ -408,7 +495,7 @@ fn invariant_7_a_deadline_that_passed_while_held_was_not_noticed_late() {
     detach(&mut core, id, now);
     core.hold(id, now);
     let refused = now + SECOND + MAX_HOLD / 2;
-    core.release(id, FIRST, refused);
+    core.release(id, refused);
     assert_eq!(core.next_deadline(), Some(refused));
     assert_eq!(core.expire(refused).len(), 1, "not put off");
 }
@@ -420,9 +507,9 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
     let noticed = now + SECOND + MAX_HOLD + LATE / 2;
-    assert!(core.hold(id, noticed).is_some());
+    assert!(core.hold(id, noticed));
     assert!(core.expire(noticed).is_empty());
-    core.release(id, FIRST, noticed);
+    core.release(id, noticed);
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
     assert_eq!(core.expire(noticed + 60 * SECOND).len(), 1, "once");
 }
@@ -431,7 +518,7 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
 fn invariant_8_an_event_id_names_its_stream_in_its_session_only() {
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
-    core.name(id, b"0/4");
+    core.name(id, b"0/4", Form::Rmcp);
     assert_eq!(core.named(&session("s"), b"0/4"), Named::Call(id));
     assert_eq!(core.named(&session("s"), b"17/4"), Named::Call(id));
     assert_eq!(core.named(&session("s"), b"0/5"), Named::Nothing);
@@ -447,12 +534,59 @@ fn invariant_8_an_event_id_names_its_stream_in_its_session_only() {
 }
 
 #[test]
+fn invariant_8_ids_of_rmcps_form_are_not_taken_for_rmcps_where_they_may_be_anybodys() {
+    for ids in [
+        // A counter and a constant, a stream and its counter, counters that go on from call to call.
+        [["1/7", "2/7"], ["3/7", "4/7"]],
+        [["1/0", "1/1"], ["2/0", "2/1"]],
+        [["0/0", "1/0"], ["2/1", "3/1"]],
+        [["9/7", "5/7"], ["1/7", "6/7"]],
+    ] {
+        let mut core = TestCore::new();
+        let calls = [1, 2].map(|request| accepted(&mut core, key("s", request), "call"));
+        for nth in [0, 1] {
+            for (id, names) in calls.iter().zip(ids) {
+                core.name(*id, names[nth].as_bytes(), Form::Any);
+            }
+        }
+        for (id, names) in calls.iter().zip(ids) {
+            for name in names {
+                let named = core.named(&session("s"), name.as_bytes());
+                assert_eq!(named, Named::Call(*id), "{name} of {ids:?}");
+            }
+        }
+        assert_eq!(core.named(&session("s"), b"99/7"), Named::Nothing);
+        for id in calls {
+            core.finish(id, None);
+        }
+        assert_empty(&core);
+    }
+}
+
+#[test]
+fn invariant_8_the_calls_of_a_batch_go_by_the_same_ids() {
+    let mut core = TestCore::new();
+    let calls = [1, 2].map(|request| accepted(&mut core, key("s", request), "call"));
+    for event in [&b"0/3"[..], b"1/3"] {
+        for id in calls {
+            core.name(id, event, Form::Any);
+        }
+        let named = core.named(&session("s"), event).in_flight();
+        assert_eq!(named.len(), 2);
+    }
+    core.finish(calls[1], None);
+    assert_eq!(core.named(&session("s"), b"1/3"), Named::Call(calls[0]));
+    core.finish(calls[0], None);
+    assert_empty(&core);
+}
+
+#[test]
 fn invariant_8_opaque_ids_are_known_first_and_latest() {
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
     let event = |n: usize| format!("event-{n}").into_bytes();
     for n in 0..3 * MAX_EVENT_IDS {
-        core.name(id, &event(n));
+        core.name(id, &event(n), Form::Rmcp);
     }
     for n in [
         0,
@@ -476,7 +610,7 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
 fn invariant_8_a_call_whose_stream_cannot_be_read_may_be_meant_by_any_unknown_id() {
     let mut core = TestCore::new();
     let known = accepted(&mut core, key("s", 1), "known");
-    core.name(known, b"0/1");
+    core.name(known, b"0/1", Form::Rmcp);
     let blurred = accepted(&mut core, key("s", 2), "blurred");
     core.blur(blurred);
     assert_eq!(core.named(&session("s"), b"0/1"), Named::Call(known));
@@ -527,7 +661,7 @@ fn invariant_8_unknown_sessions_and_ids_create_nothing() {
         let unknown = session(&n.to_string());
         assert_eq!(core.named(&unknown, b"0/0"), Named::Nothing);
         assert!(core.take_session(&unknown).is_empty());
-        core.name(CallId::next(), b"0/0");
+        core.name(CallId::next(), b"0/0", Form::Rmcp);
     }
     assert_empty(&core);
 }
@@ -537,7 +671,7 @@ fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
     let now = Instant::now();
     let mut core = TestCore::new();
     let older = accepted(&mut core, key("s", 7), "older");
-    core.name(older, b"0/0");
+    core.name(older, b"0/0", Form::Rmcp);
     detach(&mut core, older, now);
     let newer = CallId::next();
     core.start(newer, key("s", 7), "newer", None);
@@ -568,7 +702,7 @@ fn invariant_11_an_ended_call_is_remembered_by_its_streams() {
     let now = Instant::now();
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 7), "call");
-    core.name(id, b"0/0");
+    core.name(id, b"0/0", Form::Rmcp);
     core.finish(id, answered("42", now + SECOND));
 
     for _ in 0..3 {
@@ -597,7 +731,7 @@ fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
     let now = Instant::now();
     let mut core = TestCore::new();
     let victim = accepted(&mut core, key("victim", 7), "victim");
-    core.name(victim, b"0/0");
+    core.name(victim, b"0/0", Form::Rmcp);
     detach(&mut core, victim, now);
     accepted(&mut core, key("stranger", 1), "other");
     let stranger = session("stranger");
@@ -613,7 +747,7 @@ fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
     let call = CallId::next();
     core.start(call, request, "stranger", None);
     assert!(core.claim(call).is_none(), "the victim does not leave");
-    core.name(call, b"0/5");
+    core.name(call, b"0/5", Form::Rmcp);
     assert!(core.finish(call, None).unwrap().injectable);
     assert_untouched(&core, victim);
 }
@@ -624,7 +758,7 @@ fn a_full_collision_of_two_sessions_leaves_the_calls_of_the_second_without_a_key
     let now = Instant::now();
     let mut core = TestCore::new();
     let victim = accepted(&mut core, key("victim", 7), "victim");
-    core.name(victim, b"0/0");
+    core.name(victim, b"0/0", Form::Rmcp);
     detach(&mut core, victim, now);
     let stranger = session("stranger");
     let slot = core.names.session(&stranger);
@@ -638,7 +772,7 @@ fn a_full_collision_of_two_sessions_leaves_the_calls_of_the_second_without_a_key
     let call = CallId::next();
     core.start(call, request.clone(), "stranger", None);
     assert!(core.claim(call).is_none(), "the victim does not leave");
-    core.name(call, b"0/0");
+    core.name(call, b"0/0", Form::Rmcp);
     assert!(core.find(request.as_ref().unwrap()).is_none());
     core.detach(call, FIRST, until(now + SECOND), false, gone(now));
     core.rekey(call, request.unwrap());
@@ -660,7 +794,7 @@ fn invariant_11_a_record_waits_for_one_before_it_that_stays_longer() {
     let mut core = TestCore::new();
     for (stream, seconds) in [(0, 1), (1, 9), (2, 1)] {
         let id = accepted(&mut core, key("s", stream), "call");
-        core.name(id, format!("0/{stream}").as_bytes());
+        core.name(id, format!("0/{stream}").as_bytes(), Form::Rmcp);
         core.finish(id, answered("42", now + seconds * SECOND));
     }
     assert_eq!(core.next_deadline(), Some(now + SECOND));
@@ -683,7 +817,7 @@ fn invariant_11_the_oldest_answers_go_first() {
     });
     let mut end = |session_id: &str, stream: u32| {
         let id = accepted(&mut core, key(session_id, stream.into()), "call");
-        core.name(id, format!("0/{stream}").as_bytes());
+        core.name(id, format!("0/{stream}").as_bytes(), Form::Rmcp);
         core.finish(id, answered("42", now + SECOND));
     };
     for stream in 0..4 {
@@ -710,10 +844,10 @@ fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it_beyond_i
     let now = Instant::now();
     let mut core = TestCore::new();
     let other = accepted(&mut core, key("t", 1), "other");
-    core.name(other, b"0/0");
+    core.name(other, b"0/0", Form::Rmcp);
     core.finish(other, answered("42", now + SECOND));
     let large = accepted(&mut core, key("s", 1), "large");
-    core.name(large, b"0/0");
+    core.name(large, b"0/0", Form::Rmcp);
     let ended = Ended {
         end: End::Answered("…"),
         weight: usize::MAX / 2,
@@ -734,7 +868,7 @@ fn invariant_12_the_end_of_a_session_takes_its_calls_and_its_memory() {
     let live = accepted(&mut core, key("s", 1), "live");
     let ended = accepted(&mut core, key("s", 2), "ended");
     let other = accepted(&mut core, key("t", 1), "other");
-    core.name(ended, b"0/2");
+    core.name(ended, b"0/2", Form::Rmcp);
     core.finish(ended, answered("42", now + SECOND));
 
     assert_eq!(core.take_session(&session("s")), [(live, "live")]);
@@ -749,7 +883,7 @@ fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
     let now = Instant::now();
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
-    core.name(id, b"0/0");
+    core.name(id, b"0/0", Form::Rmcp);
     core.take_session(&session("s"));
     assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
     core.finish(id, answered("cancelled", now + SECOND));
@@ -783,15 +917,19 @@ fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
     let now = Instant::now();
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 7), "call");
-    core.lose_sight(id, FIRST, now);
+    core.read_on(id);
+    core.lose_sight(id, now);
     assert_eq!(
         core.next_deadline(),
         None,
         "an attached call is watched by its client"
     );
+    core.read_on(id);
+    core.read_on(id);
     core.detach(id, FIRST, Wait::ForItsEnd, false, gone(now));
-    assert_eq!(core.next_deadline(), None);
-    core.lose_sight(id, FIRST, now);
+    core.lose_sight(id, now);
+    assert_eq!(core.next_deadline(), None, "another task reads on");
+    core.lose_sight(id, now);
     assert_forgotten(&mut core, id, now);
 }
 
@@ -894,7 +1032,7 @@ fn after_a_peak_its_room_is_given_back() {
     for n in 0..6_000 {
         let session = if n < 1_000 { "one" } else { &n.to_string() };
         let id = accepted(&mut core, key(session, n), "call");
-        core.name(id, format!("0/{n}").as_bytes());
+        core.name(id, format!("0/{n}").as_bytes(), Form::Rmcp);
         calls.push(id);
     }
     let last = calls.split_off(5_999);

@@ -2,16 +2,17 @@
 
 use super::*;
 
-/// Bytes that decide.
-struct Choices<'a>(&'a [u8]);
+/// Bytes that decide, and whether a call may have about as many event ids as are known by name.
+struct Choices<'a>(&'a [u8], bool);
 
 /// So many operations at most: what is compared after each grows with them.
 const MAX_OPS: usize = 200;
 
 /// Runs the operations that these bytes stand for. Panics where core and model differ.
 pub(crate) fn as_the_model_says_of(bytes: &[u8]) {
-    let mut choices = Choices(bytes);
+    let mut choices = Choices(bytes, false);
     let first = choices.byte();
+    choices.1 = first >= 250;
     let room = if first.is_multiple_of(3) {
         TIGHT
     } else {
@@ -19,7 +20,7 @@ pub(crate) fn as_the_model_says_of(bytes: &[u8]) {
     };
     let mut ops = Vec::new();
     // They take the time of all else: the model searches line by line.
-    let mut floods_left = u32::from(first >= 250);
+    let mut floods_left = u32::from(choices.1);
     while !choices.0.is_empty() && ops.len() < MAX_OPS {
         ops.push(choices.op(&mut floods_left));
     }
@@ -87,7 +88,13 @@ impl Choices<'_> {
     fn name(&mut self, floods_left: &mut u32) -> Name {
         match self.byte() {
             0..128 => Name::Own,
-            128..240 => Name::Shared(self.stream()),
+            128..216 => Name::Shared(self.stream()),
+            // Not beside a flood: which of them count up depends on what else there is.
+            216..240 if !self.1 => {
+                let stream = self.one_of(3).into();
+                Name::Events(stream, self.one_of(6).into(), 1 + u32::from(self.one_of(3)))
+            }
+            216..240 => Name::Own,
             240..252 => Name::Many(990 + self.below(2_110) as u32, 1 + self.below(8) as u32),
             252.. if *floods_left > 0 => {
                 *floods_left -= 1;
@@ -165,9 +172,14 @@ impl Choices<'_> {
                 starved: self.maybe(|choices| (choices.below(26) as u32, choices.ms(4_000))),
             },
             14 => Op::Hold(self.pick()),
-            15 => Op::Release(self.pick(), self.generations()),
-            16 => Op::Spare(self.pick()),
-            17 => Op::LoseSight(self.pick(), self.generations()),
+            15 => Op::Release(self.pick()),
+            16 => match self.one_of(4) {
+                0 => Op::FinishDue(self.pick(), self.remembering()),
+                1 => Op::FinishDetached(self.pick(), self.remembering()),
+                2 => Op::ReadOn(self.pick()),
+                _ => Op::Spare(self.pick()),
+            },
+            17 => Op::LoseSight(self.pick()),
             18..20 => Op::Finish(self.pick(), self.maybe(Self::remembering)),
             20 => Op::TakeSession {
                 session: self.index(SESSIONS),

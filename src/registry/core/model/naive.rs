@@ -22,6 +22,8 @@ pub(super) enum Stream {
     /// rmcp's `<n>/<m>`, by `m`.
     Numbered(u64),
     Opaque(u32),
+    /// `<index>/<stream>` of a server that may mean anything by it: stream and index.
+    Event(u64, u32),
 }
 
 /// How much may be remembered, in units of an answer's size.
@@ -56,13 +58,16 @@ pub(super) struct Call {
     pub(super) key: Option<Key>,
     accepted: bool,
     /// How many resumes were accepted.
-    pub(super) resumes: usize,
+    resumes: usize,
+    /// The streams that live: the POST's is 0, that of each resume the next.
+    streams: Vec<usize>,
     wait: Option<Wait>,
     detachment: Option<Detachment>,
     put_off: bool,
     /// When a hold was let go last, at most until when it could have lasted.
     released: Option<Instant>,
-    held: bool,
+    holds: usize,
+    readers: usize,
     /// Somebody was told to end it.
     given_out: bool,
     barren: u32,
@@ -115,11 +120,13 @@ impl Model {
             key,
             accepted: false,
             resumes: 0,
+            streams: vec![0],
             wait: None,
             detachment: None,
             put_off: false,
             released: None,
-            held: false,
+            holds: 0,
+            readers: 0,
             given_out: false,
             barren: 0,
             last_deadline: None,
@@ -147,7 +154,6 @@ impl Model {
         let mut call = self.remove(id)?;
         call.key = Some(key);
         call.accepted = false;
-        call.given_out = false;
         call.names.clear();
         self.calls.push(call);
         self.claim(id)
@@ -173,7 +179,7 @@ impl Model {
     pub(super) fn detach(
         &mut self,
         id: CallId,
-        resumes: usize,
+        stream: usize,
         wait: Wait,
         barren: bool,
         detachment: Detachment,
@@ -181,7 +187,9 @@ impl Model {
         let Some(call) = self.get_mut(id) else {
             return Detached::Stale;
         };
-        if call.resumes != resumes || call.wait.is_some() {
+        let before = call.streams.len();
+        call.streams.retain(|other| *other != stream);
+        if call.streams.len() == before || !call.streams.is_empty() {
             return Detached::Stale;
         }
         call.barren = if barren { call.barren + 1 } else { 0 };
@@ -211,9 +219,9 @@ impl Model {
             return false;
         };
         call.resumes += 1;
+        call.streams.push(call.resumes);
         call.wait = None;
         call.detachment = None;
-        call.held = false;
         call.given_out = false;
         true
     }
@@ -221,21 +229,25 @@ impl Model {
     /// Rule 5, and rule 7: who comes late for a deadline that nobody else noticed shows that the
     /// runtime was starved.
     pub(super) fn hold(&mut self, id: CallId, now: Instant) -> bool {
-        let Some(call) = self.get_mut(id).filter(|call| !call.held) else {
+        let Some(call) = self.get_mut(id) else {
             return false;
         };
-        call.put_off_if_late(now);
-        call.held = true;
+        if call.holds == 0 {
+            call.put_off_if_late(now);
+        }
+        call.holds += 1;
         call.given_out = false;
         true
     }
 
-    pub(super) fn release(&mut self, id: CallId, resumes: usize, now: Instant) {
-        let held = |call: &&mut Call| call.held && call.resumes == resumes;
-        let Some(call) = self.get_mut(id).filter(held) else {
+    pub(super) fn release(&mut self, id: CallId, now: Instant) {
+        let Some(call) = self.get_mut(id).filter(|call| call.holds > 0) else {
             return;
         };
-        call.held = false;
+        call.holds -= 1;
+        if call.holds > 0 {
+            return;
+        }
         call.given_out = false;
         if let Some(Wait::Until { deadline, .. }) = call.wait {
             call.released = Some(now.min(deadline + MAX_HOLD));
@@ -243,22 +255,38 @@ impl Model {
     }
 
     pub(super) fn spare(&mut self, id: CallId, now: Instant) {
+        if let Some(call) = self.get_mut(id)
+            && call.wait.is_some()
+        {
+            call.wait = Some(Wait::Unseen(now + UNSEEN_FOR));
+            call.given_out = false;
+        }
+    }
+
+    pub(super) fn read_on(&mut self, id: CallId) {
         if let Some(call) = self.get_mut(id) {
-            call.held = false;
-            if call.wait.is_some() {
+            call.readers += 1;
+        }
+    }
+
+    pub(super) fn lose_sight(&mut self, id: CallId, now: Instant) {
+        if let Some(call) = self.get_mut(id) {
+            call.readers = call.readers.saturating_sub(1);
+            if call.readers == 0 && call.wait == Some(Wait::ForItsEnd) {
                 call.wait = Some(Wait::Unseen(now + UNSEEN_FOR));
-                call.given_out = false;
             }
         }
     }
 
-    pub(super) fn lose_sight(&mut self, id: CallId, resumes: usize, now: Instant) {
-        if let Some(call) = self.get_mut(id)
-            && call.resumes == resumes
-            && call.wait == Some(Wait::ForItsEnd)
-        {
-            call.wait = Some(Wait::Unseen(now + UNSEEN_FOR));
-        }
+    /// Rule 6: whether a cancel that was decided before still holds.
+    pub(super) fn is_due(&self, id: CallId) -> bool {
+        self.get(id).is_some_and(|call| call.given_out)
+    }
+
+    /// Rule 3: whether nobody has it, and nobody is about to.
+    pub(super) fn is_alone(&self, id: CallId) -> bool {
+        self.get(id)
+            .is_some_and(|call| call.wait.is_some() && call.holds == 0)
     }
 
     /// Rules 2 and 11. Returns whether a cancel may be injected.
@@ -437,15 +465,16 @@ impl Call {
 
     /// Whether a resume keeps it from being cancelled.
     pub(super) fn is_held_at(&self, now: Instant) -> bool {
+        let held = self.holds > 0;
         match self.wait {
-            Some(Wait::Until { deadline, .. }) => self.held && now < deadline + MAX_HOLD,
-            _ => self.held,
+            Some(Wait::Until { deadline, .. }) => held && now < deadline + MAX_HOLD,
+            _ => held,
         }
     }
 
     fn due(&self) -> Option<Instant> {
         match self.wait? {
-            Wait::Until { deadline, .. } if self.held => Some(deadline + MAX_HOLD),
+            Wait::Until { deadline, .. } if self.holds > 0 => Some(deadline + MAX_HOLD),
             Wait::Until { deadline, .. } => Some(deadline.max(self.released.unwrap_or(deadline))),
             Wait::Unseen(at) => Some(at),
             Wait::ForItsEnd => None,

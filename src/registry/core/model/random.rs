@@ -32,6 +32,18 @@ fn name() -> impl Strategy<Value = Name> {
     ]
 }
 
+/// Not beside a flood: which of them count up depends on what else there is.
+fn events() -> impl Strategy<Value = Op> {
+    let events = (0..3_u64, 0..6_u32, 1..4_u32);
+    (pick(), events).prop_map(|(call, (stream, first, count))| {
+        Op::Name(call, Name::Events(stream, first, count))
+    })
+}
+
+fn op_or_events() -> impl Strategy<Value = Op> {
+    prop_oneof![12 => op(), 1 => events()]
+}
+
 fn waiting() -> impl Strategy<Value = Waiting> {
     prop_oneof![
         1 => (0..5_000_u64).prop_map(|retry_ms| Waiting::Until { after_ms: 0, retry_ms }),
@@ -96,9 +108,12 @@ fn op() -> impl Strategy<Value = Op> {
                 starved,
             }),
         7 => pick().prop_map(Op::Hold),
-        6 => (pick(), generations()).prop_map(|(call, of)| Op::Release(call, of)),
+        6 => pick().prop_map(Op::Release),
         2 => pick().prop_map(Op::Spare),
-        3 => (pick(), generations()).prop_map(|(call, of)| Op::LoseSight(call, of)),
+        2 => pick().prop_map(Op::ReadOn),
+        3 => pick().prop_map(Op::LoseSight),
+        3 => (pick(), remembering()).prop_map(|(call, how)| Op::FinishDue(call, how)),
+        2 => (pick(), remembering()).prop_map(|(call, how)| Op::FinishDetached(call, how)),
         8 => (pick(), option::weighted(0.7, remembering()))
             .prop_map(|(call, remember)| Op::Finish(call, remember)),
         2 => (SESSIONS, option::weighted(0.7, remembering()))
@@ -134,7 +149,7 @@ proptest! {
     #![proptest_config(config(2_000))]
 
     #[test]
-    fn the_core_does_what_the_model_says(ops in vec(op(), 1..100)) {
+    fn the_core_does_what_the_model_says(ops in vec(op_or_events(), 1..100)) {
         as_the_model_says(ROOMY, &ops);
     }
 }
@@ -143,7 +158,7 @@ proptest! {
     #![proptest_config(config(400))]
 
     #[test]
-    fn with_little_memory_it_does_so_too(ops in vec(op(), 1..100)) {
+    fn with_little_memory_it_does_so_too(ops in vec(op_or_events(), 1..100)) {
         as_the_model_says(TIGHT, &ops);
     }
 }

@@ -1,0 +1,215 @@
+//! The event ids of a call: what its client may come back with.
+//!
+//! rmcp writes `<index>/<stream>`, and any event of a stream names it. Ids of other servers may look the same and
+//! mean something else (`<stream>/<index>`, or a constant behind the slash), so they name what they were seen on and
+//! nothing else ([`Form`]). Ids that count up, as rmcp's do behind a proxy, take the room of one.
+
+use std::collections::VecDeque;
+
+use super::index::{EventId, StreamId};
+
+/// How many event ids of a call are known by name, from the first on and up to the latest: 1,024 each, 16 KiB a call
+/// at most. Those that count up are one.
+pub(crate) const MAX_EVENT_IDS: usize = 1_024;
+
+/// What the event ids of a server say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// They are rmcp's own: what stands behind the slash names the stream.
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
+    Rmcp,
+    /// Nothing: each names the stream that it was seen on.
+    Any,
+}
+
+/// The streams of a call, as far as they are known by name.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    /// Nearly always all there is. It needs no allocation.
+    first: Option<First>,
+    more: Option<Box<More>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum First {
+    Stream(StreamId),
+    /// The events `<index>/<stream>` from one index to another, which came in this order.
+    Run {
+        stream: u64,
+        from: u32,
+        to: u32,
+    },
+}
+
+/// What few calls have.
+#[derive(Debug, Default)]
+struct More {
+    /// The names after the first.
+    first: Vec<StreamId>,
+    latest: VecDeque<StreamId>,
+    /// Not all are known by name.
+    overflowed: bool,
+    /// Other calls are on some of them too: those of a batch.
+    shared: bool,
+}
+
+// === impl Streams ===
+
+impl Streams {
+    /// Adds a name. `None` if it is known, else which one had to be forgotten for it.
+    pub(super) fn add(&mut self, stream: StreamId) -> Option<Option<StreamId>> {
+        if self.first.is_none() {
+            self.first = Some(First::Stream(stream));
+            return Some(None);
+        }
+        if self.iter().any(|known| known == stream) {
+            return None;
+        }
+        let more = self.more.get_or_insert_default();
+        if more.first.len() < MAX_EVENT_IDS - 1 {
+            more.first.push(stream);
+            return Some(None);
+        }
+        more.latest.push_back(stream);
+        if more.latest.len() <= MAX_EVENT_IDS {
+            return Some(None);
+        }
+        more.overflowed = true;
+        Some(more.latest.pop_front())
+    }
+
+    /// Starts a run with an event, the first that is known. `false` if it cannot.
+    pub(super) fn start_run(&mut self, index: u64, stream: u64) -> bool {
+        let Ok(at) = u32::try_from(index) else {
+            return false;
+        };
+        if self.first.is_none() {
+            self.first = Some(First::Run {
+                stream,
+                from: at,
+                to: at,
+            });
+            return true;
+        }
+        false
+    }
+
+    /// Adds an event to the run. `false` if it does not continue it.
+    pub(super) fn continue_run(&mut self, index: u64, stream: u64) -> bool {
+        match &mut self.first {
+            Some(First::Run {
+                stream: known,
+                from,
+                to,
+            }) if *known == stream => {
+                if u64::from(*to) + 1 == index
+                    && let Ok(index) = u32::try_from(index)
+                {
+                    *to = index;
+                }
+                (u64::from(*from)..=u64::from(*to)).contains(&index)
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes that not all are known by name.
+    pub(super) fn blur(&mut self) {
+        self.more.get_or_insert_default().overflowed = true;
+    }
+
+    pub(super) fn are_blurred(&self) -> bool {
+        self.more.as_ref().is_some_and(|more| more.overflowed)
+    }
+
+    /// Notes that other calls are on some of them too.
+    pub(super) fn share(&mut self) {
+        self.more.get_or_insert_default().shared = true;
+    }
+
+    pub(super) fn are_shared(&self) -> bool {
+        self.more.as_ref().is_some_and(|more| more.shared)
+    }
+
+    /// Whether an event is of one of these streams.
+    pub(super) fn have(&self, event: EventId) -> bool {
+        if let Some(First::Run { stream, from, to }) = self.first
+            && let Some((index, of)) = event.numbers
+        {
+            let run = u64::from(from)..=u64::from(to);
+            if of == stream && run.contains(&index) {
+                return true;
+            }
+        }
+        let first = match self.first {
+            Some(First::Stream(first)) => Some(first),
+            _ => None,
+        };
+        let known = first.into_iter().chain(self.others());
+        let mut known = known;
+        known.any(|known| match known {
+            StreamId::Numbered(stream) => event.numbers.is_some_and(|(_, of)| of == stream),
+            StreamId::Opaque(hash) => event.hash == hash,
+        })
+    }
+
+    /// What they are entered under in the index.
+    pub(super) fn iter(&self) -> impl Iterator<Item = StreamId> {
+        let first = self.first.map(|first| match first {
+            First::Stream(stream) => stream,
+            First::Run { stream, .. } => StreamId::Numbered(stream),
+        });
+        first.into_iter().chain(self.others())
+    }
+
+    fn others(&self) -> impl Iterator<Item = StreamId> {
+        let more = self.more.iter();
+        more.flat_map(|more| more.first.iter().chain(&more.latest).copied())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.iter().count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(index: u64, stream: u64) -> EventId {
+        EventId {
+            numbers: Some((index, stream)),
+            hash: 0,
+        }
+    }
+
+    #[test]
+    fn a_run_has_the_events_that_were_seen_and_no_other() {
+        let mut streams = Streams::default();
+        assert!(!streams.continue_run(3, 7), "there is none yet");
+        assert!(streams.start_run(3, 7));
+        assert!(streams.continue_run(4, 7));
+        assert!(streams.continue_run(3, 7), "known");
+        for unseen in [event(2, 7), event(5, 7), event(3, 8), event(7, 3)] {
+            assert!(!streams.have(unseen), "{unseen:?}");
+        }
+        assert!(streams.have(event(3, 7)) && streams.have(event(4, 7)));
+        assert!(!streams.continue_run(6, 7), "a gap");
+        assert!(!streams.continue_run(5, 8), "another stream");
+        assert!(!streams.start_run(0, 1), "there is one");
+        assert_eq!(streams.len(), 1);
+    }
+
+    #[test]
+    fn a_run_ends_where_its_numbers_do() {
+        let mut streams = Streams::default();
+        assert!(!streams.start_run(u64::from(u32::MAX) + 1, 0));
+        assert!(streams.start_run(u32::MAX.into(), 0));
+        assert!(!streams.continue_run(u64::from(u32::MAX) + 1, 0));
+        assert!(streams.have(event(u32::MAX.into(), 0)));
+    }
+}
