@@ -6,13 +6,14 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
+    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
     time::Duration,
 };
 
 use rmcp::transport::streamable_http_server::session::{ServerSseMessage, SessionId};
 use tokio::{
     sync::{OnceCell, watch},
+    task,
     time::{Instant, timeout},
 };
 
@@ -26,6 +27,11 @@ use crate::{
 /// All sessions that are open.
 #[derive(Default)]
 pub(super) struct Sessions(RwLock<ById>);
+
+/// Which task serves which session. rmcp's closes its session when it is through, by the session's id: and that may be
+/// another session's by then, which was restored while the handlers of the former one came to their end.
+#[derive(Default)]
+pub(super) struct Serving(Mutex<HashMap<task::Id, Arc<Session>>>);
 
 type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
 
@@ -104,6 +110,12 @@ impl Sessions {
         self.write().remove(id);
     }
 
+    /// Whether a session is open still, and no other has its id.
+    pub(super) fn is_current(&self, session: &Arc<Session>) -> bool {
+        let found = self.find(&session.id);
+        found.is_some_and(|found| Arc::ptr_eq(&found, session))
+    }
+
     /// Forgets a session, unless another one has its id now.
     pub(super) fn remove_this(&self, session: &Arc<Session>) {
         let mut sessions = self.write();
@@ -128,6 +140,25 @@ impl Sessions {
 
     fn write(&self) -> RwLockWriteGuard<'_, ById> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Serving ===
+
+impl Serving {
+    /// The current task serves a session.
+    pub(super) fn begin(&self, session: &Arc<Session>) {
+        if let Some(task) = task::try_id() {
+            let mut serving = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            serving.insert(task, session.clone());
+        }
+    }
+
+    /// The session that the current task has served, if it has served one: it is through with it.
+    pub(super) fn end(&self) -> Option<Arc<Session>> {
+        let task = task::try_id()?;
+        let mut serving = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        serving.remove(&task)
     }
 }
 

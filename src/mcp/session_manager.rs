@@ -180,6 +180,12 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         Some(BoundCall::new(attachment, self.shared.form()))
     }
 
+    /// Knows a session that the manager inside has made.
+    fn open(&self, id: SessionId, transport: M::Transport) -> CancellableTransport<M::Transport> {
+        let session = self.shared.open_session(id, self.idle_timeout);
+        CancellableTransport::new(transport, session, self.shared.serving.clone())
+    }
+
     /// The client's own cancel of a call, which the manager took.
     fn client_cancelled(&self, session: &SessionId, request: Option<RequestId>) {
         let Some((request, registry)) = request.zip(self.shared.registry.get()) else {
@@ -207,8 +213,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> impl Future<Output = Result<(SessionId, Self::Transport), Self::Error>> + Send {
         let created = self.shared.manager.create_session();
         created.map_ok(|(id, transport)| {
-            let late = self.shared.open_session(id.clone(), self.idle_timeout);
-            (id, CancellableTransport::new(transport, late))
+            let transport = self.open(id.clone(), transport);
+            (id, transport)
         })
     }
 
@@ -237,6 +243,11 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     /// Cancels the session's calls first: once it is closed, it takes no message, and rmcp lets their
     /// handlers run for another 5 s.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
+        // A task that has served a session means that one, and not what was restored under its id since.
+        let served = self.shared.serving.end();
+        if served.is_some_and(|served| !self.shared.sessions.is_current(&served)) {
+            return Ok(());
+        }
         self.shared.end_session(id).await;
         self.shared.manager.close_session(id).await
     }
@@ -354,8 +365,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         restored.map_ok(move |outcome| match outcome {
             RestoreOutcome::Restored(transport) => {
                 self.shared.purge_session(&id);
-                let late = self.shared.open_session(id, self.idle_timeout);
-                RestoreOutcome::Restored(CancellableTransport::new(transport, late))
+                RestoreOutcome::Restored(self.open(id, transport))
             }
             RestoreOutcome::AlreadyPresent => RestoreOutcome::AlreadyPresent,
             // `RestoreOutcome` is non-exhaustive: what we do not know we cannot wrap.

@@ -25,9 +25,8 @@ use rmcp::{
 use tracing::warn;
 
 use super::{
-    late::Late,
     owned::Owned,
-    session::{Owner, Session, Sessions},
+    session::{Owner, Serving, Session, Sessions},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},
@@ -41,6 +40,7 @@ pub(super) struct Shared<M> {
     pub(super) manager: M,
     scope: u64,
     pub(super) sessions: Sessions,
+    pub(super) serving: Arc<Serving>,
     /// Only for its timer: sessions are looked at from when they are created, be there a layer or not.
     timer: Arc<Registry>,
     /// Whether anything was ever cancelled.
@@ -61,6 +61,7 @@ impl<M> Shared<M> {
             manager,
             scope: NEXT_SCOPE.fetch_add(1, Ordering::Relaxed),
             sessions: Sessions::default(),
+            serving: Arc::default(),
             timer: Arc::new(Registry::new()),
             cancels: AtomicBool::new(false),
             registry: OnceLock::new(),
@@ -186,12 +187,12 @@ impl<M: SessionManager> Shared<M> {
         }
     }
 
-    /// Knows a session from now on, and closes it when it is idle. Gives what its transport is to keep back.
+    /// Knows a session from now on, and closes it when it is idle.
     pub(super) fn open_session(
         self: &Arc<Self>,
         id: SessionId,
         idle_timeout: Option<Duration>,
-    ) -> Arc<Late> {
+    ) -> Arc<Session> {
         let this: Weak<Self> = Arc::downgrade(self);
         let stored = self.manager.event_store();
         let owned = stored.map(|_| self.owned.clone());
@@ -201,7 +202,7 @@ impl<M: SessionManager> Shared<M> {
             let session: Weak<Session> = Arc::downgrade(&session);
             self.timer.watch(at, session);
         }
-        session.late.clone()
+        session
     }
 
     /// A request for a session came. If that was closed for being idle a moment ago, the manager inside

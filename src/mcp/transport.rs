@@ -17,13 +17,18 @@ use rmcp::{
     transport::Transport,
 };
 
-use super::late::{Fate, Late};
+use super::{
+    late::{Fate, Late},
+    session::{Serving, Session},
+};
 
 /// The transport of a session that
 /// [`CancellableSessionManager`](super::CancellableSessionManager) made.
 pub struct CancellableTransport<T> {
     inner: T,
-    late: Arc<Late>,
+    session: Arc<Session>,
+    /// Until somebody takes its first message.
+    serving: Option<Arc<Serving>>,
 }
 
 pin_project! {
@@ -52,8 +57,12 @@ enum Kind<E> {
 // === impl CancellableTransport ===
 
 impl<T> CancellableTransport<T> {
-    pub(super) fn new(inner: T, late: Arc<Late>) -> Self {
-        Self { inner, late }
+    pub(super) fn new(inner: T, session: Arc<Session>, serving: Arc<Serving>) -> Self {
+        Self {
+            inner,
+            session,
+            serving: Some(serving),
+        }
     }
 }
 
@@ -68,7 +77,7 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
         &mut self,
         item: TxJsonRpcMessage<RoleServer>,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
-        match self.late.fate(&item) {
+        match self.session.late.fate(&item) {
             Fate::Sent => Either::Left(self.inner.send(item).map_err(TransportError::from_inner)),
             Fate::Dropped => Either::Right(ready(Ok(()))),
             Fate::Refused => Either::Right(ready(Err(TransportError(Kind::Cancelled)))),
@@ -76,9 +85,12 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
     }
 
     fn receive(&mut self) -> impl Future<Output = Option<RxJsonRpcMessage<RoleServer>>> + Send {
+        if let Some(serving) = self.serving.take() {
+            serving.begin(&self.session);
+        }
         Receive {
             inner: self.inner.receive(),
-            late: &self.late,
+            late: &self.session.late,
         }
     }
 

@@ -165,6 +165,52 @@ async fn a_client_that_polls_for_a_lost_answer_is_told_in_the_end() {
     assert!(setup.calls.is_empty());
 }
 
+/// The server ends the stream of a call whose client has gone before.
+#[tokio::test]
+async fn an_answer_after_the_server_ended_the_stream_of_an_absent_client_is_kept() {
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+
+    setup.sessions.end_stream(&mcp, STREAM, None).await;
+    setup.assert_usable(&mcp).await;
+    setup.witness.release("a");
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    clock.advance(2 * MIN_GRACE).await;
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+    let answer = resumed.answer().await.expect("the answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+}
+
+/// rmcp closes the former stream of a call also for a resume that it refuses.
+#[tokio::test]
+async fn an_answer_after_a_refused_resume_is_kept() {
+    let clock = StoppedClock::stop();
+    let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+
+    let mut refused = mcp.resume("99/0").await;
+    clock.advance(Duration::from_secs(2)).await;
+    assert_eq!(refused.answer().await, None);
+    setup.witness.release("a");
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+    let answer = resumed.answer().await.expect("the answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+}
+
 async fn end_stream(setup: &Setup, mcp: &Mcp, stream: &mut Connection, retry: Option<Duration>) {
     setup.sessions.end_stream(mcp, STREAM, retry).await;
     while stream.event().await.is_some() {}

@@ -37,6 +37,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_resume_that_is_thinking_keeps_the_call_across_its_deadline,
     a_resume_that_is_never_answered_keeps_the_call_no_longer_than_a_hold,
     a_resume_that_hangs_up_unanswered_lets_the_clock_go_on,
+    a_resume_that_is_given_up_leaves_the_hold_of_the_next_alone,
     a_resume_in_an_unknown_session_does_not_keep_the_call,
     a_resume_that_names_no_stream_does_not_keep_the_call,
     one_session_may_resume_many_calls_at_once,
@@ -219,6 +220,35 @@ async fn a_resume_that_hangs_up_unanswered_lets_the_clock_go_on(server: Server) 
     clock.advance(GRACE / 2 + TICK).await;
 
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+}
+
+/// The second comes before the deadline, and the first is given up after it.
+async fn a_resume_that_is_given_up_leaves_the_hold_of_the_next_alone(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut gate) = with_slow_resumes(server).await;
+    let mcp = setup.mcp().await;
+    cut(
+        &setup,
+        setup.start_call(&mcp, 1, "hold", "a").await,
+        &mcp,
+        1,
+    )
+    .await;
+    clock.advance(GRACE - TICK).await;
+    let first = gate.enter(&mcp.clone().header(EXCHANGE, "first")).await;
+    let mut second = gate.enter(&mcp).await;
+    clock.advance(HOLD / 2).await;
+
+    first.rst();
+
+    setup.exchanges.over_for("first").await;
+    clock.advance(HOLD / 10).await;
+    assert_still_running(&setup, &mcp).await;
+    gate.open();
+    assert_eq!(second.head().await.status, 200);
+    setup.events.resumed(&mcp, 1, 1).await;
+    clock.advance(GRACE * 2).await;
+    setup.assert_completes("a", &mut second).await;
 }
 
 async fn a_resume_in_an_unknown_session_does_not_keep_the_call(server: Server) {

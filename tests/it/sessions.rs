@@ -383,6 +383,37 @@ async fn a_restored_session_has_all_its_time() {
     closed(&setup, &mcp).await;
 }
 
+/// rmcp gives the handlers of a closed session 5 s, and closes it once more after that: by its id.
+#[tokio::test]
+async fn the_late_end_of_a_session_does_not_end_the_one_that_was_restored_under_its_id() {
+    let clock = StoppedClock::stop();
+    let store = Arc::new(SavedSessions::default());
+    let setup = by_default().grace(Grace::Immediate).config(|mut config| {
+        config.session_store = Some(store);
+        config
+    });
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    setup.start_call(&mcp, 1, "stubborn", "old").await.fin();
+    setup.witness.token_fired("old").await;
+    setup.events.ended(&mcp, 1).await;
+    clock.advance(IDLE + TICK).await;
+    closed(&setup, &mcp).await;
+    known_reaches(&setup, 0).await;
+    let mut call = setup.start_call(&mcp, 2, "hold", "new").await;
+
+    clock.advance(DRAIN / 2).await;
+    settle(&setup).await;
+    clock.advance(DRAIN).await;
+    setup.witness.release("old");
+    settle(&setup).await;
+
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("new"));
+    setup.assert_completes("new", &mut call).await;
+    assert_eq!(setup.events.ended(&mcp, 2).await, Outcome::Completed);
+}
+
 /// In real time: what a client may wait for after a DELETE.
 #[tokio::test]
 async fn a_delete_stops_handlers_at_once_where_rmcp_takes_5_seconds() {

@@ -13,7 +13,9 @@
 use std::{any::Any, net::SocketAddr, sync::Arc};
 
 use axum::Router;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
+use mcp_cancel_on_disconnect::{
+    CallToken, CancelOnDisconnectLayer, CancellableSessionManager, Grace,
+};
 use rmcp::transport::streamable_http_server::{
     StreamableHttpService,
     session::local::{LocalSessionManager, SessionConfig},
@@ -62,7 +64,7 @@ impl Way {
 
     /// The rmcp server of this way at [`PATH`], without any layer.
     pub fn router(self, witness: &Witness) -> Router {
-        let tools = Tools::new(witness);
+        let tools = listening(witness);
         match self {
             Self::Wrapped => router(tools.service(self.mode(), wrapped())),
             Self::LayerOnly | Self::Stateless => router(tools.service(self.mode(), bare())),
@@ -80,6 +82,11 @@ impl Way {
             Self::Stateless => client,
         }
     }
+}
+
+/// Tools whose handlers have the token of their calls: so somebody is told of each cancel, with sessions or without.
+pub fn listening(witness: &Witness) -> Tools {
+    Tools::new(witness).on_start(|_, context| drop(CallToken::of(context)))
 }
 
 /// A session manager that binds calls.
@@ -114,7 +121,7 @@ impl Bench {
         wire_bare: fn(Bare, CancelOnDisconnectLayer) -> Router,
     ) -> Self {
         let start = async |witness: &Witness, layer| {
-            let tools = Tools::new(witness);
+            let tools = listening(witness);
             let router = match way {
                 Way::Wrapped => wire_wrapped(tools.service(way.mode(), wrapped()), layer),
                 Way::LayerOnly | Way::Stateless => {

@@ -165,6 +165,8 @@ impl Tokens {
     /// Notes the token of a request. A replay has none.
     pub(super) fn note<B>(&self, request: &Request<B>) {
         if let Some(token) = request.extensions().get::<CallToken>() {
+            // Whoever looks at it may be told of the cancel.
+            assert!(!token.is_cancelled());
             *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
         }
     }

@@ -10,7 +10,7 @@ use tower_http::limit::RequestBodyLimitLayer;
 use super::{text, whole_answer};
 use crate::{
     log::number,
-    stack::{Bench, Way, bare},
+    stack::{Bench, Way, bare, listening},
     support::*,
 };
 
@@ -51,7 +51,7 @@ async fn a_call_that_is_hung_up_before_its_head_gives_its_permit_to_the_next() {
     ];
     for build in builds {
         let start = async |witness: &Witness, cancel: CancelOnDisconnectLayer| {
-            let rmcp = router(Tools::new(witness).service(Mode::StatelessJson, bare()));
+            let rmcp = router(listening(witness).service(Mode::StatelessJson, bare()));
             let served = serve(build(rmcp, cancel)).await;
             (served.addr, served)
         };

@@ -21,7 +21,7 @@ use tower_http::timeout::{ResponseBodyTimeoutLayer, TimeoutLayer};
 use super::{text, whole_answer};
 use crate::{
     log::number,
-    stack::{Bench, Way, bare},
+    stack::{Bench, Way, bare, listening},
     support::*,
 };
 
@@ -102,7 +102,7 @@ async fn a_timeout_outside_that_fires_is_a_hang_up() {
 #[tokio::test]
 async fn a_timeout_outside_that_fires_is_a_hang_up_of_a_call_that_answers_with_json() {
     let start = async |witness: &Witness, cancel: CancelOnDisconnectLayer| {
-        let rmcp = router(Tools::new(witness).service(Mode::StatelessJson, bare()));
+        let rmcp = router(listening(witness).service(Mode::StatelessJson, bare()));
         let served = serve(rmcp.layer(cancel).layer(timeout())).await;
         (served.addr, served)
     };

@@ -18,7 +18,7 @@ use tower_http::trace::TraceLayer;
 
 use super::check_bench;
 use crate::{
-    stack::{Bench, Way, bare, wrapped},
+    stack::{Bench, Way, bare, listening, wrapped},
     support::*,
 };
 
@@ -115,7 +115,7 @@ impl Hyper {
 async fn a_hung_up_call_is_cancelled_on_plain_hyper() {
     for way in Way::ALL {
         let start = async |witness: &Witness, cancel: CancelOnDisconnectLayer| {
-            let tools = Tools::new(witness);
+            let tools = listening(witness);
             let hyper = match way {
                 Way::Wrapped => {
                     Hyper::serve(cancel.layer(tools.service(way.mode(), wrapped()))).await
@@ -133,7 +133,7 @@ async fn a_hung_up_call_is_cancelled_on_plain_hyper() {
 #[tokio::test]
 async fn a_hung_up_call_is_cancelled_on_plain_hyper_with_a_service_builder() {
     let start = async |witness: &Witness, cancel: CancelOnDisconnectLayer| {
-        let rmcp = Tools::new(witness).service(Mode::Session, bare());
+        let rmcp = listening(witness).service(Mode::Session, bare());
         let service = ServiceBuilder::new()
             .layer(TraceLayer::new_for_http())
             .layer(cancel)

@@ -8,7 +8,7 @@ use std::{io, time::Duration};
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::stream;
-use http::{HeaderMap, Request, Response, header};
+use http::{Extensions, HeaderMap, Request, Response, header};
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, Grace, ResponseBody, TeeBody};
 use serde_json::{Value, json};
@@ -60,7 +60,7 @@ fn between(layer: &CancelOnDisconnectLayer) -> (Client, Server) {
             let _whole = body.collect().await;
             let (answer, answered) = oneshot::channel();
             let asked = Asked {
-                token: head.extensions.get().cloned().expect("a token"),
+                token: heard(&head.extensions),
                 headers: head.headers,
                 answer,
             };
@@ -183,4 +183,11 @@ impl Feed {
     fn is_dropped(&self) -> bool {
         self.0.is_closed()
     }
+}
+
+/// The token of a request, as a handler takes it that will be told of the cancel.
+fn heard(extensions: &Extensions) -> CallToken {
+    let token: CallToken = extensions.get().cloned().expect("a token");
+    assert!(!token.is_cancelled());
+    token
 }

@@ -1,0 +1,178 @@
+//! A call on its way to the session manager, and everything that may happen before it is there.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Policy};
+use serde_json::json;
+use tokio::sync::{Notify, mpsc};
+
+use crate::{
+    setup::{EXCHANGE, Plan, Server, Setup, What, arguments},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+/// A service inside the layer that serves requests in tasks of their own: a client that leaves takes nothing with it.
+struct Spawning {
+    asked: mpsc::UnboundedReceiver<()>,
+    go_on: Arc<Notify>,
+}
+
+impl Spawning {
+    /// Calls wait until they are let on, before or after their body was read.
+    fn plan(reads_first: bool) -> (Plan, Self) {
+        let go_on = Arc::new(Notify::new());
+        let (ask, asked) = mpsc::unbounded_channel();
+        let waits = go_on.clone();
+        let spawning = move |router: Router| {
+            router.layer(from_fn(move |request: Request, next: Next| {
+                let (waits, ask) = (waits.clone(), ask.clone());
+                async move {
+                    if !request.headers().contains_key(EXCHANGE) {
+                        return next.run(request).await;
+                    }
+                    let (parts, body) = request.into_parts();
+                    let body = match reads_first {
+                        true => Body::from(to_bytes(body, usize::MAX).await.expect("a body")),
+                        false => body,
+                    };
+                    let request = Request::from_parts(parts, body);
+                    let served = async move {
+                        ask.send(()).expect("the test listens");
+                        waits.notified().await;
+                        next.run(request).await
+                    };
+                    spawn(served).await
+                }
+            }))
+        };
+        let plan = Plan::of(Server::Wrapped).inside(spawning);
+        (plan, Self { asked, go_on })
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "a task of the test's own")]
+async fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> T {
+    tokio::spawn(task).await.expect("it does not panic")
+}
+
+#[tokio::test]
+async fn a_call_whose_client_left_before_it_came_to_its_session_is_cancelled_there() {
+    for reads_first in [false, true] {
+        let (plan, mut spawning) = Spawning::plan(reads_first);
+        let setup = plan.start().await;
+        let mcp = setup.mcp().await;
+        let marked = mcp.clone().header(EXCHANGE, "a");
+        let call = marked.call(1, "hold", arguments("a")).await;
+        within("the call", spawning.asked.recv()).await;
+        call.fin();
+        setup.exchanges.over_for("a").await;
+
+        spawning.go_on.notify_one();
+
+        setup.witness.started("a").await;
+        assert!(
+            setup.witness.ended("a").await.is_cancelled(),
+            "{reads_first}"
+        );
+        assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
+        let events = setup.events.of(&mcp, 1);
+        assert_eq!(events, [What::Started, What::Ended(DISCONNECTED)]);
+        assert!(setup.calls.is_empty());
+        setup.assert_usable(&mcp).await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_was_cancelled_before_it_came_to_its_session_is_cancelled_there() {
+    let (plan, mut spawning) = Spawning::plan(true);
+    let setup = plan.grace(Grace::After(GRACE)).start().await;
+    let mcp = setup.mcp().await;
+    let marked = mcp.clone().header(EXCHANGE, "a");
+    let mut call = marked.call(1, "hold", arguments("a")).await;
+    within("the call", spawning.asked.recv()).await;
+    setup.events.started(&mcp, 1).await;
+    let id = setup.calls.snapshot()[0].info().id();
+
+    assert!(setup.calls.cancel(id, CancelReason::Requested));
+    spawning.go_on.notify_one();
+
+    let messages = call.messages().await;
+    assert_eq!(messages[0]["error"]["code"], -32800);
+    setup.witness.started("a").await;
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+/// `has_session` waits for rmcp's lock, and the body is read meanwhile.
+#[tokio::test]
+async fn a_call_that_waits_for_its_session_supersedes_all_the_same() {
+    let setup = superseding().start().await;
+    let mcp = setup.mcp().await;
+    let mut older = setup.start_call(&mcp, 1, "hold", "a").await;
+    older.head().await;
+    older.event().await.expect("the priming event");
+    older.fin();
+    setup.events.detached(&mcp, 1).await;
+
+    let _newer = wait_for_its_session(&setup, &mcp, 2, "a").await;
+
+    let superseded = Outcome::Cancelled(CancelReason::Superseded);
+    assert_eq!(setup.events.ended(&mcp, 1).await, superseded);
+}
+
+#[tokio::test]
+async fn a_call_that_waited_for_its_session_is_superseded_all_the_same() {
+    let setup = superseding().start().await;
+    let mcp = setup.mcp().await;
+    let mut older = wait_for_its_session(&setup, &mcp, 1, "a").await;
+    older.head().await;
+    older.event().await.expect("the priming event");
+    older.fin();
+    setup.events.detached(&mcp, 1).await;
+
+    let _newer = mcp.call(2, "hold", arguments("a")).await;
+
+    let superseded = Outcome::Cancelled(CancelReason::Superseded);
+    assert_eq!(setup.events.ended(&mcp, 1).await, superseded);
+}
+
+/// Sends a call while rmcp's sessions are locked, until the layer knows it from its body.
+async fn wait_for_its_session(setup: &Setup, mcp: &Mcp, id: u64, label: &str) -> Connection {
+    let locked = setup.sessions.local().sessions.write().await;
+    let call = mcp.call(id, "hold", arguments(label)).await;
+    setup.events.started(mcp, id).await;
+    drop(locked);
+    setup.witness.started(label).await;
+    call
+}
+
+fn superseding() -> Plan {
+    Plan::of(Server::Wrapped)
+        .layer(|layer| layer.policy(|_| Policy::new().grace(Grace::After(GRACE)).supersede()))
+}
+
+/// A message that looks like no call is of no session manager, and passes.
+#[tokio::test]
+async fn a_notification_passes_a_service_that_spawns() {
+    let (plan, mut spawning) = Spawning::plan(true);
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    let marked = mcp.clone().header(EXCHANGE, "n");
+    let (status, ()) = tokio::join!(
+        marked.notify("notifications/roots/list_changed", json!({})),
+        async {
+            within("the notification", spawning.asked.recv()).await;
+            spawning.go_on.notify_one();
+        }
+    );
+    assert_eq!(status, 202);
+}
