@@ -12,7 +12,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::policy::Policy;
+use crate::policy::Rules;
 
 /// The JSON-RPC error code of a cancelled request.
 pub(crate) const REQUEST_CANCELLED: i32 = -32800;
@@ -82,7 +82,7 @@ pub struct CallInfo {
 /// What few calls have.
 #[derive(Clone, Default)]
 struct Special {
-    policy: Policy,
+    policy: Rules,
     #[cfg(feature = "rmcp")]
     progress_token: Option<RequestId>,
     /// Keyed hash of the arguments, if the call may be superseded.
@@ -226,10 +226,11 @@ impl CallInfo {
         self.special_mut().fingerprint = Some(fingerprint);
     }
 
-    /// Whether `other` is the same call, sent again.
+    /// Whether it takes the place of `other`: the same call, sent again.
     #[cfg(feature = "rmcp")]
-    pub(crate) fn repeats(&self, other: &Self) -> bool {
-        self.fingerprint().is_some()
+    pub(crate) fn supersedes(&self, other: &Self) -> bool {
+        !other.policy().is_exempt
+            && self.fingerprint().is_some()
             && self.fingerprint() == other.fingerprint()
             && self.session == other.session
             && self.method == other.method
@@ -258,15 +259,15 @@ impl CallInfo {
         self.special.get_or_insert_default()
     }
 
-    pub(crate) fn set_policy(&mut self, policy: Policy) {
+    pub(crate) fn set_policy(&mut self, policy: Rules) {
         if policy != self.policy() {
             self.special_mut().policy = policy;
         }
     }
 
-    pub(crate) fn policy(&self) -> Policy {
+    pub(crate) fn policy(&self) -> Rules {
         let special = self.special.as_ref();
-        special.map_or_else(Policy::default, |special| special.policy)
+        special.map_or_else(Rules::default, |special| special.policy)
     }
 
     /// When it is cancelled at the latest.
