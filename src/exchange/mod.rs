@@ -152,6 +152,7 @@ struct State {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
+    /// The inner service took the request.
     Streaming,
     /// The client was told all there was to tell.
     Ended,

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use super::{Exchange, InFlight, Revision, Session};
+use super::{Exchange, InFlight, Phase, Revision, Session, State};
 use crate::{
     call::{CallInfo, CancelReason, RequestId},
     envelope::{self, Envelope, Frames, Message, Unknown},
@@ -32,6 +32,15 @@ pub(super) enum Settled {
     Cancel(RequestId),
 }
 
+// === impl State ===
+
+impl State {
+    /// Whether the request body was dropped before its end.
+    fn is_unread(&self) -> bool {
+        matches!(self.request, RequestBody::Ended(Err(Unknown::NotRead)))
+    }
+}
+
 // === impl Exchange ===
 
 impl Exchange {
@@ -51,15 +60,42 @@ impl Exchange {
         {
             return;
         }
-        let settled = RequestBody::Settled(Settled::Plain);
-        let RequestBody::Ended(frames) = mem::replace(&mut self.state().request, settled) else {
-            return;
+        let frames = {
+            let mut state = self.state();
+            if state.is_unread() && state.phase != Phase::Streaming {
+                // A refusal need not read what it refuses, see `accepted_unread`.
+                return;
+            }
+            let settled = RequestBody::Settled(Settled::Plain);
+            match mem::replace(&mut state.request, settled) {
+                RequestBody::Ended(frames) => frames,
+                _ => return,
+            }
         };
         let body = frames.map(Frames::into_bytes);
         let envelope = body.as_ref().map_err(|why| *why);
         match envelope.and_then(|body| envelope::read(body)) {
             Ok(envelope) => self.start(envelope),
             Err(why) => self.instance.report(&Event::Unknown { why }),
+        }
+    }
+
+    /// The inner service took a request that carries no call. If it left the body unread, that is reported now.
+    pub(super) fn accepted_unread(&self) {
+        let is_unread = {
+            let mut state = self.state();
+            if state.phase == Phase::Open {
+                state.phase = Phase::Streaming;
+            }
+            let is_unread = state.is_unread();
+            if is_unread {
+                state.request = RequestBody::Settled(Settled::Plain);
+            }
+            is_unread
+        };
+        if is_unread {
+            let why = Unknown::NotRead;
+            self.instance.report(&Event::Unknown { why });
         }
     }
 

@@ -85,6 +85,7 @@ impl Exchange {
         if self.calls.get().is_some() {
             return;
         }
+        self.accepted_unread();
         let request = match (&self.kind, &self.state().request) {
             (Kind::Post, RequestBody::Settled(Settled::Cancel(request))) => request.clone(),
             _ => return,
