@@ -7,6 +7,7 @@ use axum::{
     serve::{IncomingStream, Listener, TapIo},
 };
 use tokio::net::TcpListener;
+use tracing::error;
 
 use super::{peer::Peer, stream::WatchedStream};
 
@@ -61,7 +62,7 @@ impl Listener for WatchedListener {
                 Ok((stream, addr)) => return (WatchedStream::new(stream, addr), addr),
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
-                    tracing::error!(%error, "accept failed");
+                    error!(target: "mcp_cancel_on_disconnect", %error, "accept failed");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
