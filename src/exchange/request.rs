@@ -9,7 +9,7 @@ use super::{Exchange, InFlight, Phase, Revision, Session, State};
 use crate::{
     call::{CallInfo, CancelReason, RequestId},
     envelope::{self, Envelope, Frames, Message, Unknown},
-    observe::{Event, Remark, say_once},
+    observe::{Event, Remark},
     registry::{Key, Limit, SessionKey, Started},
 };
 
@@ -140,7 +140,7 @@ impl Exchange {
                 request: call.request_id().clone(),
             });
             if call.policy().supersede && key.is_some() {
-                say_once(Remark::SupersedeHasNoEffect);
+                self.instance.registry.remark(Remark::SupersedeHasNoEffect);
             }
             let deadline = call.deadline();
             let registry = &self.instance.registry;

@@ -33,6 +33,7 @@ use crate::{
     call::{CallId, CallInfo, CancelReason},
     cancel::{CancelError, Canceller, Injection},
     exchange::{BEFORE_CLOSE, Exchange},
+    observe::Remarks,
     registry::{Named, Registry, Scope, SessionKey},
 };
 
@@ -50,6 +51,7 @@ pub(super) struct Shared<M> {
     pub(super) registry: OnceLock<Arc<Registry>>,
     hasher: RandomState,
     pub(super) owned: Arc<Owned>,
+    pub(super) remarks: Remarks,
 }
 
 // === impl Shared ===
@@ -66,6 +68,7 @@ impl<M> Shared<M> {
             registry: OnceLock::new(),
             hasher: RandomState::new(),
             owned: Arc::default(),
+            remarks: Remarks::default(),
         }
     }
 

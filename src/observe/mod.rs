@@ -17,6 +17,7 @@ use crate::{
 
 #[cfg(feature = "metrics")]
 mod meter;
+mod remarks;
 mod trace;
 
 #[cfg(feature = "metrics")]
@@ -24,7 +25,10 @@ pub use self::meter::Metrics;
 #[cfg(feature = "rmcp")]
 pub(crate) use self::trace::HandlerEnd;
 pub use self::trace::SessionIds;
-pub(crate) use self::trace::{Remark, log_limit, say_once};
+pub(crate) use self::{
+    remarks::{Remark, Remarks},
+    trace::log_limit,
+};
 
 /// Something that happened to a call, or a request that could not be read as one.
 ///
