@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     fmt,
+    str::FromStr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -46,9 +47,36 @@ pub enum RequestId {
 /// The identity of a call, unique in this process.
 ///
 /// JSON-RPC ids are not: every stateless client counts its own from 1. Everything that acts on a
-/// call goes by its `CallId`.
+/// call goes by its `CallId`. It is a number, and comes back from its text:
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let id: CallId = "7".parse()?; // from a log line, or from a form
+/// assert_eq!(id.to_string(), "7");
+/// assert_eq!(u64::from(id), 7);
+///
+/// let calls = CancelOnDisconnectLayer::new().calls();
+/// assert!(!calls.cancel(id, CancelReason::Requested), "no such call");
+/// assert!("seven".parse::<CallId>().is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CallId(u64);
+
+/// A text is no [`CallId`].
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CallId, ParseCallIdError};
+///
+/// let error: ParseCallIdError = "-1".parse::<CallId>().unwrap_err();
+/// assert_eq!(error.to_string(), "not the id of a call");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseCallIdError(());
 
 /// What is known of a call. Observers get it with every event.
 ///
@@ -99,6 +127,8 @@ struct Special {
 /// assert_eq!(CancelReason::ClientDisconnected.to_string(), "client disconnected");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CancelReason {
     /// The client closed its connection, or its stream of it, and no grace was due.
@@ -132,6 +162,8 @@ pub enum CancelReason {
 /// assert_ne!(Outcome::Completed, Outcome::Cancelled(CancelReason::Orphaned));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Outcome {
     /// Its answer was seen: a JSON-RPC result or error.
@@ -183,6 +215,31 @@ impl fmt::Display for CallId {
         self.0.fmt(f)
     }
 }
+
+impl FromStr for CallId {
+    type Err = ParseCallIdError;
+
+    /// Reads the number that [`Display`](fmt::Display) writes.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self).map_err(|_| ParseCallIdError(()))
+    }
+}
+
+impl From<CallId> for u64 {
+    fn from(id: CallId) -> Self {
+        id.0
+    }
+}
+
+// === impl ParseCallIdError ===
+
+impl fmt::Display for ParseCallIdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not the id of a call")
+    }
+}
+
+impl std::error::Error for ParseCallIdError {}
 
 // === impl CallInfo ===
 

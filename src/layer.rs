@@ -11,7 +11,7 @@ use tower_layer::Layer;
 
 use crate::{
     call::CallInfo,
-    observe::{Observer, Observers, SessionIds},
+    observe::{Event, Observer, Observers, SessionIds},
     policy::{Grace, Policy, Rules},
     registry::{Calls, Limits, MemoryLimits, Registry},
     service::CancelOnDisconnect,
@@ -229,6 +229,22 @@ impl CancelOnDisconnectLayer {
     pub fn observe(mut self, observer: impl Observer) -> Self {
         self.options.observers.add(observer);
         self
+    }
+
+    /// The same for a closure, which needs no type for its argument here.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().observe_fn(|event| {
+    ///     if let Event::Ended { call, outcome, .. } = event {
+    ///         println!("{}: {outcome:?}", call.method());
+    ///     }
+    /// });
+    /// assert!(layer.calls().is_empty());
+    /// ```
+    pub fn observe_fn(self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
+        self.observe(observer)
     }
 
     /// Sets how the log shows session ids. By default as a hash that means nothing elsewhere.

@@ -97,7 +97,8 @@ pub enum Event<'a> {
     },
 }
 
-/// Gets every [`Event`] of a layer and its clones. Closures are observers, and so are tuples of up to eight.
+/// Gets every [`Event`] of a layer and its clones. Closures are observers, and so are tuples of up to eight. A closure that
+/// does not name the type of its argument goes in by [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn).
 ///
 /// It is called where the event happens, also inside `Drop`, with no lock held, and before what comes next for the call:
 ///

@@ -22,3 +22,5 @@ mod types;
 
 #[cfg(feature = "axum")]
 mod extractor;
+#[cfg(feature = "serde")]
+mod serialized;
