@@ -87,7 +87,7 @@
 //! `rmcp` (default): the session manager, and the helpers for handlers. `axum`: [`CallToken`] as an extractor.
 //! `metrics`: `Metrics`, an observer that counts through the `metrics` facade.
 //! `socket`: `DeadPeer`, the socket options that find a dead network, and `WatchedListener`, which lets the kernel
-//! say that a client is gone where hyper does not read.
+//! say that a client is gone where hyper does not read; with `axum` as well, it is a listener for `axum::serve`.
 //! `serde`: `Serialize` for snapshots of calls and what is in them, without session ids.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -148,7 +148,7 @@ impl fmt::Debug for CallToken {
 mod extract {
     use std::convert::Infallible;
 
-    use axum_core::{
+    use axum::{
         extract::{FromRequestParts, OptionalFromRequestParts},
         response::{IntoResponse, Response},
     };
