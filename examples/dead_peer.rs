@@ -1,8 +1,8 @@
 //! A server that finds out when its network dies, served in one of two ways.
 //!
 //! ```sh
-//! cargo run --example dead_peer --features socket
-//! cargo run --example dead_peer --features socket -- --pings
+//! cargo run --example dead_peer --features axum,socket
+//! cargo run --example dead_peer --features axum,socket -- --pings
 //! ```
 //!
 //! Both set the socket options of [`DeadPeer`] and watch their connections. The first is `axum::serve`, with the
@@ -14,7 +14,7 @@
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 
-use axum::{Router, body::Body, extract::Request, serve::Listener as _};
+use axum::{Router, body::Body, extract::Request};
 use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -78,7 +78,7 @@ async fn serve(listener: TcpListener, app: Router) -> io::Result<()> {
 /// HTTP/2 pings end the streams of a dead peer by themselves. The options are needed all the same: the
 /// connection's task stays in its last write until the kernel gives up.
 async fn serve_with_pings(listener: TcpListener, app: Router) {
-    let mut listener = WatchedListener::new(listener);
+    let listener = WatchedListener::new(listener);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http2()

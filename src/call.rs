@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     fmt,
+    str::FromStr,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -12,7 +13,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::policy::Policy;
+use crate::policy::Rules;
 
 /// The JSON-RPC error code of a cancelled request.
 pub(crate) const REQUEST_CANCELLED: i32 = -32800;
@@ -46,9 +47,36 @@ pub enum RequestId {
 /// The identity of a call, unique in this process.
 ///
 /// JSON-RPC ids are not: every stateless client counts its own from 1. Everything that acts on a
-/// call goes by its `CallId`.
+/// call goes by its `CallId`. It is a number, and comes back from its text:
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let id: CallId = "7".parse()?; // from a log line, or from a form
+/// assert_eq!(id.to_string(), "7");
+/// assert_eq!(u64::from(id), 7);
+///
+/// let calls = CancelOnDisconnectLayer::new().calls();
+/// assert!(!calls.cancel(id, CancelReason::Requested), "no such call");
+/// assert!("seven".parse::<CallId>().is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CallId(u64);
+
+/// A text is no [`CallId`].
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CallId, ParseCallIdError};
+///
+/// let error: ParseCallIdError = "-1".parse::<CallId>().unwrap_err();
+/// assert_eq!(error.to_string(), "not the id of a call");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseCallIdError(());
 
 /// What is known of a call. Observers get it with every event.
 ///
@@ -85,7 +113,7 @@ pub struct CallInfo {
 /// What few calls have.
 #[derive(Clone, Default)]
 struct Special {
-    policy: Policy,
+    policy: Rules,
 }
 
 /// What few calls have, and only a session manager tells.
@@ -106,6 +134,8 @@ struct Typed {
 /// assert_eq!(CancelReason::ClientDisconnected.to_string(), "client disconnected");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CancelReason {
     /// The client closed its connection, or its stream of it, and no grace was due.
@@ -139,6 +169,8 @@ pub enum CancelReason {
 /// assert_ne!(Outcome::Completed, Outcome::Cancelled(CancelReason::Orphaned));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Outcome {
     /// Its answer was seen: a JSON-RPC result or error.
@@ -194,6 +226,31 @@ impl fmt::Display for CallId {
         self.0.fmt(f)
     }
 }
+
+impl FromStr for CallId {
+    type Err = ParseCallIdError;
+
+    /// Reads the number that [`Display`](fmt::Display) writes.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self).map_err(|_| ParseCallIdError(()))
+    }
+}
+
+impl From<CallId> for u64 {
+    fn from(id: CallId) -> Self {
+        id.0
+    }
+}
+
+// === impl ParseCallIdError ===
+
+impl fmt::Display for ParseCallIdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not the id of a call")
+    }
+}
+
+impl std::error::Error for ParseCallIdError {}
 
 // === impl CallInfo ===
 
@@ -252,10 +309,11 @@ impl CallInfo {
         }
     }
 
-    /// Whether `other` is the same call, sent again.
+    /// Whether it takes the place of `other`: the same call, sent again.
     #[cfg(feature = "rmcp")]
-    pub(crate) fn repeats(&self, other: &Self) -> bool {
-        self.fingerprint().is_some()
+    pub(crate) fn supersedes(&self, other: &Self) -> bool {
+        !other.policy().is_exempt
+            && self.fingerprint().is_some()
             && self.fingerprint() == other.fingerprint()
             && self.session == other.session
             && self.method == other.method
@@ -284,15 +342,15 @@ impl CallInfo {
         self.special.get_or_insert_default()
     }
 
-    pub(crate) fn set_policy(&mut self, policy: Policy) {
+    pub(crate) fn set_policy(&mut self, policy: Rules) {
         if policy != self.policy() {
             self.special_mut().policy = policy;
         }
     }
 
-    pub(crate) fn policy(&self) -> Policy {
+    pub(crate) fn policy(&self) -> Rules {
         let special = self.special.as_ref();
-        special.map_or_else(Policy::default, |special| special.policy)
+        special.map_or_else(Rules::default, |special| special.policy)
     }
 
     /// When it is cancelled at the latest.

@@ -20,6 +20,8 @@ use crate::call::CancelReason;
 /// # drop(layer);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum DetachCause {
     /// The client closed its connection, or reset its stream: hyper let go of the response, or failed to

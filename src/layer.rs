@@ -11,8 +11,8 @@ use tower_layer::Layer;
 
 use crate::{
     call::CallInfo,
-    observe::{Observer, Observers, SessionIds},
-    policy::{Grace, Policy},
+    observe::{Event, Observer, Observers, SessionIds},
+    policy::{Grace, Policy, Rules},
     registry::{Calls, Limits, MemoryLimits, Registry},
     service::CancelOnDisconnect,
 };
@@ -72,9 +72,10 @@ pub(crate) struct Options {
     pub(crate) keep_alive: Option<Duration>,
     pub(crate) commit_after: Option<Duration>,
     pub(crate) stall_timeout: Option<Duration>,
-    policy: Policy,
-    policy_by_call: Option<Arc<PolicyByCall>>,
-    exempt: Option<Arc<Exempt>>,
+    /// What holds where no policy says otherwise.
+    rules: Rules,
+    policy: Option<Arc<PolicyByCall>>,
+    exempt: Vec<Arc<Exempt>>,
 }
 
 type PolicyByCall = dyn Fn(&CallInfo) -> Policy + Send + Sync;
@@ -91,41 +92,44 @@ impl CancelOnDisconnectLayer {
         }
     }
 
-    /// Sets how long a call goes on after its client went away. Shorthand for a [`policy`](Self::policy) that
-    /// is the same for all calls.
+    /// Sets how long a call goes on after its client went away, unless its [`policy`](Self::policy) says otherwise.
     pub fn grace(mut self, grace: Grace) -> Self {
-        self.options.policy = self.options.policy.grace(grace);
+        self.options.rules.grace = grace;
         self
     }
 
-    /// Asks for the policy of every call, once, when it is known. Replaces [`grace`](Self::grace) and
-    /// [`call_timeout`](Self::call_timeout).
+    /// Asks for the policy of every call, once, when it is known. A second closure replaces the first.
     ///
-    /// If the closure panics, the call gets the policy it would have without it.
+    /// What the policy does not set is as [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) say, in
+    /// whatever order the options are given. If the closure panics, the call gets what they say.
     pub fn policy(mut self, policy: impl Fn(&CallInfo) -> Policy + Send + Sync + 'static) -> Self {
-        self.options.policy_by_call = Some(Arc::new(policy));
+        self.options.policy = Some(Arc::new(policy));
         self
     }
 
-    /// Lets the calls for which `exempt` is true run to their end, whatever their client does.
+    /// Lets the calls for which `exempt` is true run to their end, whatever their client does: neither a grace nor
+    /// [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) does, and
+    /// [`Calls::cancel`], [`Calls::drain`] and the end of their session. A subscription still ends with its stream.
     ///
-    /// If the closure panics, the call is not exempt.
+    /// Given several times, a call is exempt if one of the closures says so. One that panics says no.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
     ///
-    /// let layer = CancelOnDisconnectLayer::new().exempt(|call| call.tool() == Some("deploy"));
+    /// let layer = CancelOnDisconnectLayer::new()
+    ///     .exempt(|call| call.tool() == Some("deploy"))
+    ///     .exempt(|call| call.method() == "prompts/get");
     /// # drop(layer);
     /// ```
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
-        self.options.exempt = Some(Arc::new(exempt));
+        self.options.exempt.push(Arc::new(exempt));
         self
     }
 
-    /// Sets how long a call may last. Shorthand for a [`policy`](Self::policy) that is the same for all calls,
-    /// see [`Policy::call_timeout`].
+    /// Sets how long a call may last, unless its [`policy`](Self::policy) says otherwise, see
+    /// [`Policy::call_timeout`].
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
-        self.options.policy = self.options.policy.call_timeout(timeout);
+        self.options.rules.call_timeout = Some(timeout);
         self
     }
 
@@ -227,6 +231,22 @@ impl CancelOnDisconnectLayer {
         self
     }
 
+    /// The same for a closure, which needs no type for its argument here.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().observe_fn(|event| {
+    ///     if let Event::Ended { call, outcome, .. } = event {
+    ///         println!("{}: {outcome:?}", call.method());
+    ///     }
+    /// });
+    /// assert!(layer.calls().is_empty());
+    /// ```
+    pub fn observe_fn(self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
+        self.observe(observer)
+    }
+
     /// Sets how the log shows session ids. By default as a hash that means nothing elsewhere.
     pub fn log_session_ids(mut self, session_ids: SessionIds) -> Self {
         self.options.observers.session_ids = session_ids;
@@ -242,14 +262,14 @@ impl CancelOnDisconnectLayer {
 // === impl Options ===
 
 impl Options {
-    pub(crate) fn policy_for(&self, call: &CallInfo) -> Policy {
-        let policy = match &self.policy_by_call {
-            Some(policy) => ask(|| policy(call)).unwrap_or(self.policy),
-            None => self.policy,
-        };
-        match &self.exempt {
-            Some(exempt) if ask(|| exempt(call)).unwrap_or(false) => policy.grace(Grace::Never),
-            _ => policy,
+    pub(crate) fn policy_for(&self, call: &CallInfo) -> Rules {
+        let policy = self.policy.as_ref();
+        let policy = policy.and_then(|policy| ask(|| policy(call)));
+        let rules = policy.unwrap_or_default().or(self.rules);
+        let mut exempt = self.exempt.iter();
+        match exempt.any(|exempt| ask(|| exempt(call)).unwrap_or(false)) {
+            true => rules.exempt(),
+            false => rules,
         }
     }
 }
@@ -262,9 +282,10 @@ fn ask<T>(question: impl FnOnce() -> T) -> Option<T> {
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
-            .field("policy", &self.policy)
-            .field("policy_by_call", &self.policy_by_call.is_some())
-            .field("exempt", &self.exempt.is_some())
+            .field("grace", &self.rules.grace)
+            .field("call_timeout", &self.rules.call_timeout)
+            .field("policy", &self.policy.is_some())
+            .field("exempt", &self.exempt.len())
             .field("retain", &self.retain)
             .field("keep_alive", &self.keep_alive)
             .field("commit_after", &self.commit_after)

@@ -87,7 +87,8 @@
 //! `rmcp` (default): the session manager, and the helpers for handlers. `axum`: [`CallToken`] as an extractor.
 //! `metrics`: `Metrics`, an observer that counts through the `metrics` facade.
 //! `socket`: `DeadPeer`, the socket options that find a dead network, and `WatchedListener`, which lets the kernel
-//! say that a client is gone where hyper does not read.
+//! say that a client is gone where hyper does not read; with `axum` as well, it is a listener for `axum::serve`.
+//! `serde`: `Serialize` for snapshots of calls and what is in them, without session ids.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod call;
@@ -109,6 +110,8 @@ mod peer;
 mod policy;
 mod registry;
 mod response;
+#[cfg(feature = "serde")]
+mod serialize;
 mod service;
 #[cfg(feature = "socket")]
 mod socket;
@@ -127,7 +130,7 @@ pub use self::socket::{Applied, DeadPeer, Peer, WatchedListener, WatchedStream};
 #[cfg(feature = "axum")]
 pub use self::token::MissingLayer;
 pub use self::{
-    call::{CallId, CallInfo, CancelReason, Outcome, RequestId},
+    call::{CallId, CallInfo, CancelReason, Outcome, ParseCallIdError, RequestId},
     cancel::CancelError,
     detach::{DetachCause, Detachment},
     envelope::{TeeBody, Unknown},

@@ -57,23 +57,37 @@ pub enum Grace {
     Never,
 }
 
-/// What is to become of a call, chosen when it is known.
+/// What is to become of a call, chosen when it is known. What a policy does not set is as the layer says.
 ///
 /// ```
+/// use std::time::Duration;
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, Policy};
 ///
-/// let layer = CancelOnDisconnectLayer::new().policy(|call| match call.tool() {
-///     Some("approve") => Policy::new().grace(Grace::Never),
-///     Some("report") => Policy::new().supersede(),
-///     _ => Policy::new(),
-/// });
+/// let layer = CancelOnDisconnectLayer::new()
+///     .call_timeout(Duration::from_secs(600))
+///     .policy(|call| match call.tool() {
+///         Some("approve") => Policy::new().grace(Grace::Never), // and 600 s
+///         Some("report") => Policy::new().supersede(),
+///         _ => Policy::new(), // as without a policy
+///     });
 /// # drop(layer);
+/// assert_ne!(Policy::new(), Policy::new().grace(Grace::Auto)); // which replaces the layer's grace
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Policy {
+    grace: Option<Grace>,
+    call_timeout: Option<Duration>,
+    supersede: bool,
+}
+
+/// What was decided for a call, by its policy and by the layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Rules {
     pub(crate) grace: Grace,
     pub(crate) call_timeout: Option<Duration>,
     pub(crate) supersede: bool,
+    /// Nothing that its client does ends it.
+    pub(crate) is_exempt: bool,
 }
 
 /// What is known of a call's stream when it goes.
@@ -110,31 +124,57 @@ impl Going {
 // === impl Policy ===
 
 impl Policy {
-    /// [`Grace::Auto`], nothing else.
+    /// Sets nothing: the call is treated as the layer says.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How long the call goes on after its client went away.
+    /// How long the call goes on after its client went away, in place of the layer's
+    /// [`grace`](crate::CancelOnDisconnectLayer::grace).
     pub fn grace(mut self, grace: Grace) -> Self {
-        self.grace = grace;
+        self.grace = Some(grace);
         self
     }
 
     /// How long the call may last, counted from when it is known, whether its client is there or not.
     /// Then it is cancelled as [`TimedOut`](crate::CancelReason::TimedOut), and its client gets the JSON-RPC
-    /// error -32001. Not for `subscriptions/listen`, nor for what runs as a task.
+    /// error -32001. Not for `subscriptions/listen`, nor for what runs as a task. It replaces the layer's
+    /// [`call_timeout`](crate::CancelOnDisconnectLayer::call_timeout); [`Duration::MAX`] is no limit.
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = Some(timeout);
         self
     }
 
     /// When the client sends the same call again (session, method, tool and arguments) while this one is
-    /// detached, this one is cancelled first. Needs
-    /// [`CancellableSessionManager`](crate::CancellableSessionManager); else it has no effect.
+    /// detached, this one is cancelled first, unless it is [exempt](crate::CancelOnDisconnectLayer::exempt). Needs
+    /// [`CancellableSessionManager`](crate::CancellableSessionManager); else it has no effect. The layer has no such
+    /// option: a call whose policy does not set it is not superseded.
     pub fn supersede(mut self) -> Self {
         self.supersede = true;
         self
+    }
+
+    /// With `layer` for what is not set.
+    pub(crate) fn or(self, layer: Rules) -> Rules {
+        Rules {
+            grace: self.grace.unwrap_or(layer.grace),
+            call_timeout: self.call_timeout.or(layer.call_timeout),
+            supersede: self.supersede,
+            is_exempt: layer.is_exempt,
+        }
+    }
+}
+
+// === impl Rules ===
+
+impl Rules {
+    /// The same for a call that is exempt.
+    pub(crate) fn exempt(self) -> Self {
+        Self {
+            grace: Grace::Never,
+            is_exempt: true,
+            ..self
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::{
     exchange::{Exchange, Guard, Instance},
     fields::Fields,
     layer::Options,
+    observe::Remark,
     registry::Registry,
     response::{ResponseBody, ResponseFuture, Terms},
     token::CallToken,
@@ -82,6 +83,7 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         if request.extensions().get::<CallToken>().is_some() {
+            self.instance.registry.remark(Remark::Nested);
             let future = self.inner.call(request.map(TeeBody::unwatched));
             return ResponseFuture::unwatched(future);
         }

@@ -148,8 +148,10 @@ impl fmt::Debug for CallToken {
 
 #[cfg(feature = "axum")]
 mod extract {
-    use axum_core::{
-        extract::FromRequestParts,
+    use std::convert::Infallible;
+
+    use axum::{
+        extract::{FromRequestParts, OptionalFromRequestParts},
         response::{IntoResponse, Response},
     };
     use http::{StatusCode, request::Parts};
@@ -157,7 +159,29 @@ mod extract {
     use super::CallToken;
 
     /// The route has no [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer): answered with
-    /// status 500.
+    /// status 500. A handler that takes an `Option<CallToken>` serves such routes too.
+    ///
+    /// ```
+    /// use axum::{Router, body::Body, routing::get};
+    /// use http::{Request, StatusCode};
+    /// use mcp_cancel_on_disconnect::CallToken;
+    /// use tower::ServiceExt;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let app: Router = Router::new()
+    ///     .route("/strict", get(async |_: CallToken| "cancellable"))
+    ///     .route("/lenient", get(async |token: Option<CallToken>| match token {
+    ///         Some(_) => "cancellable",
+    ///         None => "not cancellable",
+    ///     }));
+    /// let request = |path| Request::get(path).body(Body::empty()).unwrap();
+    /// let strict = app.clone().oneshot(request("/strict")).await.unwrap();
+    /// assert_eq!(strict.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    /// let lenient = app.oneshot(request("/lenient")).await.unwrap();
+    /// assert_eq!(lenient.status(), StatusCode::OK);
+    /// # }
+    /// ```
     #[derive(Debug)]
     #[non_exhaustive]
     pub struct MissingLayer;
@@ -168,6 +192,18 @@ mod extract {
         async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
             let token = parts.extensions.get::<Self>().cloned();
             token.inspect(|token| token.0.hear()).ok_or(MissingLayer)
+        }
+    }
+
+    /// `Option<CallToken>` is `None` on a route without the layer.
+    impl<S: Sync> OptionalFromRequestParts<S> for CallToken {
+        type Rejection = Infallible;
+
+        async fn from_request_parts(
+            parts: &mut Parts,
+            _: &S,
+        ) -> Result<Option<Self>, Self::Rejection> {
+            Ok(parts.extensions.get::<Self>().cloned())
         }
     }
 

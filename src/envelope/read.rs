@@ -112,7 +112,7 @@ pub enum Unknown {
     ContentType,
     /// The body is compressed: it has a `content-encoding`.
     ContentEncoding,
-    /// The inner service did not read the body to its end.
+    /// The inner service accepted the request (2xx) and did not read its body to the end.
     NotRead,
 }
 

@@ -202,7 +202,10 @@ impl Exchange {
     /// Cancels the detached calls of a session that `call` repeats.
     pub(super) fn supersede(&self, session: &SessionKey, call: &CallInfo) {
         for (id, exchange) in self.instance.registry.detached_in(session) {
-            if exchange.call(id).is_some_and(|older| call.repeats(older)) {
+            if exchange
+                .call(id)
+                .is_some_and(|older| call.supersedes(older))
+            {
                 exchange.cancel_ahead(id, CancelReason::Superseded);
             }
         }

@@ -14,7 +14,7 @@ use crate::{
     cancel::{CancelError, Injection},
     detach::{DetachCause, Detachment},
     layer::Retain,
-    observe::{Event, Remark, log_limit, say_once},
+    observe::{Event, Remark, log_limit},
     policy::Verdict,
     registry::{Answer, Detached, End, Ended, Finished, Generation, Limit, UNSEEN_FOR, Wait},
 };
@@ -72,7 +72,7 @@ impl Exchange {
             Verdict::RunOn => (None, None),
         };
         if deadline.is_none() && going.may_be_resumed_elsewhere(call) {
-            say_once(Remark::StoredCallsRunOn);
+            self.instance.registry.remark(Remark::StoredCallsRunOn);
         }
         let wait = match deadline {
             Some(deadline) => Wait::Until {

@@ -157,6 +157,7 @@ enum Handover {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Open,
+    /// The inner service took the request.
     Streaming,
     /// The client was told all there was to tell.
     Ended,

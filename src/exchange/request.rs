@@ -5,11 +5,11 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use super::{Exchange, InFlight, Revision, Session};
+use super::{Exchange, InFlight, Phase, Revision, Session, State};
 use crate::{
     call::{CallInfo, CancelReason, RequestId},
     envelope::{self, Envelope, Frames, Message, Unknown},
-    observe::{Event, Remark, say_once},
+    observe::{Event, Remark},
     registry::{Key, Limit, SessionKey, Started},
 };
 
@@ -34,6 +34,15 @@ pub(super) enum Settled {
     Cancel(RequestId),
 }
 
+// === impl State ===
+
+impl State {
+    /// Whether the request body was dropped before its end.
+    fn is_unread(&self) -> bool {
+        matches!(self.request, RequestBody::Ended(Err(Unknown::NotRead)))
+    }
+}
+
 // === impl Exchange ===
 
 impl Exchange {
@@ -55,6 +64,10 @@ impl Exchange {
         }
         let frames = {
             let mut state = self.state();
+            if state.is_unread() && state.phase != Phase::Streaming {
+                // A refusal need not read what it refuses, see `accepted_unread`.
+                return;
+            }
             match mem::replace(&mut state.request, RequestBody::Reading) {
                 RequestBody::Ended(frames) => frames,
                 other => {
@@ -82,6 +95,25 @@ impl Exchange {
             state.request = RequestBody::Settled(settled);
         }
         is_first
+    }
+
+    /// The inner service took a request that carries no call. If it left the body unread, that is reported now.
+    pub(super) fn accepted_unread(&self) {
+        let is_unread = {
+            let mut state = self.state();
+            if state.phase == Phase::Open {
+                state.phase = Phase::Streaming;
+            }
+            let is_unread = state.is_unread();
+            if is_unread {
+                state.request = RequestBody::Settled(Settled::Plain);
+            }
+            is_unread
+        };
+        if is_unread {
+            let why = Unknown::NotRead;
+            self.instance.report(&Event::Unknown { why });
+        }
     }
 
     fn start(self: &Arc<Self>, envelope: Envelope<'_>) {
@@ -127,7 +159,7 @@ impl Exchange {
                 request: call.request_id().clone(),
             });
             if call.policy().supersede && key.is_some() {
-                say_once(Remark::SupersedeHasNoEffect);
+                self.instance.registry.remark(Remark::SupersedeHasNoEffect);
             }
             came = registry.start(call.id(), key, self.clone(), call.deadline());
         }

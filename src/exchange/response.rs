@@ -22,6 +22,8 @@ use crate::{
     registry::{FIRST, Form, Key},
     sse::{self, Reader},
 };
+#[cfg(feature = "rmcp")]
+use crate::{observe::Remark, registry::numbers};
 
 /// The bit of `passed` that says that an event id passed. The others hold the last `retry` in ms.
 const REPLAYABLE: u32 = 1 << 31;
@@ -85,6 +87,7 @@ impl Exchange {
         if self.calls.get().is_some() {
             return;
         }
+        self.accepted_unread();
         let request = match (&self.kind, &self.state().request) {
             (Kind::Post, RequestBody::Settled(Settled::Cancel(request))) => request.clone(),
             _ => return,
@@ -309,6 +312,10 @@ impl Tap {
                 let named = event.id.filter(|id| !id.is_empty());
                 call.exchange.mark_passed(named.is_some(), event.retry);
                 if let Some(id) = named {
+                    #[cfg(feature = "rmcp")]
+                    if *events == 1 {
+                        remark_on_sessions(call, id);
+                    }
                     call.exchange.instance.registry.name(call.id, id, Form::Any);
                 }
             }
@@ -331,6 +338,19 @@ impl Tap {
                 call.detach(cause, barren);
             }
         }
+    }
+}
+
+/// The events of a session call are read from bytes. That may not be meant if the server is rmcp.
+#[cfg(feature = "rmcp")]
+fn remark_on_sessions(call: &Attachment, event_id: &[u8]) {
+    let registry = &call.exchange.instance.registry;
+    let info = call.exchange.call(call.id);
+    if info.is_some_and(|info| info.session().is_some())
+        && numbers(event_id).is_some()
+        && !registry.has_remarked(Remark::TwoLayers)
+    {
+        registry.remark(Remark::NoSessionManager);
     }
 }
 

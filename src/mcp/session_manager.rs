@@ -28,6 +28,7 @@ use super::{
 use crate::{
     call::{CallInfo, CancelReason},
     exchange::Attachment,
+    observe::Remark,
     registry::{FIRST, Key},
     token::CallToken,
 };
@@ -153,9 +154,13 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         let ClientJsonRpcMessage::Request(request) = message else {
             return None;
         };
-        let link = CallToken::in_message(request.request.extensions())?;
+        let Some(link) = CallToken::in_message(request.request.extensions()) else {
+            self.shared.remarks.make(Remark::NoLayer);
+            return None;
+        };
         let exchange = link.exchange().clone();
         if !self.shared.belongs_to(exchange.registry()) {
+            exchange.registry().remark(Remark::TwoLayers);
             return None;
         }
         let (tool, arguments) = match &request.request {

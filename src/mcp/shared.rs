@@ -32,6 +32,7 @@ use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},
     cancel::{CancelError, Canceller, Injection},
     exchange::Exchange,
+    observe::Remarks,
     registry::{Form, Key, Manager, Named, Registry, Scope, SessionKey},
 };
 
@@ -50,6 +51,7 @@ pub(super) struct Shared<M> {
     pub(super) registry: OnceLock<Arc<Registry>>,
     hasher: RandomState,
     pub(super) owned: Arc<Owned>,
+    pub(super) remarks: Remarks,
 }
 
 // === impl Shared ===
@@ -67,6 +69,7 @@ impl<M> Shared<M> {
             registry: OnceLock::new(),
             hasher: RandomState::new(),
             owned: Arc::default(),
+            remarks: Remarks::default(),
         }
     }
 

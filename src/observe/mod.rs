@@ -17,6 +17,7 @@ use crate::{
 
 #[cfg(feature = "metrics")]
 mod meter;
+mod remarks;
 mod trace;
 
 #[cfg(feature = "metrics")]
@@ -24,7 +25,10 @@ pub use self::meter::Metrics;
 #[cfg(feature = "rmcp")]
 pub(crate) use self::trace::HandlerEnd;
 pub use self::trace::SessionIds;
-pub(crate) use self::trace::{Remark, log_limit, say_once};
+pub(crate) use self::{
+    remarks::{Remark, Remarks},
+    trace::log_limit,
+};
 
 /// Something that happened to a call, or a request that could not be read as one.
 ///
@@ -93,7 +97,8 @@ pub enum Event<'a> {
     },
 }
 
-/// Gets every [`Event`] of a layer and its clones. Closures are observers, and so are tuples of up to eight.
+/// Gets every [`Event`] of a layer and its clones. Closures are observers, and so are tuples of up to eight. A closure that
+/// does not name the type of its argument goes in by [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn).
 ///
 /// It is called where the event happens, also inside `Drop`, with no lock held, and before what comes next for the call:
 ///

@@ -6,7 +6,7 @@
 use std::{
     borrow::Cow,
     hash::{BuildHasher, RandomState},
-    sync::{Once, OnceLock},
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -46,15 +46,6 @@ pub enum SessionIds {
     Verbatim,
     /// Not at all.
     Omitted,
-}
-
-/// What a user may not expect of the configuration. Each is said once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Remark {
-    /// A policy supersedes, and no session manager knows what calls are the same.
-    SupersedeHasNoEffect,
-    /// The events of calls are stored, so detached calls run on.
-    StoredCallsRunOn,
 }
 
 /// How a handler ended that did not end by itself.
@@ -218,26 +209,6 @@ fn plain(text: &str) -> Cow<'_, str> {
         shown.push('…');
     }
     Cow::Owned(shown)
-}
-
-pub(crate) fn say_once(remark: Remark) {
-    static SUPERSEDE: Once = Once::new();
-    static STORED: Once = Once::new();
-    match remark {
-        Remark::SupersedeHasNoEffect => SUPERSEDE.call_once(|| {
-            warn!(
-                target: "mcp_cancel_on_disconnect",
-                "Policy::supersede has no effect without CancellableSessionManager",
-            );
-        }),
-        Remark::StoredCallsRunOn => STORED.call_once(|| {
-            info!(
-                target: "mcp_cancel_on_disconnect",
-                "events are in a store: calls whose clients go away run on, because they may be resumed \
-                 on another server; set a grace to cancel them",
-            );
-        }),
-    }
 }
 
 // === impl HandlerEnd ===

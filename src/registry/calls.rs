@@ -6,6 +6,8 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Key, Registry, Stage, core::Entry};
+#[cfg(feature = "serde")]
+use crate::serialize::{seconds, seconds_if_any};
 use crate::{
     call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
     exchange::Exchange,
@@ -23,7 +25,7 @@ const TAKING: Duration = Duration::from_secs(1);
 /// assert!(calls.is_empty());
 /// for call in calls.snapshot() {
 ///     println!("{} for {:?}: {:?}", call.info().method(), call.age(), call.state());
-///     calls.cancel(call.info().id(), CancelReason::Requested);
+///     calls.cancel(call.id(), CancelReason::Requested);
 /// }
 /// ```
 #[derive(Clone)]
@@ -33,15 +35,20 @@ pub struct Calls {
 
 /// A call as it was when it was looked at.
 #[derive(Debug, Clone)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CallSnapshot {
     info: CallInfo,
+    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
     age: Duration,
     state: CallState,
+    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds_if_any"))]
     time_left: Option<Duration>,
 }
 
 /// Whether a call has a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CallState {
     /// Its newest stream lives.
@@ -50,8 +57,10 @@ pub enum CallState {
     #[non_exhaustive]
     Detached {
         /// For how long.
+        #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
         since: Duration,
         /// How long it may still wait for its client; `None` if it runs on to its end.
+        #[cfg_attr(feature = "serde", serde(serialize_with = "seconds_if_any"))]
         grace_left: Option<Duration>,
     },
 }
@@ -259,6 +268,11 @@ impl CallSnapshot {
             state,
             time_left: entry.deadline().map(left),
         })
+    }
+
+    /// The call's identity in this process, for [`Calls::cancel`].
+    pub fn id(&self) -> CallId {
+        self.info.id()
     }
 
     /// What is known of the call itself.

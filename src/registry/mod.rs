@@ -22,6 +22,7 @@ use crate::{
     call::{CallId, CancelReason},
     detach::Detachment,
     exchange::{Exchange, Outlet},
+    observe::{Remark, Remarks},
 };
 
 mod answer;
@@ -67,6 +68,7 @@ pub(crate) struct Registry {
     ended: Notify,
     room: Room,
     managers: Managers,
+    remarks: Remarks,
 }
 
 /// How near the end of the server is.
@@ -113,6 +115,7 @@ impl Registry {
             ended: Notify::new(),
             room: Room::new(),
             managers: Managers::default(),
+            remarks: Remarks::default(),
         }
     }
 
@@ -303,6 +306,16 @@ impl Registry {
     /// A call met a limit. How many did since that was said last, if it is time to say so.
     pub(crate) fn reached(&self, limit: Limit) -> Option<u64> {
         self.room.reached(limit, Instant::now())
+    }
+
+    /// Says something about the configuration of its layer, once.
+    pub(crate) fn remark(&self, remark: Remark) {
+        self.remarks.make(remark);
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn has_remarked(&self, remark: Remark) -> bool {
+        self.remarks.include(remark)
     }
 
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {

@@ -1,25 +1,67 @@
-//! An axum listener whose connections can be watched.
+//! A listener whose connections can be watched.
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use axum::{
-    extract::connect_info::Connected,
-    serve::{IncomingStream, Listener, TapIo},
-};
 use tokio::net::TcpListener;
+use tracing::error;
 
-use super::{peer::Peer, stream::WatchedStream};
+use super::stream::WatchedStream;
 
 /// How long nothing is accepted after an error that is not of one connection, such as too many open files.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A listener for `axum::serve` that lets the layer see each connection's [`Peer`].
+/// A listener that lets the layer see each connection's [`Peer`](super::Peer).
 ///
 /// With it a client's hang-up is noticed although hyper does not read: bytes of a next request wait in its
 /// buffer, or the handler left its request body unread. On plain `TcpListener`s that takes until a write fails,
 /// and for ever if nothing is written.
 ///
+/// An accept loop puts the peer of the stream into the extensions of each request that comes on it:
+///
 /// ```
+/// use http::{Request, Response};
+/// use hyper::body::Incoming;
+/// use hyper_util::{rt::{TokioExecutor, TokioIo}, server::conn::auto, service::TowerToHyperService};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, WatchedListener};
+/// use tower::{Layer, ServiceExt, service_fn};
+///
+/// async fn serve(listener: WatchedListener) {
+///     let app = CancelOnDisconnectLayer::new().layer(service_fn(async |_: Request<_>| {
+///         Ok::<_, std::convert::Infallible>(Response::new("hello".to_owned()))
+///     }));
+///     loop {
+///         let (stream, _) = listener.accept().await;
+///         let peer = stream.peer();
+///         let service = app.clone().map_request(move |mut request: Request<Incoming>| {
+///             request.extensions_mut().insert(peer.clone());
+///             request
+///         });
+///         tokio::spawn(async move {
+///             let builder = auto::Builder::new(TokioExecutor::new());
+///             let service = TowerToHyperService::new(service);
+///             let _ended = builder.serve_connection(TokioIo::new(stream), service).await;
+///         });
+///     }
+/// }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> std::io::Result<()> {
+/// # let listener = WatchedListener::new(tokio::net::TcpListener::bind("127.0.0.1:0").await?);
+/// # let addr = listener.local_addr()?;
+/// # tokio::spawn(serve(listener));
+/// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+/// # let mut client = tokio::net::TcpStream::connect(addr).await?;
+/// # client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await?;
+/// # let mut answer = String::new();
+/// # client.read_to_string(&mut answer).await?;
+/// # assert!(answer.ends_with("hello"), "{answer}");
+/// # Ok(())
+/// # }
+/// ```
+///
+/// With the feature `axum` it is a listener for `axum::serve`:
+///
+#[cfg_attr(feature = "axum", doc = "```")]
+#[cfg_attr(not(feature = "axum"), doc = "```ignore")]
 /// use axum::{Router, serve::ListenerExt};
 /// use mcp_cancel_on_disconnect::{DeadPeer, Peer, WatchedListener};
 ///
@@ -48,27 +90,34 @@ impl WatchedListener {
     pub fn new(listener: TcpListener) -> Self {
         Self { listener }
     }
-}
 
-impl Listener for WatchedListener {
-    type Io = WatchedStream;
-    type Addr = SocketAddr;
-
-    /// Errors are met as axum meets them on a `TcpListener`.
-    async fn accept(&mut self) -> (WatchedStream, SocketAddr) {
+    /// Waits for the next connection, and the address of its client.
+    ///
+    /// Errors are met as `axum::serve` meets them: one that is of a connection is passed over, and after any other, such
+    /// as too many open files, it logs that and tries again a second later.
+    ///
+    /// # Cancel safety
+    ///
+    /// No connection is lost when this future is dropped.
+    pub async fn accept(&self) -> (WatchedStream, SocketAddr) {
         loop {
             match self.listener.accept().await {
                 Ok((stream, addr)) => return (WatchedStream::new(stream, addr), addr),
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
-                    tracing::error!(%error, "accept failed");
+                    error!(target: "mcp_cancel_on_disconnect", %error, "accept failed");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
         }
     }
 
-    fn local_addr(&self) -> io::Result<SocketAddr> {
+    /// The address that it is bound to.
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpListener::local_addr`].
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 }
@@ -81,19 +130,4 @@ fn is_of_one_connection(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionRefused
             | io::ErrorKind::ConnectionReset
     )
-}
-
-impl Connected<IncomingStream<'_, WatchedListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, WatchedListener>) -> Self {
-        stream.io().peer()
-    }
-}
-
-impl<F> Connected<IncomingStream<'_, TapIo<WatchedListener, F>>> for Peer
-where
-    F: FnMut(&mut WatchedStream) + Send + 'static,
-{
-    fn connect_info(stream: IncomingStream<'_, TapIo<WatchedListener, F>>) -> Self {
-        stream.io().peer()
-    }
 }

@@ -17,6 +17,8 @@
 mod dead_peer;
 mod listener;
 mod peer;
+#[cfg(feature = "axum")]
+mod serve;
 mod stream;
 
 pub use self::{

@@ -2,6 +2,7 @@
 
 use std::{fmt, future, net::SocketAddr, pin::Pin, sync::Weak};
 
+#[cfg(feature = "axum")]
 use axum::extract::ConnectInfo;
 use http::Extensions;
 
@@ -9,11 +10,12 @@ use super::stream::Shared;
 
 /// The client's end of a connection.
 ///
-/// [`WatchedListener`](super::WatchedListener) and axum's `into_make_service_with_connect_info::<Peer>()` put one
-/// into the extensions of every request, as `ConnectInfo<Peer>`; with an accept loop of your own, insert it
-/// itself. A handler may use it too:
+/// With an accept loop of your own, put [`WatchedStream::peer`](super::WatchedStream::peer) into the extensions of every
+/// request. With the feature `axum`, [`WatchedListener`](super::WatchedListener) and
+/// `into_make_service_with_connect_info::<Peer>()` do that, as `ConnectInfo<Peer>`. A handler may use it too:
 ///
-/// ```
+#[cfg_attr(feature = "axum", doc = "```")]
+#[cfg_attr(not(feature = "axum"), doc = "```ignore")]
 /// use axum::{Router, extract::ConnectInfo, routing::get};
 /// use mcp_cancel_on_disconnect::{Peer, WatchedListener};
 ///
@@ -53,10 +55,18 @@ impl Peer {
 
     /// The peer of the connection that a request came on, if it is known.
     pub(crate) fn of(extensions: &Extensions) -> Option<&Self> {
-        extensions.get::<Self>().or_else(|| {
-            let ConnectInfo(peer) = extensions.get::<ConnectInfo<Self>>()?;
-            Some(peer)
-        })
+        extensions.get().or_else(|| Self::of_axum(extensions))
+    }
+
+    #[cfg(feature = "axum")]
+    fn of_axum(extensions: &Extensions) -> Option<&Self> {
+        let ConnectInfo(peer) = extensions.get()?;
+        Some(peer)
+    }
+
+    #[cfg(not(feature = "axum"))]
+    fn of_axum(_: &Extensions) -> Option<&Self> {
+        None
     }
 
     /// Its address.
@@ -123,11 +133,12 @@ mod tests {
         let mut extensions = Extensions::new();
         assert!(Peer::of(&extensions).is_none());
 
-        extensions.insert(ConnectInfo(peer(1)));
-        assert_eq!(
-            Peer::of(&extensions).map(|peer| peer.addr().port()),
-            Some(1)
-        );
+        #[cfg(feature = "axum")]
+        {
+            extensions.insert(ConnectInfo(peer(1)));
+            let found = Peer::of(&extensions).map(|peer| peer.addr().port());
+            assert_eq!(found, Some(1));
+        }
 
         extensions.insert(peer(2));
         assert_eq!(

@@ -1,7 +1,7 @@
 //! A network that dies without a word, in two real network namespaces.
 //!
 //! ```sh
-//! cargo test --test dead_peer --features socket
+//! cargo test --test dead_peer --features axum,socket
 //! ```
 //!
 //! A server and a client of it run in a namespace each, joined by a pair of virtual interfaces. In the middle of

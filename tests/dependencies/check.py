@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Holds all dependencies against deny.toml: licences, bans and sources, as cargo-deny would (see there)."""
+"""Holds all dependencies against deny.toml: licences, bans and sources, as cargo-deny would (see there). And whether a feature
+brings what only another one is to bring."""
 
 import collections
 import json
@@ -58,6 +59,21 @@ def without_dev(metadata):
     return reached
 
 
+# What no user of these features alone is to get.
+NOT_WITH = {
+    "": {"axum", "axum-core", "hyper", "metrics", "rmcp", "serde_derive", "socket2"},
+    "socket": {"axum", "axum-core", "hyper", "rmcp"},
+    "axum": {"hyper", "rmcp", "socket2"},
+}
+
+
+def brought_by(features):
+    run = ["cargo", "tree", "--locked", "--edges=normal", "--prefix=none", "--format={p}"]
+    run += ["--no-default-features", f"--features={features}"]
+    lines = subprocess.run(run, check=True, capture_output=True, text=True).stdout.splitlines()
+    return {line.split()[0] for line in lines}
+
+
 def main():
     with open("deny.toml", "rb") as file:
         rules = tomllib.load(file)
@@ -87,6 +103,9 @@ def main():
     for name, several in versions.items():
         if len([version for version in several if f"{name}@{version}" not in skipped]) > 1:
             faults.append(f"{name} in versions {', '.join(sorted(several))}")
+    for features, unwanted in NOT_WITH.items():
+        for name in unwanted & brought_by(features):
+            faults.append(f"{name} comes with {features or 'no feature'}")
     for fault in sorted(set(faults)):
         print(fault, file=sys.stderr)
     print(f"{len(packages)} packages, {len(versions)} of them not only for tests")

@@ -10,6 +10,7 @@
 mod clean_up;
 mod elsewhere;
 mod exchange;
+mod options;
 mod readiness;
 mod request_body;
 mod response_body;
@@ -21,3 +22,5 @@ mod types;
 
 #[cfg(feature = "axum")]
 mod extractor;
+#[cfg(feature = "serde")]
+mod serialized;

@@ -316,6 +316,26 @@ async fn a_resumed_call_is_not_superseded() {
 }
 
 #[tokio::test]
+async fn an_exempt_call_is_not_superseded() {
+    let plan = superseding(Server::Wrapped);
+    let plan = plan.layer(|layer| layer.exempt(|call| call.tool() == Some("hold")));
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "same").await;
+
+    let mut second = mcp.call(2, "hold", arguments("same")).await;
+
+    second.head().await;
+    setup.assert_usable(&mcp).await;
+    assert!(!setup.tokens.of("same").is_cancelled());
+    let runs_on = [What::Started, What::Detached(None)];
+    assert_eq!(setup.events.of(&mcp, 1), runs_on);
+    setup.witness.release("same");
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    assert!(second.answer().await.is_some());
+}
+
+#[tokio::test]
 async fn without_the_option_nothing_is_superseded() {
     let clock = StoppedClock::stop();
     for plan in [with_grace(Server::Wrapped), superseding(Server::LayerOnly)] {

@@ -44,7 +44,7 @@ mod setup;
 #[cfg(unix)]
 mod shutdown;
 mod silence;
-#[cfg(feature = "socket")]
+#[cfg(all(feature = "axum", feature = "socket"))]
 mod socket;
 mod stack;
 mod starved;

@@ -14,7 +14,7 @@ import sys
 CRATES = {
     "std", "core", "alloc",
     "axum", "axum_core", "bytes", "http", "http_body",
-    "rmcp", "socket2", "tokio", "tokio_util", "tower_layer", "tower_service",
+    "rmcp", "serde_core", "socket2", "tokio", "tokio_util", "tower_layer", "tower_service",
 }
 
 

@@ -126,10 +126,7 @@ impl Page {
     }
 
     fn cancel(&self, id: u64) -> bool {
-        let id = id.to_string();
-        let calls = self.calls.snapshot();
-        let mut ids = calls.iter().map(|call| call.info().id());
-        ids.find(|call| call.to_string() == id)
-            .is_some_and(|call| self.calls.cancel(call, CancelReason::Requested))
+        let id = id.to_string().parse();
+        id.is_ok_and(|id| self.calls.cancel(id, CancelReason::Requested))
     }
 }

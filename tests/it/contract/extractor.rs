@@ -37,6 +37,22 @@ async fn a_handler_that_extracts_the_token_sees_its_client_go() {
 }
 
 #[tokio::test]
+async fn an_optional_token_is_none_only_on_a_route_without_the_layer() {
+    let token = get(async |token: Option<CallToken>| match token {
+        Some(_) => "some",
+        None => "none",
+    });
+    let layer = CancelOnDisconnectLayer::new();
+    let with_layer: Router = Router::new().route("/report", token.clone()).layer(layer);
+    let without: Router = Router::new().route("/report", token);
+    for (app, expected) in [(with_layer, "some"), (without, "none")] {
+        let response = app.oneshot(report()).await.expect("a router never fails");
+        let body = response.into_body().collect().await.expect("a body");
+        assert_eq!(body.to_bytes(), expected);
+    }
+}
+
+#[tokio::test]
 async fn a_route_without_the_layer_answers_500_and_says_why() {
     let app: Router = Router::new().route("/report", get(async |_: CallToken| "done"));
     let response = app.oneshot(report()).await.expect("a router never fails");

@@ -161,6 +161,75 @@ fn a_body_that_was_not_read_to_its_end_is_unknown() {
     assert_eq!(events_of(call().end(End::Silent), ToItsEnd), unread);
 }
 
+/// The events of a call that a service leaves unread and answers with `status`.
+fn events_of_unread(status: StatusCode, keep: Keep) -> Vec<Happened> {
+    let (layer, log) = immediate();
+    let kept = Arc::new(Mutex::new(None));
+    let keeper = kept.clone();
+    let service = layer.layer(service_fn(move |request: Request<TeeBody<Scripted>>| {
+        *keeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.into_body());
+        if keep == Keep::Nothing {
+            keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+        async move {
+            if keep == Keep::ForEver {
+                std::future::pending::<()>().await;
+            }
+            let mut response = Response::new(Script::stalled().body());
+            *response.status_mut() = status;
+            Ok::<_, Infallible>(response)
+        }
+    }));
+    let request = Kind::Session.request_with(Script::whole(CALL).body());
+    let response = service.oneshot(request).now_or_never();
+    assert_eq!(response.is_none(), keep == Keep::ForEver);
+    if keep == Keep::PastTheHead {
+        kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+    drop(response);
+    kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+    log.events()
+}
+
+/// How long the body of a request is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keep {
+    Nothing,
+    PastTheHead,
+    /// There is no head.
+    ForEver,
+}
+
+#[test]
+fn a_body_that_a_refusal_left_unread_is_nothing_to_report() {
+    for status in [
+        StatusCode::UNAUTHORIZED,
+        StatusCode::TOO_MANY_REQUESTS,
+        StatusCode::TEMPORARY_REDIRECT,
+        StatusCode::SERVICE_UNAVAILABLE,
+    ] {
+        for keep in [Keep::Nothing, Keep::PastTheHead] {
+            assert_eq!(events_of_unread(status, keep), [], "{status} {keep:?}");
+        }
+    }
+}
+
+#[test]
+fn a_body_that_nobody_had_read_when_the_client_left_is_nothing_to_report() {
+    assert_eq!(events_of_unread(StatusCode::OK, Keep::ForEver), []);
+}
+
+#[test]
+fn a_body_that_a_service_accepted_unread_is_unknown() {
+    for status in [StatusCode::OK, StatusCode::ACCEPTED] {
+        for keep in [Keep::Nothing, Keep::PastTheHead] {
+            let events = events_of_unread(status, keep);
+            let unread = [Happened::Unknown(Unknown::NotRead)];
+            assert_eq!(events, unread, "{status} {keep:?}");
+        }
+    }
+}
+
 #[test]
 fn a_body_that_says_in_its_last_frame_that_it_ends_is_known() {
     let events = events_of(Script::whole(CALL).end(End::Said), OneFrame);

@@ -69,9 +69,11 @@ async fn assert_harmless(server: Server, message: &Value) {
 
 /// What the log has of a call, cut at the ends of lines of any kind.
 async fn logged(server: Server, message: &Value) -> Vec<String> {
-    let lines = Lines::all();
     let setup = server.start().await;
     let mcp = setup.mcp().await;
+    // What there is to say of the set-up is said with the first call.
+    setup.assert_usable(&mcp).await;
+    let lines = Lines::all();
     let mut call = mcp.send(&mcp.message_request(message)).await;
     // rmcp answers what it does not know with an error.
     call.answer().await.expect("an answer");

@@ -91,12 +91,14 @@ async fn a_cancel_by_the_client_is_logged_as_one(server: Server) {
 }
 
 async fn a_cancel_is_never_an_error(server: Server) {
-    let lines = Lines::up_to(tracing::Level::WARN);
     let clock = StoppedClock::stop();
     let plan = Plan::of(server).grace(Grace::After(GRACE));
     let setup = plan.layer(|layer| layer.call_timeout(2 * GRACE)).start();
     let setup = setup.await;
     let mcp = setup.mcp().await;
+    // What there is to say of the set-up is said with the first call.
+    setup.assert_usable(&mcp).await;
+    let lines = Lines::up_to(tracing::Level::WARN);
     cut(&setup, &mcp).await;
     let _late = setup.start_call(&mcp, 2, "hold", "b").await;
     let _closed = setup.start_call(&mcp, 3, "hold", "c").await;

@@ -4,6 +4,7 @@ mod causes;
 mod injection;
 mod lives;
 mod observers;
+mod remarks;
 mod sessions;
 mod spans;
 

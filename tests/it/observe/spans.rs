@@ -114,7 +114,7 @@ async fn a_cancel_that_fails_belongs_to_the_request() {
     setup.events.count(&mcp, 1, 1, failed).await;
 
     assert_one_span(&lines, 4);
-    let warned = lines.that(|line| line.starts_with(" WARN"));
+    let warned = lines.that(|line| line.starts_with(" WARN") && line.contains("call="));
     let [warned] = &*warned else {
         panic!("{lines:?}");
     };

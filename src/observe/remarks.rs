@@ -1,0 +1,119 @@
+//! What is said of a set-up that does less than whoever wrote it may think.
+//!
+//! Each remark is made once for each layer, or for each session manager where there is no layer, and brings what mends
+//! the set-up.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use tracing::{info, warn};
+
+/// Something to know about the configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Remark {
+    /// A policy supersedes, and no session manager knows what calls are the same.
+    SupersedeHasNoEffect,
+    /// The events of calls are stored, so detached calls run on.
+    StoredCallsRunOn,
+    /// The layer stands inside another one.
+    Nested,
+    /// A session manager of ours takes calls that passed no layer.
+    #[cfg(feature = "rmcp")]
+    NoLayer,
+    /// A session manager of ours has calls of another layer already, so it leaves those of this one alone.
+    #[cfg(feature = "rmcp")]
+    TwoLayers,
+    /// Sessions like those of rmcp, and no session manager of ours.
+    #[cfg(feature = "rmcp")]
+    NoSessionManager,
+}
+
+/// Which remarks were made.
+#[derive(Debug, Default)]
+pub(crate) struct Remarks(AtomicU8);
+
+// === impl Remarks ===
+
+impl Remarks {
+    /// Makes a remark, unless it was made before.
+    pub(crate) fn make(&self, remark: Remark) {
+        if !self.include(remark)
+            && self.0.fetch_or(remark.bit(), Ordering::Relaxed) & remark.bit() == 0
+        {
+            remark.log();
+        }
+    }
+
+    pub(crate) fn include(&self, remark: Remark) -> bool {
+        self.0.load(Ordering::Relaxed) & remark.bit() != 0
+    }
+}
+
+// === impl Remark ===
+
+macro_rules! log_remark {
+    ($level:ident, $message:literal) => {
+        $level!(target: "mcp_cancel_on_disconnect", $message)
+    };
+}
+
+impl Remark {
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+
+    fn log(self) {
+        match self {
+            Self::SupersedeHasNoEffect => log_remark!(
+                warn,
+                "Policy::supersede has no effect without CancellableSessionManager: give one to StreamableHttpService"
+            ),
+            Self::StoredCallsRunOn => log_remark!(
+                info,
+                "events are in a store: calls whose clients go away run on, because they may be resumed \
+                 on another server; set a grace to cancel them"
+            ),
+            Self::Nested => log_remark!(
+                warn,
+                "a request passed two CancelOnDisconnectLayers: the options of the inner one have no effect; \
+                 set them on the outer one, and remove the inner one"
+            ),
+            #[cfg(feature = "rmcp")]
+            Self::NoLayer => log_remark!(
+                warn,
+                "a call reached CancellableSessionManager without CancelOnDisconnectLayer: nobody sees its client \
+                 hang up; add .layer(CancelOnDisconnectLayer::new()) to the router, and let requests keep their \
+                 extensions on the way"
+            ),
+            #[cfg(feature = "rmcp")]
+            Self::TwoLayers => log_remark!(
+                warn,
+                "a CancellableSessionManager has the calls of two CancelOnDisconnectLayers: those of the second are \
+                 watched as if it had no session manager; put .layer(layer.clone()) of one layer on all routes"
+            ),
+            #[cfg(feature = "rmcp")]
+            Self::NoSessionManager => log_remark!(
+                warn,
+                "event ids look like rmcp's, and no CancellableSessionManager binds their calls: answers that come \
+                 while a client is away are lost. If rmcp runs in this process, give StreamableHttpService an \
+                 Arc::new(CancellableSessionManager::local(SessionConfig::default())); if the layer stands before \
+                 another process, all is as it should be"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_remark_is_made_once() {
+        let remarks = Remarks::default();
+        assert!(!remarks.include(Remark::Nested));
+        remarks.make(Remark::Nested);
+        assert!(remarks.include(Remark::Nested));
+        assert!(!remarks.include(Remark::StoredCallsRunOn));
+        remarks.make(Remark::StoredCallsRunOn);
+        assert!(remarks.include(Remark::Nested));
+    }
+}

@@ -1,0 +1,183 @@
+//! What the options of a layer mean together, in any order and on clones.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use mcp_cancel_on_disconnect::{CallInfo, CancelOnDisconnectLayer, Event, Grace, Policy};
+
+use super::{
+    exchange::{Kind, exchange},
+    script::Script,
+};
+
+const GRACE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What a layer means for one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Meant {
+    /// How long the call waits for its client; `None` if it runs on.
+    grace: Option<Duration>,
+    has_timeout: bool,
+}
+
+/// Has a call lose its client.
+fn meant_by(layer: CancelOnDisconnectLayer) -> Meant {
+    let grace = Arc::new(Mutex::new(None));
+    let seen = grace.clone();
+    let layer = layer.observe(move |event: &Event<'_>| {
+        if let Event::Detached { grace, .. } = event {
+            *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(*grace);
+        }
+    });
+    let (response, _token) = exchange(&layer, Kind::Session.request(), &Script::stalled());
+    let calls = layer.calls().snapshot();
+    let [call] = &calls[..] else {
+        panic!("one call: {calls:?}");
+    };
+    let time_left = call.time_left();
+    assert!(
+        time_left.is_none_or(|left| left <= TIMEOUT),
+        "{time_left:?}"
+    );
+    drop(response);
+    let grace = *grace.lock().unwrap_or_else(PoisonError::into_inner);
+    Meant {
+        grace: grace.expect("the call lost its client"),
+        has_timeout: time_left.is_some(),
+    }
+}
+
+fn layer() -> CancelOnDisconnectLayer {
+    CancelOnDisconnectLayer::new()
+}
+
+/// Each pair of options in both orders, and with the layer cloned between the two.
+fn in_any_order(
+    first: impl Fn(CancelOnDisconnectLayer) -> CancelOnDisconnectLayer,
+    second: impl Fn(CancelOnDisconnectLayer) -> CancelOnDisconnectLayer,
+) -> [CancelOnDisconnectLayer; 4] {
+    let (one, other) = (first(layer()), second(layer()));
+    [
+        second(one.clone()),
+        first(other.clone()),
+        second(first(layer())),
+        first(second(layer())).clone(),
+    ]
+}
+
+#[test]
+fn a_policy_that_says_nothing_leaves_what_the_layer_says() {
+    let whole = |layer: CancelOnDisconnectLayer| {
+        let layer = layer.grace(Grace::After(GRACE));
+        layer.call_timeout(TIMEOUT)
+    };
+    for layer in in_any_order(whole, |layer| layer.policy(|_| Policy::new())) {
+        let meant = meant_by(layer);
+        assert_eq!(meant.grace, Some(GRACE));
+        assert!(meant.has_timeout);
+    }
+}
+
+#[test]
+fn a_policy_replaces_only_what_it_says() {
+    let grace = |layer: CancelOnDisconnectLayer| layer.grace(Grace::After(GRACE));
+    let timeout = |layer: CancelOnDisconnectLayer| layer.call_timeout(TIMEOUT);
+    let timeout_of_policy =
+        |layer: CancelOnDisconnectLayer| layer.policy(|_| Policy::new().call_timeout(TIMEOUT));
+    let grace_of_policy =
+        |layer: CancelOnDisconnectLayer| layer.policy(|_| Policy::new().grace(Grace::After(GRACE)));
+    let both = Meant {
+        grace: Some(GRACE),
+        has_timeout: true,
+    };
+    for layer in in_any_order(grace, timeout_of_policy) {
+        assert_eq!(meant_by(layer), both);
+    }
+    for layer in in_any_order(timeout, grace_of_policy) {
+        assert_eq!(meant_by(layer), both);
+    }
+}
+
+#[test]
+fn what_a_policy_says_counts_more_than_the_layer() {
+    let never = |layer: CancelOnDisconnectLayer| layer.grace(Grace::Never).call_timeout(TIMEOUT);
+    let of_policy = |layer: CancelOnDisconnectLayer| {
+        layer.policy(|_| {
+            let policy = Policy::new().grace(Grace::After(GRACE));
+            policy.call_timeout(Duration::MAX)
+        })
+    };
+    for layer in in_any_order(never, of_policy) {
+        let meant = Meant {
+            grace: Some(GRACE),
+            has_timeout: false,
+        };
+        assert_eq!(meant_by(layer), meant);
+    }
+    // Without an event to resume after, `Auto` waits for nobody.
+    let auto = |_: &CallInfo| Policy::new().grace(Grace::Auto);
+    let meant = meant_by(layer().grace(Grace::Never).policy(auto));
+    assert_eq!(meant.grace, Some(Duration::ZERO));
+}
+
+#[test]
+fn a_policy_that_panics_leaves_what_the_layer_says() {
+    let broken = |_: &CallInfo| -> Policy { panic!("a policy panics on purpose") };
+    let whole = |layer: CancelOnDisconnectLayer| {
+        let layer = layer.grace(Grace::After(GRACE));
+        layer.call_timeout(TIMEOUT)
+    };
+    for layer in in_any_order(whole, |layer| layer.policy(broken)) {
+        let meant = Meant {
+            grace: Some(GRACE),
+            has_timeout: true,
+        };
+        assert_eq!(meant_by(layer), meant);
+    }
+}
+
+fn is_hold(call: &CallInfo) -> bool {
+    call.tool() == Some("hold")
+}
+
+fn is_other(call: &CallInfo) -> bool {
+    !is_hold(call)
+}
+
+fn is_broken(_: &CallInfo) -> bool {
+    panic!("an exemption panics on purpose")
+}
+
+#[test]
+fn a_call_is_exempt_if_any_of_several_closures_says_so() {
+    let hold = |layer: CancelOnDisconnectLayer| layer.exempt(is_hold);
+    for layer in in_any_order(hold, |layer| layer.exempt(is_other)) {
+        assert_eq!(meant_by(layer).grace, None);
+    }
+    for layer in in_any_order(hold, |layer| layer.exempt(is_broken)) {
+        assert_eq!(meant_by(layer).grace, None, "the other was asked");
+    }
+    let none = layer().exempt(is_other).exempt(is_broken).exempt(is_other);
+    let meant = meant_by(none.grace(Grace::After(GRACE)));
+    assert_eq!(meant.grace, Some(GRACE));
+}
+
+#[test]
+fn an_exempt_call_has_no_grace_whatever_is_said_of_it_and_keeps_its_time() {
+    let policy = |layer: CancelOnDisconnectLayer| {
+        layer.policy(|_| {
+            let policy = Policy::new().grace(Grace::Immediate);
+            policy.call_timeout(TIMEOUT)
+        })
+    };
+    for layer in in_any_order(policy, |layer| layer.exempt(is_hold)) {
+        let meant = Meant {
+            grace: None,
+            has_timeout: true,
+        };
+        assert_eq!(meant_by(layer), meant);
+    }
+}
