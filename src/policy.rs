@@ -7,7 +7,7 @@
 //! | no session, but event ids | runs on: only an event store makes them, and the client may resume elsewhere |
 //! | a session call with event ids | cancel after max([`MIN_GRACE`], 5 × `retry` + 5 s) without a resume |
 //! | the same, its stream ended by the server (SEP-1699 polling) | likewise |
-//! | the sessions have an event store | runs on: the client may resume elsewhere |
+//! | the session manager has an event store | runs on: the client may resume elsewhere |
 //! | `subscriptions/listen` | cancel now: closing it is its end |
 //! | a request with `params.task` (2025-11-25) | runs on: only `tasks/cancel` may end it |
 //!

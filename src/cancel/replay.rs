@@ -25,8 +25,9 @@ use crate::{
     registry::Scope,
 };
 
-/// Headers that describe the original body or the original connection.
-const NOT_REPLAYED: [HeaderName; 9] = [
+/// Headers that describe the original body, the original connection, or that make the request one that must not be served
+/// twice: a service that knows such a one answers in the server's place.
+const NOT_REPLAYED: [HeaderName; 15] = [
     header::CONTENT_LENGTH,
     header::CONTENT_ENCODING,
     header::CONTENT_RANGE,
@@ -35,18 +36,29 @@ const NOT_REPLAYED: [HeaderName; 9] = [
     header::EXPECT,
     header::CONNECTION,
     header::UPGRADE,
+    header::IF_MATCH,
+    header::IF_NONE_MATCH,
+    header::IF_MODIFIED_SINCE,
+    header::IF_UNMODIFIED_SINCE,
+    header::IF_RANGE,
+    header::RANGE,
     HeaderName::from_static(LAST_EVENT_ID),
 ];
 
-/// Headers by prefix: digests of the body, and what SEP-2243 repeats from it (`Mcp-Method`, `Mcp-Name`,
-/// `Mcp-Param-*`).
-const NOT_REPLAYED_PREFIXES: [&str; 6] = [
+/// Headers by prefix: digests of the body, signatures over it (RFC 9421), keys by which a service recognizes a request
+/// that it has served before, and what SEP-2243 repeats from the body (`Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
+const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "mcp-method",
     "mcp-name",
     "mcp-param-",
     "content-digest",
     "content-md5",
     "digest",
+    "repr-digest",
+    "signature",
+    "x-signature",
+    "idempotency-key",
+    "x-idempotency-key",
 ];
 
 /// The inner service as it was layered, never called itself: every replay clones it and waits for its own

@@ -8,6 +8,7 @@
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
+mod abandoned;
 mod abort;
 mod admin;
 mod asked;
@@ -34,6 +35,7 @@ mod limits;
 mod log;
 mod middleware;
 mod observe;
+mod paths;
 mod polling;
 mod probed;
 mod read_on;

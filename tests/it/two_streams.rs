@@ -1,24 +1,22 @@
 //! A call with several streams at once: it has a client as long as one of them lives, whichever.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    body::{Body, Bytes},
     extract::Request,
     middleware::{Next, from_fn},
 };
-use futures_util::{StreamExt as _, stream};
-use http::{HeaderMap, Method, Response};
 use http_body_util::BodyExt as _;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, Outcome, TeeBody};
-use serde_json::{Value, json};
+use mcp_cancel_on_disconnect::{Grace, Outcome};
 use tokio::sync::{Notify, mpsc};
-use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
 use crate::{
-    log::{Log, number},
-    setup::{FIRST_STORED, Plan, Server, Setup, StoppedClock, What, for_servers},
+    log::number,
+    setup::{
+        EXCHANGE, FIRST_STORED, Foreign, Plan, Server, Setup, StoppedClock, What, for_servers,
+        stalled,
+    },
     support::*,
 };
 
@@ -102,13 +100,10 @@ async fn two_resumes_at_once_keep_their_call(server: Server) {
 
 async fn the_last_stream_that_goes_starts_the_grace(server: Server) {
     let clock = StoppedClock::stop();
-    let setup = with_grace(server)
-        .inside(crate::setup::stalled)
-        .start()
-        .await;
+    let setup = with_grace(server).inside(stalled).start().await;
     let mcp = setup.mcp().await;
     let call = setup.start_call(&mcp, 1, "hold", "a").await;
-    let resumed = mcp.clone().header(crate::setup::EXCHANGE, "resumed");
+    let resumed = mcp.clone().header(EXCHANGE, "resumed");
     let mut resumed = resumed.resume(FIRST_EVENT).await;
     assert_eq!(resumed.head().await.status, 200);
     setup.events.resumed(&mcp, 1, 1).await;
@@ -146,15 +141,15 @@ async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_lives() {
 
 #[tokio::test(start_paused = true)]
 async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_lives() {
-    let foreign = Foreign::new();
+    let foreign = Foreign::with(Grace::After(GRACE));
     let mut stream = foreign.call(1).await;
     foreign.says("id: first\ndata:\n\n");
-    frame(&mut stream).await;
+    Foreign::frame(&mut stream).await;
 
     let mut replay = foreign.resume("first").await;
     let progress = r#"{"jsonrpc":"2.0","method":"notifications/progress"}"#;
     foreign.says_to_last(&format!("id: second\ndata: {progress}\n\n"));
-    frame(&mut replay).await;
+    Foreign::frame(&mut replay).await;
     foreign.ends_last();
     assert!(replay.frame().await.is_none());
     drop(replay);
@@ -171,12 +166,12 @@ async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_liv
 #[tokio::test(start_paused = true)]
 async fn ids_that_only_look_like_rmcps_join_no_two_calls() {
     for ids in [["1/7", "2/7"], ["1/0", "1/1"], ["a/0", "b/0"]] {
-        let foreign = Foreign::new();
+        let foreign = Foreign::with(Grace::After(GRACE));
         let mut streams = Vec::new();
         for (call, id) in [1, 2].into_iter().zip(ids) {
             let mut stream = foreign.call(call).await;
             foreign.says_to_last(&format!("id: {id}\ndata:\n\n"));
-            frame(&mut stream).await;
+            Foreign::frame(&mut stream).await;
             streams.push(stream);
         }
         let connected = streams.pop();
@@ -208,104 +203,4 @@ async fn goes_on(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, label: &str) {
 
 fn with_grace(server: Server) -> Plan {
     Plan::of(server).grace(Grace::After(GRACE))
-}
-
-// --- A server that is not rmcp ---
-
-/// Each request that wants a stream gets one, whose events the test writes.
-struct Foreign {
-    layer: CancelOnDisconnectLayer,
-    log: Log,
-    service: Service,
-    feeds: std::sync::Mutex<mpsc::UnboundedReceiver<Feed>>,
-    open: std::sync::Mutex<Vec<Feed>>,
-}
-
-type Feed = mpsc::UnboundedSender<Bytes>;
-type Service = BoxCloneSyncService<http::Request<Body>, Response<Body>, Infallible>;
-
-impl Foreign {
-    fn new() -> Self {
-        let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(GRACE)));
-        let (give, feeds) = mpsc::unbounded_channel();
-        let service = layer.layer(service_fn(move |request: http::Request<TeeBody<Body>>| {
-            let give = give.clone();
-            async move {
-                let is_post = request.method() == Method::POST;
-                let body = request.into_body().collect().await.expect("a body");
-                let message: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
-                let mut response = Response::new(Body::empty());
-                if is_post && message["method"] != "tools/call" {
-                    *response.status_mut() = http::StatusCode::ACCEPTED;
-                    return Ok::<_, Infallible>(response);
-                }
-                let (feed, events) = mpsc::unbounded_channel::<Bytes>();
-                give.send(feed).expect("the test lives");
-                let events = stream::unfold(events, async |mut events| {
-                    let event = events.recv().await?;
-                    Some((Ok::<_, Infallible>(event), events))
-                });
-                *response.body_mut() = Body::from_stream(events.boxed());
-                let headers: &mut HeaderMap = response.headers_mut();
-                headers.insert(
-                    "content-type",
-                    "text/event-stream".parse().expect("a value"),
-                );
-                Ok(response)
-            }
-        }));
-        let service = service.map_response(|response| response.map(Body::new));
-        Self {
-            layer,
-            log,
-            service: BoxCloneSyncService::new(service),
-            feeds: feeds.into(),
-            open: Vec::new().into(),
-        }
-    }
-
-    async fn call(&self, id: i64) -> Body {
-        let message = json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": { "name": "t" } });
-        let request = http::Request::post("/mcp").header("content-type", "application/json");
-        self.send(request, Body::from(message.to_string())).await
-    }
-
-    async fn resume(&self, id: &str) -> Body {
-        let request = http::Request::get("/mcp").header("last-event-id", id);
-        self.send(request, Body::empty()).await
-    }
-
-    async fn send(&self, request: http::request::Builder, body: Body) -> Body {
-        let request = request.header("mcp-session-id", "s").body(body);
-        let service = self.service.clone();
-        let Ok(response) = service.oneshot(request.expect("a request")).await;
-        let feed = self.feeds.lock().unwrap().try_recv();
-        self.open.lock().unwrap().push(feed.expect("a stream"));
-        response.into_body()
-    }
-
-    /// Writes into the first stream.
-    fn says(&self, event: &str) {
-        self.write(0, event);
-    }
-
-    fn says_to_last(&self, event: &str) {
-        let last = self.open.lock().unwrap().len() - 1;
-        self.write(last, event);
-    }
-
-    fn write(&self, nth: usize, event: &str) {
-        let open = self.open.lock().unwrap();
-        open[nth]
-            .send(Bytes::from(event.to_owned()))
-            .expect("it is read");
-    }
-
-    fn ends_last(&self) {
-        self.open.lock().unwrap().pop();
-    }
-}
-
-async fn frame(body: &mut Body) {
-    body.frame().await.expect("a frame").expect("it is whole");
 }

@@ -1,0 +1,43 @@
+//! Calls that nobody could be told to stop: they are not called cancelled.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+
+use crate::{log::number, setup::Foreign};
+
+#[tokio::test]
+async fn a_call_that_nobody_could_be_told_to_stop_is_abandoned_and_not_cancelled() {
+    let foreign = Foreign::with(Grace::Auto);
+    for version in [None, Some("2025-06-18")] {
+        drop(foreign.call_without_session(7, version).await);
+    }
+    let abandoned = Outcome::Abandoned(CancelReason::ClientDisconnected);
+    assert_eq!(foreign.log.ends(&number(7)), [abandoned, abandoned]);
+    assert_eq!(foreign.log.cancelled(), []);
+    assert!(foreign.layer.calls().is_empty());
+}
+
+/// That revision makes the end of the stream the cancel.
+#[tokio::test]
+async fn a_call_of_2026_07_28_is_cancelled_by_the_end_of_its_stream() {
+    let foreign = Foreign::with(Grace::Auto);
+    drop(foreign.call_without_session(7, Some("2026-07-28")).await);
+    let cancelled = Outcome::Cancelled(CancelReason::ClientDisconnected);
+    assert_eq!(foreign.log.ends(&number(7)), [cancelled]);
+}
+
+/// The layer alone knows of no store: whether another server shares it, nobody says.
+#[tokio::test(start_paused = true)]
+async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer_alone() {
+    let foreign = Foreign::with(Grace::Auto);
+    let mut stream = foreign.call(7).await;
+    foreign.says("id: 6f1c-0001\ndata:\n\n");
+    Foreign::frame(&mut stream).await;
+    drop(stream);
+    tokio::time::sleep(Duration::from_secs(19)).await;
+    assert_eq!(foreign.log.ends(&number(7)), []);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
+    assert_eq!(foreign.log.ends(&number(7)), [orphaned]);
+}

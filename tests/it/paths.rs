@@ -1,0 +1,152 @@
+//! A session is found wherever its requests come in: on many paths, and through several values of the service.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn},
+    routing::post_service,
+};
+use http::Method;
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Grace, Outcome,
+};
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use tokio::sync::{Notify, mpsc};
+
+use crate::{
+    setup::{Events, StoppedClock, arguments},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+/// A server whose GETs wait, inside the layer, until they are let on.
+struct Bench {
+    served: Served,
+    layer: CancelOnDisconnectLayer,
+    witness: Witness,
+    events: Events,
+    go_on: Arc<Notify>,
+    asked: mpsc::UnboundedReceiver<()>,
+}
+
+impl Bench {
+    async fn start(build: impl FnOnce(Router, CancelOnDisconnectLayer) -> Router) -> Self {
+        let witness = Witness::new();
+        let events = Events::default();
+        let layer = CancelOnDisconnectLayer::new()
+            .grace(Grace::After(GRACE))
+            .observe(events.observer());
+        let sessions = CancellableSessionManager::new(LocalSessionManager::default());
+        let rmcp = Tools::new(&witness).service(Mode::Session, Arc::new(sessions));
+        let (ask, asked) = mpsc::unbounded_channel();
+        let go_on = Arc::new(Notify::new());
+        let waits = go_on.clone();
+        let slow = from_fn(move |request: Request, next: Next| {
+            let (waits, ask) = (waits.clone(), ask.clone());
+            async move {
+                if request.method() == Method::GET {
+                    ask.send(()).expect("the test listens");
+                    waits.notified().await;
+                }
+                next.run(request).await
+            }
+        });
+        let rmcp = Router::new().fallback_service(rmcp).layer(slow);
+        Self {
+            served: serve(build(rmcp, layer.clone())).await,
+            layer,
+            witness,
+            events,
+            go_on,
+            asked,
+        }
+    }
+
+    /// A client that comes back in time, behind a layer that takes longer than the rest of its grace, is held, attached,
+    /// and hears of a cancel.
+    async fn check(&mut self, clock: &StoppedClock, path: &str, label: &str) {
+        let mcp = Mcp::session(self.served.addr, path).await;
+        for (id, is_cancelled) in [(1, false), (2, true)] {
+            let label = format!("{label}-{id}");
+            let mut call = mcp.call(id, "hold", arguments(&label)).await;
+            self.witness.started(&label).await;
+            call.head().await;
+            let primed = call.event().await.expect("the priming event");
+            call.fin();
+            self.events.detached(&mcp, id).await;
+            clock.advance(GRACE - TICK).await;
+            let mut resumed = mcp.resume(&primed.id.expect("an id")).await;
+            within("the resume", self.asked.recv()).await;
+
+            clock.advance(Duration::from_secs(3)).await;
+            self.go_on.notify_one();
+
+            assert_eq!(resumed.head().await.status, 200);
+            self.events.resumed(&mcp, id, 1).await;
+            assert!(self.witness.is_running(&label), "{path}");
+            if is_cancelled {
+                let call = self.layer.calls().snapshot()[0].info().id();
+                assert!(self.layer.calls().cancel(call, CancelReason::Requested));
+                let messages = resumed.messages().await;
+                let last = messages.last().expect("the error");
+                assert_eq!(last["error"]["code"], -32800, "{path}");
+                assert!(self.witness.ended(&label).await.is_cancelled());
+            } else {
+                self.witness.release(&label);
+                assert!(resumed.answer().await.is_some(), "{path}");
+                assert_eq!(self.events.ended(&mcp, id).await, Outcome::Completed);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_found_on_each_of_many_paths() {
+    let clock = StoppedClock::stop();
+    let mut bench = Bench::start(|rmcp, layer| {
+        Router::new()
+            .nest_service("/t/{tenant}/mcp", rmcp)
+            .layer(layer)
+    })
+    .await;
+    for tenant in 0..20 {
+        let path = format!("/t/{tenant}/mcp");
+        // The path lives as long as the test.
+        bench.check(&clock, path.leak(), &tenant.to_string()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_found_through_a_service_value_for_each_method() {
+    let clock = StoppedClock::stop();
+    let mut bench = Bench::start(|rmcp, layer| {
+        let methods = post_service(rmcp.clone()).get_service(rmcp.clone());
+        Router::new().route("/mcp", methods.delete_service(rmcp).layer(layer))
+    })
+    .await;
+    bench.check(&clock, "/mcp", "a").await;
+}
+
+/// Whatever suffixes a client makes up under a nested service, the next session is found as well as the first.
+#[tokio::test]
+async fn a_session_is_found_after_many_paths_that_clients_made_up() {
+    let clock = StoppedClock::stop();
+    let mut bench =
+        Bench::start(|rmcp, layer| Router::new().nest_service("/mcp", rmcp).layer(layer)).await;
+    for n in 0..100 {
+        let path: &str = format!("/mcp/{n}").leak();
+        let mcp = Mcp::session(bench.served.addr, path).await;
+        let label = format!("made up {n}");
+        let mut call = mcp.call(1, "hold", arguments(&label)).await;
+        bench.witness.started(&label).await;
+        bench.witness.release(&label);
+        assert!(call.answer().await.is_some());
+    }
+    bench.check(&clock, "/mcp", "a").await;
+}

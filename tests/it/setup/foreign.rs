@@ -1,0 +1,143 @@
+//! A server that is not rmcp: it takes calls, and never hears of anything else.
+
+use std::{convert::Infallible, fmt, sync::Mutex};
+
+use axum::body::{Body, Bytes};
+use futures_util::{StreamExt as _, stream};
+use http::{HeaderMap, Method, Response};
+use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, TeeBody};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
+
+use crate::log::Log;
+
+/// Each request that wants a stream gets one, whose events the test writes.
+pub(crate) struct Foreign {
+    pub(crate) layer: CancelOnDisconnectLayer,
+    pub(crate) log: Log,
+    service: Service,
+    feeds: Mutex<mpsc::UnboundedReceiver<Feed>>,
+    open: Mutex<Vec<Feed>>,
+}
+
+type Feed = mpsc::UnboundedSender<Bytes>;
+type Service = BoxCloneSyncService<http::Request<Body>, Response<Body>, Infallible>;
+
+// === impl Foreign ===
+
+impl Foreign {
+    pub(crate) fn with(grace: Grace) -> Self {
+        let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(grace));
+        let (give, feeds) = mpsc::unbounded_channel();
+        let service = layer.layer(service_fn(move |request: http::Request<TeeBody<Body>>| {
+            let give = give.clone();
+            async move {
+                let is_post = request.method() == Method::POST;
+                let body = request.into_body().collect().await.expect("a body");
+                let message: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
+                let mut response = Response::new(Body::empty());
+                if is_post && message["method"] != "tools/call" {
+                    *response.status_mut() = http::StatusCode::ACCEPTED;
+                    return Ok::<_, Infallible>(response);
+                }
+                let (feed, events) = mpsc::unbounded_channel::<Bytes>();
+                give.send(feed).expect("the test lives");
+                let events = stream::unfold(events, async |mut events| {
+                    let event = events.recv().await?;
+                    Some((Ok::<_, Infallible>(event), events))
+                });
+                *response.body_mut() = Body::from_stream(events.boxed());
+                let headers: &mut HeaderMap = response.headers_mut();
+                headers.insert(
+                    "content-type",
+                    "text/event-stream".parse().expect("a value"),
+                );
+                Ok(response)
+            }
+        }));
+        let service = service.map_response(|response| response.map(Body::new));
+        Self {
+            layer,
+            log,
+            service: BoxCloneSyncService::new(service),
+            feeds: feeds.into(),
+            open: Vec::new().into(),
+        }
+    }
+
+    /// A call in a session.
+    pub(crate) async fn call(&self, id: i64) -> Body {
+        self.ask(id, Some("s"), None).await
+    }
+
+    /// A call without one, of a revision if it names one.
+    pub(crate) async fn call_without_session(&self, id: i64, version: Option<&str>) -> Body {
+        self.ask(id, None, version).await
+    }
+
+    async fn ask(&self, id: i64, session: Option<&str>, version: Option<&str>) -> Body {
+        let message = json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": { "name": "t" } });
+        let request = http::Request::post("/mcp").header("content-type", "application/json");
+        let request = match session {
+            Some(session) => request.header("mcp-session-id", session),
+            None => request,
+        };
+        let request = match version {
+            Some(version) => request.header("mcp-protocol-version", version),
+            None => request,
+        };
+        self.send(request, Body::from(message.to_string())).await
+    }
+
+    /// A GET of that session that goes on after an event.
+    pub(crate) async fn resume(&self, id: &str) -> Body {
+        let request = http::Request::get("/mcp").header("last-event-id", id);
+        let request = request.header("mcp-session-id", "s");
+        self.send(request, Body::empty()).await
+    }
+
+    async fn send(&self, request: http::request::Builder, body: Body) -> Body {
+        let request = request.body(body);
+        let service = self.service.clone();
+        let Ok(response) = service.oneshot(request.expect("a request")).await;
+        let feed = self.feeds.lock().unwrap().try_recv();
+        self.open.lock().unwrap().push(feed.expect("a stream"));
+        response.into_body()
+    }
+
+    /// Writes into the first stream.
+    pub(crate) fn says(&self, event: &str) {
+        self.write(0, event);
+    }
+
+    /// Writes into the newest stream.
+    pub(crate) fn says_to_last(&self, event: &str) {
+        let last = self.open.lock().unwrap().len() - 1;
+        self.write(last, event);
+    }
+
+    fn write(&self, nth: usize, event: &str) {
+        let open = self.open.lock().unwrap();
+        open[nth]
+            .send(Bytes::from(event.to_owned()))
+            .expect("it is read");
+    }
+
+    /// Ends the newest stream.
+    pub(crate) fn ends_last(&self) {
+        self.open.lock().unwrap().pop();
+    }
+
+    /// Reads what was written.
+    pub(crate) async fn frame(body: &mut Body) {
+        body.frame().await.expect("a frame").expect("it is whole");
+    }
+}
+
+impl fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Foreign").finish_non_exhaustive()
+    }
+}
