@@ -51,7 +51,7 @@ pub struct CallSnapshot {
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CallState {
-    /// Its newest stream lives.
+    /// A stream of it lives.
     Attached,
     /// Its client has gone.
     #[non_exhaustive]
