@@ -16,6 +16,9 @@ pub(crate) use self::replay::{Replay, Template};
 /// A cancel on its way into the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
+/// That a cancel may follow. Whoever closes the session of its call waits as long as this lives.
+pub(crate) type Announced = Box<dyn Send>;
+
 /// Injects a cancel into the server that runs a call.
 pub(crate) trait Canceller: Send + Sync {
     /// Where the session ids of the calls that it cancels are unique.
@@ -24,6 +27,11 @@ pub(crate) trait Canceller: Send + Sync {
     /// Whether another server may go on with the streams of its calls.
     fn has_event_store(&self) -> bool {
         false
+    }
+
+    /// Notes that `call` may be cancelled next. `None` if nothing would wait for that.
+    fn announce(&self, _call: &CallInfo) -> Option<Announced> {
+        None
     }
 
     /// Tells the server once that `call` is cancelled. `Ok` means the server took the message, not that

@@ -112,9 +112,10 @@ impl Exchange {
     pub(crate) fn opened(self: &Arc<Self>, id: CallId) {
         let (due, canceller, phase) = {
             let mut state = self.state();
-            let Handover::Opening(due) = state.handover else {
+            let Handover::Opening(due) = &mut state.handover else {
                 return;
             };
+            let due = due.take();
             state.handover = Handover::Open;
             (due, state.canceller.clone(), state.phase)
         };
@@ -122,8 +123,9 @@ impl Exchange {
             return;
         };
         match due.zip(canceller) {
-            Some((reason, canceller)) => {
+            Some(((reason, announced), canceller)) => {
                 self.inject(id, canceller.cancel(call, reason), self.span());
+                drop(announced);
             }
             None if phase == Phase::Abandoned => {
                 self.let_go(call, FIRST, DetachCause::HungUp, false)
@@ -180,7 +182,7 @@ impl Exchange {
             && let Some(reason) = self.reason()
             && let Handover::Opening(due) = &mut self.state().handover
         {
-            *due = Some(reason);
+            due.get_or_insert((reason, None));
         }
         registry.rekey(call.id(), key);
         Some(call.id())
@@ -189,10 +191,10 @@ impl Exchange {
     /// Cancels a call of a session that is being closed, and waits until the server took it.
     pub(crate) async fn cancel_before_close(self: Arc<Self>, id: CallId) {
         let reason = CancelReason::SessionClosed;
-        let Some(finished) = self.cancel_any(id, reason, None) else {
+        let Some(cancelled) = self.cancel_any(id, reason, None) else {
             return;
         };
-        if let Some(injection) = self.injection(id, reason, finished) {
+        if let Some(injection) = self.injection(id, reason, cancelled) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.
             let _result = tokio::time::timeout(BEFORE_CLOSE, injection).await;

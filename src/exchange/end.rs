@@ -11,7 +11,7 @@ use tracing::{Instrument as _, Span};
 use super::{Exchange, Handover};
 use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
-    cancel::{CancelError, Injection},
+    cancel::{Announced, CancelError, Injection},
     detach::{DetachCause, Detachment},
     layer::Retain,
     observe::{Event, Remark, log_limit},
@@ -33,6 +33,13 @@ pub(crate) struct Attachment {
     pub(crate) exchange: Arc<Exchange>,
     pub(crate) id: CallId,
     pub(crate) generation: Generation,
+}
+
+/// A call that was cancelled here just now, and of which its server is to be told.
+pub(super) struct Cancelled {
+    finished: Finished,
+    /// From before the call had ended: who finds that it has, and closes its session, waits for the injection.
+    announced: Option<Announced>,
 }
 
 /// A cancel on its way to the server. Reports when it is dropped, whatever became of it.
@@ -123,15 +130,14 @@ impl Exchange {
         reason: CancelReason,
         finish: impl FnOnce(Ended<Answer>) -> Option<Finished>,
     ) -> Option<Injection> {
-        let ended = self.as_cancelled(id, reason)?;
-        let finished = finish(ended);
-        let outcome = finished.map(|finished| self.stop(id, reason, finished));
+        let cancelled = self.end_as_cancelled(id, reason, finish);
+        let cancelled = cancelled.map(|it| (self.stop(id, reason, it.finished), it));
         if let Some(event) = event {
             self.report(event);
         }
-        let (finished, outcome) = finished.zip(outcome)?;
-        self.report_end(id, outcome, finished);
-        self.injection(id, reason, finished)
+        let (outcome, cancelled) = cancelled?;
+        self.report_end(id, outcome, cancelled.finished);
+        self.injection(id, reason, cancelled)
     }
 
     /// Cancels a call, attached or not, whose server knows already.
@@ -150,12 +156,13 @@ impl Exchange {
         id: CallId,
         reason: CancelReason,
         outcome: Option<Outcome>,
-    ) -> Option<Finished> {
-        let ended = self.as_cancelled(id, reason);
-        let finished = self.instance.registry.finish(id, ended)?;
-        let seen = self.stop(id, reason, finished);
-        self.report_end(id, outcome.unwrap_or(seen), finished);
-        Some(finished)
+    ) -> Option<Cancelled> {
+        let registry = &self.instance.registry;
+        let finish = |ended| registry.finish(id, Some(ended));
+        let cancelled = self.end_as_cancelled(id, reason, finish)?;
+        let seen = self.stop(id, reason, cancelled.finished);
+        self.report_end(id, outcome.unwrap_or(seen), cancelled.finished);
+        Some(cancelled)
     }
 
     /// Cancels a call, attached or not, and tells its client. `false` if it has ended, or must run on.
@@ -177,18 +184,29 @@ impl Exchange {
         reason: CancelReason,
     ) -> Option<Option<Injection>> {
         self.call(id).filter(|call| !call.must_run_on())?;
-        let finished = self.cancel_any(id, reason, None)?;
+        let cancelled = self.cancel_any(id, reason, None)?;
         self.tell_client(id, reason);
-        Some(self.injection(id, reason, finished))
+        Some(self.injection(id, reason, cancelled))
     }
 
-    /// What is remembered of a cancelled call.
-    pub(super) fn as_cancelled(&self, id: CallId, reason: CancelReason) -> Option<Ended<Answer>> {
+    /// Has the registry end a call, which is remembered as cancelled.
+    fn end_as_cancelled(
+        &self,
+        id: CallId,
+        reason: CancelReason,
+        finish: impl FnOnce(Ended<Answer>) -> Option<Finished>,
+    ) -> Option<Cancelled> {
         let call = self.call(id)?;
-        Some(Ended {
+        let canceller = self.state().canceller.clone();
+        let announced = canceller.and_then(|canceller| canceller.announce(call));
+        let finished = finish(Ended {
             end: End::Cancelled(call.request_id().clone(), reason),
             weight: 0,
             until: self.remembered_until(call),
+        })?;
+        Some(Cancelled {
+            finished,
+            announced,
         })
     }
 
@@ -228,17 +246,18 @@ impl Exchange {
         &self,
         id: CallId,
         reason: CancelReason,
-        finished: Finished,
+        cancelled: Cancelled,
     ) -> Option<Injection> {
         let canceller = {
             let mut state = self.state();
             if let Handover::Opening(due) = &mut state.handover {
-                *due = finished.injectable.then_some(reason);
+                let is_due = cancelled.finished.injectable;
+                *due = is_due.then_some((reason, cancelled.announced));
                 return None;
             }
             state.canceller.clone()
         };
-        let canceller = canceller.filter(|_| finished.injectable)?;
+        let canceller = canceller.filter(|_| cancelled.finished.injectable)?;
         Some(canceller.cancel(self.call(id)?, reason))
     }
 

@@ -25,6 +25,8 @@
 //! 2. Its calls are set once: by [`bind`](Exchange::bind) from a typed message, or by
 //!    [`settle`](Exchange::settle) from the request body.
 //! 3. A cancel takes this order: reason, token, inner streams, injection.
+//!    It is announced before its call leaves the registry: who closes the session waits for calls in flight, and for
+//!    what is announced.
 //! 4. No lock is held while a token fires, an observer runs, a hook runs or is dropped, or the registry is asked.
 
 use std::{
@@ -53,7 +55,7 @@ use self::{
 use crate::call::RequestId;
 use crate::{
     call::{CallId, CallInfo, CancelReason},
-    cancel::Canceller,
+    cancel::{Announced, Canceller},
     detach::DetachCause,
     fields::Fields,
     layer::Options,
@@ -144,12 +146,11 @@ struct State {
 }
 
 /// How far a call has come on its way into a session manager, which then watches its streams.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Handover {
     /// No session manager has bound it.
     None,
     /// It is bound, and its request is on the way. A cancel must not overtake that: it waits here.
-    Opening(Option<CancelReason>),
+    Opening(Option<(CancelReason, Option<Announced>)>),
     /// The session manager took the request.
     Open,
 }
@@ -265,7 +266,7 @@ impl Exchange {
     }
 
     fn is_bound(&self) -> bool {
-        self.state().handover != Handover::None
+        !matches!(self.state().handover, Handover::None)
     }
 
     /// Somebody outside the crate gets its token, and so may hear of a cancel.

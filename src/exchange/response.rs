@@ -109,7 +109,7 @@ impl Exchange {
             if state.phase == Phase::Open {
                 state.phase = Phase::Streaming;
             }
-            state.handover != Handover::None
+            !matches!(state.handover, Handover::None)
         };
         if bound {
             return BodyPlan::Pass;

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},
-    cancel::{CancelError, Canceller, Injection},
+    cancel::{Announced, CancelError, Canceller, Injection},
     exchange::Exchange,
     observe::Remarks,
     registry::{Form, Key, Manager, Named, Registry, Scope, SessionKey},
@@ -273,6 +273,11 @@ impl<M: SessionManager> Canceller for Shared<M> {
 
     fn has_event_store(&self) -> bool {
         self.manager.event_store().is_some()
+    }
+
+    fn announce(&self, call: &CallInfo) -> Option<Announced> {
+        let session = self.sessions.find(call.session()?)?;
+        Some(Box::new(session.inject(call.request_id())))
     }
 
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection {

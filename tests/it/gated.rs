@@ -1,15 +1,25 @@
 //! What happens while the manager inside takes its time: for a cancel, for a resume.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Waker},
+};
 
 use axum::{
     Router,
     body::{Body, to_bytes},
 };
-use futures_util::Stream;
+use futures_util::{
+    FutureExt, Stream,
+    future::{BoxFuture, MaybeDone, maybe_done},
+};
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace,
+};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
@@ -40,6 +50,9 @@ struct Gated {
     waiting: Semaphore,
     log: Mutex<Vec<&'static str>>,
 }
+
+/// A request that an observer begins.
+type Deleting = Pin<Box<MaybeDone<BoxFuture<'static, Result<Response<Body>, Infallible>>>>>;
 
 /// Answers when it is told to.
 #[derive(Clone, Default)]
@@ -79,6 +92,49 @@ async fn a_session_is_closed_after_the_cancel_has_arrived() {
     let deleted = deleted.await.unwrap().unwrap();
     assert!(deleted.status().is_success(), "{}", deleted.status());
     assert_eq!(*gated.log.lock().unwrap(), ["cancelled", "closed"]);
+}
+
+/// Who hears of the end may be fast: this observer deletes the session before anybody was told more.
+#[tokio::test]
+async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_ends() {
+    for hangs_up in [false, true] {
+        let gated = Arc::new(Gated::new());
+        gated.gate.add_permits(1);
+        let deleting: Arc<Mutex<Option<Deleting>>> = Arc::default();
+        let at_the_end = deleting.clone();
+        let layer = CancelOnDisconnectLayer::new()
+            .grace(Grace::Immediate)
+            .observe(move |event: &Event<'_>| {
+                if let Event::Ended { .. } = event
+                    && let Some(delete) = &mut *at_the_end.lock().unwrap()
+                {
+                    let mut context = Context::from_waker(Waker::noop());
+                    let _begun = delete.as_mut().poll(&mut context);
+                }
+            });
+        let calls = layer.calls();
+        let app = serve(&gated, Waits::default(), layer);
+        let session = open(&app).await;
+        let response = call(&app, &session).await;
+        let delete = request("DELETE", Some(&session));
+        let delete = delete.body(Body::empty()).unwrap();
+        let delete = app.clone().oneshot(delete).boxed();
+        *deleting.lock().unwrap() = Some(Box::pin(maybe_done(delete)));
+
+        if hangs_up {
+            drop(response);
+        } else {
+            let call = calls.snapshot().pop().unwrap();
+            assert!(calls.cancel(call.info().id(), CancelReason::Requested));
+        }
+
+        let mut delete = deleting.lock().unwrap().take().unwrap();
+        delete.as_mut().await;
+        let deleted = delete.as_mut().take_output().unwrap().unwrap();
+        assert!(deleted.status().is_success(), "{}", deleted.status());
+        let log = gated.log.lock().unwrap().clone();
+        assert_eq!(log, ["cancelled", "closed"], "hangs up: {hangs_up}");
+    }
 }
 
 /// The manager inside has moved the call to the stream that this resume would have got.

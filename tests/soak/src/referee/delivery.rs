@@ -26,6 +26,7 @@ pub enum Misdelivery {
 /// How long a session remembers, at least: it is closed when it was idle for a while.
 const REMEMBERED: Micros = 5 * SECOND;
 const CANCELLED: i64 = -32_800;
+const TIMED_OUT: i64 = -32_001;
 
 pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<Misdelivery> {
     if call.reused {
@@ -99,10 +100,10 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
             End::Token | End::Dropped
                 if stream.opened > ended + RACE
                     && stream.opened < ended + REMEMBERED
-                    && stream
+                    && !stream
                         .error
                         .as_ref()
-                        .is_none_or(|&(_, _, code)| code != CANCELLED) =>
+                        .is_some_and(|&(_, _, code)| call.is_told_by(code)) =>
             {
                 return Some(Misdelivery::NotTold);
             }
@@ -127,6 +128,11 @@ pub(super) fn strays(history: &History) -> usize {
 // === impl CallHistory ===
 
 impl CallHistory {
+    /// Whether this error says why it ended. Where the machine stalls it may have timed out, and not been given up.
+    fn is_told_by(&self, code: i64) -> bool {
+        code == CANCELLED || code == TIMED_OUT && self.setup.call_timeout.is_some()
+    }
+
     /// The server had ended this stream, on purpose, before the handler answered.
     fn was_polled(&self, stream: &Stream, answered: Micros) -> bool {
         let over = stream.over.filter(|&over| over < answered + RACE);

@@ -18,8 +18,8 @@
 //! | has a call timeout | asked + that | started + that + 1 s |
 //! | began to drain | then | then + the drain's limit + 1 s, and 1 s for cancels to be taken |
 //!
-//! A session that was deleted takes no cancel where the layer stands alone: there rmcp's 5 s are the last word. Likewise
-//! with the session manager, if the DELETE met a cancel that was under way.
+//! A session that was deleted takes no cancel where the layer stands alone: there rmcp's 5 s are the last word.
+//!
 //! To every "must" is added how long the processes stood still when something had to be noticed or done, and the one deadline that the layer puts
 //! off if it notices it more than a second late. A deaf handler has its window in addition.
 //!
@@ -67,8 +67,6 @@ struct Allowed {
 struct Bounds {
     allowed: Vec<Allowed>,
     must_by: Vec<Micros>,
-    /// When a cancel for an absence may be on its way.
-    under_way: Vec<Allowed>,
 }
 
 /// The class of a call, and whether it ended otherwise.
@@ -161,11 +159,7 @@ impl Bounds {
                 None => self.allow(deadline, Micros::MAX),
             }
             let must_by = self.with_margin(by + grace, call, history);
-            self.under_way.push(Allowed {
-                from: deadline,
-                to: must_by,
-            });
-            let must_by = must_by.max(rmcps_own(call, history, by + grace, must_by).unwrap_or(0));
+            let must_by = must_by.max(rmcps_own(call, history).unwrap_or(0));
             if back.first().is_none_or(|next| next.opened > must_by) {
                 self.must_by.push(must_by);
             }
@@ -198,15 +192,7 @@ impl Bounds {
             self.allow(deleting, Micros::MAX);
             let deleted = session.and_then(|session| session.deleted);
             if let Some(deleted) = deleted.filter(|_| starts_before(deleting)) {
-                let lost = self
-                    .under_way
-                    .iter()
-                    .any(|it| (it.from..=it.to).contains(&deleting));
-                let more = if call.setup.wrapped && !lost {
-                    0
-                } else {
-                    RMCP_DRAIN
-                };
+                let more = if call.setup.wrapped { 0 } else { RMCP_DRAIN };
                 self.must(deleted + more, call, history);
             }
         }
@@ -258,13 +244,11 @@ impl Bounds {
     }
 }
 
-/// A session that was deleted takes no cancel of the layer, where that stands alone: rmcp ends its handlers. With the
-/// session manager that happens to a cancel which was just under way, between its deadline and when it must be done.
-fn rmcps_own(call: &CallHistory, history: &History, from: Micros, to: Micros) -> Option<Micros> {
+/// A session that was deleted takes no cancel of the layer, where that stands alone: rmcp ends its handlers.
+fn rmcps_own(call: &CallHistory, history: &History) -> Option<Micros> {
     let session = history.sessions.get(call.session.as_ref()?)?;
-    let deleting = session.deleting?;
-    let is_lost = !call.setup.wrapped || (from..=to).contains(&deleting);
-    is_lost.then_some(session.deleted.unwrap_or(deleting) + RMCP_DRAIN + MARGIN)
+    let deleting = session.deleting.filter(|_| !call.setup.wrapped)?;
+    Some(session.deleted.unwrap_or(deleting) + RMCP_DRAIN + MARGIN)
 }
 
 /// The client stayed until there was a head, so that the layer must have taken the resume.

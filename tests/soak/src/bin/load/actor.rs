@@ -30,10 +30,11 @@ const ROUTES: &[(u32, &str)] = &[
 pub(crate) async fn run(world: Arc<World>, name: String, mut dice: Rng, end: Instant) {
     // Not all at once.
     sleep_until((Instant::now() + millis(&mut dice, 0..2_000)).min(end)).await;
+    let routes = world.only.among(ROUTES, |route| route);
     let mut turn = 0;
     while Instant::now() < end {
         turn += 1;
-        let route = weighted(&mut dice, ROUTES);
+        let route = weighted(&mut dice, &routes);
         let setup = Setup::of(route).expect("a route of the server");
         let client = format!("{name}s{turn}");
         let watched = dice.bool();
@@ -56,7 +57,7 @@ async fn play(session: Arc<Session>, client: &str, dice: &mut Rng, end: Instant)
     for round in 0..rounds {
         let mut calls = JoinSet::new();
         for number in 0..weighted(dice, &[(5, 1), (3, 2), (2, 3)]) {
-            let story = Story::any(dice, session.setup);
+            let story = Story::any(dice, session.setup, &session.world.only);
             let name = format!("{client}.{round}.{number}.{story:?}");
             let (session, dice) = (session.clone(), dice.fork());
             calls.spawn(async move { story.play(&session, name, dice).await });

@@ -23,10 +23,13 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
+use crate::dice::Only;
+
 /// What all clients share.
 pub(crate) struct World {
     pub(crate) log: Log,
     pub(crate) ports: Ports,
+    pub(crate) only: Only,
     next: AtomicU64,
 }
 
@@ -60,9 +63,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 // === impl World ===
 
 impl World {
-    pub(crate) fn new(log: Log, ports: Ports) -> Self {
+    pub(crate) fn new(log: Log, ports: Ports, only: Only) -> Self {
         let next = AtomicU64::new(1);
-        Self { log, ports, next }
+        Self {
+            log,
+            ports,
+            only,
+            next,
+        }
     }
 
     pub(crate) fn stream(&self) -> Stream {

@@ -3,6 +3,12 @@
 use std::{ops::Range, time::Duration};
 
 use fastrand::Rng;
+use serde::Deserialize;
+
+/// The routes and stories that are asked for by name. Nobody asks: all of them.
+#[derive(Debug, Default, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Only(Vec<String>);
 
 /// The dice of a client.
 pub(crate) fn of(seed: u64, round: usize, name: &str) -> Rng {
@@ -30,4 +36,23 @@ pub(crate) fn weighted<T: Copy>(dice: &mut Rng, choices: &[(u32, T)]) -> T {
         left -= weight;
     }
     unreachable!("the weights add up")
+}
+
+// === impl Only ===
+
+impl Only {
+    /// The choices that are asked for, or all if none of them is.
+    pub(crate) fn among<T: Copy, N: AsRef<str>>(
+        &self,
+        choices: &[(u32, T)],
+        name: impl Fn(T) -> N,
+    ) -> Vec<(u32, T)> {
+        let is_asked_for = |choice: T| self.0.iter().any(|it| it == name(choice).as_ref());
+        let asked_for = choices.iter().filter(|(_, choice)| is_asked_for(*choice));
+        let asked_for: Vec<_> = asked_for.copied().collect();
+        match asked_for.is_empty() {
+            true => choices.to_vec(),
+            false => asked_for,
+        }
+    }
 }

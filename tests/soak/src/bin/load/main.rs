@@ -20,6 +20,7 @@ use tokio::{
 
 use self::{
     connection::{Ports, World},
+    dice::Only,
     sdk::Sdk,
 };
 
@@ -42,6 +43,8 @@ struct Plan {
     actors: usize,
     ports: Ports,
     sdks: Vec<sdk::Program>,
+    #[serde(default)]
+    only: Only,
 }
 
 /// How long the longest story may take, on a slow machine.
@@ -59,7 +62,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let log = Log::append(Path::new(&path))?;
     pulse::watch(&log);
     log.write(Fact::Seed { seed: plan.seed });
-    let world = Arc::new(World::new(log, plan.ports));
+    let world = Arc::new(World::new(log, plan.ports, plan.only));
     let mut sdks = Vec::new();
     for program in plan.sdks {
         sdks.push(Arc::new(Sdk::start(program).await?));

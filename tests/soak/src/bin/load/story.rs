@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use crate::{
     call::{Calling, Seen},
     connection::Request,
-    dice::{millis, weighted},
+    dice::{Only, millis, weighted},
     session::Session,
 };
 
@@ -71,8 +71,9 @@ const LATE: u64 = (GRACE + SECOND) / MILLI + 1_200;
 // === impl Story ===
 
 impl Story {
-    pub(crate) fn any(dice: &mut Rng, setup: &Setup) -> Self {
-        weighted(dice, if setup.sessions { IN_SESSIONS } else { WITHOUT })
+    pub(crate) fn any(dice: &mut Rng, setup: &Setup, only: &Only) -> Self {
+        let stories = if setup.sessions { IN_SESSIONS } else { WITHOUT };
+        weighted(dice, &only.among(stories, |story| format!("{story:?}")))
     }
 
     /// How long its handler works, in milliseconds.
