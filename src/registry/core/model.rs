@@ -120,6 +120,13 @@ enum Op {
     Spare(Pick),
     LoseSight(Pick, Generations),
     Finish(Pick, Option<Remembering>),
+    /// A call that is remembered, from its start to its end.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
+    Whole {
+        session: usize,
+        away: bool,
+        remember: Remembering,
+    },
     TakeSession {
         session: usize,
         end: Option<Remembering>,
@@ -236,6 +243,11 @@ impl Run {
                 run.model.lose_sight(id, resumes, run.now);
             }),
             Op::Finish(call, remember) => self.on(call, |run, id| run.finish(id, remember)),
+            Op::Whole {
+                session,
+                away,
+                remember,
+            } => self.whole(session, away, remember),
             Op::TakeSession { session, end } => self.take_session(&session_of(session), end),
             Op::Pass(pass) => self.pass(pass),
             Op::Expire { end } => self.expire(end),
@@ -385,14 +397,30 @@ impl Run {
         let detachment = self.model.detachment(id);
         let finished = self.core.finish(id, ended);
         let injectable = self.model.finish(id, remember);
+        let dropped = self.model.take_dropped();
         let expected = injectable.map(|injectable| Finished {
             injectable,
             detachment,
+            dropped: !dropped.is_empty(),
         });
         assert_eq!(finished, expected);
+        let told = self.core.take_dropped().into_iter();
+        assert_eq!(told.map(|told| told.call).collect::<Vec<_>>(), dropped);
         if finished.is_some() {
             self.witness.ends(id);
         }
+    }
+
+    fn whole(&mut self, session: usize, away: bool, remember: Remembering) {
+        self.start(Some(key_of(session, REQUESTS.start)), true, None);
+        let Some(id) = self.calls.last().copied() else {
+            return;
+        };
+        self.name(id, Name::Own);
+        if away {
+            self.detach(id, Generations::Newest, Waiting::ForItsEnd, false, false);
+        }
+        self.finish(id, Some(remember));
     }
 
     fn pass(&mut self, pass: Pass) {
@@ -546,7 +574,8 @@ impl Run {
         }
         self.compare();
         let sessions = self.core.sessions.by_slot.values();
-        let kept: usize = sessions.map(|session| session.kept.len()).sum();
+        let kept = sessions.map(|session| session.kept.len());
+        let kept: usize = kept.sum();
         assert_eq!(kept, self.model.remembered().count());
         self.now += UNSEEN_FOR;
         self.expire(false);
@@ -648,5 +677,6 @@ pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &Core<T, 
     assert!(sessions.is_empty(), "{:?}", sessions.keys());
     assert!(core.due.is_empty(), "{:?}", core.due);
     assert!(core.sessions.memory.is_empty());
+    assert!(!core.sessions.memory.has_dropped());
     assert!(core.detached.is_empty(), "{:?}", core.detached);
 }
