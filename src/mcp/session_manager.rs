@@ -232,8 +232,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     /// Cancels the session's calls first: once it is closed, it takes no message, and rmcp lets their
     /// handlers run for another 5 s.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        self.shared.end_session(id).await;
-        self.shared.manager.close_session(id).await
+        self.shared.end_session(id.clone()).await
     }
 
     fn create_stream(

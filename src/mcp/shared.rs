@@ -2,6 +2,7 @@
 
 use std::{
     collections::hash_map::RandomState,
+    error::Error,
     hash::BuildHasher,
     sync::{
         Arc, OnceLock, Weak,
@@ -25,6 +26,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::{
+    going_on::GoingOn,
     late::Late,
     owned::Owned,
     session::{Owner, Session, Sessions},
@@ -99,11 +101,6 @@ impl<M> Shared<M> {
         })
     }
 
-    pub(super) async fn end_session(&self, id: &SessionId) {
-        self.end_calls(id).await;
-        self.sessions.remove(id);
-    }
-
     /// Cancels what is in flight. What is on its way into the session already arrives as well: once it is closed,
     /// it takes no cancel, and rmcp lets the handler run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
@@ -171,13 +168,30 @@ impl<M: SessionManager> Shared<M> {
 
     /// A request for a session came. If that was closed for being idle a moment ago, the manager inside
     /// does not know it any more when this returns.
-    pub(super) async fn touch_session(&self, id: &SessionId) {
+    pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
         // Another runtime may have run the timer, and have ended.
         self.timer.on_this_runtime();
         if let Some(session) = self.sessions.touch(id) {
-            // Rare and large: the future of every request holds this one.
-            Box::pin(self.close(&session)).await;
+            let go_on = |closed| self.timer.spawn(closed);
+            GoingOn::new(self.clone().close(session), go_on).await;
         }
+    }
+
+    /// Ends a session as its client asks. Once begun, it is gone through with, be the client there or not.
+    pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
+        // Whoever ends it need not have asked for it before.
+        self.timer.on_this_runtime();
+        let go_on = |ended| {
+            let closed = log_if_not_closed("session", ended);
+            self.timer.spawn(closed);
+        };
+        GoingOn::new(self.clone().end(id), go_on).await
+    }
+
+    async fn end(self: Arc<Self>, id: SessionId) -> Result<(), M::Error> {
+        self.end_calls(&id).await;
+        self.sessions.remove(&id);
+        self.manager.close_session(&id).await
     }
 
     /// The store as clients without a session may use it.
@@ -186,17 +200,21 @@ impl<M: SessionManager> Shared<M> {
         Some(self.owned.guard(store))
     }
 
-    async fn close(&self, session: &Arc<Session>) {
+    async fn close(self: Arc<Self>, session: Arc<Session>) {
         let close = async {
             let id = session.id();
             self.end_calls(id).await;
-            if let Err(error) = self.manager.close_session(id).await {
-                warn!(target: "mcp_cancel_on_disconnect", %error, "idle session not closed");
-            }
+            log_if_not_closed("idle session", self.manager.close_session(id)).await;
             // Last: who asks for the session before waits here, and the manager inside would still take calls.
-            self.sessions.remove_this(session);
+            self.sessions.remove_this(&session);
         };
         session.close_once(close).await;
+    }
+}
+
+async fn log_if_not_closed<E: Error>(what: &str, closed: impl Future<Output = Result<(), E>>) {
+    if let Err(error) = closed.await {
+        warn!(target: "mcp_cancel_on_disconnect", %error, "{what} not closed");
     }
 }
 
@@ -211,7 +229,7 @@ impl<M: SessionManager> Owner for Shared<M> {
         self.timer.spawn(async move {
             let session = this.sessions.find(&id);
             if let Some(session) = session.filter(|session| session.is_over()) {
-                this.close(&session).await;
+                this.close(session).await;
             }
         });
     }

@@ -1,6 +1,12 @@
-//! What happens while the manager inside takes its time: for a cancel, for a resume.
+//! What happens while the manager inside takes its time: for a cancel, for a resume, for the end of a session.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::Poll,
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -33,12 +39,30 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-/// Takes a cancel, and gives out the stream of a resume, only when the gate is open. Writes down what it did.
+use crate::{setup::StoppedClock, support::within};
+
+/// How long a session may be idle.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+/// Does something only when the gate is open. Writes down what it did.
 struct Gated {
     inner: LocalSessionManager,
+    at: At,
     gate: Semaphore,
     waiting: Semaphore,
     log: Mutex<Vec<&'static str>>,
+}
+
+/// Where the gate is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// Before a cancel, and after a resume.
+    CancelsAndResumes,
+    /// Before the end of a session.
+    Close,
 }
 
 /// Answers when it is told to.
@@ -58,7 +82,7 @@ impl ServerHandler for Waits {
 
 #[tokio::test]
 async fn a_session_is_closed_after_the_cancel_has_arrived() {
-    let gated = Arc::new(Gated::new());
+    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
     let app = serve(&gated, Waits::default(), layer);
     let session = open(&app).await;
@@ -66,13 +90,8 @@ async fn a_session_is_closed_after_the_cancel_has_arrived() {
 
     drop(response);
     drop(gated.waiting.acquire().await);
-    let request = request("DELETE", Some(&session))
-        .body(Body::empty())
-        .unwrap();
-    let deleted = Handle::current().spawn(app.clone().oneshot(request));
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    let deleted = Handle::current().spawn(app.clone().oneshot(delete(&session)));
+    a_while().await;
     assert_eq!(*gated.log.lock().unwrap(), [] as [&str; 0]);
 
     gated.gate.add_permits(1);
@@ -84,50 +103,147 @@ async fn a_session_is_closed_after_the_cancel_has_arrived() {
 /// The manager inside has moved the call to the stream that this resume would have got.
 #[tokio::test]
 async fn an_answer_after_a_resume_that_was_given_up_half_way_is_kept() {
-    let gated = Arc::new(Gated::new());
+    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let waits = Waits::default();
     let layer = CancelOnDisconnectLayer::new();
     let calls = layer.calls();
     let app = serve(&gated, waits.clone(), layer);
     let session = open(&app).await;
-    let mut body = call(&app, &session).await.into_body();
-    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
-    let first = String::from_utf8(first.to_vec()).unwrap();
-    let id = first.lines().find_map(|line| line.strip_prefix("id:"));
-    let id = id.unwrap().trim().to_owned();
-    drop(body);
+    let id = cut(&app, &session).await;
 
-    let mut resume = Box::pin(send(&app, resume(&session, &id)));
-    tokio::select! {
-        response = &mut resume => panic!("it is not to be answered: {response:?}"),
-        permit = gated.waiting.acquire() => permit.unwrap().forget(),
-    }
-    drop(resume);
+    give_up(&gated, send(&app, resume(&session, &id))).await;
     gated.gate.add_permits(2);
     waits.0.notify_one();
     while !calls.is_empty() {
         yield_now().await;
     }
 
-    let response = send(&app, self::resume(&session, &id)).await;
-    let whole = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-    let whole = String::from_utf8(whole.to_vec()).unwrap();
+    let whole = whole(send(&app, resume(&session, &id)).await).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
+/// What comes after the delete of a session would find it half closed.
+#[tokio::test]
+async fn a_session_is_closed_though_its_client_leaves_before_the_cancel_has_arrived() {
+    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
+    let app = serve(&gated, Waits::default(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+    let _response = call(&app, &session).await;
+
+    give_up(&gated, send(&app, delete(&session))).await;
+    gated.gate.add_permits(1);
+
+    gated.did(&["cancelled", "closed"]).await;
+    assert_eq!(gated.inner.sessions.read().await.len(), 0);
+}
+
+#[tokio::test]
+async fn a_session_is_closed_though_its_client_leaves_while_it_is_closed() {
+    let gated = Arc::new(Gated::new(At::Close));
+    let app = serve(&gated, Waits::default(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+
+    give_up(&gated, send(&app, delete(&session))).await;
+    gated.gate.add_permits(1);
+
+    gated.did(&["closed"]).await;
+    assert_eq!(gated.inner.sessions.read().await.len(), 0);
+}
+
+/// A request that comes too late waits for the end of the session.
+#[tokio::test]
+async fn an_idle_session_is_closed_once_though_who_waits_for_that_leaves() {
+    let clock = StoppedClock::stop();
+    let gated = Arc::new(Gated::new(At::Close));
+    let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
+    let app = serve_with(sessions, Waits::default(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+    clock.advance(IDLE + TICK).await;
+    gated.waiting.acquire().await.unwrap().forget();
+
+    for _ in 0..2 {
+        drop(started(send(&app, resume(&session, "0/0"))).await);
+    }
+    assert_eq!(gated.waiting.available_permits(), 0);
+    gated.gate.add_permits(9);
+
+    gated.did(&["closed"]).await;
+    let response = send(&app, resume(&session, "0/0")).await;
+    assert_eq!(response.status(), 404);
+}
+
 fn serve(gated: &Arc<Gated>, tools: Waits, layer: CancelOnDisconnectLayer) -> Router {
-    let sessions = CancellableSessionManager::new(Shared(gated.clone()));
+    serve_with(
+        CancellableSessionManager::new(Shared(gated.clone())),
+        tools,
+        layer,
+    )
+}
+
+fn serve_with<M: SessionManager, H: ServerHandler + Clone>(
+    sessions: CancellableSessionManager<M>,
+    tools: H,
+    layer: CancelOnDisconnectLayer,
+) -> Router {
     let tools = move || Ok(tools.clone());
     let service = StreamableHttpService::new(tools, sessions.into(), Default::default());
     Router::new().nest_service("/mcp", service).layer(layer)
 }
 
 async fn call(app: &Router, session: &str) -> Response<Body> {
-    let call =
-        json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "x" } });
-    let response = send(app, post(call, Some(session))).await;
+    let response = send(app, post(call_of("wait", 1), Some(session))).await;
     assert_eq!(response.status(), 200);
     response
+}
+
+fn call_of(tool: &str, id: u64) -> Value {
+    let params = json!({ "name": tool, "_meta": { "progressToken": tool } });
+    json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
+}
+
+/// A call whose client goes after its first event, whose id this gives.
+async fn cut(app: &Router, session: &str) -> String {
+    let mut body = call(app, session).await.into_body();
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let first = String::from_utf8(first.to_vec()).unwrap();
+    let id = first.lines().find_map(|line| line.strip_prefix("id:"));
+    id.unwrap().trim().to_owned()
+}
+
+/// A request whose client leaves while it waits at the gate.
+async fn give_up(gated: &Gated, request: impl Future<Output = Response<Body>>) {
+    tokio::select! {
+        response = request => panic!("it is not to be answered: {response:?}"),
+        permit = gated.waiting.acquire() => permit.unwrap().forget(),
+    }
+}
+
+/// A request that waits for something now.
+async fn started<R>(request: impl Future<Output = R> + Send) -> Pin<Box<impl Future<Output = R>>> {
+    let mut request = Box::pin(request);
+    for _ in 0..100 {
+        let waits = poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx).is_pending()));
+        assert!(waits.await, "it was answered");
+        yield_now().await;
+    }
+    request
+}
+
+/// As long as others have something to do.
+async fn a_while() {
+    for _ in 0..100 {
+        yield_now().await;
+    }
+}
+
+async fn whole(response: Response<Body>) -> String {
+    let whole = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    String::from_utf8(whole.to_vec()).unwrap()
+}
+
+fn delete(session: &str) -> Request<Body> {
+    let request = request("DELETE", Some(session));
+    request.body(Body::empty()).unwrap()
 }
 
 fn resume(session: &str, last_event_id: &str) -> Request<Body> {
@@ -148,10 +264,13 @@ async fn open(app: &Router) -> String {
         .unwrap()
         .to_owned();
     let _whole = to_bytes(response.into_body(), usize::MAX).await;
-    let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
-    let accepted = send(app, post(initialized, Some(&session))).await;
+    let accepted = send(app, post(initialized(), Some(&session))).await;
     assert_eq!(accepted.status(), 202);
     session
+}
+
+fn initialized() -> Value {
+    json!({ "jsonrpc": "2.0", "method": "notifications/initialized" })
 }
 
 async fn send(app: &Router, request: Request<Body>) -> Response<Body> {
@@ -176,13 +295,34 @@ fn request(method: &str, session: Option<&str>) -> http::request::Builder {
 }
 
 impl Gated {
-    fn new() -> Self {
+    fn new(at: At) -> Self {
         Self {
             inner: LocalSessionManager::default(),
+            at,
             gate: Semaphore::new(0),
             waiting: Semaphore::new(0),
             log: Mutex::default(),
         }
+    }
+
+    async fn pass(&self) {
+        self.waiting.add_permits(1);
+        self.gate.acquire().await.unwrap().forget();
+    }
+
+    fn note(&self, done: &'static str) {
+        self.log.lock().unwrap().push(done);
+    }
+
+    /// Waits until this was done first. A session is closed once more by rmcp, when its service ends.
+    async fn did(&self, first: &[&str]) {
+        let enough = async {
+            while self.log.lock().unwrap().len() < first.len() {
+                yield_now().await;
+            }
+        };
+        within(format!("{first:?}"), enough).await;
+        assert!(self.log.lock().unwrap().starts_with(first));
     }
 }
 
@@ -210,7 +350,10 @@ impl SessionManager for Shared {
     }
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        self.0.log.lock().unwrap().push("closed");
+        if self.0.at == At::Close {
+            self.0.pass().await;
+        }
+        self.0.note("closed");
         self.0.inner.close_session(id).await
     }
 
@@ -233,9 +376,10 @@ impl SessionManager for Shared {
                 if matches!(message.notification, ClientNotification::CancelledNotification(_))
         );
         if cancels {
-            self.0.waiting.add_permits(1);
-            self.0.gate.acquire().await.unwrap().forget();
-            self.0.log.lock().unwrap().push("cancelled");
+            if self.0.at == At::CancelsAndResumes {
+                self.0.pass().await;
+            }
+            self.0.note("cancelled");
         }
         self.0.inner.accept_message(id, message).await
     }
@@ -253,8 +397,10 @@ impl SessionManager for Shared {
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let stream = self.0.inner.resume(id, last_event_id).await?;
-        self.0.waiting.add_permits(1);
-        self.0.gate.acquire().await.unwrap().forget();
+        if self.0.at == At::CancelsAndResumes {
+            self.0.pass().await;
+        }
+        self.0.note("resumed");
         Ok(stream)
     }
 
