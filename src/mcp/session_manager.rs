@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use futures_util::{FutureExt, Stream, TryFutureExt, future::Either};
+use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt};
 use rmcp::{
     model::{
         ClientJsonRpcMessage, ClientNotification, ClientRequest, GetExtensions, GetMeta,
@@ -293,29 +293,33 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let used = self.shared.sessions.begin_use(id);
+        let turn = self.shared.turn(id, &last_event_id).await;
         let ended = self.shared.ended(id, &last_event_id);
         if ended.is_some() || self.shared.owned.is_foreign(Some(id), &last_event_id) {
-            return Ok(Either::Left(kept::replay(ended, &last_event_id)));
+            return Ok(kept::replay(ended, &last_event_id).left_stream());
         }
-        let asked = self.shared.clone().ask(id.clone(), last_event_id.clone());
+        let asked = self
+            .shared
+            .clone()
+            .ask(id.clone(), last_event_id.clone(), turn);
         let go_on = |asked| {
             let used = used.as_ref().map(InUse::again);
             self.shared.read_unread(id, &last_event_id, asked, used);
         };
-        let resumed = GoingOn::new(asked, go_on).await;
+        let (resumed, turn) = GoingOn::new(asked, go_on).await;
         if resumed.is_err() {
             self.shared.overtaken(id, &last_event_id).await;
         }
         // The call may have ended while the manager was asked.
         if let Some(end) = self.shared.ended(id, &last_event_id) {
-            return Ok(Either::Left(kept::replay(Some(end), &last_event_id)));
+            return Ok(kept::replay(Some(end), &last_event_id).left_stream());
         }
-        resumed.map(|stream| {
-            let stream = self
-                .shared
-                .resumed(id, &last_event_id, stream, used.as_ref());
-            Either::Right(without_late(stream, used))
-        })
+        let stream = self
+            .shared
+            .resumed(id, &last_event_id, resumed?, used.as_ref());
+        // The next one is newer.
+        drop(turn);
+        Ok(without_late(stream, used).right_stream())
     }
 
     fn restore_session(

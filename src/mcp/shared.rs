@@ -29,6 +29,7 @@ use super::{
     going_on::GoingOn,
     late::Late,
     owned::Owned,
+    resuming::Turns,
     session::{Owner, Session, Sessions},
 };
 use crate::{
@@ -52,6 +53,7 @@ pub(super) struct Shared<M> {
     pub(super) registry: OnceLock<Arc<Registry>>,
     hasher: RandomState,
     pub(super) owned: Arc<Owned>,
+    pub(super) turns: Arc<Turns>,
 }
 
 // === impl Shared ===
@@ -68,6 +70,7 @@ impl<M> Shared<M> {
             registry: OnceLock::new(),
             hasher: RandomState::new(),
             owned: Arc::default(),
+            turns: Arc::default(),
         }
     }
 

@@ -3,7 +3,10 @@
 use std::{
     future::poll_fn,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
@@ -20,7 +23,8 @@ use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
         CallToolRequestParams, CallToolResponse, CallToolResult, ClientJsonRpcMessage,
-        ClientNotification, ContentBlock, ServerJsonRpcMessage,
+        ClientNotification, ContentBlock, NumberOrString, ProgressNotificationParam, ProgressToken,
+        ServerJsonRpcMessage,
     },
     service::RequestContext,
     transport::streamable_http_server::{
@@ -47,12 +51,19 @@ const IDLE: Duration = Duration::from_secs(60);
 /// To which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
+/// How long a resume waits for the one before it.
+const TURN: Duration = Duration::from_secs(10);
+
+/// How much fits into the queue of a session, and into a stream of it.
+const ROOM: usize = 2;
+
 /// Does something only when the gate is open. Writes down what it did.
 struct Gated {
     inner: LocalSessionManager,
     at: At,
     gate: Semaphore,
     waiting: Semaphore,
+    resumed: AtomicBool,
     log: Mutex<Vec<&'static str>>,
 }
 
@@ -61,6 +72,8 @@ struct Gated {
 enum At {
     /// Before a cancel, and after a resume.
     CancelsAndResumes,
+    /// Before the first resume. The others pass.
+    FirstResume,
     /// Before the end of a session.
     Close,
 }
@@ -77,6 +90,42 @@ impl ServerHandler for Waits {
     ) -> Result<CallToolResponse, ErrorData> {
         self.0.notified().await;
         Ok(CallToolResult::success(vec![ContentBlock::text("done")]).into())
+    }
+}
+
+/// The same, and has a tool that sends more than fits into a stream.
+#[derive(Clone, Default)]
+struct Floods {
+    waits: Waits,
+    sending: Arc<AtomicUsize>,
+}
+
+impl ServerHandler for Floods {
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        if request.name == "flood" {
+            let token = ProgressToken(NumberOrString::String("flood".into()));
+            // The first event of a stream is rmcp's.
+            for _ in 0..ROOM {
+                self.sending.fetch_add(1, Ordering::Relaxed);
+                let progress = ProgressNotificationParam::new(token.clone(), 1.0);
+                let _sent = context.peer.notify_progress(progress).await;
+            }
+        }
+        self.waits.call_tool(request, context).await
+    }
+}
+
+impl Floods {
+    /// Waits until nothing more can be sent.
+    async fn stuck(&self) {
+        while self.sending.load(Ordering::Relaxed) < ROOM {
+            yield_now().await;
+        }
+        a_while().await;
     }
 }
 
@@ -170,6 +219,80 @@ async fn an_idle_session_is_closed_once_though_who_waits_for_that_leaves() {
     gated.did(&["closed"]).await;
     let response = send(&app, resume(&session, "0/0")).await;
     assert_eq!(response.status(), 404);
+}
+
+/// A manager that takes the later one first would take the stream from the client that is there.
+#[tokio::test]
+async fn a_resume_that_was_given_up_does_not_end_the_stream_of_the_next() {
+    let gated = Arc::new(Gated::new(At::FirstResume));
+    let waits = Waits::default();
+    let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+    let id = cut(&app, &session).await;
+    give_up(&gated, send(&app, resume(&session, &id))).await;
+
+    let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
+    a_while().await;
+    gated.gate.add_permits(1);
+    gated.did(&["resumed", "resumed"]).await;
+    waits.0.notify_one();
+
+    let whole = whole(next.await.unwrap().unwrap()).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// Be its client there or not.
+#[tokio::test]
+async fn a_resume_that_hangs_holds_up_the_next_for_a_while_only() {
+    let clock = StoppedClock::stop();
+    for leaves in [false, true] {
+        let gated = Arc::new(Gated::new(At::FirstResume));
+        let waits = Waits::default();
+        let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
+        let session = open(&app).await;
+        let id = cut(&app, &session).await;
+        let mut hangs = Some(started(send(&app, resume(&session, &id))).await);
+        hangs.take_if(|_| leaves);
+        let next = started(send(&app, resume(&session, &id))).await;
+
+        clock.advance(TURN + TICK).await;
+        let next = within("the resume", next).await;
+        waits.0.notify_one();
+
+        let whole = whole(next).await;
+        assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    }
+}
+
+/// Both wait for room in the queue of their session. The first client leaves when there is some.
+#[tokio::test]
+async fn a_resume_that_was_given_up_in_a_full_queue_does_not_end_the_stream_of_the_next() {
+    let mut local = LocalSessionManager::default();
+    local.session_config.channel_capacity = ROOM;
+    let sessions = CancellableSessionManager::new(local);
+    let tools = Floods::default();
+    let app = serve_with(sessions, tools.clone(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+    let id = cut(&app, &session).await;
+    // Nobody reads it, so its session waits for it.
+    let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
+    within("a full stream", tools.stuck()).await;
+    for _ in 0..ROOM {
+        let accepted = send(&app, post(initialized(), Some(&session))).await;
+        assert_eq!(accepted.status(), 202);
+    }
+    let first = started(send(&app, resume(&session, &id))).await;
+    let next = started(send(&app, resume(&session, &id))).await;
+
+    drop(unread);
+    a_while().await;
+    drop(first);
+    let next = within("the resume", next).await;
+    a_while().await;
+    tools.waits.0.notify_one();
+
+    let whole = whole(next).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
 fn serve(gated: &Arc<Gated>, tools: Waits, layer: CancelOnDisconnectLayer) -> Router {
@@ -301,6 +424,7 @@ impl Gated {
             at,
             gate: Semaphore::new(0),
             waiting: Semaphore::new(0),
+            resumed: AtomicBool::new(false),
             log: Mutex::default(),
         }
     }
@@ -396,6 +520,10 @@ impl SessionManager for Shared {
         id: &SessionId,
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        let is_first = !self.0.resumed.swap(true, Ordering::Relaxed);
+        if self.0.at == At::FirstResume && is_first {
+            self.0.pass().await;
+        }
         let stream = self.0.inner.resume(id, last_event_id).await?;
         if self.0.at == At::CancelsAndResumes {
             self.0.pass().await;
