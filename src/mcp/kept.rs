@@ -6,11 +6,13 @@
 
 use std::{
     hash::{DefaultHasher, Hasher as _},
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 use rmcp::{
     model::{
         CallToolResult, ContentBlock, ErrorCode, ErrorData, NumberOrString, ServerJsonRpcMessage,
@@ -32,6 +34,17 @@ const RETRY: Duration = Duration::from_secs(3);
 /// Answers of at most so many bytes are put on their session's shelf, if they are only a text: 1 KiB. A larger
 /// one is not copied: it costs its allocator little beside what it cost itself.
 const SMALL: usize = 1024;
+
+/// What a store replays of an answered call, to the answer. If that is not there, it comes after everything else.
+pub(super) struct Completed<S> {
+    /// To be read on.
+    replayed: Option<S>,
+    request: Option<NumberOrString>,
+    /// What its client gets before the answer, unless it got an id to come back with.
+    repeated: Option<ServerSseMessage>,
+    /// The answer, unless it was there.
+    answered: Option<ServerSseMessage>,
+}
 
 /// An answer as the registry keeps it, with its size in bytes: a reference to the message.
 pub(super) fn keep(event: &ServerSseMessage, shelf: Option<&Shelf>) -> Option<(Answer, usize)> {
@@ -127,6 +140,15 @@ fn answered(answer: Answer) -> ServerSseMessage {
     answered
 }
 
+/// Which request a message answers.
+fn answers(message: &ServerJsonRpcMessage) -> Option<&NumberOrString> {
+    match message {
+        ServerJsonRpcMessage::Response(response) => Some(&response.id),
+        ServerJsonRpcMessage::Error(error) => error.id.as_ref(),
+        ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => None,
+    }
+}
+
 fn cancelled(request: &RequestId, reason: CancelReason) -> ServerSseMessage {
     let (code, message) = reason.error();
     let error = ErrorData::new(ErrorCode(code), message, None);
@@ -203,9 +225,55 @@ impl std::io::Write for Count {
     }
 }
 
+// === impl Completed ===
+
+impl<S> Completed<S> {
+    pub(super) fn new(replayed: S, answer: Answer, last_event_id: &str) -> Self {
+        let repeated = repeated(last_event_id, &answer);
+        let answered = answered(answer);
+        let request = answered.message.as_deref().and_then(answers).cloned();
+        Self {
+            replayed: Some(replayed),
+            request,
+            repeated: Some(repeated),
+            answered: Some(answered),
+        }
+    }
+
+    fn note(&mut self, event: &ServerSseMessage) {
+        let request = event.message.as_deref().and_then(answers);
+        let is_answer = request.is_some() && request == self.request.as_ref();
+        if is_answer {
+            self.answered = None;
+            // A store may wait for more. Nothing comes after an answer.
+            self.replayed = None;
+        }
+        if is_answer || event.event_id.is_some() {
+            self.repeated = None;
+        }
+    }
+}
+
+impl<S: Stream<Item = ServerSseMessage> + Unpin> Stream for Completed<S> {
+    type Item = ServerSseMessage;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if let Some(replayed) = &mut this.replayed {
+            if let Some(event) = ready!(replayed.poll_next_unpin(cx)) {
+                this.note(&event);
+                return Poll::Ready(Some(event));
+            }
+            this.replayed = None;
+        }
+        let repeated = this.repeated.take();
+        Poll::Ready(repeated.or_else(|| this.answered.take()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use futures_util::{FutureExt, StreamExt};
+    use futures_util::FutureExt;
     use serde_json::{Value, json};
 
     use super::*;
@@ -267,6 +335,22 @@ mod tests {
             let answered = serde_json::to_value(answered.message.as_deref()).unwrap();
             assert_eq!(answered, serde_json::to_value(&message).unwrap());
         }
+    }
+
+    #[test]
+    fn a_replay_is_over_with_the_answer_though_the_store_waits_for_more() {
+        let message = answer(json!({ "content": [] }));
+        let replayed = [None, Some(Arc::new(message.clone()))].map(|message| {
+            let mut event = ServerSseMessage::priming("later", RETRY);
+            event.message = message;
+            event
+        });
+        let replayed = stream::iter(replayed).chain(stream::pending());
+        let completed = Completed::new(replayed, keep_one(&message), "named");
+        let events = completed.collect::<Vec<_>>().now_or_never().unwrap();
+        assert_eq!(events.len(), 2, "{events:?}");
+        let last = serde_json::to_value(events[1].message.as_deref()).unwrap();
+        assert_eq!(last, serde_json::to_value(&message).unwrap());
     }
 
     /// Answers with this text in each place where one may be.

@@ -19,7 +19,7 @@ use rmcp::{
 
 use super::{
     going_on::GoingOn,
-    kept,
+    kept::{self, Completed},
     session::InUse,
     shared::Shared,
     stream::{BoundCall, CallStream, noted, without_late},
@@ -28,7 +28,7 @@ use super::{
 use crate::{
     call::{CallInfo, CancelReason},
     exchange::Attachment,
-    registry::{FIRST, Key},
+    registry::{End, FIRST, Key},
     token::CallToken,
 };
 
@@ -294,8 +294,12 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let used = self.shared.sessions.begin_use(id);
         let turn = self.shared.turn(id, &last_event_id).await;
+        let is_foreign = self.shared.owned.is_foreign(Some(id), &last_event_id);
+        let is_stored = !is_foreign && used.as_ref().is_some_and(InUse::is_stored);
         let ended = self.shared.ended(id, &last_event_id);
-        if ended.is_some() || self.shared.owned.is_foreign(Some(id), &last_event_id) {
+        // A store has all that its client missed.
+        let may_be_there = is_stored && matches!(ended, Some(End::Answered(_)));
+        if is_foreign || ended.is_some() && !may_be_there {
             return Ok(kept::replay(ended, &last_event_id).left_stream());
         }
         let asked = self
@@ -311,15 +315,23 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             self.shared.overtaken(id, &last_event_id).await;
         }
         // The call may have ended while the manager was asked.
-        if let Some(end) = self.shared.ended(id, &last_event_id) {
-            return Ok(kept::replay(Some(end), &last_event_id).left_stream());
-        }
-        let stream = self
-            .shared
-            .resumed(id, &last_event_id, resumed?, used.as_ref());
+        let ended = self.shared.ended(id, &last_event_id);
+        let resumed = match (ended, resumed) {
+            (Some(End::Answered(answer)), Ok(stream)) if is_stored => {
+                let completed = Completed::new(stream, answer, &last_event_id);
+                without_late(completed, used).left_stream()
+            }
+            (Some(end), _) => return Ok(kept::replay(Some(end), &last_event_id).left_stream()),
+            (None, resumed) => {
+                let stream = self
+                    .shared
+                    .resumed(id, &last_event_id, resumed?, used.as_ref());
+                without_late(stream, used).right_stream()
+            }
+        };
         // The next one is newer.
         drop(turn);
-        Ok(without_late(stream, used).right_stream())
+        Ok(resumed.right_stream())
     }
 
     fn restore_session(

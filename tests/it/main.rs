@@ -48,6 +48,7 @@ mod socket;
 mod stack;
 mod starved;
 mod steps;
+mod stored;
 mod streams;
 mod support;
 mod transparency;
