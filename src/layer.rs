@@ -55,7 +55,8 @@ pub struct CancelOnDisconnectLayer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Retain {
-    /// All, for 60 s at least: also one that was on its way when the link broke.
+    /// All, for 60 s at least: also one that was on its way when the link broke. Such an answer is the first to go
+    /// when there is no room.
     #[default]
     All,
     /// Those that came while nobody was there to take them.
@@ -204,8 +205,20 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets how many bytes of answers are kept: in all (16 MiB), and of one session (1 MiB). The oldest go
-    /// first. Holds for all clones of the layer.
+    /// Sets how many bytes of answers are kept: in all (16 MiB), and of one session (1 MiB). Holds for all clones of the
+    /// layer.
+    ///
+    /// An answer counts its texts and the size of everything else as JSON, and half a KiB. What is too large for
+    /// either number is not kept. When there is no room, those go first whose client was connected when they came, then
+    /// those that a client may still come for; the oldest first. Of the latter
+    /// [`Event::AnswerDropped`](crate::Event::AnswerDropped) tells.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().retain_at_most(64 << 20, 4 << 20);
+    /// assert!(layer.calls().is_empty());
+    /// ```
     pub fn retain_at_most(self, total: usize, session: usize) -> Self {
         self.registry.limit_memory(MemoryLimits { total, session });
         self

@@ -14,7 +14,7 @@ use crate::{
     cancel::{Announced, CancelError, Injection},
     detach::{DetachCause, Detachment},
     layer::Retain,
-    observe::{Event, Remark, log_limit},
+    observe::{Event, Remark, log_dropped, log_limit},
     policy::Verdict,
     registry::{Answer, Detached, End, Ended, Finished, Generation, Limit, UNSEEN_FOR, Wait},
 };
@@ -356,6 +356,27 @@ impl Exchange {
             });
         }
         self.release_span(id);
+        if finished.dropped {
+            self.report_dropped();
+        }
+    }
+
+    /// There was no room for what is kept of some calls, be it this one or others.
+    fn report_dropped(&self) {
+        let registry = &self.instance.registry;
+        let dropped = registry.take_dropped();
+        for dropped in &dropped {
+            // Not in the span of this call, which has nothing to do with it.
+            self.instance.report(&Event::AnswerDropped {
+                call: dropped.call,
+                session: &dropped.session,
+                outcome: dropped.outcome,
+                bytes: dropped.bytes,
+            });
+        }
+        if let Some(answers) = registry.dropped(dropped.len()) {
+            log_dropped(answers);
+        }
     }
 
     fn remembered_until(&self, call: &CallInfo) -> Instant {

@@ -43,3 +43,39 @@ impl<F, G: FnOnce(Pin<Box<F>>)> Drop for GoingOn<F, G> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use futures_util::FutureExt;
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_half_way_goes_on_from_there() {
+        let steps = Cell::new(0);
+        let step = || steps.set(steps.get() + 1);
+        let mut handed_on = None;
+        let work = async {
+            step();
+            yield_now().await;
+            step();
+        };
+        let mut going_on = GoingOn::new(work, |work| handed_on = Some(work));
+        assert_eq!((&mut going_on).now_or_never(), None);
+        assert_eq!(steps.get(), 1);
+        drop(going_on);
+        assert_eq!(handed_on.unwrap().now_or_never(), Some(()));
+        assert_eq!(steps.get(), 2);
+    }
+
+    #[test]
+    fn what_has_ended_does_not_go_on() {
+        let mut handed_on = false;
+        let going_on = GoingOn::new(async { 7 }, |_| handed_on = true);
+        assert_eq!(going_on.now_or_never(), Some(7));
+        assert!(!handed_on);
+    }
+}

@@ -6,11 +6,13 @@
 
 use std::{
     hash::{DefaultHasher, Hasher as _},
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 use rmcp::{
     model::{
         CallToolResult, ContentBlock, ErrorCode, ErrorData, NumberOrString, ServerJsonRpcMessage,
@@ -33,14 +35,26 @@ const RETRY: Duration = Duration::from_secs(3);
 /// one is not copied: it costs its allocator little beside what it cost itself.
 const SMALL: usize = 1024;
 
+/// What a store replays of an answered call, to the answer. If that is not there, it comes after everything else.
+pub(super) struct Completed<S> {
+    /// To be read on.
+    replayed: Option<S>,
+    request: Option<NumberOrString>,
+    /// What its client gets before the answer, unless it got an id to come back with.
+    repeated: Option<ServerSseMessage>,
+    /// The answer, unless it was there.
+    answered: Option<ServerSseMessage>,
+}
+
 /// An answer as the registry keeps it, with its size in bytes: a reference to the message.
 pub(super) fn keep(event: &ServerSseMessage, shelf: Option<&Shelf>) -> Option<(Answer, usize)> {
     let message = event.message.as_ref()?;
-    let weight = weigh(message)?;
-    let shelf = shelf.filter(|_| weight <= SMALL);
-    let content = match shelf.and_then(|shelf| Some((shelf, as_text(message)?))) {
-        Some((shelf, (id, text))) => Content::Text(id.into(), shelf.put(text)),
-        None => Content::Message(message.clone()),
+    let (content, weight) = match shelf.and_then(|shelf| Some((shelf, as_small_text(message)?))) {
+        Some((shelf, (id, text))) => {
+            let weight = text_of(id) + text.len();
+            (Content::Text(id.into(), shelf.put(text)), weight)
+        }
+        None => (Content::Message(message.clone()), weigh(message)?),
     };
     let answer = Answer {
         content,
@@ -50,8 +64,8 @@ pub(super) fn keep(event: &ServerSseMessage, shelf: Option<&Shelf>) -> Option<(A
     Some((answer, weight))
 }
 
-/// The id and the text of an answer that is [made](from_text) of nothing else.
-fn as_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &str)> {
+/// The id and the text of a small answer that is [made](from_text) of nothing else.
+fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &str)> {
     let ServerJsonRpcMessage::Response(response) = message else {
         return None;
     };
@@ -61,7 +75,8 @@ fn as_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &str)> {
     let [ContentBlock::Text(content)] = result.content.as_slice() else {
         return None;
     };
-    (*result == from_text(&content.text)).then_some((&response.id, &content.text))
+    let is_alone = content.text.len() <= SMALL && *result == from_text(&content.text);
+    is_alone.then_some((&response.id, &content.text))
 }
 
 /// What a tool that returns a string answers in a session.
@@ -95,26 +110,43 @@ pub(super) fn replay(
 ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<> {
     let (first, second) = match end {
         None => (None, None),
-        Some(End::Answered(answer)) => {
-            // The client keeps the `retry` it saw last for all its streams: it must be the server's own.
-            let retry = answer.retry.unwrap_or(RETRY);
-            let repeated = ServerSseMessage::priming(last_event_id, retry);
-            let mut answered = ServerSseMessage::default();
-            answered.message = match answer.content {
-                Content::Text(id, text) => {
-                    let text = str::from_utf8(&text).ok();
-                    text.map(|text| {
-                        let result = ServerResult::CallToolResult(from_text(text));
-                        Arc::new(ServerJsonRpcMessage::response(result, (&id).into()))
-                    })
-                }
-                Content::Message(message) => message.downcast().ok(),
-            };
-            (Some(repeated), Some(answered))
-        }
+        Some(End::Answered(answer)) => (
+            Some(repeated(last_event_id, &answer)),
+            Some(answered(answer)),
+        ),
         Some(End::Cancelled(request, reason)) => (None, Some(cancelled(&request, reason))),
     };
     stream::iter(first.into_iter().chain(second))
+}
+
+/// An event without a message that repeats the id which the client named.
+fn repeated(last_event_id: &str, answer: &Answer) -> ServerSseMessage {
+    // The client keeps the `retry` it saw last for all its streams: it must be the server's own.
+    ServerSseMessage::priming(last_event_id, answer.retry.unwrap_or(RETRY))
+}
+
+fn answered(answer: Answer) -> ServerSseMessage {
+    let mut answered = ServerSseMessage::default();
+    answered.message = match answer.content {
+        Content::Text(id, text) => {
+            let text = str::from_utf8(&text).ok();
+            text.map(|text| {
+                let result = ServerResult::CallToolResult(from_text(text));
+                Arc::new(ServerJsonRpcMessage::response(result, (&id).into()))
+            })
+        }
+        Content::Message(message) => message.downcast().ok(),
+    };
+    answered
+}
+
+/// Which request a message answers.
+fn answers(message: &ServerJsonRpcMessage) -> Option<&NumberOrString> {
+    match message {
+        ServerJsonRpcMessage::Response(response) => Some(&response.id),
+        ServerJsonRpcMessage::Error(error) => error.id.as_ref(),
+        ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => None,
+    }
 }
 
 fn cancelled(request: &RequestId, reason: CancelReason) -> ServerSseMessage {
@@ -124,20 +156,52 @@ fn cancelled(request: &RequestId, reason: CancelReason) -> ServerSseMessage {
     ServerSseMessage::from_message(ServerJsonRpcMessage::error(error, Some(id)))
 }
 
-/// About how many bytes a message takes. Text content, which is nearly all there is, is not walked.
+/// About how many bytes a message takes. Plain text, which is nearly all there is, is not walked.
 fn weigh(message: &ServerJsonRpcMessage) -> Option<usize> {
     let ServerJsonRpcMessage::Response(response) = message else {
         return serialized(message);
     };
-    match &response.result {
-        ServerResult::CallToolResult(result) if result.structured_content.is_none() => {
-            let weights = result.content.iter().map(|content| match content {
-                ContentBlock::Text(text) => Some(text.text.len()),
-                other => serialized(other),
-            });
-            weights.sum()
-        }
-        other => serialized(other),
+    let weight = match &response.result {
+        ServerResult::CallToolResult(result) => weigh_result(result)?,
+        other => serialized(other)?,
+    };
+    Some(text_of(&response.id) + weight)
+}
+
+fn weigh_result(result: &CallToolResult) -> Option<usize> {
+    let CallToolResult {
+        result_type,
+        content,
+        structured_content,
+        is_error: _,
+        meta,
+        ..
+    } = result;
+    let mut weight = content.capacity() * size_of::<ContentBlock>();
+    for block in content {
+        weight += match block {
+            ContentBlock::Text(block) if block.meta.is_none() && block.annotations.is_none() => {
+                block.text.capacity()
+            }
+            other => serialized(other)?,
+        };
+    }
+    let extras = [
+        structured_content.as_ref().map(serialized),
+        result_type.as_ref().map(serialized),
+        meta.as_ref().map(serialized),
+    ];
+    for extra in extras.into_iter().flatten() {
+        weight += extra?;
+    }
+    Some(weight)
+}
+
+/// How long the text of an id is.
+fn text_of(id: &NumberOrString) -> usize {
+    match id {
+        NumberOrString::String(text) => text.len(),
+        NumberOrString::Number(_) => 0,
     }
 }
 
@@ -161,9 +225,55 @@ impl std::io::Write for Count {
     }
 }
 
+// === impl Completed ===
+
+impl<S> Completed<S> {
+    pub(super) fn new(replayed: S, answer: Answer, last_event_id: &str) -> Self {
+        let repeated = repeated(last_event_id, &answer);
+        let answered = answered(answer);
+        let request = answered.message.as_deref().and_then(answers).cloned();
+        Self {
+            replayed: Some(replayed),
+            request,
+            repeated: Some(repeated),
+            answered: Some(answered),
+        }
+    }
+
+    fn note(&mut self, event: &ServerSseMessage) {
+        let request = event.message.as_deref().and_then(answers);
+        let is_answer = request.is_some() && request == self.request.as_ref();
+        if is_answer {
+            self.answered = None;
+            // A store may wait for more. Nothing comes after an answer.
+            self.replayed = None;
+        }
+        if is_answer || event.event_id.is_some() {
+            self.repeated = None;
+        }
+    }
+}
+
+impl<S: Stream<Item = ServerSseMessage> + Unpin> Stream for Completed<S> {
+    type Item = ServerSseMessage;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if let Some(replayed) = &mut this.replayed {
+            if let Some(event) = ready!(replayed.poll_next_unpin(cx)) {
+                this.note(&event);
+                return Poll::Ready(Some(event));
+            }
+            this.replayed = None;
+        }
+        let repeated = this.repeated.take();
+        Poll::Ready(repeated.or_else(|| this.answered.take()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use futures_util::{FutureExt, StreamExt};
+    use futures_util::FutureExt;
     use serde_json::{Value, json};
 
     use super::*;
@@ -225,5 +335,110 @@ mod tests {
             let answered = serde_json::to_value(answered.message.as_deref()).unwrap();
             assert_eq!(answered, serde_json::to_value(&message).unwrap());
         }
+    }
+
+    #[test]
+    fn a_replay_is_over_with_the_answer_though_the_store_waits_for_more() {
+        let message = answer(json!({ "content": [] }));
+        let replayed = [None, Some(Arc::new(message.clone()))].map(|message| {
+            let mut event = ServerSseMessage::priming("later", RETRY);
+            event.message = message;
+            event
+        });
+        let replayed = stream::iter(replayed).chain(stream::pending());
+        let completed = Completed::new(replayed, keep_one(&message), "named");
+        let events = completed.collect::<Vec<_>>().now_or_never().unwrap();
+        assert_eq!(events.len(), 2, "{events:?}");
+        let last = serde_json::to_value(events[1].message.as_deref()).unwrap();
+        assert_eq!(last, serde_json::to_value(&message).unwrap());
+    }
+
+    /// Answers with this text in each place where one may be.
+    fn places(text: &str) -> Vec<Value> {
+        let with = |mut of: Value, key: &str, value: Value| {
+            of[key] = value;
+            of
+        };
+        let meta = json!({ "of.a/b": text });
+        let plain = json!({ "type": "text", "text": "a" });
+        let image = json!({ "type": "image", "data": "a", "mimeType": "a/b" });
+        let audio = json!({ "type": "audio", "data": "a", "mimeType": "a/b" });
+        let link = json!({ "type": "resource_link", "uri": "a:b", "name": "a" });
+        let within = json!({ "uri": "a:b", "text": "a" });
+        let resource = json!({ "type": "resource", "resource": within });
+        let mut blocks = vec![
+            with(plain.clone(), "text", json!(text)),
+            with(image.clone(), "data", json!(text)),
+            with(image.clone(), "mimeType", json!(text)),
+            with(audio.clone(), "data", json!(text)),
+            with(link.clone(), "description", json!(text)),
+        ];
+        for (key, value) in [
+            ("text", json!(text)),
+            ("uri", json!(text)),
+            ("_meta", meta.clone()),
+        ] {
+            let changed = with(within.clone(), key, value);
+            blocks.push(with(resource.clone(), "resource", changed));
+        }
+        let blob = json!({ "uri": "a:b", "blob": text });
+        blocks.push(with(resource.clone(), "resource", blob));
+        for block in [plain.clone(), image, audio, link, resource] {
+            blocks.push(with(block, "_meta", meta.clone()));
+        }
+        let contents = blocks
+            .into_iter()
+            .map(|block| json!({ "content": [plain, block] }));
+        let results = contents.chain([
+            json!({ "content": [], "structuredContent": { "a": text } }),
+            json!({ "content": [], "structuredContent": text }),
+            json!({ "content": [], "_meta": meta }),
+            json!({ "content": [], "resultType": text }),
+            json!({ "tools": [{ "name": text, "inputSchema": {} }] }),
+            json!({ "of nobody": text }),
+        ]);
+        let answers = results.map(|result| json!({ "id": 7, "result": result }));
+        let others = [
+            json!({ "id": text, "result": { "content": [plain] } }),
+            json!({ "id": 7, "error": { "code": 1, "message": text } }),
+            json!({ "id": 7, "error": { "code": 1, "message": "a", "data": text } }),
+        ];
+        let answers = answers.chain(others);
+        answers
+            .map(|answer| with(answer, "jsonrpc", json!("2.0")))
+            .collect()
+    }
+
+    #[test]
+    fn an_answer_weighs_what_it_holds_wherever_that_is() {
+        const MUCH: usize = 5_000_000;
+        let shown = places("…");
+        for (place, shown) in places(&"x".repeat(MUCH)).into_iter().zip(shown) {
+            let message = serde_json::from_value(place).unwrap();
+            let event = ServerSseMessage::from_message(message);
+            let (_, weight) = keep(&event, Some(&Shelf::default())).unwrap();
+            assert!(
+                (MUCH..MUCH + 10_000).contains(&weight),
+                "{weight} for {shown}"
+            );
+        }
+    }
+
+    #[test]
+    fn annotations_of_a_text_are_weighed() {
+        let annotations = json!({ "audience": vec!["user"; 100_000] });
+        let block = json!({ "type": "text", "text": "a", "annotations": annotations });
+        let event = ServerSseMessage::from_message(answer(json!({ "content": [block] })));
+        let (_, weight) = keep(&event, None).unwrap();
+        assert!(weight >= 100_000 * "\"user\"".len(), "{weight}");
+    }
+
+    #[test]
+    fn blocks_without_text_are_no_free_gift() {
+        let block = json!({ "type": "text", "text": "" });
+        let message = answer(json!({ "content": vec![block; 10_000] }));
+        let event = ServerSseMessage::from_message(message);
+        let (_, weight) = keep(&event, None).unwrap();
+        assert!(weight >= 10_000 * size_of::<ContentBlock>(), "{weight}");
     }
 }

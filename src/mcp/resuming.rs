@@ -1,13 +1,25 @@
 //! What a resume gets: the manager's stream, or what is known of the call without it.
+//!
+//! The manager is asked for the resumes of a call one at a time, in the order in which they came: rmcp gives the call's
+//! stream to whom it hears last, and ends the one before. Several that wait for room in the queue of a session may be
+//! heard in any order, and one of them may be in a task by then, its client gone.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use futures_util::Stream;
 use rmcp::transport::streamable_http_server::{
     SessionManager,
     session::{ServerSseMessage, SessionId},
 };
-use tokio::time::timeout;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 use super::{
     kept,
@@ -16,6 +28,7 @@ use super::{
     stream::{BoundCall, CallStream, read_on},
 };
 use crate::{
+    call::CallId,
     exchange::Attachment,
     registry::{Answer, End, NOBODYS, Named},
 };
@@ -26,6 +39,62 @@ pub(super) type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + S
 /// How long a resume may take that nobody waits for any more: 10 s. A manager whose client does not read may hold
 /// it back.
 const UNREAD_LIMIT: Duration = Duration::from_secs(10);
+
+/// The calls of which resumes are asked for, each with a single permit: a tokio semaphore is fair.
+#[derive(Default)]
+pub(super) struct Turns(Mutex<HashMap<CallId, Arc<Semaphore>>>);
+
+/// A resume that waits for its turn, or has it. The next one has its turn when this is dropped.
+pub(super) struct Turn {
+    turns: Arc<Turns>,
+    call: CallId,
+    semaphore: Arc<Semaphore>,
+    /// `None` if the one before took too long.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// What the manager answered to a resume, whose turn it still is.
+pub(super) type Asked<E> = (Result<Resumed, E>, Option<Turn>);
+
+// === impl Turns ===
+
+impl Turns {
+    fn enter(self: &Arc<Self>, call: CallId) -> Turn {
+        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let semaphore = turns.entry(call);
+        let semaphore = semaphore.or_insert_with(|| Arc::new(Semaphore::new(1)));
+        Turn {
+            turns: self.clone(),
+            call,
+            semaphore: semaphore.clone(),
+            permit: None,
+        }
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    /// Waits for those that came before. One whose client has left is given up after the same time.
+    async fn come(mut self) -> Self {
+        let permit = timeout(UNREAD_LIMIT, self.semaphore.clone().acquire_owned()).await;
+        self.permit = permit.ok().and_then(Result::ok);
+        self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.permit = None;
+        let mut turns = self.turns.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(turn) = turns.entry(self.call)
+            // The map's, and this one's.
+            && Arc::strong_count(turn.get()) == 2
+        {
+            turn.remove();
+        }
+    }
+}
 
 // === impl Shared ===
 
@@ -50,14 +119,24 @@ impl<M: SessionManager> Shared<M> {
         }
     }
 
+    /// Waits for the turn of a resume, if it names a call in flight.
+    pub(super) async fn turn(&self, session: &SessionId, last_event_id: &str) -> Option<Turn> {
+        match self.named(session, last_event_id) {
+            Named::Call(id) => Some(self.turns.enter(id).come().await),
+            _ => None,
+        }
+    }
+
     /// Asks the manager for a stream.
     pub(super) async fn ask(
         self: Arc<Self>,
         session: SessionId,
         last_event_id: String,
-    ) -> Result<Resumed, M::Error> {
-        let stream = self.manager.resume(&session, last_event_id).await?;
-        Ok(Box::pin(stream))
+        turn: Option<Turn>,
+    ) -> Asked<M::Error> {
+        let resumed = self.manager.resume(&session, last_event_id).await;
+        let resumed = resumed.map(|stream| -> Resumed { Box::pin(stream) });
+        (resumed, turn)
     }
 
     /// The stream of a resume that the manager accepted, as the newest of the call that it names.
@@ -100,7 +179,7 @@ impl<M: SessionManager> Shared<M> {
         &self,
         session: &SessionId,
         last_event_id: &str,
-        asked: Pin<Box<impl Future<Output = Result<Resumed, M::Error>> + Send + 'static>>,
+        asked: Pin<Box<impl Future<Output = Asked<M::Error>> + Send + 'static>>,
         used: Option<InUse>,
     ) {
         let Some(registry) = self.registry.get().cloned() else {
@@ -112,9 +191,10 @@ impl<M: SessionManager> Shared<M> {
         let form = self.form();
         let spawner = registry.clone();
         spawner.spawn(async move {
-            if let Ok(Ok(stream)) = timeout(UNREAD_LIMIT, asked).await
+            if let Ok((Ok(stream), turn)) = timeout(UNREAD_LIMIT, asked).await
                 && let Some(exchange) = registry.call(id)
             {
+                drop(turn);
                 let attachment = Attachment {
                     exchange,
                     id,

@@ -312,6 +312,11 @@ impl InUse {
         &self.0.id
     }
 
+    /// Whether a store has its events.
+    pub(super) fn is_stored(&self) -> bool {
+        self.0.owned.is_some()
+    }
+
     /// An event of the session goes out for the first time.
     pub(super) fn note(&self, event: &ServerSseMessage) {
         if let Some(owned) = &self.0.owned {

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use futures_util::{FutureExt, Stream, TryFutureExt, future::Either};
+use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt, future::Either};
 use rmcp::{
     model::{
         ClientJsonRpcMessage, ClientNotification, ClientRequest, GetExtensions, GetMeta,
@@ -19,7 +19,7 @@ use rmcp::{
 
 use super::{
     going_on::GoingOn,
-    kept,
+    kept::{self, Completed},
     session::InUse,
     shared::Shared,
     stream::{BoundCall, CallStream, noted, without_late},
@@ -29,7 +29,7 @@ use crate::{
     call::{CallInfo, CancelReason},
     exchange::Attachment,
     observe::Remark,
-    registry::{FIRST, Key},
+    registry::{End, FIRST, Key},
     token::CallToken,
 };
 
@@ -253,8 +253,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         if served.is_some_and(|served| !self.shared.sessions.is_current(&served)) {
             return Ok(());
         }
-        self.shared.end_session(id).await;
-        self.shared.manager.close_session(id).await
+        self.shared.end_session(id.clone()).await
     }
 
     fn create_stream(
@@ -337,29 +336,45 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
         let used = self.shared.sessions.begin_use(id);
+        let turn = self.shared.turn(id, &last_event_id).await;
+        let is_foreign = self.shared.owned.is_foreign(Some(id), &last_event_id);
+        let is_stored = !is_foreign && used.as_ref().is_some_and(InUse::is_stored);
         let ended = self.shared.ended(id, &last_event_id);
-        if ended.is_some() || self.shared.owned.is_foreign(Some(id), &last_event_id) {
-            return Ok(Either::Left(kept::replay(ended, &last_event_id)));
+        // A store has all that its client missed.
+        let may_be_there = is_stored && matches!(ended, Some(End::Answered(_)));
+        if is_foreign || ended.is_some() && !may_be_there {
+            return Ok(kept::replay(ended, &last_event_id).left_stream());
         }
-        let asked = self.shared.clone().ask(id.clone(), last_event_id.clone());
+        let asked = self
+            .shared
+            .clone()
+            .ask(id.clone(), last_event_id.clone(), turn);
         let go_on = |asked| {
             let used = used.as_ref().map(InUse::again);
             self.shared.read_unread(id, &last_event_id, asked, used);
         };
-        let resumed = GoingOn::new(asked, go_on).await;
+        let (resumed, turn) = GoingOn::new(asked, go_on).await;
         if resumed.is_err() {
             self.shared.overtaken(id, &last_event_id).await;
         }
         // The call may have ended while the manager was asked.
-        if let Some(end) = self.shared.ended(id, &last_event_id) {
-            return Ok(Either::Left(kept::replay(Some(end), &last_event_id)));
-        }
-        resumed.map(|stream| {
-            let stream = self
-                .shared
-                .resumed(id, &last_event_id, stream, used.as_ref());
-            Either::Right(without_late(stream, used))
-        })
+        let ended = self.shared.ended(id, &last_event_id);
+        let resumed = match (ended, resumed) {
+            (Some(End::Answered(answer)), Ok(stream)) if is_stored => {
+                let completed = Completed::new(stream, answer, &last_event_id);
+                without_late(completed, used).left_stream()
+            }
+            (Some(end), _) => return Ok(kept::replay(Some(end), &last_event_id).left_stream()),
+            (None, resumed) => {
+                let stream = self
+                    .shared
+                    .resumed(id, &last_event_id, resumed?, used.as_ref());
+                without_late(stream, used).right_stream()
+            }
+        };
+        // The next one is newer.
+        drop(turn);
+        Ok(resumed.right_stream())
     }
 
     fn restore_session(

@@ -4,6 +4,7 @@ use std::{
     any::TypeId,
     collections::hash_map::RandomState,
     hash::BuildHasher,
+    pin::Pin,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -25,7 +26,9 @@ use rmcp::{
 use tracing::warn;
 
 use super::{
+    going_on::GoingOn,
     owned::Owned,
+    resuming::Turns,
     session::{Owner, Serving, Session, Sessions},
 };
 use crate::{
@@ -52,6 +55,7 @@ pub(super) struct Shared<M> {
     hasher: RandomState,
     pub(super) owned: Arc<Owned>,
     pub(super) remarks: Remarks,
+    pub(super) turns: Arc<Turns>,
 }
 
 // === impl Shared ===
@@ -70,6 +74,7 @@ impl<M> Shared<M> {
             hasher: RandomState::new(),
             owned: Arc::default(),
             remarks: Remarks::default(),
+            turns: Arc::default(),
         }
     }
 
@@ -97,11 +102,6 @@ impl<M> Shared<M> {
         registry.map_or_else(Vec::new, |registry| {
             registry.take_session(&self.session(session))
         })
-    }
-
-    pub(super) async fn end_session(&self, id: &SessionId) {
-        self.end_calls(id).await;
-        self.sessions.remove(id);
     }
 
     /// Cancels what is in flight. What is on its way into the session already arrives as well: once it is closed,
@@ -210,13 +210,34 @@ impl<M: SessionManager> Shared<M> {
 
     /// A request for a session came. If that was closed for being idle a moment ago, the manager inside
     /// does not know it any more when this returns.
-    pub(super) async fn touch_session(&self, id: &SessionId) {
+    pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
         // Another runtime may have run the timer, and have ended.
         self.timer.on_this_runtime();
         if let Some(session) = self.sessions.touch(id) {
-            // Rare and large: the future of every request holds this one.
-            Box::pin(self.close(&session)).await;
+            let go_on = |closed| self.timer.spawn(closed);
+            GoingOn::new(self.clone().close(session), go_on).await;
         }
+    }
+
+    /// Ends a session as its client asks. Once begun, it is gone through with, be the client there or not.
+    pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
+        // Whoever ends it need not have asked for it before.
+        self.timer.on_this_runtime();
+        let go_on = |ended: Pin<Box<_>>| {
+            self.timer.spawn(async move {
+                let ended: Result<(), M::Error> = ended.await;
+                if let Err(error) = ended {
+                    warn!(target: "mcp_cancel_on_disconnect", %error, "session not closed");
+                }
+            });
+        };
+        GoingOn::new(self.clone().end(id), go_on).await
+    }
+
+    async fn end(self: Arc<Self>, id: SessionId) -> Result<(), M::Error> {
+        self.end_calls(&id).await;
+        self.sessions.remove(&id);
+        self.manager.close_session(&id).await
     }
 
     /// The store as clients without a session may use it.
@@ -225,7 +246,7 @@ impl<M: SessionManager> Shared<M> {
         Some(self.owned.guard(store))
     }
 
-    async fn close(&self, session: &Arc<Session>) {
+    async fn close(self: Arc<Self>, session: Arc<Session>) {
         let close = async {
             let id = session.id();
             self.end_calls(id).await;
@@ -233,7 +254,7 @@ impl<M: SessionManager> Shared<M> {
                 warn!(target: "mcp_cancel_on_disconnect", %error, "idle session not closed");
             }
             // Last: who asks for the session before waits here, and the manager inside would still take calls.
-            self.sessions.remove_this(session);
+            self.sessions.remove_this(&session);
         };
         session.close_once(close).await;
     }
@@ -250,7 +271,7 @@ impl<M: SessionManager> Owner for Shared<M> {
         self.timer.spawn(async move {
             let session = this.sessions.find(&id);
             if let Some(session) = session.filter(|session| session.is_over()) {
-                this.close(&session).await;
+                this.close(session).await;
             }
         });
     }

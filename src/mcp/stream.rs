@@ -255,11 +255,11 @@ impl BoundCall {
     }
 
     fn answered(mut self, event: &ServerSseMessage, used: Option<&InUse>) {
+        // The others are kept longer, and each would keep a whole board.
+        let shelf = used.filter(|_| self.watched == Watched::ByClient);
+        let kept = kept::keep(event, shelf.map(InUse::shelf));
         self.watched = Watched::NoMore;
-        self.attachment.exchange.answered(
-            self.attachment.id,
-            kept::keep(event, used.map(InUse::shelf)),
-        );
+        self.attachment.exchange.answered(self.attachment.id, kept);
     }
 
     /// The manager could not open its stream.

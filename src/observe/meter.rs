@@ -20,6 +20,7 @@ const DETACHES: &str = "mcp_call_detaches_total";
 const RESUMES: &str = "mcp_call_resumes_total";
 const CANCELS_FAILED: &str = "mcp_call_cancels_failed_total";
 const UNTRACKED: &str = "mcp_calls_untracked_total";
+const ANSWERS_DROPPED: &str = "mcp_answers_dropped_total";
 const UNWATCHED: &str = "mcp_requests_unwatched_total";
 const DURATION: &str = "mcp_call_duration_seconds";
 const DETACHED_FOR: &str = "mcp_call_detached_seconds";
@@ -40,6 +41,7 @@ const OTHER: &str = "other";
 /// | `mcp_call_resumes_total` | counter | `method` | times that a client came back for its call |
 /// | `mcp_call_cancels_failed_total` | counter | `method` | cancels of which the server could not be told |
 /// | `mcp_calls_untracked_total` | counter | `limit` | calls for which there was no room, see [`Limits`](crate::Limits) |
+/// | `mcp_answers_dropped_total` | counter | `outcome` | answers that were not kept for clients that are away, for want of room |
 /// | `mcp_requests_unwatched_total` | counter | `why` | request bodies that could not be read as JSON-RPC |
 /// | `mcp_call_duration_seconds` | histogram | `method`, `outcome` | start to end |
 /// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one time without a client, until the outcome or until `resumed` |
@@ -185,6 +187,9 @@ impl Observer for Metrics {
             Event::Untracked { limit, .. } => {
                 counter!(UNTRACKED, "limit" => limit.name()).increment(1);
             }
+            Event::AnswerDropped { outcome, .. } => {
+                counter!(ANSWERS_DROPPED, "outcome" => outcome_name(*outcome)).increment(1);
+            }
             Event::Unknown { why } => {
                 counter!(UNWATCHED, "why" => why_name(*why)).increment(1);
             }
@@ -212,6 +217,11 @@ fn describe() {
         UNTRACKED,
         Unit::Count,
         "Calls beyond a limit, which run on untracked"
+    );
+    describe_counter!(
+        ANSWERS_DROPPED,
+        Unit::Count,
+        "Answers for which there was no room until their clients came back"
     );
     describe_counter!(
         UNWATCHED,

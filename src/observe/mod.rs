@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    call::{CallInfo, Outcome},
+    call::{CallId, CallInfo, Outcome},
     cancel::CancelError,
     detach::{DetachCause, Detachment},
     envelope::Unknown,
@@ -27,7 +27,7 @@ pub(crate) use self::trace::HandlerEnd;
 pub use self::trace::SessionIds;
 pub(crate) use self::{
     remarks::{Remark, Remarks},
-    trace::log_limit,
+    trace::{log_dropped, log_limit},
 };
 
 /// Something that happened to a call, or a request that could not be read as one.
@@ -88,6 +88,22 @@ pub enum Event<'a> {
         /// What there are too many of.
         limit: Limit,
     },
+    /// What was kept of an ended call had to go, or could not be kept: there is no room. Its client, which was away
+    /// when the answer came, or whose call was cancelled, may come for it in vain.
+    ///
+    /// Told by the call that needed the room, mostly another one, to its observers.
+    #[non_exhaustive]
+    AnswerDropped {
+        /// The call.
+        call: CallId,
+        /// The id of its session.
+        session: &'a str,
+        /// How it ended.
+        outcome: Outcome,
+        /// How many bytes were counted for it, see
+        /// [`retain_at_most`](crate::CancelOnDisconnectLayer::retain_at_most).
+        bytes: usize,
+    },
     /// The body of a POST could not be read as JSON-RPC with certainty. It went to the inner service
     /// untouched, and nothing in it will be cancelled.
     #[non_exhaustive]
@@ -107,7 +123,8 @@ pub enum Event<'a> {
 /// - It should not panic. If it does, the panic is caught and nothing more comes of it, for the call as for the other
 ///   observers. (The panic hook still prints it; with `panic = "abort"` the process ends.)
 ///
-/// The current span is that in which the call's request was served, if there was one.
+/// The current span is that in which the call's request was served, if there was one; of an
+/// [`AnswerDropped`](Event::AnswerDropped) it may be any.
 ///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};

@@ -117,6 +117,19 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
             limit = limit.name(),
             "call is not tracked"
         ),
+        Event::AnswerDropped {
+            call,
+            session,
+            outcome,
+            bytes,
+        } => debug!(
+            target: "mcp_cancel_on_disconnect",
+            %call,
+            mcp.session.id = sessions.shown(session).as_deref(),
+            ?outcome,
+            bytes,
+            "kept answer dropped",
+        ),
         Event::Unknown { why } => {
             debug!(target: "mcp_cancel_on_disconnect", %why, "request body is not watched");
         }
@@ -186,6 +199,15 @@ pub(crate) fn log_limit(limit: Limit, calls: u64) {
         limit = limit.name(),
         calls,
         "limit reached: calls run on untracked",
+    );
+}
+
+/// So many answers were dropped since that was said last.
+pub(crate) fn log_dropped(answers: u64) {
+    warn!(
+        target: "mcp_cancel_on_disconnect",
+        answers,
+        "no room for answers of clients that are away: they are dropped",
     );
 }
 

@@ -45,6 +45,7 @@ use tokio::time::Instant;
 use self::{
     entry::{Look, Place, Times},
     index::{ById, Names, Slot, Slots},
+    memory::Leaving,
     room::GiveBack,
     scopes::Scopes,
     sessions::Sessions,
@@ -71,7 +72,7 @@ pub(crate) use self::{
     entry::{Entry, Expired, FIRST, Generation, LATE, Wait},
     find::Named,
     index::{Key, Scope, SessionKey, StreamId},
-    memory::{End, Ended, Limits as MemoryLimits},
+    memory::{Dropped, End, Ended, Limits as MemoryLimits},
     streams::Form,
 };
 
@@ -102,6 +103,8 @@ pub(crate) struct Finished {
     pub(crate) injectable: bool,
     /// Its time without a client, if it had none.
     pub(crate) detachment: Option<Detachment>,
+    /// Whether something was [dropped](Core::take_dropped) from the memory.
+    pub(crate) dropped: bool,
 }
 
 /// A call that is gone without having been finished.
@@ -374,14 +377,27 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn finish(&mut self, id: CallId, remember: Option<Ended<A>>) -> Option<Finished> {
         let entry = self.take(id)?;
         self.finished = self.finished.wrapping_add(1);
-        let finished = Finished {
-            injectable: self.free_key(id, &entry),
-            detachment: entry.detachment(),
-        };
+        let injectable = self.free_key(id, &entry);
+        let detachment = entry.detachment();
         self.forget_streams(id, &entry);
         let remember = remember.filter(|_| !entry.streams.is_empty());
-        self.leave_session(entry.place, remember.map(|ended| (entry.streams, ended)));
-        Some(finished)
+        let remember = remember.map(|ended| Leaving {
+            call: id,
+            streams: entry.streams,
+            had_client: detachment.is_none(),
+            ended,
+        });
+        self.leave_session(entry.place, remember);
+        Some(Finished {
+            injectable,
+            detachment,
+            dropped: self.sessions.memory.has_dropped(),
+        })
+    }
+
+    /// What was dropped from the memory because there was no room, though its client may come for it. Each is told once.
+    pub(crate) fn take_dropped(&mut self) -> Vec<Dropped> {
+        self.sessions.memory.take_dropped()
     }
 
     /// Ends a call whose time without a client is over, as [`finish`](Self::finish) does: unless its client has come
@@ -520,7 +536,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Takes a call that left out of its session, which may remember it.
-    fn leave_session(&mut self, place: Option<Place>, remember: Option<(Streams, Ended<A>)>) {
+    fn leave_session(&mut self, place: Option<Place>, remember: Option<Leaving<A>>) {
         if let Some(place) = place
             && let Some(follows) = self.sessions.leave(&place, remember)
             && let Some(entry) = self.calls.get_mut(&follows)

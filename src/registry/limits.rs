@@ -59,12 +59,13 @@ pub enum Limit {
 pub(super) struct Room {
     in_flight: AtomicUsize,
     most: AtomicUsize,
-    reached: Mutex<[Reached; Limit::ALL.len()]>,
+    reached: Mutex<[Unsaid; Limit::ALL.len()]>,
+    dropped: Mutex<Unsaid>,
 }
 
-/// What was not said yet of a limit.
+/// How often something happened that was not said yet.
 #[derive(Debug, Clone, Copy, Default)]
-struct Reached {
+struct Unsaid {
     said_at: Option<Instant>,
     since: u64,
 }
@@ -133,6 +134,7 @@ impl Room {
             in_flight: AtomicUsize::new(0),
             most: AtomicUsize::new(Limits::default().calls),
             reached: Mutex::default(),
+            dropped: Mutex::default(),
         }
     }
 
@@ -154,12 +156,27 @@ impl Room {
     pub(super) fn reached(&self, limit: Limit, now: Instant) -> Option<u64> {
         let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
         let of = Limit::ALL.iter().position(|one| *one == limit);
-        let reached = reached.get_mut(of?)?;
-        reached.since += 1;
+        reached.get_mut(of?)?.add(1, now)
+    }
+
+    /// Answers were dropped. How many were since that was said last, if it is time to say so.
+    pub(super) fn dropped(&self, answers: usize, now: Instant) -> Option<u64> {
+        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        dropped.add(answers as u64, now)
+    }
+}
+
+// === impl Unsaid ===
+
+impl Unsaid {
+    /// How often it happened since that was said last, if it is time to say so.
+    fn add(&mut self, times: u64, now: Instant) -> Option<u64> {
+        self.since += times;
         let is_time = |at: Instant| now.saturating_duration_since(at) >= SAID_EVERY;
-        reached.said_at.is_none_or(is_time).then(|| {
-            reached.said_at = Some(now);
-            mem::take(&mut reached.since)
+        let is_due = self.since > 0 && self.said_at.is_none_or(is_time);
+        is_due.then(|| {
+            self.said_at = Some(now);
+            mem::take(&mut self.since)
         })
     }
 }
@@ -181,6 +198,16 @@ mod tests {
         let later = start + SAID_EVERY;
         assert_eq!(room.reached(Limit::Detached, later), Some(1_001));
         assert_eq!(room.reached(Limit::Detached, later), None);
+    }
+
+    #[test]
+    fn answers_that_are_dropped_are_said_once_a_minute() {
+        let room = Room::new();
+        let start = Instant::now();
+        assert_eq!(room.dropped(0, start), None);
+        assert_eq!(room.dropped(3, start), Some(3));
+        assert_eq!(room.dropped(4, start), None);
+        assert_eq!(room.dropped(1, start + SAID_EVERY), Some(5));
     }
 
     #[test]

@@ -39,8 +39,8 @@ pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
     answer::Answer,
     core::{
-        Detached, End, Ended, FIRST, Finished, Form, Generation, Key, LATE, MemoryLimits, Scope,
-        SessionKey, UNSEEN_FOR, Wait,
+        Detached, Dropped, End, Ended, FIRST, Finished, Form, Generation, Key, LATE, MemoryLimits,
+        Scope, SessionKey, UNSEEN_FOR, Wait,
     },
     managers::Manager,
     watch::Watched,
@@ -301,6 +301,16 @@ impl Registry {
     /// Whether so many more calls may be tracked.
     pub(crate) fn has_room(&self, calls: usize) -> bool {
         self.room.is_for(calls)
+    }
+
+    /// What was dropped from the memory and is not told yet.
+    pub(crate) fn take_dropped(&self) -> Vec<Dropped> {
+        self.state().core.take_dropped()
+    }
+
+    /// So many answers were dropped. How many were since that was said last, if it is time to say so.
+    pub(crate) fn dropped(&self, answers: usize) -> Option<u64> {
+        self.room.dropped(answers, Instant::now())
     }
 
     /// A call met a limit. How many did since that was said last, if it is time to say so.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 
-use crate::{log::number, setup::Foreign};
+use crate::{foreign::Foreign, log::number};
 
 #[tokio::test]
 async fn a_call_that_nobody_could_be_told_to_stop_is_abandoned_and_not_cancelled() {

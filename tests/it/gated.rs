@@ -1,10 +1,15 @@
-//! What happens while the manager inside takes its time: for a cancel, for a resume.
+//! What happens while the manager inside takes its time: for a cancel, for a resume, for the end of a session.
 
 use std::{
     convert::Infallible,
+    future::poll_fn,
     pin::Pin,
-    sync::{Arc, Mutex},
-    task::{Context, Waker},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use axum::{
@@ -24,7 +29,8 @@ use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{
         CallToolRequestParams, CallToolResponse, CallToolResult, ClientJsonRpcMessage,
-        ClientNotification, ContentBlock, ServerJsonRpcMessage,
+        ClientNotification, ContentBlock, NumberOrString, ProgressNotificationParam, ProgressToken,
+        ServerJsonRpcMessage,
     },
     service::RequestContext,
     transport::streamable_http_server::{
@@ -43,16 +49,42 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-/// Takes a cancel, and gives out the stream of a resume, only when the gate is open. Writes down what it did.
+use crate::{setup::StoppedClock, support::within};
+
+/// How long a session may be idle.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+/// How long a resume waits for the one before it.
+const TURN: Duration = Duration::from_secs(10);
+
+/// How much fits into the queue of a session, and into a stream of it.
+const ROOM: usize = 2;
+
+/// Does something only when the gate is open. Writes down what it did.
 struct Gated {
     inner: LocalSessionManager,
+    at: At,
     gate: Semaphore,
     waiting: Semaphore,
+    resumed: AtomicBool,
     log: Mutex<Vec<&'static str>>,
 }
 
 /// A request that an observer begins.
 type Deleting = Pin<Box<MaybeDone<BoxFuture<'static, Result<Response<Body>, Infallible>>>>>;
+/// Where the gate is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// Before a cancel, and after a resume.
+    CancelsAndResumes,
+    /// Before the first resume. The others pass.
+    FirstResume,
+    /// Before the end of a session.
+    Close,
+}
 
 /// Answers when it is told to.
 #[derive(Clone, Default)]
@@ -69,9 +101,45 @@ impl ServerHandler for Waits {
     }
 }
 
+/// The same, and has a tool that sends more than fits into a stream.
+#[derive(Clone, Default)]
+struct Floods {
+    waits: Waits,
+    sending: Arc<AtomicUsize>,
+}
+
+impl ServerHandler for Floods {
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        if request.name == "flood" {
+            let token = ProgressToken(NumberOrString::String("flood".into()));
+            // The first event of a stream is rmcp's.
+            for _ in 0..ROOM {
+                self.sending.fetch_add(1, Ordering::Relaxed);
+                let progress = ProgressNotificationParam::new(token.clone(), 1.0);
+                let _sent = context.peer.notify_progress(progress).await;
+            }
+        }
+        self.waits.call_tool(request, context).await
+    }
+}
+
+impl Floods {
+    /// Waits until nothing more can be sent.
+    async fn stuck(&self) {
+        while self.sending.load(Ordering::Relaxed) < ROOM {
+            yield_now().await;
+        }
+        a_while().await;
+    }
+}
+
 #[tokio::test]
 async fn a_session_is_closed_after_the_cancel_has_arrived() {
-    let gated = Arc::new(Gated::new());
+    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
     let app = serve(&gated, Waits::default(), layer);
     let session = open(&app).await;
@@ -79,13 +147,8 @@ async fn a_session_is_closed_after_the_cancel_has_arrived() {
 
     drop(response);
     drop(gated.waiting.acquire().await);
-    let request = request("DELETE", Some(&session))
-        .body(Body::empty())
-        .unwrap();
-    let deleted = Handle::current().spawn(app.clone().oneshot(request));
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    let deleted = Handle::current().spawn(app.clone().oneshot(delete(&session)));
+    a_while().await;
     assert_eq!(*gated.log.lock().unwrap(), [] as [&str; 0]);
 
     gated.gate.add_permits(1);
@@ -98,7 +161,7 @@ async fn a_session_is_closed_after_the_cancel_has_arrived() {
 #[tokio::test]
 async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_ends() {
     for hangs_up in [false, true] {
-        let gated = Arc::new(Gated::new());
+        let gated = Arc::new(Gated::new(At::CancelsAndResumes));
         gated.gate.add_permits(1);
         let deleting: Arc<Mutex<Option<Deleting>>> = Arc::default();
         let at_the_end = deleting.clone();
@@ -137,53 +200,257 @@ async fn a_cancel_reaches_its_handler_though_the_session_is_deleted_as_the_call_
     }
 }
 
+/// The specification forbids to use an id twice; a client that does must not lose its new call for it.
+#[tokio::test]
+async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id() {
+    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
+    let waits = Waits::default();
+    let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
+    let calls = layer.calls();
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    drop(call(&app, &session).await);
+    gated.waiting.acquire().await.unwrap().forget();
+
+    let mut again = Box::pin(call(&app, &session));
+    for _ in 0..100 {
+        assert!(
+            (&mut again).now_or_never().is_none(),
+            "it comes after the cancel"
+        );
+        yield_now().await;
+    }
+    gated.gate.add_permits(1);
+    let response = again.await;
+    waits.0.notify_waiters();
+    while !calls.is_empty() {
+        waits.0.notify_one();
+        yield_now().await;
+    }
+
+    let whole = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let whole = String::from_utf8(whole.to_vec()).unwrap();
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
 /// The manager inside has moved the call to the stream that this resume would have got.
 #[tokio::test]
 async fn an_answer_after_a_resume_that_was_given_up_half_way_is_kept() {
-    let gated = Arc::new(Gated::new());
+    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
     let waits = Waits::default();
     let layer = CancelOnDisconnectLayer::new();
     let calls = layer.calls();
     let app = serve(&gated, waits.clone(), layer);
     let session = open(&app).await;
-    let mut body = call(&app, &session).await.into_body();
-    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
-    let first = String::from_utf8(first.to_vec()).unwrap();
-    let id = first.lines().find_map(|line| line.strip_prefix("id:"));
-    let id = id.unwrap().trim().to_owned();
-    drop(body);
+    let id = cut(&app, &session).await;
 
-    let mut resume = Box::pin(send(&app, resume(&session, &id)));
-    tokio::select! {
-        response = &mut resume => panic!("it is not to be answered: {response:?}"),
-        permit = gated.waiting.acquire() => permit.unwrap().forget(),
-    }
-    drop(resume);
+    give_up(&gated, send(&app, resume(&session, &id))).await;
     gated.gate.add_permits(2);
     waits.0.notify_one();
     while !calls.is_empty() {
         yield_now().await;
     }
 
-    let response = send(&app, self::resume(&session, &id)).await;
-    let whole = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-    let whole = String::from_utf8(whole.to_vec()).unwrap();
+    let whole = whole(send(&app, resume(&session, &id)).await).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// What comes after the delete of a session would find it half closed.
+#[tokio::test]
+async fn a_session_is_closed_though_its_client_leaves_before_the_cancel_has_arrived() {
+    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
+    let app = serve(&gated, Waits::default(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+    let _response = call(&app, &session).await;
+
+    give_up(&gated, send(&app, delete(&session))).await;
+    gated.gate.add_permits(1);
+
+    gated.did(&["cancelled", "closed"]).await;
+    assert_eq!(gated.inner.sessions.read().await.len(), 0);
+}
+
+#[tokio::test]
+async fn a_session_is_closed_though_its_client_leaves_while_it_is_closed() {
+    let gated = Arc::new(Gated::new(At::Close));
+    let app = serve(&gated, Waits::default(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+
+    give_up(&gated, send(&app, delete(&session))).await;
+    gated.gate.add_permits(1);
+
+    gated.did(&["closed"]).await;
+    assert_eq!(gated.inner.sessions.read().await.len(), 0);
+}
+
+/// A request that comes too late waits for the end of the session.
+#[tokio::test]
+async fn an_idle_session_is_closed_once_though_who_waits_for_that_leaves() {
+    let clock = StoppedClock::stop();
+    let gated = Arc::new(Gated::new(At::Close));
+    let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
+    let app = serve_with(sessions, Waits::default(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+    clock.advance(IDLE + TICK).await;
+    gated.waiting.acquire().await.unwrap().forget();
+
+    for _ in 0..2 {
+        drop(started(send(&app, resume(&session, "0/0"))).await);
+    }
+    assert_eq!(gated.waiting.available_permits(), 0);
+    gated.gate.add_permits(9);
+
+    gated.did(&["closed"]).await;
+    let response = send(&app, resume(&session, "0/0")).await;
+    assert_eq!(response.status(), 404);
+}
+
+/// A manager that takes the later one first would take the stream from the client that is there.
+#[tokio::test]
+async fn a_resume_that_was_given_up_does_not_end_the_stream_of_the_next() {
+    let gated = Arc::new(Gated::new(At::FirstResume));
+    let waits = Waits::default();
+    let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+    let id = cut(&app, &session).await;
+    give_up(&gated, send(&app, resume(&session, &id))).await;
+
+    let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
+    a_while().await;
+    gated.gate.add_permits(1);
+    gated.did(&["resumed", "resumed"]).await;
+    waits.0.notify_one();
+
+    let whole = whole(next.await.unwrap().unwrap()).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// Be its client there or not.
+#[tokio::test]
+async fn a_resume_that_hangs_holds_up_the_next_for_a_while_only() {
+    let clock = StoppedClock::stop();
+    for leaves in [false, true] {
+        let gated = Arc::new(Gated::new(At::FirstResume));
+        let waits = Waits::default();
+        let app = serve(&gated, waits.clone(), CancelOnDisconnectLayer::new());
+        let session = open(&app).await;
+        let id = cut(&app, &session).await;
+        let mut hangs = Some(started(send(&app, resume(&session, &id))).await);
+        hangs.take_if(|_| leaves);
+        let next = started(send(&app, resume(&session, &id))).await;
+
+        clock.advance(TURN + TICK).await;
+        let next = within("the resume", next).await;
+        waits.0.notify_one();
+
+        let whole = whole(next).await;
+        assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    }
+}
+
+/// Both wait for room in the queue of their session. The first client leaves when there is some.
+#[tokio::test]
+async fn a_resume_that_was_given_up_in_a_full_queue_does_not_end_the_stream_of_the_next() {
+    let mut local = LocalSessionManager::default();
+    local.session_config.channel_capacity = ROOM;
+    let sessions = CancellableSessionManager::new(local);
+    let tools = Floods::default();
+    let app = serve_with(sessions, tools.clone(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+    let id = cut(&app, &session).await;
+    // Nobody reads it, so its session waits for it.
+    let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
+    within("a full stream", tools.stuck()).await;
+    for _ in 0..ROOM {
+        let accepted = send(&app, post(initialized(), Some(&session))).await;
+        assert_eq!(accepted.status(), 202);
+    }
+    let first = started(send(&app, resume(&session, &id))).await;
+    let next = started(send(&app, resume(&session, &id))).await;
+
+    drop(unread);
+    a_while().await;
+    drop(first);
+    let next = within("the resume", next).await;
+    a_while().await;
+    tools.waits.0.notify_one();
+
+    let whole = whole(next).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
 fn serve(gated: &Arc<Gated>, tools: Waits, layer: CancelOnDisconnectLayer) -> Router {
-    let sessions = CancellableSessionManager::new(Shared(gated.clone()));
+    serve_with(
+        CancellableSessionManager::new(Shared(gated.clone())),
+        tools,
+        layer,
+    )
+}
+
+fn serve_with<M: SessionManager, H: ServerHandler + Clone>(
+    sessions: CancellableSessionManager<M>,
+    tools: H,
+    layer: CancelOnDisconnectLayer,
+) -> Router {
     let tools = move || Ok(tools.clone());
     let service = StreamableHttpService::new(tools, sessions.into(), Default::default());
     Router::new().nest_service("/mcp", service).layer(layer)
 }
 
 async fn call(app: &Router, session: &str) -> Response<Body> {
-    let call =
-        json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "x" } });
-    let response = send(app, post(call, Some(session))).await;
+    let response = send(app, post(call_of("wait", 1), Some(session))).await;
     assert_eq!(response.status(), 200);
     response
+}
+
+fn call_of(tool: &str, id: u64) -> Value {
+    let params = json!({ "name": tool, "_meta": { "progressToken": tool } });
+    json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
+}
+
+/// A call whose client goes after its first event, whose id this gives.
+async fn cut(app: &Router, session: &str) -> String {
+    let mut body = call(app, session).await.into_body();
+    let first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let first = String::from_utf8(first.to_vec()).unwrap();
+    let id = first.lines().find_map(|line| line.strip_prefix("id:"));
+    id.unwrap().trim().to_owned()
+}
+
+/// A request whose client leaves while it waits at the gate.
+async fn give_up(gated: &Gated, request: impl Future<Output = Response<Body>>) {
+    tokio::select! {
+        response = request => panic!("it is not to be answered: {response:?}"),
+        permit = gated.waiting.acquire() => permit.unwrap().forget(),
+    }
+}
+
+/// A request that waits for something now.
+async fn started<R>(request: impl Future<Output = R> + Send) -> Pin<Box<impl Future<Output = R>>> {
+    let mut request = Box::pin(request);
+    for _ in 0..100 {
+        let waits = poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx).is_pending()));
+        assert!(waits.await, "it was answered");
+        yield_now().await;
+    }
+    request
+}
+
+/// As long as others have something to do.
+async fn a_while() {
+    for _ in 0..100 {
+        yield_now().await;
+    }
+}
+
+async fn whole(response: Response<Body>) -> String {
+    let whole = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    String::from_utf8(whole.to_vec()).unwrap()
+}
+
+fn delete(session: &str) -> Request<Body> {
+    let request = request("DELETE", Some(session));
+    request.body(Body::empty()).unwrap()
 }
 
 fn resume(session: &str, last_event_id: &str) -> Request<Body> {
@@ -204,10 +471,13 @@ async fn open(app: &Router) -> String {
         .unwrap()
         .to_owned();
     let _whole = to_bytes(response.into_body(), usize::MAX).await;
-    let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
-    let accepted = send(app, post(initialized, Some(&session))).await;
+    let accepted = send(app, post(initialized(), Some(&session))).await;
     assert_eq!(accepted.status(), 202);
     session
+}
+
+fn initialized() -> Value {
+    json!({ "jsonrpc": "2.0", "method": "notifications/initialized" })
 }
 
 async fn send(app: &Router, request: Request<Body>) -> Response<Body> {
@@ -232,13 +502,35 @@ fn request(method: &str, session: Option<&str>) -> http::request::Builder {
 }
 
 impl Gated {
-    fn new() -> Self {
+    fn new(at: At) -> Self {
         Self {
             inner: LocalSessionManager::default(),
+            at,
             gate: Semaphore::new(0),
             waiting: Semaphore::new(0),
+            resumed: AtomicBool::new(false),
             log: Mutex::default(),
         }
+    }
+
+    async fn pass(&self) {
+        self.waiting.add_permits(1);
+        self.gate.acquire().await.unwrap().forget();
+    }
+
+    fn note(&self, done: &'static str) {
+        self.log.lock().unwrap().push(done);
+    }
+
+    /// Waits until this was done first. A session is closed once more by rmcp, when its service ends.
+    async fn did(&self, first: &[&str]) {
+        let enough = async {
+            while self.log.lock().unwrap().len() < first.len() {
+                yield_now().await;
+            }
+        };
+        within(format!("{first:?}"), enough).await;
+        assert!(self.log.lock().unwrap().starts_with(first));
     }
 }
 
@@ -266,7 +558,10 @@ impl SessionManager for Shared {
     }
 
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
-        self.0.log.lock().unwrap().push("closed");
+        if self.0.at == At::Close {
+            self.0.pass().await;
+        }
+        self.0.note("closed");
         self.0.inner.close_session(id).await
     }
 
@@ -289,9 +584,10 @@ impl SessionManager for Shared {
                 if matches!(message.notification, ClientNotification::CancelledNotification(_))
         );
         if cancels {
-            self.0.waiting.add_permits(1);
-            self.0.gate.acquire().await.unwrap().forget();
-            self.0.log.lock().unwrap().push("cancelled");
+            if self.0.at == At::CancelsAndResumes {
+                self.0.pass().await;
+            }
+            self.0.note("cancelled");
         }
         self.0.inner.accept_message(id, message).await
     }
@@ -308,9 +604,15 @@ impl SessionManager for Shared {
         id: &SessionId,
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        let is_first = !self.0.resumed.swap(true, Ordering::Relaxed);
+        if self.0.at == At::FirstResume && is_first {
+            self.0.pass().await;
+        }
         let stream = self.0.inner.resume(id, last_event_id).await?;
-        self.0.waiting.add_permits(1);
-        self.0.gate.acquire().await.unwrap().forget();
+        if self.0.at == At::CancelsAndResumes {
+            self.0.pass().await;
+        }
+        self.0.note("resumed");
         Ok(stream)
     }
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Retain};
 use serde_json::{Value, json};
+use tracing::Level;
 
 use crate::{
-    setup::{Plan, Server, Setup, StoppedClock, What, arguments, for_servers, stalled},
+    setup::{Lines, Plan, Server, Setup, StoppedClock, What, arguments, for_servers, stalled},
     support::*,
 };
 
@@ -22,6 +23,8 @@ const TICK: Duration = Duration::from_millis(1);
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+
+const DROPPED: What = What::AnswerDropped(Outcome::Completed);
 
 /// The id of the first event of the first stream of a session.
 const FIRST_EVENT: &str = "0/0";
@@ -220,19 +223,73 @@ async fn a_session_keeps_no_more_than_its_share() {
     cut(&setup, &modest, 1, "modest").await;
     finish(&setup, &modest, 1, "modest").await;
     for (id, label) in [(1, "first"), (2, "second")] {
-        let arguments = json!({ "label": label, "padding": SHARE * 6 / 10 });
-        let mut call = greedy.call(id, "hold", arguments).await;
-        setup.witness.started(label).await;
-        call.head().await;
-        call.fin();
-        setup.events.detached(&greedy, id).await;
-        finish(&setup, &greedy, id, label).await;
+        leave_large(&setup, &greedy, id, label, SHARE * 6 / 10).await;
     }
 
     assert_eq!(events(&greedy, FIRST_EVENT).await, []);
     assert_eq!(events(&greedy, "0/1").await.len(), 2);
     let delivered = delivered(FIRST_EVENT, "modest");
     assert_eq!(events(&modest, FIRST_EVENT).await, delivered);
+}
+
+/// 24 answers of 1 MB are more than all sessions together may keep.
+#[tokio::test]
+async fn answers_that_connected_clients_have_read_push_out_none_that_nobody_has_had() {
+    let setup = with_grace(Server::Wrapped).start().await;
+    let away = setup.mcp().await;
+    cut(&setup, &away, 1, "away").await;
+    finish(&setup, &away, 1, "away").await;
+
+    for nth in 0..24 {
+        let reader = setup.mcp().await;
+        read_large(&setup, &reader, &format!("read {nth}"), 1_000_000).await;
+    }
+
+    let delivered = delivered(FIRST_EVENT, "away");
+    assert_eq!(events(&away, FIRST_EVENT).await, delivered);
+}
+
+/// Of the same session as well.
+#[tokio::test]
+async fn an_answer_that_is_too_large_to_be_kept_pushes_out_no_other() {
+    const SHARE: usize = 10_000;
+    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain_at_most(SHARE * 4, SHARE));
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "a").await;
+    finish(&setup, &mcp, 1, "a").await;
+
+    read_large(&setup, &mcp, "read", SHARE).await;
+    leave_large(&setup, &mcp, 3, "unread", SHARE).await;
+
+    assert_eq!(events(&mcp, FIRST_EVENT).await, delivered(FIRST_EVENT, "a"));
+    assert_eq!(events(&mcp, "0/2").await, []);
+}
+
+/// Of an answer that was read nothing is told.
+#[tokio::test]
+async fn an_answer_that_has_to_go_before_its_client_is_back_is_told() {
+    const SHARE: usize = 10_000;
+    let lines = Lines::up_to(Level::WARN);
+    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain_at_most(SHARE * 2, SHARE));
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    read_large(&setup, &mcp, "read", SHARE * 9 / 10).await;
+    leave_large(&setup, &mcp, 2, "first", SHARE / 2).await;
+    assert!(!setup.events.all().contains(&DROPPED));
+
+    leave_large(&setup, &mcp, 3, "second", SHARE / 2).await;
+    leave_large(&setup, &mcp, 4, "larger than all", SHARE).await;
+
+    let told = setup.events.all();
+    let told = told.iter().filter(|what| **what == DROPPED).count();
+    assert_eq!(told, 2, "the first, and the largest");
+    assert_eq!(events(&mcp, "0/1").await, []);
+    assert_eq!(events(&mcp, "0/2").await.len(), 2);
+    let lines = lines.of_layer();
+    assert_eq!(lines.len(), 1, "once a minute: {lines:#?}");
+    let expected = "no room for answers of clients that are away: they are dropped answers=1";
+    assert!(lines[0].ends_with(expected), "{lines:#?}");
 }
 
 async fn a_resume_of_an_orphan_gets_the_error_alone(server: Server) {
@@ -341,6 +398,31 @@ async fn finish(setup: &Setup, mcp: &Mcp, id: u64, label: &str) {
     setup.witness.release(label);
     assert_eq!(setup.events.ended(mcp, id).await, Outcome::Completed);
     assert!(setup.calls.is_empty());
+}
+
+/// A call whose client has gone is answered with so many bytes.
+async fn leave_large(setup: &Setup, mcp: &Mcp, id: u64, label: &str, bytes: usize) {
+    let arguments = json!({ "label": label, "padding": bytes });
+    let mut call = mcp.call(id, "hold", arguments).await;
+    setup.witness.started(label).await;
+    call.head().await;
+    call.fin();
+    setup.events.detached(mcp, id).await;
+    finish(setup, mcp, id, label).await;
+}
+
+/// A connected client reads an answer of so many bytes.
+async fn read_large(setup: &Setup, mcp: &Mcp, label: &str, bytes: usize) {
+    let arguments = json!({ "label": label, "padding": bytes });
+    let mut call = mcp.call(label, "hold", arguments).await;
+    setup.witness.release(label);
+    let answer = call.answer().await.expect("the answer");
+    let text = answer["result"]["content"][0]["text"].as_str();
+    assert_eq!(
+        text.map(str::len),
+        Some("done:".len() + label.len() + bytes)
+    );
+    setup.events.ended(mcp, label).await;
 }
 
 /// Call 1 was answered on an open connection, and its client never read it.

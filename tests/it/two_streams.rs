@@ -12,10 +12,10 @@ use mcp_cancel_on_disconnect::{Grace, Outcome};
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
+    foreign::Foreign,
     log::number,
     setup::{
-        EXCHANGE, FIRST_STORED, Foreign, Plan, Server, Setup, StoppedClock, What, for_servers,
-        stalled,
+        EXCHANGE, FIRST_STORED, Plan, Server, Setup, StoppedClock, What, for_servers, stalled,
     },
     support::*,
 };

@@ -86,6 +86,9 @@ async fn what_went_wrong_is_counted() {
     assert_eq!(failed, SCRIPT.cancels_failed);
     let untracked = scrape.value("mcp_calls_untracked_total", &[("limit", "calls")]);
     assert_eq!(untracked, SCRIPT.untracked);
+    let dropped = [("outcome", "cancelled")];
+    let dropped = scrape.value("mcp_answers_dropped_total", &dropped);
+    assert_eq!(dropped, SCRIPT.dropped);
     let unwatched = scrape.value("mcp_requests_unwatched_total", &[("why", "not_json")]);
     assert_eq!(unwatched, SCRIPT.unwatched);
 }
@@ -159,5 +162,5 @@ async fn every_metric_is_described_with_its_kind() {
         };
         assert_eq!(kind, expected, "{name}");
     }
-    assert_eq!(scrape.types().len(), 12);
+    assert_eq!(scrape.types().len(), 13);
 }

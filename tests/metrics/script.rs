@@ -38,6 +38,7 @@ pub(crate) struct Script {
     pub(crate) resumed: f64,
     pub(crate) cancels_failed: f64,
     pub(crate) untracked: f64,
+    pub(crate) dropped: f64,
     pub(crate) unwatched: f64,
     pub(crate) other_methods: f64,
     pub(crate) other_tools: f64,
@@ -52,21 +53,22 @@ pub(crate) const SCRIPT: Script = Script {
     unknown: 1.0,
     client_cancelled: 1.0,
     disconnected: 3.0,
-    orphaned: 2.0,
+    orphaned: 3.0,
     timed_out: 1.0,
     closed: 1.0,
     in_flight: 2.0,
     detached: 1.0,
-    hung_up: 6.0,
+    hung_up: 7.0,
     ended_by_server: 1.0,
     resumed: 1.0,
     cancels_failed: 1.0,
     untracked: 1.0,
+    dropped: 1.0,
     unwatched: 1.0,
     other_methods: 1.0,
     other_tools: 1.0,
     resumed_after_s: 3.0,
-    orphaned_after_s: 40.002,
+    orphaned_after_s: 60.003,
 };
 
 /// No method and no tool of anybody's.
@@ -110,6 +112,12 @@ async fn run() -> Scrape {
 
     let full = counted(Server::Wrapped).layer(|layer| layer.limits(Limits::default().calls(0)));
     find_no_room(&full.start().await).await;
+
+    let forgetful = counted(Server::Wrapped).grace(Grace::After(GRACE));
+    let forgetful = forgetful.layer(|layer| layer.retain_at_most(0, 0));
+    let forgetful = forgetful.start().await;
+    let mcp = forgetful.mcp().await;
+    become_orphans(&forgetful, &mcp, &clock, 1).await;
 
     let refusing = counted(Server::LayerOnly).inside(refusing).start().await;
     let mcp = refusing.mcp().await;

@@ -127,6 +127,13 @@ enum Op {
     FinishDue(Pick, Remembering),
     /// Goes through with a cancel of a call without a client.
     FinishDetached(Pick, Remembering),
+    /// A call that is remembered, from its start to its end.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
+    Whole {
+        session: usize,
+        away: bool,
+        remember: Remembering,
+    },
     TakeSession {
         session: usize,
         end: Option<Remembering>,
@@ -255,6 +262,11 @@ impl Run {
                     core.finish_detached(id, ended)
                 });
             }),
+            Op::Whole {
+                session,
+                away,
+                remember,
+            } => self.whole(session, away, remember),
             Op::TakeSession { session, end } => self.take_session(&session_of(session), end),
             Op::Pass(pass) => self.pass(pass),
             Op::Expire { end } => self.expire(end),
@@ -432,14 +444,30 @@ impl Run {
         let detachment = self.model.detachment(id);
         let finished = finish(&mut self.core, remember.as_ref().map(ended));
         let injectable = self.model.finish(id, remember);
+        let dropped = self.model.take_dropped();
         let expected = injectable.map(|injectable| Finished {
             injectable,
             detachment,
+            dropped: !dropped.is_empty(),
         });
         assert_eq!(finished, expected);
+        let told = self.core.take_dropped().into_iter();
+        assert_eq!(told.map(|told| told.call).collect::<Vec<_>>(), dropped);
         if finished.is_some() {
             self.witness.ends(id);
         }
+    }
+
+    fn whole(&mut self, session: usize, away: bool, remember: Remembering) {
+        self.start(Some(key_of(session, REQUESTS.start)), true, None);
+        let Some(id) = self.calls.last().copied() else {
+            return;
+        };
+        self.name(id, Name::Own);
+        if away {
+            self.detach(id, Generations::Newest, Waiting::ForItsEnd, false, false);
+        }
+        self.finish(id, Some(remember));
     }
 
     fn pass(&mut self, pass: Pass) {
@@ -596,7 +624,8 @@ impl Run {
         }
         self.compare();
         let sessions = self.core.sessions.by_slot.values();
-        let kept: usize = sessions.map(|session| session.kept.len()).sum();
+        let kept = sessions.map(|session| session.kept.len());
+        let kept: usize = kept.sum();
         assert_eq!(kept, self.model.remembered().count());
         self.now += UNSEEN_FOR;
         self.expire(false);
@@ -707,5 +736,6 @@ pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &Core<T, 
     assert!(sessions.is_empty(), "{:?}", sessions.keys());
     assert!(core.due.is_empty(), "{:?}", core.due);
     assert!(core.sessions.memory.is_empty());
+    assert!(!core.sessions.memory.has_dropped());
     assert!(core.detached.is_empty(), "{:?}", core.detached);
 }

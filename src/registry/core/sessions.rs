@@ -1,13 +1,12 @@
 //! The sessions that have calls, in flight or remembered.
 
-use std::collections::{VecDeque, hash_map::Entry};
+use std::collections::hash_map::Entry;
 
 use super::{
     entry::Place,
     index::{EventId, SessionKey, Slot, Slots},
-    memory::{End, Ended, Kept, Memory},
+    memory::{End, Leaving, Memory, Remembered},
     room::GiveBack,
-    streams::Streams,
 };
 use crate::call::CallId;
 
@@ -22,10 +21,7 @@ pub(super) struct Session<A> {
     pub(super) key: SessionKey,
     /// In no order: each call knows its seat.
     pub(super) in_flight: Vec<CallId>,
-    /// Oldest first.
-    pub(super) kept: VecDeque<Kept<A>>,
-    /// The weight of what is kept.
-    pub(super) bytes: usize,
+    pub(super) kept: Remembered<A>,
 }
 
 // === impl Sessions ===
@@ -57,11 +53,7 @@ impl<A: Clone> Sessions<A> {
     }
 
     /// A call goes. Returns who has its seat now.
-    pub(super) fn leave(
-        &mut self,
-        place: &Place,
-        remember: Option<(Streams, Ended<A>)>,
-    ) -> Option<CallId> {
+    pub(super) fn leave(&mut self, place: &Place, remember: Option<Leaving<A>>) -> Option<CallId> {
         let session = self.by_slot.get_mut(&place.session)?;
         let seat = place.seat as usize;
         if seat < session.in_flight.len() {
@@ -70,8 +62,8 @@ impl<A: Clone> Sessions<A> {
         }
         let follows = session.in_flight.get(seat).copied();
         let keeps = remember.is_some();
-        if let Some((streams, ended)) = remember {
-            self.memory.keep(place.session, session, streams, ended);
+        if let Some(leaving) = remember {
+            self.memory.keep(place.session, session, leaving);
         }
         if session.is_empty() {
             self.by_slot.remove(&place.session);
@@ -91,8 +83,7 @@ impl<A: Clone> Session<A> {
         Self {
             key,
             in_flight: Vec::new(),
-            kept: VecDeque::new(),
-            bytes: 0,
+            kept: Remembered::default(),
         }
     }
 
@@ -102,8 +93,6 @@ impl<A: Clone> Session<A> {
 
     /// How the latest of its remembered calls ended that had this event.
     pub(super) fn end_of(&self, event: EventId) -> Option<End<A>> {
-        let mut kept = self.kept.iter().rev();
-        let kept = kept.find(|kept| kept.streams.have(event))?;
-        Some(kept.end.clone())
+        self.kept.end_of(event).cloned()
     }
 }

@@ -4,7 +4,10 @@ use super::{
     streams::MAX_EVENT_IDS,
     *,
 };
-use crate::{call::RequestId, detach::DetachCause};
+use crate::{
+    call::{CancelReason, Outcome, RequestId},
+    detach::DetachCause,
+};
 
 type TestCore = Core<&'static str, &'static str>;
 
@@ -679,6 +682,7 @@ fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
     let left = Finished {
         injectable: false,
         detachment: Some(gone(now)),
+        dropped: false,
     };
     assert_eq!(core.claim(newer), Some((older, "older", left)));
     assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
@@ -839,26 +843,140 @@ fn invariant_11_the_oldest_answers_go_first() {
     assert_empty(&core);
 }
 
+/// Ends a call with an answer of so many bytes. Its session has no other of this stream.
+fn end_with(
+    core: &mut TestCore,
+    now: Instant,
+    of: (&str, u32),
+    away: bool,
+    weight: usize,
+) -> CallId {
+    let (session_id, stream) = of;
+    let id = accepted(core, key(session_id, stream.into()), "call");
+    core.name(id, format!("0/{stream}").as_bytes(), Form::Rmcp);
+    if away {
+        detach(core, id, now);
+    }
+    let ended = Ended {
+        weight,
+        ..answered("42", now + SECOND).unwrap()
+    };
+    core.finish(id, Some(ended));
+    id
+}
+
+fn keeps(core: &TestCore, session_id: &str, stream: u32) -> bool {
+    let id = format!("0/{stream}");
+    core.named(&session(session_id), id.as_bytes()) != Named::Nothing
+}
+
 #[test]
-fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it_beyond_its_session() {
+fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it() {
     let now = Instant::now();
     let mut core = TestCore::new();
-    let other = accepted(&mut core, key("t", 1), "other");
-    core.name(other, b"0/0", Form::Rmcp);
-    core.finish(other, answered("42", now + SECOND));
-    let large = accepted(&mut core, key("s", 1), "large");
-    core.name(large, b"0/0", Form::Rmcp);
-    let ended = Ended {
-        end: End::Answered("…"),
-        weight: usize::MAX / 2,
-        until: now + SECOND,
-    };
-    core.finish(large, Some(ended));
-
-    assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
-    assert_ne!(core.named(&session("t"), b"0/0"), Named::Nothing);
+    end_with(&mut core, now, ("t", 1), true, 2);
+    end_with(&mut core, now, ("s", 1), true, 2);
+    end_with(&mut core, now, ("s", 2), false, 2);
+    for away in [false, true] {
+        let large = end_with(&mut core, now, ("s", 3), away, usize::MAX / 2);
+        assert!(!keeps(&core, "s", 3));
+        let told: Vec<_> = core.take_dropped().iter().map(|told| told.call).collect();
+        assert_eq!(told.contains(&large), away);
+    }
+    assert!(keeps(&core, "t", 1) && keeps(&core, "s", 1) && keeps(&core, "s", 2));
     core.expire(now + SECOND);
     assert_empty(&core);
+}
+
+#[test]
+fn invariant_11_no_answer_that_was_taken_stays_in_place_of_one_that_was_not() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    core.limit_memory(MemoryLimits {
+        total: 7_000,
+        session: 3_500,
+    });
+    end_with(&mut core, now, ("s", 0), true, 488);
+    for stream in 1..9 {
+        end_with(&mut core, now, ("s", stream), false, 488);
+    }
+    assert!(keeps(&core, "s", 0), "the oldest of its session");
+    assert_eq!([7, 8].map(|stream| keeps(&core, "s", stream)), [true, true]);
+    end_with(&mut core, now, ("s", 9), false, 2_600);
+    assert!(
+        !keeps(&core, "s", 9),
+        "it would not fit beside what is owed"
+    );
+    assert!(keeps(&core, "s", 8), "so nothing went for it");
+
+    for other in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        end_with(&mut core, now, (other, 0), false, 488);
+    }
+    assert!(keeps(&core, "s", 0), "the oldest of all");
+    assert!(!keeps(&core, "s", 8) && keeps(&core, "h", 0));
+    assert!(core.take_dropped().is_empty(), "of these nothing is told");
+    core.expire(now + SECOND);
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    core.limit_memory(MemoryLimits {
+        total: 3_000,
+        session: 3_000,
+    });
+    let answer = end_with(&mut core, now, ("s", 0), true, 488);
+    let cancelled = accepted(&mut core, key("t", 0), "call");
+    core.name(cancelled, b"0/0", Form::Rmcp);
+    let ended = Ended {
+        end: End::Cancelled(RequestId::Number(0), CancelReason::Orphaned),
+        weight: 0,
+        until: now + SECOND,
+    };
+    core.finish(cancelled, Some(ended));
+    let last = end_with(&mut core, now, ("u", 0), true, 2_400);
+
+    let told = core.take_dropped();
+    let told: Vec<_> = told
+        .iter()
+        .map(|it| (it.call, &*it.session, it.outcome))
+        .collect();
+    let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
+    assert_eq!(
+        told,
+        [
+            (answer, "s", Outcome::Completed),
+            (cancelled, "t", orphaned)
+        ]
+    );
+    assert!(core.take_dropped().is_empty());
+    core.take_session(&session("u"));
+    assert!(
+        core.take_dropped().is_empty(),
+        "{last:?} went with its session"
+    );
+    assert_empty(&core);
+}
+
+/// An id of a stream names the call that had it last.
+#[test]
+fn invariant_11_the_latest_of_two_ends_counts_whoever_was_there() {
+    let now = Instant::now();
+    for [first, second] in [[true, false], [false, true]] {
+        let mut core = TestCore::new();
+        for (away, answer) in [(first, "first"), (second, "second")] {
+            let id = accepted(&mut core, key("s", 0), "call");
+            core.name(id, b"0/0", Form::Rmcp);
+            if away {
+                detach(&mut core, id, now);
+            }
+            core.finish(id, answered(answer, now + SECOND));
+        }
+        let named = core.named(&session("s"), b"0/0");
+        assert_eq!(named, Named::Ended(End::Answered("second")));
+    }
 }
 
 #[test]
@@ -1012,7 +1130,7 @@ fn room(core: &TestCore) -> [usize; 5] {
     } = core;
     let turns = sessions.memory.room();
     let in_flight = sessions.by_slot.values().map(|it| it.in_flight.capacity());
-    let kept = sessions.by_slot.values().map(|it| it.kept.capacity());
+    let kept = sessions.by_slot.values().map(|it| it.kept.room());
     let of_sessions = sessions.by_slot.capacity();
     let in_sessions = in_flight.sum::<usize>() + kept.sum::<usize>();
     [

@@ -22,6 +22,7 @@ pub(crate) enum What {
     Ended(Outcome),
     CancelFailed(Option<StatusCode>),
     Untracked(Limit),
+    AnswerDropped(Outcome),
     Unknown(Unknown),
 }
 
@@ -188,6 +189,7 @@ impl Seen {
                 (What::CancelFailed(error.status()), Some(call))
             }
             Event::Untracked { call, limit, .. } => (What::Untracked(*limit), Some(call)),
+            Event::AnswerDropped { outcome, .. } => (What::AnswerDropped(*outcome), None),
             Event::Unknown { why, .. } => (What::Unknown(*why), None),
             other => panic!("an event these tests do not know: {other:?}"),
         };

@@ -51,7 +51,6 @@ mod clock;
 mod dice;
 mod events;
 mod exchanges;
-mod foreign;
 mod ledger;
 mod lines;
 mod scripted;
@@ -63,7 +62,6 @@ pub(crate) use self::{
     dice::Dice,
     events::{Events, What},
     exchanges::{EXCHANGE, Exchanges},
-    foreign::Foreign,
     ledger::Ledger,
     lines::{Lines, request_span},
     scripted::Scripted,

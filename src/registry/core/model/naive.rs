@@ -48,6 +48,8 @@ pub(super) struct Model {
     calls: Vec<Call>,
     /// In the order of their ends.
     kept: Vec<Kept>,
+    /// Whose records had to go though their clients may come for them, and was not asked yet.
+    dropped: Vec<CallId>,
     /// Streams that two calls of a session go by, which MCP forbids. Either may be found, or none.
     contested: Vec<(SessionKey, Stream)>,
 }
@@ -83,6 +85,8 @@ struct Kept {
     session: SessionKey,
     names: Vec<Stream>,
     remember: Remember,
+    /// Nobody was there to take the answer.
+    owed: bool,
 }
 
 // === impl Model ===
@@ -93,6 +97,7 @@ impl Model {
             room,
             calls: Vec::new(),
             kept: Vec::new(),
+            dropped: Vec::new(),
             contested: Vec::new(),
         }
     }
@@ -300,35 +305,58 @@ impl Model {
             && !call.names.is_empty()
         {
             let (session, names) = (session.clone(), call.known_names());
-            self.kept.push(Kept {
+            let answered = matches!(remember.end, End::Answered(_));
+            self.keep(Kept {
                 id,
                 session,
                 names,
                 remember,
+                owed: !answered || call.wait.is_some(),
             });
-            self.make_room();
         }
         Some(injectable)
     }
 
-    /// Rule 11: the oldest go first.
-    fn make_room(&mut self) {
-        let units = |kept: &[Kept], session: Option<&SessionKey>| -> usize {
-            let counts = |kept: &&Kept| session.is_none_or(|session| kept.session == *session);
-            let counted = kept.iter().filter(counts);
-            counted.map(|kept| kept.remember.units).sum()
-        };
-        let Some(session) = self.kept.last().map(|kept| kept.session.clone()) else {
-            return;
-        };
-        while units(&self.kept, Some(&session)) > self.room.session
-            && let Some(at) = self.kept.iter().position(|kept| kept.session == session)
-        {
-            self.kept.remove(at);
+    /// Rule 11: what cannot fit whatever goes is not kept. Else answers that were taken go, oldest first, and then the
+    /// oldest of the others. Nothing that is owed goes for an answer that was taken.
+    fn keep(&mut self, new: Kept) {
+        let session = new.session.clone();
+        for (of, room) in [(Some(&session), self.room.session), (None, self.room.total)] {
+            let stays = if new.owed { 0 } else { self.units(of, true) };
+            if new.remember.units + stays > room {
+                if new.owed {
+                    self.dropped.push(new.id);
+                }
+                return;
+            }
         }
-        while units(&self.kept, None) > self.room.total {
-            self.kept.remove(0);
+        self.kept.push(new);
+        self.make_room(Some(&session), self.room.session);
+        self.make_room(None, self.room.total);
+    }
+
+    fn make_room(&mut self, session: Option<&SessionKey>, room: usize) {
+        while self.units(session, false) + self.units(session, true) > room {
+            let oldest = |owed: bool| {
+                let is_it = |kept: &Kept| kept.owed == owed && kept.is_of(session);
+                self.kept.iter().position(is_it)
+            };
+            let goes = oldest(false).or_else(|| oldest(true)).unwrap();
+            let gone = self.kept.remove(goes);
+            if gone.owed {
+                self.dropped.push(gone.id);
+            }
         }
+    }
+
+    fn units(&self, session: Option<&SessionKey>, owed: bool) -> usize {
+        let kept = self.kept.iter();
+        let counted = kept.filter(|kept| kept.owed == owed && kept.is_of(session));
+        counted.map(|kept| kept.remember.units).sum()
+    }
+
+    pub(super) fn take_dropped(&mut self) -> Vec<CallId> {
+        std::mem::take(&mut self.dropped)
     }
 
     /// Rule 12: its accepted calls, whose ids are forgotten with what is remembered of it.
@@ -346,9 +374,14 @@ impl Model {
 
     /// Rules 3, 7, 11 and 13. Returns the calls whose deadline has passed, and the orphans.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<(CallId, Expired)> {
-        // One that stays longer keeps those behind it.
-        let stays = self.kept.iter().position(|kept| kept.remember.until > now);
-        self.kept.drain(..stays.unwrap_or(self.kept.len()));
+        for owed in [false, true] {
+            // One that stays longer keeps those behind it.
+            let mut stays = false;
+            self.kept.retain(|kept| {
+                stays |= kept.owed == owed && kept.remember.until > now;
+                kept.owed != owed || stays
+            });
+        }
         let mut over = Vec::new();
         self.calls.retain_mut(|call| {
             if call.may_last_to.is_some_and(|at| at <= now) {
@@ -373,8 +406,9 @@ impl Model {
     /// The first time at which something is to be done.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let calls = self.calls.iter().filter_map(Call::scheduled);
-        let kept = self.kept.first().map(|kept| kept.remember.until);
-        calls.chain(kept).min()
+        let oldest = |owed: bool| self.kept.iter().find(|kept| kept.owed == owed);
+        let kept = [oldest(false), oldest(true)].into_iter().flatten();
+        calls.chain(kept.map(|kept| kept.remember.until)).min()
     }
 
     /// How many things are to be done at some time.
@@ -449,6 +483,15 @@ impl Model {
 
     pub(super) fn remembered(&self) -> impl Iterator<Item = CallId> {
         self.kept.iter().map(|kept| kept.id)
+    }
+}
+
+// === impl Kept ===
+
+impl Kept {
+    /// Of this session, or of any.
+    fn is_of(&self, session: Option<&SessionKey>) -> bool {
+        session.is_none_or(|session| self.session == *session)
     }
 }
 

@@ -123,6 +123,14 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+fn whole() -> impl Strategy<Value = Op> {
+    (SESSIONS, any::<bool>(), remembering()).prop_map(|(session, away, remember)| Op::Whole {
+        session,
+        away,
+        remember,
+    })
+}
+
 /// A call with about as many event ids as are known by name.
 fn flood() -> impl Strategy<Value = Op> {
     (pick(), 1_000..1_010_u32, 2_045..2_060_u32)
@@ -158,7 +166,9 @@ proptest! {
     #![proptest_config(config(400))]
 
     #[test]
-    fn with_little_memory_it_does_so_too(ops in vec(op_or_events(), 1..100)) {
+    fn with_little_memory_it_does_so_too(
+        ops in vec(prop_oneof![2 => op_or_events(), 1 => whole()], 1..100),
+    ) {
         as_the_model_says(TIGHT, &ops);
     }
 }

@@ -1,0 +1,189 @@
+//! A client comes back for a call that has ended, and whose events are in a store.
+//!
+//! The store has all that the client missed; what the layer keeps is for when the store does not have the answer.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::StreamExt;
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
+use rmcp::{
+    model::JsonRpcMessage,
+    transport::streamable_http_server::session::{
+        EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
+    },
+};
+use serde_json::json;
+
+use crate::{
+    setup::{FIRST_STORED, Plan, Server, Setup, StoppedClock, Store},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// To which tokio rounds a timer up.
+const TICK: Duration = Duration::from_millis(1);
+
+const PROGRESS: &str = "notifications/progress";
+
+/// A store that does not give back all that it was given.
+struct Lossy {
+    store: Store,
+    loses: Loses,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Loses {
+    Nothing,
+    Answers,
+    /// All but the events that open streams.
+    Messages,
+    /// Replays fail.
+    Everything,
+}
+
+#[tokio::test]
+async fn a_resume_of_an_answered_call_brings_all_that_its_client_missed() {
+    let (setup, mcp) = answered(Loses::Nothing).await;
+
+    let brought = brought(&mcp, FIRST_STORED).await;
+
+    assert_eq!(brought, [PROGRESS, PROGRESS, PROGRESS, "done:a"]);
+    drop(setup);
+}
+
+#[tokio::test]
+async fn a_resume_from_the_middle_of_an_answered_call_brings_what_comes_after() {
+    let (setup, mcp) = answered(Loses::Nothing).await;
+
+    assert_eq!(brought(&mcp, "event-2").await, [PROGRESS, "done:a"]);
+    assert_eq!(brought(&mcp, "event-4").await, [""; 0], "it has the answer");
+    drop(setup);
+}
+
+#[tokio::test]
+async fn an_answer_that_the_store_has_lost_comes_after_what_it_has() {
+    let (setup, mcp) = answered(Loses::Answers).await;
+
+    let brought = brought(&mcp, FIRST_STORED).await;
+
+    assert_eq!(brought, [PROGRESS, PROGRESS, PROGRESS, "done:a"]);
+    drop(setup);
+}
+
+/// The client is to have an id to come back with before the answer begins.
+#[tokio::test]
+async fn an_answer_of_which_the_store_has_nothing_comes_after_the_id_that_was_named() {
+    for loses in [Loses::Messages, Loses::Everything] {
+        let (setup, mcp) = answered(loses).await;
+
+        let brought = brought(&mcp, FIRST_STORED).await;
+
+        assert_eq!(brought, ["priming event-0", "done:a"]);
+        drop(setup);
+    }
+}
+
+/// Anything else keeps its client polling.
+#[tokio::test]
+async fn a_resume_of_a_cancelled_call_brings_the_error_alone() {
+    let clock = StoppedClock::stop();
+    let (setup, mcp) = cut(Loses::Nothing).await;
+    clock.advance(GRACE + TICK).await;
+    let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
+    assert_eq!(setup.events.ended(&mcp, 1).await, orphaned);
+
+    assert_eq!(brought(&mcp, FIRST_STORED).await, ["error -32800"]);
+}
+
+/// Call 1 is answered while its client is away.
+async fn answered(loses: Loses) -> (Setup, Mcp) {
+    let (setup, mcp) = cut(loses).await;
+    setup.witness.release("a");
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    (setup, mcp)
+}
+
+/// The client of call 1 has gone after the first event of five.
+async fn cut(loses: Loses) -> (Setup, Mcp) {
+    let store = Lossy {
+        store: Store::default(),
+        loses,
+    };
+    let plan = Plan::of(Server::Wrapped).grace(Grace::After(GRACE));
+    let plan = plan.sessions(|local| local.with_event_store(Arc::new(store)));
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    let arguments = json!({ "label": "a", "events": 3 });
+    let mut call = mcp.call(1, "chatty", arguments).await;
+    call.head().await;
+    for _ in 0..4 {
+        call.event().await.expect("an event");
+    }
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    (setup, mcp)
+}
+
+/// What a resume brings, to its end.
+async fn brought(mcp: &Mcp, last_event_id: &str) -> Vec<String> {
+    let mut resumed = mcp.resume(last_event_id).await;
+    assert_eq!(resumed.head().await.status, 200);
+    let mut brought = Vec::new();
+    while let Some(event) = resumed.event().await {
+        brought.push(match &event.id {
+            Some(id) if event.is_priming() => format!("priming {id}"),
+            _ => text_of(&event),
+        });
+    }
+    assert!(resumed.is_complete(), "it ends, and is not cut");
+    brought
+}
+
+fn text_of(event: &SseEvent) -> String {
+    let message = event.json();
+    let texts = [&message["method"], &message["result"]["content"][0]["text"]];
+    let text = texts.into_iter().find_map(|text| text.as_str());
+    text.map_or_else(
+        || format!("error {}", message["error"]["code"]),
+        str::to_owned,
+    )
+}
+
+// === impl Lossy ===
+
+impl Lossy {
+    fn has(&self, event: &ServerSseMessage) -> bool {
+        let is_answer = matches!(
+            event.message.as_deref(),
+            Some(JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_))
+        );
+        match self.loses {
+            Loses::Nothing => true,
+            Loses::Answers => !is_answer,
+            Loses::Messages | Loses::Everything => event.message.is_none(),
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl EventStore for Lossy {
+    async fn store_event(
+        &self,
+        stream: &str,
+        event: &ServerSseMessage,
+    ) -> Result<EventId, EventStoreError> {
+        self.store.store_event(stream, event).await
+    }
+
+    async fn replay_events_after(&self, last: &str) -> Result<EventStream, EventStoreError> {
+        if self.loses == Loses::Everything {
+            return Err("the store is away".into());
+        }
+        let events = self.store.replay_events_after(last).await?;
+        let events: Vec<_> = events.collect().await;
+        let left = events.into_iter().filter(|event| self.has(event));
+        let left: Vec<_> = left.collect();
+        Ok(Box::pin(futures_util::stream::iter(left)))
+    }
+}
