@@ -11,7 +11,7 @@ ROOT = HERE.parent.parent
 
 NPM = {"ts1": "@modelcontextprotocol/sdk@1.32.2", "ts2": "@modelcontextprotocol/client@2.4.0"}
 PIP = {"py1": "mcp==1.30.0", "py2": "mcp==2.3.0"}
-RMCP = "3.9"
+RMCP = "3.11"
 
 
 @dataclass(frozen=True, eq=False)
