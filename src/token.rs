@@ -41,6 +41,23 @@ use crate::{call::CancelReason, exchange::Exchange};
 /// assert_eq!(token.reason(), Some(CancelReason::ClientDisconnected));
 /// # }
 /// ```
+///
+/// # In handlers of older versions of rmcp
+///
+/// `CallToken::of` takes the context of rmcp 3.9 and later. In older versions (0.8.5, 1.8 and 2.2 are tested) the token
+/// is in the head of the HTTP request, which rmcp copies into the context. Without sessions it is all that tells these
+/// handlers of a hang-up: their `RequestContext::ct` never fires.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::CallToken;
+/// use rmcp::{RoleServer, service::RequestContext};
+///
+/// fn token(context: &RequestContext<RoleServer>) -> Option<CallToken> {
+///     let head = context.extensions.get::<http::request::Parts>()?;
+///     head.extensions.get::<CallToken>().cloned()
+/// }
+/// # let _ = token;
+/// ```
 #[derive(Clone)]
 pub struct CallToken(Arc<Exchange>);
 

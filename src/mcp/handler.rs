@@ -7,7 +7,8 @@ use crate::token::CallToken;
 
 impl CallToken {
     /// The token of the call that a handler of rmcp serves. `None` if no layer stands before it, as with a
-    /// transport other than HTTP.
+    /// transport other than HTTP. For handlers of rmcp before 3.9 see
+    /// [`CallToken`](Self#in-handlers-of-older-versions-of-rmcp).
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CallToken;
