@@ -1,11 +1,13 @@
 //! One in-flight JSON-RPC request: what it is, why it may be cancelled and how it ends.
 
+#[cfg(feature = "rmcp")]
+use std::sync::OnceLock;
 use std::{
     borrow::Cow,
     fmt,
     str::FromStr,
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,

@@ -97,7 +97,7 @@ impl Exchange {
         }
         self.take_span();
         let (id, deadline) = (call.id(), call.deadline());
-        if let Err(call) = self.set_bound(call, canceller.clone()) {
+        if let Some(call) = self.set_bound(call, canceller.clone()) {
             return self.rebind(call, key, canceller);
         }
         let registry = &self.instance.registry;
@@ -146,18 +146,18 @@ impl Exchange {
     }
 
     /// Gives the call back if it was read from the body before.
-    fn set_bound(&self, call: CallInfo, canceller: Arc<dyn Canceller>) -> Result<(), CallInfo> {
+    fn set_bound(&self, call: CallInfo, canceller: Arc<dyn Canceller>) -> Option<CallInfo> {
         let mut state = self.state();
         match self.calls.set(InFlight::One(call)) {
             Ok(()) => {}
-            Err(InFlight::One(call)) => return Err(call),
-            Err(InFlight::Batch(_)) => return Ok(()),
+            Err(InFlight::One(call)) => return Some(call),
+            Err(InFlight::Batch(_)) => return None,
         }
         let replay = state.hand_over(canceller);
         // It owns a copy of the request's head, and whatever that owns.
         drop(state);
         drop(replay);
-        Ok(())
+        None
     }
 
     /// The body was read before the session manager got the message: the same call, known better. One that was

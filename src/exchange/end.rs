@@ -16,7 +16,10 @@ use crate::{
     layer::Retain,
     observe::{Event, Remark, log_dropped, log_limit},
     policy::Verdict,
-    registry::{Answer, Detached, End, Ended, Finished, Generation, Limit, UNSEEN_FOR, Wait},
+    registry::{
+        Answer, Detached, End, Ended, Finished, Generation, Key, Limit, SessionKey, UNSEEN_FOR,
+        Wait,
+    },
 };
 
 /// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
@@ -269,10 +272,35 @@ impl Exchange {
             result: Err(CancelError::undelivered()),
         };
         let delivered = async move {
-            let result = tokio::time::timeout(INJECTION_LIMIT, injection).await;
-            delivery.end(result.unwrap_or(Err(CancelError::timed_out())));
+            let result = match delivery.exchange.is_reused(id) {
+                true => Err(CancelError::reused()),
+                false => tokio::time::timeout(INJECTION_LIMIT, injection)
+                    .await
+                    .unwrap_or(Err(CancelError::timed_out())),
+            };
+            delivery.end(result);
         };
         self.instance.registry.spawn(delivered.instrument(span));
+    }
+
+    /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled.
+    fn is_reused(&self, id: CallId) -> bool {
+        let canceller = self.state().canceller.clone();
+        let Some((canceller, call)) = canceller.zip(self.call(id)) else {
+            return false;
+        };
+        let Some(session) = call.session_id() else {
+            return false;
+        };
+        let key = Key {
+            session: SessionKey {
+                scope: canceller.scope(),
+                id: session.clone(),
+            },
+            request: call.request_id().clone(),
+        };
+        let other = self.instance.registry.find_any(&key);
+        other.is_some_and(|other| other != id)
     }
 
     pub(super) fn cancel_failed(&self, id: CallId, error: &CancelError) {

@@ -146,6 +146,10 @@ struct State {
 }
 
 /// How far a call has come on its way into a session manager, which then watches its streams.
+#[cfg_attr(
+    not(feature = "rmcp"),
+    expect(dead_code, reason = "only a session manager takes calls over")
+)]
 enum Handover {
     /// No session manager has bound it.
     None,

@@ -163,7 +163,7 @@ impl Exchange {
             }
             came = registry.start(call.id(), key, self.clone(), call.deadline());
         }
-        if let Err(in_flight) = self.set_calls(in_flight) {
+        if let Some(in_flight) = self.set_calls(in_flight) {
             for call in in_flight.iter() {
                 registry.finish(call.id(), None);
             }
@@ -175,14 +175,14 @@ impl Exchange {
     }
 
     /// Gives the calls back if a session manager bound the call meanwhile.
-    fn set_calls(&self, in_flight: InFlight) -> Result<(), InFlight> {
+    fn set_calls(&self, in_flight: InFlight) -> Option<InFlight> {
         let mut state = self.state();
         if !matches!(state.request, RequestBody::Reading) {
-            return Err(in_flight);
+            return Some(in_flight);
         }
         state.request = RequestBody::Settled(Settled::Plain);
         // `get_or_init` is compiled for size: it would move them once more, byte by byte.
-        self.calls.set(in_flight)
+        self.calls.set(in_flight).err()
     }
 
     pub(super) fn started(self: &Arc<Self>, call: &CallInfo, started: Started) {

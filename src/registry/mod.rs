@@ -42,13 +42,13 @@ pub(crate) use self::{
         Detached, Dropped, End, Ended, FIRST, Finished, Form, Generation, Key, LATE, MemoryLimits,
         Scope, SessionKey, UNSEEN_FOR, Wait,
     },
-    managers::Manager,
     watch::Watched,
 };
 #[cfg(feature = "rmcp")]
 pub(crate) use self::{
     answer::Content,
     core::{NOBODYS, numbers},
+    managers::Manager,
 };
 pub use self::{
     calls::{CallSnapshot, CallState, Calls, DrainReport},
@@ -266,6 +266,11 @@ impl Registry {
 
     pub(crate) fn find(&self, key: &Key) -> Option<Call> {
         self.with(|core| core.find(key))
+    }
+
+    /// The same, also if its request is not accepted yet.
+    pub(crate) fn find_any(&self, key: &Key) -> Option<CallId> {
+        self.with(|core| core.find_any(key))
     }
 
     pub(crate) fn take_session(&self, session: &SessionKey) -> Vec<Call> {

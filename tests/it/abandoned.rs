@@ -41,3 +41,19 @@ async fn a_session_call_whose_events_may_be_stored_gets_a_grace_behind_the_layer
     let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
     assert_eq!(foreign.log.ends(&number(7)), [orphaned]);
 }
+
+/// The specification forbids to use an id twice; a client that does must not lose its new call for it.
+#[tokio::test]
+async fn a_replayed_cancel_does_not_meet_a_new_call_with_the_same_id() {
+    let foreign = Foreign::with(Grace::Immediate);
+    drop(foreign.call(7).await);
+    let again = foreign.call(7).await;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(foreign.cancels(), 0);
+    drop(again);
+    while foreign.cancels() == 0 {
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,6 +1,13 @@
 //! A server that is not rmcp: it takes calls, and never hears of anything else.
 
-use std::{convert::Infallible, fmt, sync::Mutex};
+use std::{
+    convert::Infallible,
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use axum::body::{Body, Bytes};
 use futures_util::{StreamExt as _, stream};
@@ -20,6 +27,7 @@ pub(crate) struct Foreign {
     service: Service,
     feeds: Mutex<mpsc::UnboundedReceiver<Feed>>,
     open: Mutex<Vec<Feed>>,
+    cancels: Arc<AtomicUsize>,
 }
 
 type Feed = mpsc::UnboundedSender<Bytes>;
@@ -31,13 +39,18 @@ impl Foreign {
     pub(crate) fn with(grace: Grace) -> Self {
         let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(grace));
         let (give, feeds) = mpsc::unbounded_channel();
+        let cancels = Arc::new(AtomicUsize::new(0));
+        let counted = cancels.clone();
         let service = layer.layer(service_fn(move |request: http::Request<TeeBody<Body>>| {
-            let give = give.clone();
+            let (give, cancels) = (give.clone(), counted.clone());
             async move {
                 let is_post = request.method() == Method::POST;
                 let body = request.into_body().collect().await.expect("a body");
                 let message: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
                 let mut response = Response::new(Body::empty());
+                if message["method"] == "notifications/cancelled" {
+                    cancels.fetch_add(1, Ordering::Relaxed);
+                }
                 if is_post && message["method"] != "tools/call" {
                     *response.status_mut() = http::StatusCode::ACCEPTED;
                     return Ok::<_, Infallible>(response);
@@ -64,7 +77,13 @@ impl Foreign {
             service: BoxCloneSyncService::new(service),
             feeds: feeds.into(),
             open: Vec::new().into(),
+            cancels,
         }
+    }
+
+    /// How many cancels have come.
+    pub(crate) fn cancels(&self) -> usize {
+        self.cancels.load(Ordering::Relaxed)
     }
 
     /// A call in a session.

@@ -128,7 +128,7 @@ async fn a_replay_that_ends_does_not_end_a_call_whose_first_stream_lives() {
     call.head().await;
     let primed = call.event().await.expect("the priming event");
     let id = primed.id.expect("an id");
-    assert!(id >= FIRST_STORED.to_owned());
+    assert!(*id >= *FIRST_STORED);
 
     let mut replay = mcp.resume(&id).await;
     assert_eq!(replay.head().await.status, 200);

@@ -74,6 +74,7 @@ pub(super) struct Times {
     /// How many resumes were received and are not answered.
     holds: u32,
     /// How many tasks read a stream of it on, and will see its end.
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
     readers: u32,
     barren: u32,
     last_deadline: Option<Instant>,
@@ -304,11 +305,13 @@ impl Times {
     }
 
     /// A task reads a stream of the call on.
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(super) fn add_reader(&mut self) {
         self.readers = self.readers.saturating_add(1);
     }
 
     /// Such a task has ended without having seen the call's end.
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(super) fn remove_reader(&mut self, unseen_until: Instant) {
         self.readers = self.readers.saturating_sub(1);
         if self.readers == 0
