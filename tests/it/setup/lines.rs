@@ -2,10 +2,10 @@
 
 use std::{
     fmt, io,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
-use tracing::{Level, subscriber::DefaultGuard};
+use tracing::{Dispatch, Level, level_filters::LevelFilter, subscriber::DefaultGuard};
 use tracing_subscriber::{
     fmt::{MakeWriter, format::FmtSpan},
     layer::SubscriberExt as _,
@@ -16,6 +16,11 @@ pub(crate) struct Lines {
     written: Written,
     _subscribed: DefaultGuard,
 }
+
+/// One that takes nothing, as long as the process lives. With a single subscriber, `tracing` asks that of the thread
+/// which comes first to a line whether anybody wants it, and another test may come first, on a thread without any.
+static SECOND: LazyLock<Dispatch> =
+    LazyLock::new(|| Dispatch::new(tracing_subscriber::registry().with(LevelFilter::OFF)));
 
 #[derive(Clone, Default)]
 struct Written(Arc<Mutex<Vec<u8>>>);
@@ -30,6 +35,7 @@ impl Lines {
 
     /// The same without what is less important than `level`.
     pub(crate) fn up_to(level: Level) -> Self {
+        LazyLock::force(&SECOND);
         let written = Written::default();
         let filter = format!("mcp_cancel_on_disconnect={level},{REQUEST}=info");
         let lines = tracing_subscriber::fmt::layer()
