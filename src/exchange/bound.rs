@@ -16,7 +16,7 @@ use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::Canceller,
     detach::DetachCause,
-    registry::{FIRST, Key, Limit, Scope, SessionKey},
+    registry::{FIRST, Key, Limit, Scope, SessionKey, in_time},
 };
 
 /// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
@@ -151,7 +151,7 @@ impl Exchange {
         if let Some(injection) = self.injection(id, reason, finished) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.
-            let _result = tokio::time::timeout(BEFORE_CLOSE, injection).await;
+            let _result = in_time(BEFORE_CLOSE, injection).await;
         }
     }
 

@@ -13,7 +13,9 @@ use crate::{
     layer::Retain,
     observe::{Event, Remark, log_limit, say_once},
     policy::Verdict,
-    registry::{Answer, Detached, End, Ended, Finished, Generation, Limit, UNSEEN_FOR, Wait},
+    registry::{
+        Answer, Detached, End, Ended, Finished, Generation, Limit, Moves, UNSEEN_FOR, Wait, in_time,
+    },
 };
 
 /// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
@@ -215,10 +217,11 @@ impl Exchange {
             result: Err(CancelError::undelivered()),
         };
         let delivered = async move {
-            let result = tokio::time::timeout(INJECTION_LIMIT, injection).await;
+            let result = in_time(INJECTION_LIMIT, injection).await;
             delivery.end(result.unwrap_or(Err(CancelError::timed_out())));
         };
-        self.instance.registry.spawn(delivered.instrument(span));
+        let registry = &self.instance.registry;
+        registry.spawn(Moves::Always, delivered.instrument(span));
     }
 
     pub(super) fn cancel_failed(&self, id: CallId, error: &CancelError) {

@@ -1,7 +1,7 @@
 //! What happens when the token of an exchange fires: linked tokens fire with it, and clean-ups run.
 //!
 //! 1. A clean-up runs once, after a cancel only, on a task of its own: never inside `Drop`, and none harms
-//!    another by a panic.
+//!    another by a panic. Until it begins, another runtime may take it.
 //! 2. One that comes after the cancel runs at once. One that comes after the end never runs.
 //! 3. What has not run is dropped when the exchange has come to its end otherwise. Nothing that it owns waits for
 //!    the end of the process.
@@ -17,7 +17,10 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::Exchange;
-use crate::{call::CancelReason, registry::Registry};
+use crate::{
+    call::CancelReason,
+    registry::{Moves, Registry},
+};
 
 /// Something to be done once, when the token fires.
 pub(super) enum Hook {
@@ -132,8 +135,9 @@ impl Hook {
             Self::CleanUp(clean_up) => {
                 // Called on the task as well: a closure may do its work before it returns a future.
                 let task = async move { clean_up(reason).await };
-                // Without a runtime the task is dropped here.
-                quietly(|| registry.spawn(task));
+                // Once it has begun it may have to do with its runtime, and ends with that. Without a runtime the task
+                // is dropped here.
+                quietly(|| registry.spawn(Moves::BeforeItBegins, task));
             }
         }
     }

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{Exchange, InFlight, Kind};
 use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},
-    registry::Watched,
+    registry::{Ticket, Watched},
 };
 
 /// A response body that can be told something.
@@ -143,10 +143,9 @@ impl Exchange {
     }
 
     /// Has a stream of it looked at, after `timeout` for the first time.
-    pub(crate) fn watch(&self, stream: Weak<dyn Watched>, timeout: Duration) {
-        if let Some(at) = Instant::now().checked_add(timeout) {
-            self.instance.registry.watch(at, stream);
-        }
+    pub(crate) fn watch(&self, stream: Weak<dyn Watched>, timeout: Duration) -> Option<Ticket> {
+        let at = Instant::now().checked_add(timeout)?;
+        Some(self.instance.registry.watch(at, stream))
     }
 }
 

@@ -7,7 +7,6 @@ use rmcp::transport::streamable_http_server::{
     SessionManager,
     session::{ServerSseMessage, SessionId},
 };
-use tokio::time::timeout;
 
 use super::{
     kept,
@@ -17,7 +16,7 @@ use super::{
 };
 use crate::{
     exchange::Attachment,
-    registry::{Answer, End, Named},
+    registry::{Answer, End, Moves, Named, in_time},
 };
 
 /// The stream of a resume. In a box: its type would name what it was asked with.
@@ -110,8 +109,8 @@ impl<M: SessionManager> Shared<M> {
             return;
         };
         let spawner = registry.clone();
-        spawner.spawn(async move {
-            if let Ok(Ok(stream)) = timeout(UNREAD_LIMIT, asked).await
+        spawner.spawn(Moves::Always, async move {
+            if let Some(Ok(stream)) = in_time(UNREAD_LIMIT, asked).await
                 && let Some((exchange, generation)) = registry.newest(id)
             {
                 let attachment = Attachment {

@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
+    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{late::Late, life::Life, owned::Owned, shelf::Shelf};
-use crate::registry::{LATE, Watched};
+use crate::registry::{LATE, Noticed, Ticket, Watched};
 
 /// All sessions that are open.
 #[derive(Default)]
@@ -45,6 +45,7 @@ pub(super) struct Session {
     since: Instant,
     /// How long it may be idle.
     idle_timeout: Option<Duration>,
+    ticket: OnceLock<Ticket>,
     owner: Weak<dyn Owner>,
     /// Set when it was closed for being idle, and the manager inside no longer knows it.
     closed: OnceCell<()>,
@@ -70,7 +71,10 @@ pub(super) trait Owner: Send + Sync {
 impl Sessions {
     /// A new session starts with nothing cancelled, also if an older one had its id.
     pub(super) fn add(&self, session: Arc<Session>) {
-        self.write().insert(session.id.clone(), session);
+        let _former = {
+            let mut sessions = self.write();
+            sessions.insert(session.id.clone(), session)
+        };
     }
 
     pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
@@ -94,7 +98,10 @@ impl Sessions {
     }
 
     pub(super) fn remove(&self, id: &str) {
-        self.write().remove(id);
+        let _session = {
+            let mut sessions = self.write();
+            sessions.remove(id)
+        };
     }
 
     /// Forgets a session, unless another one has its id now.
@@ -169,6 +176,7 @@ impl Session {
             injections: watch::Sender::new(0),
             since: Instant::now(),
             idle_timeout,
+            ticket: OnceLock::new(),
             owner,
             closed: OnceCell::new(),
         }
@@ -176,6 +184,12 @@ impl Session {
 
     pub(super) fn id(&self) -> &SessionId {
         &self.id
+    }
+
+    /// It is looked at when it may be idle.
+    pub(super) fn keep_ticket(&self, ticket: Ticket) {
+        // A session is watched once.
+        let _first = self.ticket.set(ticket);
     }
 
     /// When to look at it for the first time.
@@ -219,7 +233,7 @@ impl Session {
 }
 
 impl Watched for Session {
-    fn look(&self, at: Instant, now: Instant) -> Option<Instant> {
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<Instant> {
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;
         let millis = self.millis(now);
@@ -227,10 +241,10 @@ impl Watched for Session {
             // When it ends nobody may see.
             self.life.touch(millis);
         }
-        let left = match now.duration_since(at) > LATE {
+        let left = match noticed {
             // The runtime was starved: requests may wait in the accept queue.
-            true => self.life.left(millis, idle_timeout).or(Some(LATE)),
-            false => self.life.close_if_idle(millis, idle_timeout),
+            Noticed::Late => self.life.left(millis, idle_timeout).or(Some(LATE)),
+            Noticed::InTime => self.life.close_if_idle(millis, idle_timeout),
         };
         match left {
             Some(left) => now.checked_add(left),

@@ -21,7 +21,6 @@ use rmcp::{
         session::{EventStore, SessionId},
     },
 };
-use tokio::time::timeout;
 use tracing::warn;
 
 use super::{
@@ -33,7 +32,7 @@ use crate::{
     call::{CallId, CallInfo, CancelReason},
     cancel::{CancelError, Canceller, Injection},
     exchange::{BEFORE_CLOSE, Exchange},
-    registry::{Named, Registry, Scope, SessionKey},
+    registry::{Moves, Named, Registry, Scope, SessionKey, in_time},
 };
 
 /// What the calls need to be cancelled. They outlive requests, so they share it.
@@ -111,7 +110,7 @@ impl<M> Shared<M> {
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
         let under_way = async {
             if let Some(session) = self.sessions.find(id) {
-                let _arrived = timeout(BEFORE_CLOSE, session.injected()).await;
+                let _arrived = in_time(BEFORE_CLOSE, session.injected()).await;
             }
         };
         // Both are given the same second.
@@ -163,8 +162,8 @@ impl<M: SessionManager> Shared<M> {
         let session = Arc::new(Session::new(id, idle_timeout, this, owned));
         self.sessions.add(session.clone());
         if let Some(at) = session.first_look() {
-            let session: Weak<Session> = Arc::downgrade(&session);
-            self.timer.watch(at, session);
+            let watched: Weak<Session> = Arc::downgrade(&session);
+            session.keep_ticket(self.timer.watch(at, watched));
         }
         session.late.clone()
     }
@@ -208,7 +207,7 @@ impl<M: SessionManager> Owner for Shared<M> {
 
     fn close_idle(self: Arc<Self>, id: SessionId) {
         let this = self.clone();
-        self.timer.spawn(async move {
+        self.timer.spawn(Moves::Always, async move {
             let session = this.sessions.find(&id);
             if let Some(session) = session.filter(|session| session.is_over()) {
                 this.close(&session).await;

@@ -17,7 +17,7 @@ use crate::{
     call::Outcome,
     detach::DetachCause,
     exchange::Attachment,
-    registry::{FIRST, numbered},
+    registry::{FIRST, Moves, numbered},
 };
 
 /// The inner manager's stream of a call.
@@ -106,7 +106,8 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         if call.attachment.exchange.reason().is_none() {
             call.watched = Watched::ByTask;
             let registry = call.attachment.exchange.registry().clone();
-            registry.spawn(read_on(stream, call, self.used.take()));
+            let task = read_on(stream, call, self.used.take());
+            registry.spawn(Moves::Always, task);
         }
     }
 }

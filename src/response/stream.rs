@@ -73,8 +73,10 @@ impl<B: Send + 'static> EventStream<B> {
         if let Some(exchange) = exchange {
             let outlet: Weak<dyn Outlet> = Arc::<Slot<B>>::downgrade(&slot);
             exchange.open(outlet);
-            if let Some(timeout) = stall_timeout {
-                exchange.watch(Arc::<Slot<B>>::downgrade(&slot), timeout);
+            if let Some(timeout) = stall_timeout
+                && let Some(ticket) = exchange.watch(Arc::<Slot<B>>::downgrade(&slot), timeout)
+            {
+                slot.keep_ticket(ticket);
             }
         }
         Self {

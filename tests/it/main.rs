@@ -18,6 +18,7 @@ mod batches;
 mod call_timeout;
 mod calls;
 mod contract;
+mod cores;
 mod crowd;
 mod cycles;
 mod drain;
