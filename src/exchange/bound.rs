@@ -148,6 +148,9 @@ impl Exchange {
         let Some(finished) = self.cancel_any(id, reason, Outcome::Cancelled(reason)) else {
             return;
         };
+        if self.are_calls_over() {
+            self.hand_over();
+        }
         if let Some(injection) = self.injection(id, reason, finished) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
+use tokio::{sync::mpsc, time::Instant};
 use tracing::{Instrument as _, Span};
 
 use super::Exchange;
@@ -138,7 +138,9 @@ impl Exchange {
             CancelReason::ClientCancelled => Outcome::ClientCancelled,
             other => Outcome::Cancelled(other),
         };
-        self.cancel_any(id, reason, outcome);
+        if self.cancel_any(id, reason, outcome).is_some() && self.are_calls_over() {
+            self.hand_over();
+        }
     }
 
     /// Cancels a call, attached or not, here. What is to be told of it, and to whom, is left to the caller.
@@ -179,6 +181,25 @@ impl Exchange {
         Some(self.injection(id, reason, finished))
     }
 
+    /// The same when the server shuts down. `told` is dropped once the server took the cancel, or nobody can tell
+    /// it any more.
+    pub(crate) fn end_at_shutdown(self: &Arc<Self>, id: CallId, told: &mpsc::Sender<()>) -> bool {
+        let span = self.span();
+        let Some(injection) = self.begin_end(id, CancelReason::ShuttingDown) else {
+            return false;
+        };
+        if let Some(injection) = injection {
+            let told = told.clone();
+            let telling = async move {
+                let result = injection.await;
+                drop(told);
+                result
+            };
+            self.inject(id, Box::pin(telling), span);
+        }
+        true
+    }
+
     /// What is remembered of a cancelled call.
     pub(super) fn as_cancelled(&self, id: CallId, reason: CancelReason) -> Option<Ended<Answer>> {
         let call = self.call(id)?;
@@ -193,7 +214,11 @@ impl Exchange {
     pub(super) fn stop(&self, id: CallId, reason: CancelReason) {
         self.tell_ended();
         if self.was_last(id) {
+            let older_stay = self.note_calls_over();
             self.fire(reason);
+            if older_stay {
+                self.hand_over();
+            }
         }
     }
 
@@ -262,6 +287,9 @@ impl Exchange {
     /// The registry let a call go whose end nobody will see.
     pub(crate) fn left(&self, id: CallId, finished: Finished) {
         self.ended_as(id, Outcome::Unknown, finished);
+        if self.are_calls_over() {
+            self.hand_over();
+        }
     }
 
     /// There is no room for a call, which runs on as without the layer.
@@ -276,6 +304,9 @@ impl Exchange {
     fn ended_as(&self, id: CallId, outcome: Outcome, finished: Finished) {
         self.tell_ended();
         if self.was_last(id) {
+            if self.note_calls_over() {
+                self.hand_over();
+            }
             self.forget_hooks();
         }
         self.report_end(id, outcome, finished);

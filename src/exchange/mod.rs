@@ -110,6 +110,8 @@ pub(crate) struct Exchange {
     passed: AtomicU32,
     /// Its calls were cancelled here, and its response is to say so.
     closed: AtomicBool,
+    /// Its calls have ended, see `outlet`.
+    calls_over: AtomicBool,
     /// The response future.
     answerer: AtomicWaker,
     /// Notified when a call of it has ended, if anybody ever waited for that.
@@ -211,6 +213,7 @@ impl Exchange {
             body_ended: AtomicBool::new(false),
             passed: AtomicU32::new(0),
             closed: AtomicBool::new(false),
+            calls_over: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
             #[cfg(feature = "rmcp")]
             ended: OnceLock::new(),

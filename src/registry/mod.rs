@@ -6,7 +6,10 @@
 use std::{
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use tokio::{sync::Notify, time::Instant};
@@ -61,6 +64,10 @@ pub(crate) struct Registry {
     driver: Driver,
     /// Notified when calls have ended while somebody drains.
     ended: Notify,
+    /// Whether the stage is the last.
+    closed: AtomicBool,
+    /// How many calls were cancelled by drains.
+    drained: AtomicUsize,
     room: Room,
 }
 
@@ -106,6 +113,8 @@ impl Registry {
             }),
             driver: Driver::new(),
             ended: Notify::new(),
+            closed: AtomicBool::new(false),
+            drained: AtomicUsize::new(0),
             room: Room::new(),
         }
     }
@@ -142,6 +151,11 @@ impl Registry {
         if let Some(stream) = stream.upgrade().filter(|_| is_closed) {
             stream.close();
         }
+    }
+
+    /// Whether streams that open are to be closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     #[cfg(feature = "rmcp")]

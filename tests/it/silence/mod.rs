@@ -18,6 +18,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 use crate::log::Log;
 
 mod commit;
+mod drained;
 mod probes;
 mod stall;
 
@@ -37,7 +38,8 @@ struct Server {
 /// A request that waits for its answer.
 #[derive(Debug)]
 struct Asked {
-    token: CallToken,
+    /// A cancel that is replayed has none.
+    token: Option<CallToken>,
     headers: HeaderMap,
     answer: oneshot::Sender<io::Result<Response<Body>>>,
 }
@@ -60,7 +62,7 @@ fn between(layer: &CancelOnDisconnectLayer) -> (Client, Server) {
             let _whole = body.collect().await;
             let (answer, answered) = oneshot::channel();
             let asked = Asked {
-                token: head.extensions.get().cloned().expect("a token"),
+                token: head.extensions.get().cloned(),
                 headers: head.headers,
                 answer,
             };
@@ -134,7 +136,7 @@ impl Server {
     /// Answers the next request with a stream.
     async fn stream(&mut self) -> (Feed, CallToken) {
         let asked = self.asked().await;
-        let token = asked.token.clone();
+        let token = asked.token();
         let (feed, body) = Feed::new();
         asked.answer(events(body));
         (feed, token)
@@ -144,6 +146,10 @@ impl Server {
 // === impl Asked ===
 
 impl Asked {
+    fn token(&self) -> CallToken {
+        self.token.clone().expect("a token")
+    }
+
     fn answer(self, response: Response<Body>) {
         self.answer.send(Ok(response)).expect("somebody waits");
     }
