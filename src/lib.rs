@@ -37,8 +37,9 @@
 //! inner service. [`CancellableSessionManager`] makes it exact and cheap. On routes that have nothing to do with
 //! MCP, the [`CallToken`] in the request's extensions fires when the client hangs up.
 //!
-//! Cancels are delivered, and deadlines kept, on the tokio runtime that serves the requests. It needs its timer
-//! (`enable_time`), as rmcp does.
+//! Cancels are delivered, and deadlines kept, on the tokio runtimes that serve the requests, however many these are.
+//! What one of them does not come to, because its thread is busy or because it has ended, another one does. They need
+//! their timers (`enable_time`), as rmcp does.
 //!
 //! # What a disconnect is
 //!

@@ -16,7 +16,7 @@ use crate::{
     call::{CallId, CallInfo, CancelReason},
     cancel::Canceller,
     detach::DetachCause,
-    registry::{FIRST, Key, Limit, SessionKey},
+    registry::{FIRST, Key, Limit, SessionKey, in_time},
 };
 
 /// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
@@ -52,7 +52,7 @@ impl Attachment {
 
 impl State {
     /// The session manager has the call. Gives out who would have cancelled it without one.
-    fn hand_over(&mut self, canceller: Arc<dyn Canceller>) -> Option<Arc<dyn Canceller>> {
+    fn bind_to(&mut self, canceller: Arc<dyn Canceller>) -> Option<Arc<dyn Canceller>> {
         self.handover = Handover::Opening(None);
         self.request = RequestBody::Settled(Settled::Plain);
         self.canceller.replace(canceller)
@@ -153,7 +153,7 @@ impl Exchange {
             Err(InFlight::One(call)) => return Some(call),
             Err(InFlight::Batch(_)) => return None,
         }
-        let replay = state.hand_over(canceller);
+        let replay = state.bind_to(canceller);
         // It owns a copy of the request's head, and whatever that owns.
         drop(state);
         drop(replay);
@@ -175,7 +175,7 @@ impl Exchange {
             return None;
         }
         call.learn(typed);
-        let replay = self.state().hand_over(canceller);
+        let replay = self.state().bind_to(canceller);
         drop(replay);
         let registry = &self.instance.registry;
         if !registry.is_in_flight(call.id())
@@ -194,10 +194,13 @@ impl Exchange {
         let Some(cancelled) = self.cancel_any(id, reason, None) else {
             return;
         };
+        if self.are_calls_over() {
+            self.hand_over();
+        }
         if let Some(injection) = self.injection(id, reason, cancelled) {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.
-            let _result = tokio::time::timeout(BEFORE_CLOSE, injection).await;
+            let _result = in_time(BEFORE_CLOSE, injection).await;
         }
     }
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{sync::mpsc, time::Instant};
 use tracing::{Instrument as _, Span};
 
 use super::{Exchange, Handover};
@@ -17,8 +17,8 @@ use crate::{
     observe::{Event, Remark, log_dropped, log_limit},
     policy::Verdict,
     registry::{
-        Answer, Detached, End, Ended, Finished, Generation, Key, Limit, SessionKey, UNSEEN_FOR,
-        Wait,
+        Answer, Detached, End, Ended, Finished, Generation, Key, Limit, Moves, SessionKey,
+        UNSEEN_FOR, Wait, in_time,
     },
 };
 
@@ -149,7 +149,10 @@ impl Exchange {
             CancelReason::ClientCancelled => Outcome::ClientCancelled,
             other => Outcome::Cancelled(other),
         };
-        self.cancel_any(id, reason, Some(outcome));
+        let cancelled = self.cancel_any(id, reason, Some(outcome));
+        if cancelled.is_some() && self.are_calls_over() {
+            self.hand_over();
+        }
     }
 
     /// Cancels a call, attached or not, here. What is to be told of it, and to whom, is left to the caller, who may
@@ -192,6 +195,25 @@ impl Exchange {
         Some(self.injection(id, reason, cancelled))
     }
 
+    /// The same when the server shuts down. `told` is dropped once the server took the cancel, or nobody can tell
+    /// it any more.
+    pub(crate) fn end_at_shutdown(self: &Arc<Self>, id: CallId, told: &mpsc::Sender<()>) -> bool {
+        let span = self.span();
+        let Some(injection) = self.begin_end(id, CancelReason::ShuttingDown) else {
+            return false;
+        };
+        if let Some(injection) = injection {
+            let told = told.clone();
+            let telling = async move {
+                let result = injection.await;
+                drop(told);
+                result
+            };
+            self.inject(id, Box::pin(telling), span);
+        }
+        true
+    }
+
     /// Has the registry end a call, which is remembered as cancelled.
     fn end_as_cancelled(
         &self,
@@ -218,7 +240,11 @@ impl Exchange {
         let is_told = self.is_told(id, finished);
         self.tell_ended();
         if self.was_last(id) {
+            let older_stay = self.note_calls_over();
             self.fire(reason);
+            if older_stay {
+                self.hand_over();
+            }
         }
         match is_told {
             true => Outcome::Cancelled(reason),
@@ -274,13 +300,14 @@ impl Exchange {
         let delivered = async move {
             let result = match delivery.exchange.is_reused(id) {
                 true => Err(CancelError::reused()),
-                false => tokio::time::timeout(INJECTION_LIMIT, injection)
+                false => in_time(INJECTION_LIMIT, injection)
                     .await
                     .unwrap_or(Err(CancelError::timed_out())),
             };
             delivery.end(result);
         };
-        self.instance.registry.spawn(delivered.instrument(span));
+        let registry = &self.instance.registry;
+        registry.spawn(Moves::Always, delivered.instrument(span));
     }
 
     /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled.
@@ -341,6 +368,9 @@ impl Exchange {
     /// The registry let a call go whose end nobody will see.
     pub(crate) fn left(&self, id: CallId, finished: Finished) {
         self.ended_as(id, Outcome::Unknown, finished);
+        if self.are_calls_over() {
+            self.hand_over();
+        }
     }
 
     /// There is no room for a call, which runs on as without the layer.
@@ -355,6 +385,9 @@ impl Exchange {
     fn ended_as(&self, id: CallId, outcome: Outcome, finished: Finished) {
         self.tell_ended();
         if self.was_last(id) {
+            if self.note_calls_over() {
+                self.hand_over();
+            }
             self.forget_hooks();
         }
         self.report_end(id, outcome, finished);

@@ -17,7 +17,10 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::Exchange;
-use crate::{call::CancelReason, registry::Registry};
+use crate::{
+    call::CancelReason,
+    registry::{Moves, Registry},
+};
 
 /// Something to be done once, when the token fires.
 pub(super) enum Hook {
@@ -136,8 +139,9 @@ impl Hook {
             Self::CleanUp(clean_up) => {
                 // Called on the task as well: a closure may do its work before it returns a future.
                 let task = async move { clean_up(reason).await };
-                // Without a runtime the task is dropped here.
-                quietly(|| registry.spawn(task));
+                // Once it has begun it may have to do with its runtime, and ends with that. Without a runtime the task
+                // is dropped here.
+                quietly(|| registry.spawn(Moves::BeforeItBegins, task));
             }
         }
     }

@@ -107,6 +107,8 @@ pub(crate) struct Exchange {
     closed: AtomicBool,
     /// Somebody outside the crate has its token.
     heard: AtomicBool,
+    /// Its calls have ended, see `outlet`.
+    calls_over: AtomicBool,
     /// The response future.
     answerer: AtomicWaker,
     /// Notified when a call of it has ended, if anybody ever waited for that.
@@ -204,6 +206,7 @@ impl Exchange {
             passed: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             heard: AtomicBool::new(false),
+            calls_over: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
             #[cfg(feature = "rmcp")]
             ended: OnceLock::new(),

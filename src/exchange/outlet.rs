@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{Exchange, InFlight, Kind};
 use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},
-    registry::Watched,
+    registry::{Ticket, Watched},
 };
 
 /// A response body that can be told something.
@@ -57,10 +57,45 @@ impl Exchange {
                     exchange.add_outlet(outlet.clone());
                 }
             }
-            _ if self.calls.get().is_some() => return self.add_outlet(outlet),
+            _ if self.calls.get().is_some() => {
+                self.add_outlet(outlet);
+                // One of the two sees the other: who ends its last call, and this.
+                if self.are_calls_over() || self.outlasts_the_server() {
+                    self.hand_over();
+                }
+                return;
+            }
             _ => self.add_outlet(outlet.clone()),
         }
         self.instance.registry.open(outlet);
+    }
+
+    /// Whether its calls have ended. A stream of it that then has nothing to say would be nobody's.
+    pub(crate) fn are_calls_over(&self) -> bool {
+        self.calls_over.load(Ordering::Acquire)
+    }
+
+    /// Its last call has ended. `true` if older streams of it are open, which nothing may come to any more. (The
+    /// newest is the one on which the answer came, or the one that its client left.)
+    pub(super) fn note_calls_over(&self) -> bool {
+        self.calls_over.store(true, Ordering::Release);
+        let state = self.state();
+        let more = state.last_words.more.as_ref();
+        more.is_some_and(|more| more.older.iter().any(is_open))
+    }
+
+    /// Has the registry keep its open streams as well: a drain would not find them by a call.
+    pub(crate) fn hand_over(&self) {
+        let outlets = self.state().last_words.open();
+        for outlet in outlets {
+            self.instance.registry.open(outlet);
+        }
+    }
+
+    /// Whether the server has come to its end, and its calls go on all the same.
+    fn outlasts_the_server(&self) -> bool {
+        let registry = &self.instance.registry;
+        registry.is_closed() && self.calls().any(CallInfo::must_run_on)
     }
 
     fn add_outlet(&self, outlet: Weak<dyn Outlet>) {
@@ -143,10 +178,9 @@ impl Exchange {
     }
 
     /// Has a stream of it looked at, after `timeout` for the first time.
-    pub(crate) fn watch(&self, stream: Weak<dyn Watched>, timeout: Duration) {
-        if let Some(at) = Instant::now().checked_add(timeout) {
-            self.instance.registry.watch(at, stream);
-        }
+    pub(crate) fn watch(&self, stream: Weak<dyn Watched>, timeout: Duration) -> Option<Ticket> {
+        let at = Instant::now().checked_add(timeout)?;
+        Some(self.instance.registry.watch(at, stream))
     }
 }
 
@@ -171,6 +205,12 @@ impl LastWords {
         let said = said.zip(outlet.upgrade());
         self.newest = Some(outlet);
         said
+    }
+
+    fn open(&self) -> Vec<Weak<dyn Outlet>> {
+        let older = self.more.iter().flat_map(|more| &more.older);
+        let outlets = older.chain(&self.newest);
+        outlets.filter(|outlet| is_open(outlet)).cloned().collect()
     }
 
     fn outlets(&self) -> Vec<Arc<dyn Outlet>> {

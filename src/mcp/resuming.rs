@@ -16,10 +16,7 @@ use rmcp::transport::streamable_http_server::{
     SessionManager,
     session::{ServerSseMessage, SessionId},
 };
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
-};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     kept,
@@ -30,7 +27,7 @@ use super::{
 use crate::{
     call::CallId,
     exchange::Attachment,
-    registry::{Answer, End, NOBODYS, Named},
+    registry::{Answer, End, Moves, NOBODYS, Named, in_time},
 };
 
 /// The stream of a resume. In a box: its type would name what it was asked with.
@@ -77,8 +74,8 @@ impl Turns {
 impl Turn {
     /// Waits for those that came before. One whose client has left is given up after the same time.
     async fn come(mut self) -> Self {
-        let permit = timeout(UNREAD_LIMIT, self.semaphore.clone().acquire_owned()).await;
-        self.permit = permit.ok().and_then(Result::ok);
+        let permit = in_time(UNREAD_LIMIT, self.semaphore.clone().acquire_owned()).await;
+        self.permit = permit.and_then(Result::ok);
         self
     }
 }
@@ -190,8 +187,8 @@ impl<M: SessionManager> Shared<M> {
         };
         let form = self.form();
         let spawner = registry.clone();
-        spawner.spawn(async move {
-            if let Ok((Ok(stream), turn)) = timeout(UNREAD_LIMIT, asked).await
+        spawner.spawn(Moves::Always, async move {
+            if let Some((Ok(stream), turn)) = in_time(UNREAD_LIMIT, asked).await
                 && let Some(exchange) = registry.call(id)
             {
                 drop(turn);

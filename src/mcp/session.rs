@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
-    sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
     time::Duration,
 };
 
@@ -14,14 +14,14 @@ use rmcp::transport::streamable_http_server::session::{ServerSseMessage, Session
 use tokio::{
     sync::{OnceCell, watch},
     task,
-    time::{Instant, timeout},
+    time::Instant,
 };
 
 use super::{late::Late, life::Life, owned::Owned, shelf::Shelf};
 use crate::{
     call::RequestId,
     exchange::BEFORE_CLOSE,
-    registry::{LATE, Watched},
+    registry::{LATE, Noticed, Ticket, Watched, in_time},
 };
 
 /// All sessions that are open.
@@ -55,6 +55,7 @@ pub(super) struct Session {
     since: Instant,
     /// How long it may be idle.
     idle_timeout: Option<Duration>,
+    ticket: OnceLock<Ticket>,
     owner: Weak<dyn Owner>,
     /// Set when it was closed for being idle, and the manager inside no longer knows it.
     closed: OnceCell<()>,
@@ -83,7 +84,10 @@ pub(super) trait Owner: Send + Sync {
 impl Sessions {
     /// A new session starts with nothing cancelled, also if an older one had its id.
     pub(super) fn add(&self, session: Arc<Session>) {
-        self.write().insert(session.id.clone(), session);
+        let _former = {
+            let mut sessions = self.write();
+            sessions.insert(session.id.clone(), session)
+        };
     }
 
     pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
@@ -107,7 +111,10 @@ impl Sessions {
     }
 
     pub(super) fn remove(&self, id: &str) {
-        self.write().remove(id);
+        let _session = {
+            let mut sessions = self.write();
+            sessions.remove(id)
+        };
     }
 
     /// Whether a session is open still, and no other has its id.
@@ -211,6 +218,7 @@ impl Session {
             injections: watch::Sender::new(Vec::new()),
             since: Instant::now(),
             idle_timeout,
+            ticket: OnceLock::new(),
             owner,
             closed: OnceCell::new(),
         }
@@ -218,6 +226,12 @@ impl Session {
 
     pub(super) fn id(&self) -> &SessionId {
         &self.id
+    }
+
+    /// It is looked at when it may be idle.
+    pub(super) fn keep_ticket(&self, ticket: Ticket) {
+        // A session is watched once.
+        let _first = self.ticket.set(ticket);
     }
 
     /// When to look at it for the first time.
@@ -258,7 +272,7 @@ impl Session {
             None => under_way.is_empty(),
         };
         // It fails only without the sender, which is here.
-        let _arrived = timeout(BEFORE_CLOSE, under_way.wait_for(none)).await;
+        let _arrived = in_time(BEFORE_CLOSE, under_way.wait_for(none)).await;
     }
 
     fn now(&self) -> u64 {
@@ -274,7 +288,7 @@ impl Session {
 }
 
 impl Watched for Session {
-    fn look(&self, at: Instant, now: Instant) -> Option<Instant> {
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<Instant> {
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;
         let millis = self.millis(now);
@@ -282,10 +296,10 @@ impl Watched for Session {
             // When it ends nobody may see.
             self.life.touch(millis);
         }
-        let left = match now.duration_since(at) > LATE {
+        let left = match noticed {
             // The runtime was starved: requests may wait in the accept queue.
-            true => self.life.left(millis, idle_timeout).or(Some(LATE)),
-            false => self.life.close_if_idle(millis, idle_timeout),
+            Noticed::Late => self.life.left(millis, idle_timeout).or(Some(LATE)),
+            Noticed::InTime => self.life.close_if_idle(millis, idle_timeout),
         };
         match left {
             Some(left) => now.checked_add(left),

@@ -36,7 +36,7 @@ use crate::{
     cancel::{Announced, CancelError, Canceller, Injection},
     exchange::Exchange,
     observe::Remarks,
-    registry::{Form, Key, Manager, Named, Registry, Scope, SessionKey},
+    registry::{Form, Key, Manager, Moves, Named, Registry, Scope, SessionKey},
 };
 
 /// What the calls need to be cancelled. They outlive requests, so they share it.
@@ -202,8 +202,8 @@ impl<M: SessionManager> Shared<M> {
         let session = Arc::new(Session::new(id, idle_timeout, this, owned));
         self.sessions.add(session.clone());
         if let Some(at) = session.first_look() {
-            let session: Weak<Session> = Arc::downgrade(&session);
-            self.timer.watch(at, session);
+            let watched: Weak<Session> = Arc::downgrade(&session);
+            session.keep_ticket(self.timer.watch(at, watched));
         }
         session
     }
@@ -214,7 +214,7 @@ impl<M: SessionManager> Shared<M> {
         // Another runtime may have run the timer, and have ended.
         self.timer.on_this_runtime();
         if let Some(session) = self.sessions.touch(id) {
-            let go_on = |closed| self.timer.spawn(closed);
+            let go_on = |closed| self.timer.spawn(Moves::Always, closed);
             GoingOn::new(self.clone().close(session), go_on).await;
         }
     }
@@ -224,7 +224,7 @@ impl<M: SessionManager> Shared<M> {
         // Whoever ends it need not have asked for it before.
         self.timer.on_this_runtime();
         let go_on = |ended: Pin<Box<_>>| {
-            self.timer.spawn(async move {
+            self.timer.spawn(Moves::Always, async move {
                 let ended: Result<(), M::Error> = ended.await;
                 if let Err(error) = ended {
                     warn!(target: "mcp_cancel_on_disconnect", %error, "session not closed");
@@ -268,7 +268,7 @@ impl<M: SessionManager> Owner for Shared<M> {
 
     fn close_idle(self: Arc<Self>, id: SessionId) {
         let this = self.clone();
-        self.timer.spawn(async move {
+        self.timer.spawn(Moves::Always, async move {
             let session = this.sessions.find(&id);
             if let Some(session) = session.filter(|session| session.is_over()) {
                 this.close(session).await;

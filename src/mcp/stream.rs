@@ -17,7 +17,7 @@ use crate::{
     call::{CallInfo, Outcome},
     detach::DetachCause,
     exchange::Attachment,
-    registry::{FIRST, Form, numbers},
+    registry::{FIRST, Form, Moves, numbers},
 };
 
 /// The inner manager's stream of a call.
@@ -108,7 +108,8 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         call.attachment.drop_stream();
         if call.attachment.exchange.reason().is_none() {
             let registry = call.attachment.exchange.registry().clone();
-            registry.spawn(read_on(stream, call, self.used.take()));
+            let task = read_on(stream, call, self.used.take());
+            registry.spawn(Moves::Always, task);
         }
     }
 }

@@ -1,9 +1,16 @@
 //! The handle to all calls of a layer: to see them, to cancel them, to end them before the process does.
 
-use std::{fmt, pin::pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
-use futures_util::future::join_all;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout, timeout_at},
+};
 
 use super::{Key, Registry, Stage, core::Entry};
 #[cfg(feature = "serde")]
@@ -170,8 +177,9 @@ impl Calls {
     }
 
     /// Brings everything to an end: waits until all calls have ended, `limit` at most, and cancels the
-    /// rest as [`ShuttingDown`](CancelReason::ShuttingDown). Then it closes every event stream that passed the
-    /// layer, standalone ones and subscriptions too, and from then on each that comes.
+    /// rest as [`ShuttingDown`](CancelReason::ShuttingDown), but for those that run as tasks. Then it closes every
+    /// event stream that passed the layer, whatever its call came to, standalone ones and subscriptions too, and from
+    /// then on each that comes.
     ///
     /// Without it `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Let both
     /// begin at the same time, so that nothing new comes in while the calls end. Subscriptions are not waited for.
@@ -203,7 +211,9 @@ impl Calls {
     ///
     /// # Cancel safety
     ///
-    /// Dropped before its end, it has cancelled nothing, or all.
+    /// Dropped before its end, it has cancelled nothing, or all; what it had to tell the servers they are told all the
+    /// same. Several drains may run at the same time: they end when the first has cancelled the rest, and each counts
+    /// what ended by itself while it waited.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let before = self.registry.begin_drain();
         let all_ended = async {
@@ -225,20 +235,31 @@ impl Calls {
                 true
             }
         };
-        let (calls, streams, ended) = self.registry.close(before);
-        let mut injections = Vec::new();
+        let (calls, streams) = self.registry.close();
+        let ended = self.registry.ended_since(before);
+        let (told, mut all_told) = mpsc::channel(1);
         let mut cancelled = 0;
         for (id, exchange) in calls {
-            if let Some(injection) = exchange.begin_end(id, CancelReason::ShuttingDown) {
-                cancelled += 1;
-                injections.extend(injection);
+            if exchange.call(id).is_some_and(CallInfo::must_run_on) {
+                // Its client may come back for it, elsewhere.
+                exchange.hand_over();
+                continue;
+            }
+            // Before it ends: another drain must not take it for a call that ended by itself.
+            self.registry.drained.fetch_add(1, Ordering::AcqRel);
+            match exchange.end_at_shutdown(id, &told) {
+                true => cancelled += 1,
+                false => {
+                    self.registry.drained.fetch_sub(1, Ordering::AcqRel);
+                }
             }
         }
         for stream in streams {
             stream.close();
         }
+        drop(told);
         // Whoever does not take it in this time ends with the process.
-        let _taken = timeout(TAKING, join_all(injections)).await;
+        let _taken = timeout(TAKING, all_told.recv()).await;
         DrainReport { ended, cancelled }
     }
 }
@@ -299,13 +320,21 @@ impl CallSnapshot {
 // === impl Registry ===
 
 impl Registry {
-    /// How many calls have ended so far.
+    /// How many calls have ended by themselves so far.
     fn begin_drain(&self) -> usize {
-        let mut state = self.state();
-        if state.stage == Stage::Open {
-            state.stage = Stage::Draining;
+        {
+            let mut state = self.state();
+            if state.stage == Stage::Open {
+                state.stage = Stage::Draining;
+            }
         }
-        state.core.finished()
+        self.ended_since(0)
+    }
+
+    fn ended_since(&self, before: usize) -> usize {
+        let finished = self.state().core.finished();
+        let drained = self.drained.load(Ordering::Acquire);
+        finished.saturating_sub(drained).saturating_sub(before)
     }
 
     /// Whether nothing is left to wait for. Subscriptions have no end of their own.
@@ -318,13 +347,14 @@ impl Registry {
         })
     }
 
-    /// All that is left, and how many calls have ended since `before`.
-    fn close(&self, before: usize) -> (Vec<super::Call>, Vec<Arc<dyn super::Outlet>>, usize) {
+    /// All that is left. Nothing new stays from now on.
+    fn close(&self) -> (Vec<super::Call>, Vec<Arc<dyn super::Outlet>>) {
         let mut state = self.state();
         state.stage = Stage::Closed;
+        // Before anybody looks for streams of these calls: one of the two sees the other.
+        self.closed.store(true, Ordering::Release);
         let calls = state.core.calls();
         let calls = calls.map(|(id, entry)| (id, entry.call.clone())).collect();
-        let ended = state.core.finished().saturating_sub(before);
-        (calls, state.streams.take(), ended)
+        (calls, state.streams.take())
     }
 }

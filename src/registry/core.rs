@@ -19,7 +19,8 @@
 //!    out still stands so ([`Core::finish_due`]). Only resumes that brought no event
 //!    (a server that the layer alone watches) renew it no more than [`MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** A deadline that is noticed more than [`entry::LATE`] late is put off once: the runtime was
-//!    starved, and the resumes wait in the accept queue. A hold may be who notices; its own time is not late.
+//!    starved, and the resumes wait in the accept queue. So is one that another runtime notices, because its own stands
+//!    still. A hold may be who notices; its own time is not late.
 //! 8. **Names.** Requests and streams are found in their own session only. An event id names the stream that it was seen
 //!    on; only rmcp's own also name the stream by their number ([`Form`]). Of a call's event ids
 //!    the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came, any unknown id of the session
@@ -438,7 +439,13 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// The calls whose time is over by `now`. They stay until they are finished, but for those that are
     /// forgotten.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T, Expired)> {
+        self.expire_when(now, false)
+    }
+
+    /// The same. `starved`: a runtime that serves requests is known to stand still (invariant 7).
+    pub(crate) fn expire_when(&mut self, now: Instant, starved: bool) -> Vec<(CallId, T, Expired)> {
         self.sessions.forget_due(now);
         let mut over = Vec::new();
         while let Some((at, id)) = self.due.pop_first() {
@@ -449,7 +456,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
             if let Some(entry) = self.calls.get_mut(&id) {
                 let times = entry.times_mut();
                 times.due = None;
-                match times.look(now, at) {
+                match times.look(now, at, starved) {
                     Look::Over(Expired::Deadline) => {
                         over.push((id, entry.call.clone(), Expired::Deadline));
                     }

@@ -1,103 +1,305 @@
-//! The only place that sleeps or spawns.
+//! The only place that sleeps for calls, or spawns.
 //!
-//! `Drop` code may run anywhere: on a thread without a runtime, or while a runtime shuts down. So the
-//! driver keeps a handle to the runtime that last served a request, and everything that has to wait
-//! runs there. If that runtime has ended, the next request or hang-up on another one brings that.
+//! `Drop` code may run anywhere: on a thread without a runtime, or while a runtime shuts down. A process may have
+//! several runtimes (servers with one for each core have), and each may stand still: its thread computes, or nobody
+//! drives it any more. So nothing waits for one runtime alone.
+//!
+//! 1. Every runtime that serves requests has a timer, a task of its own. One of them, the first, looks at a deadline
+//!    on time; the others look [`SLACK`] later, and the one that finds it overdue becomes the first. The runtime
+//!    on which the earliest deadline was made is alive, so its timer is the first from then on.
+//! 2. A task runs on the runtime on which it was wanted. If it has not begun there [`SLACK`] later, or that runtime
+//!    ends, another runtime takes it (see [`errand`]).
+//! 3. A timer wakes once for a deadline that it waits for, and once when it is told of an earlier one.
 
-use std::sync::{
-    Arc, Mutex, PoisonError, Weak,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
 };
 
-use tokio::{runtime::Handle, sync::Notify, time::Instant};
+use futures_util::future::select;
+use tokio::{
+    runtime::{Handle, Id},
+    sync::Notify,
+    time::{Instant, Sleep, sleep_until},
+};
 
-/// What the driver wakes for deadlines.
+use self::{
+    errand::{Errand, Errands, Runner},
+    roll::Roll,
+};
+
+mod errand;
+mod in_time;
+mod roll;
+
+pub(crate) use self::{errand::Moves, in_time::in_time};
+
+/// How long a runtime is left to do what is its own to do: 100 ms. A thread that polls its tasks as it should comes
+/// to each of them sooner.
+const SLACK: Duration = Duration::from_millis(100);
+
+/// What the driver wakes for deadlines. Any number of timers may ask at the same time.
 pub(super) trait Expire: Send + Sync + 'static {
+    /// When it is to be looked at next, as far as the driver was told.
+    fn due(&self) -> Option<Instant>;
+
     /// Cancels what is due and tells when to come back.
-    fn expire(self: Arc<Self>, now: Instant) -> Option<Instant>;
+    fn expire(self: Arc<Self>, now: Instant, noticed: Noticed) -> Option<Instant>;
 }
 
-#[derive(Debug, Default)]
+/// How a deadline that has passed was noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Noticed {
+    /// By the timer that was to notice it, unless that one slept too long.
+    InTime,
+    /// The runtime that was to notice it stands still. Clients may wait there to be heard.
+    Late,
+}
+
 pub(super) struct Driver {
-    running: Arc<AtomicBool>,
-    runtime: Mutex<Option<Handle>>,
-    wake: Arc<Notify>,
+    shared: Arc<Shared>,
 }
 
-/// Marks the driver as ended when its task goes, also when its runtime drops it.
-struct Running(Arc<AtomicBool>);
+/// What the driver and its tasks share.
+struct Shared {
+    roll: Roll,
+    wake: Notify,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The runtimes that have a timer.
+    timers: Vec<Member>,
+    /// The one whose timer looks on time.
+    first: Option<Id>,
+    errands: Errands,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Member {
+    runtime: Id,
+    /// Not if it was built without `enable_time`.
+    can_sleep: bool,
+}
+
+/// The timer of one runtime. Dropped, also with its runtime, it is none of the timers any more.
+struct Timer {
+    shared: Arc<Shared>,
+    runtime: Id,
+}
+
+/// What a look at the clock decides.
+enum Look {
+    /// To come back at this time, if at all.
+    Sleep(Option<Instant>),
+    /// The runtime takes no tasks any more.
+    Ended,
+}
 
 // === impl Driver ===
 
 impl Driver {
-    /// Starts the timer on the current runtime, unless it runs already or there is no runtime.
+    pub(super) fn new() -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                roll: Roll::new(),
+                wake: Notify::new(),
+                state: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Gives the current runtime a timer, unless it has one or there is no runtime. Called for every request.
     pub(super) fn start(&self, target: impl FnOnce() -> Weak<dyn Expire>) {
-        if self.running.load(Ordering::Relaxed) {
-            return;
+        if !self.shared.roll.is_here() {
+            self.enter(target);
         }
-        let Ok(handle) = Handle::try_current() else {
-            return;
-        };
-        {
-            let mut runtime = self.runtime();
-            if self.running.swap(true, Ordering::AcqRel) {
-                return;
-            }
-            *runtime = Some(handle.clone());
-        }
-        let running = Running(self.running.clone());
-        handle.spawn(run(target(), self.wake.clone(), running));
     }
 
-    /// Has the timer look at the deadlines again.
+    #[cold]
+    fn enter(&self, target: impl FnOnce() -> Weak<dyn Expire>) {
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let id = runtime.id();
+        let is_new = {
+            let mut state = self.shared.state();
+            self.shared.roll.note(&runtime);
+            state.enter(id)
+        };
+        if is_new {
+            let timer = Timer {
+                shared: self.shared.clone(),
+                runtime: id,
+            };
+            drop(runtime.spawn(timer.run(target())));
+        }
+    }
+
+    /// Has the timers look again: there is an earlier deadline.
     pub(super) fn wake(&self) {
-        self.wake.notify_one();
-    }
-
-    /// Runs `task` on the timer's runtime, or on the current one if that has ended. Without one, or when it
-    /// ends, the task is dropped.
-    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let captured = {
-            // Under the lock, a timer that runs does so on the runtime that is captured.
-            let runtime = self.runtime();
-            runtime
-                .clone()
-                .filter(|_| self.running.load(Ordering::Acquire))
-        };
-        if let Some(handle) = captured.or_else(|| Handle::try_current().ok()) {
-            drop(handle.spawn(task));
+        {
+            let mut state = self.shared.state();
+            if state.timers.len() > 1
+                && let Ok(here) = Handle::try_current()
+            {
+                state.prefer(here.id());
+            }
         }
+        self.shared.wake.notify_waiters();
     }
 
-    fn runtime(&self) -> std::sync::MutexGuard<'_, Option<Handle>> {
-        self.runtime.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Runs `task` on the current runtime, or on another one that has a timer if that does not come to it. Without
+    /// any, or when they all end, the task is dropped.
+    pub(super) fn spawn(&self, moves: Moves, task: impl Future<Output = ()> + Send + 'static) {
+        Runner::start(&self.shared, Errand::new(moves, Box::pin(task)));
     }
 }
 
 impl Drop for Driver {
-    /// The task holds no strong reference to its target; it must wake once more to see that it is gone.
+    /// The timers hold no strong reference to their target; they must wake once more to see that it is gone.
     fn drop(&mut self) {
-        self.wake();
+        self.shared.wake.notify_waiters();
     }
 }
 
-// === impl Running ===
+// === impl Shared ===
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn run(target: Weak<dyn Expire>, wake: Arc<Notify>, _running: Running) {
-    loop {
-        let Some(strong) = target.upgrade() else {
-            return;
-        };
-        match strong.expire(Instant::now()) {
-            // The time-out is the deadline: both ways the loop looks again.
-            Some(at) => drop(tokio::time::timeout_at(at, wake.notified()).await),
-            None => wake.notified().await,
+// === impl State ===
+
+impl State {
+    /// Says whether the runtime was not known.
+    fn enter(&mut self, runtime: Id) -> bool {
+        if self.timers.iter().any(|member| member.runtime == runtime) {
+            return false;
+        }
+        self.timers.push(Member {
+            runtime,
+            can_sleep: true,
+        });
+        true
+    }
+
+    fn leave(&mut self, runtime: Id) {
+        self.timers.retain(|member| member.runtime != runtime);
+        self.first.take_if(|first| *first == runtime);
+    }
+
+    /// Makes the timer of this runtime the first, if it is one that can be.
+    fn prefer(&mut self, runtime: Id) {
+        let mut timers = self.timers.iter();
+        if timers.any(|member| member.runtime == runtime && member.can_sleep) {
+            self.first = Some(runtime);
         }
     }
+
+    /// Says whether the timer of this runtime is the first, which it becomes if none is.
+    fn is_first(&mut self, runtime: Id) -> bool {
+        if self.first.is_none() {
+            self.prefer(runtime);
+        }
+        self.first == Some(runtime)
+    }
+
+    fn cannot_sleep(&mut self, runtime: Id) {
+        let mut timers = self.timers.iter_mut();
+        if let Some(member) = timers.find(|member| member.runtime == runtime) {
+            member.can_sleep = false;
+        }
+        self.first.take_if(|first| *first == runtime);
+    }
 }
+
+// === impl Timer ===
+
+impl Timer {
+    async fn run(self, target: Weak<dyn Expire>) {
+        let mut can_sleep = true;
+        loop {
+            // Listens before it looks.
+            let mut woken = pin!(self.shared.wake.notified());
+            woken.as_mut().enable();
+            let Some(target) = target.upgrade() else {
+                return;
+            };
+            let alarm = match self.look(target) {
+                Look::Sleep(at) => at.filter(|_| can_sleep).map(alarm),
+                Look::Ended => return,
+            };
+            match alarm {
+                Some(Some(alarm)) => {
+                    select(woken, pin!(alarm)).await;
+                }
+                Some(None) => {
+                    can_sleep = false;
+                    self.cannot_sleep();
+                }
+                None => woken.await,
+            }
+        }
+    }
+
+    fn look(&self, target: Arc<dyn Expire>) -> Look {
+        let now = Instant::now();
+        let (errands, next_errand) = self.shared.state().errands.take_due(now);
+        if !Runner::take_over(&self.shared, errands) {
+            return Look::Ended;
+        }
+        let is_first = self.shared.state().is_first(self.runtime);
+        let deadline = match is_first {
+            true => target.expire(now, Noticed::InTime),
+            false => self.stand_by(target, now),
+        };
+        Look::Sleep(deadline.into_iter().chain(next_errand).min())
+    }
+
+    /// Does what the first has not done.
+    fn stand_by(&self, target: Arc<dyn Expire>, now: Instant) -> Option<Instant> {
+        let overdue = target.due()?.checked_add(SLACK)?;
+        if overdue > now {
+            return Some(overdue);
+        }
+        self.shared.state().prefer(self.runtime);
+        target.expire(now, Noticed::Late)
+    }
+
+    /// Leaves deadlines to the others.
+    fn cannot_sleep(&self) {
+        self.shared.state().cannot_sleep(self.runtime);
+        self.shared.wake.notify_waiters();
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        let nobody_takes = {
+            let mut state = self.shared.state();
+            state.leave(self.runtime);
+            self.shared.roll.renew();
+            match state.timers.is_empty() {
+                true => state.errands.take_free(),
+                false => Vec::new(),
+            }
+        };
+        self.shared.wake.notify_waiters();
+        // They may be the user's.
+        let _panic = catch_unwind(AssertUnwindSafe(|| drop(nobody_takes)));
+    }
+}
+
+/// `None` if the runtime has no clock, of which tokio tells by a panic only.
+fn alarm(at: Instant) -> Option<Sleep> {
+    catch_unwind(|| sleep_until(at)).ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use tokio::{sync::Notify, time::Instant};
@@ -16,7 +20,7 @@ use self::{
     limits::Room,
     managers::Managers,
     streams::Streams,
-    watch::Watches,
+    watch::{Due, WatchId, Watches},
 };
 use crate::{
     call::{CallId, CancelReason},
@@ -42,7 +46,8 @@ pub(crate) use self::{
         Detached, Dropped, End, Ended, FIRST, Finished, Form, Generation, Key, LATE, MemoryLimits,
         Scope, SessionKey, UNSEEN_FOR, Wait,
     },
-    watch::Watched,
+    driver::{Moves, Noticed, in_time},
+    watch::{Ticket, Watched},
 };
 #[cfg(feature = "rmcp")]
 pub(crate) use self::{
@@ -66,6 +71,10 @@ pub(crate) struct Registry {
     driver: Driver,
     /// Notified when calls have ended while somebody drains.
     ended: Notify,
+    /// Whether the stage is the last.
+    closed: AtomicBool,
+    /// How many calls were cancelled by drains.
+    drained: AtomicUsize,
     room: Room,
     managers: Managers,
     remarks: Remarks,
@@ -111,8 +120,10 @@ impl Registry {
                 stage: Stage::Open,
                 awake_at: None,
             }),
-            driver: Driver::default(),
+            driver: Driver::new(),
             ended: Notify::new(),
+            closed: AtomicBool::new(false),
+            drained: AtomicUsize::new(0),
             room: Room::new(),
             managers: Managers::default(),
             remarks: Remarks::default(),
@@ -130,8 +141,8 @@ impl Registry {
         self.managers.scope_of(session)
     }
 
-    /// Takes the current runtime for what has to wait, unless there is one. Called with every request and
-    /// for every deadline.
+    /// Has the current runtime keep deadlines too, if it does not yet. Called with every request and for every
+    /// deadline.
     pub(crate) fn on_this_runtime(self: &Arc<Self>) {
         self.driver.start(|| {
             let weak: Weak<Self> = Arc::downgrade(self);
@@ -162,6 +173,11 @@ impl Registry {
         if let Some(stream) = stream.upgrade().filter(|_| is_closed) {
             stream.close();
         }
+    }
+
+    /// Whether streams that open are to be closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     #[cfg(feature = "rmcp")]
@@ -333,14 +349,21 @@ impl Registry {
         self.remarks.include(remark)
     }
 
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.driver.spawn(task);
+    /// Runs a task, here or where somebody comes to it.
+    pub(crate) fn spawn(&self, moves: Moves, task: impl Future<Output = ()> + Send + 'static) {
+        self.driver.spawn(moves, task);
     }
 
-    /// Has something looked at when its time comes.
-    pub(crate) fn watch(self: &Arc<Self>, at: Instant, watched: Weak<dyn Watched>) {
-        self.with_state(|state| state.watches.add(at, watched));
+    /// Has something looked at when its time comes, as long as its ticket is kept.
+    #[must_use]
+    pub(crate) fn watch(self: &Arc<Self>, at: Instant, watched: Weak<dyn Watched>) -> Ticket {
+        let id = self.with_state(|state| state.watches.add(at, watched));
         self.on_this_runtime();
+        Ticket::new(self.clone(), id)
+    }
+
+    fn unwatch(&self, id: WatchId) {
+        let _gone = self.with_state(|state| state.watches.remove(id));
     }
 
     fn with<R>(&self, operation: impl FnOnce(&mut Core<Arc<Exchange>, Answer>) -> R) -> R {
@@ -352,9 +375,7 @@ impl Registry {
         let mut state = self.state();
         let before = state.core.len();
         let result = operation(&mut state);
-        let after = state.core.len();
-        self.room.note(after);
-        let ended = state.stage == Stage::Draining && after < before;
+        let ended = self.note_calls(&state, before);
         let next = state.next_deadline();
         let too_late = next.is_some_and(|next| state.awake_at.is_none_or(|at| next < at));
         if too_late {
@@ -368,6 +389,13 @@ impl Registry {
             self.ended.notify_waiters();
         }
         result
+    }
+
+    /// Notes how many calls there are. Says whether somebody who drains is to hear of it.
+    fn note_calls(&self, state: &State, before: usize) -> bool {
+        let after = state.core.len();
+        self.room.note(after);
+        state.stage != Stage::Open && after < before
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -403,33 +431,52 @@ impl fmt::Debug for Registry {
 }
 
 impl driver::Expire for Registry {
-    fn expire(self: Arc<Self>, now: Instant) -> Option<Instant> {
-        let (expired, due) = {
+    fn due(&self) -> Option<Instant> {
+        self.state().awake_at
+    }
+
+    fn expire(self: Arc<Self>, now: Instant, noticed: Noticed) -> Option<Instant> {
+        let (expired, due, ended) = {
             let mut state = self.state();
-            let expired = state.core.expire(now);
-            self.room.note(state.core.len());
-            (expired, state.watches.take_due(now))
+            let before = state.core.len();
+            let expired = state.core.expire_when(now, noticed == Noticed::Late);
+            let ended = self.note_calls(&state, before);
+            (expired, state.watches.take_due(now), ended)
         };
+        if ended {
+            self.ended.notify_waiters();
+        }
         for (id, exchange, expired) in expired {
-            match expired {
+            // What is let go of is the user's. A destructor that panics harms no other call.
+            quietly(|| match expired {
                 Expired::Grace => exchange.cancel(id, CancelReason::Orphaned),
                 Expired::Deadline => {
                     // It may have ended meanwhile.
                     let _ended = exchange.end_here(id, CancelReason::TimedOut);
                 }
                 Expired::Unseen(finished) => exchange.left(id, finished),
+            });
+        }
+        let look = |due: Due| quietly(|| due.look(now, noticed)).flatten();
+        let again: Vec<_> = due.into_iter().filter_map(look).collect();
+        let (next, is_news) = {
+            let mut state = self.state();
+            for again in again {
+                state.watches.again(again);
             }
+            let next = state.next_deadline();
+            // Another timer may have looked meanwhile, and sleep past what was taken out here.
+            let is_news = next.is_some_and(|next| state.awake_at.is_none_or(|at| next < at));
+            state.awake_at = next;
+            (next, is_news)
+        };
+        if is_news {
+            self.driver.wake();
         }
-        let again = due.into_iter().filter_map(|(at, watched)| {
-            let again = watched.look(at, now)?;
-            Some((again, Arc::downgrade(&watched)))
-        });
-        let again: Vec<_> = again.collect();
-        let mut state = self.state();
-        for (at, watched) in again {
-            state.watches.add(at, watched);
-        }
-        state.awake_at = state.next_deadline();
-        state.awake_at
+        next
     }
+}
+
+fn quietly<R>(action: impl FnOnce() -> R) -> Option<R> {
+    catch_unwind(AssertUnwindSafe(action)).ok()
 }

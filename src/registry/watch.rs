@@ -7,39 +7,242 @@ use std::{
 
 use tokio::time::Instant;
 
+use super::{LATE, Noticed, Registry};
+
 /// Something that may be over without anybody saying so.
 pub(crate) trait Watched: Send + Sync {
-    /// Looks at it at `now`, as was wanted for `at`. Says when to look again, if at all.
-    fn look(&self, at: Instant, now: Instant) -> Option<Instant>;
+    /// Looks at it at `now`. Says when to look again, if at all.
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<Instant>;
 }
 
-/// Who is to be looked at when. Whoever is gone by then is forgotten.
+/// Belongs to what is watched: once it is dropped, nothing of the watch is left.
+#[derive(Debug)]
+pub(crate) struct Ticket {
+    registry: Arc<Registry>,
+    id: WatchId,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct WatchId(u64);
+
+/// Who is to be looked at when.
+///
+/// A `Weak` keeps the memory of what it points to, so none is kept longer than the [`Ticket`].
 #[derive(Default)]
 pub(super) struct Watches {
-    due: BTreeMap<(Instant, u64), Weak<dyn Watched>>,
+    due: BTreeMap<(Instant, WatchId), Weak<dyn Watched>>,
+    /// All that have a ticket. `None`: it is being looked at, or needs no look any more.
+    looks: BTreeMap<WatchId, Option<Instant>>,
     added: u64,
+}
+
+/// Something whose time has come.
+pub(super) struct Due {
+    id: WatchId,
+    at: Instant,
+    watched: Arc<dyn Watched>,
+}
+
+/// When to look at it again.
+pub(super) struct Again {
+    id: WatchId,
+    at: Instant,
+    watched: Weak<dyn Watched>,
+}
+
+// === impl Ticket ===
+
+impl Ticket {
+    pub(super) fn new(registry: Arc<Registry>, id: WatchId) -> Self {
+        Self { registry, id }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.registry.unwatch(self.id);
+    }
 }
 
 // === impl Watches ===
 
 impl Watches {
-    pub(super) fn add(&mut self, at: Instant, watched: Weak<dyn Watched>) {
+    pub(super) fn add(&mut self, at: Instant, watched: Weak<dyn Watched>) -> WatchId {
         self.added += 1;
-        self.due.insert((at, self.added), watched);
+        let id = WatchId(self.added);
+        self.looks.insert(id, Some(at));
+        self.due.insert((at, id), watched);
+        id
     }
 
-    pub(super) fn take_due(&mut self, now: Instant) -> Vec<(Instant, Arc<dyn Watched>)> {
+    /// Its ticket is gone.
+    pub(super) fn remove(&mut self, id: WatchId) -> Option<Weak<dyn Watched>> {
+        let at = self.looks.remove(&id)??;
+        self.due.remove(&(at, id))
+    }
+
+    /// What is to be looked at now. It is the caller's to drop, who has no lock then.
+    pub(super) fn take_due(&mut self, now: Instant) -> Vec<Due> {
         let mut due = Vec::new();
         while let Some(first) = self.due.first_entry()
             && first.key().0 <= now
         {
-            let ((at, _), watched) = first.remove_entry();
-            due.extend(watched.upgrade().map(|watched| (at, watched)));
+            let ((at, id), watched) = first.remove_entry();
+            if let Some(look) = self.looks.get_mut(&id) {
+                *look = None;
+            }
+            let watched = watched.upgrade();
+            due.extend(watched.map(|watched| Due { id, at, watched }));
         }
         due
     }
 
+    /// Has it looked at again, if its ticket was not dropped meanwhile.
+    pub(super) fn again(&mut self, again: Again) {
+        let Again { id, at, watched } = again;
+        if let Some(look) = self.looks.get_mut(&id) {
+            *look = Some(at);
+            self.due.insert((at, id), watched);
+        }
+    }
+
     pub(super) fn next(&self) -> Option<Instant> {
         self.due.first_key_value().map(|((at, _), _)| *at)
+    }
+}
+
+// === impl Due ===
+
+impl Due {
+    pub(super) fn look(self, now: Instant, noticed: Noticed) -> Option<Again> {
+        let noticed = match now.saturating_duration_since(self.at) > LATE {
+            true => Noticed::Late,
+            false => noticed,
+        };
+        let at = self.watched.look(now, noticed)?;
+        Some(Again {
+            id: self.id,
+            at,
+            watched: Arc::downgrade(&self.watched),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Mutex, OnceLock, PoisonError},
+        time::Duration,
+    };
+
+    use super::{super::driver::Expire as _, *};
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// Is looked at again every minute, and lets go of what it was told to keep when it is looked at.
+    #[derive(Default)]
+    struct Stream {
+        ticket: OnceLock<Ticket>,
+        keeps: Mutex<Option<Arc<Stream>>>,
+    }
+
+    impl Stream {
+        fn watched(registry: &Arc<Registry>, at: Instant) -> Arc<Self> {
+            let stream = Arc::new(Self::default());
+            let weak: Weak<Self> = Arc::downgrade(&stream);
+            let first = stream.ticket.set(registry.watch(at, weak));
+            assert!(first.is_ok());
+            stream
+        }
+    }
+
+    impl Watched for Stream {
+        fn look(&self, now: Instant, _noticed: Noticed) -> Option<Instant> {
+            let mut keeps = self.keeps.lock().unwrap_or_else(PoisonError::into_inner);
+            drop(keeps.take());
+            Some(now + MINUTE)
+        }
+    }
+
+    fn counts(registry: &Registry) -> (usize, usize) {
+        let watches = &registry.state().watches;
+        (watches.due.len(), watches.looks.len())
+    }
+
+    #[test]
+    fn what_is_gone_leaves_no_watch() {
+        let registry = Arc::new(Registry::new());
+        let at = Instant::now() + MINUTE;
+        let streams: Vec<_> = (0..100).map(|_| Stream::watched(&registry, at)).collect();
+        assert_eq!(counts(&registry), (100, 100));
+        let memory: Vec<_> = streams.iter().map(Arc::downgrade).collect();
+        drop(streams);
+        assert_eq!(counts(&registry), (0, 0));
+        assert!(memory.iter().all(|weak| weak.weak_count() == 0));
+        assert_eq!(registry.state().next_deadline(), None);
+    }
+
+    #[test]
+    fn what_stays_is_looked_at_again() {
+        let registry = Arc::new(Registry::new());
+        let now = Instant::now();
+        let stream = Stream::watched(&registry, now);
+        let next = registry.clone().expire(now, Noticed::InTime);
+        assert_eq!(next, Some(now + MINUTE));
+        assert_eq!(counts(&registry), (1, 1));
+        drop(stream);
+        assert_eq!(counts(&registry), (0, 0));
+    }
+
+    /// Whoever looks at it may hold the last reference, or drop another stream that is looked at next.
+    #[test]
+    fn what_goes_while_it_is_looked_at_leaves_no_watch() {
+        let registry = Arc::new(Registry::new());
+        let now = Instant::now();
+        let first = Stream::watched(&registry, now);
+        let next = Stream::watched(&registry, now);
+        let later = Stream::watched(&registry, now + MINUTE);
+        for stream in [next, later] {
+            let former = Stream::watched(&registry, now);
+            *former.keeps.lock().expect("no panic") = Some(stream);
+            *first.keeps.lock().expect("no panic") = Some(former);
+        }
+        let weak = Arc::downgrade(&first);
+        let due = registry.state().watches.take_due(now);
+        drop(first);
+        let again: Vec<_> = due
+            .into_iter()
+            .filter_map(|due| due.look(now, Noticed::InTime))
+            .collect();
+        assert_eq!(weak.strong_count(), 0);
+        for again in again {
+            registry.state().watches.again(again);
+        }
+        assert_eq!(counts(&registry), (0, 0));
+    }
+
+    /// Two timers may ask at the same time, and one of them sleeps by what the other has taken out.
+    #[test]
+    fn two_timers_that_look_at_once_forget_nothing() {
+        struct Looking(Arc<Registry>, OnceLock<Ticket>);
+        impl Watched for Looking {
+            fn look(&self, now: Instant, _noticed: Noticed) -> Option<Instant> {
+                let other = self.0.clone().expire(now, Noticed::Late);
+                assert_eq!(other, None, "it is taken out");
+                Some(now + MINUTE)
+            }
+        }
+        let registry = Arc::new(Registry::new());
+        let now = Instant::now();
+        let looking = Arc::new(Looking(registry.clone(), OnceLock::new()));
+        let weak: Weak<Looking> = Arc::downgrade(&looking);
+        assert!(looking.1.set(registry.watch(now, weak)).is_ok());
+        assert_eq!(
+            registry.clone().expire(now, Noticed::InTime),
+            Some(now + MINUTE)
+        );
+        assert_eq!(registry.due(), Some(now + MINUTE));
+        drop(looking);
+        assert_eq!(counts(&registry), (0, 0));
     }
 }

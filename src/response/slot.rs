@@ -9,7 +9,7 @@ use std::{
     collections::VecDeque,
     pin::Pin,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Waker},
@@ -25,7 +25,7 @@ use super::{Polled, commit::Committed};
 use crate::{
     detach::DetachCause,
     exchange::{Guard, Outlet},
-    registry::{LATE, Watched},
+    registry::{Noticed, Ticket, Watched},
 };
 
 pub(super) struct Slot<B> {
@@ -92,6 +92,7 @@ struct Stall {
     since: Instant,
     /// When the reader was last given something that it has not come back from, in ms after `since`, plus 1.
     given_at: AtomicU64,
+    ticket: OnceLock<Ticket>,
 }
 
 // === impl Slot ===
@@ -105,6 +106,14 @@ impl<B> Slot<B> {
                 said: None,
             }),
             stall: stall_timeout.map(|limit| Box::new(Stall::new(limit))),
+        }
+    }
+
+    /// It is watched for a reader that stays away.
+    pub(super) fn keep_ticket(&self, ticket: Ticket) {
+        if let Some(stall) = &self.stall {
+            // A slot is watched once.
+            let _first = stall.ticket.set(ticket);
         }
     }
 
@@ -235,7 +244,7 @@ impl<B: Send> Outlet for Slot<B> {
 }
 
 impl<B: Send> Watched for Slot<B> {
-    fn look(&self, at: Instant, now: Instant) -> Option<Instant> {
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<Instant> {
         let stall = self.stall.as_ref()?;
         if self.state().closing().is_some() {
             return None;
@@ -251,7 +260,7 @@ impl<B: Send> Watched for Slot<B> {
         if deadline > now {
             return Some(deadline);
         }
-        if now.duration_since(at) > LATE {
+        if noticed == Noticed::Late {
             // The runtime was starved, and the reader with it.
             return again;
         }
@@ -268,6 +277,7 @@ impl Stall {
             limit,
             since: Instant::now(),
             given_at: AtomicU64::new(0),
+            ticket: OnceLock::new(),
         }
     }
 }

@@ -5,6 +5,7 @@
 //! An event is never broken. Where the inner body has not ended its event, nothing is put in.
 
 use std::{
+    mem,
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, ready},
@@ -37,6 +38,8 @@ pub(super) struct EventStream<B> {
     /// It ends when the client's connection does, where that is known.
     peer: Option<Departure>,
     start: Start,
+    /// It stays open although its calls have ended, and the registry was told.
+    outlives_calls: bool,
     ended: bool,
 }
 
@@ -73,8 +76,10 @@ impl<B: Send + 'static> EventStream<B> {
         if let Some(exchange) = exchange {
             let outlet: Weak<dyn Outlet> = Arc::<Slot<B>>::downgrade(&slot);
             exchange.open(outlet);
-            if let Some(timeout) = stall_timeout {
-                exchange.watch(Arc::<Slot<B>>::downgrade(&slot), timeout);
+            if let Some(timeout) = stall_timeout
+                && let Some(ticket) = exchange.watch(Arc::<Slot<B>>::downgrade(&slot), timeout)
+            {
+                slot.keep_ticket(ticket);
             }
         }
         Self {
@@ -82,6 +87,7 @@ impl<B: Send + 'static> EventStream<B> {
             content,
             peer,
             start: Start::default(),
+            outlives_calls: false,
             ended: false,
         }
     }
@@ -124,7 +130,11 @@ where
                 Next::Message(message) => return self.put_in(sse::event(&message)),
                 Next::Inner(mut held) => match held.as_mut().poll_frame(cx) {
                     Poll::Pending => {
+                        let exchange = self.outlives_calls_of(&mut held);
                         if self.slot.put_back(held) {
+                            if let Some(exchange) = exchange {
+                                exchange.hand_over();
+                            }
                             return self.poll_idle(cx);
                         }
                     }
@@ -164,6 +174,14 @@ where
         }
         self.content.pass(&bytes);
         self.start.pass(bytes).into()
+    }
+
+    /// The exchange whose calls have ended although the inner body has not, if that is news.
+    fn outlives_calls_of(&mut self, held: &mut Pin<Box<Held<B>>>) -> Option<Arc<Exchange>> {
+        let exchange = held.as_mut().guard().exchange();
+        let exchange = exchange.filter(|exchange| exchange.are_calls_over())?;
+        let is_news = !mem::replace(&mut self.outlives_calls, true);
+        is_news.then(|| exchange.clone())
     }
 
     /// The inner body has nothing to say for now.

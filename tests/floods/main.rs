@@ -22,6 +22,7 @@ use self::support::{Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 mod calls;
 mod connections;
 mod ids;
+mod leftovers;
 mod server;
 #[path = "../it/support/mod.rs"]
 mod support;

@@ -47,6 +47,7 @@ for_servers!([
 
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
     a_drain_ends_standalone_streams_and_all_that_come,
+    a_drain_ends_the_streams_of_calls_that_others_ended,
 });
 
 async fn a_drain_waits_for_calls_and_cancels_the_rest(server: Server) {
@@ -107,6 +108,29 @@ async fn a_drain_ends_standalone_streams_and_all_that_come(server: Server) {
     assert_eq!(standalone.messages().await, Vec::<serde_json::Value>::new());
     let mut late = mcp.listen().await;
     assert_eq!(late.messages().await, Vec::<serde_json::Value>::new());
+}
+
+/// Of one whose id was used again, and of one that its client cancelled.
+async fn a_drain_ends_the_streams_of_calls_that_others_ended(server: Server) {
+    let setup = Plan::of(server).grace(Grace::Never).start().await;
+    let mcp = setup.mcp().await;
+    let mut older = setup.start_call(&mcp, 1, "hold", "older").await;
+    older.head().await;
+    let mut newer = setup.start_call(&mcp, 1, "hold", "newer").await;
+    newer.head().await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Unknown);
+    let mut cancelled = setup.start_call(&mcp, 2, "stubborn", "cancelled").await;
+    cancelled.head().await;
+    assert_eq!(mcp.cancel(2).await, 202);
+    assert_eq!(setup.events.ended(&mcp, 2).await, Outcome::ClientCancelled);
+
+    let report = setup.calls.drain(LIMIT).await;
+
+    assert_eq!(report.cancelled, 1);
+    assert_eq!(older.messages().await, Vec::<serde_json::Value>::new());
+    assert_eq!(newer.messages().await[0]["error"]["code"], -32800);
+    assert_eq!(cancelled.messages().await, Vec::<serde_json::Value>::new());
+    setup.witness.release("cancelled");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,6 +19,7 @@ mod batches;
 mod call_timeout;
 mod calls;
 mod contract;
+mod cores;
 mod crowd;
 mod cycles;
 mod drain;

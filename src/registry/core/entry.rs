@@ -275,7 +275,7 @@ impl Times {
         if !self.is_held()
             && let Some(at) = self.grace_ends()
         {
-            self.put_off_if_late(now, at);
+            self.put_off_if_late(now, at, false);
         }
         self.holds = self.holds.saturating_add(1);
         self.take_back();
@@ -322,13 +322,13 @@ impl Times {
         }
     }
 
-    /// Looks at a call at `now` that was to be looked at at `at`.
-    pub(super) fn look(&mut self, now: Instant, at: Instant) -> Look {
+    /// Looks at a call at `now` that was to be looked at at `at`. `starved`: it is known that a runtime stands still.
+    pub(super) fn look(&mut self, now: Instant, at: Instant, starved: bool) -> Look {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return Look::Over(Expired::Deadline);
         }
         match self.clock.map(|clock| clock.wait) {
-            Some(Wait::Until { .. }) if self.put_off_if_late(now, at) => Look::PutOff,
+            Some(Wait::Until { .. }) if self.put_off_if_late(now, at, starved) => Look::PutOff,
             Some(Wait::Until { .. }) => {
                 self.give_out();
                 Look::Over(Expired::Grace)
@@ -338,14 +338,14 @@ impl Times {
         }
     }
 
-    fn put_off_if_late(&mut self, now: Instant, at: Instant) -> bool {
+    fn put_off_if_late(&mut self, now: Instant, at: Instant, starved: bool) -> bool {
         let Some(clock) = &mut self.clock else {
             return false;
         };
         let Wait::Until { deadline, retry } = &mut clock.wait else {
             return false;
         };
-        let late = now.duration_since(at) > LATE && !clock.put_off;
+        let late = (starved || now.duration_since(at) > LATE) && !clock.put_off;
         if late {
             clock.put_off = true;
             *deadline = now + (2 * *retry).max(MAX_HOLD);

@@ -1,18 +1,19 @@
-//! Exchanges that are dropped where no runtime is, or not the one they came with.
+//! Exchanges that are dropped where no runtime is, or not the one they came with, and runtimes that stand still.
 
-use std::{convert::Infallible, future::pending, thread, time::Duration};
+use std::{convert::Infallible, future::pending, sync::mpsc as blocking, thread, time::Duration};
 
 use bytes::Bytes;
 use http::Response;
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{
     CallToken, CancelOnDisconnectLayer,
-    CancelReason::{ClientDisconnected, Orphaned},
+    CancelReason::{self, ClientDisconnected, Orphaned, TimedOut},
     Grace, Outcome, ResponseBody,
 };
 use tokio::{
     runtime::{Builder, Runtime},
     sync::mpsc,
+    time::Instant,
 };
 use tower::{Layer as _, Service, ServiceExt as _, service_fn};
 
@@ -20,7 +21,7 @@ use super::{
     exchange::{
         Answer, Asked, Kind, Tokens, event_stream, exchange, immediate, poll_once, reading,
     },
-    script::{Script, Scripted},
+    script::{End, Script, Scripted, Step},
 };
 use crate::{
     log::{Happened, Log, number},
@@ -69,8 +70,26 @@ fn with_replays() -> (
 }
 
 async fn orphaned(token: &CallToken) {
+    cancelled(token, Orphaned).await;
+}
+
+async fn cancelled(token: &CallToken, reason: CancelReason) {
     within("the deadline", token.cancelled()).await;
-    assert_eq!(token.reason(), Some(Orphaned));
+    assert_eq!(token.reason(), Some(reason));
+}
+
+/// Has a runtime serve a request, so that the layer knows it.
+fn meet(runtime: &Runtime, layer: &CancelOnDisconnectLayer) {
+    runtime.block_on(async { drop(in_flight(layer, Kind::Plain)) });
+}
+
+/// Waits for a replay, which must be a cancel of the call.
+fn assert_replayed(runtime: &Runtime, replays: &mut mpsc::UnboundedReceiver<Bytes>) {
+    let replay = runtime.block_on(within("the replay", replays.recv()));
+    let replay = replay.expect("the service lives");
+    let message: serde_json::Value = serde_json::from_slice(&replay).expect("JSON");
+    assert_eq!(message["method"], "notifications/cancelled");
+    assert_eq!(message["params"]["requestId"], 7);
 }
 
 #[test]
@@ -117,11 +136,7 @@ fn a_call_dropped_on_a_thread_without_a_runtime_is_cancelled_on_its_own() {
     thread::spawn(move || drop(response))
         .join()
         .expect("a drop never panics");
-    let replay = runtime.block_on(within("the replay", replays.recv()));
-    let replay = replay.expect("the service lives");
-    let message: serde_json::Value = serde_json::from_slice(&replay).expect("JSON");
-    assert_eq!(message["method"], "notifications/cancelled");
-    assert_eq!(message["params"]["requestId"], 7);
+    assert_replayed(&runtime, &mut replays);
 }
 
 #[test]
@@ -236,4 +251,203 @@ fn a_future_polled_on_one_thread_may_be_dropped_on_another() {
         .join()
         .expect("a drop never panics");
     assert_eq!(tokens.latest().reason(), Some(ClientDisconnected));
+}
+
+#[test]
+fn a_cancel_reaches_the_server_while_the_runtime_the_layer_met_first_is_not_driven() {
+    let (layer, _log) = immediate();
+    let (service, mut replays) = with_replays();
+    let service = layer.layer(service);
+    let first = paused();
+    meet(&first, &layer);
+    let second = paused();
+    let response = second.block_on(service.oneshot(Kind::Session.request()));
+    second.block_on(async { drop(response) });
+    assert_replayed(&second, &mut replays);
+}
+
+/// It is dropped by the last thing that its runtime is driven for.
+#[test]
+fn a_cancel_reaches_the_server_though_the_runtime_of_the_hang_up_is_not_driven_any_more() {
+    let (layer, _log) = immediate();
+    let (service, mut replays) = with_replays();
+    let service = layer.layer(service);
+    let first = paused();
+    let second = paused();
+    let response = first.block_on(service.oneshot(Kind::Session.request()));
+    meet(&second, &layer);
+    first.block_on(async { drop(response) });
+    assert_replayed(&second, &mut replays);
+}
+
+#[test]
+fn a_clean_up_runs_though_the_runtime_of_the_hang_up_is_not_driven_any_more() {
+    let (layer, _log) = immediate();
+    let first = paused();
+    let second = paused();
+    let (response, token) = first.block_on(async { in_flight(&layer, Kind::Plain) });
+    meet(&second, &layer);
+    let (tell, mut ran) = mpsc::unbounded_channel();
+    token.on_cancel(async move |reason| tell.send(reason).expect("the test listens"));
+    first.block_on(async { drop(response) });
+    let reason = second.block_on(within("the clean-up", ran.recv()));
+    assert_eq!(reason, Some(ClientDisconnected));
+}
+
+#[test]
+fn a_grace_ends_though_the_runtime_on_which_it_began_is_not_driven_any_more() {
+    let (layer, _log) = patient();
+    let first = paused();
+    let token = first.block_on(async {
+        let (response, token) = in_flight(&layer, Kind::Session);
+        drop(response);
+        // The timer has the deadline.
+        tokio::task::yield_now().await;
+        token
+    });
+    paused().block_on(async {
+        let begun = Instant::now();
+        drop(in_flight(&layer, Kind::Plain));
+        orphaned(&token).await;
+        // Its client may wait on the runtime that stands still, so it is put off, and once only.
+        let ended = begun.elapsed().as_secs();
+        assert!((3600 + 5..3600 + 6).contains(&ended), "{ended} s");
+    });
+    drop(first);
+}
+
+#[test]
+fn a_grace_that_began_on_a_runtime_ends_in_time_whatever_the_layer_met_first() {
+    let (layer, _log) = patient();
+    let first = paused();
+    meet(&first, &layer);
+    paused().block_on(async {
+        let (response, token) = in_flight(&layer, Kind::Session);
+        let begun = Instant::now();
+        drop(response);
+        orphaned(&token).await;
+        assert_eq!(begun.elapsed().as_secs(), 3600);
+    });
+    drop(first);
+}
+
+#[test]
+fn a_call_times_out_though_its_runtime_is_not_driven_any_more() {
+    let layer = CancelOnDisconnectLayer::new().call_timeout(HOUR);
+    let first = paused();
+    let (response, token) = first.block_on(async {
+        let in_flight = in_flight(&layer, Kind::Session);
+        tokio::task::yield_now().await;
+        in_flight
+    });
+    paused().block_on(async {
+        let begun = Instant::now();
+        drop(exchange(&layer, Kind::Plain.request(), &Script::stalled()));
+        cancelled(&token, TimedOut).await;
+        assert_eq!(begun.elapsed().as_secs(), 3600);
+    });
+    drop((response, first));
+}
+
+#[test]
+fn an_unread_stream_is_let_go_though_its_runtime_is_not_driven_any_more() {
+    let layer = immediate().0.stall_timeout(HOUR);
+    let first = paused();
+    let (body, token) = first.block_on(async {
+        let one_event = Script::new([Step::data("data: 1\n\n")]).end(End::Silent);
+        let (response, token) = exchange(&layer, Kind::Session.request(), &one_event);
+        let mut body = response.into_body();
+        body.frame().await.expect("a frame").expect("data");
+        (body, token)
+    });
+    paused().block_on(async {
+        let begun = Instant::now();
+        drop(in_flight(&layer, Kind::Plain));
+        cancelled(&token, ClientDisconnected).await;
+        // The reader may be what stands still: it gets its time once more.
+        let hours = begun.elapsed().as_secs() / 3600;
+        assert!(hours <= 2, "{hours} h");
+    });
+    drop((body, first));
+}
+
+#[test]
+fn deadlines_are_kept_while_the_thread_of_the_first_runtime_computes() {
+    let (layer, _log) = patient();
+    let (computes, computing) = blocking::channel();
+    let (end, ended) = blocking::channel::<()>();
+    let first = layer.clone();
+    let thread = thread::spawn(move || {
+        paused().block_on(async {
+            // Its deadline is the earliest, and so this runtime's timer is the one that looks.
+            let hung_up = in_flight(&first.grace(Grace::After(HOUR / 2)), Kind::Session);
+            drop(hung_up);
+            tokio::task::yield_now().await;
+            computes.send(()).expect("the test listens");
+            let (Ok(()) | Err(_)) = ended.recv();
+        });
+    });
+    computing.recv().expect("it computes");
+    paused().block_on(async {
+        let begun = Instant::now();
+        let (response, token) = in_flight(&layer, Kind::Session);
+        drop(response);
+        orphaned(&token).await;
+        assert_eq!(begun.elapsed().as_secs(), 3600);
+    });
+    end.send(()).expect("it computed all the time");
+    thread.join().expect("it ends");
+    assert!(layer.calls().is_empty());
+}
+
+#[test]
+fn a_runtime_that_shuts_down_leaves_its_cancels_to_another() {
+    let (layer, log) = immediate();
+    let (service, mut replays) = with_replays();
+    let service = layer.layer(service);
+    let (first, second) = (paused(), paused());
+    let response = first.block_on(service.oneshot(Kind::Session.request()));
+    meet(&second, &layer);
+    first.spawn(async move {
+        let _response = response;
+        pending::<()>().await;
+    });
+    first.block_on(tokio::task::yield_now());
+    drop(first);
+    assert_replayed(&second, &mut replays);
+    assert_eq!(log.cancelled(), [(number(7), ClientDisconnected)]);
+}
+
+#[test]
+fn a_runtime_that_shuts_down_leaves_its_clean_ups_to_another() {
+    let (layer, _log) = immediate();
+    let (first, second) = (paused(), paused());
+    let (response, token) = first.block_on(async { in_flight(&layer, Kind::Plain) });
+    meet(&second, &layer);
+    let (tell, mut ran) = mpsc::unbounded_channel();
+    token.on_cancel(async move |reason| tell.send(reason).expect("the test listens"));
+    first.spawn(async move {
+        let _response = response;
+        pending::<()>().await;
+    });
+    first.block_on(tokio::task::yield_now());
+    drop(first);
+    let reason = second.block_on(within("the clean-up", ran.recv()));
+    assert_eq!(reason, Some(ClientDisconnected));
+}
+
+#[test]
+fn a_grace_that_began_while_a_runtime_shut_down_ends_on_another_that_only_waits() {
+    let (layer, _log) = patient();
+    let (first, second) = (paused(), paused());
+    let (response, token) = first.block_on(async { in_flight(&layer, Kind::Session) });
+    meet(&second, &layer);
+    first.spawn(async move {
+        let _response = response;
+        pending::<()>().await;
+    });
+    first.block_on(tokio::task::yield_now());
+    drop(first);
+    assert_eq!(token.reason(), None);
+    second.block_on(orphaned(&token));
 }

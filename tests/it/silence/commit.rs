@@ -206,7 +206,7 @@ async fn a_client_that_leaves_after_the_head_cancels_its_call() {
     let (body, mut asked) = committed(&layer, call()).await;
     drop(body);
     asked.abandoned().await;
-    assert_eq!(asked.token.reason(), Some(ClientDisconnected));
+    assert_eq!(asked.token().reason(), Some(ClientDisconnected));
     assert_eq!(
         log.ends(&number(7)),
         [Outcome::Cancelled(ClientDisconnected)]
@@ -220,7 +220,7 @@ async fn a_call_that_times_out_after_its_head_tells_its_client() {
     let (mut body, mut asked) = committed(&layer, call()).await;
     let text = rest(&mut body).await;
     asked.abandoned().await;
-    assert_eq!(asked.token.reason(), Some(TimedOut));
+    assert_eq!(asked.token().reason(), Some(TimedOut));
     let error = error(-32001, "Request timed out", None);
     assert!(text.ends_with(&format!("data: {error}\n\n")), "{text:?}");
 }

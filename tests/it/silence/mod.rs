@@ -18,6 +18,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 use crate::log::Log;
 
 mod commit;
+mod drained;
 mod probes;
 mod stall;
 
@@ -37,7 +38,8 @@ struct Server {
 /// A request that waits for its answer.
 #[derive(Debug)]
 struct Asked {
-    token: CallToken,
+    /// A cancel that is replayed has none.
+    token: Option<CallToken>,
     headers: HeaderMap,
     answer: oneshot::Sender<io::Result<Response<Body>>>,
 }
@@ -134,7 +136,7 @@ impl Server {
     /// Answers the next request with a stream.
     async fn stream(&mut self) -> (Feed, CallToken) {
         let asked = self.asked().await;
-        let token = asked.token.clone();
+        let token = asked.token();
         let (feed, body) = Feed::new();
         asked.answer(events(body));
         (feed, token)
@@ -144,6 +146,10 @@ impl Server {
 // === impl Asked ===
 
 impl Asked {
+    fn token(&self) -> CallToken {
+        self.token.clone().expect("a token")
+    }
+
     fn answer(self, response: Response<Body>) {
         self.answer.send(Ok(response)).expect("somebody waits");
     }
@@ -186,8 +192,8 @@ impl Feed {
 }
 
 /// The token of a request, as a handler takes it that will be told of the cancel.
-fn heard(extensions: &Extensions) -> CallToken {
-    let token: CallToken = extensions.get().cloned().expect("a token");
-    assert!(!token.is_cancelled());
+fn heard(extensions: &Extensions) -> Option<CallToken> {
+    let token: Option<CallToken> = extensions.get().cloned();
+    assert!(token.as_ref().is_none_or(|token| !token.is_cancelled()));
     token
 }

@@ -1,0 +1,63 @@
+//! What is looked at after a long time leaves nothing until then, once it is gone.
+
+use std::{sync::Arc, time::Duration};
+
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
+use rmcp::transport::streamable_http_server::{SessionManager as _, session::local::SessionConfig};
+use serde_json::json;
+
+use crate::{
+    Growth, KIB, alone,
+    support::{Mcp, Mode, PATH, Tools, Witness, router, serve},
+};
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+const MANY: usize = 2_000;
+
+/// Less than the smallest allocation for each.
+const NOTHING: usize = MANY * 8;
+
+#[test]
+fn streams_that_have_ended_leave_nothing_until_their_stall_timeout() {
+    alone(async || {
+        let witness = Witness::new();
+        let layer = CancelOnDisconnectLayer::new().stall_timeout(HOUR);
+        // Without sessions no answer is kept.
+        let sessions = CancellableSessionManager::local(SessionConfig::default());
+        let service = Tools::new(&witness).service(Mode::StatelessSse, Arc::new(sessions));
+        let served = serve(router(service).layer(layer)).await;
+        let mcp = Mcp::stateless(served.addr, PATH);
+        let calls = async |count: usize| {
+            for id in 0..count {
+                let mut call = mcp.call(id, "echo", json!({ "text": "a" })).await;
+                assert!(call.answer().await.is_some());
+            }
+        };
+        calls(100).await;
+        let growth = Growth::since_now();
+        calls(MANY).await;
+        growth.assert_below(NOTHING, "streams that have ended");
+    });
+}
+
+#[test]
+fn sessions_that_were_deleted_leave_nothing_until_their_idle_timeout() {
+    alone(async || {
+        let manager = CancellableSessionManager::local(SessionConfig::default());
+        let manager = manager.idle_timeout(HOUR);
+        let sessions = async |count: usize| {
+            for _ in 0..count {
+                let (id, transport) = manager.create_session().await.expect("a session");
+                drop(transport);
+                manager.close_session(&id).await.expect("it is closed");
+                // Its worker ends.
+                tokio::task::yield_now().await;
+            }
+        };
+        sessions(100).await;
+        let growth = Growth::since_now();
+        sessions(MANY).await;
+        growth.assert_below(NOTHING + 16 * KIB, "sessions that were deleted");
+    });
+}

@@ -1,0 +1,290 @@
+//! Servers with a runtime for each core: a session lives on one, and its clients' connections come to any.
+
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{
+    CallSnapshot, CallState, Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace,
+    Outcome,
+};
+use rmcp::transport::streamable_http_server::{
+    SessionManager as _,
+    session::local::{LocalSessionManager, SessionConfig},
+};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{
+    setup::{Events, Server, arguments},
+    support::*,
+};
+
+const SOON: Duration = Duration::from_millis(300);
+
+/// One server on two runtimes of a thread each.
+struct Cores {
+    /// The one that the layer met first.
+    first: Core,
+    second: Core,
+    calls: Calls,
+    events: Events,
+    witness: Witness,
+}
+
+struct Core {
+    runtime: Runtime,
+    served: Served,
+}
+
+/// The thread of a runtime that computes until this is dropped.
+struct Computing(#[expect(dead_code, reason = "is there to be dropped")] mpsc::Sender<()>);
+
+macro_rules! for_servers {
+    ($($test:ident,)+) => {
+        mod wrapped {
+            $(#[test] fn $test() { super::$test(super::Server::Wrapped); })+
+        }
+        mod layer_only {
+            $(#[test] fn $test() { super::$test(super::Server::LayerOnly); })+
+        }
+    };
+}
+
+for_servers! {
+    a_hang_up_is_cancelled_while_the_thread_of_the_first_runtime_computes,
+    a_grace_ends_while_the_thread_of_the_first_runtime_computes,
+    a_client_that_waits_on_a_runtime_that_computes_keeps_its_call,
+    a_runtime_that_ends_leaves_the_cancels_of_its_clients_to_the_others,
+}
+
+fn a_hang_up_is_cancelled_while_the_thread_of_the_first_runtime_computes(server: Server) {
+    clients().block_on(async {
+        let cores = Cores::of(server, Grace::Immediate).await;
+        let mcp = Mcp::session(cores.second.addr(), PATH).await;
+        let call = cores.start_call(&mcp, "a").await;
+        let computing = cores.first.compute();
+
+        call.fin();
+
+        assert!(cores.witness.ended("a").await.is_cancelled());
+        drop(computing);
+        cores.end();
+    });
+}
+
+fn a_grace_ends_while_the_thread_of_the_first_runtime_computes(server: Server) {
+    clients().block_on(async {
+        let cores = Cores::of(server, Grace::After(SOON)).await;
+        let mcp = Mcp::session(cores.second.addr(), PATH).await;
+        let call = cores.start_call(&mcp, "a").await;
+        let computing = cores.first.compute();
+
+        call.fin();
+
+        assert!(cores.witness.ended("a").await.is_cancelled());
+        drop(computing);
+        cores.end();
+    });
+}
+
+/// Its grace has ended when it is heard.
+fn a_client_that_waits_on_a_runtime_that_computes_keeps_its_call(server: Server) {
+    clients().block_on(async {
+        let cores = Cores::of(server, Grace::After(SOON)).await;
+        let mcp = Mcp::session(cores.second.addr(), PATH).await;
+        let through_first = elsewhere(&mcp, &cores.first);
+        let call = cores.start_call(&through_first, "a").await;
+        call.fin();
+        cores.events.detached(&mcp, 1).await;
+        let computing = cores.first.compute();
+        let mut resumed = through_first.resume("0/0").await;
+
+        within("the deadline to be put off", cores.is_put_off()).await;
+        drop(computing);
+
+        assert_eq!(resumed.head().await.status, 200);
+        cores.witness.release("a");
+        assert!(resumed.answer().await.is_some());
+        assert!(cores.witness.ended("a").await.is_completed());
+        cores.end();
+    });
+}
+
+fn a_runtime_that_ends_leaves_the_cancels_of_its_clients_to_the_others(server: Server) {
+    clients().block_on(async {
+        let cores = Cores::of(server, Grace::Immediate).await;
+        // The session, and with it the handler, live on the second.
+        let mcp = Mcp::session(cores.second.addr(), PATH).await;
+        let through_first = elsewhere(&mcp, &cores.first);
+        let call = cores.start_call(&through_first, "a").await;
+
+        cores.first.runtime.shutdown_background();
+
+        assert!(cores.witness.ended("a").await.is_cancelled());
+        drop(call);
+        cores.second.runtime.shutdown_background();
+    });
+}
+
+/// The client leaves with the runtime of its connection, or before that.
+#[test]
+fn a_runtime_that_ends_leaves_the_reading_of_streams_to_the_others() {
+    for leaves_before in [true, false] {
+        clients().block_on(async {
+            let cores = Cores::of(Server::Wrapped, Grace::Never).await;
+            let mcp = Mcp::session(cores.second.addr(), PATH).await;
+            let through_first = elsewhere(&mcp, &cores.first);
+            let call = cores.start_call(&through_first, "a").await;
+            if leaves_before {
+                call.fin();
+                cores.events.detached(&mcp, 1).await;
+                cores.first.runtime.shutdown_background();
+            } else {
+                cores.first.runtime.shutdown_background();
+                cores.events.detached(&mcp, 1).await;
+                drop(call);
+            }
+
+            cores.witness.release("a");
+
+            assert_eq!(cores.events.ended(&mcp, 1).await, Outcome::Completed);
+            let mut resumed = mcp.resume("0/0").await;
+            let answer = resumed.answer().await.expect("it was kept");
+            assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+            cores.second.runtime.shutdown_background();
+        });
+    }
+}
+
+#[test]
+fn an_idle_session_is_closed_though_its_runtime_is_not_driven_any_more() {
+    let manager = LocalSessionManager::default();
+    let sessions = CancellableSessionManager::new(manager).idle_timeout(Duration::from_secs(300));
+    let (first, second) = (paused(), paused());
+    let (id, _transport) = first
+        .block_on(sessions.create_session())
+        .expect("a session");
+    second.block_on(async {
+        let (other, _transport) = sessions.create_session().await.expect("a session");
+        let closed = async {
+            while sessions.inner().sessions.read().await.contains_key(&id) {
+                sessions.has_session(&other).await.expect("it is asked");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        within("the session to be closed", closed).await;
+        assert!(sessions.has_session(&other).await.expect("it is asked"));
+    });
+    drop(first);
+}
+
+fn clients() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().build().expect("a runtime")
+}
+
+/// A runtime whose clock jumps to the next deadline.
+fn paused() -> Runtime {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().start_paused(true);
+    builder.build().expect("a runtime")
+}
+
+/// The same client, whose connections come to another runtime.
+fn elsewhere(mcp: &Mcp, core: &Core) -> Mcp {
+    let session = mcp.session_id().expect("a session");
+    Mcp::stateless(core.addr(), PATH).in_session(session)
+}
+
+// === impl Cores ===
+
+impl Cores {
+    async fn of(server: Server, grace: Grace) -> Self {
+        let witness = Witness::new();
+        let tools = Tools::new(&witness);
+        let events = Events::default();
+        let layer = CancelOnDisconnectLayer::new().grace(grace);
+        let layer = layer.observe(events.observer());
+        let calls = layer.calls();
+        let router = match server {
+            Server::Wrapped => {
+                let sessions = CancellableSessionManager::local(SessionConfig::default());
+                router(tools.service(Mode::Session, Arc::new(sessions)))
+            }
+            _ => router(tools.service(Mode::Session, Arc::new(LocalSessionManager::default()))),
+        };
+        let router = router.layer(layer);
+        let (first, second) = (Core::of(router.clone()), Core::of(router));
+        // A session that nobody needs.
+        let _met = Mcp::session(first.addr(), PATH).await;
+        Self {
+            first,
+            second,
+            calls,
+            events,
+            witness,
+        }
+    }
+
+    /// A call of which the client has seen the first event.
+    async fn start_call(&self, mcp: &Mcp, label: &str) -> Connection {
+        let mut call = mcp.call(1, "hold", arguments(label)).await;
+        self.witness.started(label).await;
+        call.head().await;
+        call.event().await.expect("the priming event");
+        call
+    }
+
+    /// Returns when the only call has more time than its grace.
+    async fn is_put_off(&self) {
+        let has_time = |call: &CallSnapshot| match call.state() {
+            CallState::Detached { grace_left, .. } => grace_left.is_some_and(|left| left > SOON),
+            _ => false,
+        };
+        while !self.calls.snapshot().iter().any(has_time) {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// A runtime may not be dropped inside another one.
+    fn end(self) {
+        self.first.runtime.shutdown_background();
+        self.second.runtime.shutdown_background();
+    }
+}
+
+// === impl Core ===
+
+impl Core {
+    fn of(router: Router) -> Self {
+        let mut builder = Builder::new_multi_thread();
+        let runtime = builder.worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let (tell, served) = mpsc::channel();
+        runtime.spawn(async move {
+            tell.send(serve(router).await).expect("the test listens");
+        });
+        Self {
+            runtime,
+            served: served.recv().expect("it serves"),
+        }
+    }
+
+    fn addr(&self) -> std::net::SocketAddr {
+        self.served.addr
+    }
+
+    /// Returns once its thread does nothing else.
+    fn compute(&self) -> Computing {
+        let (begin, begun) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        self.runtime.spawn(async move {
+            begin.send(()).expect("the test listens");
+            let (Ok(()) | Err(_)) = ended.recv();
+        });
+        begun.recv().expect("it begins");
+        Computing(end)
+    }
+}

@@ -1,0 +1,383 @@
+//! Streams on which nothing comes any more end with a drain, whatever their calls came to.
+
+use mcp_cancel_on_disconnect::{
+    CancelReason::{ClientDisconnected, ShuttingDown},
+    Limits, Outcome,
+};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::*;
+use crate::log::{Happened, number};
+
+const SECOND: Duration = Duration::from_secs(1);
+const EVENT: &str = "id: 1/7\ndata:\n\n";
+const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
+
+/// A layer whose calls wait for their clients, and its events.
+fn patient() -> (CancelOnDisconnectLayer, Log) {
+    Log::of(CancelOnDisconnectLayer::new().grace(Grace::Never))
+}
+
+fn in_session(mut request: Request<Body>) -> Request<Body> {
+    let session = http::HeaderValue::from_static("the-session");
+    request.headers_mut().insert("mcp-session-id", session);
+    request
+}
+
+fn task() -> Request<Body> {
+    let params = json!({ "name": "a", "task": { "ttl": 60_000 } });
+    let call = json!({ "jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params });
+    in_session(post(&call))
+}
+
+fn cancelled() -> Request<Body> {
+    let method = "notifications/cancelled";
+    let params = json!({ "requestId": 7 });
+    in_session(post(
+        &json!({ "jsonrpc": "2.0", "method": method, "params": params }),
+    ))
+}
+
+fn resume() -> Request<Body> {
+    let get = Request::get("/mcp").header("last-event-id", "1/7");
+    in_session(get.body(Body::empty()).expect("a request"))
+}
+
+fn delete() -> Request<Body> {
+    let delete = Request::delete("/mcp").body(Body::empty());
+    in_session(delete.expect("a request"))
+}
+
+/// An open stream, of which the client has read the first event.
+async fn open(
+    client: &Client,
+    server: &mut Server,
+    request: Request<Body>,
+) -> (ResponseBody<Body>, Feed, CallToken) {
+    let (response, (feed, token)) = tokio::join!(client.send(request), server.stream());
+    let mut body = response.into_body();
+    feed.write(EVENT);
+    assert_eq!(frame(&mut body).await.as_deref(), Some(EVENT));
+    (body, feed, token)
+}
+
+/// Something that the server takes, without a stream.
+async fn taken(client: &Client, server: &mut Server, request: Request<Body>) {
+    let accept = async {
+        let mut accepted = Response::new(Body::empty());
+        *accepted.status_mut() = http::StatusCode::ACCEPTED;
+        server.asked().await.answer(accepted);
+    };
+    let (response, ()) = tokio::join!(client.send(request), accept);
+    assert_eq!(response.status(), 202);
+}
+
+/// As hyper does it: until there is nothing to be read.
+async fn assert_open(body: &mut ResponseBody<Body>) {
+    assert!(is_silent(body, SECOND).await);
+}
+
+async fn assert_ends(body: &mut ResponseBody<Body>, feed: &Feed) {
+    assert_eq!(timeout(SECOND, rest(body)).await.as_deref(), Ok(""));
+    assert!(feed.is_dropped());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_stays_open_after_its_answer_ends_with_the_drain() {
+    for request in [call(), in_session(call())] {
+        let (layer, log) = patient();
+        let (client, mut server) = between(&layer);
+        let (mut body, feed, _) = open(&client, &mut server, request).await;
+        feed.write(ANSWER);
+        assert_eq!(frame(&mut body).await.as_deref(), Some(ANSWER));
+        assert_open(&mut body).await;
+
+        let report = layer.calls().drain(SECOND).await;
+
+        assert_ends(&mut body, &feed).await;
+        assert_eq!((report.ended, report.cancelled), (0, 0));
+        assert_eq!(log.ends(&number(7)), [Outcome::Completed]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_stays_open_after_an_answer_of_after_the_drain_ends_as_well() {
+    let (layer, _log) = patient();
+    let (client, mut server) = between(&layer);
+    let (mut body, feed, _) = open(&client, &mut server, task()).await;
+    feed.write(ANSWER);
+    layer.calls().drain(SECOND).await;
+    assert_ends(&mut body, &feed).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stream_of_a_call_whose_id_was_used_again_ends_with_the_drain() {
+    let (layer, log) = patient();
+    let (client, mut server) = between(&layer);
+    let (mut older, older_feed, older_token) = open(&client, &mut server, in_session(call())).await;
+    let (mut newer, newer_feed, _) = open(&client, &mut server, in_session(call())).await;
+    assert_open(&mut older).await;
+    assert_eq!(log.ends(&number(7)), [Outcome::Unknown]);
+
+    let calls = layer.calls();
+    let (report, ()) = tokio::join!(calls.drain(SECOND), taking_cancels(&mut server));
+
+    assert_eq!(report.cancelled, 1);
+    assert_ends(&mut older, &older_feed).await;
+    assert!(!older_token.is_cancelled());
+    assert!(rest(&mut newer).await.contains("-32800"));
+    assert!(newer_feed.is_dropped());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stream_of_a_task_ends_with_the_drain_and_the_task_goes_on() {
+    let (layer, log) = patient();
+    let (client, mut server) = between(&layer);
+    let (mut body, feed, token) = open(&client, &mut server, task()).await;
+    assert_open(&mut body).await;
+
+    let report = layer.calls().drain(SECOND).await;
+
+    assert_ends(&mut body, &feed).await;
+    assert_eq!(report.cancelled, 0);
+    assert!(!token.is_cancelled());
+    assert_eq!(log.cancelled(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stream_of_a_call_that_its_client_cancelled_ends_with_the_drain() {
+    let (layer, log) = patient();
+    let (client, mut server) = between(&layer);
+    let (mut body, feed, token) = open(&client, &mut server, in_session(call())).await;
+    assert_open(&mut body).await;
+    taken(&client, &mut server, cancelled()).await;
+    assert!(token.is_cancelled());
+    assert_eq!(log.ends(&number(7)), [Outcome::ClientCancelled]);
+    assert_open(&mut body).await;
+
+    layer.calls().drain(SECOND).await;
+
+    assert_ends(&mut body, &feed).await;
+}
+
+/// hyper polls it no more until something wakes it.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_nobody_polls_again_is_woken_by_the_drain() {
+    let (layer, _log) = patient();
+    let (client, mut server) = between(&layer);
+    let (mut body, feed, _) = open(&client, &mut server, in_session(call())).await;
+    let ends = async { timeout(10 * SECOND, rest(&mut body)).await };
+    let drained = async {
+        sleep(SECOND).await;
+        taken(&client, &mut server, cancelled()).await;
+        layer.calls().drain(SECOND).await;
+    };
+    let (rest, ()) = tokio::join!(ends, drained);
+    assert_eq!(rest.as_deref(), Ok(""));
+    assert!(feed.is_dropped());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_streams_of_a_session_that_was_deleted_end_with_the_drain() {
+    let (layer, _log) = patient();
+    let (client, mut server) = between(&layer);
+    let (mut body, feed, _) = open(&client, &mut server, in_session(call())).await;
+    assert_open(&mut body).await;
+    taken(&client, &mut server, delete()).await;
+
+    layer.calls().drain(SECOND).await;
+
+    assert_ends(&mut body, &feed).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_streams_of_a_call_that_was_resumed_end_with_the_drain() {
+    let (layer, log) = patient();
+    let (client, mut server) = between(&layer);
+    let (mut first, first_feed, _) = open(&client, &mut server, in_session(call())).await;
+    assert_open(&mut first).await;
+    let (mut second, second_feed, _) = open(&client, &mut server, resume()).await;
+    second_feed.write(ANSWER);
+    assert_eq!(frame(&mut second).await.as_deref(), Some(ANSWER));
+    assert_eq!(log.ends(&number(7)), [Outcome::Completed]);
+    assert_open(&mut second).await;
+
+    layer.calls().drain(SECOND).await;
+
+    assert_ends(&mut first, &first_feed).await;
+    assert_ends(&mut second, &second_feed).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stream_of_a_call_beyond_a_limit_ends_with_the_drain() {
+    let (layer, _log) = patient();
+    let layer = layer.limits(Limits::default().calls(0));
+    let (client, mut server) = between(&layer);
+    let (mut body, feed, _) = open(&client, &mut server, in_session(call())).await;
+    assert!(layer.calls().is_empty());
+
+    layer.calls().drain(SECOND).await;
+
+    assert_ends(&mut body, &feed).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_encoded_stream_ends_with_the_drain() {
+    let (layer, _log) = patient();
+    let (client, mut server) = between(&layer);
+    let answer = async {
+        let (feed, body) = Feed::new();
+        let mut response = events(body);
+        let encoding = http::HeaderValue::from_static("gzip");
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_ENCODING, encoding);
+        server.asked().await.answer(response);
+        feed
+    };
+    let (response, feed) = tokio::join!(client.send(in_session(call())), answer);
+    let mut body = response.into_body();
+    taken(&client, &mut server, cancelled()).await;
+
+    layer.calls().drain(SECOND).await;
+
+    assert_ends(&mut body, &feed).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_was_committed_and_stays_open_after_its_answer_ends_with_the_drain() {
+    let layer = patient().0.commit_after(SECOND);
+    let (client, mut server) = between(&layer);
+    let request = in_session(call());
+    let (response, asked) = tokio::join!(client.send(request), server.asked());
+    let mut body = response.into_body();
+    assert_open(&mut body).await;
+    let (feed, answer) = Feed::new();
+    asked.answer(events(answer));
+    feed.write(ANSWER);
+    assert_eq!(frame(&mut body).await.as_deref(), Some(ANSWER));
+    assert_open(&mut body).await;
+
+    layer.calls().drain(SECOND).await;
+
+    assert_ends(&mut body, &feed).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_stream_of_a_task_that_opens_after_the_drain_ends_at_once() {
+    let (layer, log) = patient();
+    let (client, mut server) = between(&layer);
+    let answered = async {
+        let asked = server.asked().await;
+        layer.calls().drain(SECOND).await;
+        let (feed, body) = Feed::new();
+        asked.answer(events(body));
+        feed
+    };
+    let (response, feed) = tokio::join!(client.send(task()), answered);
+    assert_ends(&mut response.into_body(), &feed).await;
+    assert_eq!(log.cancelled(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_drains_end_when_the_first_has_ended_the_calls() {
+    let (layer, log) = patient();
+    let (client, mut server) = between(&layer);
+    let (mut answered, feed, _) = open(&client, &mut server, in_session(call())).await;
+    let (mut body, _feed, _) = open(&client, &mut server, call()).await;
+    let calls = layer.calls();
+    let begun = Instant::now();
+    let answer = async {
+        sleep(SECOND).await;
+        feed.write(ANSWER);
+        frame(&mut answered).await
+    };
+
+    let patient = timeout(100 * SECOND, calls.drain(Duration::MAX));
+    let (first, second, _) = tokio::join!(calls.drain(3 * SECOND), patient, answer);
+
+    let second = second.expect("it does not wait for what has ended");
+    assert_eq!(begun.elapsed().as_secs(), 3);
+    assert_eq!((first.ended, first.cancelled), (1, 1));
+    assert_eq!((second.ended, second.cancelled), (1, 0));
+    assert!(rest(&mut body).await.contains("-32800"));
+    let ends = [Outcome::Completed, Outcome::Cancelled(ShuttingDown)];
+    assert_eq!(log.ends(&number(7)), ends);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_after_a_drain_waits_for_the_tasks_that_went_on() {
+    let (layer, _log) = patient();
+    let (client, mut server) = between(&layer);
+    let (_body, _feed, _) = open(&client, &mut server, task()).await;
+    let calls = layer.calls();
+    calls.drain(SECOND).await;
+    let begun = Instant::now();
+    let cancel = async {
+        sleep(3 * SECOND).await;
+        taken(&client, &mut server, cancelled()).await;
+    };
+    let (report, ()) = tokio::join!(calls.drain(100 * SECOND), cancel);
+    assert_eq!(begun.elapsed().as_secs(), 3);
+    assert_eq!((report.ended, report.cancelled), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_that_is_dropped_while_it_waits_has_ended_nothing() {
+    let (layer, log) = immediate();
+    let (client, mut server) = between(&layer);
+    let (mut body, feed, token) = open(&client, &mut server, call()).await;
+    let calls = layer.calls();
+    assert!(timeout(SECOND, calls.drain(10 * SECOND)).await.is_err());
+
+    assert_open(&mut body).await;
+    let (other, other_feed, _) = open(&client, &mut server, call()).await;
+    drop(other);
+    other_feed.dropped().await;
+    assert_eq!(log.cancelled(), [(number(7), ClientDisconnected)]);
+    assert!(!token.is_cancelled());
+
+    assert_eq!(calls.drain(SECOND).await.cancelled, 1);
+    assert!(rest(&mut body).await.contains("-32800"));
+    assert!(feed.is_dropped());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_take_its_cancels_holds_a_drain_up_for_a_second() {
+    let (layer, log) = patient();
+    let (client, mut server) = between(&layer);
+    let (mut body, _feed, _) = open(&client, &mut server, in_session(call())).await;
+    let begun = Instant::now();
+
+    let report = layer.calls().drain(SECOND).await;
+
+    assert_eq!(begun.elapsed().as_secs(), 2);
+    assert_eq!(report.cancelled, 1);
+    assert!(rest(&mut body).await.contains("-32800"));
+    let failed = |event: &Happened| matches!(event, Happened::CancelFailed(..));
+    assert!(!log.events().iter().any(failed), "it may still take it");
+    sleep(10 * SECOND).await;
+    assert!(log.events().iter().any(failed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_that_is_dropped_in_the_end_has_told_the_servers_all_the_same() {
+    let (layer, log) = patient();
+    let (client, mut server) = between(&layer);
+    let (_body, _feed, _) = open(&client, &mut server, in_session(call())).await;
+    let calls = layer.calls();
+    let dropped = timeout(SECOND + SECOND / 2, calls.drain(SECOND)).await;
+    assert!(dropped.is_err());
+
+    taking_cancels(&mut server).await;
+
+    sleep(20 * SECOND).await;
+    let failed = |event: &Happened| matches!(event, Happened::CancelFailed(..));
+    assert!(!log.events().iter().any(failed));
+}
+
+/// Takes the next request, which is no client's.
+async fn taking_cancels(server: &mut Server) {
+    let mut accepted = Response::new(Body::empty());
+    *accepted.status_mut() = http::StatusCode::ACCEPTED;
+    server.asked().await.answer(accepted);
+}
