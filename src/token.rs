@@ -220,7 +220,8 @@ mod extract {
             parts: &mut Parts,
             _: &S,
         ) -> Result<Option<Self>, Self::Rejection> {
-            Ok(parts.extensions.get::<Self>().cloned())
+            let token = parts.extensions.get::<Self>().cloned();
+            Ok(token.inspect(|token| token.0.hear()))
         }
     }
 

@@ -116,7 +116,9 @@ impl Exchange {
                 return;
             };
             let due = due.take();
-            state.handover = Handover::Open;
+            state.handover = Handover::Open {
+                cancelled: due.is_some(),
+            };
             (due, state.canceller.clone(), state.phase)
         };
         let Some(call) = self.call(id) else {

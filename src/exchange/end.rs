@@ -223,12 +223,15 @@ impl Exchange {
     ) -> Option<Cancelled> {
         let call = self.call(id)?;
         let canceller = self.state().canceller.clone();
+        // No session manager has it yet, so it has no key that could be another's. One may get it in this very moment.
+        let is_on_its_way = canceller.is_none() && call.session().is_some();
         let announced = canceller.and_then(|canceller| canceller.announce(call));
-        let finished = finish(Ended {
+        let mut finished = finish(Ended {
             end: End::Cancelled(call.request_id().clone(), reason),
             weight: 0,
             until: self.remembered_until(call),
         })?;
+        finished.injectable |= is_on_its_way;
         Some(Cancelled {
             finished,
             announced,
@@ -279,12 +282,17 @@ impl Exchange {
     ) -> Option<Injection> {
         let canceller = {
             let mut state = self.state();
-            if let Handover::Opening(due) = &mut state.handover {
-                let is_due = cancelled.finished.injectable;
-                *due = is_due.then_some((reason, cancelled.announced));
-                return None;
+            match &mut state.handover {
+                Handover::Opening(due) => {
+                    // Unless who handed it over saw that it is cancelled.
+                    if cancelled.finished.injectable && due.is_none() {
+                        *due = Some((reason, cancelled.announced));
+                    }
+                    return None;
+                }
+                Handover::Open { cancelled: true } => return None,
+                Handover::Open { cancelled: false } | Handover::None => state.canceller.clone(),
             }
-            state.canceller.clone()
         };
         let canceller = canceller.filter(|_| cancelled.finished.injectable)?;
         Some(canceller.cancel(self.call(id)?, reason))

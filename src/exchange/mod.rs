@@ -157,8 +157,8 @@ enum Handover {
     None,
     /// It is bound, and its request is on the way. A cancel must not overtake that: it waits here.
     Opening(Option<(CancelReason, Option<Announced>)>),
-    /// The session manager took the request.
-    Open,
+    /// The session manager took the request. `cancelled`: and a cancel that had waited for that.
+    Open { cancelled: bool },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     call::CallId,
     exchange::Attachment,
-    registry::{Answer, End, Moves, NOBODYS, Named, in_time},
+    registry::{Answer, End, Moves, NOBODYS, Named, Registry, in_time},
 };
 
 /// The stream of a resume. In a box: its type would name what it was asked with.
@@ -37,6 +37,10 @@ pub(super) type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + S
 /// it back.
 const UNREAD_LIMIT: Duration = Duration::from_secs(10);
 
+/// How long a resume waits for the one before it: 4 s. It holds its call's clock for 5 s past the deadline, and the manager
+/// is to be asked within that time, or the call would be cancelled although its client came back in time.
+const TURN_LIMIT: Duration = Duration::from_secs(4);
+
 /// The calls of which resumes are asked for, each with a single permit: a tokio semaphore is fair.
 #[derive(Default)]
 pub(super) struct Turns(Mutex<HashMap<CallId, Arc<Semaphore>>>);
@@ -44,6 +48,9 @@ pub(super) struct Turns(Mutex<HashMap<CallId, Arc<Semaphore>>>);
 /// A resume that waits for its turn, or has it. The next one has its turn when this is dropped.
 pub(super) struct Turn {
     turns: Arc<Turns>,
+    /// Which counts it among those that read the call: the manager may give it the stream of whoever does so now, and
+    /// somebody reads that in any case.
+    registry: Arc<Registry>,
     call: CallId,
     semaphore: Arc<Semaphore>,
     /// `None` if the one before took too long.
@@ -56,12 +63,14 @@ pub(super) type Asked<E> = (Result<Resumed, E>, Option<Turn>);
 // === impl Turns ===
 
 impl Turns {
-    fn enter(self: &Arc<Self>, call: CallId) -> Turn {
+    fn enter(self: &Arc<Self>, registry: Arc<Registry>, call: CallId) -> Turn {
+        registry.read_on(call);
         let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let semaphore = turns.entry(call);
         let semaphore = semaphore.or_insert_with(|| Arc::new(Semaphore::new(1)));
         Turn {
             turns: self.clone(),
+            registry,
             call,
             semaphore: semaphore.clone(),
             permit: None,
@@ -72,9 +81,9 @@ impl Turns {
 // === impl Turn ===
 
 impl Turn {
-    /// Waits for those that came before. One whose client has left is given up after the same time.
+    /// Waits for those that came before, but not for long.
     async fn come(mut self) -> Self {
-        let permit = in_time(UNREAD_LIMIT, self.semaphore.clone().acquire_owned()).await;
+        let permit = in_time(TURN_LIMIT, self.semaphore.clone().acquire_owned()).await;
         self.permit = permit.and_then(Result::ok);
         self
     }
@@ -90,6 +99,8 @@ impl Drop for Turn {
         {
             turn.remove();
         }
+        drop(turns);
+        self.registry.lose_sight(self.call);
     }
 }
 
@@ -118,8 +129,9 @@ impl<M: SessionManager> Shared<M> {
 
     /// Waits for the turn of a resume, if it names a call in flight.
     pub(super) async fn turn(&self, session: &SessionId, last_event_id: &str) -> Option<Turn> {
+        let registry = self.registry.get()?.clone();
         match self.named(session, last_event_id) {
-            Named::Call(id) => Some(self.turns.enter(id).come().await),
+            Named::Call(id) => Some(self.turns.enter(registry, id).come().await),
             _ => None,
         }
     }
@@ -185,19 +197,18 @@ impl<M: SessionManager> Shared<M> {
         let Named::Call(id) = self.named(session, last_event_id) else {
             return;
         };
-        let form = self.form();
-        let spawner = registry.clone();
-        spawner.spawn(Moves::Always, async move {
-            if let Some((Ok(stream), turn)) = in_time(UNREAD_LIMIT, asked).await
-                && let Some(exchange) = registry.call(id)
-            {
+        let Some(exchange) = registry.call(id) else {
+            return;
+        };
+        let attachment = Attachment {
+            exchange,
+            id,
+            generation: NOBODYS,
+        };
+        let call = BoundCall::of_nobody(attachment, self.form());
+        registry.spawn(Moves::Always, async move {
+            if let Some((Ok(stream), turn)) = in_time(UNREAD_LIMIT, asked).await {
                 drop(turn);
-                let attachment = Attachment {
-                    exchange,
-                    id,
-                    generation: NOBODYS,
-                };
-                let call = BoundCall::of_nobody(attachment, form);
                 read_on(Box::pin(stream), call, used).await;
             }
         });

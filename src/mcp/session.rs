@@ -161,11 +161,13 @@ impl Serving {
         }
     }
 
-    /// The session that the current task has served, if it has served one: it is through with it.
-    pub(super) fn end(&self) -> Option<Arc<Session>> {
+    /// The session with this id that the current task has served, if it has served one: it is through with it.
+    pub(super) fn end(&self, id: &str) -> Option<Arc<Session>> {
         let task = task::try_id()?;
         let mut serving = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        serving.remove(&task)
+        let served = serving.get(&task)?;
+        let is_it = *served.id == *id;
+        is_it.then(|| serving.remove(&task))?
     }
 }
 

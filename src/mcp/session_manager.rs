@@ -249,7 +249,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     /// handlers run for another 5 s.
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         // A task that has served a session means that one, and not what was restored under its id since.
-        let served = self.shared.serving.end();
+        let served = self.shared.serving.end(id);
         if served.is_some_and(|served| !self.shared.sessions.is_current(&served)) {
             return Ok(());
         }

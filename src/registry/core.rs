@@ -359,6 +359,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn read_on(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(&id) {
             entry.times_mut().add_reader();
+            self.schedule(id);
         }
     }
 

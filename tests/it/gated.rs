@@ -15,6 +15,7 @@ use std::{
 use axum::{
     Router,
     body::{Body, to_bytes},
+    middleware::{Next, from_fn},
 };
 use futures_util::{
     FutureExt, Stream,
@@ -33,11 +34,14 @@ use rmcp::{
         ServerJsonRpcMessage,
     },
     service::RequestContext,
-    transport::streamable_http_server::{
-        RestoreOutcome, SessionManager, StreamableHttpService,
-        session::{
-            ServerSseMessage, SessionId,
-            local::{LocalSessionManager, LocalSessionManagerError},
+    transport::{
+        Transport,
+        streamable_http_server::{
+            RestoreOutcome, SessionManager, StreamableHttpService,
+            session::{
+                ServerSseMessage, SessionId,
+                local::{LocalSessionManager, LocalSessionManagerError},
+            },
         },
     },
 };
@@ -58,7 +62,14 @@ const IDLE: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1);
 
 /// How long a resume waits for the one before it.
-const TURN: Duration = Duration::from_secs(10);
+const TURN: Duration = Duration::from_secs(4);
+
+const SECOND: Duration = Duration::from_secs(1);
+
+const GRACE: Duration = Duration::from_secs(20);
+
+/// How long a call is kept whose end nobody watches for.
+const UNSEEN_FOR: Duration = Duration::from_secs(60 * 60);
 
 /// How much fits into the queue of a session, and into a stream of it.
 const ROOM: usize = 2;
@@ -75,6 +86,10 @@ struct Gated {
 
 /// A request that an observer begins.
 type Deleting = Pin<Box<MaybeDone<BoxFuture<'static, Result<Response<Body>, Infallible>>>>>;
+
+/// A call that comes to its session when it is let on.
+type Serving = Pin<Box<MaybeDone<BoxFuture<'static, Response<Body>>>>>;
+
 /// Where the gate is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
@@ -349,6 +364,125 @@ async fn a_resume_that_hangs_holds_up_the_next_for_a_while_only() {
         let whole = whole(next).await;
         assert!(whole.contains(r#""text":"done""#), "{whole:?}");
     }
+}
+
+/// It came in time, and the manager inside would take it at once.
+#[tokio::test]
+async fn a_call_is_not_cancelled_while_a_resume_waits_for_one_that_hangs() {
+    let clock = StoppedClock::stop();
+    let gated = Arc::new(Gated::new(At::FirstResume));
+    let waits = Waits::default();
+    let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    let id = cut(&app, &session).await;
+    clock.advance(GRACE - SECOND).await;
+    let _hangs = started(send(&app, resume(&session, &id))).await;
+    let next = Handle::current().spawn(app.clone().oneshot(resume(&session, &id)));
+
+    for _ in 0..GRACE.as_secs() {
+        clock.advance(SECOND).await;
+        a_while().await;
+    }
+    let next = within("the resume", next).await.unwrap().unwrap();
+    waits.0.notify_one();
+
+    let whole = whole(next).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// The former reader ends when the manager moves the call, and the next one has nothing to read yet.
+#[tokio::test]
+async fn a_call_stays_known_whose_resume_was_given_up_half_way() {
+    let clock = StoppedClock::stop();
+    let mut gated = Gated::new(At::CancelsAndResumes);
+    gated.inner.session_config.keep_alive = None;
+    let gated = Arc::new(gated);
+    let waits = Waits::default();
+    let layer = CancelOnDisconnectLayer::new().grace(Grace::Never);
+    let calls = layer.calls();
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    let id = cut(&app, &session).await;
+    give_up(&gated, send(&app, resume(&session, &id))).await;
+    a_while().await;
+    gated.gate.add_permits(9);
+    a_while().await;
+
+    clock.advance(UNSEEN_FOR + TICK).await;
+    a_while().await;
+    assert_eq!(calls.len(), 1, "its end is watched for");
+    waits.0.notify_one();
+    a_while().await;
+
+    assert!(calls.is_empty());
+    let whole = whole(send(&app, resume(&session, &id)).await).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// A service that serves in a task of its own may come to the session at any moment: here, while the cancel is reported.
+#[tokio::test]
+async fn a_call_that_comes_to_its_session_as_it_is_cancelled_is_cancelled_there() {
+    let gated = Arc::new(Gated::new(At::Close));
+    let serving: Arc<Mutex<Option<Serving>>> = Arc::default();
+    let (at_the_end, held) = (serving.clone(), serving.clone());
+    let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
+        if let Event::Ended { .. } = event
+            && let Some(served) = &mut *at_the_end.lock().unwrap()
+        {
+            let mut context = Context::from_waker(Waker::noop());
+            let _begun = served.as_mut().poll(&mut context);
+        }
+    });
+    let calls = layer.calls();
+    let holds = from_fn(move |request: Request<Body>, next: Next| {
+        let held = held.clone();
+        async move {
+            let (parts, body) = request.into_parts();
+            let body = to_bytes(body, usize::MAX).await.unwrap();
+            let is_call = str::from_utf8(&body).unwrap().contains("tools/call");
+            let request = Request::from_parts(parts, Body::from(body));
+            if !is_call {
+                return next.run(request).await;
+            }
+            *held.lock().unwrap() = Some(Box::pin(maybe_done(next.run(request).boxed())));
+            std::future::pending().await
+        }
+    });
+    let sessions = CancellableSessionManager::new(Shared(gated.clone()));
+    let tools = || Ok(Waits::default());
+    let service = StreamableHttpService::new(tools, sessions.into(), Default::default());
+    let app = Router::new().nest_service("/mcp", service);
+    let app = app.layer(holds).layer(layer);
+    let session = open(&app).await;
+    let call = started(send(&app, post(call_of("wait", 1), Some(&session)))).await;
+    assert_eq!(calls.len(), 1, "it is known from its body");
+
+    drop(call);
+
+    let mut served = serving.lock().unwrap().take().unwrap();
+    served.as_mut().await;
+    gated.did(&["cancelled"]).await;
+    assert!(calls.is_empty());
+}
+
+/// Its task may do other things as well, and not only close the session that it has served.
+#[tokio::test]
+async fn a_task_that_has_served_a_session_closes_another() {
+    let sessions = Arc::new(CancellableSessionManager::local(Default::default()));
+    let (served, mut transport) = sessions.create_session().await.unwrap();
+    let (other, _its_transport) = sessions.create_session().await.unwrap();
+    let serves = async move {
+        let first = std::pin::pin!(transport.receive()).now_or_never();
+        assert!(first.is_none());
+        let theirs = sessions.clone();
+        let closes = async move { theirs.close_session(&served).await };
+        Handle::current().spawn(closes).await.unwrap().unwrap();
+
+        sessions.close_session(&other).await.unwrap();
+        assert_eq!(sessions.inner().sessions.read().await.len(), 0);
+    };
+    Handle::current().spawn(serves).await.unwrap();
 }
 
 /// Both wait for room in the queue of their session. The first client leaves when there is some.

@@ -88,6 +88,8 @@ pub(super) struct Clock {
     put_off: bool,
     /// Its time is over, and somebody was told to cancel the call.
     pub(super) given_out: bool,
+    /// Nobody reads a stream of the call on, which would run to its end: when it is forgotten.
+    unwatched: Option<Instant>,
     /// When the last hold ended, or could have lasted to.
     released: Option<Instant>,
 }
@@ -226,6 +228,7 @@ impl Times {
             wait,
             put_off: false,
             given_out: false,
+            unwatched: None,
             released: None,
         });
         self.grace_ends()
@@ -259,7 +262,7 @@ impl Times {
             // A deadline that passed meanwhile could not be noticed before.
             Wait::Until { deadline, .. } => Some(clock.released.unwrap_or(deadline).max(deadline)),
             Wait::Unseen(at) => Some(at),
-            Wait::ForItsEnd => None,
+            Wait::ForItsEnd => clock.unwatched,
         }
     }
 
@@ -308,6 +311,9 @@ impl Times {
     #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(super) fn add_reader(&mut self) {
         self.readers = self.readers.saturating_add(1);
+        if let Some(clock) = &mut self.clock {
+            clock.unwatched = None;
+        }
     }
 
     /// Such a task has ended without having seen the call's end.
@@ -316,9 +322,8 @@ impl Times {
         self.readers = self.readers.saturating_sub(1);
         if self.readers == 0
             && let Some(clock) = &mut self.clock
-            && clock.wait == Wait::ForItsEnd
         {
-            clock.wait = Wait::Unseen(unseen_until);
+            clock.unwatched.get_or_insert(unseen_until);
         }
     }
 

@@ -1048,6 +1048,10 @@ fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
     core.lose_sight(id, now);
     assert_eq!(core.next_deadline(), None, "another task reads on");
     core.lose_sight(id, now);
+    assert_eq!(core.next_deadline(), Some(now + UNSEEN_FOR));
+    core.read_on(id);
+    assert_eq!(core.next_deadline(), None, "somebody reads on again");
+    core.lose_sight(id, now);
     assert_forgotten(&mut core, id, now);
 }
 

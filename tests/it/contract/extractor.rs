@@ -1,10 +1,16 @@
 //! `CallToken` as an axum extractor.
 
-use axum::{Router, body::Body, routing::get};
+use std::sync::{Arc, Mutex};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    routing::{get, post},
+};
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{
-    CallToken, CancelOnDisconnectLayer, CancelReason::ClientDisconnected,
+    CallToken, CancelOnDisconnectLayer, CancelReason::ClientDisconnected, Event, Outcome,
 };
 use tokio::sync::mpsc;
 use tower::ServiceExt as _;
@@ -59,4 +65,30 @@ async fn a_route_without_the_layer_answers_500_and_says_why() {
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     let body = response.into_body().collect().await.expect("a body");
     assert_eq!(body.to_bytes(), "the route has no CancelOnDisconnectLayer");
+}
+
+/// It may ask its token from time to time: nobody can say that it was not told.
+#[tokio::test]
+async fn a_call_whose_handler_extracts_the_token_is_cancelled_and_not_abandoned() {
+    let strict = post(async |_: CallToken, _: Bytes| std::future::pending::<()>().await);
+    let lenient = post(async |_: Option<CallToken>, _: Bytes| std::future::pending::<()>().await);
+    for route in [strict, lenient] {
+        let outcomes: Arc<Mutex<Vec<Outcome>>> = Arc::default();
+        let seen = outcomes.clone();
+        let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
+            if let Event::Ended { outcome, .. } = event {
+                seen.lock().unwrap().push(*outcome);
+            }
+        });
+        let app: Router = Router::new().route("/report", route).layer(layer);
+        let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a"}}"#;
+        let call = Request::post("/report")
+            .header("content-type", "application/json")
+            .body(Body::from(call));
+        let mut response = Box::pin(app.oneshot(call.expect("a request")));
+        assert!(poll_once(response.as_mut()).is_pending());
+        drop(response);
+        let cancelled = Outcome::Cancelled(ClientDisconnected);
+        assert_eq!(*outcomes.lock().unwrap(), [cancelled]);
+    }
 }

@@ -70,6 +70,8 @@ pub(super) struct Call {
     released: Option<Instant>,
     holds: usize,
     readers: usize,
+    /// When it is forgotten, if it waits for its end and nobody reads.
+    unwatched: Option<Instant>,
     /// Somebody was told to end it.
     given_out: bool,
     barren: u32,
@@ -132,6 +134,7 @@ impl Model {
             released: None,
             holds: 0,
             readers: 0,
+            unwatched: None,
             given_out: false,
             barren: 0,
             last_deadline: None,
@@ -200,6 +203,7 @@ impl Model {
         call.barren = if barren { call.barren + 1 } else { 0 };
         call.put_off = false;
         call.released = None;
+        call.unwatched = None;
         call.wait = Some(wait);
         call.detachment = Some(detachment);
         if let Wait::Until { deadline, retry } = wait {
@@ -271,14 +275,15 @@ impl Model {
     pub(super) fn read_on(&mut self, id: CallId) {
         if let Some(call) = self.get_mut(id) {
             call.readers += 1;
+            call.unwatched = None;
         }
     }
 
     pub(super) fn lose_sight(&mut self, id: CallId, now: Instant) {
         if let Some(call) = self.get_mut(id) {
             call.readers = call.readers.saturating_sub(1);
-            if call.readers == 0 && call.wait == Some(Wait::ForItsEnd) {
-                call.wait = Some(Wait::Unseen(now + UNSEEN_FOR));
+            if call.readers == 0 && call.wait.is_some() && call.unwatched.is_none() {
+                call.unwatched = Some(now + UNSEEN_FOR);
             }
         }
     }
@@ -391,7 +396,7 @@ impl Model {
             if !call.is_due(now) {
                 return true;
             }
-            if let Some(Wait::Unseen(_)) = call.wait {
+            if let Some(Wait::Unseen(_) | Wait::ForItsEnd) = call.wait {
                 return false;
             }
             if !call.put_off_if_late(now) {
@@ -520,7 +525,7 @@ impl Call {
             Wait::Until { deadline, .. } if self.holds > 0 => Some(deadline + MAX_HOLD),
             Wait::Until { deadline, .. } => Some(deadline.max(self.released.unwrap_or(deadline))),
             Wait::Unseen(at) => Some(at),
-            Wait::ForItsEnd => None,
+            Wait::ForItsEnd => self.unwatched,
         }
     }
 
