@@ -42,11 +42,34 @@ struct Book {
     current: Option<usize>,
 }
 
+/// What a request names.
+#[derive(Default)]
+pub struct Names {
+    pub path: String,
+    /// If there is one.
+    pub session: Option<String>,
+    pub last_event_id: Option<String>,
+}
+
+/// What the client holds of an exchange.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Holds {
+    #[default]
+    Nothing,
+    Future,
+    Body,
+}
+
 /// What was seen of an exchange.
 #[derive(Default)]
 struct Seen {
-    path: String,
+    names: Names,
     is_post: bool,
+    holds: Holds,
+    /// More is to come from the inner service's body.
+    more: bool,
+    /// The call whose stream this is, if it is a resume and can name no other.
+    resumes: Option<CallId>,
     token: Option<CallToken>,
     child: Option<Child>,
     head: Option<Head>,
@@ -87,14 +110,28 @@ pub fn trace(what: impl FnOnce() -> String) {
 // === impl Ledger ===
 
 impl Ledger {
-    pub fn seat(&self, path: &str, is_post: bool) -> usize {
+    pub fn seat(&self, names: Names, is_post: bool) -> usize {
         let mut book = self.book();
         book.seats.push(Seen {
-            path: path.to_owned(),
+            names,
             is_post,
             ..Seen::default()
         });
         book.seats.len() - 1
+    }
+
+    /// What the client holds from now on.
+    pub fn holds(&self, seat: usize, holds: Holds) {
+        let mut book = self.book();
+        book.seats[seat].holds = holds;
+        if holds == Holds::Body {
+            book.seats[seat].resumes = book.named_by(seat);
+        }
+    }
+
+    /// Whether more is to come from the inner service's body.
+    pub fn more(&self, seat: usize, more: bool) {
+        self.book().seats[seat].more = more;
     }
 
     pub fn current(&self, seat: Option<usize>) {
@@ -158,12 +195,14 @@ impl Ledger {
         drop(tokens);
     }
 
-    pub fn on_event(&self, event: &Event<'_>) {
+    /// `stalls`: a client that holds a stream may be taken for gone.
+    pub fn on_event(&self, event: &Event<'_>, stalls: bool) {
         trace(|| format!("{event:?}"));
         let mut book = self.book();
         match event {
             Event::Started { call, .. } => book.start(call),
             Event::Detached { call, .. } => {
+                assert!(stalls || book.client_is_gone(call), "detached too early");
                 let call = book.in_flight(call, "detached");
                 assert!(!call.detached, "detached twice");
                 call.detached = true;
@@ -181,6 +220,14 @@ impl Ledger {
                 detachment,
                 ..
             } => {
+                let is_left = match outcome {
+                    Outcome::Cancelled(reason) => is_for_its_client(*reason),
+                    _ => false,
+                };
+                assert!(
+                    stalls || !is_left || book.client_is_gone(call),
+                    "cancelled though its client holds a stream of it"
+                );
                 let call = book.in_flight(call, "ended");
                 assert_eq!(detachment.is_some(), call.detached, "ended");
                 call.ended = Some(*outcome);
@@ -272,6 +319,40 @@ impl Book {
         record
     }
 
+    /// Whether the client holds no stream of a call, but for the one that is polled or dropped just now.
+    fn client_is_gone(&self, call: &CallInfo) -> bool {
+        let record = self.calls.get(&call.id()).expect("it has started");
+        let mut seats = self.seats.iter().enumerate();
+        !seats.any(|(number, seat)| {
+            let is_its = number == record.seat || seat.resumes == Some(call.id());
+            is_its && self.current != Some(number) && seat.is_open()
+        })
+    }
+
+    /// The call whose stream a resume is that was accepted: the only one that its event can be of.
+    fn named_by(&self, number: usize) -> Option<CallId> {
+        let seat = &self.seats[number];
+        let event_id = seat.names.last_event_id.as_deref()?;
+        let session = seat.names.session.as_deref()?;
+        let stream = stream_of(event_id);
+        let with_session = self.seats.iter().enumerate().filter(|(_, it)| {
+            it.names.path == seat.names.path && it.names.session.as_deref() == Some(session)
+        });
+        let mut gave_out = with_session.filter(|(_, it)| it.gave_out(stream));
+        let is_resume = |it: &Seen| {
+            let resumed = it.names.last_event_id.as_deref();
+            !it.is_post && resumed.map(stream_of) == Some(stream)
+        };
+        let (post, _) = gave_out.clone().find(|(_, it)| it.is_post)?;
+        if !gave_out.all(|(other, it)| other == post || is_resume(it)) {
+            return None;
+        }
+        let mut calls = self.calls.iter().filter(|(_, call)| call.seat == post);
+        let (id, call) = calls.next().filter(|_| calls.next().is_none())?;
+        let is_in_flight = call.ended.is_none() && call.session.as_deref() == Some(session);
+        is_in_flight.then_some(*id)
+    }
+
     /// A server is told only of calls that were cancelled here, each once, under their own id.
     fn check_injections(&self) {
         for injected in &self.injected {
@@ -285,7 +366,7 @@ impl Book {
                 matches!(call.ended, Some(Outcome::Cancelled(_)))
                     && call.session.as_ref() == Some(session)
                     && Value::from(&call.request) == *id
-                    && self.seats[call.seat].path == *path
+                    && self.seats[call.seat].names.path == *path
             });
             assert!(
                 told <= cancelled.count(),
@@ -295,9 +376,45 @@ impl Book {
     }
 }
 
+/// Whether a call was cancelled for this because its client had gone.
+fn is_for_its_client(reason: CancelReason) -> bool {
+    matches!(
+        reason,
+        CancelReason::ClientDisconnected | CancelReason::Orphaned | CancelReason::ResponseDropped
+    )
+}
+
+/// What of an event id names its stream.
+fn stream_of(event_id: &str) -> &str {
+    event_id
+        .split_once('/')
+        .map_or(event_id, |(_, stream)| stream)
+}
+
 // === impl Seen ===
 
 impl Seen {
+    /// Whether the client waits on it, and not for the end alone.
+    fn is_open(&self) -> bool {
+        match (self.holds, &self.head) {
+            (Holds::Nothing, _) => false,
+            (Holds::Future, _) | (Holds::Body, None) => self.is_post,
+            (Holds::Body, Some(head)) => head.is_stream() && self.more,
+        }
+    }
+
+    /// Whether an event of this stream went to the client.
+    fn gave_out(&self, stream: &str) -> bool {
+        let passed = self.passed.get(&Side::ResponseOut);
+        let frames = passed.map(Vec::as_slice).unwrap_or_default().concat();
+        let text = String::from_utf8_lossy(&frames).replace("\r\n", "\n");
+        // The rest is no whole event.
+        let (whole, _) = text.rsplit_once("\n\n").unwrap_or_default();
+        let mut ids = whole.lines().filter_map(|line| line.strip_prefix("id: "));
+        self.head.as_ref().is_some_and(Head::is_readable_stream)
+            && ids.any(|id| stream_of(id) == stream)
+    }
+
     fn check_token(&self, calls: &[&Call]) {
         let reason = self.token.as_ref().and_then(CallToken::reason);
         if let Some(child) = &self.child {

@@ -12,6 +12,7 @@ use std::{
 };
 
 use fuzz::{choices::Choices, clock};
+use http::Request;
 use http_body::Body as _;
 use libfuzzer_sys::fuzz_target;
 use mcp_cancel_on_disconnect::{
@@ -24,7 +25,7 @@ use tower_service::Service as _;
 
 use self::{
     inner::{Inner, Seat, Seated},
-    ledger::{Adds, Ledger, Side, trace},
+    ledger::{Adds, Holds, Ledger, Names, Side, trace},
     script::{ON_PURPOSE, Plan, Scripted},
 };
 
@@ -41,7 +42,8 @@ const HOUR: Duration = Duration::from_secs(3_601);
 
 struct World {
     layer: CancelOnDisconnectLayer,
-    service: CancelOnDisconnect<Inner>,
+    /// More than one, as a router makes them: for each path, or for each method.
+    services: [CancelOnDisconnect<Inner>; 2],
     ledger: Ledger,
     adds: Adds,
     open: Vec<(usize, Open)>,
@@ -55,7 +57,7 @@ enum Open {
             Box<
                 ResponseFuture<
                     <Inner as tower_service::Service<
-                        http::Request<mcp_cancel_on_disconnect::TeeBody<Scripted>>,
+                        Request<mcp_cancel_on_disconnect::TeeBody<Scripted>>,
                     >>::Future,
                 >,
             >,
@@ -109,9 +111,7 @@ impl World {
             Grace::After(Duration::from_secs(5)),
             Grace::Never,
         ]);
-        let mut layer = CancelOnDisconnectLayer::new()
-            .grace(grace)
-            .observe(move |event: &Event<'_>| log.on_event(event));
+        let mut layer = CancelOnDisconnectLayer::new().grace(grace);
         let adds = Adds {
             probes: choices.rarely(4),
             heads: choices.rarely(4),
@@ -125,15 +125,18 @@ impl World {
         if choices.rarely(4) {
             layer = layer.call_timeout(Duration::from_secs(10));
         }
-        if choices.rarely(4) {
+        let stalls = choices.rarely(4);
+        if stalls {
             layer = layer.stall_timeout(Duration::from_secs(8));
         }
-        let service = layer.layer(Inner {
-            ledger: ledger.clone(),
+        layer = layer.observe(move |event: &Event<'_>| log.on_event(event, stalls));
+        let services = [(); 2].map(|()| {
+            let ledger = ledger.clone();
+            layer.layer(Inner { ledger })
         });
         Self {
             layer,
-            service,
+            services,
             ledger,
             adds,
             open: Vec::new(),
@@ -152,6 +155,7 @@ impl World {
             }),
             10 => self.on_one(choices, |world, at| {
                 let (seat, gone) = world.open.remove(at);
+                world.ledger.holds(seat, Holds::Nothing);
                 world.during(seat, || drop(gone));
             }),
             11 => advance(Duration::from_millis(u64::from(choices.byte()) * 8)).await,
@@ -186,7 +190,7 @@ impl World {
             answer,
             is_post,
         } = Plan::new(choices);
-        let seat = self.ledger.seat(request.uri().path(), is_post);
+        let seat = self.ledger.seat(names_of(&request), is_post);
         trace(|| {
             format!(
                 "{seat}: {} {} {:?}",
@@ -205,8 +209,10 @@ impl World {
         request.extensions_mut().insert(Seat(seated));
         let ledger = self.ledger.clone();
         ledger.current(Some(seat));
-        let future = Box::pin(self.service.call(request));
+        let service = &mut self.services[seat % 2];
+        let future = Box::pin(service.call(request));
         ledger.current(None);
+        ledger.holds(seat, Holds::Future);
         self.open.push((seat, Open::Future(future)));
     }
 
@@ -220,8 +226,12 @@ impl World {
             let polled = catch_unwind(AssertUnwindSafe(|| open.poll(&ledger, seat)));
             match polled {
                 Ok(Next::Same) => Some(open),
-                Ok(Next::Body(body)) => Some(Open::Body(body)),
+                Ok(Next::Body(body)) => {
+                    ledger.holds(seat, Holds::Body);
+                    Some(Open::Body(body))
+                }
                 Ok(Next::Over) | Err(_) => {
+                    ledger.holds(seat, Holds::Nothing);
                     drop(open);
                     None
                 }
@@ -257,6 +267,7 @@ impl World {
     /// All clients go, and time passes: nothing may be left.
     async fn end(mut self) {
         for (seat, open) in std::mem::take(&mut self.open) {
+            self.ledger.holds(seat, Holds::Nothing);
             self.during(seat, || drop(open));
         }
         settle().await;
@@ -276,6 +287,20 @@ impl World {
                 "something keeps an exchange alive"
             );
         }
+    }
+}
+
+/// What a request names, if it names one of each.
+fn names_of<B>(request: &Request<B>) -> Names {
+    let only = |name: &str| {
+        let mut values = request.headers().get_all(name).iter();
+        let value = values.next().filter(|_| values.next().is_none())?;
+        value.to_str().map(str::to_owned).ok()
+    };
+    Names {
+        path: request.uri().path().to_owned(),
+        session: only("mcp-session-id"),
+        last_event_id: only("last-event-id"),
     }
 }
 

@@ -329,7 +329,16 @@ impl Scripted {
 
     pub fn logged(mut self, ledger: Ledger, seat: usize, side: Side) -> Self {
         self.log = Some((ledger, seat, side));
+        self.note_more();
         self
+    }
+
+    /// Has it written down whether anything is to come.
+    fn note_more(&self) {
+        if let Some((ledger, seat, Side::ResponseIn)) = &self.log {
+            let ends_unseen = self.said == Said::Nothing && !self.steps.is_empty();
+            ledger.more(*seat, ends_unseen || self.bytes_left() > 0);
+        }
     }
 
     fn bytes_left(&self) -> u64 {
@@ -349,7 +358,9 @@ impl Body for Scripted {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        Poll::Ready(match self.steps.pop_front() {
+        let step = self.steps.pop_front();
+        self.note_more();
+        Poll::Ready(match step {
             Some(Step::Data(data)) => {
                 if let Some((ledger, seat, side)) = &self.log {
                     ledger.passed(*seat, *side, data.clone());

@@ -22,6 +22,21 @@ pub struct Setup {
     pub keep_alive: Option<Duration>,
     /// Its server is drained now and then, and starts again.
     pub drained: bool,
+    /// Its events are stored.
+    pub store: Option<Store>,
+    /// The layer stands once before each method, and not before the route.
+    pub by_method: bool,
+    /// Beside the route itself: every session is served on all of them.
+    pub more_paths: &'static [&'static str],
+}
+
+/// What a store gives out to a client that comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    /// What there is, and then the end: its client asks again and again.
+    Replays,
+    /// What there is and what comes, to every client that asks.
+    Follows,
 }
 
 /// How long a call of a session waits for its client. Others are cancelled at once.
@@ -51,10 +66,13 @@ const PLAIN: Setup = Setup {
     stall_timeout: None,
     keep_alive: None,
     drained: false,
+    store: None,
+    by_method: false,
+    more_paths: &[],
 };
 
 /// All of them.
-pub const SETUPS: [Setup; 7] = [
+pub const SETUPS: [Setup; 11] = [
     PLAIN,
     Setup {
         route: "layer",
@@ -79,6 +97,30 @@ pub const SETUPS: [Setup; 7] = [
         ..PLAIN
     },
     Setup {
+        route: "replays",
+        store: Some(Store::Replays),
+        ..PLAIN
+    },
+    Setup {
+        route: "follows",
+        store: Some(Store::Follows),
+        call_timeout: Some(Duration::from_secs(4)),
+        ..PLAIN
+    },
+    Setup {
+        route: "paths",
+        by_method: true,
+        more_paths: &["/other", "/third"],
+        call_timeout: Some(Duration::from_secs(4)),
+        ..PLAIN
+    },
+    Setup {
+        route: "methods",
+        wrapped: false,
+        by_method: true,
+        ..PLAIN
+    },
+    Setup {
         route: "stateless",
         sessions: false,
         wrapped: false,
@@ -100,5 +142,13 @@ impl Setup {
     #[must_use]
     pub fn of(route: &str) -> Option<&'static Self> {
         SETUPS.iter().find(|setup| setup.route == route)
+    }
+
+    /// Where it is served.
+    pub fn paths(&self) -> impl ExactSizeIterator<Item = String> {
+        let route = self.route;
+        let more = [""].iter().chain(self.more_paths);
+        let paths: Vec<_> = more.map(|more| format!("/{route}{more}")).collect();
+        paths.into_iter()
     }
 }

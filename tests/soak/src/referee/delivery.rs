@@ -4,6 +4,7 @@
 //! - Whoever is there when the handler answers gets the answer, within a second.
 //! - With the session manager, whoever comes back with an event id of the call, after it was answered, gets it too.
 //! - Whoever comes back to a call that was cancelled because nobody came gets the error -32800.
+//! - Whoever is there when a call is cancelled that he did not end himself gets an error, within a second.
 //! - A standalone stream carries no answers. (Where the layer stands alone, rmcp may send one that was cancelled.)
 
 use super::{
@@ -19,7 +20,7 @@ pub enum Misdelivery {
     WrongAnswer,
     /// The client was there, and did not get it.
     LostAnswer,
-    /// It came back too late, and was not told.
+    /// It came back too late, or was there when the server ended the call, and was not told.
     NotTold,
 }
 
@@ -73,10 +74,17 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
         .min(call.cancelling.unwrap_or(Micros::MAX));
     let generations = call.generations();
     for (turn, stream) in generations.iter().enumerate() {
-        // The next one takes it over.
-        let next = generations
-            .get(turn + 1)
-            .map_or(Micros::MAX, |next| next.opened);
+        if end != End::Answered && until > ended && stream.ends_without_a_word(ended, history) {
+            return Some(Misdelivery::NotTold);
+        }
+        let later = generations.get(turn + 1..).unwrap_or_default();
+        // The next one takes it over, unless it was gone again.
+        let takes_over = |later: &&&Stream| {
+            let gone = later.gone_from(0).unwrap_or(Micros::MAX);
+            later.opened > ended || gone > ended.saturating_sub(RACE)
+        };
+        let next = later.iter().find(takes_over);
+        let next = next.map_or(Micros::MAX, |next| next.opened);
         let wait = SECOND
             + history.stalls.within(
                 stream.opened.max(ended),
@@ -94,6 +102,7 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
             End::Answered if late && stream.opened > ended + REMEMBERED => {}
             // It was told to come back for it.
             End::Answered if !late && call.was_polled(stream, ended) => {}
+            _ if stream.was_replaced(&generations) => {}
             End::Answered if stream.answer.is_none() && stream.error.is_none() => {
                 return Some(Misdelivery::LostAnswer);
             }
@@ -156,6 +165,29 @@ impl Stream {
             .chain(self.stops)
             .min()
             .unwrap_or(Micros::MAX)
+    }
+
+    /// Its client read when the call was cancelled, and got no error.
+    fn ends_without_a_word(&self, cancelled: Micros, history: &History) -> bool {
+        let by = cancelled + SECOND;
+        let by = by + history.stalls.within(cancelled, by + SECOND);
+        let over = self.over.unwrap_or(Micros::MAX);
+        let is_over = (cancelled.saturating_sub(RACE)..by).contains(&over);
+        let was_there = self
+            .head
+            .is_some_and(|(at, status)| status == 200 && at < cancelled);
+        was_there && self.error.is_none() && (is_over || over >= by && self.stays_to() > by)
+    }
+
+    /// The server had ended it, because its client was there on another one.
+    fn was_replaced(&self, generations: &[&Self]) -> bool {
+        let Some(over) = self.over else {
+            return false;
+        };
+        generations.iter().any(|other| {
+            let gone = other.gone_by().unwrap_or(Micros::MAX);
+            other.number != self.number && other.opened < over && gone > over.saturating_sub(RACE)
+        })
     }
 
     /// Its head had come, and the server had not ended it.

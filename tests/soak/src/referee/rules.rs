@@ -5,8 +5,9 @@
 //!
 //! | what the client did | the token may fire from | the handler must have stopped by |
 //! |---|---|---|
-//! | left its newest stream, or saw it end without the answer | then + grace | then + grace + 1 s |
+//! | left its last stream, or saw it end without the answer | then + grace | then + grace + 1 s |
 //! | came back within the grace with an event id of the call | that absence allows and demands nothing | |
+//! | left a stream, and has another | nothing | nothing |
 //! | came back within [`RACE`] of its end | likewise, for a while | nothing |
 //! | left a resume before its head came | from the leave before | as if it had just left |
 //! | sent `notifications/cancelled` | then | its 202 + 1 s |
@@ -127,45 +128,50 @@ impl Bounds {
     }
 
     fn absences(&mut self, call: &CallHistory, history: &History) {
-        let grace = call.grace();
         let generations = call.generations();
-        for (turn, stream) in generations.iter().enumerate() {
-            if stream.answer.is_some() {
-                // It has what it came for.
-                continue;
-            }
+        // Its clock runs on behind a resume that nobody accepted for sure.
+        let accepted = generations
+            .iter()
+            .filter(|stream| stream.last_event_id.is_none() || was_accepted(stream));
+        let there = accepted.map(|stream| {
             let slack = RACE
                 + history
                     .stalls
                     .within(stream.opened, stream.over.unwrap_or(stream.opened));
-            let (Some(from), Some(by)) = (stream.gone_from(slack), stream.gone_by()) else {
-                continue;
-            };
-            // The clock runs on behind a resume that nobody accepted for sure.
-            let back = generations.get(turn + 1..).unwrap_or_default();
-            let next = back.iter().find(|next| was_accepted(next));
-            let deadline = from + grace;
+            let accepted = stream.head.map_or(stream.opened, |(at, _)| at);
+            (
+                stream.opened,
+                stream.there_to(stream.gone_from(slack)),
+                accepted,
+            )
+        });
+        for (from, next) in gaps(there) {
+            let deadline = from + call.grace();
             let late = RACE
                 + history
                     .stalls
                     .within(deadline.saturating_sub(RACE), deadline + RACE);
             match next {
-                // In time. Or while the stream was still there.
-                Some(next) if next.opened + late < deadline => {}
-                Some(next) => {
-                    let accepted = next.head.map_or(next.opened, |(at, _)| at);
-                    self.allow(deadline, accepted + MARGIN + late);
-                }
+                // In time.
+                Some((opened, _)) if opened + late < deadline => {}
+                Some((_, accepted)) => self.allow(deadline, accepted + MARGIN + late),
                 None => self.allow(deadline, Micros::MAX),
             }
-            let must_by = self.with_margin(by + grace, call, history);
+        }
+        let perhaps = generations
+            .iter()
+            .map(|stream| (stream.opened, stream.there_to(stream.gone_by()), 0));
+        for (by, next) in gaps(perhaps) {
+            let must_by = self.with_margin(by + call.grace(), call, history);
             let must_by = must_by.max(rmcps_own(call, history).unwrap_or(0));
-            if back.first().is_none_or(|next| next.opened > must_by) {
+            if next.is_none_or(|(opened, _)| opened > must_by) {
                 self.must_by.push(must_by);
             }
-            if let (Some(stops), Some(stall)) = (stream.stops, call.setup.stall_timeout) {
+        }
+        if let Some(stall) = call.setup.stall_timeout {
+            for stops in generations.iter().filter_map(|stream| stream.stops) {
                 self.allow(
-                    (stops + micros(stall) + grace).saturating_sub(RACE),
+                    (stops + micros(stall) + call.grace()).saturating_sub(RACE),
                     Micros::MAX,
                 );
             }
@@ -249,6 +255,37 @@ fn rmcps_own(call: &CallHistory, history: &History) -> Option<Micros> {
     let session = history.sessions.get(call.session.as_ref()?)?;
     let deleting = session.deleting.filter(|_| !call.setup.wrapped)?;
     Some(session.deleted.unwrap_or(deleting) + RMCP_DRAIN + MARGIN)
+}
+
+/// The times in which none of these streams was there, each with what came next: when it was opened, and when it was
+/// accepted.
+fn gaps(
+    streams: impl Iterator<Item = (Micros, Micros, Micros)>,
+) -> Vec<(Micros, Option<(Micros, Micros)>)> {
+    let mut streams: Vec<_> = streams.collect();
+    streams.sort_unstable();
+    let mut gaps = Vec::new();
+    let mut there_to = None;
+    for (opened, to, accepted) in streams {
+        if let Some(from) = there_to.filter(|from| *from < opened) {
+            gaps.push((from, Some((opened, accepted))));
+        }
+        there_to = there_to.max(Some(to));
+    }
+    gaps.extend(
+        there_to
+            .filter(|to| *to < Micros::MAX)
+            .map(|from| (from, None)),
+    );
+    gaps
+}
+
+impl Stream {
+    /// Until when its client was there, if it was so until this time: whoever has the answer does not leave.
+    fn there_to(&self, gone: Option<Micros>) -> Micros {
+        let gone = gone.filter(|_| self.answer.is_none());
+        gone.unwrap_or(Micros::MAX)
+    }
 }
 
 /// The client stayed until there was a head, so that the layer must have taken the resume.

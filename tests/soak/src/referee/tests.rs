@@ -75,6 +75,12 @@ impl Story {
         )
     }
 
+    /// What comes on this stream, and how it ends.
+    fn over(self, millis: u64, stream: u64) -> Self {
+        let clean = true;
+        self.then(millis, Fact::Over { stream, clean })
+    }
+
     fn cancelled(self, millis: u64) -> Self {
         self.then(
             millis,
@@ -184,6 +190,83 @@ fn a_client_that_is_back_in_time_keeps_its_call() {
         wrong(&back().cancelled(3_005).judged()),
         [Wrong::FalseCancel]
     );
+}
+
+#[test]
+fn a_client_that_leaves_one_of_two_streams_keeps_its_call() {
+    for leaves in [1, 2] {
+        let two = || {
+            Story::on("wrapped")
+                .resumes(1_000, "0/0")
+                .leaves(1_500, leaves)
+        };
+        let stays = 3 - leaves;
+        let report = two().answered().gets_answer_of(stays, CALL).judged();
+        assert_eq!(class(&report), Class::MustComplete);
+        assert_eq!(wrong(&report), []);
+        assert_eq!(
+            wrong(&two().cancelled(3_505).judged()),
+            [Wrong::FalseCancel]
+        );
+        assert_eq!(
+            misdelivered(&two().answered().judged()),
+            [Misdelivery::LostAnswer]
+        );
+        let neither = two().leaves(2_000, stays);
+        assert_eq!(wrong(&neither.cancelled(6_000).judged()), [Wrong::Zombie]);
+    }
+}
+
+#[test]
+fn a_replay_that_ends_takes_nothing_from_the_stream_before_it() {
+    let looks = || Story::on("replays").resumes(1_000, "0/0").over(1_003, 2);
+    let report = looks().answered().gets_answer_of(1, CALL).judged();
+    assert_eq!(class(&report), Class::MustComplete);
+    assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
+    assert_eq!(
+        wrong(&looks().cancelled(3_010).judged()),
+        [Wrong::FalseCancel]
+    );
+}
+
+#[test]
+fn a_stream_that_another_replaced_need_not_have_the_answer() {
+    let both = || Story::on("wrapped").resumes(1_000, "0/0");
+    for replaced in [1, 2] {
+        let report = both().over(1_004, replaced).answered();
+        let report = report.gets_answer_of(3 - replaced, CALL).judged();
+        assert_eq!((wrong(&report), misdelivered(&report)), (vec![], vec![]));
+    }
+    let none = both().over(1_004, 1).answered().judged();
+    assert_eq!(misdelivered(&none), [Misdelivery::LostAnswer]);
+    // What comes after the end is no reason for it.
+    let again = Story::on("wrapped").over(900, 1).resumes(1_000, "0/0");
+    let report = again.answered().over(8_100, 2).judged();
+    assert_eq!(misdelivered(&report), [Misdelivery::LostAnswer]);
+}
+
+#[test]
+fn who_is_there_when_the_server_ends_the_call_must_be_told() {
+    let ended = || {
+        Story::on("paths")
+            .resumes(1_000, "0/0")
+            .over(1_004, 1)
+            .cancelled(4_010)
+    };
+    assert_eq!(wrong(&ended().judged()), []);
+    assert_eq!(misdelivered(&ended().judged()), [Misdelivery::NotTold]);
+    let over = ended().over(4_008, 2).judged();
+    assert_eq!(
+        misdelivered(&over),
+        [Misdelivery::NotTold],
+        "it may ask again"
+    );
+    let error = Fact::Error {
+        stream: 2,
+        id: "1".to_owned(),
+        code: -32_001,
+    };
+    assert_eq!(misdelivered(&ended().then(4_012, error).judged()), []);
 }
 
 #[test]

@@ -22,6 +22,10 @@ const ROUTES: &[(u32, &str)] = &[
     (12, "abort"),
     (12, "patient"),
     (10, "drained"),
+    (8, "replays"),
+    (8, "follows"),
+    (8, "paths"),
+    (6, "methods"),
     (10, "stateless"),
     (6, "json"),
 ];

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use soak::{
     fact::{Call, Fact, Leave, Log, Stream},
     job::{Job, answer},
+    setup::Store,
     wire::Item,
 };
 use tokio::time::{Instant, sleep, timeout_at};
@@ -56,6 +57,18 @@ impl Calling {
         }
     }
 
+    /// The same call, for another connection of its client.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            session: self.session.clone(),
+            key: self.key.clone(),
+            id: self.id,
+            bytes: self.bytes,
+            connection: None,
+            last_event_id: self.last_event_id.clone(),
+        }
+    }
+
     pub(crate) fn request(&self) -> Request {
         let message = json!({
             "jsonrpc": "2.0", "id": self.id, "method": "tools/call",
@@ -65,7 +78,7 @@ impl Calling {
                 "_meta": {"progressToken": self.id},
             }
         });
-        Request::post(self.session.setup, self.session.id.as_deref(), &message)
+        Request::post(&self.session.path(), self.session.id.as_deref(), &message)
     }
 
     fn log(&self) -> &Log {
@@ -127,11 +140,9 @@ impl Calling {
                 Note::Head | Note::Event(None) => {}
             }
         }
-        self.connection = None;
-        self.log().write(Fact::Over {
-            stream,
-            clean: true,
-        });
+        if let Some(connection) = self.connection.take() {
+            connection.ended();
+        }
         Seen::End
     }
 
@@ -146,7 +157,7 @@ impl Calling {
     pub(crate) async fn resume(&mut self) -> Option<()> {
         let id = self.last_event_id.clone()?;
         let mut connection = self.session.connect().await.ok()?;
-        let request = Request::get(self.session.setup, self.session.id.as_deref(), Some(&id));
+        let request = Request::get(&self.session.path(), self.session.id.as_deref(), Some(&id));
         self.log().write(Fact::Resuming {
             call: self.key.clone(),
             session: self.session.id.clone(),
@@ -184,12 +195,17 @@ impl Calling {
 
     /// Reads to the answer, coming back whenever the stream ends without it, but not for ever.
     pub(crate) async fn stay(&mut self, for_so_long: Duration) {
-        for _ in 0..4 {
-            if self.read(for_so_long).await != Seen::End {
-                break;
-            }
+        let until = Instant::now() + for_so_long;
+        let ends_always = self.session.setup.store == Some(Store::Replays);
+        let mut resumes = 0;
+        while self.read(for_so_long).await == Seen::End {
+            let is_enough = match ends_always {
+                true => Instant::now() > until,
+                false => resumes == 4,
+            };
+            resumes += 1;
             sleep(Duration::from_millis(200)).await;
-            if self.resume().await.is_none() {
+            if is_enough || self.resume().await.is_none() {
                 break;
             }
         }

@@ -150,6 +150,15 @@ impl Connection {
         }
     }
 
+    /// The server has ended the response. Nobody leaves then.
+    pub(crate) fn ended(mut self) {
+        self.world.log.write(Fact::Over {
+            stream: self.number,
+            clean: true,
+        });
+        self.stream = None;
+    }
+
     /// Closes in this way.
     pub(crate) async fn leave(mut self, how: Leave) {
         let number = self.number;
@@ -203,13 +212,13 @@ impl Drop for Connection {
 // === impl Request ===
 
 impl Request {
-    pub(crate) fn post(setup: &Setup, session: Option<&str>, message: &Value) -> Self {
+    pub(crate) fn post(path: &str, session: Option<&str>, message: &Value) -> Self {
         let body = serde_json::to_vec(message).expect("JSON");
-        Self::raw(setup, session, body)
+        Self::raw(path, session, body)
     }
 
-    pub(crate) fn raw(setup: &Setup, session: Option<&str>, body: Vec<u8>) -> Self {
-        let mut request = Self::new("POST", setup, session);
+    pub(crate) fn raw(path: &str, session: Option<&str>, body: Vec<u8>) -> Self {
+        let mut request = Self::new("POST", path, session);
         request.head += &format!(
             "content-type: application/json\r\ncontent-length: {}\r\n",
             body.len()
@@ -218,16 +227,16 @@ impl Request {
         request
     }
 
-    pub(crate) fn get(setup: &Setup, session: Option<&str>, last_event_id: Option<&str>) -> Self {
-        let mut request = Self::new("GET", setup, session);
+    pub(crate) fn get(path: &str, session: Option<&str>, last_event_id: Option<&str>) -> Self {
+        let mut request = Self::new("GET", path, session);
         if let Some(id) = last_event_id {
             request.head += &format!("last-event-id: {id}\r\n");
         }
         request
     }
 
-    pub(crate) fn delete(setup: &Setup, session: &str) -> Self {
-        Self::new("DELETE", setup, Some(session))
+    pub(crate) fn delete(path: &str, session: &str) -> Self {
+        Self::new("DELETE", path, Some(session))
     }
 
     /// Has the server end a stream.
@@ -241,10 +250,9 @@ impl Request {
         }
     }
 
-    fn new(method: &str, setup: &Setup, session: Option<&str>) -> Self {
+    fn new(method: &str, path: &str, session: Option<&str>) -> Self {
         let mut head = format!(
-            "{method} /{} HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: application/json, text/event-stream\r\n",
-            setup.route
+            "{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: application/json, text/event-stream\r\n"
         );
         if let Some(session) = session {
             head += &format!("mcp-session-id: {session}\r\nmcp-protocol-version: 2025-11-25\r\n");

@@ -4,7 +4,7 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -25,6 +25,8 @@ pub(crate) struct Session {
     pub(crate) id: Option<Arc<str>>,
     port: u16,
     next: AtomicU64,
+    /// How many requests were made.
+    turn: AtomicUsize,
     watched: bool,
 }
 
@@ -44,6 +46,7 @@ impl Session {
             id: None,
             port: world.port(setup, watched),
             next: AtomicU64::new(1),
+            turn: AtomicUsize::new(0),
             watched: watched && !setup.drained,
         };
         if setup.sessions {
@@ -52,13 +55,20 @@ impl Session {
                 "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client, "version": "0"}}
             });
             let (_, id, _) = session
-                .exchange(&Request::post(setup, None, &hello))
+                .exchange(&Request::post(&session.path(), None, &hello))
                 .await?;
             session.id = Some(id?.into());
             let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
             session.post(&ready).await?;
         }
         Some(session)
+    }
+
+    /// Where the next request goes: to each path of the route in turn.
+    pub(crate) fn path(&self) -> String {
+        let mut paths = self.setup.paths();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % paths.len();
+        paths.nth(turn).expect("there are so many")
     }
 
     pub(crate) fn next_id(&self) -> u64 {
@@ -80,7 +90,7 @@ impl Session {
 
     /// Sends a message and gives the status of the response.
     pub(crate) async fn post(&self, message: &Value) -> Option<u16> {
-        let request = Request::post(self.setup, self.id.as_deref(), message);
+        let request = Request::post(&self.path(), self.id.as_deref(), message);
         self.exchange(&request).await.map(|(status, ..)| status)
     }
 
@@ -110,7 +120,7 @@ impl Session {
         let stream = connection.number;
         let session = self.id.clone();
         self.world.log.write(Fact::Listening { session, stream });
-        let request = Request::get(self.setup, self.id.as_deref(), None);
+        let request = Request::get(&self.path(), self.id.as_deref(), None);
         if connection.send(&request).await.is_err() {
             return;
         }
@@ -126,7 +136,7 @@ impl Session {
         let Some(session) = self.id.clone() else {
             return;
         };
-        let request = Request::delete(self.setup, &session);
+        let request = Request::delete(&self.path(), &session);
         self.world.log.write(Fact::Deleting {
             session: session.clone(),
         });

@@ -1,8 +1,9 @@
 //! What may happen to a call.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use fastrand::Rng;
+use futures_util::future::join;
 use serde_json::json;
 use soak::{
     clock::{MILLI, SECOND},
@@ -27,8 +28,14 @@ pub(crate) enum Story {
     ComesBackLate,
     ComesBackTwice,
     ComesBackWhileThere,
+    /// On two connections at once, of which one stays.
+    ComesBackDoubly,
+    /// On a second connection, and leaves that again.
+    LooksAgain,
     TriesWrongIds,
     Polls,
+    /// The server ends its stream while it is away.
+    IsPolledWhileAway,
     Cancels,
     DoesNotRead,
     SendsSlowly,
@@ -45,8 +52,11 @@ const IN_SESSIONS: &[(u32, Story)] = &[
     (7, ComesBackLate),
     (5, ComesBackTwice),
     (5, ComesBackWhileThere),
+    (6, ComesBackDoubly),
+    (5, LooksAgain),
     (5, TriesWrongIds),
     (6, Polls),
+    (4, IsPolledWhileAway),
     (4, Cancels),
     (2, DoesNotRead),
     (3, SendsSlowly),
@@ -88,6 +98,10 @@ impl Story {
             Cancels => millis(dice, 2_000..4_000),
             TriesWrongIds | DoesNotRead => millis(dice, 5_000..6_500),
             ComesBackLate => millis(dice, 600..1_800),
+            // Many are answered while their client is away.
+            IsPolledWhileAway => millis(dice, 300..2_000),
+            // Somebody is there for longer than the grace, and hears of the end.
+            ComesBackDoubly | LooksAgain => millis(dice, 3_500..5_500),
             _ => millis(dice, 500..4_500),
         }
     }
@@ -201,6 +215,37 @@ impl Story {
                 }
                 call.stay(LONG).await;
             }
+            ComesBackDoubly => {
+                call.read(millis(dice, 100..500)).await;
+                call.leave(how(dice, &session)).await;
+                sleep(millis(dice, 0..IN_TIME)).await;
+                let mut other = call.again();
+                let (one, two) = join(call.resume(), other.resume()).await;
+                one.and(two)?;
+                let together = millis(dice, 50..1_500);
+                let seen = join(call.read(together), other.read(together)).await;
+                if seen.0 == Seen::Answer || seen.1 == Seen::Answer {
+                    return None;
+                }
+                if dice.bool() {
+                    mem::swap(call, &mut other);
+                }
+                other.leave(how(dice, &session)).await;
+                call.stay(LONG).await;
+            }
+            LooksAgain => {
+                call.head(LONG).await;
+                call.read(millis(dice, 50..500)).await;
+                let mut other = call.again();
+                other.resume().await?;
+                let together = millis(dice, 50..1_000);
+                let seen = join(call.read(together), other.read(together)).await;
+                if seen.0 == Seen::Answer || seen.1 == Seen::Answer {
+                    return None;
+                }
+                other.leave(how(dice, &session)).await;
+                call.stay(LONG).await;
+            }
             TriesWrongIds => {
                 call.read(millis(dice, 100..1_000)).await;
                 call.leave(how(dice, &session)).await;
@@ -225,6 +270,18 @@ impl Story {
                     call.resume().await?;
                 }
                 call.stay(LONG).await;
+            }
+            IsPolledWhileAway => {
+                if call.read(millis(dice, 50..500)).await == Seen::Time {
+                    call.leave(how(dice, &session)).await;
+                    let away = millis(dice, 0..IN_TIME);
+                    let before = millis(dice, 0..away.as_millis() as u64 + 1);
+                    sleep(before).await;
+                    call.poll().await?;
+                    sleep(away - before).await;
+                    call.resume().await?;
+                    call.stay(LONG).await;
+                }
             }
             Cancels => {
                 if call.read(millis(dice, 0..1_000)).await == Seen::Time {
@@ -280,7 +337,7 @@ fn how(dice: &mut Rng, session: &Session) -> Leave {
 async fn try_wrong_ids(call: &Calling) {
     let session = &call.session;
     for id in ["77/7777", "garbage", "0/", "-1/-1"] {
-        let request = Request::get(session.setup, session.id.as_deref(), Some(id));
+        let request = Request::get(&session.path(), session.id.as_deref(), Some(id));
         session.probe("a wrong event id", &request).await;
     }
     let Some(id) = &call.last_event_id else {
@@ -290,12 +347,12 @@ async fn try_wrong_ids(call: &Calling) {
     else {
         return;
     };
-    let request = Request::get(session.setup, other.id.as_deref(), Some(id));
+    let request = Request::get(&session.path(), other.id.as_deref(), Some(id));
     session
         .probe("an event id of another session", &request)
         .await;
     let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": call.id}});
-    let request = Request::post(session.setup, other.id.as_deref(), &cancel);
+    let request = Request::post(&session.path(), other.id.as_deref(), &cancel);
     session
         .probe("a cancel from another session", &request)
         .await;
@@ -321,20 +378,23 @@ async fn send_garbage(session: &Session, dice: &mut Rng) {
     );
     let id = session.id.as_deref();
     session
-        .probe(what, &Request::raw(session.setup, id, body.to_vec()))
+        .probe(what, &Request::raw(&session.path(), id, body.to_vec()))
         .await;
     session
         .probe(
             "a batch",
-            &Request::post(session.setup, id, &json!([call, call])),
+            &Request::post(&session.path(), id, &json!([call, call])),
         )
         .await;
-    let mut doubled = Request::post(session.setup, id, &call);
+    let mut doubled = Request::post(&session.path(), id, &call);
     doubled.head += "mcp-session-id: other\r\n";
     session.probe("two sessions", &doubled).await;
     let mut missing = call.clone();
     missing["params"]["name"] = json!("no such tool");
     session
-        .probe("no such tool", &Request::post(session.setup, id, &missing))
+        .probe(
+            "no such tool",
+            &Request::post(&session.path(), id, &missing),
+        )
         .await;
 }

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
+    events::Events,
     fault::{self, Fault},
     worker::Worker,
 };
@@ -11,7 +12,7 @@ use axum::{
     extract::{Path, State},
     http::StatusCode,
     middleware::from_fn,
-    routing::post,
+    routing::{post, post_service},
 };
 use mcp_cancel_on_disconnect::{
     AbortOnCancel, CallInfo, Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace,
@@ -21,7 +22,7 @@ use rmcp::{
     ServerHandler,
     transport::streamable_http_server::{
         SessionManager, StreamableHttpServerConfig, StreamableHttpService,
-        session::local::{LocalSessionManager, SessionConfig},
+        session::local::LocalSessionManager,
     },
 };
 use soak::{
@@ -56,14 +57,12 @@ impl App {
             sessions: Vec::new(),
         };
         for setup in SETUPS.iter().filter(|setup| is_here(setup)) {
-            let sessions = Sessions::new(setup.wrapped && fault != Some(Fault::Bare));
-            let service = match sessions.clone() {
-                Sessions::Wrapped(manager) => route(setup, manager, log),
-                Sessions::Plain(manager) => route(setup, manager, log),
-            };
-            let mut service = match fault {
-                Some(Fault::Bare) => service,
-                _ => service.layer(options(layer.clone(), setup, fault)),
+            let sessions = Sessions::new(setup, fault);
+            let options = options(layer.clone(), setup, fault);
+            let options = Some(options).filter(|_| fault != Some(Fault::Bare));
+            let mut service = match sessions.clone() {
+                Sessions::Wrapped(manager) => route(setup, manager, options, log),
+                Sessions::Plain(manager) => route(setup, manager, options, log),
             };
             if fault == Some(Fault::Leak) {
                 service = service.layer(from_fn(fault::leak));
@@ -79,11 +78,16 @@ impl App {
     }
 }
 
-fn route<M: SessionManager>(setup: &Setup, sessions: Arc<M>, log: &Log) -> Router {
+fn route<M: SessionManager>(
+    setup: &Setup,
+    sessions: Arc<M>,
+    layer: Option<CancelOnDisconnectLayer>,
+    log: &Log,
+) -> Router {
     let worker = Worker::new(log);
     match setup.abort {
-        None => serve(setup, sessions, move || worker.clone()),
-        Some(window) => serve(setup, sessions, move || {
+        None => serve(setup, sessions, layer, move || worker.clone()),
+        Some(window) => serve(setup, sessions, layer, move || {
             AbortOnCancel::new(worker.clone()).after(window)
         }),
     }
@@ -92,15 +96,25 @@ fn route<M: SessionManager>(setup: &Setup, sessions: Arc<M>, log: &Log) -> Route
 fn serve<M: SessionManager, H: ServerHandler>(
     setup: &Setup,
     sessions: Arc<M>,
+    layer: Option<CancelOnDisconnectLayer>,
     handler: impl Fn() -> H + Send + Sync + 'static,
 ) -> Router {
     let config = StreamableHttpServerConfig::default()
         .with_sse_retry(Some(RETRY))
         .with_legacy_session_mode(setup.sessions)
         .with_json_response(setup.json);
-    let path = format!("/{}", setup.route);
     let service = StreamableHttpService::new(move || Ok(handler()), sessions, config);
-    Router::new().nest_service(&path, service)
+    setup.paths().fold(Router::new(), |router, path| {
+        let service = service.clone();
+        match layer.clone() {
+            None => router.nest_service(&path, service),
+            Some(layer) if setup.by_method => {
+                let methods = post_service(service.clone()).get_service(service.clone());
+                router.route(&path, methods.delete_service(service).layer(layer))
+            }
+            Some(layer) => router.merge(Router::new().nest_service(&path, service).layer(layer)),
+        }
+    })
 }
 
 fn options(
@@ -159,16 +173,21 @@ async fn poll(
 // === impl Sessions ===
 
 impl Sessions {
-    fn new(wrapped: bool) -> Self {
-        let mut config = SessionConfig::default();
-        config.sse_retry = Some(RETRY);
-        config.keep_alive = Some(IDLE);
-        if wrapped {
-            return Self::Wrapped(Arc::new(CancellableSessionManager::local(config)));
-        }
+    fn new(setup: &Setup, fault: Option<Fault>) -> Self {
+        let wrapped = setup.wrapped && fault != Some(Fault::Bare);
         let mut manager = LocalSessionManager::default();
-        manager.session_config = config;
-        Self::Plain(Arc::new(manager))
+        manager.session_config.sse_retry = Some(RETRY);
+        // The wrapper's own timer does not close sessions with calls.
+        manager.session_config.keep_alive = Some(IDLE).filter(|_| !wrapped);
+        if let Some(kind) = setup.store {
+            manager = manager.with_event_store(Arc::new(Events::new(kind)));
+        }
+        match wrapped {
+            true => Self::Wrapped(Arc::new(
+                CancellableSessionManager::new(manager).idle_timeout(IDLE),
+            )),
+            false => Self::Plain(Arc::new(manager)),
+        }
     }
 
     pub(crate) fn local(&self) -> &LocalSessionManager {

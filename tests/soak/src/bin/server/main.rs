@@ -22,6 +22,7 @@ use self::{app::App, fault::Fault};
 
 mod app;
 mod drained;
+mod events;
 mod fault;
 mod gauges;
 mod worker;

@@ -1,0 +1,162 @@
+//! A store of events in memory, for the routes that have one.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::stream::unfold;
+use rmcp::{
+    model::JsonRpcMessage,
+    transport::streamable_http_server::session::{
+        EventId, EventStore, EventStoreError, EventStream, ServerSseMessage,
+    },
+};
+use soak::setup::Store;
+use tokio::{sync::watch, time::Instant};
+
+/// How long it keeps a stream of which nothing comes any more, longer than any client stays away.
+const KEPT: Duration = Duration::from_secs(12);
+
+pub(crate) struct Events {
+    kind: Store,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    streams: HashMap<String, Stream>,
+    /// The streams by when they last had an event.
+    latest: VecDeque<(Instant, String)>,
+}
+
+struct Stream {
+    /// Their ids are `<stream>#<number>`.
+    events: Arc<Mutex<Vec<ServerSseMessage>>>,
+    /// How many they are.
+    length: watch::Sender<usize>,
+    touched: Instant,
+}
+
+/// A client that reads what a stream has.
+struct Reader {
+    events: Arc<Mutex<Vec<ServerSseMessage>>>,
+    next: usize,
+    /// Gone if it does not wait for more.
+    length: Option<watch::Receiver<usize>>,
+}
+
+// === impl Events ===
+
+impl Events {
+    pub(crate) fn new(kind: Store) -> Self {
+        Self {
+            kind,
+            state: Mutex::default(),
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl EventStore for Events {
+    async fn store_event(
+        &self,
+        stream: &str,
+        event: &ServerSseMessage,
+    ) -> Result<EventId, EventStoreError> {
+        let mut state = lock(&self.state);
+        let now = Instant::now();
+        state.forget(now);
+        state.latest.push_back((now, stream.to_owned()));
+        let found = state.streams.entry(stream.to_owned());
+        let found = found.or_insert_with(|| Stream::new(now));
+        found.touched = now;
+        let mut event = event.clone();
+        let length = {
+            let mut events = lock(&found.events);
+            event.event_id = Some(format!("{stream}#{}", events.len()));
+            events.push(event.clone());
+            events.len()
+        };
+        found.length.send_replace(length);
+        Ok(event.event_id.expect("just set"))
+    }
+
+    async fn replay_events_after(&self, last: &str) -> Result<EventStream, EventStoreError> {
+        let (stream, number) = last.rsplit_once('#').ok_or("not an id of this store")?;
+        let number: usize = number.parse()?;
+        let state = lock(&self.state);
+        let stream = state.streams.get(stream).ok_or("no such stream")?;
+        let follows = self.kind == Store::Follows;
+        let reader = Reader {
+            events: stream.events.clone(),
+            next: number + 1,
+            length: follows.then(|| stream.length.subscribe()),
+        };
+        Ok(Box::pin(unfold(reader, Reader::read)))
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Lets go of streams that nobody comes back for.
+    fn forget(&mut self, now: Instant) {
+        while let Some((at, _)) = self.latest.front()
+            && now.duration_since(*at) > KEPT
+        {
+            let Some((at, stream)) = self.latest.pop_front() else {
+                return;
+            };
+            if self
+                .streams
+                .get(&stream)
+                .is_some_and(|stream| stream.touched == at)
+            {
+                self.streams.remove(&stream);
+            }
+        }
+    }
+}
+
+// === impl Stream ===
+
+impl Stream {
+    fn new(now: Instant) -> Self {
+        Self {
+            events: Arc::default(),
+            length: watch::Sender::new(0),
+            touched: now,
+        }
+    }
+}
+
+// === impl Reader ===
+
+impl Reader {
+    /// The next event. After the answer there is none.
+    async fn read(mut self) -> Option<(ServerSseMessage, Self)> {
+        loop {
+            let event = lock(&self.events).get(self.next).cloned();
+            if let Some(event) = event {
+                self.next += 1;
+                if is_answer(&event) {
+                    self.length = None;
+                }
+                return Some((event, self));
+            }
+            // Fails when the stream is forgotten.
+            self.length.as_mut()?.changed().await.ok()?;
+        }
+    }
+}
+
+fn is_answer(event: &ServerSseMessage) -> bool {
+    let message = event.message.as_deref();
+    message.is_some_and(|it| matches!(it, JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
