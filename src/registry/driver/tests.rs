@@ -362,7 +362,7 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_come_and_go() {
                         for number in 0..TASKS {
                             let number = (thread * RUNTIMES + runtime) * TASKS + number;
                             driver.spawn(Moves::Always, task(fates, number));
-                            if number % 7 == 0 {
+                            if number.is_multiple_of(7) {
                                 yield_now().await;
                             }
                         }
