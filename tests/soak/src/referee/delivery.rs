@@ -74,7 +74,11 @@ pub(super) fn judge(key: &str, call: &CallHistory, history: &History) -> Option<
         .min(call.cancelling.unwrap_or(Micros::MAX));
     let generations = call.generations();
     for (turn, stream) in generations.iter().enumerate() {
-        if end != End::Answered && until > ended && stream.ends_without_a_word(ended, history) {
+        let is_cancelled = end != End::Answered && until > ended;
+        if is_cancelled
+            && stream.ends_without_a_word(ended, history)
+            && !call.was_polled(stream, ended)
+        {
             return Some(Misdelivery::NotTold);
         }
         let later = generations.get(turn + 1..).unwrap_or_default();

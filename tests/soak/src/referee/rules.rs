@@ -147,10 +147,10 @@ impl Bounds {
         });
         for (from, next) in gaps(there) {
             let deadline = from + call.grace();
-            let late = RACE
-                + history
-                    .stalls
-                    .within(deadline.saturating_sub(RACE), deadline + RACE);
+            // A server that stands still hears of a resume only then.
+            let sent = next.map_or(deadline, |(opened, _)| opened.min(deadline));
+            let since = sent.min(deadline.saturating_sub(RACE));
+            let late = RACE + history.stalls.within(since, deadline + RACE);
             match next {
                 // In time.
                 Some((opened, _)) if opened + late < deadline => {}

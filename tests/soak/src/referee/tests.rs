@@ -261,6 +261,9 @@ fn who_is_there_when_the_server_ends_the_call_must_be_told() {
         [Misdelivery::NotTold],
         "it may ask again"
     );
+    let polls = Fact::Polling { call: CALL.into() };
+    let polled = ended().then(3_990, polls).over(3_995, 2).judged();
+    assert_eq!(misdelivered(&polled), [], "the server had it come back");
     let error = Fact::Error {
         stream: 2,
         id: "1".to_owned(),
@@ -286,6 +289,15 @@ fn a_resume_on_the_edge_of_the_grace_decides_nothing() {
     let report = back().answered().gets_answer_of(2, CALL).judged();
     assert_eq!((class(&report), wrong(&report)), (Class::Either, vec![]));
     assert_eq!(wrong(&back().cancelled(3_005).judged()), []);
+}
+
+#[test]
+fn a_server_that_stands_still_need_not_hear_of_a_resume() {
+    let back = || Story::on("wrapped").leaves(1_000, 1).resumes(2_000, "0/0");
+    let stalled = |millis| back().then(2_950, Fact::Stalled { millis });
+    assert_eq!(wrong(&stalled(900).cancelled(3_300).judged()), []);
+    let report = stalled(300).cancelled(3_300).judged();
+    assert_eq!(wrong(&report), [Wrong::FalseCancel]);
 }
 
 #[test]
