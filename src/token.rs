@@ -101,6 +101,9 @@ impl CallToken {
     /// its token, was dropped or has returned. After a cancel that was before, it runs at once. If the call
     /// completes it never runs and is dropped, with all it owns.
     ///
+    /// It runs on the runtime on which the call was cancelled. If that one does not come to it, or ends before it begins,
+    /// another runtime that serves requests runs it.
+    ///
     /// A call may have several. They run side by side, in no order, and none is harmed by another one's panic. What has
     /// to run in *any* case belongs into a destructor in the handler. A clean-up should not own a `CallToken` of its
     /// own call: where the end of a call cannot be seen, the two would keep each other.

@@ -1,7 +1,7 @@
 //! What happens when the token of an exchange fires: linked tokens fire with it, and clean-ups run.
 //!
 //! 1. A clean-up runs once, after a cancel only, on a task of its own: never inside `Drop`, and none harms
-//!    another by a panic.
+//!    another by a panic. Until it begins, another runtime may take it.
 //! 2. One that comes after the cancel runs at once. One that comes after the end never runs.
 //! 3. What has not run is dropped when the exchange has come to its end otherwise. Nothing that it owns waits for
 //!    the end of the process.

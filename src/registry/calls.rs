@@ -258,7 +258,7 @@ impl Calls {
             stream.close();
         }
         drop(told);
-        // Whoever does not take it in this time ends with the process.
+        // What is not taken in this time is still on its way until the process ends.
         let _taken = timeout(TAKING, all_told.recv()).await;
         DrainReport { ended, cancelled }
     }

@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(counts(&registry), (0, 0));
     }
 
-    /// Whoever looks at it may hold the last reference, or drop another stream that is looked at next.
+    /// The timer may hold the last reference to it, or drop another stream that is looked at next.
     #[test]
     fn what_goes_while_it_is_looked_at_leaves_no_watch() {
         let registry = Arc::new(Registry::new());

@@ -460,6 +460,20 @@ fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
 }
 
 #[test]
+fn invariant_7_a_deadline_that_another_runtime_had_to_notice_is_put_off_once() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    let noticed = now + SECOND;
+    assert!(core.expire_when(noticed, true).is_empty());
+    let put_off = noticed + 2 * RETRY;
+    assert_eq!(core.next_deadline(), Some(put_off));
+    let over = core.expire_when(put_off, true);
+    assert_eq!(over, [(id, "call", Expired::Grace)]);
+}
+
+#[test]
 fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_nothing() {
     let mut now = Instant::now();
     let mut core = TestCore::new();

@@ -1,7 +1,7 @@
 //! Tasks that another runtime takes if their own does not come to them.
 //!
 //! A task stays with the driver until it begins. Its own runtime has only a [`Runner`] that fetches it then, so
-//! whoever comes first has it, and nothing runs twice. A runner that is dropped leaves its task to the other
+//! the runtime that comes first has it, and nothing runs twice. A runner that is dropped leaves its task to the other
 //! runtimes' timers. It spawns nothing itself: from one runtime that ends to the next that ends, a task goes
 //! [`MAX_MOVES`] times at most.
 
