@@ -1,6 +1,7 @@
 //! What a session manager tells: which call a typed message is, and what became of its streams.
 
 use std::{
+    mem,
     pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -8,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Exchange, Handover, InFlight, Phase, Session, State,
+    Exchange, Handover, InFlight, InPassing, Phase, Session, State,
     end::Attachment,
     request::{RequestBody, Settled},
 };
@@ -235,6 +236,11 @@ impl Exchange {
             Poll::Ready(Err(error)) => span.in_scope(|| self.cancel_failed(id, &error)),
             Poll::Pending => self.inject(id, injection, span),
         }
+    }
+
+    /// Takes the place of the copy of its call's answer, which it gives out.
+    pub(crate) fn keep_in_passing(&self, answer: Option<InPassing>) -> Option<InPassing> {
+        mem::replace(&mut self.state().in_passing, answer)
     }
 
     /// Waits until a call has ended, but not for long. Its session manager let go of it already, so its answer

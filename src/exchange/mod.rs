@@ -29,6 +29,8 @@
 //!    what is announced.
 //! 4. No lock is held while a token fires, an observer runs, a hook runs or is dropped, or the registry is asked.
 
+#[cfg(feature = "rmcp")]
+use std::any::Any;
 use std::{
     fmt, slice,
     sync::{
@@ -140,12 +142,19 @@ struct State {
     hooks: Hooks,
     canceller: Option<Arc<dyn Canceller>>,
     handover: Handover,
+    /// Its answer, between its session's transport and its stream.
+    #[cfg(feature = "rmcp")]
+    in_passing: Option<InPassing>,
     /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
     going: Option<DetachCause>,
     last_words: LastWords,
     /// In a box: where nobody subscribes to spans there is none.
     span: Option<Box<Span>>,
 }
+
+/// A message that only its session manager can read.
+#[cfg(feature = "rmcp")]
+type InPassing = Arc<dyn Any + Send + Sync>;
 
 /// How far a call has come on its way into a session manager, which then watches its streams.
 #[cfg_attr(
@@ -217,6 +226,8 @@ impl Exchange {
                 hooks: Hooks::default(),
                 canceller: None,
                 handover: Handover::None,
+                #[cfg(feature = "rmcp")]
+                in_passing: None,
                 going: None,
                 last_words: LastWords::default(),
                 span: None,

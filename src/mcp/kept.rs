@@ -141,7 +141,7 @@ fn answered(answer: Answer) -> ServerSseMessage {
 }
 
 /// Which request a message answers.
-fn answers(message: &ServerJsonRpcMessage) -> Option<&NumberOrString> {
+pub(super) fn answers(message: &ServerJsonRpcMessage) -> Option<&NumberOrString> {
     match message {
         ServerJsonRpcMessage::Response(response) => Some(&response.id),
         ServerJsonRpcMessage::Error(error) => error.id.as_ref(),

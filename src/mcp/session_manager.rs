@@ -1,6 +1,10 @@
 //! The wrapper that binds calls from typed messages.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt, future::Either};
 use rmcp::{
@@ -143,7 +147,11 @@ impl<M> CancellableSessionManager<M> {
     }
 
     /// The manager inside.
+    ///
+    /// Who has it can end the stream of a call that goes on (SEP-1699). rmcp drops the answer of such a call; so from the
+    /// first time this is called, answers are copied as they pass, and one whose stream has ended is kept.
     pub fn inner(&self) -> &M {
+        self.shared.early_ends.store(true, Ordering::Relaxed);
         &self.shared.manager
     }
 }
@@ -344,6 +352,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let may_be_there = is_stored && matches!(ended, Some(End::Answered(_)));
         if is_foreign || ended.is_some() && !may_be_there {
             return Ok(kept::replay(ended, &last_event_id).left_stream());
+        }
+        if let Some(used) = &used {
+            // A refused one ends the stream that there is.
+            used.early_ends().allow();
         }
         let asked = self
             .shared
