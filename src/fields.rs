@@ -3,6 +3,8 @@
 
 use http::{HeaderMap, HeaderValue};
 
+pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
+
 /// What of a request's or a response's head is read.
 #[derive(Debug, Default)]
 pub(crate) struct Fields<'a> {

@@ -93,6 +93,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod call;
+mod calls;
 mod cancel;
 mod detach;
 mod envelope;
@@ -101,15 +102,19 @@ mod fields;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod key;
 mod layer;
+mod limits;
 pub mod manual;
 #[cfg(feature = "rmcp")]
 mod mcp;
 mod media_type;
 mod observe;
+mod options;
 mod peer;
 mod policy;
 mod registry;
+mod request;
 mod response;
 #[cfg(feature = "serde")]
 mod serialize;
@@ -132,13 +137,16 @@ pub use self::socket::{Applied, DeadPeer, Peer, WatchedListener, WatchedStream};
 pub use self::token::MissingLayer;
 pub use self::{
     call::{CallId, CallInfo, CancelReason, Outcome, ParseCallIdError, RequestId},
+    calls::{CallSnapshot, CallState, Calls, DrainReport},
     cancel::CancelError,
     detach::{DetachCause, Detachment},
-    envelope::{TeeBody, Unknown},
-    layer::{CancelOnDisconnectLayer, Retain},
+    envelope::Unknown,
+    layer::CancelOnDisconnectLayer,
+    limits::{Limit, Limits},
     observe::{Event, Observer, SessionIds},
+    options::Retain,
     policy::{Grace, MIN_GRACE, Policy},
-    registry::{CallSnapshot, CallState, Calls, DrainReport, Limit, Limits},
+    request::TeeBody,
     response::{ResponseBody, ResponseFuture},
     service::CancelOnDisconnect,
     token::CallToken,

@@ -17,7 +17,9 @@ use crate::{
     call::{CallId, CallInfo, CancelReason},
     cancel::Canceller,
     detach::DetachCause,
-    registry::{FIRST, Key, Limit, SessionKey, in_time},
+    key::{Key, SessionKey},
+    limits::Limit,
+    registry::{FIRST, in_time},
 };
 
 /// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
@@ -143,7 +145,7 @@ impl Exchange {
         if let Some((older, exchange)) = registry.find(key)
             && let Some(finished) = registry.finish(older, None)
         {
-            exchange.left(older, finished);
+            exchange.left_unseen(older, finished);
         }
         self.untracked(call, Limit::Calls);
     }

@@ -13,12 +13,13 @@ use crate::{
     call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::{Announced, CancelError, Injection},
     detach::{DetachCause, Detachment},
-    layer::Retain,
+    key::{Key, SessionKey},
+    limits::Limit,
     observe::{Event, Remark, log_dropped, log_limit},
+    options::Retain,
     policy::Verdict,
     registry::{
-        Answer, Detached, End, Ended, Finished, Generation, Key, Limit, Moves, SessionKey,
-        UNSEEN_FOR, Wait, in_time,
+        Answer, Detached, End, Ended, Finished, Generation, Moves, UNSEEN_FOR, Wait, in_time,
     },
 };
 
@@ -106,7 +107,7 @@ impl Exchange {
             Detached::Due => self.cancel_after(Some(&event), call.id(), cause.reason()),
             Detached::Beyond(limit, finished) => {
                 self.untracked(call, limit);
-                self.left(call.id(), finished);
+                self.left_unseen(call.id(), finished);
             }
         }
     }
@@ -374,7 +375,7 @@ impl Exchange {
     }
 
     /// The registry let a call go whose end nobody will see.
-    pub(crate) fn left(&self, id: CallId, finished: Finished) {
+    pub(crate) fn left_unseen(&self, id: CallId, finished: Finished) {
         self.ended_as(id, Outcome::Unknown, finished);
         if self.are_calls_over() {
             self.hand_over();

@@ -16,11 +16,8 @@ use std::{
 #[cfg(feature = "rmcp")]
 use tokio_util::sync::CancellationToken;
 
-use super::Exchange;
-use crate::{
-    call::CancelReason,
-    registry::{Moves, Registry},
-};
+use super::{Exchange, Registry};
+use crate::{call::CancelReason, registry::Moves};
 
 /// Something to be done once, when the token fires.
 pub(super) enum Hook {

@@ -4,7 +4,7 @@ use http::HeaderValue;
 
 use crate::{
     fields::Field,
-    registry::{Scope, SessionKey},
+    key::{Scope, SessionKey},
 };
 
 /// The first revision without sessions: closing the response stream is the cancellation.

@@ -60,9 +60,10 @@ use crate::{
     cancel::{Announced, Canceller},
     detach::DetachCause,
     fields::Fields,
-    layer::Options,
+    key::{Scope, SessionKey},
     observe::Event,
-    registry::{Registry, Scope, SessionKey},
+    options::Options,
+    registry::{self, Finished, Tracked},
 };
 
 #[cfg(feature = "rmcp")]
@@ -81,11 +82,10 @@ mod resume;
 pub(crate) use self::{bound::BEFORE_CLOSE, end::Attachment};
 pub(crate) use self::{
     guard::Guard,
-    outlet::Outlet,
     response::{BodyPlan, Head, Tap},
 };
 
-pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
+pub(crate) type Registry = registry::Registry<Exchange>;
 
 /// What all exchanges of one service share.
 #[derive(Debug)]
@@ -303,6 +303,19 @@ impl fmt::Debug for Exchange {
             .field("calls", &self.calls().collect::<Vec<_>>())
             .field("reason", &self.reason())
             .finish_non_exhaustive()
+    }
+}
+
+impl Tracked for Exchange {
+    fn left(&self, id: CallId, finished: Finished) {
+        self.left_unseen(id, finished);
+    }
+
+    fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+        match reason {
+            CancelReason::TimedOut => drop(self.end_here(id, reason)),
+            _ => self.cancel(id, reason),
+        }
     }
 }
 

@@ -17,17 +17,8 @@ use tokio::time::Instant;
 use super::{Exchange, InFlight, Kind};
 use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},
-    registry::{Ticket, Watched},
+    registry::{Outlet, Ticket, Watched},
 };
-
-/// A response body that can be told something.
-pub(crate) trait Outlet: Send + Sync {
-    /// Sends a JSON-RPC message as soon as it can be put in.
-    fn tell(&self, message: Bytes);
-
-    /// Lets go of the inner body, and ends after what was told.
-    fn close(&self);
-}
 
 /// What was said, and to whom.
 #[derive(Default)]

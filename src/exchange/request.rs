@@ -9,8 +9,10 @@ use super::{Exchange, InFlight, Phase, Revision, Session, State};
 use crate::{
     call::{CallInfo, CancelReason, RequestId},
     envelope::{self, Envelope, Frames, Message, Unknown},
+    key::{Key, SessionKey},
+    limits::Limit,
     observe::{Event, Remark},
-    registry::{Key, Limit, SessionKey, Started},
+    registry::Started,
 };
 
 /// What is known of the request body.

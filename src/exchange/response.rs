@@ -18,8 +18,9 @@ use crate::{
     call::{CallInfo, CancelReason, Outcome, RequestId},
     detach::DetachCause,
     envelope::Answers,
+    key::Key,
     policy::Going,
-    registry::{FIRST, Form, Key},
+    registry::{FIRST, Form},
     sse::{self, Reader},
 };
 #[cfg(feature = "rmcp")]

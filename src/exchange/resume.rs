@@ -11,12 +11,14 @@ use std::{
 
 use http::HeaderMap;
 
-use super::{Exchange, Instance, LAST_EVENT_ID, end::Attachment};
+use super::{Exchange, Instance, end::Attachment};
 use crate::{
     call::{CallId, CancelReason, RequestId},
     detach::{DetachCause, Detachment},
+    fields::LAST_EVENT_ID,
+    key::SessionKey,
     observe::Event,
-    registry::{End, Named, SessionKey},
+    registry::{End, Named},
 };
 
 pub(super) struct Resume {

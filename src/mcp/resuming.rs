@@ -26,8 +26,8 @@ use super::{
 };
 use crate::{
     call::CallId,
-    exchange::Attachment,
-    registry::{Answer, End, Moves, NOBODYS, Named, Registry, in_time},
+    exchange::{Attachment, Registry},
+    registry::{Answer, End, Moves, NOBODYS, Named, in_time},
 };
 
 /// The stream of a resume. In a box: its type would name what it was asked with.

@@ -32,8 +32,9 @@ use super::{
 use crate::{
     call::{CallInfo, CancelReason},
     exchange::Attachment,
+    key::Key,
     observe::Remark,
-    registry::{End, FIRST, Key},
+    registry::{End, FIRST},
     token::CallToken,
 };
 

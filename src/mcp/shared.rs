@@ -35,9 +35,10 @@ use super::{
 use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},
     cancel::{Announced, CancelError, Canceller, Injection},
-    exchange::Exchange,
+    exchange::{Exchange, Registry},
+    key::{Key, Scope, SessionKey},
     observe::Remarks,
-    registry::{Form, Key, Manager, Moves, Named, Registry, Scope, SessionKey},
+    registry::{Form, Manager, Moves, Named},
 };
 
 /// What the calls need to be cancelled. They outlive requests, so they share it.

@@ -12,7 +12,7 @@ use crate::{
     cancel::CancelError,
     detach::{DetachCause, Detachment},
     envelope::Unknown,
-    registry::Limit,
+    limits::Limit,
 };
 
 #[cfg(feature = "metrics")]

@@ -20,7 +20,7 @@ use crate::call::{CallId, RequestId};
 use crate::{
     call::{CallInfo, CancelReason, Outcome},
     detach::{DetachCause, Detachment},
-    registry::Limit,
+    limits::Limit,
 };
 
 /// How many characters of a text from a client are logged: 128. No sane id or tool name is longer, and a method

@@ -52,8 +52,12 @@ use self::{
     sessions::Sessions,
     streams::Streams,
 };
-use super::limits::{Limit, Limits};
-use crate::{call::CallId, detach::Detachment};
+use crate::{
+    call::CallId,
+    detach::Detachment,
+    key::{Key, SessionKey},
+    limits::{Limit, Limits},
+};
 
 mod detached;
 mod entry;
@@ -72,7 +76,7 @@ pub(crate) use self::{entry::NOBODYS, index::numbers};
 pub(crate) use self::{
     entry::{Entry, Expired, FIRST, Generation, LATE, Wait},
     find::Named,
-    index::{Key, Scope, SessionKey, StreamId},
+    index::StreamId,
     memory::{Dropped, End, Ended, Limits as MemoryLimits},
     streams::Form,
 };

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     Polled,
-    future::{has_type, read_head},
+    head::{has_type, read_head},
 };
 use crate::{
     call::RequestId,

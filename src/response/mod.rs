@@ -19,6 +19,7 @@ use tokio::{
 mod body;
 mod commit;
 mod future;
+mod head;
 mod slot;
 mod stream;
 

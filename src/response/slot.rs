@@ -24,8 +24,8 @@ use tokio::time::Instant;
 use super::{Polled, commit::Committed};
 use crate::{
     detach::DetachCause,
-    exchange::{Guard, Outlet},
-    registry::{Noticed, Ticket, Watched},
+    exchange::Guard,
+    registry::{Noticed, Outlet, Ticket, Watched},
 };
 
 pub(super) struct Slot<B> {

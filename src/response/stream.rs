@@ -24,8 +24,9 @@ use super::{
 };
 use crate::{
     detach::DetachCause,
-    exchange::{Exchange, Guard, Outlet},
+    exchange::{Exchange, Guard},
     peer::Departure,
+    registry::Outlet,
     sse::{self, Boundary, Start},
 };
 

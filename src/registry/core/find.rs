@@ -3,10 +3,11 @@
 use super::{
     Core,
     entry::Entry,
-    index::{Key, SessionKey, Slot, StreamId},
+    index::{Slot, StreamId},
     memory::End,
     sessions::Session,
 };
+use crate::key::{Key, SessionKey};
 use crate::{call::CallId, detach::Detachment};
 
 /// What an event id names.

@@ -552,13 +552,11 @@ mod tests {
     use proptest::{collection::vec, prelude::*};
 
     use super::{
-        super::{
-            entry::Place,
-            index::{Names, Scope, SessionKey},
-        },
+        super::{entry::Place, index::Names},
         *,
     };
     use crate::call::CallId;
+    use crate::key::{Scope, SessionKey};
 
     const LIMITS: Limits = Limits {
         total: 8_000,

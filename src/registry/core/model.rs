@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use self::naive::{Answer, Model, Remember, Room, Stream};
 use super::*;
+use crate::key::Scope;
 use crate::{
     call::{CancelReason, RequestId},
     detach::DetachCause,

@@ -4,11 +4,12 @@ use std::collections::hash_map::Entry;
 
 use super::{
     entry::Place,
-    index::{EventId, SessionKey, Slot, Slots},
+    index::{EventId, Slot, Slots},
     memory::{End, Leaving, Memory, Remembered},
     room::GiveBack,
 };
 use crate::call::CallId;
+use crate::key::SessionKey;
 
 #[derive(Debug)]
 pub(super) struct Sessions<A> {

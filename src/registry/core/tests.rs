@@ -7,6 +7,7 @@ use super::{
 use crate::{
     call::{CancelReason, Outcome, RequestId},
     detach::DetachCause,
+    key::Scope,
 };
 
 type TestCore = Core<&'static str, &'static str>;

@@ -6,12 +6,8 @@ use http::StatusCode;
 
 use crate::{
     call::{CallInfo, CancelReason},
-    registry::Scope,
+    key::Scope,
 };
-
-mod replay;
-
-pub(crate) use self::replay::{Replay, Template};
 
 /// A cancel on its way into the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;

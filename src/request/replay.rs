@@ -17,12 +17,12 @@ use http::{
 use serde_json::json;
 use tower_service::Service;
 
-use super::{CancelError, Canceller, Injection};
+use super::TeeBody;
 use crate::{
     call::{CallInfo, CancelReason},
-    envelope::TeeBody,
-    exchange::LAST_EVENT_ID,
-    registry::Scope,
+    cancel::{CancelError, Canceller, Injection},
+    fields::LAST_EVENT_ID,
+    key::Scope,
 };
 
 /// Headers that describe the original body, the original connection, or that make the request one that must not be served
