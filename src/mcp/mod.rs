@@ -20,6 +20,7 @@ mod shared;
 mod shelf;
 mod stream;
 mod transport;
+mod turns;
 
 pub use self::{
     abort::AbortOnCancel,

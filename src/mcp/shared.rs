@@ -29,8 +29,8 @@ use super::{
     going_on::GoingOn,
     owned::Owned,
     passing::EarlyEnds,
-    resuming::Turns,
     session::{Owner, Serving, Session, Sessions},
+    turns::Turns,
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use sse_stream::{Sse, SseStream};
 
 use super::*;
+use crate::envelope::Answers;
 use crate::{
     call::RequestId,
     envelope::{Unknown, answers},
