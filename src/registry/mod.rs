@@ -43,8 +43,8 @@ pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
     answer::Answer,
     core::{
-        Detached, Dropped, End, Ended, FIRST, Finished, Form, Generation, Key, LATE, MemoryLimits,
-        Scope, SessionKey, UNSEEN_FOR, Wait,
+        Detached, Dropped, End, Ended, FIRST, Finished, Form, GLANCE, Generation, Key, LATE,
+        MemoryLimits, ON_TIME, Scope, SessionKey, UNSEEN_FOR, Wait,
     },
     driver::{Moves, Noticed, in_time},
     watch::{Ticket, Watched},
