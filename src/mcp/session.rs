@@ -24,7 +24,7 @@ use super::{kept, late::Late, life::Life, owned::Owned, passing::EarlyEnds, shel
 use crate::{
     call::RequestId,
     exchange::{BEFORE_CLOSE, Exchange},
-    registry::{LATE, Noticed, Ticket, Watched, in_time},
+    registry::{GLANCE, LATE, Noticed, Ticket, Watched, in_time},
 };
 
 /// All sessions that are open.
@@ -318,10 +318,15 @@ impl Watched for Session {
             // When it ends nobody may see.
             self.life.touch(millis);
         }
-        let left = match noticed {
-            // The runtime was starved: requests may wait in the accept queue.
-            Noticed::Late => self.life.left(millis, idle_timeout).or(Some(LATE)),
-            Noticed::InTime => self.life.close_if_idle(millis, idle_timeout),
+        let again = match noticed {
+            // The runtime stood still: requests may wait in the accept queue.
+            Noticed::Late => Some(LATE),
+            Noticed::Delayed => Some(GLANCE),
+            Noticed::InTime => None,
+        };
+        let left = match again {
+            Some(_) => self.life.left(millis, idle_timeout).or(again),
+            None => self.life.close_if_idle(millis, idle_timeout),
         };
         match left {
             Some(left) => now.checked_add(left),

@@ -245,7 +245,7 @@ async fn stall(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, times: usize) {
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
-            clock.advance(STALL / 10).await;
+            clock.advance_past(STALL / 10).await;
         }
     };
     within("the client to be taken for gone", detached).await;

@@ -9,6 +9,9 @@ use tokio::task::JoinHandle;
 
 use crate::support::limit::LIMIT;
 
+/// After this, and what tokio rounds up, the layer looks again at a deadline that it noticed late.
+const GLANCE: Duration = Duration::from_millis(101);
+
 /// Stops the clock of the current runtime as long as it lives.
 #[derive(Debug)]
 pub(crate) struct StoppedClock(JoinHandle<()>);
@@ -27,11 +30,28 @@ impl StoppedClock {
     pub(crate) async fn advance(&self, duration: Duration) {
         tokio::time::advance(duration).await;
     }
+
+    /// Moves the clock on so that deadlines pass, and in time for the second look at those that were noticed late
+    /// by less than a second.
+    pub(crate) async fn advance_past(&self, duration: Duration) {
+        advance_past(duration).await;
+    }
 }
 
 impl Drop for StoppedClock {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+/// The same, where the clock is paused otherwise.
+pub(crate) async fn advance_past(duration: Duration) {
+    for step in [duration, GLANCE] {
+        tokio::time::advance(step).await;
+        // Else the look comes after the next step, and is late.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
     }
 }
 

@@ -58,7 +58,7 @@ mod stalled;
 mod store;
 
 pub(crate) use self::{
-    clock::StoppedClock,
+    clock::{StoppedClock, advance_past},
     dice::Dice,
     events::{Events, What},
     exchanges::{EXCHANGE, Exchanges},
