@@ -362,7 +362,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let resumed = match (ended, resumed) {
             (Some(End::Answered(answer)), Ok(stream)) if is_stored => {
                 let completed = Completed::new(stream, answer, &last_event_id);
-                without_late(completed, used).left_stream()
+                without_late(completed.into_stream(), used).left_stream()
             }
             (Some(end), _) => return Ok(kept::replay(Some(end), &last_event_id).left_stream()),
             (None, resumed) => {
