@@ -255,6 +255,12 @@ impl Registry {
         self.with(|core| core.named(session, event_id))
     }
 
+    /// Whether anything is known of a session: calls in flight, or some that ended.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
+        self.with(|core| core.has_session(session))
+    }
+
     pub(crate) fn hold(&self, id: CallId) -> bool {
         self.with(|core| core.hold(id, Instant::now()))
     }

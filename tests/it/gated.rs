@@ -251,6 +251,35 @@ async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id()
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
+/// Sessions that the manager inside shares with another server, or restores by itself.
+#[tokio::test]
+async fn a_resume_in_time_keeps_the_call_of_a_session_that_somebody_else_has_opened() {
+    let clock = StoppedClock::stop();
+    let gated = Arc::new(Gated::new(At::FirstResume));
+    let waits = Waits::default();
+    let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
+    let app = serve(&gated, waits.clone(), layer);
+    let tools = waits.clone();
+    let tools = move || Ok(tools.clone());
+    let shared = Arc::new(Shared(gated.clone()));
+    let elsewhere = StreamableHttpService::new(tools, shared, Default::default());
+    let elsewhere = Router::new().nest_service("/mcp", elsewhere);
+    let session = open(&elsewhere).await;
+    let id = cut(&app, &session).await;
+    clock.advance(GRACE - TICK).await;
+    let resumed = started(send(&app, resume(&session, &id))).await;
+
+    clock.advance(2 * TICK).await;
+    a_while().await;
+    assert_eq!(*gated.log.lock().unwrap(), [] as [&str; 0]);
+    gated.gate.add_permits(1);
+    let resumed = within("the resume", resumed).await;
+    waits.0.notify_one();
+
+    let whole = whole(resumed).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
 /// The manager inside has moved the call to the stream that this resume would have got.
 #[tokio::test]
 async fn an_answer_after_a_resume_that_was_given_up_half_way_is_kept() {

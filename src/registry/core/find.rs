@@ -136,6 +136,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
             .collect()
     }
 
+    /// Whether a session has calls in flight, or some that are remembered.
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
+    pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
+        self.session(session).is_some()
+    }
+
     /// A session with calls. From its slot on its key needs no look any more.
     pub(super) fn session(&self, key: &SessionKey) -> Option<(Slot, &Session<A>)> {
         let slot = self.names.session(key);
