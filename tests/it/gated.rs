@@ -24,7 +24,7 @@ use futures_util::{
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace,
+    CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace, Outcome,
 };
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
@@ -53,7 +53,11 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-use crate::{setup::StoppedClock, support::within};
+use crate::{
+    log::{Log, number},
+    setup::StoppedClock,
+    support::within,
+};
 
 /// How long a session may be idle.
 const IDLE: Duration = Duration::from_secs(60);
@@ -97,6 +101,8 @@ enum At {
     CancelsAndResumes,
     /// Before the first resume. The others pass.
     FirstResume,
+    /// After a cancel.
+    TakenCancels,
     /// Before the end of a session.
     Close,
 }
@@ -249,6 +255,29 @@ async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id()
     assert!(calls.is_empty());
     let whole = String::from_utf8(whole.to_vec()).unwrap();
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// The manager inside has done with the cancel, and says so late.
+#[tokio::test]
+async fn a_cancel_by_the_client_that_is_taken_slowly_does_not_meet_a_new_call_with_the_same_id() {
+    let gated = Arc::new(Gated::new(At::TakenCancels));
+    let waits = Waits::default();
+    let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
+    let calls = layer.calls();
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    let _older = call(&app, &session).await;
+    let cancel = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 1 } });
+    let cancel = started(send(&app, post(cancel, Some(&session)))).await;
+    let newer = call(&app, &session).await;
+
+    gated.gate.add_permits(1);
+    assert_eq!(cancel.await.status(), 202);
+
+    assert_eq!(calls.len(), 1);
+    let whole = whole_with(&waits, newer).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_eq!(log.ends(&number(1)), [Outcome::Unknown, Outcome::Completed]);
 }
 
 /// Sessions that the manager inside shares with another server, or restores by itself.
@@ -614,6 +643,21 @@ async fn whole(response: Response<Body>) -> String {
     String::from_utf8(whole.to_vec()).unwrap()
 }
 
+/// The same of a call that waits. A handler that waits for nobody may take what lets one go on.
+async fn whole_with(waits: &Waits, response: Response<Body>) -> String {
+    let going_on = async {
+        let mut whole = Box::pin(whole(response));
+        loop {
+            waits.0.notify_one();
+            if let Some(whole) = (&mut whole).now_or_never() {
+                return whole;
+            }
+            yield_now().await;
+        }
+    };
+    within("the answer", going_on).await
+}
+
 fn delete(session: &str) -> Request<Body> {
     let request = request("DELETE", Some(session));
     request.body(Body::empty()).unwrap()
@@ -755,7 +799,11 @@ impl SessionManager for Shared {
             }
             self.0.note("cancelled");
         }
-        self.0.inner.accept_message(id, message).await
+        self.0.inner.accept_message(id, message).await?;
+        if cancels && self.0.at == At::TakenCancels {
+            self.0.pass().await;
+        }
+        Ok(())
     }
 
     async fn create_standalone_stream(
