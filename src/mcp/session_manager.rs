@@ -163,6 +163,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             exchange.registry().remark(Remark::TwoLayers);
             return None;
         }
+        // rmcp has no `params.task`: whoever serves the typed message knows of no task either.
         let (tool, arguments) = match &request.request {
             ClientRequest::CallToolRequest(call) => {
                 (Some(&*call.params.name), call.params.arguments.as_ref())

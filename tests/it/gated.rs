@@ -148,6 +148,29 @@ impl ServerHandler for Floods {
     }
 }
 
+/// The same, and has a tool that notes what happens to it.
+#[derive(Clone, Default)]
+struct Noting {
+    floods: Floods,
+    noted: Arc<Mutex<Vec<&'static str>>>,
+}
+
+impl ServerHandler for Noting {
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        if request.name == "note" {
+            self.noted.lock().unwrap().push("started");
+            context.ct.cancelled().await;
+            self.noted.lock().unwrap().push("cancelled");
+            return Ok(CallToolResult::success(vec![]).into());
+        }
+        self.floods.call_tool(request, context).await
+    }
+}
+
 impl Floods {
     /// Waits until nothing more can be sent.
     async fn stuck(&self) {
@@ -307,6 +330,75 @@ async fn a_resume_in_time_keeps_the_call_of_a_session_that_somebody_else_has_ope
 
     let whole = whole(resumed).await;
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// rmcp has no place for it: its handlers serve such a call like any other, so it ends like any other.
+#[test]
+fn a_typed_call_does_not_say_that_it_is_to_be_a_task() {
+    let mut message = call_of("wait", 1);
+    message["params"]["task"] = json!({ "ttl": 60_000 });
+    let typed: ClientJsonRpcMessage = serde_json::from_value(message).unwrap();
+    let back = serde_json::to_value(&typed).unwrap();
+    assert_eq!(back["params"]["name"], "wait");
+    assert_eq!(back["params"]["task"], Value::Null);
+}
+
+/// Its client leaves while the queue of its session is full. With a service inside that serves requests in tasks of
+/// their own it still comes to its handler, else it does not.
+#[tokio::test]
+async fn a_call_whose_client_leaves_before_its_session_has_room_does_not_run_for_nobody() {
+    for comes_all_the_same in [true, false] {
+        let mut local = LocalSessionManager::default();
+        local.session_config.channel_capacity = ROOM;
+        let sessions = CancellableSessionManager::new(local);
+        let tools = Noting::default();
+        let handler = tools.clone();
+        let make = move || Ok(handler.clone());
+        let service = StreamableHttpService::new(make, sessions.into(), Default::default());
+        let router = Router::new().nest_service("/mcp", service);
+        let router = match comes_all_the_same {
+            true => router.layer(from_fn(async |request, next: Next| {
+                Handle::current().spawn(next.run(request)).await.unwrap()
+            })),
+            false => router,
+        };
+        let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
+        let calls = layer.calls();
+        let app = router.layer(layer);
+        let session = open(&app).await;
+        let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
+        within("a full stream", tools.floods.stuck()).await;
+        for _ in 0..ROOM {
+            let accepted = send(&app, post(initialized(), Some(&session))).await;
+            assert_eq!(accepted.status(), 202);
+        }
+        let waiting = started(send(&app, post(call_of("note", 3), Some(&session)))).await;
+        assert_eq!(calls.len(), 2);
+
+        drop(waiting);
+        a_while().await;
+        assert_eq!(*tools.noted.lock().unwrap(), [] as [&str; 0]);
+        drop(unread);
+
+        let over = async {
+            while !calls.is_empty() {
+                yield_now().await;
+            }
+        };
+        within("both calls to end", over).await;
+        a_while().await;
+        let noted = tools.noted.lock().unwrap().clone();
+        match comes_all_the_same {
+            true => assert_eq!(noted, ["started", "cancelled"]),
+            false => assert_eq!(noted, [] as [&str; 0]),
+        }
+        let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
+        assert_eq!(log.ends(&number(3)), [disconnected]);
+        assert_eq!(log.ends(&number(2)), [disconnected]);
+        let usable = send(&app, post(call_of("wait", 4), Some(&session))).await;
+        let usable = whole_with(&tools.floods.waits, usable).await;
+        assert!(usable.contains(r#""text":"done""#), "{usable:?}");
+    }
 }
 
 /// The manager inside has moved the call to the stream that this resume would have got.
