@@ -37,10 +37,13 @@ const OF_ONE_REQUEST: [&str; 10] = [
     "range",
 ];
 
+/// A header with its value.
+type Seen = (&'static str, Vec<u8>);
+
 /// The cancel would be taken for the call, answered in the server's place, and lost.
 #[tokio::test]
 async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
-    let seen: Arc<Mutex<HashSet<(&str, Vec<u8>)>>> = Arc::default();
+    let seen: Arc<Mutex<HashSet<Seen>>> = Arc::default();
     let once = move |router: Router| {
         router.layer(from_fn(move |request: Request, next: Next| {
             let named = OF_ONE_REQUEST.iter().filter_map(|name| {
@@ -87,7 +90,8 @@ async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
         let host = managed_host.clone();
         let by_host = move |request: Request| {
             let asked = request.headers()["host"].to_str().expect("text");
-            let inner = match asked == *host.lock().unwrap() {
+            let is_managed = asked == *host.lock().unwrap();
+            let inner = match is_managed {
                 true => with_manager.clone(),
                 false => alone.clone(),
             };

@@ -143,7 +143,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Whether a session has calls in flight, or some that are remembered.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
+    #[cfg(feature = "rmcp")]
     pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
         self.session(session).is_some()
     }

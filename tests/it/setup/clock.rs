@@ -9,6 +9,9 @@ use tokio::task::JoinHandle;
 
 use crate::support::limit::LIMIT;
 
+/// Half of what is late.
+const STEP: Duration = Duration::from_millis(500);
+
 /// Stops the clock of the current runtime as long as it lives.
 #[derive(Debug)]
 pub(crate) struct StoppedClock(JoinHandle<()>);
@@ -23,8 +26,20 @@ impl StoppedClock {
         Self(tokio::spawn(stay_busy()))
     }
 
-    /// Moves the clock on.
+    /// Moves the clock on, so slowly that whatever is due is noticed in time: a deadline that is noticed late is put
+    /// off, and a test that jumps past one could not see that it was wrong.
     pub(crate) async fn advance(&self, duration: Duration) {
+        let mut left = duration;
+        while !left.is_zero() {
+            let step = left.min(STEP);
+            tokio::time::advance(step).await;
+            tokio::task::yield_now().await;
+            left -= step;
+        }
+    }
+
+    /// Moves the clock as if nobody had looked at it meanwhile.
+    pub(crate) async fn jump(&self, duration: Duration) {
         tokio::time::advance(duration).await;
     }
 }
