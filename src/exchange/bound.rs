@@ -2,7 +2,6 @@
 
 use std::{
     mem,
-    pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
@@ -254,15 +253,6 @@ impl Exchange {
 
     /// Waits until a call is not in flight any more.
     pub(crate) async fn until_ended(&self, id: CallId) {
-        let ended = self.ended.get_or_init(Box::default);
-        loop {
-            // Listens before it looks.
-            let mut notified = pin!(ended.notified());
-            notified.as_mut().enable();
-            if !self.instance.registry.is_in_flight(id) {
-                return;
-            }
-            notified.await;
-        }
+        self.until(|registry| !registry.is_in_flight(id)).await;
     }
 }

@@ -41,7 +41,6 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 use http::{Method, Request};
-#[cfg(feature = "rmcp")]
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
@@ -113,9 +112,8 @@ pub(crate) struct Exchange {
     calls_over: AtomicBool,
     /// The response future.
     answerer: AtomicWaker,
-    /// Notified when a call of it has ended, if anybody ever waited for that.
-    #[cfg(feature = "rmcp")]
-    ended: OnceLock<Box<Notify>>,
+    /// Notified when a call of it was accepted or has ended, if anybody ever waited for that.
+    decided: OnceLock<Box<Notify>>,
     state: Mutex<State>,
 }
 
@@ -217,8 +215,7 @@ impl Exchange {
             heard: AtomicBool::new(false),
             calls_over: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
-            #[cfg(feature = "rmcp")]
-            ended: OnceLock::new(),
+            decided: OnceLock::new(),
             state: Mutex::new(State {
                 phase: Phase::Open,
                 request: RequestBody::Passing,

@@ -302,6 +302,10 @@ impl<M: SessionManager> Manager for Shared<M> {
 
     fn has(&self, session: &str) -> bool {
         self.sessions.has(session)
+            // The manager inside may have sessions of its own: shared with others, or restored by itself.
+            || self.registry.get().is_some_and(|registry| {
+                registry.has_session(&self.session(&session.into()))
+            })
     }
 }
 

@@ -258,6 +258,12 @@ impl<T: Tracked> Registry<T> {
         self.with(|core| core.named(session, event_id))
     }
 
+    /// Whether anything is known of a session: calls in flight, or some that ended.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
+        self.with(|core| core.has_session(session))
+    }
+
     pub(crate) fn hold(&self, id: CallId) -> bool {
         self.with(|core| core.hold(id, Instant::now()))
     }
@@ -288,8 +294,13 @@ impl<T: Tracked> Registry<T> {
     }
 
     /// The same, also if its request is not accepted yet.
-    pub(crate) fn find_any(&self, key: &Key) -> Option<CallId> {
+    pub(crate) fn find_any(&self, key: &Key) -> Option<Call<T>> {
         self.with(|core| core.find_any(key))
+    }
+
+    /// Whether the request of a call is neither accepted nor refused yet.
+    pub(crate) fn is_undecided(&self, id: CallId) -> bool {
+        self.with(|core| core.is_undecided(id))
     }
 
     pub(crate) fn take_session(&self, session: &SessionKey) -> Vec<Call<T>> {

@@ -42,6 +42,7 @@ mod polling;
 mod probed;
 mod read_on;
 mod reasons;
+mod replayed;
 mod resume;
 mod sessions;
 mod setup;

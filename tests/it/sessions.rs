@@ -53,7 +53,7 @@ async fn a_request_that_waited_when_the_time_was_over_keeps_its_session() {
     let setup = by_default().start().await;
     let mcp = setup.mcp().await;
 
-    clock.advance(IDLE + Duration::from_millis(300)).await;
+    clock.jump(IDLE + Duration::from_millis(300)).await;
 
     setup.assert_usable(&mcp).await;
     clock.advance(IDLE - TICK).await;
