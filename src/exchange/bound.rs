@@ -8,9 +8,9 @@ use std::{
 };
 
 use super::{
-    Exchange, Handover, InFlight, InPassing, Phase, Session, State,
-    end::Attachment,
-    request::{RequestBody, Settled},
+    identity::Session,
+    request_body::{RequestBody, Settled},
+    state::{Attachment, Exchange, Handover, InFlight, InPassing, Phase, State},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason},

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{Exchange, Tap};
+use super::{state::Exchange, tap::Tap};
 use crate::detach::DetachCause;
 
 /// Tells the exchange that it was abandoned, unless it is over before the guard drops.
