@@ -15,9 +15,8 @@ use tokio::{
 #[cfg(feature = "serde")]
 use crate::serialize::{seconds, seconds_if_any};
 use crate::{
-    call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
+    call::{CallId, CallInfo, CancelReason, Key, LISTEN, RequestId},
     exchange::{Exchange, Registry},
-    key::Key,
     registry::Entry,
 };
 

@@ -95,14 +95,12 @@
 mod call;
 mod calls;
 mod cancel;
-mod detach;
 mod envelope;
 mod exchange;
 mod fields;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
-mod key;
 mod layer;
 mod limits;
 pub mod manual;
@@ -124,6 +122,7 @@ mod socket;
 mod source;
 mod sse;
 mod token;
+mod verdict;
 
 #[cfg(feature = "rmcp")]
 pub use self::mcp::{
@@ -137,9 +136,9 @@ pub use self::socket::{Applied, DeadPeer, Peer, WatchedListener, WatchedStream};
 pub use self::token::MissingLayer;
 pub use self::{
     call::{CallId, CallInfo, CancelReason, Outcome, ParseCallIdError, RequestId},
+    call::{DetachCause, Detachment},
     calls::{CallSnapshot, CallState, Calls, DrainReport},
     cancel::CancelError,
-    detach::{DetachCause, Detachment},
     envelope::Unknown,
     layer::CancelOnDisconnectLayer,
     limits::{Limit, Limits},

@@ -13,10 +13,8 @@ use super::{
     state::{Attachment, Exchange, Handover, InFlight, InPassing, Phase, State},
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason},
+    call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},
     cancel::Canceller,
-    detach::DetachCause,
-    key::{Key, SessionKey},
     limits::Limit,
     registry::{FIRST, in_time},
 };

@@ -11,16 +11,15 @@ use super::{
     state::{Attachment, Exchange, Handover, Registry},
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, Outcome},
+    call::{CallId, CallInfo, CancelReason, DetachCause, Detachment, Outcome},
     cancel::{Announced, Injection},
-    detach::{DetachCause, Detachment},
     limits::Limit,
     observe::{Event, Remark, log_dropped, log_limit},
     options::Retain,
-    policy::Verdict,
     registry::{
         Answer, Detached, End, Ended, Finished, Generation, Moves, Tracked, UNSEEN_FOR, Wait,
     },
+    verdict::Verdict,
 };
 
 /// The least that an ended call is remembered for its client: 60 s, which is also how long rmcp means to keep

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{state::Exchange, tap::Tap};
-use crate::detach::DetachCause;
+use crate::call::DetachCause;
 
 /// Tells the exchange that it was abandoned, unless it is over before the guard drops.
 ///

@@ -6,9 +6,8 @@ use tracing::{Instrument as _, Span};
 
 use super::state::Exchange;
 use crate::{
-    call::CallId,
+    call::{CallId, Key, SessionKey},
     cancel::{CancelError, Injection},
-    key::{Key, SessionKey},
     observe::Event,
     registry::{Moves, in_time},
 };

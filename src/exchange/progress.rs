@@ -15,11 +15,10 @@ use super::{
     tap::Tap,
 };
 use crate::{
-    call::{CallInfo, CancelReason, Outcome},
-    detach::DetachCause,
-    policy::Going,
+    call::{CallInfo, CancelReason, DetachCause, Outcome},
     registry::FIRST,
     sse,
+    verdict::Going,
 };
 
 /// The bit of `passed` that says that an event id passed. The others hold the last `retry` in ms.

@@ -9,7 +9,7 @@ use super::{
     resume::Resume,
     state::{Exchange, Instance, Kind},
 };
-use crate::{fields::Fields, key::Scope};
+use crate::{call::Scope, fields::Fields};
 
 // === impl Exchange ===
 

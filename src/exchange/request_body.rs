@@ -1,9 +1,8 @@
 //! What is known of a request body that passes.
 
 use crate::{
-    call::CallId,
+    call::{CallId, Key},
     envelope::{Frames, Unknown},
-    key::Key,
 };
 
 /// What is known of the request body.

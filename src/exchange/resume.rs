@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use crate::{call::CallId, key::SessionKey};
+use crate::call::{CallId, SessionKey};
 
 pub(super) struct Resume {
     pub(super) session: SessionKey,

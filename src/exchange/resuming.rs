@@ -13,10 +13,8 @@ use super::{
     state::{Attachment, Exchange, Instance},
 };
 use crate::{
-    call::{CallId, CancelReason, RequestId},
-    detach::{DetachCause, Detachment},
+    call::{CallId, CancelReason, DetachCause, Detachment, RequestId, SessionKey},
     fields::LAST_EVENT_ID,
-    key::SessionKey,
     observe::Event,
     registry::{End, Named},
 };

@@ -11,9 +11,8 @@ use super::{
     state::{Exchange, InFlight, Phase},
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, RequestId},
+    call::{CallId, CallInfo, CancelReason, Key, RequestId, SessionKey},
     envelope::{self, Envelope, Frames, Message, Unknown},
-    key::{Key, SessionKey},
     limits::Limit,
     observe::{Event, Remark},
     registry::Started,

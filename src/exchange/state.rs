@@ -25,10 +25,8 @@ use super::{
 #[cfg(feature = "rmcp")]
 use crate::call::RequestId;
 use crate::{
-    call::{CallId, CallInfo, CancelReason},
+    call::{CallId, CallInfo, CancelReason, DetachCause, SessionKey},
     cancel::{Announced, Canceller},
-    detach::DetachCause,
-    key::SessionKey,
     observe::Event,
     options::Options,
     registry::{self, Generation},

@@ -4,8 +4,7 @@ use bytes::Bytes;
 
 use super::state::Attachment;
 use crate::{
-    call::{Outcome, RequestId},
-    detach::DetachCause,
+    call::{DetachCause, Outcome, RequestId},
     envelope::Answers,
     registry::{FIRST, Form},
     sse::Reader,

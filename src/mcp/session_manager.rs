@@ -30,9 +30,8 @@ use super::{
     transport::CancellableTransport,
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason},
+    call::{CallId, CallInfo, CancelReason, Key},
     exchange::Attachment,
-    key::Key,
     observe::Remark,
     registry::{End, FIRST},
     token::CallToken,

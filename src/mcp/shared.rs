@@ -33,10 +33,9 @@ use super::{
     turns::Turns,
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, RequestId},
+    call::{CallId, CallInfo, CancelReason, Key, RequestId, Scope, SessionKey},
     cancel::{Announced, CancelError, Canceller, Injection},
     exchange::{Exchange, Registry},
-    key::{Key, Scope, SessionKey},
     observe::Remarks,
     registry::{Form, Manager, Moves, Named},
 };

@@ -8,9 +8,8 @@ use std::{
 };
 
 use crate::{
-    call::{CallId, CallInfo, Outcome},
+    call::{CallId, CallInfo, DetachCause, Detachment, Outcome},
     cancel::CancelError,
-    detach::{DetachCause, Detachment},
     envelope::Unknown,
     limits::Limit,
 };

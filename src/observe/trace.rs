@@ -18,8 +18,7 @@ use super::Event;
 #[cfg(feature = "rmcp")]
 use crate::call::{CallId, RequestId};
 use crate::{
-    call::{CallInfo, CancelReason, Outcome},
-    detach::{DetachCause, Detachment},
+    call::{CallInfo, CancelReason, DetachCause, Detachment, Outcome},
     limits::Limit,
 };
 

@@ -55,9 +55,7 @@ use self::{
     streams::Streams,
 };
 use crate::{
-    call::CallId,
-    detach::Detachment,
-    key::{Key, SessionKey},
+    call::{CallId, Detachment, Key, SessionKey},
     limits::{Limit, Limits},
 };
 

@@ -23,9 +23,7 @@ use self::{
     watch::{Due, WatchId, Watches},
 };
 use crate::{
-    call::{CallId, CancelReason},
-    detach::Detachment,
-    key::{Key, Scope, SessionKey},
+    call::{CallId, CancelReason, Detachment, Key, Scope, SessionKey},
     limits::{Limit, Limits},
     observe::{Remark, Remarks},
 };

@@ -17,7 +17,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use crate::{
-    detach::DetachCause,
+    call::DetachCause,
     envelope::{Frames, Unknown},
     exchange::Exchange,
     fields::{Field, Fields},

@@ -19,10 +19,9 @@ use tower_service::Service;
 
 use super::TeeBody;
 use crate::{
-    call::{CallInfo, CancelReason},
+    call::{CallInfo, CancelReason, Scope},
     cancel::{CancelError, Canceller, Injection},
     fields::LAST_EVENT_ID,
-    key::Scope,
 };
 
 /// Headers that describe the original body, the original connection, or that make the request one that must not be served

@@ -21,8 +21,7 @@ use super::{
     head::{has_type, read_head},
 };
 use crate::{
-    call::RequestId,
-    detach::DetachCause,
+    call::{DetachCause, RequestId},
     exchange::{BodyPlan, Guard, Head},
     fields::Fields,
     sse,

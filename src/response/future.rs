@@ -25,7 +25,7 @@ use super::{
     timer,
 };
 use crate::{
-    detach::DetachCause,
+    call::DetachCause,
     exchange::{BodyPlan, Guard, Head},
     fields::Fields,
     options::Options,

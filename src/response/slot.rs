@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use super::{Polled, commit::Committed};
 use crate::{
-    detach::DetachCause,
+    call::DetachCause,
     exchange::Guard,
     registry::{GLANCE, Noticed, Outlet, Ticket, Watched},
 };

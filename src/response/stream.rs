@@ -23,7 +23,7 @@ use super::{
     timer,
 };
 use crate::{
-    detach::DetachCause,
+    call::DetachCause,
     exchange::{Exchange, Guard},
     peer::Departure,
     registry::Outlet,

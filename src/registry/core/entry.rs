@@ -5,7 +5,7 @@ use std::{mem, time::Duration};
 use tokio::time::Instant;
 
 use super::{Finished, MAX_BARREN, index::Slot, streams::Streams};
-use crate::{call::RequestId, detach::Detachment};
+use crate::call::{Detachment, RequestId};
 
 /// How long a hold may keep a call past its deadline: 5 s, far more than an inner service takes to answer
 /// a GET, and little for an orphan.

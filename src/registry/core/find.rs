@@ -7,8 +7,8 @@ use super::{
     memory::End,
     sessions::Session,
 };
-use crate::key::{Key, SessionKey};
-use crate::{call::CallId, detach::Detachment};
+use crate::call::{CallId, Detachment};
+use crate::call::{Key, SessionKey};
 
 /// What an event id names.
 #[derive(Debug, Clone, PartialEq, Eq)]

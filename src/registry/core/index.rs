@@ -9,10 +9,7 @@ use std::{
     hash::{BuildHasher, BuildHasherDefault, Hasher},
 };
 
-use crate::{
-    call::{CallId, RequestId},
-    key::{Scope, SessionKey},
-};
+use crate::call::{CallId, RequestId, Scope, SessionKey};
 
 /// What streams are entered under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

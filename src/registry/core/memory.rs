@@ -556,7 +556,7 @@ mod tests {
         *,
     };
     use crate::call::CallId;
-    use crate::key::{Scope, SessionKey};
+    use crate::call::{Scope, SessionKey};
 
     const LIMITS: Limits = Limits {
         total: 8_000,

@@ -7,11 +7,8 @@ use std::ops::Range;
 
 use self::naive::{Answer, Model, Remember, Room, Stream};
 use super::*;
-use crate::key::Scope;
-use crate::{
-    call::{CancelReason, RequestId},
-    detach::DetachCause,
-};
+use crate::call::Scope;
+use crate::call::{CancelReason, DetachCause, RequestId};
 
 #[cfg(fuzzing)]
 mod decoded;

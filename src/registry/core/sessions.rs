@@ -9,7 +9,7 @@ use super::{
     room::GiveBack,
 };
 use crate::call::CallId;
-use crate::key::SessionKey;
+use crate::call::SessionKey;
 
 #[derive(Debug)]
 pub(super) struct Sessions<A> {

@@ -4,11 +4,7 @@ use super::{
     streams::MAX_EVENT_IDS,
     *,
 };
-use crate::{
-    call::{CancelReason, Outcome, RequestId},
-    detach::DetachCause,
-    key::Scope,
-};
+use crate::call::{CancelReason, DetachCause, Outcome, RequestId, Scope};
 
 type TestCore = Core<&'static str, &'static str>;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::super::{Detached, End, Expired, Key, MAX_BARREN, Named, SessionKey, UNSEEN_FOR, Wait};
-use crate::{call::CallId, detach::Detachment};
+use crate::call::{CallId, Detachment};
 
 // The numbers of the rules, on purpose not those of the core.
 const MAX_HOLD: Duration = Duration::from_secs(5);
