@@ -17,7 +17,7 @@
 //!    [`entry::MAX_HOLD`] past the deadline. One that is refused or dropped takes its own hold away and no other's.
 //! 6. **Detach.** A grace starts in full with every detach. A cancel goes through only while the very clock that ran
 //!    out still stands so ([`Core::finish_due`]). Only resumes that brought no event
-//!    (a server that the layer alone watches) renew it no more than [`MAX_BARREN`] times in a row.
+//!    (a server that the layer alone watches) renew it no more than [`entry::MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the
 //!    resumes wait in the accept queue. More than [`entry::LATE`] late, or noticed by another runtime because its own
 //!    stands still, it is put off for long, once. Else more than [`entry::JITTER`] late, it is looked at again
@@ -48,7 +48,7 @@ use tokio::time::Instant;
 use self::{
     entry::{Look, Place, Times},
     index::{ById, Names, Slot, Slots},
-    memory::Leaving,
+    remembered::Leaving,
     room::GiveBack,
     scopes::Scopes,
     sessions::Sessions,
@@ -64,8 +64,10 @@ mod entry;
 mod find;
 mod index;
 mod memory;
+mod remembered;
 mod room;
 mod scopes;
+mod session;
 mod sessions;
 mod streams;
 
@@ -74,16 +76,13 @@ pub(crate) use self::model::as_the_model_says_of;
 #[cfg(feature = "rmcp")]
 pub(crate) use self::{entry::NOBODYS, index::numbers};
 pub(crate) use self::{
-    entry::{Entry, Expired, FIRST, GLANCE, Generation, LATE, ON_TIME, Wait},
+    entry::{Entry, Expired, FIRST, Finished, GLANCE, Generation, LATE, ON_TIME, Wait},
     find::Named,
     index::StreamId,
-    memory::{Dropped, End, Ended, Limits as MemoryLimits},
+    memory::{Dropped, Limits as MemoryLimits},
+    remembered::{End, Ended},
     streams::Form,
 };
-
-/// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
-/// a client that polls every 3 s.
-pub(crate) const MAX_BARREN: u32 = 20;
 
 /// How long a detached call is kept that has no deadline and whose end nobody watches: 1 h, longer than
 /// any proxy keeps a silent stream open.
@@ -99,17 +98,6 @@ pub(crate) enum Detached {
     Waiting,
     /// It has left: there are too many already.
     Beyond(Limit, Finished),
-}
-
-/// A call that has just ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Finished {
-    /// Whether a cancel may be sent to the server under its JSON-RPC id (invariant 2).
-    pub(crate) injectable: bool,
-    /// Its time without a client, if it had none.
-    pub(crate) detachment: Option<Detachment>,
-    /// Whether something was [dropped](Core::take_dropped) from the memory.
-    pub(crate) dropped: bool,
 }
 
 /// A call that is gone without having been finished.

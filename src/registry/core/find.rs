@@ -4,8 +4,8 @@ use super::{
     Core,
     entry::Entry,
     index::{Slot, StreamId},
-    memory::End,
-    sessions::Session,
+    remembered::End,
+    session::Session,
 };
 use crate::call::{CallId, Detachment};
 use crate::call::{Key, SessionKey};

@@ -1,5 +1,5 @@
 use super::{
-    entry::{GLANCE, JITTER, LATE, MAX_GLANCES, MAX_HOLD, ON_TIME},
+    entry::{GLANCE, JITTER, LATE, MAX_BARREN, MAX_GLANCES, MAX_HOLD, ON_TIME},
     model::assert_empty,
     streams::MAX_EVENT_IDS,
     *,

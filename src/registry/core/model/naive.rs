@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{Detached, End, Expired, Key, MAX_BARREN, Named, SessionKey, UNSEEN_FOR, Wait};
+use super::super::{
+    Detached, End, Expired, Key, Named, SessionKey, UNSEEN_FOR, Wait, entry::MAX_BARREN,
+};
 use crate::call::{CallId, Detachment};
 
 // The numbers of the rules, on purpose not those of the core.
