@@ -101,15 +101,14 @@ mod fields;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod jsonrpc;
 mod layer;
 mod limits;
 pub mod manual;
 #[cfg(feature = "rmcp")]
 mod mcp;
-mod media_type;
 mod observe;
 mod options;
-mod peer;
 mod policy;
 mod registry;
 mod request;

@@ -14,5 +14,4 @@ pub use self::{
 pub(crate) use self::{
     info::LISTEN,
     key::{Key, Scope, SessionKey},
-    outcome::REQUEST_CANCELLED,
 };

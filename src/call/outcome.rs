@@ -2,9 +2,6 @@
 
 use std::fmt;
 
-/// The JSON-RPC error code of a cancelled request.
-pub(crate) const REQUEST_CANCELLED: i32 = -32800;
-
 /// Why a call was cancelled. Its `Display` is the `reason` of the injected
 /// `notifications/cancelled`.
 ///
@@ -75,14 +72,6 @@ pub enum Outcome {
 // === impl CancelReason ===
 
 impl CancelReason {
-    /// The JSON-RPC error that a client gets for a call that was cancelled so: code and message.
-    pub(crate) fn error(self) -> (i32, &'static str) {
-        match self {
-            Self::TimedOut => (-32001, "Request timed out"),
-            _ => (REQUEST_CANCELLED, "Request cancelled"),
-        }
-    }
-
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::ClientDisconnected => "client disconnected",

@@ -3,12 +3,8 @@
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
-use serde_json::{Value, json};
 
-use crate::{
-    call::{CancelReason, RequestId},
-    registry::Outlet,
-};
+use crate::registry::Outlet;
 
 /// What was said, and to whom.
 #[derive(Default)]
@@ -87,15 +83,4 @@ impl LastWords {
 
 fn is_open(outlet: &Weak<dyn Outlet>) -> bool {
     outlet.strong_count() > 0
-}
-
-/// The JSON-RPC error for a cancelled call.
-pub(super) fn error_message(request: &RequestId, reason: CancelReason) -> Bytes {
-    let (code, message) = reason.error();
-    let error = json!({
-        "jsonrpc": "2.0",
-        "id": Value::from(request),
-        "error": { "code": code, "message": message },
-    });
-    Bytes::from(error.to_string())
 }

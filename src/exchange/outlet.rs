@@ -13,12 +13,10 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::time::Instant;
 
-use super::{
-    last_words::error_message,
-    state::{Exchange, InFlight, Kind},
-};
+use super::state::{Exchange, InFlight, Kind};
 use crate::{
     call::{CallId, CallInfo, CancelReason},
+    jsonrpc,
     registry::{Outlet, Ticket, Watched},
 };
 
@@ -88,7 +86,7 @@ impl Exchange {
         let Some(call) = self.call(id) else {
             return;
         };
-        let message = error_message(call.request_id(), reason);
+        let message = jsonrpc::cancelled(call.request_id(), reason);
         let is_last = self.was_last(id);
         let outlets = {
             let mut state = self.state();

@@ -8,7 +8,6 @@ use std::{
 use bytes::Bytes;
 
 use super::{
-    last_words::error_message,
     request_body::{RequestBody, Settled},
     resuming::Accepted,
     state::{Attachment, Exchange, Handover, Kind, Phase},
@@ -16,6 +15,7 @@ use super::{
 };
 use crate::{
     call::{CallInfo, CancelReason, DetachCause, Outcome},
+    jsonrpc,
     registry::FIRST,
     sse,
     verdict::Going,
@@ -101,7 +101,7 @@ impl Exchange {
                 Accepted::Nothing => Vec::new(),
                 Accepted::Attached(attached) => attached,
                 Accepted::Cancelled(request, reason) => {
-                    let error = error_message(&request, reason);
+                    let error = jsonrpc::cancelled(&request, reason);
                     return BodyPlan::Replace(sse::event(&error));
                 }
             },

@@ -20,8 +20,7 @@ use crate::{
     call::DetachCause,
     envelope::{Frames, Unknown},
     exchange::Exchange,
-    fields::{Field, Fields},
-    media_type,
+    fields::{self, Field, Fields},
     source::Source,
 };
 
@@ -197,7 +196,7 @@ impl Capture {
             return Self::Off;
         }
         match fields.content_type {
-            Field::One(value) if media_type::names(value, "application/json") => {}
+            Field::One(value) if fields::names_media_type(value, "application/json") => {}
             _ => return Self::Unknown(Unknown::ContentType),
         }
         match fields.content_encoding {

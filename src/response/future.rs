@@ -19,6 +19,7 @@ use super::{
     Timer,
     body::ResponseBody,
     commit::Committed,
+    departure::Departure,
     head::{accepts_events, content_length, has_no_content, read_head},
     slot::Inner,
     stream::{Content, EventStream, Probes, set_unbuffered},
@@ -29,7 +30,6 @@ use crate::{
     exchange::{BodyPlan, Guard, Head},
     fields::Fields,
     options::Options,
-    peer::Departure,
 };
 
 /// How often a stream is probed that was committed early, where [`keep_alive`] does not say: 15 s, a quarter

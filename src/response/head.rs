@@ -2,7 +2,10 @@
 
 use http::{HeaderMap, StatusCode, header};
 
-use crate::{exchange::Head, fields::Fields, media_type};
+use crate::{
+    exchange::Head,
+    fields::{self, Fields},
+};
 
 /// Whether the `Accept` header names server-sent events, and does not rule them out (RFC 9110, section 12.5.1).
 pub(super) fn accepts_events(headers: &HeaderMap) -> bool {
@@ -44,7 +47,7 @@ pub(super) fn read_head(status: StatusCode, fields: &Fields<'_>) -> Head {
 /// Whether the content is of this media type.
 pub(super) fn has_type(fields: &Fields<'_>, media_type: &str) -> bool {
     let value = fields.content_type.first();
-    value.is_some_and(|value| media_type::names(value, media_type))
+    value.is_some_and(|value| fields::names_media_type(value, media_type))
 }
 
 /// RFC 9110, section 6.4.1.

@@ -18,6 +18,7 @@ use tokio::{
 
 mod body;
 mod commit;
+mod departure;
 mod future;
 mod head;
 mod slot;

@@ -19,13 +19,13 @@ use tokio::time::Instant;
 
 use super::{
     Polled, Timer,
+    departure::Departure,
     slot::{Held, Inner, Next, Slot},
     timer,
 };
 use crate::{
     call::DetachCause,
     exchange::{Exchange, Guard},
-    peer::Departure,
     registry::Outlet,
     sse::{self, Boundary, Start},
 };
