@@ -33,6 +33,7 @@ mod client;
 mod namespace;
 mod server;
 #[path = "../it/support/mod.rs"]
+#[allow(unused_macros, reason = "a toolbox: it is that of the other tests")]
 mod support;
 
 use std::io::Write as _;

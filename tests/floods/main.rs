@@ -25,6 +25,7 @@ mod ids;
 mod leftovers;
 mod server;
 #[path = "../it/support/mod.rs"]
+#[allow(unused_macros, reason = "a toolbox: it is that of the other tests")]
 mod support;
 
 #[global_allocator]

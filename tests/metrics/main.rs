@@ -15,18 +15,14 @@ mod dashboard;
 mod endpoint;
 mod scrape;
 mod script;
-#[path = "../it/setup/mod.rs"]
-#[allow(
-    dead_code,
-    unused_imports,
-    unused_macros,
-    reason = "a toolbox: it is that of the other tests"
-)]
-mod setup;
 #[path = "../it/support/mod.rs"]
+#[allow(unused_macros, reason = "a toolbox: it is that of the other tests")]
 mod support;
 
-use self::script::{SCRIPT, scripted};
+use self::{
+    script::{SCRIPT, scripted},
+    support::setup,
+};
 
 /// Labels beside the name, sorted.
 type Labels<'a> = &'a [(&'a str, &'a str)];

@@ -11,6 +11,7 @@
 mod behind;
 mod proxy;
 #[path = "../it/support/mod.rs"]
+#[allow(unused_macros, reason = "a toolbox: it is that of the other tests")]
 mod support;
 
 use std::{env, time::Duration};

@@ -1,4 +1,4 @@
-//! What the integration tests share: a witness, a server, and clients that hang up on purpose.
+//! What do all of these share? A witness, a server, and clients that hang up on purpose.
 //!
 //! | module | job |
 //! |---|---|
@@ -10,6 +10,9 @@
 //! | [`h2`] | HTTP/2 streams of one connection, each of which can be reset alone |
 //! | [`mcp`] | the MCP messages and headers on top of a request |
 //! | [`body`], [`sse`] | the readers below the clients: transfer coding and server-sent events |
+//! | [`setup`] | a server with the layer in place, and everything a test may watch of it |
+//! | [`stack`], [`foreign`] | other servers behind the layer |
+//! | [`log`] | the layer's events as data |
 //! | [`limit`] | how long a test waits before it says what it waited for |
 //!
 //! Nothing here knows the crate under test: a test hands in an `axum::Router`, layered or not, and a
@@ -44,13 +47,17 @@
 
 pub mod body;
 pub mod client;
+pub mod foreign;
 pub mod h2;
 pub mod limit;
+pub mod log;
 pub mod mcp;
 pub mod request;
 pub mod serve;
 pub mod server;
+pub mod setup;
 pub mod sse;
+pub mod stack;
 pub mod witness;
 
 pub use self::client::{Connection, Head, Reply};
