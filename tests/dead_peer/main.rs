@@ -32,9 +32,6 @@ mod calls;
 mod client;
 mod namespace;
 mod server;
-#[path = "../it/support/mod.rs"]
-#[allow(unused_macros, reason = "a toolbox: it is that of the other tests")]
-mod support;
 
 use std::io::Write as _;
 

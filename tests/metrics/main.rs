@@ -15,14 +15,19 @@ mod dashboard;
 mod endpoint;
 mod scrape;
 mod script;
-#[path = "../it/support/mod.rs"]
-#[allow(unused_macros, reason = "a toolbox: it is that of the other tests")]
-mod support;
+#[path = "../it/support/setup/mod.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    unused_macros,
+    reason = "a toolbox: it is that of the other tests"
+)]
+mod setup;
 
-use self::{
-    script::{SCRIPT, scripted},
-    support::setup,
-};
+// What `setup` is written for: the support of the other tests.
+use test_support as support;
+
+use self::script::{SCRIPT, scripted};
 
 /// Labels beside the name, sorted.
 type Labels<'a> = &'a [(&'a str, &'a str)];
