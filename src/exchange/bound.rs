@@ -1,14 +1,14 @@
 //! What a session manager tells: which call a typed message is, and what became of its streams.
 
 use std::{
-    pin::pin,
+    mem,
     sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use super::{
-    Exchange, Handover, InFlight, Phase, Session, State,
+    Exchange, Handover, InFlight, InPassing, Phase, Session, State,
     end::Attachment,
     request::{RequestBody, Settled},
 };
@@ -237,6 +237,11 @@ impl Exchange {
         }
     }
 
+    /// Takes the place of the copy of its call's answer, which it gives out.
+    pub(crate) fn keep_in_passing(&self, answer: Option<InPassing>) -> Option<InPassing> {
+        mem::replace(&mut self.state().in_passing, answer)
+    }
+
     /// Waits until a call has ended, but not for long. Its session manager let go of it already, so its answer
     /// must be on its way through our hands.
     pub(crate) async fn wait_for_answer(&self, id: CallId) {
@@ -246,15 +251,6 @@ impl Exchange {
 
     /// Waits until a call is not in flight any more.
     pub(crate) async fn until_ended(&self, id: CallId) {
-        let ended = self.ended.get_or_init(Box::default);
-        loop {
-            // Listens before it looks.
-            let mut notified = pin!(ended.notified());
-            notified.as_mut().enable();
-            if !self.instance.registry.is_in_flight(id) {
-                return;
-            }
-            notified.await;
-        }
+        self.until(|registry| !registry.is_in_flight(id)).await;
     }
 }

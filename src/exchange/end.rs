@@ -1,6 +1,7 @@
 //! How a call ends: answered, cancelled, or let go.
 
 use std::{
+    pin::pin,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -17,8 +18,8 @@ use crate::{
     observe::{Event, Remark, log_dropped, log_limit},
     policy::Verdict,
     registry::{
-        Answer, Detached, End, Ended, Finished, Generation, Key, Limit, Moves, SessionKey,
-        UNSEEN_FOR, Wait, in_time,
+        Answer, Detached, End, Ended, Finished, Generation, Key, Limit, Moves, Registry,
+        SessionKey, UNSEEN_FOR, Wait, in_time,
     },
 };
 
@@ -241,7 +242,7 @@ impl Exchange {
     /// Goes through with the cancel of a call that has just ended so. Says what became of it.
     fn stop(&self, id: CallId, reason: CancelReason, finished: Finished) -> Outcome {
         let is_told = self.is_told(id, finished);
-        self.tell_ended();
+        self.tell_decided();
         if self.was_last(id) {
             let older_stay = self.note_calls_over();
             self.fire(reason);
@@ -306,20 +307,22 @@ impl Exchange {
             result: Err(CancelError::undelivered()),
         };
         let delivered = async move {
-            let result = match delivery.exchange.is_reused(id) {
-                true => Err(CancelError::reused()),
-                false => in_time(INJECTION_LIMIT, injection)
-                    .await
-                    .unwrap_or(Err(CancelError::timed_out())),
+            let injected = async {
+                match delivery.exchange.is_reused(id).await {
+                    true => Err(CancelError::reused()),
+                    false => injection.await,
+                }
             };
-            delivery.end(result);
+            let result = in_time(INJECTION_LIMIT, injected).await;
+            delivery.end(result.unwrap_or(Err(CancelError::timed_out())));
         };
         let registry = &self.instance.registry;
         registry.spawn(Moves::Always, delivered.instrument(span));
     }
 
-    /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled.
-    fn is_reused(&self, id: CallId) -> bool {
+    /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled. One that
+    /// is not accepted yet is waited for. It may be refused, and then the cancel must not be lost for it.
+    async fn is_reused(&self, id: CallId) -> bool {
         let canceller = self.state().canceller.clone();
         let Some((canceller, call)) = canceller.zip(self.call(id)) else {
             return false;
@@ -334,8 +337,14 @@ impl Exchange {
             },
             request: call.request_id().clone(),
         };
-        let other = self.instance.registry.find_any(&key);
-        other.is_some_and(|other| other != id)
+        let registry = &self.instance.registry;
+        while let Some((other, exchange)) = registry.find_any(&key).filter(|it| it.0 != id) {
+            exchange.until_decided(other).await;
+            if registry.is_in_flight(other) {
+                return true;
+            }
+        }
+        false
     }
 
     pub(super) fn cancel_failed(&self, id: CallId, error: &CancelError) {
@@ -391,7 +400,7 @@ impl Exchange {
 
     /// Goes through with the end of a call that was not cancelled.
     fn ended_as(&self, id: CallId, outcome: Outcome, finished: Finished) {
-        self.tell_ended();
+        self.tell_decided();
         if self.was_last(id) {
             if self.note_calls_over() {
                 self.hand_over();
@@ -407,12 +416,30 @@ impl Exchange {
         others.all(|call| !self.instance.registry.is_in_flight(call.id()))
     }
 
-    /// Tells who waits in [`until_ended`](Self::until_ended).
-    fn tell_ended(&self) {
-        #[cfg(feature = "rmcp")]
-        // Whoever comes to wait after this look finds that the call has ended.
-        if let Some(ended) = self.ended.get() {
-            ended.notify_waiters();
+    /// Waits until a call is accepted, or not in flight any more.
+    async fn until_decided(&self, id: CallId) {
+        self.until(|registry| !registry.is_undecided(id)).await;
+    }
+
+    /// Waits for a change of a call, of which [`tell_decided`](Self::tell_decided) tells.
+    pub(super) async fn until(&self, has_come: impl Fn(&Registry) -> bool) {
+        let decided = self.decided.get_or_init(Box::default);
+        loop {
+            // Listens before it looks.
+            let mut notified = pin!(decided.notified());
+            notified.as_mut().enable();
+            if has_come(&self.instance.registry) {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// A call of it was accepted, or has ended: tells who waits for that.
+    pub(super) fn tell_decided(&self) {
+        // Whoever comes to wait after this look finds how it is.
+        if let Some(decided) = self.decided.get() {
+            decided.notify_waiters();
         }
     }
 

@@ -29,6 +29,8 @@
 //!    what is announced.
 //! 4. No lock is held while a token fires, an observer runs, a hook runs or is dropped, or the registry is asked.
 
+#[cfg(feature = "rmcp")]
+use std::any::Any;
 use std::{
     fmt, slice,
     sync::{
@@ -39,7 +41,6 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 use http::{Method, Request};
-#[cfg(feature = "rmcp")]
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
@@ -111,9 +112,8 @@ pub(crate) struct Exchange {
     calls_over: AtomicBool,
     /// The response future.
     answerer: AtomicWaker,
-    /// Notified when a call of it has ended, if anybody ever waited for that.
-    #[cfg(feature = "rmcp")]
-    ended: OnceLock<Box<Notify>>,
+    /// Notified when a call of it was accepted or has ended, if anybody ever waited for that.
+    decided: OnceLock<Box<Notify>>,
     state: Mutex<State>,
 }
 
@@ -140,12 +140,19 @@ struct State {
     hooks: Hooks,
     canceller: Option<Arc<dyn Canceller>>,
     handover: Handover,
+    /// Its answer, between its session's transport and its stream.
+    #[cfg(feature = "rmcp")]
+    in_passing: Option<InPassing>,
     /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
     going: Option<DetachCause>,
     last_words: LastWords,
     /// In a box: where nobody subscribes to spans there is none.
     span: Option<Box<Span>>,
 }
+
+/// A message that only its session manager can read.
+#[cfg(feature = "rmcp")]
+type InPassing = Arc<dyn Any + Send + Sync>;
 
 /// How far a call has come on its way into a session manager, which then watches its streams.
 #[cfg_attr(
@@ -208,8 +215,7 @@ impl Exchange {
             heard: AtomicBool::new(false),
             calls_over: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
-            #[cfg(feature = "rmcp")]
-            ended: OnceLock::new(),
+            decided: OnceLock::new(),
             state: Mutex::new(State {
                 phase: Phase::Open,
                 request: RequestBody::Passing,
@@ -217,6 +223,8 @@ impl Exchange {
                 hooks: Hooks::default(),
                 canceller: None,
                 handover: Handover::None,
+                #[cfg(feature = "rmcp")]
+                in_passing: None,
                 going: None,
                 last_words: LastWords::default(),
                 span: None,

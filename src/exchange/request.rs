@@ -7,7 +7,7 @@ use std::{
 
 use super::{Exchange, InFlight, Phase, Revision, Session, State};
 use crate::{
-    call::{CallInfo, CancelReason, RequestId},
+    call::{CallId, CallInfo, CancelReason, RequestId},
     envelope::{self, Envelope, Frames, Message, Unknown},
     observe::{Event, Remark},
     registry::{Key, Limit, SessionKey, Started},
@@ -30,8 +30,8 @@ pub(super) enum Settled {
     Plain,
     /// JSON-RPC, but no call.
     Other,
-    /// The client's own cancel of a call.
-    Cancel(RequestId),
+    /// The client's own cancel of a call that was in flight then.
+    Cancel(Key, CallId),
 }
 
 // === impl State ===
@@ -119,8 +119,9 @@ impl Exchange {
     fn start(self: &Arc<Self>, envelope: Envelope<'_>) {
         let in_flight = match envelope {
             Envelope::Single(Message::Notification(notification)) => {
-                let settled = notification.cancels.map_or(Settled::Other, Settled::Cancel);
-                self.settled(settled);
+                let meant = notification.cancels.and_then(|request| self.meant(request));
+                let settled = meant.map(|(key, id)| Settled::Cancel(key, id));
+                self.settled(settled.unwrap_or(Settled::Other));
                 return;
             }
             Envelope::Single(message) => self.call_of(message).map(InFlight::One),
@@ -172,6 +173,15 @@ impl Exchange {
         for call in self.calls() {
             self.started(call, came);
         }
+    }
+
+    /// The call that a cancel by its client means, be its request accepted or not.
+    fn meant(&self, request: RequestId) -> Option<(Key, CallId)> {
+        let canceller = self.state().canceller.clone()?;
+        let session = self.session.key(|_| canceller.scope())?;
+        let key = Key { session, request };
+        let (id, _) = self.instance.registry.find_any(&key)?;
+        Some((key, id))
     }
 
     /// Gives the calls back if a session manager bound the call meanwhile.

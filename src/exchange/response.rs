@@ -19,7 +19,7 @@ use crate::{
     detach::DetachCause,
     envelope::Answers,
     policy::Going,
-    registry::{FIRST, Form, Key},
+    registry::{FIRST, Form},
     sse::{self, Reader},
 };
 #[cfg(feature = "rmcp")]
@@ -88,17 +88,12 @@ impl Exchange {
             return;
         }
         self.accepted_unread();
-        let request = match (&self.kind, &self.state().request) {
-            (Kind::Post, RequestBody::Settled(Settled::Cancel(request))) => request.clone(),
+        let (key, meant) = match (&self.kind, &self.state().request) {
+            (Kind::Post, RequestBody::Settled(Settled::Cancel(key, id))) => (key.clone(), *id),
             _ => return,
         };
-        let Some(canceller) = self.state().canceller.clone() else {
-            return;
-        };
-        let Some(session) = self.session.key(|_| canceller.scope()) else {
-            return;
-        };
-        if let Some((id, exchange)) = registry.find(&Key { session, request }) {
+        // Meanwhile that call may have ended, and another may have its id.
+        if let Some((id, exchange)) = registry.find(&key).filter(|(id, _)| *id == meant) {
             exchange.cancelled_elsewhere(id, CancelReason::ClientCancelled);
         }
     }
@@ -137,6 +132,7 @@ impl Exchange {
     fn claim(self: &Arc<Self>) -> Vec<Attachment> {
         let claim = |call: &CallInfo| {
             self.instance.registry.claim(call.id());
+            self.tell_decided();
             Attachment {
                 exchange: self.clone(),
                 id: call.id(),

@@ -6,9 +6,7 @@
 
 use std::{
     hash::{DefaultHasher, Hasher as _},
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -24,18 +22,23 @@ use rmcp::{
 use super::shelf::Shelf;
 use crate::{
     call::{CancelReason, RequestId},
-    registry::{Answer, Content, End},
+    registry::{Answer, Content, End, in_time},
 };
 
 /// How long a client is told to wait before it comes back, where the server did not say: 3 s, rmcp's own
 /// default.
 const RETRY: Duration = Duration::from_secs(3);
 
+/// How long the replay of a store may take for the next event of an answered call: 1 s. It may wait for more than there
+/// will be, and never end.
+const NEXT_EVENT: Duration = Duration::from_secs(1);
+
 /// Answers of at most so many bytes are put on their session's shelf, if they are only a text: 1 KiB. A larger
 /// one is not copied: it costs its allocator little beside what it cost itself.
 const SMALL: usize = 1024;
 
-/// What a store replays of an answered call, to the answer. If that is not there, it comes after everything else.
+/// What a store replays of an answered call, to the answer. If that is not there, it comes after everything else, or
+/// when nothing else has come for a while.
 pub(super) struct Completed<S> {
     /// To be read on.
     replayed: Option<S>,
@@ -141,7 +144,7 @@ fn answered(answer: Answer) -> ServerSseMessage {
 }
 
 /// Which request a message answers.
-fn answers(message: &ServerJsonRpcMessage) -> Option<&NumberOrString> {
+pub(super) fn answers(message: &ServerJsonRpcMessage) -> Option<&NumberOrString> {
     match message {
         ServerJsonRpcMessage::Response(response) => Some(&response.id),
         ServerJsonRpcMessage::Error(error) => error.id.as_ref(),
@@ -254,20 +257,21 @@ impl<S> Completed<S> {
     }
 }
 
-impl<S: Stream<Item = ServerSseMessage> + Unpin> Stream for Completed<S> {
-    type Item = ServerSseMessage;
+impl<S: Stream<Item = ServerSseMessage> + Unpin> Completed<S> {
+    pub(super) fn into_stream(self) -> impl Stream<Item = ServerSseMessage> {
+        let next = async |mut this: Self| this.next().await.map(|event| (event, this));
+        stream::unfold(self, next).fuse()
+    }
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        if let Some(replayed) = &mut this.replayed {
-            if let Some(event) = ready!(replayed.poll_next_unpin(cx)) {
-                this.note(&event);
-                return Poll::Ready(Some(event));
+    async fn next(&mut self) -> Option<ServerSseMessage> {
+        if let Some(replayed) = &mut self.replayed {
+            if let Some(Some(event)) = in_time(NEXT_EVENT, replayed.next()).await {
+                self.note(&event);
+                return Some(event);
             }
-            this.replayed = None;
+            self.replayed = None;
         }
-        let repeated = this.repeated.take();
-        Poll::Ready(repeated.or_else(|| this.answered.take()))
+        self.repeated.take().or_else(|| self.answered.take())
     }
 }
 
@@ -347,7 +351,8 @@ mod tests {
         });
         let replayed = stream::iter(replayed).chain(stream::pending());
         let completed = Completed::new(replayed, keep_one(&message), "named");
-        let events = completed.collect::<Vec<_>>().now_or_never().unwrap();
+        let events = completed.into_stream().collect::<Vec<_>>();
+        let events = events.now_or_never().unwrap();
         assert_eq!(events.len(), 2, "{events:?}");
         let last = serde_json::to_value(events[1].message.as_deref()).unwrap();
         assert_eq!(last, serde_json::to_value(&message).unwrap());

@@ -12,6 +12,7 @@ mod kept;
 mod late;
 mod life;
 mod owned;
+mod passing;
 mod resuming;
 mod session;
 mod session_manager;

@@ -10,18 +10,21 @@ use std::{
     time::Duration,
 };
 
-use rmcp::transport::streamable_http_server::session::{ServerSseMessage, SessionId};
+use rmcp::{
+    model::ServerJsonRpcMessage,
+    transport::streamable_http_server::session::{ServerSseMessage, SessionId},
+};
 use tokio::{
     sync::{OnceCell, watch},
     task,
     time::Instant,
 };
 
-use super::{late::Late, life::Life, owned::Owned, shelf::Shelf};
+use super::{kept, late::Late, life::Life, owned::Owned, passing::EarlyEnds, shelf::Shelf};
 use crate::{
     call::RequestId,
-    exchange::BEFORE_CLOSE,
-    registry::{LATE, Noticed, Ticket, Watched, in_time},
+    exchange::{BEFORE_CLOSE, Exchange},
+    registry::{GLANCE, LATE, Noticed, Ticket, Watched, in_time},
 };
 
 /// All sessions that are open.
@@ -45,6 +48,7 @@ pub(super) struct Session {
     id: SessionId,
     /// What was cancelled; shared with the session's transport.
     pub(super) late: Arc<Late>,
+    early_ends: EarlyEnds,
     shelf: Shelf,
     /// Where its events are noted as its own, if a store has them.
     owned: Option<Arc<Owned>>,
@@ -74,6 +78,9 @@ pub(super) struct Injecting {
 pub(super) trait Owner: Send + Sync {
     /// Whether a call of the session goes on without a stream.
     fn has_calls(&self, session: &SessionId) -> bool;
+
+    /// The call in flight with this JSON-RPC id.
+    fn call(&self, session: &SessionId, request: RequestId) -> Option<Arc<Exchange>>;
 
     /// The session is idle, and takes no request from now on.
     fn close_idle(self: Arc<Self>, session: SessionId);
@@ -210,10 +217,12 @@ impl Session {
         idle_timeout: Option<Duration>,
         owner: Weak<dyn Owner>,
         owned: Option<Arc<Owned>>,
+        early_ends: EarlyEnds,
     ) -> Self {
         Self {
             id,
             late: Arc::default(),
+            early_ends,
             shelf: Shelf::default(),
             owned,
             life: Life::new(),
@@ -249,6 +258,17 @@ impl Session {
     /// Runs `close` to its end once, whoever waits for it.
     pub(super) async fn close_once(&self, close: impl Future<Output = ()>) {
         self.closed.get_or_init(|| close).await;
+    }
+
+    /// A message comes by on its way to the client.
+    pub(super) fn pass(&self, message: &ServerJsonRpcMessage) {
+        if self.early_ends.are_possible()
+            && let Some(request) = kept::answers(message)
+            && let Some(owner) = self.owner.upgrade()
+            && let Some(exchange) = owner.call(&self.id, request.into())
+        {
+            exchange.pass(message);
+        }
     }
 
     /// A cancel sets out.
@@ -298,10 +318,15 @@ impl Watched for Session {
             // When it ends nobody may see.
             self.life.touch(millis);
         }
-        let left = match noticed {
-            // The runtime was starved: requests may wait in the accept queue.
-            Noticed::Late => self.life.left(millis, idle_timeout).or(Some(LATE)),
-            Noticed::InTime => self.life.close_if_idle(millis, idle_timeout),
+        let again = match noticed {
+            // The runtime stood still: requests may wait in the accept queue.
+            Noticed::Late => Some(LATE),
+            Noticed::Delayed => Some(GLANCE),
+            Noticed::InTime => None,
+        };
+        let left = match again {
+            Some(_) => self.life.left(millis, idle_timeout).or(again),
+            None => self.life.close_if_idle(millis, idle_timeout),
         };
         match left {
             Some(left) => now.checked_add(left),
@@ -338,6 +363,10 @@ impl InUse {
         if let Some(owned) = &self.0.owned {
             owned.note(&self.0.id, event);
         }
+    }
+
+    pub(super) fn early_ends(&self) -> &EarlyEnds {
+        &self.0.early_ends
     }
 
     pub(super) fn late(&self) -> &Late {

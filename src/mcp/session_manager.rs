@@ -1,6 +1,10 @@
 //! The wrapper that binds calls from typed messages.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt, future::Either};
 use rmcp::{
@@ -26,7 +30,7 @@ use super::{
     transport::CancellableTransport,
 };
 use crate::{
-    call::{CallInfo, CancelReason},
+    call::{CallId, CallInfo, CancelReason},
     exchange::Attachment,
     observe::Remark,
     registry::{End, FIRST, Key},
@@ -143,7 +147,11 @@ impl<M> CancellableSessionManager<M> {
     }
 
     /// The manager inside.
+    ///
+    /// Who has it can end the stream of a call that goes on (SEP-1699). rmcp drops the answer of such a call; so from the
+    /// first time this is called, answers are copied as they pass, and one whose stream has ended is kept.
     pub fn inner(&self) -> &M {
+        self.shared.early_ends.store(true, Ordering::Relaxed);
         &self.shared.manager
     }
 }
@@ -163,6 +171,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             exchange.registry().remark(Remark::TwoLayers);
             return None;
         }
+        // rmcp has no `params.task`: whoever serves the typed message knows of no task either.
         let (tool, arguments) = match &request.request {
             ClientRequest::CallToolRequest(call) => {
                 (Some(&*call.params.name), call.params.arguments.as_ref())
@@ -191,16 +200,21 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         CancellableTransport::new(transport, session, self.shared.serving.clone())
     }
 
-    /// The client's own cancel of a call, which the manager took.
-    fn client_cancelled(&self, session: &SessionId, request: Option<RequestId>) {
-        let Some((request, registry)) = request.zip(self.shared.registry.get()) else {
-            return;
-        };
+    /// The call in flight that a cancel by its client means.
+    fn meant(&self, session: &SessionId, request: &RequestId) -> Option<(Key, CallId)> {
         let key = Key {
             session: self.shared.session(session),
-            request: (&request).into(),
+            request: request.into(),
         };
-        if let Some((id, exchange)) = registry.find(&key) {
+        let (id, _) = self.shared.registry.get()?.find(&key)?;
+        Some((key, id))
+    }
+
+    /// The manager took the client's own cancel of a call. Meanwhile that may have ended, and another may have its id.
+    fn client_cancelled(&self, session: &SessionId, (key, meant): (Key, CallId)) {
+        let registry = self.shared.registry.get();
+        let found = registry.and_then(|registry| registry.find(&key));
+        if let Some((id, exchange)) = found.filter(|(id, _)| *id == meant) {
             if let Some(call) = exchange.call(id) {
                 self.shared.condemn(session, call);
             }
@@ -308,13 +322,16 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             ClientJsonRpcMessage::Notification(JsonRpcNotification {
                 notification: ClientNotification::CancelledNotification(cancelled),
                 ..
-            }) => cancelled.params.request_id.clone(),
+            }) => cancelled.params.request_id.as_ref(),
             _ => None,
         };
+        let meant = cancels.and_then(|request| self.meant(id, request));
         let used = self.shared.sessions.begin_use(id);
         let accepted = self.shared.manager.accept_message(id, message);
         accepted.inspect_ok(move |()| {
-            self.client_cancelled(id, cancels);
+            if let Some(meant) = meant {
+                self.client_cancelled(id, meant);
+            }
             drop(used);
         })
     }
@@ -345,6 +362,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         if is_foreign || ended.is_some() && !may_be_there {
             return Ok(kept::replay(ended, &last_event_id).left_stream());
         }
+        if let Some(used) = &used {
+            // A refused one ends the stream that there is.
+            used.early_ends().allow();
+        }
         let asked = self
             .shared
             .clone()
@@ -362,7 +383,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let resumed = match (ended, resumed) {
             (Some(End::Answered(answer)), Ok(stream)) if is_stored => {
                 let completed = Completed::new(stream, answer, &last_event_id);
-                without_late(completed, used).left_stream()
+                without_late(completed.into_stream(), used).left_stream()
             }
             (Some(end), _) => return Ok(kept::replay(Some(end), &last_event_id).left_stream()),
             (None, resumed) => {

@@ -28,6 +28,7 @@ use tracing::warn;
 use super::{
     going_on::GoingOn,
     owned::Owned,
+    passing::EarlyEnds,
     resuming::Turns,
     session::{Owner, Serving, Session, Sessions},
 };
@@ -56,6 +57,8 @@ pub(super) struct Shared<M> {
     pub(super) owned: Arc<Owned>,
     pub(super) remarks: Remarks,
     pub(super) turns: Arc<Turns>,
+    /// Whether streams can end before their calls are answered, because somebody else can reach `manager`.
+    pub(super) early_ends: Arc<AtomicBool>,
 }
 
 // === impl Shared ===
@@ -75,6 +78,7 @@ impl<M> Shared<M> {
             owned: Arc::default(),
             remarks: Remarks::default(),
             turns: Arc::default(),
+            early_ends: Arc::default(),
         }
     }
 
@@ -183,8 +187,7 @@ impl<M: SessionManager> Shared<M> {
 
     /// What the manager's event ids say.
     pub(super) fn form(&self) -> Form {
-        let is_rmcps = TypeId::of::<M>() == TypeId::of::<LocalSessionManager>();
-        match is_rmcps && self.manager.event_store().is_none() {
+        match is_rmcps::<M>() && self.manager.event_store().is_none() {
             true => Form::Rmcp,
             false => Form::Any,
         }
@@ -199,7 +202,12 @@ impl<M: SessionManager> Shared<M> {
         let this: Weak<Self> = Arc::downgrade(self);
         let stored = self.manager.event_store();
         let owned = stored.map(|_| self.owned.clone());
-        let session = Arc::new(Session::new(id, idle_timeout, this, owned));
+        if !is_rmcps::<M>() {
+            self.early_ends.store(true, Ordering::Relaxed);
+        }
+        let early_ends = EarlyEnds::new(self.early_ends.clone());
+        let session = Session::new(id, idle_timeout, this, owned, early_ends);
+        let session = Arc::new(session);
         self.sessions.add(session.clone());
         if let Some(at) = session.first_look() {
             let watched: Weak<Session> = Arc::downgrade(&session);
@@ -266,6 +274,15 @@ impl<M: SessionManager> Owner for Shared<M> {
         registry.is_some_and(|registry| !registry.detached_in(&self.session(session)).is_empty())
     }
 
+    fn call(&self, session: &SessionId, request: RequestId) -> Option<Arc<Exchange>> {
+        let key = Key {
+            session: self.session(session),
+            request,
+        };
+        let (_, exchange) = self.registry.get()?.find(&key)?;
+        Some(exchange)
+    }
+
     fn close_idle(self: Arc<Self>, id: SessionId) {
         let this = self.clone();
         self.timer.spawn(Moves::Always, async move {
@@ -284,6 +301,10 @@ impl<M: SessionManager> Manager for Shared<M> {
 
     fn has(&self, session: &str) -> bool {
         self.sessions.has(session)
+            // The manager inside may have sessions of its own: shared with others, or restored by itself.
+            || self.registry.get().is_some_and(|registry| {
+                registry.has_session(&self.session(&session.into()))
+            })
     }
 }
 
@@ -327,4 +348,9 @@ impl<M: SessionManager> Canceller for Shared<M> {
             accepted.map_err(|error| CancelError::failed(error.to_string()))
         })
     }
+}
+
+/// Whether it is rmcp's own manager, in which streams end early only at the hands of others.
+fn is_rmcps<M: 'static>() -> bool {
+    TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
 }

@@ -214,11 +214,18 @@ impl BoundCall {
         let Some(used) = used else {
             return;
         };
-        let Attachment { exchange, id, .. } = &self.attachment;
         used.late().leave_unread(&self.attachment);
-        // The stream of a resume took its place: then this one has ended because of that.
-        if !exchange.registry().is_detached(*id) {
-            used.late().read_again(*id);
+        self.look_elsewhere(used);
+    }
+
+    /// The stream has ended without the answer.
+    fn look_elsewhere(&self, used: &InUse) {
+        let Attachment { exchange, id, .. } = &self.attachment;
+        match exchange.registry().is_detached(*id) {
+            // It may have come by before that was to be seen.
+            true => exchange.passed(*id),
+            // The stream of a resume took its place: then this one has ended because of that.
+            false => used.late().read_again(*id),
         }
     }
 
@@ -260,7 +267,11 @@ impl BoundCall {
         let shelf = used.filter(|_| self.watched == Watched::ByClient);
         let kept = kept::keep(event, shelf.map(InUse::shelf));
         self.watched = Watched::NoMore;
-        self.attachment.exchange.answered(self.attachment.id, kept);
+        let Attachment { exchange, id, .. } = &self.attachment;
+        if used.is_some_and(|used| used.early_ends().are_possible()) {
+            let _copy = exchange.keep_in_passing(None);
+        }
+        exchange.answered(*id, kept);
     }
 
     /// The manager could not open its stream.
@@ -273,15 +284,13 @@ impl BoundCall {
 
     fn ended_by_server(mut self, used: Option<&InUse>) {
         self.watched = Watched::NoMore;
-        let Attachment { exchange, id, .. } = &self.attachment;
         // Before anybody hears of it.
         if let Some(used) = used {
             used.late().leave_unread(&self.attachment);
         }
         self.attachment.detach(DetachCause::EndedByServer, false);
-        // An older stream ends because of a newer one.
-        if let Some(used) = used.filter(|_| !exchange.registry().is_detached(*id)) {
-            used.late().read_again(*id);
+        if let Some(used) = used {
+            self.look_elsewhere(used);
         }
     }
 }

@@ -77,6 +77,7 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
         &mut self,
         item: TxJsonRpcMessage<RoleServer>,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
+        self.session.pass(&item);
         match self.session.late.fate(&item) {
             Fate::Sent => Either::Left(self.inner.send(item).map_err(TransportError::from_inner)),
             Fate::Dropped => Either::Right(ready(Ok(()))),

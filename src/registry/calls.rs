@@ -129,7 +129,8 @@ impl Calls {
         let sessions = state.core.sessions_with(session).into_iter();
         let mut found = sessions.filter_map(|session| {
             let request = request.clone();
-            state.core.find_any(&Key { session, request })
+            let found = state.core.find_any(&Key { session, request });
+            found.map(|(id, _)| id)
         });
         match (found.next(), found.next()) {
             (Some(id), None) => Some(id),

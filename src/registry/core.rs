@@ -18,9 +18,11 @@
 //! 6. **Detach.** A grace starts in full with every detach. A cancel goes through only while the very clock that ran
 //!    out still stands so ([`Core::finish_due`]). Only resumes that brought no event
 //!    (a server that the layer alone watches) renew it no more than [`MAX_BARREN`] times in a row.
-//! 7. **Late wake-ups.** A deadline that is noticed more than [`entry::LATE`] late is put off once: the runtime was
-//!    starved, and the resumes wait in the accept queue. So is one that another runtime notices, because its own stands
-//!    still. A hold may be who notices; its own time is not late.
+//! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the
+//!    resumes wait in the accept queue. More than [`entry::LATE`] late, or noticed by another runtime because its own
+//!    stands still, it is put off for long, once. Else more than [`entry::JITTER`] late, it is looked at again
+//!    [`entry::GLANCE`] later, until that look is not more than [`entry::ON_TIME`] late itself, [`entry::MAX_GLANCES`]
+//!    times at most. A hold may be what notices; its own time is not late.
 //! 8. **Names.** Requests and streams are found in their own session only. An event id names the stream that it was seen
 //!    on; only rmcp's own also name the stream by their number ([`Form`]). Of a call's event ids
 //!    the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came, any unknown id of the session
@@ -70,7 +72,7 @@ pub(crate) use self::model::as_the_model_says_of;
 #[cfg(feature = "rmcp")]
 pub(crate) use self::{entry::NOBODYS, index::numbers};
 pub(crate) use self::{
-    entry::{Entry, Expired, FIRST, Generation, LATE, Wait},
+    entry::{Entry, Expired, FIRST, GLANCE, Generation, LATE, ON_TIME, Wait},
     find::Named,
     index::{Key, Scope, SessionKey, StreamId},
     memory::{Dropped, End, Ended, Limits as MemoryLimits},

@@ -54,6 +54,8 @@ pub(super) trait Expire: Send + Sync + 'static {
 pub(crate) enum Noticed {
     /// By the timer that was to notice it, unless that one slept too long.
     InTime,
+    /// By the same one, but some time after: clients that were in time may not be heard yet.
+    Delayed,
     /// The runtime that was to notice it stands still. Clients may wait there to be heard.
     Late,
 }

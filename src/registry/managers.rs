@@ -10,7 +10,7 @@ pub(crate) trait Manager: Send + Sync {
     /// Where its session ids are unique.
     fn scope(&self) -> Scope;
 
-    /// Whether it has a session with this id.
+    /// Whether it has a session with this id, or calls of one.
     fn has(&self, session: &str) -> bool;
 }
 

@@ -43,8 +43,8 @@ pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
     answer::Answer,
     core::{
-        Detached, Dropped, End, Ended, FIRST, Finished, Form, Generation, Key, LATE, MemoryLimits,
-        Scope, SessionKey, UNSEEN_FOR, Wait,
+        Detached, Dropped, End, Ended, FIRST, Finished, Form, GLANCE, Generation, Key, LATE,
+        MemoryLimits, ON_TIME, Scope, SessionKey, UNSEEN_FOR, Wait,
     },
     driver::{Moves, Noticed, in_time},
     watch::{Ticket, Watched},
@@ -255,6 +255,12 @@ impl Registry {
         self.with(|core| core.named(session, event_id))
     }
 
+    /// Whether anything is known of a session: calls in flight, or some that ended.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
+        self.with(|core| core.has_session(session))
+    }
+
     pub(crate) fn hold(&self, id: CallId) -> bool {
         self.with(|core| core.hold(id, Instant::now()))
     }
@@ -285,8 +291,13 @@ impl Registry {
     }
 
     /// The same, also if its request is not accepted yet.
-    pub(crate) fn find_any(&self, key: &Key) -> Option<CallId> {
+    pub(crate) fn find_any(&self, key: &Key) -> Option<Call> {
         self.with(|core| core.find_any(key))
+    }
+
+    /// Whether the request of a call is neither accepted nor refused yet.
+    pub(crate) fn is_undecided(&self, id: CallId) -> bool {
+        self.with(|core| core.is_undecided(id))
     }
 
     pub(crate) fn take_session(&self, session: &SessionKey) -> Vec<Call> {

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{LATE, Noticed, Registry};
+use super::{LATE, Noticed, ON_TIME, Registry};
 
 /// Something that may be over without anybody saying so.
 pub(crate) trait Watched: Send + Sync {
@@ -115,9 +115,10 @@ impl Watches {
 
 impl Due {
     pub(super) fn look(self, now: Instant, noticed: Noticed) -> Option<Again> {
-        let noticed = match now.saturating_duration_since(self.at) > LATE {
-            true => Noticed::Late,
-            false => noticed,
+        let noticed = match now.saturating_duration_since(self.at) {
+            late if late > LATE => Noticed::Late,
+            late if late > ON_TIME && noticed == Noticed::InTime => Noticed::Delayed,
+            _ => noticed,
         };
         let at = self.watched.look(now, noticed)?;
         Some(Again {

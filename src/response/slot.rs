@@ -25,7 +25,7 @@ use super::{Polled, commit::Committed};
 use crate::{
     detach::DetachCause,
     exchange::{Guard, Outlet},
-    registry::{Noticed, Ticket, Watched},
+    registry::{GLANCE, Noticed, Ticket, Watched},
 };
 
 pub(super) struct Slot<B> {
@@ -260,12 +260,15 @@ impl<B: Send> Watched for Slot<B> {
         if deadline > now {
             return Some(deadline);
         }
-        if noticed == Noticed::Late {
-            // The runtime was starved, and the reader with it.
-            return again;
+        match noticed {
+            // The runtime stood still, and the reader with it.
+            Noticed::Late => again,
+            Noticed::Delayed => now.checked_add(GLANCE),
+            Noticed::InTime => {
+                self.abandon(DetachCause::Stalled);
+                None
+            }
         }
-        self.abandon(DetachCause::Stalled);
-        None
     }
 }
 

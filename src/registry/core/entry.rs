@@ -14,6 +14,19 @@ pub(crate) const MAX_HOLD: Duration = Duration::from_secs(5);
 /// How late a deadline may be noticed before the runtime counts as starved: 1 s.
 pub(crate) const LATE: Duration = Duration::from_secs(1);
 
+/// How late the end of a grace may be noticed to be acted on at once: 2 ms. Tokio's timers round up to 1 ms.
+pub(super) const JITTER: Duration = Duration::from_millis(2);
+
+/// When to look again at what was noticed late: after 100 ms, in which a runtime that is back hears its clients.
+pub(crate) const GLANCE: Duration = Duration::from_millis(100);
+
+/// How late such a second look may come itself: 20 ms.
+pub(crate) const ON_TIME: Duration = Duration::from_millis(20);
+
+/// How often a call is looked at again at most: 10 times, so that a machine that is never on time takes about a second
+/// longer to end an orphan.
+pub(super) const MAX_GLANCES: u8 = 10;
+
 /// The generation of a call's first stream.
 pub(crate) const FIRST: Generation = Generation(1);
 
@@ -85,7 +98,12 @@ pub(super) struct Times {
 pub(super) struct Clock {
     pub(super) detachment: Detachment,
     pub(super) wait: Wait,
+    /// It was put off for long.
     put_off: bool,
+    /// Not before this time is it over: that it was, was noticed late.
+    again: Option<Instant>,
+    /// How often it was looked at again.
+    glances: u8,
     /// Its time is over, and somebody was told to cancel the call.
     pub(super) given_out: bool,
     /// Nobody reads a stream of the call on, which would run to its end: when it is forgotten.
@@ -227,6 +245,8 @@ impl Times {
             detachment,
             wait,
             put_off: false,
+            again: None,
+            glances: 0,
             given_out: false,
             unwatched: None,
             released: None,
@@ -258,9 +278,14 @@ impl Times {
     fn grace_ends(&self) -> Option<Instant> {
         let clock = self.clock.as_ref()?;
         match clock.wait {
-            Wait::Until { deadline, .. } if self.is_held() => Some(hold_ends(deadline)),
-            // A deadline that passed meanwhile could not be noticed before.
-            Wait::Until { deadline, .. } => Some(clock.released.unwrap_or(deadline).max(deadline)),
+            Wait::Until { deadline, .. } => {
+                let at = match self.is_held() {
+                    true => hold_ends(deadline),
+                    // A deadline that passed meanwhile could not be noticed before.
+                    false => clock.released.unwrap_or(deadline).max(deadline),
+                };
+                Some(clock.again.unwrap_or(at).max(at))
+            }
             Wait::Unseen(at) => Some(at),
             Wait::ForItsEnd => clock.unwatched,
         }
@@ -272,8 +297,8 @@ impl Times {
 
     /// Adds a hold, of which the first stops the clock.
     ///
-    /// A resume may be the first to notice that the time is long over (invariant 7). It would not know
-    /// that any more when the hold ends.
+    /// A resume may be the first to notice that the time is over (invariant 7). It would not know that any more when
+    /// the hold ends.
     pub(super) fn hold(&mut self, now: Instant) {
         if !self.is_held()
             && let Some(at) = self.grace_ends()
@@ -350,13 +375,23 @@ impl Times {
         let Wait::Until { deadline, retry } = &mut clock.wait else {
             return false;
         };
-        let late = (starved || now.duration_since(at) > LATE) && !clock.put_off;
-        if late {
+        let late = now.duration_since(at);
+        let tolerated = match clock.again == Some(at) {
+            true => ON_TIME,
+            false => JITTER,
+        };
+        let ends = if (starved || late > LATE) && !clock.put_off {
             clock.put_off = true;
             *deadline = now + (2 * *retry).max(MAX_HOLD);
-            self.last_deadline = Some(*deadline);
-        }
-        late
+            *deadline
+        } else if (starved || late > tolerated) && clock.glances < MAX_GLANCES {
+            clock.glances += 1;
+            *clock.again.insert(now + GLANCE)
+        } else {
+            return false;
+        };
+        self.last_deadline = Some(ends);
+        true
     }
 }
 

@@ -93,14 +93,20 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// The session call with this key, also if its request is not accepted yet.
-    pub(crate) fn find_any(&self, key: &Key) -> Option<CallId> {
-        let accepted = self.find(key).map(|(id, _)| id);
-        accepted.or_else(|| {
+    pub(crate) fn find_any(&self, key: &Key) -> Option<(CallId, T)> {
+        self.find(key).or_else(|| {
             let (slot, known) = self.session(&key.session)?;
             let mut calls = self.calls_of(known);
             let found = calls.find(|(_, entry)| entry.is(slot, &key.request));
-            found.map(|(id, _)| id)
+            found.map(|(id, entry)| (id, entry.call.clone()))
         })
+    }
+
+    /// Whether a session call is in flight whose request is not accepted yet.
+    pub(crate) fn is_undecided(&self, id: CallId) -> bool {
+        let entry = self.calls.get(&id);
+        let place = entry.and_then(|entry| entry.place.as_ref());
+        place.is_some_and(|place| !place.owns_key)
     }
 
     pub(crate) fn call(&self, id: CallId) -> Option<&T> {
@@ -134,6 +140,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
             .filter(|(_, entry)| entry.clock().is_some())
             .map(|(id, entry)| (id, entry.call.clone()))
             .collect()
+    }
+
+    /// Whether a session has calls in flight, or some that are remembered.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
+        self.session(session).is_some()
     }
 
     /// A session with calls. From its slot on its key needs no look any more.

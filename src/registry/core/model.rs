@@ -35,6 +35,9 @@ const TIGHT: Room = Room {
     session: 2,
 };
 
+/// How late a deadline may be noticed before something else happens, in milliseconds.
+const LATE_MS: [u64; 3] = [2, 20, 1_000];
+
 const SESSIONS: Range<usize> = 0..3;
 const REQUESTS: Range<usize> = 0..3;
 
@@ -141,6 +144,12 @@ enum Op {
     Pass(Pass),
     Expire {
         end: bool,
+    },
+    /// Looks that come so late, one after the other.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
+    Late {
+        looks: u32,
+        and_ms: u64,
     },
 }
 
@@ -270,6 +279,12 @@ impl Run {
             Op::TakeSession { session, end } => self.take_session(&session_of(session), end),
             Op::Pass(pass) => self.pass(pass),
             Op::Expire { end } => self.expire(end),
+            Op::Late { looks, and_ms } => {
+                for _ in 0..looks {
+                    self.pass(Pass::Deadline { and_ms });
+                    self.expire(true);
+                }
+            }
         }
         self.model.settle_contests();
         self.compare();

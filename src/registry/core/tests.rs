@@ -1,5 +1,5 @@
 use super::{
-    entry::{LATE, MAX_HOLD},
+    entry::{GLANCE, JITTER, LATE, MAX_GLANCES, MAX_HOLD, ON_TIME},
     model::assert_empty,
     streams::MAX_EVENT_IDS,
     *,
@@ -444,6 +444,12 @@ fn invariant_6_an_event_makes_it_renew_again() {
     }
 }
 
+/// Looks at what is next, so late.
+fn look(core: &mut TestCore, late: Duration) -> Vec<(CallId, &'static str, Expired)> {
+    let at = core.next_deadline().unwrap();
+    core.expire(at + late)
+}
+
 #[test]
 fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
     let now = Instant::now();
@@ -453,8 +459,11 @@ fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
     let noticed = now + SECOND + 12 * SECOND;
     assert!(core.expire(noticed).is_empty());
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
+    let again = noticed + 60 * SECOND;
+    assert!(core.expire(again).is_empty());
+    assert_eq!(core.next_deadline(), Some(again + GLANCE), "not as long");
     assert_eq!(
-        core.expire(noticed + 60 * SECOND),
+        look(&mut core, Duration::ZERO),
         [(id, "call", Expired::Grace)]
     );
 }
@@ -469,30 +478,34 @@ fn invariant_7_a_deadline_that_another_runtime_had_to_notice_is_put_off_once() {
     assert!(core.expire_when(noticed, true).is_empty());
     let put_off = noticed + 2 * RETRY;
     assert_eq!(core.next_deadline(), Some(put_off));
-    let over = core.expire_when(put_off, true);
+    assert!(core.expire_when(put_off, true).is_empty());
+    assert_eq!(core.next_deadline(), Some(put_off + GLANCE), "not as long");
+    let over = look(&mut core, Duration::ZERO);
     assert_eq!(over, [(id, "call", Expired::Grace)]);
 }
 
 #[test]
 fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_nothing() {
-    let mut now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "polled in vain");
-    detach(&mut core, id, now);
-    for _ in 0..MAX_BARREN {
-        let generation = core.attach(id).unwrap();
-        now += SECOND / 2;
-        core.detach(id, generation, until(now + SECOND), true, gone(now));
-    }
-    now += 3 * SECOND;
-    assert!(core.expire(now).is_empty(), "the runtime was starved");
-    let put_off = now + 2 * RETRY;
+    for (late, put_off) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, GLANCE)] {
+        let mut now = Instant::now();
+        let mut core = TestCore::new();
+        let id = accepted(&mut core, key("s", 1), "polled in vain");
+        detach(&mut core, id, now);
+        for _ in 0..MAX_BARREN {
+            let generation = core.attach(id).unwrap();
+            now += SECOND / 2;
+            core.detach(id, generation, until(now + SECOND), true, gone(now));
+        }
+        now += SECOND + late;
+        assert!(core.expire(now).is_empty(), "the runtime was starved");
+        let put_off = now + put_off;
 
-    let generation = core.attach(id).unwrap();
-    now += SECOND;
-    let detached = core.detach(id, generation, until(now + 60 * SECOND), true, gone(now));
-    assert_eq!(detached, Detached::Waiting);
-    assert_eq!(core.next_deadline(), Some(put_off), "nor renewed by it");
+        let generation = core.attach(id).unwrap();
+        now += GLANCE / 2;
+        let detached = core.detach(id, generation, until(now + 60 * SECOND), true, gone(now));
+        assert_eq!(detached, Detached::Waiting);
+        assert_eq!(core.next_deadline(), Some(put_off), "nor renewed by it");
+    }
 }
 
 #[test]
@@ -501,7 +514,87 @@ fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
     let mut core = TestCore::new();
     let id = accepted(&mut core, key("s", 1), "call");
     detach(&mut core, id, now);
-    assert_eq!(core.expire(now + SECOND + LATE).len(), 1);
+    assert_eq!(core.expire(now + SECOND + JITTER).len(), 1);
+}
+
+#[test]
+fn invariant_7_a_deadline_that_is_noticed_a_little_late_is_looked_at_again() {
+    for late in [JITTER + JITTER / 2, 3 * SECOND / 10, LATE] {
+        let now = Instant::now();
+        let mut core = TestCore::new();
+        let id = accepted(&mut core, key("s", 1), "call");
+        detach(&mut core, id, now);
+        let noticed = now + SECOND + late;
+        assert!(core.expire(noticed).is_empty(), "{late:?}");
+        let again = Some(noticed + GLANCE);
+        assert_eq!(core.next_deadline(), again);
+        let (_, entry) = core.calls().next().unwrap();
+        assert_eq!(entry.waits_to(), again, "which is what is said of it");
+        assert_eq!(look(&mut core, ON_TIME), [(id, "call", Expired::Grace)]);
+    }
+}
+
+#[test]
+fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    let noticed = now + SECOND + 3 * SECOND / 10;
+    assert!(core.expire(noticed).is_empty());
+
+    let heard = noticed + GLANCE / 2;
+    assert!(core.hold(id, heard));
+    assert!(core.expire(noticed + GLANCE).is_empty(), "it is held");
+    core.attach(id).unwrap();
+
+    assert!(core.expire(now + UNSEEN_FOR).is_empty());
+    assert_eq!(core.next_deadline(), None);
+}
+
+#[test]
+fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time() {
+    let now = Instant::now();
+    let noticed = now + SECOND + 3 * SECOND / 10;
+    let refused = noticed + GLANCE / 2;
+    for who_notices in ["the timer", "the resume"] {
+        let mut core = TestCore::new();
+        let id = accepted(&mut core, key("s", 1), "call");
+        detach(&mut core, id, now);
+        if who_notices == "the timer" {
+            assert!(core.expire(noticed).is_empty());
+        }
+        core.hold(id, noticed);
+        core.release(id, refused);
+        let next = core.next_deadline();
+        assert_eq!(next, Some(noticed + GLANCE), "{who_notices}");
+        assert_eq!(look(&mut core, ON_TIME).len(), 1);
+    }
+}
+
+#[test]
+fn invariant_7_the_time_of_a_hold_is_not_longer_when_its_end_is_noticed_late() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    core.hold(id, now);
+    let noticed = now + SECOND + MAX_HOLD + SECOND / 10;
+    assert!(core.expire(noticed).is_empty());
+    assert_eq!(core.next_deadline(), Some(noticed + GLANCE));
+    assert_eq!(look(&mut core, ON_TIME).len(), 1);
+}
+
+#[test]
+fn invariant_7_a_machine_that_is_never_on_time_ends_its_orphans() {
+    let now = Instant::now();
+    let mut core = TestCore::new();
+    let id = accepted(&mut core, key("s", 1), "call");
+    detach(&mut core, id, now);
+    for _ in 0..MAX_GLANCES {
+        assert!(look(&mut core, 2 * ON_TIME).is_empty());
+    }
+    assert_eq!(look(&mut core, 2 * ON_TIME), [(id, "call", Expired::Grace)]);
 }
 
 #[test]
@@ -528,7 +621,7 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     assert!(core.expire(noticed).is_empty());
     core.release(id, noticed);
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
-    assert_eq!(core.expire(noticed + 60 * SECOND).len(), 1, "once");
+    assert_eq!(look(&mut core, Duration::ZERO).len(), 1, "once");
 }
 
 #[test]
@@ -659,9 +752,9 @@ fn invariant_8_an_id_alone_names_the_sessions_of_all_scopes_however_many_these_a
         sessions.sort_by_key(|session| session.scope.path().map(str::to_owned));
         assert_eq!(sessions, [at("/a").session, at("/b").session]);
         assert_eq!(core.sessions_with("t"), []);
-        assert_eq!(core.find_any(&at("/a")), Some(known));
-        assert_eq!(core.find_any(&at("/b")), Some(unaccepted));
-        assert_eq!(core.find_any(&at("/c")), None);
+        assert_eq!(core.find_any(&at("/a")).unwrap().0, known);
+        assert_eq!(core.find_any(&at("/b")).unwrap().0, unaccepted);
+        assert!(core.find_any(&at("/c")).is_none());
     };
     check(&core);
 

@@ -3,4 +3,5 @@
 mod contract;
 mod cores;
 mod middleware;
+mod replayed;
 mod starved;

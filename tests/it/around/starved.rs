@@ -1,5 +1,5 @@
-//! A server whose every thread was busy for longer than a grace: the clients that came back meanwhile wait
-//! in its accept queue, while the deadlines of their calls have passed.
+//! A server whose every thread was busy while the deadlines of its calls passed: the clients that came back meanwhile
+//! wait in its accept queue.
 //!
 //! In real time, because what is tested is in which order a runtime serves what has piled up. The clients
 //! have a runtime of their own.
@@ -18,7 +18,10 @@ use crate::setup::{Plan, Server, What};
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Deadlines are noticed 2 s late: more than the 1 s from which on a runtime counts as starved.
-const BUSY: Duration = Duration::from_secs(3);
+const LONG: Duration = Duration::from_secs(3);
+
+/// Deadlines are noticed 0.4 s late.
+const SHORT: Duration = Duration::from_millis(1_400);
 
 const WORKERS: usize = 2;
 
@@ -26,15 +29,26 @@ const CALLS: u64 = 8;
 
 #[test]
 fn resumes_that_queue_while_all_threads_are_busy_keep_their_calls_with_the_wrapper() {
-    resumes_that_queue_keep_their_calls(Server::Wrapped);
+    resumes_that_queue_keep_their_calls(Server::Wrapped, LONG);
 }
 
 #[test]
 fn resumes_that_queue_while_all_threads_are_busy_keep_their_calls_with_the_layer_alone() {
-    resumes_that_queue_keep_their_calls(Server::LayerOnly);
+    resumes_that_queue_keep_their_calls(Server::LayerOnly, LONG);
 }
 
-fn resumes_that_queue_keep_their_calls(server: Server) {
+#[test]
+fn resumes_that_queue_while_all_threads_are_busy_for_a_moment_keep_their_calls_with_the_wrapper() {
+    resumes_that_queue_keep_their_calls(Server::Wrapped, SHORT);
+}
+
+#[test]
+fn resumes_that_queue_while_all_threads_are_busy_for_a_moment_keep_their_calls_with_the_layer_alone()
+ {
+    resumes_that_queue_keep_their_calls(Server::LayerOnly, SHORT);
+}
+
+fn resumes_that_queue_keep_their_calls(server: Server, busy: Duration) {
     let serving = Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .enable_all()
@@ -63,7 +77,7 @@ fn resumes_that_queue_keep_their_calls(server: Server) {
         mcp
     });
 
-    keep_busy(&serving);
+    keep_busy(&serving, busy);
 
     clients.block_on(async {
         let mut resumed = Vec::new();
@@ -87,18 +101,18 @@ fn resumes_that_queue_keep_their_calls(server: Server) {
     assert!(setup.calls.is_empty());
 }
 
-/// Returns once all threads are busy.
+/// Returns once all threads are busy, for so long.
 #[allow(
     clippy::disallowed_methods,
     reason = "to block the runtime is what this is for"
 )]
-fn keep_busy(runtime: &Runtime) {
+fn keep_busy(runtime: &Runtime, time: Duration) {
     let all = Arc::new(Barrier::new(WORKERS + 1));
     for _ in 0..WORKERS {
         let all = all.clone();
         runtime.spawn(async move {
             all.wait();
-            thread::sleep(BUSY);
+            thread::sleep(time);
         });
     }
     all.wait();

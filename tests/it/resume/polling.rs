@@ -5,7 +5,7 @@ use std::time::Duration;
 use mcp_cancel_on_disconnect::{CancelReason, Grace, MIN_GRACE, Outcome};
 
 use crate::{
-    setup::{Plan, Server, Setup, StoppedClock, for_servers},
+    setup::{Plan, Server, Setup, StoppedClock, for_servers, stalled},
     support::*,
 };
 
@@ -148,7 +148,7 @@ async fn a_client_that_polls_for_a_lost_answer_is_told_in_the_end() {
     let mut polls = 0;
 
     let told = loop {
-        clock.advance(poll).await;
+        clock.advance_past(poll).await;
         polls += 1;
         assert!(polls < 40, "it polls for ever");
         let mut resumed = mcp.resume(FIRST_EVENT).await;
@@ -188,6 +188,30 @@ async fn an_answer_after_the_server_ended_the_stream_of_an_absent_client_is_kept
     assert_eq!(answer["result"]["content"][0]["text"], "done:a");
 }
 
+/// The server has ended the stream, nobody has seen that yet, and the answer finds no stream any more.
+#[tokio::test]
+async fn an_answer_that_comes_before_anybody_saw_the_end_of_its_stream_is_kept() {
+    let clock = StoppedClock::stop();
+    let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);
+    let setup = plan.outside(stalled).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+
+    setup.sessions.end_stream(&mcp, STREAM, None).await;
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    setup.assert_usable(&mcp).await;
+    call.fin();
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    clock.advance(2 * MIN_GRACE).await;
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+    let answer = resumed.answer().await.expect("the answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+}
+
 /// rmcp closes the former stream of a call also for a resume that it refuses.
 #[tokio::test]
 async fn an_answer_after_a_refused_resume_is_kept() {
@@ -204,6 +228,31 @@ async fn an_answer_after_a_refused_resume_is_kept() {
     clock.advance(Duration::from_secs(2)).await;
     assert_eq!(refused.answer().await, None);
     setup.witness.release("a");
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+    let answer = resumed.answer().await.expect("the answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+}
+
+/// The same before anybody has seen the end of that stream.
+#[tokio::test]
+async fn an_answer_that_comes_right_after_a_refused_resume_is_kept() {
+    let clock = StoppedClock::stop();
+    let plan = Plan::of(Server::Wrapped).grace(Grace::Auto);
+    let setup = plan.outside(stalled).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+
+    let mut refused = mcp.resume("99/0").await;
+    clock.advance(Duration::from_secs(2)).await;
+    assert_eq!(refused.answer().await, None);
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    setup.assert_usable(&mcp).await;
+    call.fin();
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
     let mut resumed = mcp.resume(FIRST_EVENT).await;

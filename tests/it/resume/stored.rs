@@ -4,7 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 use rmcp::{
     model::JsonRpcMessage,
@@ -24,6 +24,9 @@ const GRACE: Duration = Duration::from_secs(20);
 /// To which tokio rounds a timer up.
 const TICK: Duration = Duration::from_millis(1);
 
+/// How long a store may take for the next event of an answered call.
+const SILENCE: Duration = Duration::from_secs(1);
+
 const PROGRESS: &str = "notifications/progress";
 
 /// A store that does not give back all that it was given.
@@ -36,6 +39,8 @@ struct Lossy {
 enum Loses {
     Nothing,
     Answers,
+    /// The same, and the replay waits for more.
+    AnswersAndTheEnd,
     /// All but the events that open streams.
     Messages,
     /// Replays fail.
@@ -82,6 +87,27 @@ async fn an_answer_of_which_the_store_has_nothing_comes_after_the_id_that_was_na
         assert_eq!(brought, ["priming event-0", "done:a"]);
         drop(setup);
     }
+}
+
+/// The client waits on a stream on which nothing would come any more.
+#[tokio::test]
+async fn an_answer_comes_though_the_replay_of_the_store_does_not_end() {
+    let clock = StoppedClock::stop();
+    let (setup, mcp) = answered(Loses::AnswersAndTheEnd).await;
+
+    let mut resumed = mcp.resume(FIRST_STORED).await;
+    assert_eq!(resumed.head().await.status, 200);
+    for _ in 0..3 {
+        let event = resumed.event().await.expect("an event of the store");
+        assert_eq!(text_of(&event), PROGRESS);
+    }
+    setup.assert_usable(&mcp).await;
+    clock.advance(SILENCE + TICK).await;
+
+    let answer = resumed.event().await.expect("the answer");
+    assert_eq!(text_of(&answer), "done:a");
+    assert!(resumed.event().await.is_none());
+    assert!(resumed.is_complete(), "it ends, and is not cut");
 }
 
 /// Anything else keeps its client polling.
@@ -160,7 +186,7 @@ impl Lossy {
         );
         match self.loses {
             Loses::Nothing => true,
-            Loses::Answers => !is_answer,
+            Loses::Answers | Loses::AnswersAndTheEnd => !is_answer,
             Loses::Messages | Loses::Everything => event.message.is_none(),
         }
     }
@@ -184,6 +210,10 @@ impl EventStore for Lossy {
         let events: Vec<_> = events.collect().await;
         let left = events.into_iter().filter(|event| self.has(event));
         let left: Vec<_> = left.collect();
-        Ok(Box::pin(futures_util::stream::iter(left)))
+        let left = stream::iter(left);
+        Ok(match self.loses {
+            Loses::AnswersAndTheEnd => Box::pin(left.chain(stream::pending())),
+            _ => Box::pin(left),
+        })
     }
 }

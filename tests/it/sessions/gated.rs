@@ -24,7 +24,7 @@ use futures_util::{
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace,
+    CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace, Outcome,
 };
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
@@ -53,7 +53,11 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-use crate::{setup::StoppedClock, support::within};
+use crate::{
+    log::{Log, number},
+    setup::StoppedClock,
+    support::within,
+};
 
 /// How long a session may be idle.
 const IDLE: Duration = Duration::from_secs(60);
@@ -97,6 +101,8 @@ enum At {
     CancelsAndResumes,
     /// Before the first resume. The others pass.
     FirstResume,
+    /// After a cancel.
+    TakenCancels,
     /// Before the end of a session.
     Close,
 }
@@ -139,6 +145,29 @@ impl ServerHandler for Floods {
             }
         }
         self.waits.call_tool(request, context).await
+    }
+}
+
+/// The same, and has a tool that notes what happens to it.
+#[derive(Clone, Default)]
+struct Noting {
+    floods: Floods,
+    noted: Arc<Mutex<Vec<&'static str>>>,
+}
+
+impl ServerHandler for Noting {
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        if request.name == "note" {
+            self.noted.lock().unwrap().push("started");
+            context.ct.cancelled().await;
+            self.noted.lock().unwrap().push("cancelled");
+            return Ok(CallToolResult::success(vec![]).into());
+        }
+        self.floods.call_tool(request, context).await
     }
 }
 
@@ -249,6 +278,127 @@ async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id()
     assert!(calls.is_empty());
     let whole = String::from_utf8(whole.to_vec()).unwrap();
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// The manager inside has done with the cancel, and says so late.
+#[tokio::test]
+async fn a_cancel_by_the_client_that_is_taken_slowly_does_not_meet_a_new_call_with_the_same_id() {
+    let gated = Arc::new(Gated::new(At::TakenCancels));
+    let waits = Waits::default();
+    let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
+    let calls = layer.calls();
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    let _older = call(&app, &session).await;
+    let cancel = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 1 } });
+    let cancel = started(send(&app, post(cancel, Some(&session)))).await;
+    let newer = call(&app, &session).await;
+
+    gated.gate.add_permits(1);
+    assert_eq!(cancel.await.status(), 202);
+
+    assert_eq!(calls.len(), 1);
+    let whole = whole_with(&waits, newer).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    assert_eq!(log.ends(&number(1)), [Outcome::Unknown, Outcome::Completed]);
+}
+
+/// Sessions that the manager inside shares with another server, or restores by itself.
+#[tokio::test]
+async fn a_resume_in_time_keeps_the_call_of_a_session_that_somebody_else_has_opened() {
+    let clock = StoppedClock::stop();
+    let gated = Arc::new(Gated::new(At::FirstResume));
+    let waits = Waits::default();
+    let layer = CancelOnDisconnectLayer::new().grace(Grace::After(GRACE));
+    let app = serve(&gated, waits.clone(), layer);
+    let tools = waits.clone();
+    let tools = move || Ok(tools.clone());
+    let shared = Arc::new(Shared(gated.clone()));
+    let elsewhere = StreamableHttpService::new(tools, shared, Default::default());
+    let elsewhere = Router::new().nest_service("/mcp", elsewhere);
+    let session = open(&elsewhere).await;
+    let id = cut(&app, &session).await;
+    clock.advance(GRACE - TICK).await;
+    let resumed = started(send(&app, resume(&session, &id))).await;
+
+    clock.advance(2 * TICK).await;
+    a_while().await;
+    assert_eq!(*gated.log.lock().unwrap(), [] as [&str; 0]);
+    gated.gate.add_permits(1);
+    let resumed = within("the resume", resumed).await;
+    waits.0.notify_one();
+
+    let whole = whole(resumed).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// rmcp has no place for it: its handlers serve such a call like any other, so it ends like any other.
+#[test]
+fn a_typed_call_does_not_say_that_it_is_to_be_a_task() {
+    let mut message = call_of("wait", 1);
+    message["params"]["task"] = json!({ "ttl": 60_000 });
+    let typed: ClientJsonRpcMessage = serde_json::from_value(message).unwrap();
+    let back = serde_json::to_value(&typed).unwrap();
+    assert_eq!(back["params"]["name"], "wait");
+    assert_eq!(back["params"]["task"], Value::Null);
+}
+
+/// Its client leaves while the queue of its session is full. With a service inside that serves requests in tasks of
+/// their own it still comes to its handler, else it does not.
+#[tokio::test]
+async fn a_call_whose_client_leaves_before_its_session_has_room_does_not_run_for_nobody() {
+    for comes_all_the_same in [true, false] {
+        let mut local = LocalSessionManager::default();
+        local.session_config.channel_capacity = ROOM;
+        let sessions = CancellableSessionManager::new(local);
+        let tools = Noting::default();
+        let handler = tools.clone();
+        let make = move || Ok(handler.clone());
+        let service = StreamableHttpService::new(make, sessions.into(), Default::default());
+        let router = Router::new().nest_service("/mcp", service);
+        let router = match comes_all_the_same {
+            true => router.layer(from_fn(async |request, next: Next| {
+                Handle::current().spawn(next.run(request)).await.unwrap()
+            })),
+            false => router,
+        };
+        let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
+        let calls = layer.calls();
+        let app = router.layer(layer);
+        let session = open(&app).await;
+        let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
+        within("a full stream", tools.floods.stuck()).await;
+        for _ in 0..ROOM {
+            let accepted = send(&app, post(initialized(), Some(&session))).await;
+            assert_eq!(accepted.status(), 202);
+        }
+        let waiting = started(send(&app, post(call_of("note", 3), Some(&session)))).await;
+        assert_eq!(calls.len(), 2);
+
+        drop(waiting);
+        a_while().await;
+        assert_eq!(*tools.noted.lock().unwrap(), [] as [&str; 0]);
+        drop(unread);
+
+        let over = async {
+            while !calls.is_empty() {
+                yield_now().await;
+            }
+        };
+        within("both calls to end", over).await;
+        a_while().await;
+        let noted = tools.noted.lock().unwrap().clone();
+        match comes_all_the_same {
+            true => assert_eq!(noted, ["started", "cancelled"]),
+            false => assert_eq!(noted, [] as [&str; 0]),
+        }
+        let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
+        assert_eq!(log.ends(&number(3)), [disconnected]);
+        assert_eq!(log.ends(&number(2)), [disconnected]);
+        let usable = send(&app, post(call_of("wait", 4), Some(&session))).await;
+        let usable = whole_with(&tools.floods.waits, usable).await;
+        assert!(usable.contains(r#""text":"done""#), "{usable:?}");
+    }
 }
 
 /// The manager inside has moved the call to the stream that this resume would have got.
@@ -585,6 +735,21 @@ async fn whole(response: Response<Body>) -> String {
     String::from_utf8(whole.to_vec()).unwrap()
 }
 
+/// The same of a call that waits. A handler that waits for nobody may take what lets one go on.
+async fn whole_with(waits: &Waits, response: Response<Body>) -> String {
+    let going_on = async {
+        let mut whole = Box::pin(whole(response));
+        loop {
+            waits.0.notify_one();
+            if let Some(whole) = (&mut whole).now_or_never() {
+                return whole;
+            }
+            yield_now().await;
+        }
+    };
+    within("the answer", going_on).await
+}
+
 fn delete(session: &str) -> Request<Body> {
     let request = request("DELETE", Some(session));
     request.body(Body::empty()).unwrap()
@@ -726,7 +891,11 @@ impl SessionManager for Shared {
             }
             self.0.note("cancelled");
         }
-        self.0.inner.accept_message(id, message).await
+        self.0.inner.accept_message(id, message).await?;
+        if cancels && self.0.at == At::TakenCancels {
+            self.0.pass().await;
+        }
+        Ok(())
     }
 
     async fn create_standalone_stream(

@@ -46,6 +46,23 @@ async fn an_idle_session_is_closed_when_its_time_is_over_and_not_before() {
     );
 }
 
+/// A runtime that stood still for a moment serves its timers before what waits in the accept queue.
+#[tokio::test]
+async fn a_request_that_waited_when_the_time_was_over_keeps_its_session() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().start().await;
+    let mcp = setup.mcp().await;
+
+    clock.jump(IDLE + Duration::from_millis(300)).await;
+
+    setup.assert_usable(&mcp).await;
+    clock.advance(IDLE - TICK).await;
+    settle(&setup).await;
+    assert!(is_open(&setup, &mcp).await, "it counts as used");
+    clock.advance_past(Duration::from_millis(500)).await;
+    closed(&setup, &mcp).await;
+}
+
 #[tokio::test]
 async fn a_closed_session_leaves_nothing() {
     let clock = StoppedClock::stop();
@@ -244,8 +261,7 @@ async fn a_call_whose_id_was_used_again_does_not_keep_its_session() {
         settle(&setup).await;
         let mut waited = Duration::ZERO;
         while waited < 2 * IDLE && is_open(&setup, &mcp).await {
-            // A timer that is later than a second waits for once more.
-            clock.advance(Duration::from_millis(500)).await;
+            clock.advance_past(Duration::from_millis(500)).await;
             waited += Duration::from_millis(500);
         }
         assert!(!is_open(&setup, &mcp).await, "{leaves_first}");
@@ -269,7 +285,7 @@ async fn a_standalone_stream_keeps_its_session_until_it_goes() {
 
     // The server notices that when it does; it takes the whole time from then.
     soon("the session is closed", async || {
-        clock.advance(Duration::from_millis(500)).await;
+        clock.advance_past(Duration::from_millis(500)).await;
         !is_open(&setup, &mcp).await
     })
     .await;

@@ -58,6 +58,9 @@ for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
     a_request_refused_unread_changes_nothing,
     a_request_refused_after_it_was_read_changes_nothing,
     hanging_up_before_the_refusal_changes_nothing,
+    a_hang_up_is_not_lost_for_a_request_that_is_refused_later,
+    a_hang_up_spares_a_call_with_its_id_that_is_accepted_later,
+    a_cancel_that_is_acknowledged_late_spares_the_next_call_with_its_id,
     hanging_up_the_older_call_of_a_reused_id_cancels_nothing,
     hanging_up_the_newer_call_of_a_reused_id_spares_the_older,
     hanging_up_a_reused_id_that_was_never_accepted_cancels_nothing,
@@ -208,6 +211,78 @@ async fn hanging_up_before_the_refusal_changes_nothing(server: Server) {
     setup.exchanges.over_for("stranger").await;
     let of_stranger = [What::Started, What::Ended(never_accepted(server))];
     assert_untouched_beside(&setup, &mcp, call, &of_stranger).await;
+}
+
+/// The stranger's request might become a call that the cancel would meet.
+async fn a_hang_up_is_not_lost_for_a_request_that_is_refused_later(server: Server) {
+    let refusal = Refusal::default();
+    let plan = Plan::of(server).inside(refusal.clone().after_reading());
+    let setup = plan.start().await;
+    let mcp = authorized(&setup).await;
+    let call = setup.start_call(&mcp, 7, "hold", "victim").await;
+    let mut refused = unauthorized(&setup, &mcp).await;
+    within("the request to be read", refusal.read.notified()).await;
+
+    call.fin();
+    setup.exchanges.over_for("victim").await;
+    setup.assert_usable(&mcp).await;
+    refusal.due.notify_one();
+
+    assert_eq!(refused.head().await.status, 401);
+    assert!(setup.witness.ended("victim").await.is_cancelled());
+    let failed = |what: &What| matches!(what, What::CancelFailed(_));
+    assert!(!setup.events.all().iter().any(failed));
+}
+
+/// The specification forbids to use an id twice; a client that does must not lose its new call for it.
+async fn a_hang_up_spares_a_call_with_its_id_that_is_accepted_later(server: Server) {
+    let (read, due) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let setup = Plan::of(server)
+        .inside(holding_back("newer", read.clone(), due.clone()))
+        .start()
+        .await;
+    let mcp = setup.mcp().await;
+    let older = setup.start_call(&mcp, 7, "hold", "older").await;
+    let newer = mcp.clone().header(EXCHANGE, "newer");
+    let mut newer = newer.call(7, "hold", json!({ "label": "newer" })).await;
+    within("the request to be read", read.notified()).await;
+
+    older.fin();
+    setup.exchanges.over_for("older").await;
+    setup.assert_usable(&mcp).await;
+    due.notify_one();
+
+    setup.witness.started("newer").await;
+    setup.assert_usable(&mcp).await;
+    setup.assert_completes("newer", &mut newer).await;
+}
+
+/// Something inside the layer holds the 202 back, and meanwhile the id is used once more.
+async fn a_cancel_that_is_acknowledged_late_spares_the_next_call_with_its_id(server: Server) {
+    let (taken, due) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let setup = Plan::of(server)
+        .inside(answering_late("cancel", taken.clone(), due.clone()))
+        .start()
+        .await;
+    let mcp = setup.mcp().await;
+    let _older = setup.start_call(&mcp, 7, "hold", "older").await;
+    let cancelling = mcp.clone().header(EXCHANGE, "cancel");
+    let cancelled = cancelling.cancel(7);
+    let reusing = async {
+        within("the cancel to be taken", taken.notified()).await;
+        assert!(setup.witness.ended("older").await.is_cancelled());
+        let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
+        newer.head().await;
+        newer.event().await.expect("the priming event");
+        due.notify_one();
+        newer
+    };
+
+    let (status, mut newer) = tokio::join!(cancelled, reusing);
+
+    assert_eq!(status, 202);
+    setup.exchanges.over_for("cancel").await;
+    setup.assert_completes("newer", &mut newer).await;
 }
 
 async fn hanging_up_the_older_call_of_a_reused_id_cancels_nothing(server: Server) {
@@ -383,6 +458,52 @@ fn queueing(name: &'static str, queued: Arc<Notify>) -> impl FnOnce(Router) -> R
                     return pending().await;
                 }
                 next.run(request).await
+            }
+        }))
+    }
+}
+
+/// Reads the exchange of this name, and lets it through when it is due.
+fn holding_back(
+    name: &'static str,
+    read: Arc<Notify>,
+    due: Arc<Notify>,
+) -> impl FnOnce(Router) -> Router {
+    move |router| {
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let is_it = request.headers().get(EXCHANGE).is_some_and(|it| it == name);
+            let (read, due) = (read.clone(), due.clone());
+            async move {
+                if !is_it {
+                    return next.run(request).await;
+                }
+                let (parts, body) = request.into_parts();
+                let body = to_bytes(body, usize::MAX).await.expect("a whole request");
+                read.notify_one();
+                due.notified().await;
+                next.run(Request::from_parts(parts, Body::from(body))).await
+            }
+        }))
+    }
+}
+
+/// Lets the exchange of this name through, and answers it when that is due.
+fn answering_late(
+    name: &'static str,
+    taken: Arc<Notify>,
+    due: Arc<Notify>,
+) -> impl FnOnce(Router) -> Router {
+    move |router| {
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let is_it = request.headers().get(EXCHANGE).is_some_and(|it| it == name);
+            let (taken, due) = (taken.clone(), due.clone());
+            async move {
+                let response = next.run(request).await;
+                if is_it {
+                    taken.notify_one();
+                    due.notified().await;
+                }
+                response
             }
         }))
     }

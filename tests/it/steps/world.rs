@@ -26,7 +26,6 @@ use serde_json::{Value, json};
 use tokio::{
     sync::{Notify, mpsc},
     task::yield_now,
-    time::advance,
 };
 use tower::ServiceExt as _;
 
@@ -35,7 +34,7 @@ use super::{
     inside::{InPoll, Inside},
 };
 use crate::{
-    setup::{EXCHANGE, Events, Scripted, Server, Sessions, What},
+    setup::{EXCHANGE, Events, Scripted, Server, Sessions, What, advance_past},
     support::{Mode, PATH, Witness, server::report},
 };
 
@@ -277,7 +276,7 @@ impl World {
 
     pub(super) async fn pass(&self, time: Duration) {
         self.turn(ALL_TURNS).await;
-        advance(time).await;
+        advance_past(time).await;
     }
 
     pub(super) fn events(&self) -> Vec<What> {

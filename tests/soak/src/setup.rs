@@ -53,6 +53,10 @@ pub const RMCP_DRAIN: Micros = 5 * SECOND;
 pub const MARGIN: Micros = SECOND;
 /// A deadline that is noticed more than a second late is put off once, by this.
 pub const REARMED: Micros = 5 * SECOND;
+/// The end of a grace that is noticed late is looked at again after this.
+pub const GLANCE: Micros = 100 * MILLI;
+/// So often at most.
+pub const MAX_GLANCES: u64 = 10;
 /// Timers round, and clocks are read one after the other.
 pub const EARLY: Micros = 20 * MILLI;
 

@@ -136,7 +136,10 @@ impl Choices<'_> {
             1..3 => Pass::Ms(self.ms(6_000)),
             3..5 => Pass::Deadline { and_ms: 0 },
             5 => Pass::Deadline {
-                and_ms: 1_000 + self.below(2),
+                and_ms: {
+                    let choice = self.below(6);
+                    LATE_MS[choice as usize / 2] + choice % 2
+                },
             },
             _ => Pass::Deadline {
                 and_ms: self.ms(12_000),

@@ -10,6 +10,10 @@ use crate::{call::CallId, detach::Detachment};
 // The numbers of the rules, on purpose not those of the core.
 const MAX_HOLD: Duration = Duration::from_secs(5);
 const LATE: Duration = Duration::from_secs(1);
+const A_LITTLE_LATE: Duration = Duration::from_millis(2);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const LOOK_AGAIN_LATE: Duration = Duration::from_millis(20);
+const MAX_LOOKS: usize = 10;
 const MIN_PUT_OFF: Duration = Duration::from_secs(5);
 const MAX_EVENT_IDS: usize = 1_024;
 
@@ -66,6 +70,8 @@ pub(super) struct Call {
     wait: Option<Wait>,
     detachment: Option<Detachment>,
     put_off: bool,
+    /// When it was, or is, looked at again because somebody noticed late that its time was over.
+    looks: Vec<Instant>,
     /// When a hold was let go last, at most until when it could have lasted.
     released: Option<Instant>,
     holds: usize,
@@ -131,6 +137,7 @@ impl Model {
             wait: None,
             detachment: None,
             put_off: false,
+            looks: Vec::new(),
             released: None,
             holds: 0,
             readers: 0,
@@ -202,6 +209,7 @@ impl Model {
         }
         call.barren = if barren { call.barren + 1 } else { 0 };
         call.put_off = false;
+        call.looks.clear();
         call.released = None;
         call.unwatched = None;
         call.wait = Some(wait);
@@ -242,7 +250,7 @@ impl Model {
             return false;
         };
         if call.holds == 0 {
-            call.put_off_if_late(now);
+            call.waits_on(now);
         }
         call.holds += 1;
         call.given_out = false;
@@ -399,7 +407,7 @@ impl Model {
             if let Some(Wait::Unseen(_) | Wait::ForItsEnd) = call.wait {
                 return false;
             }
-            if !call.put_off_if_late(now) {
+            if !call.waits_on(now) {
                 call.given_out = true;
                 over.push((call.id, Expired::Grace));
             }
@@ -522,8 +530,12 @@ impl Call {
 
     fn due(&self) -> Option<Instant> {
         match self.wait? {
-            Wait::Until { deadline, .. } if self.holds > 0 => Some(deadline + MAX_HOLD),
-            Wait::Until { deadline, .. } => Some(deadline.max(self.released.unwrap_or(deadline))),
+            Wait::Until { deadline, .. } => {
+                let held_to = (self.holds > 0).then_some(deadline + MAX_HOLD);
+                let others = held_to.or(self.released).into_iter();
+                let look = self.looks.last().copied();
+                others.chain(look).chain([deadline]).max()
+            }
             Wait::Unseen(at) => Some(at),
             Wait::ForItsEnd => self.unwatched,
         }
@@ -538,20 +550,27 @@ impl Call {
         self.due().is_some_and(|at| at <= now && !self.given_out)
     }
 
-    /// Rule 7. Whether it was put off.
-    fn put_off_if_late(&mut self, now: Instant) -> bool {
+    /// Rule 7. Whether it waits on, because it was noticed late that its time was over.
+    fn waits_on(&mut self, now: Instant) -> bool {
         let Some(due) = self.due() else {
             return false;
         };
         let Some(Wait::Until { deadline, retry }) = &mut self.wait else {
             return false;
         };
-        if self.put_off || now <= due + LATE {
+        if now > due + LATE && !self.put_off {
+            self.put_off = true;
+            *deadline = now + (2 * *retry).max(MIN_PUT_OFF);
+            self.last_deadline = Some(*deadline);
+            return true;
+        }
+        let is_look = self.looks.contains(&due);
+        let on_time = now <= due + A_LITTLE_LATE || is_look && now <= due + LOOK_AGAIN_LATE;
+        if on_time || self.looks.len() == MAX_LOOKS {
             return false;
         }
-        self.put_off = true;
-        *deadline = now + (2 * *retry).max(MIN_PUT_OFF);
-        self.last_deadline = Some(*deadline);
+        self.looks.push(now + LOOK_AGAIN);
+        self.last_deadline = Some(now + LOOK_AGAIN);
         true
     }
 

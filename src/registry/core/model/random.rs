@@ -68,7 +68,8 @@ fn pass() -> impl Strategy<Value = Pass> {
         1 => (0..60_000_u64).prop_map(Pass::Ms),
         1 => (0..4_000_000_u64).prop_map(Pass::Ms),
         3 => Just(Pass::Deadline { and_ms: 0 }),
-        2 => (0..2_u64).prop_map(|ms| Pass::Deadline { and_ms: 1_000 + ms }),
+        3 => (0..3_usize, 0..2_u64)
+            .prop_map(|(bound, ms)| Pass::Deadline { and_ms: LATE_MS[bound] + ms }),
         2 => (0..12_000_u64).prop_map(|and_ms| Pass::Deadline { and_ms }),
     ]
 }
@@ -119,6 +120,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (SESSIONS, option::weighted(0.7, remembering()))
             .prop_map(|(session, end)| Op::TakeSession { session, end }),
         12 => pass().prop_map(Op::Pass),
+        1 => (1..12_u32, 19..22_u64).prop_map(|(looks, and_ms)| Op::Late { looks, and_ms }),
         12 => prop::bool::weighted(0.8).prop_map(|end| Op::Expire { end }),
     ]
 }

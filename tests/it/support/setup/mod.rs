@@ -56,7 +56,7 @@ mod stalled;
 mod store;
 
 pub(crate) use self::{
-    clock::StoppedClock,
+    clock::{StoppedClock, advance_past},
     events::{Events, What},
     exchanges::{EXCHANGE, Exchanges},
     ledger::Ledger,

@@ -204,7 +204,8 @@ async fn a_call_that_runs_on_out_of_sight_ends_as_unknown() {
     let (setup, causes) = watched(Plan::of(Server::LayerOnly).grace(Grace::Never)).await;
     let mcp = setup.mcp().await;
     cut(&setup, &mcp).await;
-    clock.advance(HOUR + TICK).await;
+    // On the way rmcp would close the session.
+    clock.jump(HOUR + TICK).await;
 
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Unknown);
 
@@ -245,7 +246,7 @@ async fn stall(setup: &Setup, mcp: &Mcp, clock: &StoppedClock, times: usize) {
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
-            clock.advance(STALL / 10).await;
+            clock.advance_past(STALL / 10).await;
         }
     };
     within("the client to be taken for gone", detached).await;

@@ -81,6 +81,24 @@ async fn a_runtime_that_was_starved_gives_the_client_more_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_runtime_that_stood_still_for_a_moment_gives_the_client_as_long() {
+    let late = LIMIT + 3 * SECOND / 10;
+    let (mut body, feed, token) = unread(&impatient()).await;
+    tokio::time::advance(late).await;
+    tokio::task::yield_now().await;
+    assert!(!token.is_cancelled());
+    feed.write(EVENT);
+    assert_eq!(frame(&mut body).await.as_deref(), Some(EVENT));
+    sleep(SECOND).await;
+    assert!(!token.is_cancelled(), "it reads on");
+
+    let (_body, _feed, token) = unread(&impatient()).await;
+    tokio::time::advance(late).await;
+    sleep(SECOND).await;
+    assert_eq!(token.reason(), Some(ClientDisconnected));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stream_that_is_read_to_its_end_is_not_stalled() {
     let (mut body, feed, token) = unread(&impatient()).await;
     feed.write("data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n");

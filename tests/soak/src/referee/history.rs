@@ -373,6 +373,11 @@ impl Stalls {
             .unwrap_or(0)
     }
 
+    /// How many there were.
+    pub(super) fn count(&self, from: Micros, to: Micros) -> u64 {
+        self.near(from, to).map(|_| 1).sum()
+    }
+
     pub(super) fn total(&self) -> Micros {
         self.0.iter().map(|(begun, ended)| ended - begun).sum()
     }

@@ -22,7 +22,8 @@
 //! A session that was deleted takes no cancel where the layer stands alone: there rmcp's 5 s are the last word.
 //!
 //! To every "must" is added how long the processes stood still when something had to be noticed or done, and the one deadline that the layer puts
-//! off if it notices it more than a second late. A deaf handler has its window in addition.
+//! off if it notices it more than a second late. To that of a grace, 100 ms are added for each time that they did, ten at
+//! most: so often the layer looks again at what it noticed late. A deaf handler has its window in addition.
 //!
 //! So a call must complete if nothing allows its cancel before its natural end, must be cancelled if something
 //! demands it before, and else may do either. A call whose id was used twice at a time may do anything: the specification
@@ -31,7 +32,7 @@
 use super::history::{CallHistory, End, History, Stream};
 use crate::{
     clock::{MILLI, Micros, SECOND},
-    setup::{DRAIN, EARLY, MARGIN, REARMED, RMCP_DRAIN},
+    setup::{DRAIN, EARLY, GLANCE, MARGIN, MAX_GLANCES, REARMED, RMCP_DRAIN},
 };
 
 /// How long a request may take to reach the layer on a machine that does not stall.
@@ -162,7 +163,10 @@ impl Bounds {
             .iter()
             .map(|stream| (stream.opened, stream.there_to(stream.gone_by()), 0));
         for (by, next) in gaps(perhaps) {
-            let must_by = self.with_margin(by + call.grace(), call, history);
+            let deadline = by + call.grace();
+            let must_by = self.with_margin(deadline, call, history);
+            let stalls = history.stalls.count(deadline.saturating_sub(RACE), must_by);
+            let must_by = must_by + GLANCE * stalls.min(MAX_GLANCES);
             let must_by = must_by.max(rmcps_own(call, history).unwrap_or(0));
             if next.is_none_or(|(opened, _)| opened > must_by) {
                 self.must_by.push(must_by);

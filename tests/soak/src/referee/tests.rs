@@ -170,14 +170,32 @@ fn an_orphan_must_be_cancelled_and_is_a_zombie_if_it_is_not() {
 }
 
 #[test]
-fn a_stall_of_the_machine_excuses_no_more_than_its_own_length() {
+fn a_stall_of_the_machine_excuses_no_more_than_its_own_length_and_one_more_look() {
     let left = |stalled: u64| {
         let stall = Fact::Stalled { millis: 700 };
         let story = Story::on("wrapped").leaves(1_000, 1).then(3_700, stall);
         story.cancelled(4_000 + stalled).judged()
     };
-    assert_eq!(wrong(&left(600)), []);
+    assert_eq!(wrong(&left(790)), []);
     assert_eq!(wrong(&left(900)), [Wrong::Zombie]);
+}
+
+#[test]
+fn every_stall_excuses_one_more_look_at_the_end_of_a_grace_and_at_nothing_else() {
+    let with_stalls = |story: Story| {
+        let stall =
+            |story: Story, n: u64| story.then(3_100 + 200 * n, Fact::Stalled { millis: 60 });
+        (0..4_u64).fold(story, stall)
+    };
+    let left = || with_stalls(Story::on("wrapped").leaves(1_000, 1));
+    assert_eq!(wrong(&left().cancelled(4_630).judged()), []);
+    assert_eq!(wrong(&left().cancelled(4_700).judged()), [Wrong::Zombie]);
+    let gave_up = || {
+        let story = Story::on("wrapped").then(2_999, Fact::Cancelling { call: CALL.into() });
+        with_stalls(story.then(3_000, Fact::Cancelled { call: CALL.into() }))
+    };
+    assert_eq!(wrong(&gave_up().cancelled(4_230).judged()), []);
+    assert_eq!(wrong(&gave_up().cancelled(4_300).judged()), [Wrong::Zombie]);
 }
 
 #[test]

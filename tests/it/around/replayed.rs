@@ -1,0 +1,137 @@
+//! A cancel that is replayed as a POST is a request of its own for what stands inside the layer.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex},
+};
+
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::IntoResponse,
+};
+use http::StatusCode;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason, Grace, Outcome};
+use tower::ServiceExt as _;
+
+use crate::{
+    setup::{EXCHANGE, Events, Plan, Server, arguments},
+    stack::{bare, wrapped},
+    support::*,
+};
+
+const DISCONNECTED: Outcome = Outcome::Cancelled(CancelReason::ClientDisconnected);
+
+/// Headers by which a service knows a request again, or holds its body against what the client said of it.
+const OF_ONE_REQUEST: [&str; 10] = [
+    "idempotency-key",
+    "x-idempotency-key",
+    "signature",
+    "signature-input",
+    "x-signature-256",
+    "content-digest",
+    "if-match",
+    "if-none-match",
+    "if-unmodified-since",
+    "range",
+];
+
+/// A header with its value.
+type Seen = (&'static str, Vec<u8>);
+
+/// The cancel would be taken for the call, answered in the server's place, and lost.
+#[tokio::test]
+async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
+    let seen: Arc<Mutex<HashSet<Seen>>> = Arc::default();
+    let once = move |router: Router| {
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let named = OF_ONE_REQUEST.iter().filter_map(|name| {
+                let value = request.headers().get(*name)?;
+                Some((*name, value.as_bytes().to_vec()))
+            });
+            let named: Vec<_> = named.collect();
+            let is_new = {
+                let mut seen = seen.lock().unwrap();
+                named.into_iter().all(|named| seen.insert(named))
+            };
+            async move {
+                match is_new {
+                    true => next.run(request).await,
+                    false => StatusCode::ACCEPTED.into_response(),
+                }
+            }
+        }))
+    };
+    let setup = Plan::of(Server::LayerOnly).inside(once).start().await;
+    let mcp = setup.mcp().await;
+    for (id, name) in (1..).zip(OF_ONE_REQUEST) {
+        let marked = mcp.clone().header(name, "\"of this request\"");
+        let call = setup.start_call(&marked, id, "hold", name).await;
+        let again = marked.call(id, "hold", arguments("again")).await;
+        assert_eq!({ again }.head().await.status, 202, "{name}");
+
+        call.fin();
+
+        assert!(setup.witness.ended(name).await.is_cancelled(), "{name}");
+        assert_eq!(setup.witness.starts("again"), 0);
+    }
+}
+
+/// Both at one path, inside one layer: which of the two a request comes to is in its `Host`.
+#[tokio::test]
+async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
+    for wrapped_first in [true, false] {
+        let witness = Witness::new();
+        let tools = Tools::new(&witness);
+        let with_manager = router(tools.service(Mode::Session, wrapped()));
+        let alone = router(tools.service(Mode::Session, bare()));
+        let managed_host: Arc<Mutex<String>> = Arc::default();
+        let host = managed_host.clone();
+        let by_host = move |request: Request| {
+            let asked = request.headers()["host"].to_str().expect("text");
+            let is_managed = asked == *host.lock().unwrap();
+            let inner = match is_managed {
+                true => with_manager.clone(),
+                false => alone.clone(),
+            };
+            inner.oneshot(request)
+        };
+        let events = Events::default();
+        let layer = CancelOnDisconnectLayer::new()
+            .grace(Grace::Immediate)
+            .observe(events.observer());
+        let app = Router::new().fallback(by_host).layer(layer);
+        let (one, other) = (serve(app.clone()).await, serve(app).await);
+        let (managed, plain) = match wrapped_first {
+            true => (one.addr, other.addr),
+            false => (other.addr, one.addr),
+        };
+        *managed_host.lock().unwrap() = managed.to_string();
+        let clients = [
+            Mcp::session(one.addr, PATH).await,
+            Mcp::session(other.addr, PATH).await,
+        ];
+        let [managed, plain] = [managed, plain].map(|addr| (addr == other.addr) as usize);
+
+        for round in 0..2 {
+            let labels = [0, 1].map(|nth| format!("{wrapped_first} {round} {nth}"));
+            let mut calls = Vec::new();
+            for (mcp, label) in clients.iter().zip(&labels) {
+                let mcp = mcp.clone().header(EXCHANGE, label);
+                calls.push(Some(mcp.call(round, "hold", arguments(label)).await));
+                witness.started(label).await;
+            }
+            for leaving in [managed, plain] {
+                calls[leaving].take().expect("it is there").fin();
+                let label = &labels[leaving];
+                assert!(witness.ended(label).await.is_cancelled(), "{label}");
+                let end = events.ended(&clients[leaving], round).await;
+                assert_eq!(end, DISCONNECTED);
+                if leaving == managed {
+                    assert!(witness.is_running(&labels[plain]), "{label}");
+                }
+            }
+        }
+    }
+}
