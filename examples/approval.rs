@@ -30,7 +30,7 @@ use tokio::{
     time::timeout,
 };
 
-use self::raw::Connection;
+use self::raw::Client;
 
 #[path = "shared/raw.rs"]
 mod raw;
@@ -57,12 +57,6 @@ struct Approve {
     document: String,
 }
 
-/// A client in a session.
-struct Client {
-    addr: SocketAddr,
-    session: String,
-}
-
 #[tokio::main]
 async fn main() -> ExitCode {
     match timeout(LIMIT, play()).await {
@@ -85,7 +79,9 @@ async fn play() -> Result<(), Failure> {
     let addr = serve(office, gone, &mut servers).await?;
     let client = Client::connect(addr).await?;
 
-    let mut call = client.approve(7, "the budget").await?;
+    let mut call = client
+        .call(7, "approve", json!({ "document": "the budget" }))
+        .await?;
     let question = next(&mut desk).await?;
     println!(
         "the human reads {:?}; the connection breaks",
@@ -100,7 +96,7 @@ async fn play() -> Result<(), Failure> {
     expect(&resumed.response().await?, "approved")?;
     println!("the client has its answer");
 
-    let mut stale = client.approve(8, "the contract").await?;
+    let mut stale = client.call(8, "approve", contract()).await?;
     let mut first = next(&mut desk).await?;
     println!(
         "the human reads {:?}; the client forgets that it asked",
@@ -109,7 +105,7 @@ async fn play() -> Result<(), Failure> {
     stale.until("id: 0/1").await?;
     stale.hang_up();
     next(&mut leavings).await?;
-    let again = client.approve(9, "the contract").await?;
+    let again = client.call(9, "approve", contract()).await?;
     let second = next(&mut desk).await?;
     first.reply.closed().await;
     println!("it asks again: the first question is off the desk; the human approves the second");
@@ -155,6 +151,10 @@ async fn serve(
     Ok(addr)
 }
 
+fn contract() -> Value {
+    json!({ "document": "the contract" })
+}
+
 async fn next<T>(receiver: &mut UnboundedReceiver<T>) -> Result<T, Failure> {
     Ok(receiver.recv().await.ok_or("the office is closed")?)
 }
@@ -192,62 +192,3 @@ impl Office {
 
 #[tool_handler(router = self.tool_router)]
 impl ServerHandler for Office {}
-
-// === impl Client ===
-
-impl Client {
-    async fn connect(addr: SocketAddr) -> Result<Self, Failure> {
-        let mut client = Self {
-            addr,
-            session: String::new(),
-        };
-        let params = json!({
-            "protocolVersion": "2025-06-18",
-            "capabilities": {},
-            "clientInfo": { "name": "approval", "version": "0" },
-        });
-        let initialize =
-            json!({ "jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params });
-        let response = client.post(&initialize).await?.response().await?;
-        let mut fields = response.lines().filter_map(|line| line.split_once(": "));
-        let session = fields.find(|(name, _)| name.eq_ignore_ascii_case("mcp-session-id"));
-        client.session = session.ok_or("no session was opened")?.1.to_owned();
-        let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
-        client.post(&initialized).await?.response().await?;
-        Ok(client)
-    }
-
-    async fn approve(&self, id: u32, document: &str) -> Result<Connection, Failure> {
-        let params = json!({ "name": "approve", "arguments": { "document": document } });
-        let call = json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params });
-        self.post(&call).await
-    }
-
-    /// Comes back for what came after an event.
-    async fn resume(&self, last_event_id: &str) -> Result<Connection, Failure> {
-        self.request("GET", ("last-event-id", last_event_id), "")
-            .await
-    }
-
-    async fn post(&self, message: &Value) -> Result<Connection, Failure> {
-        let json = ("content-type", "application/json");
-        self.request("POST", json, &message.to_string()).await
-    }
-
-    async fn request(
-        &self,
-        method: &str,
-        header: (&str, &str),
-        body: &str,
-    ) -> Result<Connection, Failure> {
-        let mut headers = vec![
-            ("accept", "application/json, text/event-stream"),
-            ("mcp-protocol-version", "2025-06-18"),
-            header,
-        ];
-        if !self.session.is_empty() {
-            headers.push(("mcp-session-id", &self.session));
-        }
-        Ok(raw::request(self.addr, method, "/mcp", &headers, body).await?)
-    }
-}

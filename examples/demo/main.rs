@@ -26,6 +26,8 @@ use crate::{
 };
 
 mod client;
+#[path = "../shared/raw.rs"]
+mod raw;
 mod scenario;
 mod server;
 mod tool;

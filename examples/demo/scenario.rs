@@ -4,7 +4,6 @@ use std::{fmt, net::SocketAddr, time::Duration};
 
 use futures_util::future::join_all;
 use mcp_cancel_on_disconnect::Grace;
-use serde_json::json;
 use tokio::{
     net::TcpListener,
     time::{Instant, sleep, timeout},
@@ -12,7 +11,8 @@ use tokio::{
 
 use crate::{
     Result,
-    client::{Client, Pending},
+    client::Client,
+    raw::Connection,
     server::{self, Mode, SetUp},
     tool::{self, End, Log},
 };
@@ -104,7 +104,7 @@ impl Scenario {
     async fn fate(&self, addr: SocketAddr, caller: usize, then: Then, log: &Log) -> Fate {
         let call = async {
             let client = Client::connect(addr, self.mode).await?;
-            let call = client.call("work", json!({ "caller": caller })).await?;
+            let call = client.call(caller).await?;
             match then {
                 Then::HangsUp => {
                     log.busy_for(self.clients.len()).await?;
@@ -154,8 +154,8 @@ impl Scenario {
 }
 
 /// Reads a response to its end, and sees whether the tool's answer is in it.
-async fn answered(response: Pending, caller: usize, log: &Log) -> Result<Fate> {
-    let response = response.response().await?;
+async fn answered(response: Connection, caller: usize, log: &Log) -> Result<Fate> {
+    let response = response.accepted().await?.response().await?;
     Ok(match log.end_for(caller).await? {
         End::Cancelled { .. } => Fate::CancelledWrongly,
         _ if response.contains(&tool::answer(caller)) => Fate::Answered,

@@ -1,6 +1,8 @@
 //! HTTP/1.1 on a raw socket: a client that can hang up whenever it likes.
+//!
+//! [`Client`] speaks MCP in sessions, [`call`] without them, and [`request`] anything.
 
-#![allow(dead_code, reason = "no example needs all of it")]
+#![allow(dead_code, unused_imports, reason = "no example needs all of it")]
 
 use std::{io, net::SocketAddr};
 
@@ -9,6 +11,10 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
+
+pub(crate) use self::session::Client;
+
+mod session;
 
 /// A request that was sent, and what has come of its response.
 pub(crate) struct Connection {
@@ -78,7 +84,18 @@ impl Connection {
         Ok(&self.received)
     }
 
-    /// Reads the response to its end.
+    /// Reads the head of the response: with it the server has taken the request. An error if it has not.
+    pub(crate) async fn accepted(mut self) -> io::Result<Self> {
+        let status = self.until("\r\n").await?.lines().next();
+        let status = status.unwrap_or_default();
+        if !status.starts_with("HTTP/1.1 2") {
+            return Err(io::Error::other(format!("the server answered {status:?}")));
+        }
+        self.until("\r\n\r\n").await?;
+        Ok(self)
+    }
+
+    /// Reads the response to its end, and gives all of it.
     pub(crate) async fn response(mut self) -> io::Result<String> {
         while self.read().await? > 0 {}
         Ok(self.received)

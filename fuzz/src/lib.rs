@@ -8,5 +8,5 @@ pub mod frames;
 pub mod inner;
 pub mod json;
 pub mod judge;
-#[path = "../../tests/it/transparency/parsers.rs"]
+#[path = "../../tests/it/wire/transparency/parsers.rs"]
 pub mod parsers;

@@ -8,12 +8,12 @@ use std::{
 };
 
 use serde_json::json;
+use test_support::{Connection, H2, H2Stream, Mcp, PATH, Request};
 use tokio::io::{AsyncBufReadExt as _, BufReader, stdin};
 
 use crate::{
     calls::{Calls, Kind, Protocol, ROUNDS},
     namespace::CLIENT,
-    support::{Connection, H2, H2Stream, Mcp, PATH, Request},
 };
 
 /// The whole line that says an order was carried out. The test harness writes to the same output.

@@ -32,8 +32,6 @@ mod calls;
 mod client;
 mod namespace;
 mod server;
-#[path = "../it/support/mod.rs"]
-mod support;
 
 use std::io::Write as _;
 

@@ -11,6 +11,7 @@ use mcp_cancel_on_disconnect::{
     WatchedListener,
 };
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
+use test_support::{Mode, Tools, Witness, router, within};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines},
     net::TcpListener,
@@ -22,7 +23,6 @@ use crate::{
     calls::{Calls, Kind, ROUNDS, ROWS},
     client,
     namespace::{CLIENT, LOOPBACK, Role, SERVER, Unshare},
-    support::{Mode, Tools, Witness, router, within},
 };
 
 /// A call that is made from this side of the dead network, and must go on.

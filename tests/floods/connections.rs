@@ -4,12 +4,9 @@ use std::net::SocketAddr;
 
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use serde_json::json;
+use test_support::{Connection, within};
 
-use crate::{
-    alone,
-    support::{Connection, within},
-    wrapped,
-};
+use crate::{alone, wrapped};
 
 #[cfg(target_os = "linux")]
 #[test]

@@ -80,7 +80,7 @@ fn long_ids_of_cancelled_calls_are_not_kept_with_their_session() {
             call.fin();
             assert!(witness.ended(&label).await.is_cancelled());
         }
-        crate::support::within("the calls to end", async {
+        test_support::within("the calls to end", async {
             while !calls.is_empty() {
                 tokio::task::yield_now().await;
             }

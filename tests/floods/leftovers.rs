@@ -5,11 +5,9 @@ use std::{sync::Arc, time::Duration};
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
 use rmcp::transport::streamable_http_server::{SessionManager as _, session::local::SessionConfig};
 use serde_json::json;
+use test_support::{Mcp, Mode, PATH, Tools, Witness, router, serve};
 
-use crate::{
-    Growth, KIB, alone,
-    support::{Mcp, Mode, PATH, Tools, Witness, router, serve},
-};
+use crate::{Growth, KIB, alone};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 

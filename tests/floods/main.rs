@@ -15,17 +15,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
 use peak_alloc::PeakAlloc;
 use rmcp::transport::streamable_http_server::session::local::SessionConfig;
+use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 use tokio::runtime::Builder;
-
-use self::support::{Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 
 mod calls;
 mod connections;
 mod ids;
 mod leftovers;
 mod server;
-#[path = "../it/support/mod.rs"]
-mod support;
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;

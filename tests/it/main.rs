@@ -1,4 +1,18 @@
-//! Integration tests: real sockets, real rmcp servers.
+//! Integration tests: real sockets, real rmcp servers. Each folder answers a question of the reader.
+//!
+//! | folder | question |
+//! |---|---|
+//! | `disconnect` | What does a hang-up do, at once, after a grace, and among many calls? |
+//! | `resume` | What does a client get that comes back, and what may it do with several streams? |
+//! | `end` | How does a call end that neither completes nor loses its client? |
+//! | `sessions` | Whose call is it, in which session, and what does the wrapped session manager change? |
+//! | `wire` | Are bytes read right, and do they pass unchanged? |
+//! | `around` | Does it hold whatever the layer stands in: other middleware, any caller, any runtime? |
+//! | `watch` | What is noticed of calls and of silent clients, and who is told? |
+//! | `handlers` | What does a handler feel of a cancel, and does its work stop? |
+//! | `attacks` | What may one client try against the calls of another? |
+//! | `steps` | What if something happens at step n, for every n? |
+//! | `support` | What do all of these share? |
 
 #![allow(
     clippy::expect_used,
@@ -8,56 +22,16 @@
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
-mod abandoned;
-mod abort;
-mod admin;
-mod asked;
+mod around;
 mod attacks;
-mod auto;
-mod bad_bodies;
-mod batches;
-mod call_timeout;
-mod calls;
-mod contract;
-mod cores;
-mod crowd;
-mod cycles;
-mod drain;
-mod ends;
-mod foreign;
-mod forwarding;
-mod gated;
-mod grace;
-mod handed_over;
-mod hang_up;
-mod isolation;
-mod kept;
-mod late;
-mod limits;
-mod log;
-mod middleware;
-mod observe;
-mod paths;
-mod polling;
-mod probed;
-mod read_on;
-mod reasons;
-mod replayed;
+mod disconnect;
+mod end;
+mod handlers;
 mod resume;
 mod sessions;
-mod setup;
-#[cfg(unix)]
-mod shutdown;
-mod silence;
-#[cfg(all(feature = "axum", feature = "socket"))]
-mod socket;
-mod stack;
-mod starved;
 mod steps;
-mod stored;
-mod streams;
 mod support;
-mod transparency;
-mod two_streams;
-mod unread;
-mod work;
+mod watch;
+mod wire;
+
+use self::support::{foreign, log, setup, stack};

@@ -15,7 +15,7 @@ mod dashboard;
 mod endpoint;
 mod scrape;
 mod script;
-#[path = "../it/setup/mod.rs"]
+#[path = "../it/support/setup/mod.rs"]
 #[allow(
     dead_code,
     unused_imports,
@@ -23,8 +23,9 @@ mod script;
     reason = "a toolbox: it is that of the other tests"
 )]
 mod setup;
-#[path = "../it/support/mod.rs"]
-mod support;
+
+// What `setup` is written for: the support of the other tests.
+use test_support as support;
 
 use self::script::{SCRIPT, scripted};
 

@@ -12,13 +12,13 @@ use axum::{
 };
 use mcp_cancel_on_disconnect::{Grace, Limits, Metrics};
 use serde_json::json;
+use test_support::{Connection, Mcp, serve};
 use tokio::sync::OnceCell;
 
 use crate::{
     endpoint,
     scrape::Scrape,
     setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What},
-    support::{Connection, Mcp, serve},
 };
 
 /// What is in the script, as it is to be counted.
@@ -129,7 +129,7 @@ async fn run() -> Scrape {
     let _detached = be_told_to_come_back(&patient, &mcp, 2).await;
 
     let served = serve(endpoint::router(prometheus)).await;
-    let request = crate::support::Request::new("GET", "/metrics");
+    let request = test_support::Request::new("GET", "/metrics");
     let reply = Connection::fetch(served.addr, &request).await;
     assert_eq!(reply.status, 200);
     assert_eq!(reply.headers["content-type"], "text/plain; version=0.0.4");

@@ -6,11 +6,9 @@ use axum::Router;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
 use rmcp::transport::streamable_http_server::session::local::SessionConfig;
 use serde_json::json;
+use test_support::{Connection, Mcp, Mode, Served, Tools, Witness, serve};
 
-use crate::{
-    proxy::{Kind, Proxy},
-    support::{Connection, Mcp, Mode, Served, Tools, Witness, serve},
-};
+use crate::proxy::{Kind, Proxy};
 
 /// How long a [`Client::Graced`] has to come back.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);

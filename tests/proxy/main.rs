@@ -10,18 +10,16 @@
 
 mod behind;
 mod proxy;
-#[path = "../it/support/mod.rs"]
-mod support;
 
 use std::{env, time::Duration};
 
 use futures_util::future::join_all;
+use test_support::{Connection, limit::LIMIT};
 use tokio::time::{Instant, sleep};
 
 use self::{
     behind::{Behind, Client, GRACE, Probing},
     proxy::Kind,
-    support::{Connection, limit::LIMIT},
 };
 
 /// A limit for silence that no test reaches.

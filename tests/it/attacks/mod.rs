@@ -1,4 +1,4 @@
-//! What one client may try against the calls of another, and that it gets nowhere.
+//! What may one client try against the calls of another? Whatever it is, it gets nowhere.
 //!
 //! `SECURITY.md` names these tests, and others that show the same by the way.
 

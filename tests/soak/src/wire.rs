@@ -1,6 +1,14 @@
 //! Reads the bytes of HTTP/1.1 as they come: responses with their events, and requests. Knows no sockets.
 
+use bytes::BytesMut;
+use http::HeaderMap;
 use serde_json::Value;
+use test_support::{
+    SseEvent, SseItem,
+    body::{BodyDecoder, Decoded},
+    head,
+    sse::SseReader,
+};
 
 /// What can be seen in the responses of one connection.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,23 +32,21 @@ pub struct Event {
 /// The responses of one connection.
 #[derive(Debug, Default)]
 pub struct Responses {
-    bytes: Vec<u8>,
-    body: Body,
-    /// Of the body, without its transfer coding, what no event has taken yet.
-    text: Vec<u8>,
-    is_stream: bool,
+    bytes: BytesMut,
+    /// The response whose head has come, to its end.
+    body: Option<Body>,
 }
 
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Body {
-    /// A head comes next.
-    #[default]
-    None,
-    Length(usize),
-    /// The rest of a chunk, or the line with the size of the next.
-    Chunk(usize),
-    ChunkEnd,
-    Trailer,
+#[derive(Debug)]
+struct Body {
+    decoder: BodyDecoder,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Stream(SseReader),
+    Json(Vec<u8>),
 }
 
 /// A request of a client.
@@ -55,7 +61,9 @@ pub struct Request {
 /// The requests of one connection.
 #[derive(Debug, Default)]
 pub struct Requests {
-    bytes: Vec<u8>,
+    bytes: BytesMut,
+    /// The request whose head has come, its body, and what of that has come.
+    head: Option<(Request, BodyDecoder, Vec<u8>)>,
 }
 
 // === impl Responses ===
@@ -72,112 +80,64 @@ impl Responses {
     /// The head or the body of a response is there in part.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.body != Body::None || !self.bytes.is_empty()
+        self.body.is_some() || !self.bytes.is_empty()
     }
 
     fn step(&mut self, items: &mut Vec<Item>) -> bool {
-        match self.body {
-            Body::None => self.head(items),
-            Body::Length(0) => {
-                self.end(items);
+        let Some(body) = &mut self.body else {
+            return self.head(items);
+        };
+        match body.decoder.decode(&mut self.bytes) {
+            Decoded::Data(data) => {
+                body.content.push(&data, items);
                 true
             }
-            Body::Length(left) => {
-                let taken = self.take(left);
-                self.body = Body::Length(left - taken);
-                taken > 0
-            }
-            Body::Chunk(0) => match self.line() {
-                Some(size) => {
-                    let size = size.split(';').next().unwrap_or_default().trim();
-                    self.body = match usize::from_str_radix(size, 16) {
-                        Ok(0) | Err(_) => Body::Trailer,
-                        Ok(size) => Body::Chunk(size),
-                    };
-                    true
-                }
-                None => false,
-            },
-            Body::Chunk(left) => {
-                let taken = self.take(left);
-                self.events(items);
-                self.body = match left - taken {
-                    0 => Body::ChunkEnd,
-                    left => Body::Chunk(left),
-                };
-                taken > 0
-            }
-            Body::ChunkEnd => self.line().is_some_and(|_| {
-                self.body = Body::Chunk(0);
+            Decoded::More => false,
+            Decoded::End => {
+                items.extend(body.content.whole());
+                items.push(Item::End);
+                self.body = None;
                 true
-            }),
-            Body::Trailer => self.line().is_some_and(|line| {
-                if line.is_empty() {
-                    self.end(items);
-                }
-                true
-            }),
+            }
         }
     }
 
     fn head(&mut self, items: &mut Vec<Item>) -> bool {
-        let Some((lines, rest)) = head(&self.bytes) else {
+        let Some((line, headers)) = head::take(&mut self.bytes) else {
             return false;
         };
-        self.bytes.drain(..rest);
-        let status = lines[0]
-            .split(' ')
-            .nth(1)
-            .and_then(|status| status.parse().ok());
-        let status = status.unwrap_or(0);
+        let status = head::status(&line);
         if (100..200).contains(&status) {
             return true;
         }
-        self.is_stream =
-            field(&lines, "content-type").is_some_and(|it| it.starts_with("text/event-stream"));
-        self.text.clear();
-        self.body = match field(&lines, "transfer-encoding") {
-            Some(_) => Body::Chunk(0),
-            None => Body::Length(
-                field(&lines, "content-length")
-                    .and_then(|it| it.parse().ok())
-                    .unwrap_or(0),
-            ),
+        let kind = field(&headers, "content-type");
+        let content = match kind.is_some_and(|it| it.starts_with("text/event-stream")) {
+            true => Content::Stream(SseReader::default()),
+            false => Content::Json(Vec::new()),
         };
-        let session = field(&lines, "mcp-session-id");
+        self.body = Some(Body {
+            decoder: BodyDecoder::announced(&headers),
+            content,
+        });
+        let session = field(&headers, "mcp-session-id");
         items.push(Item::Head { status, session });
         true
     }
+}
 
-    fn take(&mut self, limit: usize) -> usize {
-        let taken = self.bytes.len().min(limit);
-        self.text.extend(self.bytes.drain(..taken));
-        taken
-    }
+// === impl Content ===
 
-    fn line(&mut self) -> Option<String> {
-        let end = self.bytes.windows(2).position(|it| it == b"\r\n")?;
-        let line = String::from_utf8_lossy(&self.bytes[..end]).into_owned();
-        self.bytes.drain(..end + 2);
-        Some(line)
-    }
-
-    fn events(&mut self, items: &mut Vec<Item>) {
-        while let Some(end) = self
-            .text
-            .windows(2)
-            .position(|it| it == b"\n\n")
-            .filter(|_| self.is_stream)
-        {
-            let block: Vec<u8> = self.text.drain(..end + 2).collect();
-            let (mut id, mut data) = (None, String::new());
-            for line in String::from_utf8_lossy(&block).lines() {
-                if let Some(value) = line.strip_prefix("id:") {
-                    id = Some(value.trim().to_owned());
-                } else if let Some(value) = line.strip_prefix("data:") {
-                    data.push_str(value.trim_start());
-                }
-            }
+impl Content {
+    fn push(&mut self, data: &[u8], items: &mut Vec<Item>) {
+        let reader = match self {
+            Self::Stream(reader) => reader,
+            Self::Json(text) => return text.extend_from_slice(data),
+        };
+        reader.push(data);
+        while let Some(item) = reader.pop() {
+            let SseItem::Event(SseEvent { id, data, .. }) = item else {
+                continue;
+            };
             let message = serde_json::from_str(&data).ok();
             if id.is_some() || message.is_some() {
                 items.push(Item::Event(Event { id, message }));
@@ -185,15 +145,13 @@ impl Responses {
         }
     }
 
-    fn end(&mut self, items: &mut Vec<Item>) {
-        self.events(items);
-        let message = serde_json::from_slice(&self.text).ok();
-        if !self.is_stream && message.is_some() {
-            items.push(Item::Event(Event { id: None, message }));
-        }
-        self.text.clear();
-        self.body = Body::None;
-        items.push(Item::End);
+    /// What is only an event once all of it is there.
+    fn whole(&self) -> Option<Item> {
+        let Self::Json(text) = self else {
+            return None;
+        };
+        let message = Some(serde_json::from_slice(text).ok()?);
+        Some(Item::Event(Event { id: None, message }))
     }
 }
 
@@ -207,57 +165,32 @@ impl Requests {
     }
 
     fn next(&mut self) -> Option<Request> {
-        let (lines, at) = head(&self.bytes)?;
-        let (body, end) = match field(&lines, "transfer-encoding") {
-            Some(_) => dechunked(&self.bytes[at..])?,
-            None => {
-                let length = field(&lines, "content-length")
-                    .and_then(|it| it.parse().ok())
-                    .unwrap_or(0);
-                (self.bytes.get(at..at + length)?.to_vec(), length)
+        if self.head.is_none() {
+            let (line, headers) = head::take(&mut self.bytes)?;
+            let request = Request {
+                method: line.split(' ').next().unwrap_or_default().to_owned(),
+                session: field(&headers, "mcp-session-id"),
+                last_event_id: field(&headers, "last-event-id"),
+                message: None,
+            };
+            self.head = Some((request, BodyDecoder::announced(&headers), Vec::new()));
+        }
+        let (_, decoder, body) = self.head.as_mut()?;
+        loop {
+            match decoder.decode(&mut self.bytes) {
+                Decoded::Data(data) => body.extend_from_slice(&data),
+                Decoded::More => return None,
+                Decoded::End => break,
             }
-        };
-        self.bytes.drain(..at + end);
-        Some(Request {
-            method: lines[0].split(' ').next().unwrap_or_default().to_owned(),
-            session: field(&lines, "mcp-session-id"),
-            last_event_id: field(&lines, "last-event-id"),
-            message: serde_json::from_slice(&body).ok(),
-        })
+        }
+        let (request, _, body) = self.head.take()?;
+        let message = serde_json::from_slice(&body).ok();
+        Some(Request { message, ..request })
     }
 }
 
-/// The lines of a head, and where the body begins.
-fn head(bytes: &[u8]) -> Option<(Vec<String>, usize)> {
-    let end = bytes.windows(4).position(|it| it == b"\r\n\r\n")?;
-    let head = String::from_utf8_lossy(&bytes[..end]);
-    Some((head.split("\r\n").map(str::to_owned).collect(), end + 4))
-}
-
-fn field(lines: &[String], name: &str) -> Option<String> {
-    let mut fields = lines.iter().skip(1).filter_map(|line| line.split_once(':'));
-    fields
-        .find(|(field, _)| field.eq_ignore_ascii_case(name))
-        .map(|(_, value)| value.trim().to_owned())
-}
-
-fn dechunked(bytes: &[u8]) -> Option<(Vec<u8>, usize)> {
-    let (mut body, mut at) = (Vec::new(), 0);
-    loop {
-        let line = bytes.get(at..)?.windows(2).position(|it| it == b"\r\n")?;
-        let size =
-            usize::from_str_radix(std::str::from_utf8(&bytes[at..at + line]).ok()?.trim(), 16)
-                .ok()?;
-        at += line + 2;
-        body.extend_from_slice(bytes.get(at..at + size)?);
-        at += size + 2;
-        if bytes.len() < at {
-            return None;
-        }
-        if size == 0 {
-            return Some((body, at));
-        }
-    }
+fn field(headers: &HeaderMap, name: &str) -> Option<String> {
+    Some(headers.get(name)?.to_str().ok()?.to_owned())
 }
 
 #[cfg(test)]

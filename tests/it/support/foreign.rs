@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
-use crate::log::Log;
+use super::log::Log;
 
 /// Each request that wants a stream gets one, whose events the test writes.
 pub(crate) struct Foreign {

@@ -18,7 +18,7 @@ use tower::ServiceExt as _;
 use self::calls_page::{local_names_only, routes};
 use crate::setup::{Plan, Server};
 
-#[path = "../../examples/admin/calls_page/mod.rs"]
+#[path = "../../../examples/admin/calls_page/mod.rs"]
 mod calls_page;
 
 const HOST: &str = "127.0.0.1:8769";

@@ -21,7 +21,7 @@ use rmcp::transport::streamable_http_server::{
     session::local::{LocalSessionManager, SessionConfig},
 };
 
-use crate::{log::Log, support::*};
+use super::{log::Log, *};
 
 /// rmcp with a session manager that binds calls.
 pub type Wrapped = StreamableHttpService<Tools, CancellableSessionManager<LocalSessionManager>>;

@@ -5,7 +5,7 @@ use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use serde_json::json;
 
 use crate::{
-    setup::{Dice, EXCHANGE, Server, Setup, What, arguments, for_servers},
+    setup::{EXCHANGE, Server, Setup, What, arguments, for_servers},
     support::*,
 };
 

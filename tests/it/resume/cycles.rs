@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 
 use crate::{
-    setup::{Dice, Ledger, Plan, Server, Setup, StoppedClock, What, arguments, for_servers},
+    setup::{Ledger, Plan, Server, Setup, StoppedClock, What, arguments, for_servers},
     support::*,
 };
 

@@ -6,7 +6,7 @@
 
 use std::{collections::VecDeque, io::Read as _, net::SocketAddr, time::Duration};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use serde_json::Value;
 use socket2::SockRef;
@@ -17,6 +17,7 @@ use tokio::{
 
 use super::{
     body::{BodyDecoder, Decoded},
+    head,
     limit::within,
     request::{Announced, Request},
     sse::{SseEvent, SseItem, SseReader},
@@ -349,25 +350,10 @@ impl Head {
 
     /// Takes a whole head off `received`, if there is one.
     fn take(received: &mut BytesMut) -> Option<Self> {
-        let end = received.windows(4).position(|four| four == b"\r\n\r\n")?;
-        let head = received.split_to(end);
-        received.advance(4);
-        let head = std::str::from_utf8(&head).expect("a head is text");
-        let (status_line, fields) = head.split_once("\r\n").unwrap_or((head, ""));
-        let status = status_line.split(' ').nth(1).expect("a status line");
-        Some(Self {
-            status: status.parse().expect("a status code"),
-            headers: fields.split_terminator("\r\n").map(field).collect(),
-        })
+        let (line, headers) = head::take(received)?;
+        let status = head::status(&line);
+        Some(Self { status, headers })
     }
-}
-
-fn field(line: &str) -> (http::HeaderName, http::HeaderValue) {
-    let (name, value) = line.split_once(':').expect("a header field");
-    (
-        name.parse().expect("a header name"),
-        value.trim().parse().expect("a header value"),
-    )
 }
 
 // === impl Reply ===

@@ -1,4 +1,4 @@
-//! Finds the body of an HTTP/1.1 response in the bytes that follow its head (RFC 9112, sections 6 and 7).
+//! Finds the body of an HTTP/1.1 message in the bytes that follow its head (RFC 9112, sections 6 and 7).
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
@@ -50,15 +50,19 @@ impl BodyDecoder {
 
     /// For the response with this head.
     pub fn new(status: u16, headers: &HeaderMap) -> Self {
-        let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        let length = header("content-length").map(|length| length.parse().expect("a length"));
-        let state = match (header("transfer-encoding"), length) {
+        let state = match announced(headers) {
             _ if matches!(status, 100..=199 | 204 | 304) => State::Ended,
-            (Some("chunked"), _) => State::ChunkSize,
-            (_, Some(length)) => State::Length(length),
-            (_, None) => State::UntilClose,
+            announced => announced.unwrap_or(State::UntilClose),
         };
         Self { state }
+    }
+
+    /// For a message whose body, if it has one, is announced: any request, and the responses of servers that keep
+    /// connections open.
+    pub fn announced(headers: &HeaderMap) -> Self {
+        Self {
+            state: announced(headers).unwrap_or(State::Ended),
+        }
     }
 
     /// Takes the next piece of the body off `buffer`.
@@ -113,6 +117,16 @@ impl BodyDecoder {
             _ => State::Trailer,
         }
     }
+}
+
+/// How a body begins whose coding or length is in its head.
+fn announced(headers: &HeaderMap) -> Option<State> {
+    let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    if header("transfer-encoding") == Some("chunked") {
+        return Some(State::ChunkSize);
+    }
+    let length = header("content-length")?;
+    Some(State::Length(length.parse().expect("a length")))
 }
 
 /// Takes a line off `buffer`, without its end.

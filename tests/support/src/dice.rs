@@ -10,7 +10,8 @@ use std::{
 const SEED: &str = "TEST_SEED";
 
 /// A small generator (splitmix64) that prints its seed if the test fails.
-pub(crate) struct Dice {
+#[derive(Debug)]
+pub struct Dice {
     seed: u64,
     state: u64,
 }
@@ -19,13 +20,14 @@ pub(crate) struct Dice {
 
 impl Dice {
     /// Seeded by [`SEED`] if that is set.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let given = env::var(SEED).ok().map(|seed| parse(&seed));
         let seed = given.unwrap_or_else(|| RandomState::new().build_hasher().finish());
         Self { seed, state: seed }
     }
 
-    pub(crate) fn roll(&mut self) -> u64 {
+    /// Any number, each as likely as the others.
+    pub fn roll(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -33,20 +35,28 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    pub(crate) fn coin(&mut self) -> bool {
+    /// True every other time.
+    pub fn coin(&mut self) -> bool {
         self.one_in(2)
     }
 
-    pub(crate) fn one_in(&mut self, sides: u64) -> bool {
+    /// True once in so many times.
+    pub fn one_in(&mut self, sides: u64) -> bool {
         self.roll().is_multiple_of(sides)
     }
 
     /// Fisher and Yates.
-    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             let other = self.roll() % (last as u64 + 1);
             items.swap(last, other as usize);
         }
+    }
+}
+
+impl Default for Dice {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

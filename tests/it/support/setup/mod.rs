@@ -15,7 +15,6 @@
 //! | when the layer is through with an exchange, also if it reports nothing | [`Exchanges`] |
 //! | the tokens that handlers hold | [`Tokens`] |
 //! | a handler in the words of one test | [`Scripted`] |
-//! | what chance decides, repeatable | [`Dice`] |
 //! | a clock that moves only when told | [`StoppedClock`] |
 //!
 //! rmcp's keep-alives are off everywhere: a hang-up must be noticed without a write.
@@ -48,7 +47,6 @@ use tokio::net::TcpListener;
 use crate::support::*;
 
 mod clock;
-mod dice;
 mod events;
 mod exchanges;
 mod ledger;
@@ -59,7 +57,6 @@ mod store;
 
 pub(crate) use self::{
     clock::{StoppedClock, advance_past},
-    dice::Dice,
     events::{Events, What},
     exchanges::{EXCHANGE, Exchanges},
     ledger::Ledger,

@@ -43,7 +43,7 @@ macro_rules! stacks {
             $(
                 #[tokio::test]
                 async fn $name() {
-                    crate::middleware::check($build).await;
+                    crate::around::middleware::check($build).await;
                 }
             )+
         }

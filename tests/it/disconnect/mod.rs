@@ -1,0 +1,9 @@
+//! What does a hang-up do, at once, after a grace, and among many calls?
+
+mod abandoned;
+mod auto;
+mod crowd;
+mod grace;
+mod handed_over;
+mod hang_up;
+mod read_on;

@@ -1,0 +1,8 @@
+//! How does a call end that neither completes nor loses its client?
+
+mod call_timeout;
+mod drain;
+mod ends;
+mod reasons;
+#[cfg(unix)]
+mod shutdown;

@@ -1,0 +1,29 @@
+//! Takes the head of an HTTP/1.1 message off the bytes that have come (RFC 9112, section 2.1).
+
+use bytes::{Buf, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// The first line of a head and its fields, if all of it has come. What follows it stays in `received`.
+pub fn take(received: &mut BytesMut) -> Option<(String, HeaderMap)> {
+    let end = received.windows(4).position(|four| four == b"\r\n\r\n")?;
+    let head = received.split_to(end);
+    received.advance(4);
+    let head = std::str::from_utf8(&head).expect("a head is text");
+    let (first, fields) = head.split_once("\r\n").unwrap_or((head, ""));
+    let fields = fields.split_terminator("\r\n").map(field).collect();
+    Some((first.to_owned(), fields))
+}
+
+/// The status code in the first line of a response.
+pub fn status(line: &str) -> u16 {
+    let status = line.split(' ').nth(1).expect("a status line");
+    status.parse().expect("a status code")
+}
+
+fn field(line: &str) -> (HeaderName, HeaderValue) {
+    let (name, value) = line.split_once(':').expect("a header field");
+    (
+        name.parse().expect("a header name"),
+        value.trim().parse().expect("a header value"),
+    )
+}

@@ -1,0 +1,65 @@
+//! What the tests of `mcp-cancel-on-disconnect` share: clients that hang up on purpose, a server with a witness, and dice.
+//!
+//! | module | job |
+//! |---|---|
+//! | [`witness`] | what happened to every tool handler, keyed by label, awaited instead of slept for |
+//! | [`server`] | an rmcp server whose tools write to the witness, and the mode it is served in |
+//! | [`serve`] | an `axum::serve` task on a free port |
+//! | [`request`] | a request as plain data, for every client below |
+//! | [`client`] | HTTP/1.1 by hand: half-sent bodies, chunks, FIN, RST, half-close |
+//! | [`h2`] | HTTP/2 streams of one connection, each of which can be reset alone |
+//! | [`mcp`] | the MCP messages and headers on top of a request |
+//! | [`head`], [`body`], [`sse`] | the readers below the clients: heads, transfer coding and server-sent events |
+//! | [`limit`] | how long a test waits before it says what it waited for |
+//! | [`dice`] | what chance decides, repeatable |
+//!
+//! Nothing here knows the crate under test: a test hands in an `axum::Router`, layered or not, and a
+//! session manager, wrapped or not. A broken expectation panics and so ends the test.
+//!
+//! Without the feature `sockets` there are only the readers and the dice, and no dependency that a server could notice.
+//!
+//! ```ignore
+//! let witness = Witness::new();
+//! let service = Tools::new(&witness).service(Mode::Session, Arc::new(LocalSessionManager::default()));
+//! let served = serve(router(service)).await;
+//! let mcp = Mcp::session(served.addr, PATH).await;
+//! let call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+//! witness.started("a").await;
+//! call.fin();
+//! assert!(witness.ended("a").await.is_cancelled());
+//! ```
+
+pub mod body;
+#[cfg(feature = "sockets")]
+pub mod client;
+pub mod dice;
+#[cfg(feature = "sockets")]
+pub mod h2;
+pub mod head;
+#[cfg(feature = "sockets")]
+pub mod limit;
+#[cfg(feature = "sockets")]
+pub mod mcp;
+#[cfg(feature = "sockets")]
+pub mod request;
+#[cfg(feature = "sockets")]
+pub mod serve;
+#[cfg(feature = "sockets")]
+pub mod server;
+pub mod sse;
+#[cfg(feature = "sockets")]
+pub mod witness;
+
+pub use self::dice::Dice;
+pub use self::sse::{SseEvent, SseItem};
+#[cfg(feature = "sockets")]
+pub use self::{
+    client::{Connection, Head, Reply},
+    h2::{H2, H2Stream},
+    limit::within,
+    mcp::Mcp,
+    request::Request,
+    serve::{Served, serve, serve_on},
+    server::{Mode, PATH, Tools, router},
+    witness::{End, Life, Running, Witness},
+};
