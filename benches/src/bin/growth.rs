@@ -1,63 +1,85 @@
 //! Whether operations cost more the more calls are in flight.
 
-use std::{collections::BTreeMap, process::Command};
+use std::collections::BTreeMap;
 
-use mcp_cancel_on_disconnect_benches::{
-    Failure, callgrind,
+use benches::{
     growth::{Operation, REPETITIONS, Scene, Spread},
-    report::{Axis, Bound, Kind, Plot, Section, Series, Target},
-    setup::Setup,
+    prelude::*,
+    valgrind::{self, Allocator},
 };
 
-const SETUPS: [Setup; 3] = [Setup::Bare, Setup::Layer, Setup::Wrapped];
-
 /// What an operation takes.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Cost {
     instructions: f64,
     microseconds: f64,
 }
 
-struct Found(BTreeMap<String, BTreeMap<String, Cost>>);
+/// By the operation's name.
+type Costs = BTreeMap<String, Cost>;
 
-fn main() -> Result<(), Failure> {
+/// An operation in scenes that differ in the number of calls in flight.
+struct Growth<'a> {
+    found: &'a BTreeMap<Scene, Costs>,
+    spread: Spread,
+    setup: Setup,
+    operation: Operation,
+}
+
+fn main() -> Result<()> {
     let mut found = BTreeMap::new();
-    for spread in Spread::ALL {
-        for setup in SETUPS {
-            for in_flight in sizes(spread) {
-                let scene = Scene {
-                    setup,
-                    spread,
-                    in_flight: *in_flight,
-                };
-                eprintln!("growth: {scene}");
-                found.insert(scene.to_string(), costs(scene)?);
-            }
+    for scene in Scene::all() {
+        eprintln!("growth: {scene}");
+        found.insert(scene, costs(scene)?);
+    }
+    let growth = |spread, setup, operation| Growth {
+        found: &found,
+        spread,
+        setup,
+        operation,
+    };
+    let mut section = Section::new("growth", &[])?;
+    for spread in Spread::iter() {
+        for setup in Scene::SETUPS {
+            let operations = Operation::iter().map(|operation| growth(spread, setup, operation));
+            section
+                .rows
+                .extend(operations.filter_map(|each| each.row()));
         }
     }
-    section(&Found(found)).publish()?;
-    Ok(())
-}
-
-/// One session of bare rmcp needs the square of its calls to start them, so it is not asked for 100,000.
-fn sizes(spread: Spread) -> &'static [usize] {
-    match spread {
-        Spread::Many => &[1, 1_000, 100_000],
-        Spread::One => &[1, 1_000, 10_000],
+    section.targets.extend(Operation::iter().map(|operation| {
+        // Of the worst set-up and spread.
+        let ours = Scene::all().filter(|scene| scene.setup.is_ours());
+        let ratios = ours.map(|scene| growth(scene.spread, scene.setup, operation).ratio());
+        let what = format!(
+            "{operation} beside as many calls as were tried, instructions added, to beside one"
+        );
+        Target::at_most(1.5, what, ratios.fold(f64::MIN, f64::max))
+    }));
+    for (setup, of) in [
+        (Setup::Wrapped, "layer and session manager"),
+        (Setup::Layer, "layer only"),
+    ] {
+        let series = |operation| growth(Spread::Many, setup, operation).series();
+        let title = format!("Operations beside many calls, {of}");
+        section.plots.push(Plot::lines(
+            &format!("growth-{setup}"),
+            &title,
+            Axis::logarithmic("calls in flight, 100 in a session"),
+            Axis::logarithmic("instructions of one operation"),
+            Operation::iter().map(series).collect(),
+        ));
     }
+    section.publish()
 }
 
-fn costs(scene: Scene) -> Result<BTreeMap<String, Cost>, Failure> {
+fn costs(scene: Scene) -> Result<Costs> {
     let arguments = format!("growth {scene}");
-    let parts = callgrind::parts(callgrind::Allocator::Glibc, &arguments)?;
-    let output = Command::new(callgrind::program("work-glibc")?)
-        .args(arguments.split(' '))
-        .output()?;
-    let printed = String::from_utf8(output.stdout)?;
-    let mut costs = BTreeMap::new();
-    for line in printed.lines() {
-        let (name, nanoseconds) = line.split_once(' ').ok_or("no time")?;
-        let total = *parts.get(name).ok_or("no count")? as f64;
+    let parts = valgrind::parts(Allocator::Glibc, &arguments)?;
+    let mut costs = Costs::new();
+    for line in valgrind::printed(Allocator::Glibc, &arguments)?.lines() {
+        let (name, nanoseconds) = line.split_once(' ').context("no time")?;
+        let total = *parts.get(name).context("no count")? as f64;
         let cost = Cost {
             instructions: total / f64::from(REPETITIONS),
             microseconds: nanoseconds.parse::<f64>()? / 1_000.0,
@@ -67,152 +89,72 @@ fn costs(scene: Scene) -> Result<BTreeMap<String, Cost>, Failure> {
     Ok(costs)
 }
 
-fn section(found: &Found) -> Section {
-    let text = "Single operations in process, while other calls are in flight: 100 in each session, or all in one session, \
-        in which the measured call is too. Instructions by valgrind, and the median time of 40 operations without it. The \
-        ratio is that of what is added to bare rmcp with the most calls and with one: bare rmcp itself walks over all calls \
-        of a session with every request, so that the time in one large session is mostly its own. *delete* deletes a \
-        session with one call. *find* is `Calls::find`. A bad result is a ratio above 1.5: something looks at all calls.";
-    let columns = [
-        "sessions",
-        "set-up",
-        "operation",
-        "calls in flight",
-        "instructions",
-        "added to bare",
-        "time (µs)",
-        "ratio",
-    ];
-    let mut rows = Vec::new();
-    for spread in Spread::ALL {
-        for setup in SETUPS {
-            for operation in Operation::ALL {
-                if setup == Setup::Bare && operation == Operation::Find {
-                    continue;
-                }
-                rows.push(found.row(setup, spread, operation));
-            }
-        }
-    }
-    Section {
-        name: "growth".to_owned(),
-        title: "What operations cost beside many calls in flight".to_owned(),
-        command: "benches/run growth".to_owned(),
-        text: text.to_owned(),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows,
-        targets: Operation::ALL
-            .map(|operation| found.target(operation))
-            .to_vec(),
-        plots: vec![found.plot(Setup::Wrapped), found.plot(Setup::Layer)],
-    }
-}
+// === impl Growth ===
 
-// === impl Found ===
-
-impl Found {
-    fn cost(&self, setup: Setup, spread: Spread, in_flight: usize, operation: Operation) -> Cost {
+impl Growth<'_> {
+    fn cost(&self, setup: Setup, in_flight: usize) -> Cost {
+        let spread = self.spread;
         let scene = Scene {
-            setup,
             spread,
+            setup,
             in_flight,
         };
-        let costs = self.0.get(&scene.to_string());
-        costs
-            .and_then(|costs| costs.get(operation.name()))
-            .copied()
-            .unwrap_or_default()
+        self.found[&scene][&self.operation.to_string()]
+    }
+
+    fn instructions(&self) -> [f64; 3] {
+        let sizes = self.spread.sizes();
+        sizes.map(|size| self.cost(self.setup, size).instructions)
     }
 
     /// The instructions that are not rmcp's.
-    fn added(&self, setup: Setup, spread: Spread, in_flight: usize, operation: Operation) -> f64 {
-        let bare = self.cost(Setup::Bare, spread, in_flight, operation);
-        self.cost(setup, spread, in_flight, operation).instructions - bare.instructions
+    fn added(&self) -> [f64; 3] {
+        let sizes = self.spread.sizes();
+        sizes.map(|size| {
+            let bare = self.cost(Setup::Bare, size).instructions;
+            self.cost(self.setup, size).instructions - bare
+        })
     }
 
-    fn ratio(&self, setup: Setup, spread: Spread, operation: Operation) -> f64 {
-        let sizes = sizes(spread);
-        let at = |size| self.added(setup, spread, size, operation);
-        at(sizes[sizes.len() - 1]) / at(sizes[0])
+    fn ratio(&self) -> f64 {
+        let [one, _, most] = self.added();
+        most / one
     }
 
-    fn row(&self, setup: Setup, spread: Spread, operation: Operation) -> Vec<String> {
-        let sizes = sizes(spread);
-        let each = |figure: &dyn Fn(usize) -> f64, digits: usize| {
-            let figures = sizes
-                .iter()
-                .map(|size| format!("{:.digits$}", figure(*size)));
-            figures.collect::<Vec<_>>().join(" / ")
+    /// Bare rmcp has nothing to find.
+    fn row(&self) -> Option<Vec<String>> {
+        let is_bare = self.setup == Setup::Bare;
+        if is_bare && self.operation == Operation::Find {
+            return None;
+        }
+        let sizes = self.spread.sizes();
+        let each = |figures: [f64; 3], digits: usize| {
+            let figures = figures.map(|figure| format!("{figure:.digits$}"));
+            figures.join(" / ")
         };
-        let bare = setup == Setup::Bare;
-        let ratio = self.ratio(setup, spread, operation);
-        let cost = |size| self.cost(setup, spread, size, operation);
-        vec![
-            if spread == Spread::One {
-                "one"
-            } else {
-                "of 100 calls"
-            }
-            .to_owned(),
-            setup.name().to_owned(),
-            operation.name().to_owned(),
-            each(&|size| size as f64, 0),
-            each(&|size| cost(size).instructions, 0),
-            if bare {
-                String::new()
-            } else {
-                each(&|size| self.added(setup, spread, size, operation), 0)
-            },
-            each(&|size| cost(size).microseconds, 1),
-            if bare {
-                String::new()
-            } else {
-                format!("{ratio:.2}")
-            },
-        ]
-    }
-
-    /// Of the worst set-up and spread.
-    fn target(&self, operation: Operation) -> Target {
-        let ratios = Spread::ALL.into_iter().flat_map(|spread| {
-            [Setup::Layer, Setup::Wrapped].map(|setup| self.ratio(setup, spread, operation))
-        });
-        Target {
-            what: format!(
-                "{} beside as many calls as were tried, instructions added, to beside one",
-                operation.name()
+        let unless_bare = |cell: String| if is_bare { String::new() } else { cell };
+        let sessions = match self.spread {
+            Spread::One => "one",
+            Spread::Many => "of 100 calls",
+        };
+        Some(cells![
+            sessions,
+            self.setup,
+            self.operation,
+            sizes.map(|size| size.to_string()).join(" / "),
+            each(self.instructions(), 0),
+            unless_bare(each(self.added(), 0)),
+            each(
+                sizes.map(|size| self.cost(self.setup, size).microseconds),
+                1
             ),
-            bound: Bound::AtMost(1.5),
-            measured: ratios.fold(f64::MIN, f64::max),
-        }
+            unless_bare(format!("{:.2}", self.ratio())),
+        ])
     }
 
-    fn plot(&self, setup: Setup) -> Plot {
-        let spread = Spread::Many;
-        let series = Operation::ALL.into_iter().map(|operation| {
-            let points = sizes(spread).iter().map(|size| {
-                (
-                    *size as f64,
-                    self.cost(setup, spread, *size, operation).instructions,
-                )
-            });
-            Series {
-                name: operation.name().to_owned(),
-                points: points.collect(),
-            }
-        });
-        let axis = |label: &str| Axis::logarithmic(label);
-        Plot {
-            name: format!("growth-{}", setup.name()),
-            title: match setup {
-                Setup::Wrapped => "Operations beside many calls, layer and session manager",
-                _ => "Operations beside many calls, layer only",
-            }
-            .to_owned(),
-            x: axis("calls in flight, 100 in a session"),
-            y: axis("instructions of one operation"),
-            kind: Kind::Lines,
-            series: series.collect(),
-        }
+    fn series(&self) -> Series {
+        let sizes = self.spread.sizes().map(|size| size as f64);
+        let points = sizes.into_iter().zip(self.instructions());
+        Series::new(self.operation, points)
     }
 }
