@@ -1,6 +1,6 @@
 //! The set-ups that every bench compares.
 
-use std::{convert::Infallible, fmt::Display, sync::Arc};
+use std::{convert::Infallible, fmt, sync::Arc};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -13,8 +13,7 @@ use rmcp::{
         session::local::{LocalSessionManager, SessionConfig},
     },
 };
-use serde::{Deserialize, Serialize};
-use strum::{EnumIter, EnumString, IntoEnumIterator};
+use strum::{Display, EnumIter, EnumString, IntoEnumIterator};
 use tower::{BoxError, Layer, Service, ServiceExt, util::BoxCloneSyncService};
 
 use crate::{guard::guarded, report::Series};
@@ -23,20 +22,7 @@ use crate::{guard::guarded, report::Series};
 pub type Server<A> = BoxCloneSyncService<Request<A>, Response<axum::body::Body>, Infallible>;
 
 /// Who watches over the calls.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    strum::Display,
-    EnumIter,
-    EnumString,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Setup {
     /// Nobody: rmcp as it is.
@@ -50,20 +36,7 @@ pub enum Setup {
 }
 
 /// Whether rmcp keeps sessions.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    strum::Display,
-    EnumIter,
-    EnumString,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "lowercase")]
 pub enum Mode {
     Session,
@@ -92,7 +65,7 @@ impl Setup {
         S: Clone + Send + Sync + 'static,
         <S as Service<Request<TeeBody<A>>>>::Future: Send + 'static,
         <S as Service<Request<A>>>::Future: Send + 'static,
-        A: Body<Data = Bytes, Error: Into<BoxError> + Display> + Send + 'static,
+        A: Body<Data = Bytes, Error: Into<BoxError> + fmt::Display> + Send + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         match self {
@@ -106,7 +79,7 @@ impl Setup {
     pub fn serve<H, A>(self, mode: Mode, handler: H, layer: CancelOnDisconnectLayer) -> Server<A>
     where
         H: ServerHandler + Clone,
-        A: Body<Data = Bytes, Error: Into<BoxError> + Display> + Send + 'static,
+        A: Body<Data = Bytes, Error: Into<BoxError> + fmt::Display> + Send + 'static,
     {
         self.serve_with(mode.config(), SessionConfig::default(), handler, layer)
     }
@@ -121,7 +94,7 @@ impl Setup {
     ) -> Server<A>
     where
         H: ServerHandler + Clone,
-        A: Body<Data = Bytes, Error: Into<BoxError> + Display> + Send + 'static,
+        A: Body<Data = Bytes, Error: Into<BoxError> + fmt::Display> + Send + 'static,
     {
         if self == Self::Wrapped {
             let manager = CancellableSessionManager::local(sessions);

@@ -69,7 +69,6 @@ struct Found {
 }
 
 fn main() -> Result<()> {
-    machine::allow_files(4_096)?;
     let clients = runtime()?;
     let load = machine::load();
     let mut found = Vec::new();
@@ -233,9 +232,9 @@ impl Found {
             spans.collect()
         };
         let close = |call: usize| closed.get(call).copied();
-        let dropped = |call| ledger.life(call).dropped.get();
-        let fired = |call| ledger.life(call).cancelled.get();
-        let token = |call| ledger.life(call).token.get();
+        let dropped = |call| ledger.life(call).dropped.get().copied();
+        let fired = |call| ledger.life(call).cancelled.get().copied();
+        let token = |call| ledger.life(call).token.get().copied();
         Self {
             cell,
             calls: closed.len(),

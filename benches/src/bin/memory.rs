@@ -42,16 +42,6 @@ struct Size {
     of_a_storm: usize,
 }
 
-const FULL: Size = Size {
-    in_flight: 100_000,
-    of_a_storm: 10_000,
-};
-
-const QUICK: Size = Size {
-    in_flight: 2_000,
-    of_a_storm: 500,
-};
-
 struct Bench {
     setup: Setup,
     mode: Mode,
@@ -59,11 +49,15 @@ struct Bench {
     sessions: Vec<Client>,
 }
 
-/// Bytes.
-#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Found {
     mode: Mode,
     setup: Setup,
+    heap: Heap,
+}
+
+/// Bytes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Heap {
     /// Of a call whose client is there.
     attached: f64,
     /// Of one whose client has gone.
@@ -73,7 +67,14 @@ struct Found {
 }
 
 fn main() -> Result<()> {
-    let size = if is_quick() { QUICK } else { FULL };
+    let (in_flight, of_a_storm) = match is_quick() {
+        true => (2_000, 500),
+        false => (100_000, 10_000),
+    };
+    let size = Size {
+        in_flight,
+        of_a_storm,
+    };
     match role().split_once(' ') {
         Some((setup, mode)) => {
             let found = measure(setup.parse()?, mode.parse()?, size);
@@ -92,7 +93,8 @@ async fn compare(size: Size) -> Result<()> {
     for mode in Mode::iter() {
         for setup in Setup::iter() {
             eprintln!("{mode}, {setup}");
-            found.push(Child::found(&format!("{setup} {mode}")).await?);
+            let heap = Child::found(&format!("{setup} {mode}")).await?;
+            found.push(Found { mode, setup, heap });
         }
     }
     let mut section = Section::new(
@@ -123,14 +125,17 @@ fn lines(found: &[Found], mode: Mode) -> Plot {
     );
     let series = Setup::series(|setup| {
         let its = move |found: &&Found| (found.mode, found.setup) == (mode, setup);
-        let bytes = found.iter().filter(its).flat_map(|found| &found.storms);
+        let bytes = found
+            .iter()
+            .filter(its)
+            .flat_map(|found| &found.heap.storms);
         bytes.map(|bytes| *bytes as f64 / 1_048_576.0)
     });
     let (x, y) = (Axis::linear("storms"), Axis::linear("live (MiB)"));
     Plot::lines(&name, &title, x, y, series)
 }
 
-async fn measure(setup: Setup, mode: Mode, size: Size) -> Result<Found> {
+async fn measure(setup: Setup, mode: Mode, size: Size) -> Result<Heap> {
     let calls = 2 * size.in_flight + STORMS * size.of_a_storm + 2 * SESSIONS;
     let ledger = Ledger::new(calls, 4 * STORMS + 4);
     let layer = CancelOnDisconnectLayer::new();
@@ -176,9 +181,7 @@ async fn measure(setup: Setup, mode: Mode, size: Size) -> Result<Found> {
         storms.push(HEAP.allocated());
     }
     let per_call = |bytes: usize| bytes as f64 / size.in_flight as f64;
-    Ok(Found {
-        mode,
-        setup,
+    Ok(Heap {
         attached: per_call(attached - own),
         detached: per_call(detached),
         storms,
@@ -279,14 +282,14 @@ impl Bench {
 impl Found {
     fn row(&self, bare: &Self, size: Size) -> Vec<String> {
         let detached = match self.mode {
-            Mode::Session => format!("{:.0}", self.detached - bare.detached),
+            Mode::Session => format!("{:.0}", self.heap.detached - bare.heap.detached),
             Mode::Stateless => "–".to_owned(),
         };
         cells![
             self.mode,
             self.setup,
-            format!("{:.0}", self.attached),
-            format!("{:.0}", self.attached - bare.attached),
+            format!("{:.0}", self.heap.attached),
+            format!("{:.0}", self.heap.attached - bare.heap.attached),
             detached,
             format!("{:.3}", self.growth(size)),
         ]
@@ -303,14 +306,14 @@ impl Found {
         let added = format!("{setup}, {mode}: added to a call in flight (B)");
         let left = format!("{setup}, {mode}: left behind by a call (B)");
         vec![
-            Target::at_most(most, added, self.attached - bare.attached),
+            Target::at_most(most, added, self.heap.attached - bare.heap.attached),
             Target::at_most(1.0, left, self.growth(size)),
         ]
     }
 
     /// Bytes a call, from when all has its full size to the end of the last storm.
     fn growth(&self, size: Size) -> f64 {
-        let (full, last) = (self.storms[FULL_AFTER], self.storms[STORMS]);
+        let (full, last) = (self.heap.storms[FULL_AFTER], self.heap.storms[STORMS]);
         let calls = (STORMS - FULL_AFTER) * size.of_a_storm;
         (last as f64 - full as f64) / calls as f64
     }

@@ -103,7 +103,6 @@ struct Found {
 }
 
 fn main() -> Result<()> {
-    machine::allow_files(6_000)?;
     let load = machine::load();
     let mut found = Vec::new();
     for clock in Clock::iter() {
@@ -290,7 +289,7 @@ impl Plan {
             (Some(away), Some(event)) => {
                 sleep(away).await;
                 // One that had its answer before it left would not.
-                if ledger.life(call).ended.get().is_some_and(|at| at < gone) {
+                if ledger.life(call).ended.get().is_some_and(|at| *at < gone) {
                     return Ok(end);
                 }
                 // A client that a busy machine held up may be too late.

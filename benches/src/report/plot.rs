@@ -17,25 +17,17 @@ const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(40, 40, 40);
 const GRID: RGBColor = RGBColor(222, 222, 222);
 
-/// Colours that people tell apart who do not see all of them, after Okabe and Ito.
-const COLOURS: [RGBColor; 8] = [
-    RGBColor(0, 114, 178),
-    RGBColor(230, 159, 0),
-    RGBColor(0, 158, 115),
-    RGBColor(204, 121, 167),
-    RGBColor(213, 94, 0),
-    RGBColor(86, 180, 233),
-    RGBColor(120, 120, 120),
-    RGBColor(0, 0, 0),
-];
-
-/// The set-ups look the same in all plots.
-const KNOWN: [(&str, usize); 5] = [
-    ("bare", 6),
-    ("guard", 1),
-    ("layer", 2),
-    ("wrapped", 0),
-    ("abortable", 3),
+/// Colours that people tell apart who do not see all of them, after Okabe and Ito. The set-ups, which are named here, look the
+/// same in all plots.
+const COLOURS: [(&str, RGBColor); 8] = [
+    ("wrapped", RGBColor(0, 114, 178)),
+    ("guard", RGBColor(230, 159, 0)),
+    ("layer", RGBColor(0, 158, 115)),
+    ("abortable", RGBColor(204, 121, 167)),
+    ("", RGBColor(213, 94, 0)),
+    ("", RGBColor(86, 180, 233)),
+    ("bare", RGBColor(120, 120, 120)),
+    ("", RGBColor(0, 0, 0)),
 ];
 
 // === impl Plot ===
@@ -131,8 +123,8 @@ impl Plot {
 
 impl Series {
     fn colour(&self, index: usize) -> RGBColor {
-        let known = KNOWN.iter().find(|(name, _)| *name == self.name);
-        COLOURS[known.map_or(index, |(_, index)| *index) % COLOURS.len()]
+        let known = COLOURS.iter().find(|(name, _)| *name == self.name);
+        known.unwrap_or(&COLOURS[index % COLOURS.len()]).1
     }
 }
 

@@ -83,7 +83,7 @@ impl Crowd {
     }
 
     fn remove(&mut self, group: &str) -> Result<Vec<Call>> {
-        Ok(self.groups.remove(group).context("no such group")?)
+        self.groups.remove(group).context("no such group")
     }
 }
 

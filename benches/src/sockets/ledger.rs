@@ -3,8 +3,8 @@
 use std::{
     ops::Range,
     sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -50,9 +50,8 @@ pub struct Life {
     pub ended: Stamp,
 }
 
-/// A moment that may not have come yet. Nanoseconds since the epoch of the ledger, plus one.
-#[derive(Debug, Default)]
-pub struct Stamp(AtomicU64);
+/// A moment that may not have come yet, by the epoch of the ledger.
+pub type Stamp = OnceLock<Duration>;
 
 // === impl Ledger ===
 
@@ -90,13 +89,15 @@ impl Ledger {
     }
 
     pub fn stamp(&self, stamp: &Stamp) {
-        stamp.set(self.now());
+        // What comes a second time is not noted.
+        let _ = stamp.set(self.now());
     }
 
     /// The moments of these calls, as far as they have come.
     pub fn times(&self, calls: Range<usize>, which: impl Fn(&Life) -> &Stamp) -> Vec<Duration> {
         let lives = &self.0.lives[calls];
-        lives.iter().filter_map(|life| which(life).get()).collect()
+        let times = lives.iter().filter_map(|life| which(life).get());
+        times.copied().collect()
     }
 
     /// Waits until all of these moments have come, for at most `limit`; tells how many had.
@@ -145,31 +146,9 @@ impl Ledger {
     }
 }
 
-// === impl Stamp ===
-
-impl Stamp {
-    pub fn set(&self, at: Duration) {
-        let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX - 1);
-        self.0.store(nanos + 1, Ordering::Release);
-    }
-
-    pub fn get(&self) -> Option<Duration> {
-        let nanos = self.0.load(Ordering::Acquire).checked_sub(1)?;
-        Some(Duration::from_nanos(nanos))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_stamp_that_was_never_set_is_no_time() {
-        let stamp = Stamp::default();
-        assert_eq!(stamp.get(), None);
-        stamp.set(Duration::ZERO);
-        assert_eq!(stamp.get(), Some(Duration::ZERO));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_ends_with_the_last_moment_or_at_the_limit() {
