@@ -178,9 +178,13 @@ impl Client {
     }
 
     /// Sends a request, and reads the head.
-    async fn send(&self, request: Request<Full<Bytes>>) -> Result<(Opened, Stream)> {
+    async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<(Opened, Stream)> {
         let send = async {
             let Way::Socket(address) = self.way else {
+                // What comes over a socket does not share its values with other requests.
+                for value in request.headers_mut().values_mut() {
+                    *value = HeaderValue::from_bytes(value.as_bytes())?;
+                }
                 let response = self.clone().direct(request).await?;
                 let opened = response.headers().get(SESSION).cloned();
                 return Ok((opened, Stream::new(Source::Body(response.into_body()))));

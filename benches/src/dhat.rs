@@ -105,27 +105,22 @@ fn by_place(profile: &Profile, root: &str) -> Places {
 
 /// A frame is `0xADDRESS: function (path:line)`, or `(in library)` in place of the path.
 fn owner<'a>(frame: &'a str, root: &str) -> Owner<'a> {
-    let place = frame
-        .rsplit_once('(')
-        .map(|(_, place)| place.trim_end_matches(')'));
-    let Some(place) = place.filter(|place| !place.starts_with("in ")) else {
-        return Owner::Container;
-    };
+    let place = frame.rsplit_once('(').map_or("in ", |(_, place)| place);
+    let place = place.trim_end_matches(')');
     if let Some(place) = place.strip_prefix(root) {
         return Owner::Layer(place);
     }
-    if place.starts_with("/rustc/") || place.starts_with("/rust/") {
+    let unknown = ["in ", "/rustc/", "/rust/"];
+    if unknown.iter().any(|start| place.starts_with(start)) {
         return Owner::Container;
     }
-    let Some((_, package)) = place.split_once("/registry/src/") else {
-        return Owner::Other;
-    };
-    let package = package.split('/').nth(1).unwrap_or_default();
-    let name = package.rsplit_once('-').map_or(package, |(name, _)| name);
-    if CONTAINERS.contains(&name) {
-        Owner::Container
-    } else {
-        Owner::Other
+    // A package is `NAME-VERSION`, in a folder of its registry.
+    let package = place.split_once("/registry/src/");
+    let package = package.and_then(|(_, path)| path.split('/').nth(1));
+    let name = package.and_then(|package| package.rsplit_once('-'));
+    match name {
+        Some((name, _)) if CONTAINERS.contains(&name) => Owner::Container,
+        _ => Owner::Other,
     }
 }
 

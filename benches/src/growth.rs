@@ -10,7 +10,7 @@ use http::{Method, Response};
 use http_body_util::BodyExt;
 use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, RequestId};
 use serde_json::json;
-use strum::{EnumIter, IntoEnumIterator};
+use strum::{Display, EnumIter, EnumString, IntoEnumIterator};
 use tokio::time::Instant;
 
 use crate::{
@@ -31,7 +31,7 @@ pub struct Scene {
 }
 
 /// How the calls are spread over sessions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, EnumIter, strum::Display)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Spread {
     /// 100 in each.
@@ -41,7 +41,7 @@ pub enum Spread {
 }
 
 /// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, strum::Display)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Operation {
     /// A call starts and is answered.

@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::TryFutureExt;
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
@@ -46,11 +47,9 @@ where
         let token = CancellationToken::new();
         request.extensions_mut().insert(ClientGone(token.clone()));
         let guard = token.drop_guard();
-        let response = service.call(request);
-        async move {
-            let response = response.await?;
-            Ok(response.map(|body| Tied::new(body, guard, |guard| drop(guard.disarm()))))
-        }
+        service.call(request).map_ok(|response| {
+            response.map(|body| Tied::new(body, guard, |guard| drop(guard.disarm())))
+        })
     }))
 }
 

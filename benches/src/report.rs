@@ -88,12 +88,11 @@ impl Section {
         let (text, columns) = words.split_once("\n|").context("words without columns")?;
         let (title, text) = text.split_once("\n\n").context("words without a text")?;
         let paragraphs = text.trim().split("\n\n");
-        let bench = name.split('-').next().unwrap_or(name);
         let column = |cell: &str| cell.trim().to_owned();
-        Ok(Self {
+        let mut section = Self {
             name: name.to_owned(),
             title: title.trim_start_matches("# ").to_owned(),
-            command: format!("benches/run {bench}"),
+            command: String::new(),
             text: Vec::from_iter(paragraphs.map(|lines| lines.replace('\n', " "))).join("\n\n"),
             columns: columns
                 .trim()
@@ -104,7 +103,14 @@ impl Section {
             rows: Vec::new(),
             targets: Vec::new(),
             plots: Vec::new(),
-        })
+        };
+        section.command = format!("benches/run {}", section.bench());
+        Ok(section)
+    }
+
+    /// What measures it: the first part of its name.
+    pub fn bench(&self) -> &str {
+        self.name.split('-').next().unwrap_or(&self.name)
     }
 
     /// Prints the table, and keeps the section for the report.
@@ -133,16 +139,14 @@ impl Section {
 
 impl Target {
     pub fn at_most(most: f64, what: String, measured: f64) -> Self {
-        let bound = Bound::AtMost(most);
-        Self {
-            what,
-            bound,
-            measured,
-        }
+        Self::new(Bound::AtMost(most), what, measured)
     }
 
     pub fn at_least(least: f64, what: String, measured: f64) -> Self {
-        let bound = Bound::AtLeast(least);
+        Self::new(Bound::AtLeast(least), what, measured)
+    }
+
+    fn new(bound: Bound, what: String, measured: f64) -> Self {
         Self {
             what,
             bound,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use benches::{
     growth::{Operation, REPETITIONS, Scene, Spread},
     prelude::*,
-    valgrind::{self, Allocator},
+    valgrind::{Allocator, parts, printed},
 };
 
 /// What an operation takes.
@@ -15,146 +15,129 @@ struct Cost {
     microseconds: f64,
 }
 
-/// By the operation's name.
-type Costs = BTreeMap<String, Cost>;
-
-/// An operation in scenes that differ in the number of calls in flight.
-struct Growth<'a> {
-    found: &'a BTreeMap<Scene, Costs>,
+/// What it takes beside each number of calls in flight.
+struct Growth {
     spread: Spread,
     setup: Setup,
     operation: Operation,
+    costs: Vec<Cost>,
+    /// The instructions that are not rmcp's.
+    added: Vec<f64>,
 }
 
 fn main() -> Result<()> {
-    let mut found = BTreeMap::new();
+    let mut costs = BTreeMap::new();
     for scene in Scene::all() {
         eprintln!("growth: {scene}");
-        found.insert(scene, costs(scene)?);
-    }
-    let growth = |spread, setup, operation| Growth {
-        found: &found,
-        spread,
-        setup,
-        operation,
-    };
-    let mut section = Section::new("growth", &[])?;
-    for spread in Spread::iter() {
-        for setup in Scene::SETUPS {
-            let operations = Operation::iter().map(|operation| growth(spread, setup, operation));
-            section
-                .rows
-                .extend(operations.filter_map(|each| each.row()));
+        for (operation, cost) in costs_of(scene)? {
+            let growth = costs.entry((scene.spread, scene.setup, operation));
+            growth.or_insert_with(Vec::new).push(cost);
         }
     }
-    section.targets.extend(Operation::iter().map(|operation| {
-        // Of the worst set-up and spread.
-        let ours = Scene::all().filter(|scene| scene.setup.is_ours());
-        let ratios = ours.map(|scene| growth(scene.spread, scene.setup, operation).ratio());
-        let what = format!(
-            "{operation} beside as many calls as were tried, instructions added, to beside one"
-        );
-        Target::at_most(1.5, what, ratios.fold(f64::MIN, f64::max))
-    }));
-    for (setup, of) in [
-        (Setup::Wrapped, "layer and session manager"),
-        (Setup::Layer, "layer only"),
-    ] {
-        let series = |operation| growth(Spread::Many, setup, operation).series();
-        let title = format!("Operations beside many calls, {of}");
-        section.plots.push(Plot::lines(
-            &format!("growth-{setup}"),
-            &title,
-            Axis::logarithmic("calls in flight, 100 in a session"),
-            Axis::logarithmic("instructions of one operation"),
-            Operation::iter().map(series).collect(),
-        ));
-    }
+    let growth = |(spread, setup, operation), own: &Vec<Cost>| {
+        let pairs = own.iter().zip(&costs[&(spread, Setup::Bare, operation)]);
+        Growth {
+            spread,
+            setup,
+            operation,
+            costs: own.clone(),
+            added: pairs
+                .map(|(own, bare)| own.instructions - bare.instructions)
+                .collect(),
+        }
+    };
+    let found = Vec::from_iter(costs.iter().map(|(key, costs)| growth(*key, costs)));
+    let mut section = Section::new("growth", &[])?;
+    section.rows = found.iter().filter_map(Growth::row).collect();
+    section.targets = Operation::iter()
+        .map(|operation| target(&found, operation))
+        .collect();
+    section.plots = vec![
+        plot(&found, Setup::Wrapped, "layer and session manager"),
+        plot(&found, Setup::Layer, "layer only"),
+    ];
     section.publish()
 }
 
-fn costs(scene: Scene) -> Result<Costs> {
+fn costs_of(scene: Scene) -> Result<Vec<(Operation, Cost)>> {
     let arguments = format!("growth {scene}");
-    let parts = valgrind::parts(Allocator::Glibc, &arguments)?;
-    let mut costs = Costs::new();
-    for line in valgrind::printed(Allocator::Glibc, &arguments)?.lines() {
+    let instructions = parts(Allocator::Glibc, &arguments)?;
+    let printed = printed(Allocator::Glibc, &arguments)?;
+    let cost = |line: &str| {
         let (name, nanoseconds) = line.split_once(' ').context("no time")?;
-        let total = *parts.get(name).context("no count")? as f64;
+        let instructions = instructions.get(name).context("no count")?;
         let cost = Cost {
-            instructions: total / f64::from(REPETITIONS),
+            instructions: *instructions as f64 / f64::from(REPETITIONS),
             microseconds: nanoseconds.parse::<f64>()? / 1_000.0,
         };
-        costs.insert(name.to_owned(), cost);
-    }
-    Ok(costs)
+        Ok((name.parse()?, cost))
+    };
+    printed.lines().map(cost).collect()
+}
+
+/// Of the worst set-up and spread.
+fn target(found: &[Growth], operation: Operation) -> Target {
+    let is_it = |its: &&Growth| its.operation == operation && its.setup.is_ours();
+    let worst = found.iter().filter(is_it).map(Growth::ratio);
+    let what = "beside as many calls as were tried, instructions added, to beside one";
+    Target::at_most(
+        1.5,
+        format!("{operation} {what}"),
+        worst.fold(f64::MIN, f64::max),
+    )
+}
+
+fn plot(found: &[Growth], setup: Setup, of: &str) -> Plot {
+    let shown = found
+        .iter()
+        .filter(|its| (its.spread, its.setup) == (Spread::Many, setup));
+    let series = shown.map(|its| {
+        let sizes = its.spread.sizes().map(|size| size as f64);
+        let instructions = its.costs.iter().map(|cost| cost.instructions);
+        Series::new(its.operation, sizes.into_iter().zip(instructions))
+    });
+    let x = Axis::logarithmic("calls in flight, 100 in a session");
+    let y = Axis::logarithmic("instructions of one operation");
+    let title = format!("Operations beside many calls, {of}");
+    Plot::lines(&format!("growth-{setup}"), &title, x, y, series.collect())
 }
 
 // === impl Growth ===
 
-impl Growth<'_> {
-    fn cost(&self, setup: Setup, in_flight: usize) -> Cost {
-        let spread = self.spread;
-        let scene = Scene {
-            spread,
-            setup,
-            in_flight,
-        };
-        self.found[&scene][&self.operation.to_string()]
-    }
-
-    fn instructions(&self) -> [f64; 3] {
-        let sizes = self.spread.sizes();
-        sizes.map(|size| self.cost(self.setup, size).instructions)
-    }
-
-    /// The instructions that are not rmcp's.
-    fn added(&self) -> [f64; 3] {
-        let sizes = self.spread.sizes();
-        sizes.map(|size| {
-            let bare = self.cost(Setup::Bare, size).instructions;
-            self.cost(self.setup, size).instructions - bare
-        })
-    }
-
+impl Growth {
     fn ratio(&self) -> f64 {
-        let [one, _, most] = self.added();
-        most / one
+        self.added[self.added.len() - 1] / self.added[0]
     }
 
     /// Bare rmcp has nothing to find.
     fn row(&self) -> Option<Vec<String>> {
-        let is_bare = self.setup == Setup::Bare;
-        if is_bare && self.operation == Operation::Find {
-            return None;
+        let (mut added, mut ratio) = (each(&self.added, 0), format!("{:.2}", self.ratio()));
+        match (self.setup, self.operation) {
+            (Setup::Bare, Operation::Find) => return None,
+            (Setup::Bare, _) => (added, ratio) = Default::default(),
+            _ => {}
         }
-        let sizes = self.spread.sizes();
-        let each = |figures: [f64; 3], digits: usize| {
-            let figures = figures.map(|figure| format!("{figure:.digits$}"));
-            figures.join(" / ")
-        };
-        let unless_bare = |cell: String| if is_bare { String::new() } else { cell };
         let sessions = match self.spread {
             Spread::One => "one",
             Spread::Many => "of 100 calls",
         };
+        let costs = self.costs.iter();
+        let instructions = Vec::from_iter(costs.clone().map(|cost| cost.instructions));
+        let microseconds = Vec::from_iter(costs.map(|cost| cost.microseconds));
         Some(cells![
             sessions,
             self.setup,
             self.operation,
-            sizes.map(|size| size.to_string()).join(" / "),
-            each(self.instructions(), 0),
-            unless_bare(each(self.added(), 0)),
-            each(
-                sizes.map(|size| self.cost(self.setup, size).microseconds),
-                1
-            ),
-            unless_bare(format!("{:.2}", self.ratio())),
+            self.spread.sizes().map(|size| size.to_string()).join(" / "),
+            each(&instructions, 0),
+            added,
+            each(&microseconds, 1),
+            ratio,
         ])
     }
+}
 
-    fn series(&self) -> Series {
-        let sizes = self.spread.sizes().map(|size| size as f64);
-        let points = sizes.into_iter().zip(self.instructions());
-        Series::new(self.operation, points)
-    }
+fn each(figures: &[f64], digits: usize) -> String {
+    let figures = figures.iter().map(|figure| format!("{figure:.digits$}"));
+    Vec::from_iter(figures).join(" / ")
 }

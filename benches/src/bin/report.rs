@@ -41,16 +41,12 @@ fn sections(benches: &[String]) -> Result<Vec<Section>> {
     let mut sections = Vec::new();
     for file in fs::read_dir(folder().join("data"))? {
         let section: Section = serde_json::from_slice(&fs::read(file?.path())?)?;
-        let of = |bench: &String| {
-            let rest = section.name.strip_prefix(&**bench);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-        };
-        match benches.iter().position(of) {
+        match benches.iter().position(|bench| bench == section.bench()) {
             Some(place) => sections.push((place, section)),
             None => eprintln!("left out: {}, which is of no bench", section.name),
         }
     }
-    sections.sort_by(|(a, first), (b, second)| (a, &first.name).cmp(&(b, &second.name)));
+    sections.sort_by_key(|(place, section)| (*place, section.name.clone()));
     Ok(sections.into_iter().map(|(_, section)| section).collect())
 }
 
