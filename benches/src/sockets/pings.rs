@@ -46,15 +46,19 @@ async fn ask(address: SocketAddr, request: Vec<u8>, noted: Weak<Mutex<Duration>>
     while let Some(worst) = noted.upgrade() {
         let begun = Instant::now();
         let done = connection.exchange(&request, "\"result\"").await;
-        let mut worst = worst.lock().unwrap_or_else(PoisonError::into_inner);
-        if done.is_err() {
-            // A server that closes the connection is as bad as one that never answers.
-            *worst = Duration::MAX;
+        // A server that closes the connection is as bad as one that never answers.
+        let taken = done.map_or(Duration::MAX, |()| begun.elapsed());
+        note(&worst, taken);
+        if taken == Duration::MAX {
             break;
         }
-        *worst = worst.max(begun.elapsed());
         drop(worst);
         sleep(PAUSE).await;
     }
     Ok(())
+}
+
+fn note(worst: &Mutex<Duration>, taken: Duration) {
+    let mut worst = worst.lock().unwrap_or_else(PoisonError::into_inner);
+    *worst = taken.max(*worst);
 }
