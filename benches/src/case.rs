@@ -1,32 +1,38 @@
 //! What is asked of a server, and who watches over it meanwhile.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, hint::black_box, iter, str::FromStr};
 
+use anyhow::{Context, Error, Result, ensure};
 use axum::{Router, routing::get};
 use bytes::Bytes;
+use http::Request;
 use http_body_util::Full;
 use mcp_cancel_on_disconnect::{AbortOnCancel, CancelOnDisconnectLayer};
-use serde_json::json;
-use tower_layer::Layer;
+use serde_json::{Value, json};
+use strum::Display;
+use tower::ServiceExt;
 
 use crate::{
-    Failure,
-    client::{self, Client},
+    client::{Client, Way, call},
     setup::{Mode, Server, Setup, boxed},
-    slow::SlowLayer,
     tools::Tools,
 };
 
+/// Rounds of a loop of four instructions: together about 3 % of a bare call of 100 B.
+const WASTED_ROUNDS: u32 = 1_100;
+
 /// One thing to measure, in words that are also its command line: `wrapped session arguments 100`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Case {
     pub who: Who,
     pub what: What,
 }
 
 /// Who watches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Who {
+    #[strum(to_string = "{0}")]
     Setup(Setup),
     /// As [`Setup::Wrapped`], with the handler in `AbortOnCancel`.
     Abortable,
@@ -35,27 +41,33 @@ pub enum Who {
 }
 
 /// What is asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display)]
 pub enum What {
     /// One tool call.
+    #[strum(to_string = "{0} {1}")]
     Call(Mode, Load),
     /// A GET on a route without MCP.
+    #[strum(to_string = "plain")]
     Plain,
 }
 
 /// What a call carries, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display)]
 pub enum Load {
+    #[strum(to_string = "arguments {0}")]
     Arguments(usize),
+    #[strum(to_string = "result {0}")]
     Result(usize),
 }
 
 /// A case that can be asked again and again.
 pub struct Running {
     client: Client,
-    what: What,
-    text: Arc<str>,
-    asked: u64,
+    /// A tool and its arguments.
+    call: Option<(&'static str, Value)>,
+    /// What is at the start of the answer, and how long that is at least.
+    expected: (String, usize),
+    asked: usize,
 }
 
 // === impl Case ===
@@ -65,25 +77,47 @@ impl Case {
         Self { who, what }
     }
 
-    /// The same without anybody who watches.
-    pub fn bare(self) -> Self {
-        Self::new(Who::Setup(Setup::Bare), self.what)
+    /// All that is asked of bare rmcp and of those that are compared with it.
+    pub fn compared() -> impl Iterator<Item = Self> {
+        What::ALL.into_iter().flat_map(|what| {
+            let whos = iter::once(Who::BARE).chain(Who::COMPARED);
+            whos.map(move |who| Self::new(who, what))
+        })
     }
 
-    pub async fn run(self) -> Result<Running, Failure> {
-        let server = self.server();
+    fn all() -> impl Iterator<Item = Self> {
+        let slowed = What::ALL.map(|what| Self::new(Who::Slowed, what));
+        Self::compared().chain(slowed)
+    }
+
+    /// The same without anybody who watches.
+    pub fn bare(self) -> Self {
+        Self::new(Who::BARE, self.what)
+    }
+
+    pub async fn run(self) -> Result<Running> {
+        let way = Way::Direct(self.server());
         let client = match self.what {
-            What::Call(Mode::Session, _) => Client::initialize(server).await?,
-            What::Call(Mode::Stateless, _) | What::Plain => Client::stateless(server),
+            What::Call(mode, _) => Client::open(way, mode).await?,
+            What::Plain => Client::new(way),
         };
-        let text = match self.what {
-            What::Call(_, Load::Arguments(bytes)) => "x".repeat(bytes),
-            _ => String::new(),
+        let (call, expected) = match self.what {
+            What::Plain => (None, ("hello".to_owned(), 0)),
+            What::Call(_, Load::Arguments(bytes)) => {
+                let arguments = json!({ "text": "x".repeat(bytes) });
+                let expected = format!("\"text\":\"{bytes}\"");
+                (Some(("measure", arguments)), (expected, 0))
+            }
+            What::Call(_, Load::Result(bytes)) => {
+                let arguments = json!({ "length": bytes });
+                let expected = "\"text\":\"xxx".to_owned();
+                (Some(("produce", arguments)), (expected, bytes))
+            }
         };
         Ok(Running {
             client,
-            what: self.what,
-            text: text.into(),
+            call,
+            expected,
             asked: 0,
         })
     }
@@ -91,63 +125,62 @@ impl Case {
     fn server(self) -> Server<Full<Bytes>> {
         let layer = CancelOnDisconnectLayer::new();
         let tools = Tools::default();
+        let setup = match self.who {
+            Who::Setup(setup) => setup,
+            Who::Abortable | Who::Slowed => Setup::Wrapped,
+        };
         match (self.what, self.who) {
-            (What::Call(mode, _), Who::Setup(setup)) => setup.serve(mode, tools, layer),
+            (What::Plain, _) => {
+                let route = Router::new().route("/", get(async || "hello"));
+                setup.around(route, layer)
+            }
+            (What::Call(mode, _), Who::Setup(_)) => setup.serve(mode, tools, layer),
             (What::Call(mode, _), Who::Abortable) => {
-                Setup::Wrapped.serve(mode, AbortOnCancel::new(tools), layer)
+                setup.serve(mode, AbortOnCancel::new(tools), layer)
             }
             (What::Call(mode, _), Who::Slowed) => {
-                boxed(SlowLayer.layer(Setup::Wrapped.serve(mode, tools, layer)))
-            }
-            (What::Plain, who) => {
-                let route = Router::new().route("/", get(async || "hello"));
-                let setup = match who {
-                    Who::Setup(setup) => setup,
-                    Who::Abortable | Who::Slowed => Setup::Wrapped,
-                };
-                setup.around(route, layer)
+                let server: Server<Full<Bytes>> = setup.serve(mode, tools, layer);
+                boxed(server.map_request(slowly))
             }
         }
     }
 }
 
+/// Wastes time, to see whether the gate notices.
+fn slowly<A>(request: Request<A>) -> Request<A> {
+    for round in 0..WASTED_ROUNDS {
+        black_box(round);
+    }
+    request
+}
+
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.who.name(), self.what)
+        write!(f, "{} {}", self.who, self.what)
     }
 }
 
 impl FromStr for Case {
-    type Err = Failure;
+    type Err = Error;
 
-    fn from_str(words: &str) -> Result<Self, Failure> {
-        let unknown = || format!("no case {words:?}");
-        let (who, what) = words.split_once(' ').ok_or_else(unknown)?;
-        let who = Who::all().find(|each| each.name() == who);
-        Ok(Self::new(who.ok_or_else(unknown)?, what.parse()?))
+    fn from_str(words: &str) -> Result<Self> {
+        let case = Self::all().find(|case| case.to_string() == words);
+        case.with_context(|| format!("no case {words:?}"))
     }
 }
 
 // === impl Who ===
 
 impl Who {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Setup(setup) => setup.name(),
-            Self::Abortable => "abortable",
-            Self::Slowed => "slowed",
-        }
-    }
+    pub const BARE: Self = Self::Setup(Setup::Bare);
 
-    /// Whom the tables compare with [`Setup::Bare`].
-    pub fn compared() -> impl Iterator<Item = Self> {
-        Self::all().filter(|who| !matches!(who, Self::Setup(Setup::Bare) | Self::Slowed))
-    }
-
-    fn all() -> impl Iterator<Item = Self> {
-        let setups = Setup::ALL.into_iter().map(Self::Setup);
-        setups.chain([Self::Abortable, Self::Slowed])
-    }
+    /// Whom the tables compare with [`Self::BARE`].
+    pub const COMPARED: [Self; 4] = [
+        Self::Setup(Setup::Guard),
+        Self::Setup(Setup::Layer),
+        Self::Setup(Setup::Wrapped),
+        Self::Abortable,
+    ];
 }
 
 // === impl What ===
@@ -173,48 +206,10 @@ impl What {
     /// often after that.
     pub fn repetitions(self) -> (u32, u32) {
         match self {
-            Self::Call(_, Load::Arguments(bytes) | Load::Result(bytes)) if bytes >= 1_000_000 => {
-                (20, 20)
-            }
+            Self::Call(_, Load::Arguments(1_000_000..) | Load::Result(1_000_000..)) => (20, 20),
             Self::Call(_, Load::Arguments(10_000..)) => (1_000, 500),
             Self::Call(..) | Self::Plain => (6_000, 1_000),
         }
-    }
-}
-
-impl fmt::Display for What {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Call(mode, Load::Arguments(bytes)) => {
-                write!(f, "{} arguments {bytes}", mode.name())
-            }
-            Self::Call(mode, Load::Result(bytes)) => write!(f, "{} result {bytes}", mode.name()),
-            Self::Plain => f.write_str("plain"),
-        }
-    }
-}
-
-impl FromStr for What {
-    type Err = Failure;
-
-    fn from_str(words: &str) -> Result<Self, Failure> {
-        let unknown = || format!("no load {words:?}");
-        let words: Vec<&str> = words.split(' ').collect();
-        let [mode, load, bytes] = *words.as_slice() else {
-            return if words == ["plain"] {
-                Ok(Self::Plain)
-            } else {
-                Err(unknown().into())
-            };
-        };
-        let mode = Mode::ALL.into_iter().find(|each| each.name() == mode);
-        let bytes = bytes.parse()?;
-        let load = match load {
-            "arguments" => Load::Arguments(bytes),
-            "result" => Load::Result(bytes),
-            _ => return Err(unknown().into()),
-        };
-        Ok(Self::Call(mode.ok_or_else(unknown)?, load))
     }
 }
 
@@ -222,35 +217,25 @@ impl FromStr for What {
 
 impl Running {
     /// Asks once, and looks at the answer.
-    pub async fn ask(&mut self) -> Result<(), Failure> {
-        let id = self.asked;
-        self.asked += 1;
-        let (answer, expected) = match self.what {
-            What::Plain => (self.client.plain().await?, "hello".to_owned()),
-            What::Call(_, Load::Arguments(bytes)) => {
-                let arguments = json!({ "text": &*self.text });
-                let call = client::call(id, "measure", arguments);
-                (
-                    self.client.call(&call).await?,
-                    format!("\"text\":\"{bytes}\""),
-                )
+    pub async fn ask(&mut self) -> Result<()> {
+        let request = match &self.call {
+            Some((tool, arguments)) => {
+                let message = call(self.asked, tool, arguments.clone());
+                self.client.post(&message)?
             }
-            What::Call(_, Load::Result(bytes)) => {
-                let call = client::call(id, "produce", json!({ "length": bytes }));
-                let answer = self.client.call(&call).await?;
-                if answer.len() < bytes {
-                    return Err(format!("only {} bytes", answer.len()).into());
-                }
-                (answer, "\"text\":\"xxx".to_owned())
-            }
+            None => Request::get("http://localhost/")
+                .header("host", "localhost")
+                .header("user-agent", "bench")
+                .body(Full::default())?,
         };
+        self.asked += 1;
+        let answer = self.client.ask(request).await?;
         // The answer of a large result starts with it, so that nothing more has to be searched.
         let start = String::from_utf8_lossy(&answer[..answer.len().min(1_000)]);
-        if start.contains(&expected) {
-            Ok(())
-        } else {
-            Err(format!("wrong answer: {start}").into())
-        }
+        let (expected, least) = &self.expected;
+        let is_right = start.contains(expected) && answer.len() >= *least;
+        ensure!(is_right, "wrong answer of {} bytes: {start}", answer.len());
+        Ok(())
     }
 }
 
@@ -260,37 +245,23 @@ mod tests {
 
     #[test]
     fn a_case_is_read_from_its_own_words() {
-        for who in Who::all() {
-            for what in What::ALL {
-                let case = Case::new(who, what);
-                assert_eq!(case.to_string().parse::<Case>().unwrap(), case);
-            }
+        for case in Case::all() {
+            assert_eq!(case.to_string().parse::<Case>().unwrap(), case);
         }
     }
 
     #[test]
     fn words_that_name_no_case_are_refused() {
-        for words in [
-            "",
-            "bare",
-            "bare session arguments",
-            "nobody session arguments 100",
-        ] {
+        for words in ["", "bare", "bare session arguments", "nobody plain"] {
             assert!(words.parse::<Case>().is_err(), "{words:?}");
         }
     }
 
     #[tokio::test]
     async fn every_case_gets_right_answers() {
-        for who in Who::all() {
-            for what in What::ALL {
-                let case = Case::new(who, what);
-                let mut running = case.run().await.unwrap();
-                running
-                    .ask()
-                    .await
-                    .unwrap_or_else(|failure| panic!("{case}: {failure}"));
-            }
+        for case in Case::all() {
+            let answer = case.run().await.unwrap().ask().await;
+            answer.unwrap_or_else(|failure| panic!("{case}: {failure}"));
         }
     }
 }

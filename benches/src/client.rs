@@ -1,118 +1,154 @@
-//! A client in the process of its server: it makes requests and takes responses, with no socket between.
+//! An MCP client that can hang up in every way, over a socket or in the process of its server.
+//!
+//! A call has a connection of its own, so that it can be given up alone.
 
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, Method, Request, Response, header};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
+use strum::EnumIter;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 use tower::{Service, ServiceExt};
 
-use crate::{Failure, setup::Server};
+use crate::setup::{Mode, Server};
+
+/// The header that says which call a request is about.
+pub const CALL: &str = "x-call";
+
+const SESSION: &str = "mcp-session-id";
+
+const VERSION: &str = "2025-06-18";
+
+/// How long anything may take before it is given up. Far more than it takes.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The end of a body in chunks; the connection stays open.
+const LAST_CHUNK: &[u8] = b"\r\n0\r\n\r\n";
+
+/// How a server is reached.
+#[derive(Clone)]
+pub enum Way {
+    Direct(Server<Full<Bytes>>),
+    Socket(SocketAddr),
+}
 
 /// One session, or none.
+#[derive(Clone)]
 pub struct Client {
-    server: Server<Full<Bytes>>,
+    way: Way,
     session: Option<HeaderValue>,
     fields: [(HeaderName, HeaderValue); 5],
 }
 
-/// A call that has been answered by the start of a stream.
-pub struct Started {
-    pub body: Body,
-    /// The id of the event that it starts with.
-    pub event_id: String,
+/// A response, as far as it was read.
+pub struct Stream {
+    source: Source,
+    seen: Vec<u8>,
+}
+
+/// The session that a response has opened.
+type Opened = Option<HeaderValue>;
+
+/// What the server gets to see of a hang-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter)]
+pub enum Close {
+    Fin,
+    Rst,
+}
+
+enum Source {
+    Body(Body),
+    Socket(TcpStream),
+}
+
+/// A `tools/call`.
+pub fn call(id: usize, tool: &str, arguments: Value) -> Value {
+    let params = json!({ "name": tool, "arguments": arguments });
+    json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
+}
+
+/// Asks whether the server is there.
+pub fn ping() -> Value {
+    json!({ "jsonrpc": "2.0", "id": "p", "method": "ping" })
 }
 
 // === impl Client ===
 
 impl Client {
-    /// For calls without a session, and for requests that have nothing to do with MCP.
-    pub fn stateless(server: Server<Full<Bytes>>) -> Self {
+    /// Without a session.
+    pub fn new(way: Way) -> Self {
         Self {
-            server,
+            way,
             session: None,
             fields: fields(),
         }
     }
 
-    /// Starts a session.
-    pub async fn initialize(server: Server<Full<Bytes>>) -> Result<Self, Failure> {
-        let mut client = Self::stateless(server);
+    /// Opens a session, where there are any.
+    pub async fn open(way: Way, mode: Mode) -> Result<Self> {
+        let mut client = Self::new(way);
+        if mode == Mode::Stateless {
+            return Ok(client);
+        }
         let info = json!({ "name": "bench", "version": "1" });
-        let params =
-            json!({ "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info });
+        let params = json!({ "protocolVersion": VERSION, "capabilities": {}, "clientInfo": info });
         let message =
             json!({ "jsonrpc": "2.0", "id": "i", "method": "initialize", "params": params });
-        let response = client.post(&message).await?;
-        let session = response.headers().get("mcp-session-id");
-        client.session = session.map(as_parsed);
-        response.into_body().collect().await?;
+        let (opened, mut stream) = client.send(client.post(&message)?).await?;
+        stream.until("\"result\"").await?;
+        while stream.read().await? {}
+        client.session = Some(as_parsed(&opened.context("no session")?));
         let message = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
-        client.post(&message).await?.into_body().collect().await?;
+        client.send(client.post(&message)?).await?;
         Ok(client)
     }
 
-    pub fn server(&self) -> Server<Full<Bytes>> {
-        self.server.clone()
+    pub fn way(&self) -> &Way {
+        &self.way
     }
 
     pub fn session(&self) -> Option<&str> {
         self.session.as_ref()?.to_str().ok()
     }
 
-    /// Calls a tool and gives its answer, with the stream around it.
-    pub async fn call(&mut self, message: &Value) -> Result<Bytes, Failure> {
-        let response = self.post(message).await?;
-        Ok(response.into_body().collect().await?.to_bytes())
+    /// Calls a tool; `number` is the id as well. The answer has begun when this returns.
+    pub async fn begin(&self, number: usize, tool: &str, arguments: Value) -> Result<Stream> {
+        let mut request = self.post(&call(number, tool, arguments))?;
+        request.headers_mut().insert(CALL, number.into());
+        Ok(self.send(request).await?.1)
     }
 
-    /// Calls a tool that does not answer.
-    pub async fn start(&mut self, message: &Value) -> Result<Started, Failure> {
-        let response = self.post(message).await?;
-        first_event(response).await
+    /// Comes back for what follows an event.
+    pub async fn resume(&self, event: &str) -> Result<Stream> {
+        Ok(self.send(self.get(event)?).await?.1)
     }
 
-    /// Comes back for a call.
-    pub async fn resume(&mut self, event_id: &str) -> Result<Started, Failure> {
+    pub async fn ping(&self) -> Result<()> {
+        let (_, mut stream) = self.send(self.post(&ping())?).await?;
+        stream.until("\"result\"").await
+    }
+
+    /// A request with any message.
+    pub fn post(&self, message: &Value) -> Result<Request<Full<Bytes>>> {
+        self.request(Method::POST, message.to_string().into())
+    }
+
+    /// A request for what follows an event.
+    pub fn get(&self, event: &str) -> Result<Request<Full<Bytes>>> {
         let mut request = self.request(Method::GET, Bytes::new())?;
-        let event_id = HeaderValue::from_str(event_id)?;
-        request.headers_mut().insert("last-event-id", event_id);
-        let response = self.send(request).await?;
-        first_event(response).await
+        let event = HeaderValue::from_str(event)?;
+        request.headers_mut().insert("last-event-id", event);
+        Ok(request)
     }
 
-    /// Cancels a call.
-    pub async fn cancel(&mut self, id: u64) -> Result<(), Failure> {
-        let params = json!({ "requestId": id });
-        let method = "notifications/cancelled";
-        self.post(&json!({ "jsonrpc": "2.0", "method": method, "params": params }))
-            .await?;
-        Ok(())
-    }
-
-    /// Ends its session.
-    pub async fn delete(&mut self) -> Result<(), Failure> {
-        let request = self.request(Method::DELETE, Bytes::new())?;
-        self.send(request).await?;
-        Ok(())
-    }
-
-    /// A GET that no MCP server would understand.
-    pub async fn plain(&mut self) -> Result<Bytes, Failure> {
-        let request = Request::get("http://localhost/")
-            .header("host", "localhost")
-            .header("user-agent", "bench")
-            .body(Full::default())?;
-        let response = self.send(request).await?;
-        Ok(response.into_body().collect().await?.to_bytes())
-    }
-
-    async fn post(&mut self, message: &Value) -> Result<Response<Body>, Failure> {
-        let request = self.request(Method::POST, message.to_string().into())?;
-        self.send(request).await
-    }
-
-    fn request(&self, method: Method, body: Bytes) -> Result<Request<Full<Bytes>>, Failure> {
+    pub fn request(&self, method: Method, body: Bytes) -> Result<Request<Full<Bytes>>> {
         let mut request = Request::builder()
             .method(method)
             .uri("http://localhost/mcp");
@@ -120,33 +156,57 @@ impl Client {
             request = request.header(name, value);
         }
         if let Some(session) = &self.session {
-            request = request.header("mcp-session-id", session);
+            request = request.header(SESSION, session);
         }
         Ok(request.body(Full::new(body))?)
     }
 
-    async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Body>, Failure> {
-        let response = self.server.ready().await?.call(request).await?;
-        if !response.status().is_success() {
-            let status = response.status();
-            let body = response.into_body().collect().await?.to_bytes();
-            return Err(format!("{status}: {}", String::from_utf8_lossy(&body)).into());
-        }
+    /// Sends a request to a server in this process.
+    pub async fn direct(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Body>> {
+        let Way::Direct(server) = &mut self.way else {
+            bail!("not in this process");
+        };
+        let response = server.ready().await?.call(request).await?;
+        ensure!(response.status().is_success(), "{}", response.status());
         Ok(response)
+    }
+
+    /// The same, and reads the whole answer.
+    pub async fn ask(&mut self, request: Request<Full<Bytes>>) -> Result<Bytes> {
+        let response = self.direct(request).await?;
+        Ok(response.into_body().collect().await?.to_bytes())
+    }
+
+    /// Sends a request, and reads the head.
+    async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<(Opened, Stream)> {
+        let send = async {
+            let Way::Socket(address) = self.way else {
+                // What comes over a socket does not share its values with other requests.
+                for value in request.headers_mut().values_mut() {
+                    *value = HeaderValue::from_bytes(value.as_bytes())?;
+                }
+                let response = self.clone().direct(request).await?;
+                let opened = response.headers().get(SESSION).cloned();
+                return Ok((opened, Stream::new(Source::Body(response.into_body()))));
+            };
+            let mut stream = Stream::connect(address).await?;
+            stream.write(&wire(request).await?).await?;
+            stream.until("\r\n\r\n").await?;
+            Ok((opened(&stream.text())?, stream))
+        };
+        tokio::time::timeout(LIMIT, send).await?
     }
 }
 
 /// What every request says.
 fn fields() -> [(HeaderName, HeaderValue); 5] {
     [
+        // What rmcp lets in, whatever the address.
         (header::HOST, "localhost"),
         (header::CONTENT_TYPE, "application/json"),
         (header::ACCEPT, "application/json, text/event-stream"),
         (header::USER_AGENT, "bench"),
-        (
-            HeaderName::from_static("mcp-protocol-version"),
-            "2025-06-18",
-        ),
+        (HeaderName::from_static("mcp-protocol-version"), VERSION),
     ]
     .map(|(name, value)| (name, as_parsed(&HeaderValue::from_static(value))))
 }
@@ -158,18 +218,152 @@ fn as_parsed(value: &HeaderValue) -> HeaderValue {
     HeaderValue::from_maybe_shared(buffer).unwrap_or_else(|_| value.clone())
 }
 
-/// A `tools/call`.
-pub fn call(id: u64, tool: &str, arguments: Value) -> Value {
-    let params = json!({ "name": tool, "arguments": arguments });
-    json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
+/// A request as HTTP/1.1.
+pub async fn wire(request: Request<Full<Bytes>>) -> Result<Vec<u8>> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await?.to_bytes();
+    let mut bytes = format!("{} {} HTTP/1.1\r\n", head.method, head.uri.path()).into_bytes();
+    for (name, value) in &head.headers {
+        bytes.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+    }
+    bytes.extend(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
+    bytes.extend(body);
+    Ok(bytes)
 }
 
-async fn first_event(response: Response<Body>) -> Result<Started, Failure> {
-    let mut body = response.into_body();
-    let frame = body.frame().await.ok_or("a stream without events")??;
-    let event = frame.into_data().map_err(|_| "trailers, not an event")?;
-    let event = std::str::from_utf8(&event)?;
-    let id = event.lines().find_map(|line| line.strip_prefix("id:"));
-    let event_id = id.ok_or("an event without an id")?.trim().to_owned();
-    Ok(Started { body, event_id })
+/// What the head of a response tells, unless it is a refusal.
+fn opened(head: &str) -> Result<Opened> {
+    let mut lines = head.lines();
+    let status = lines.next().unwrap_or_default();
+    ensure!(status.starts_with("HTTP/1.1 2"), "{status}");
+    let mut fields = lines.filter_map(|line| line.split_once(": "));
+    let session = fields.find(|(name, _)| *name == SESSION);
+    Ok(session.map(|(_, id)| id.parse()).transpose()?)
+}
+
+// === impl Stream ===
+
+impl Stream {
+    /// A connection on which nothing was said yet.
+    pub async fn connect(address: SocketAddr) -> Result<Self> {
+        let socket = TcpStream::connect(address).await?;
+        socket.set_nodelay(true)?;
+        Ok(Self::new(Source::Socket(socket)))
+    }
+
+    fn new(source: Source) -> Self {
+        let seen = Vec::new();
+        Self { source, seen }
+    }
+
+    /// Sends a request on a connection of its own that is kept alive, and reads the whole answer, which must have this.
+    pub async fn exchange(&mut self, request: &[u8], wanted: &str) -> Result<()> {
+        self.seen.clear();
+        self.write(request).await?;
+        while self.read().await? {}
+        let is_right = self.seen.ends_with(LAST_CHUNK) && contains(&self.seen, wanted.as_bytes());
+        ensure!(is_right, "wrong answer: {}", self.text());
+        Ok(())
+    }
+
+    /// Reads on until this has come, which must not take long.
+    pub async fn until(&mut self, wanted: &str) -> Result<()> {
+        tokio::time::timeout(LIMIT, self.wait_for(wanted)).await?
+    }
+
+    /// Reads on until this has come.
+    pub async fn wait_for(&mut self, wanted: &str) -> Result<()> {
+        while !contains(&self.seen, wanted.as_bytes()) {
+            ensure!(self.read().await?, "ended without {wanted:?}");
+        }
+        Ok(())
+    }
+
+    /// Reads on until there is an event id that the client can come back with.
+    pub async fn event_id(&mut self) -> Result<String> {
+        self.until("\nid: ").await?;
+        // The event is complete with its blank line.
+        self.until("\n\n").await?;
+        let text = self.text();
+        let mut ids = text.lines().filter_map(|line| line.strip_prefix("id: "));
+        Ok(ids.next_back().context("no event id")?.trim().to_owned())
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.seen).into_owned()
+    }
+
+    /// Forgets what was read, and its memory.
+    pub fn forget(&mut self) {
+        self.seen = Vec::new();
+    }
+
+    /// Sees to it that [`Self::close`] has this effect.
+    pub fn before_close(&mut self, close: Close) -> Result<()> {
+        match (&self.source, close) {
+            (Source::Socket(socket), Close::Fin) => {
+                // What was not read would be a reason for the kernel to close with an RST.
+                let mut unread = [0; 4096];
+                while socket.try_read(&mut unread).is_ok_and(|read| read > 0) {}
+            }
+            (Source::Socket(socket), Close::Rst) => socket.set_zero_linger()?,
+            (Source::Body(_), _) => {}
+        }
+        Ok(())
+    }
+
+    /// Hangs up.
+    pub fn close(self) {}
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        match &mut self.source {
+            Source::Socket(socket) => Ok(socket.write_all(bytes).await?),
+            Source::Body(_) => bail!("a body is not written to"),
+        }
+    }
+
+    /// Whether there was more.
+    async fn read(&mut self) -> Result<bool> {
+        match &mut self.source {
+            Source::Body(body) => match body.frame().await {
+                Some(frame) => {
+                    if let Ok(data) = frame?.into_data() {
+                        self.seen.extend_from_slice(&data);
+                    }
+                    Ok(true)
+                }
+                None => Ok(false),
+            },
+            Source::Socket(_) if self.seen.ends_with(LAST_CHUNK) => Ok(false),
+            Source::Socket(socket) => Ok(socket.read_buf(&mut self.seen).await? > 0),
+        }
+    }
+}
+
+fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    haystack.windows(needle.len()).any(|part| part == needle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_is_read_and_a_refusal_is_an_error() {
+        let session = opened("HTTP/1.1 200 OK\r\nmcp-session-id: 7\r\n\r\nbody").unwrap();
+        assert_eq!(session.unwrap(), "7");
+        let refused = opened("HTTP/1.1 404 Not Found\r\n\r\n").unwrap_err();
+        assert_eq!(refused.to_string(), "HTTP/1.1 404 Not Found");
+    }
+
+    #[tokio::test]
+    async fn a_request_has_its_body_behind_the_blank_line() {
+        let request = Request::post("http://localhost/mcp")
+            .header("host", "localhost")
+            .body(Full::new(Bytes::from_static(b"{}")))
+            .unwrap();
+        let bytes = wire(request).await.unwrap();
+        let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n";
+        assert_eq!(String::from_utf8(bytes).unwrap(), format!("{head}{{}}"));
+    }
 }

@@ -1,13 +1,13 @@
 //! Where allocations come from, by valgrind's `dhat`.
 
-use std::{collections::BTreeMap, env, fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
+use anyhow::Result;
 use serde::Deserialize;
 
 use crate::{
-    Failure,
-    callgrind::{program, valgrind},
     case::Case,
+    valgrind::{self, Allocator, in_scratch},
 };
 
 /// Crates that allocate for whoever calls them: a place in one of these says nothing.
@@ -60,7 +60,7 @@ enum Owner<'a> {
 }
 
 /// What the crate allocates for each call of the case: the difference of two runs.
-pub fn places(case: Case) -> Result<Places, Failure> {
+pub fn places(case: Case) -> Result<Places> {
     let (few, many) = (100, 1_100);
     let before = run(case, few)?;
     let mut places = run(case, many)?;
@@ -74,25 +74,18 @@ pub fn places(case: Case) -> Result<Places, Failure> {
     Ok(places)
 }
 
-fn run(case: Case, times: u32) -> Result<Places, Failure> {
-    let file = env::temp_dir().join(format!("dhat-{}.json", std::process::id()));
-    let options = [
-        "--num-callers=60".to_owned(),
-        "--fullpath-after=".to_owned(),
-        format!("--dhat-out-file={}", file.display()),
-    ];
-    let mut command = valgrind("dhat", &options, program("work-glibc")?);
-    let arguments = format!("ask {times} {case}");
-    let output = command.args(arguments.split(' ')).output()?;
-    if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).into());
-    }
-    let profile = serde_json::from_slice(&fs::read(&file)?)?;
-    fs::remove_file(&file)?;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../src")
-        .canonicalize()?;
-    Ok(by_place(&profile, &format!("{}/", root.display())))
+fn run(case: Case, times: u32) -> Result<Places> {
+    let profile = in_scratch(|folder| {
+        let file = folder.join("profile.json");
+        let out = format!("--dhat-out-file={}", file.display());
+        let options = ["--num-callers=60", "--fullpath-after=", &out];
+        let arguments = format!("ask {times} {case}");
+        valgrind::run("dhat", &options, Allocator::Glibc, &arguments)?;
+        Ok(serde_json::from_slice(&fs::read(&file)?)?)
+    })?;
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
+    let root = format!("{}/", source.canonicalize()?.display());
+    Ok(by_place(&profile, &root))
 }
 
 fn by_place(profile: &Profile, root: &str) -> Places {
@@ -112,27 +105,22 @@ fn by_place(profile: &Profile, root: &str) -> Places {
 
 /// A frame is `0xADDRESS: function (path:line)`, or `(in library)` in place of the path.
 fn owner<'a>(frame: &'a str, root: &str) -> Owner<'a> {
-    let place = frame
-        .rsplit_once('(')
-        .map(|(_, place)| place.trim_end_matches(')'));
-    let Some(place) = place.filter(|place| !place.starts_with("in ")) else {
-        return Owner::Container;
-    };
+    let place = frame.rsplit_once('(').map_or("in ", |(_, place)| place);
+    let place = place.trim_end_matches(')');
     if let Some(place) = place.strip_prefix(root) {
         return Owner::Layer(place);
     }
-    if place.starts_with("/rustc/") || place.starts_with("/rust/") {
+    let unknown = ["in ", "/rustc/", "/rust/"];
+    if unknown.iter().any(|start| place.starts_with(start)) {
         return Owner::Container;
     }
-    let Some((_, package)) = place.split_once("/registry/src/") else {
-        return Owner::Other;
-    };
-    let package = package.split('/').nth(1).unwrap_or_default();
-    let name = package.rsplit_once('-').map_or(package, |(name, _)| name);
-    if CONTAINERS.contains(&name) {
-        Owner::Container
-    } else {
-        Owner::Other
+    // A package is `NAME-VERSION`, in a folder of its registry.
+    let package = place.split_once("/registry/src/");
+    let package = package.and_then(|(_, path)| path.split('/').nth(1));
+    let name = package.and_then(|package| package.rsplit_once('-'));
+    match name {
+        Some((name, _)) if CONTAINERS.contains(&name) => Owner::Container,
+        _ => Owner::Other,
     }
 }
 

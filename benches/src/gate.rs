@@ -1,8 +1,11 @@
 //! What a change may cost at most.
 
-use std::{fs, io, path::PathBuf};
+use std::fs;
 
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+
+use crate::case::Case;
 
 /// By how much a limit is above what was measured: a few times what a count wavers.
 pub const MARGIN: f64 = 0.01;
@@ -18,7 +21,7 @@ pub struct Limits {
 /// Of one case, as a ratio to bare rmcp.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Limit {
-    /// In the words of [`Case`](crate::case::Case).
+    /// In the words of [`Case`].
     pub case: String,
     pub most: f64,
     /// What it should be, where that is known.
@@ -26,20 +29,23 @@ pub struct Limit {
     pub target: Option<f64>,
 }
 
-/// `gate.toml` of the crate.
-pub fn file() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("gate.toml")
-}
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/gate.toml");
 
 // === impl Limits ===
 
 impl Limits {
-    pub fn read() -> io::Result<Self> {
-        Self::parse(&fs::read_to_string(file())?).map_err(io::Error::other)
+    pub fn read() -> Result<Self> {
+        Ok(Self::parse(&fs::read_to_string(FILE)?)?)
     }
 
-    pub fn write(&self) -> io::Result<()> {
-        fs::write(file(), self.text().map_err(io::Error::other)?)
+    pub fn write(&self) -> Result<()> {
+        Ok(fs::write(FILE, self.text()?)?)
+    }
+
+    pub fn of(&self, case: Case) -> Result<&Limit> {
+        let case = case.to_string();
+        let limit = self.limit.iter().find(|limit| limit.case == case);
+        limit.with_context(|| format!("no limit for {case}"))
     }
 
     fn parse(text: &str) -> Result<Self, toml::de::Error> {
@@ -92,7 +98,7 @@ mod tests {
         let limits = Limits::read().unwrap().limit;
         let mut cases: Vec<&str> = limits.iter().map(|limit| &*limit.case).collect();
         for case in &cases {
-            case.parse::<crate::case::Case>().unwrap();
+            case.parse::<Case>().unwrap();
         }
         cases.sort_unstable();
         cases.dedup();

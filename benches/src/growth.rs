@@ -2,15 +2,19 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use anyhow::{Context, Error, Result, ensure};
 use axum::body::Body;
+use bytes::Bytes;
 use crabgrind::callgrind;
+use http::{Method, Response};
+use http_body_util::BodyExt;
 use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, RequestId};
 use serde_json::json;
+use strum::{Display, EnumIter, EnumString, IntoEnumIterator};
 use tokio::time::Instant;
 
 use crate::{
-    Failure,
-    client::{Client, Started, call},
+    client::{Client, Way, call},
     setup::{Mode, Setup},
     tools::Tools,
 };
@@ -19,15 +23,16 @@ use crate::{
 pub const REPETITIONS: u32 = 40;
 
 /// Calls in flight, in words that are also a command line: `wrapped many 1000`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Scene {
-    pub setup: Setup,
     pub spread: Spread,
+    pub setup: Setup,
     pub in_flight: usize,
 }
 
 /// How the calls are spread over sessions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Spread {
     /// 100 in each.
     Many,
@@ -36,7 +41,8 @@ pub enum Spread {
 }
 
 /// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Operation {
     /// A call starts and is answered.
     Call,
@@ -56,50 +62,25 @@ struct Stage {
     /// The measured session.
     client: Client,
     _bodies: Vec<Body>,
-    asked: u64,
+    asked: usize,
 }
 
 /// What an operation took each time it was done.
-struct Took {
-    started: Option<Instant>,
-    times: Vec<Duration>,
-}
-
-// === impl Operation ===
-
-impl Operation {
-    pub const ALL: [Self; 5] = [
-        Self::Call,
-        Self::HangUp,
-        Self::Resume,
-        Self::Delete,
-        Self::Find,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Call => "call",
-            Self::HangUp => "hang-up",
-            Self::Resume => "resume",
-            Self::Delete => "delete",
-            Self::Find => "find",
-        }
-    }
-}
+struct Took(Vec<Duration>);
 
 // === impl Spread ===
 
 impl Spread {
-    pub const ALL: [Self; 2] = [Self::Many, Self::One];
-
-    pub fn name(self) -> &'static str {
+    /// How many calls are in flight. One session of bare rmcp needs the square of its calls to start them, so it is not
+    /// asked for 100,000.
+    pub fn sizes(self) -> [usize; 3] {
         match self {
-            Self::Many => "many",
-            Self::One => "one",
+            Self::Many => [1, 1_000, 100_000],
+            Self::One => [1, 1_000, 10_000],
         }
     }
 
-    fn size(self) -> usize {
+    fn per_session(self) -> usize {
         match self {
             Self::Many => 100,
             Self::One => usize::MAX,
@@ -109,33 +90,34 @@ impl Spread {
 
 // === impl Scene ===
 
+impl Scene {
+    pub const SETUPS: [Setup; 3] = [Setup::Bare, Setup::Layer, Setup::Wrapped];
+
+    pub fn all() -> impl Iterator<Item = Self> {
+        let setups = |spread| Self::SETUPS.map(|setup| (spread, setup));
+        let all = Spread::iter().flat_map(setups);
+        all.flat_map(|(spread, setup)| {
+            spread.sizes().map(|in_flight| Self {
+                spread,
+                setup,
+                in_flight,
+            })
+        })
+    }
+}
+
 impl fmt::Display for Scene {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            setup,
-            spread,
-            in_flight,
-        } = self;
-        write!(f, "{} {} {in_flight}", setup.name(), spread.name())
+        write!(f, "{} {} {}", self.setup, self.spread, self.in_flight)
     }
 }
 
 impl FromStr for Scene {
-    type Err = Failure;
+    type Err = Error;
 
-    fn from_str(words: &str) -> Result<Self, Failure> {
-        let unknown = || format!("no scene {words:?}");
-        let words: Vec<&str> = words.split(' ').collect();
-        let [setup, spread, in_flight] = *words.as_slice() else {
-            return Err(unknown().into());
-        };
-        let setup = Setup::ALL.into_iter().find(|each| each.name() == setup);
-        let spread = Spread::ALL.into_iter().find(|each| each.name() == spread);
-        Ok(Self {
-            setup: setup.ok_or_else(unknown)?,
-            spread: spread.ok_or_else(unknown)?,
-            in_flight: in_flight.parse()?,
-        })
+    fn from_str(words: &str) -> Result<Self> {
+        let scene = Self::all().find(|scene| scene.to_string() == words);
+        scene.with_context(|| format!("no scene {words:?}"))
     }
 }
 
@@ -143,22 +125,20 @@ impl FromStr for Scene {
 
 impl Stage {
     /// Starts the calls. The measured session is the last, and has calls of its own.
-    async fn set(scene: Scene) -> Result<Self, Failure> {
+    async fn set(scene: Scene) -> Result<Self> {
         let layer = CancelOnDisconnectLayer::new();
         let server = scene
             .setup
             .serve(Mode::Session, Tools::default(), layer.clone());
+        let way = Way::Direct(server);
         let mut bodies = Vec::with_capacity(scene.in_flight);
-        let mut left = scene.in_flight;
         loop {
-            let mut client = Client::initialize(server.clone()).await?;
-            let here = left.min(scene.spread.size());
-            for id in 0..here {
-                let message = call(id as u64, "wait", json!({}));
-                bodies.push(client.start(&message).await?.body);
+            let mut client = Client::open(way.clone(), Mode::Session).await?;
+            let left = scene.in_flight - bodies.len();
+            for id in 0..left.min(scene.spread.per_session()) {
+                bodies.push(wait(&mut client, id).await?.0);
             }
-            left -= here;
-            if left == 0 {
+            if bodies.len() == scene.in_flight {
                 return Ok(Self {
                     scene,
                     layer,
@@ -170,118 +150,97 @@ impl Stage {
         }
     }
 
-    async fn start(&mut self) -> Result<(Started, RequestId), Failure> {
-        self.asked += 1;
-        let message = call(self.asked, "wait", json!({}));
-        let started = self.client.start(&message).await?;
-        Ok((started, RequestId::Number(self.asked as i64)))
+    fn find(&self) -> Option<CallId> {
+        let session = self.client.session()?;
+        let request = RequestId::Number(self.asked as i64);
+        self.layer.calls().find(session, &request)
     }
 
-    fn find(&self, request: &RequestId) -> Option<CallId> {
-        let session = self.client.session()?;
-        self.layer.calls().find(session, request)
+    async fn resume(&mut self, event: &str) -> Result<Body> {
+        let response = self.client.direct(self.client.get(event)?).await?;
+        Ok(first_event(response).await?.0)
     }
 
     /// Does the operation once; only what it is about is counted.
-    async fn perform(&mut self, operation: Operation, took: &mut Took) -> Result<(), Failure> {
-        if operation == Operation::Call {
-            self.asked += 1;
-            let message = call(self.asked, "measure", json!({ "text": "x" }));
-            took.on();
-            self.client.call(&message).await?;
-            settle().await;
-            took.off();
-            return Ok(());
-        }
-        if operation == Operation::Delete {
-            let server = self.client.server();
-            let mut client = Client::initialize(server).await?;
-            let started = client.start(&call(0, "wait", json!({}))).await?;
-            settle().await;
-            took.on();
-            client.delete().await?;
-            settle().await;
-            took.off();
-            drop(started);
-            return Ok(());
-        }
-        let (mut started, request) = self.start().await?;
-        settle().await;
-        if operation == Operation::Find {
-            took.on();
-            let found = self.find(&request);
-            took.off();
-            if found.is_none() && self.scene.setup != Setup::Bare {
-                return Err("the call is not there".into());
-            }
-        } else {
-            let hang_up = operation == Operation::HangUp;
-            let event_id = started.event_id.clone();
-            if hang_up {
-                took.on();
-            }
-            drop(started);
-            settle().await;
-            if hang_up {
-                took.off();
-            } else {
-                took.on();
-            }
-            started = self.client.resume(&event_id).await?;
-            if !hang_up {
+    async fn perform(&mut self, operation: Operation, took: &mut Took) -> Result<()> {
+        self.asked += 1;
+        match operation {
+            Operation::Call => self.call(took).await,
+            Operation::Delete => self.delete(took).await,
+            Operation::HangUp | Operation::Resume | Operation::Find => {
+                let (body, event) = wait(&mut self.client, self.asked).await?;
                 settle().await;
-                took.off();
+                let body = match operation {
+                    Operation::HangUp => {
+                        took.add(async { drop(body) }).await;
+                        self.resume(&event).await?
+                    }
+                    Operation::Resume => {
+                        drop(body);
+                        settle().await;
+                        took.add(self.resume(&event)).await?
+                    }
+                    _ => {
+                        let found = took.add_alone(|| self.find());
+                        let is_bare = self.scene.setup == Setup::Bare;
+                        ensure!(found.is_some() || is_bare, "the call is not there");
+                        body
+                    }
+                };
+                self.cancel().await?;
+                drop(body);
+                settle().await;
+                Ok(())
             }
         }
-        // Not by the handle, which would look at all calls and leave cold caches.
-        self.client.cancel(self.asked).await?;
-        drop(started);
+    }
+
+    async fn call(&mut self, took: &mut Took) -> Result<()> {
+        let message = call(self.asked, "measure", json!({ "text": "x" }));
+        let answer = async { self.client.ask(self.client.post(&message)?).await };
+        took.add(answer).await?;
+        Ok(())
+    }
+
+    async fn delete(&mut self, took: &mut Took) -> Result<()> {
+        let mut client = Client::open(self.client.way().clone(), Mode::Session).await?;
+        let started = wait(&mut client, 0).await?;
         settle().await;
+        let deleted = async {
+            let request = client.request(Method::DELETE, Bytes::new())?;
+            client.direct(request).await
+        };
+        took.add(deleted).await?;
+        drop(started);
+        Ok(())
+    }
+
+    /// Not by the handle, which would look at all calls and leave cold caches.
+    async fn cancel(&mut self) -> Result<()> {
+        let (method, params) = (
+            "notifications/cancelled",
+            json!({ "requestId": self.asked }),
+        );
+        let message = json!({ "jsonrpc": "2.0", "method": method, "params": params });
+        self.client.direct(self.client.post(&message)?).await?;
         Ok(())
     }
 }
 
-// === impl Took ===
-
-impl Took {
-    fn on(&mut self) {
-        callgrind::toggle_collect();
-        self.started = Some(Instant::now());
-    }
-
-    fn off(&mut self) {
-        let time = self.started.take().map(|started| started.elapsed());
-        callgrind::toggle_collect();
-        self.times.extend(time);
-    }
-
-    fn median(&mut self) -> Duration {
-        self.times.sort_unstable();
-        self.times
-            .get(self.times.len() / 2)
-            .copied()
-            .unwrap_or_default()
-    }
+/// Calls a tool that does not answer. The response, and the event with which one can come back for it.
+async fn wait(client: &mut Client, id: usize) -> Result<(Body, String)> {
+    let request = client.post(&call(id, "wait", json!({})))?;
+    first_event(client.direct(request).await?).await
 }
 
-/// Measures all operations, and prints the name and the median time (ns) of each.
-pub async fn measure(scene: Scene) -> Result<(), Failure> {
-    let mut stage = Stage::set(scene).await?;
-    callgrind::start_instrumentation();
-    for operation in Operation::ALL {
-        let mut took = Took {
-            started: None,
-            times: Vec::with_capacity(REPETITIONS as usize),
-        };
-        for _ in 0..REPETITIONS {
-            stage.perform(operation, &mut took).await?;
-        }
-        callgrind::dump_stats(operation.name());
-        println!("{} {}", operation.name(), took.median().as_nanos());
-    }
-    callgrind::stop_instrumentation();
-    // Ending 100,000 calls one by one is not what is measured.
-    std::process::exit(0)
+async fn first_event(response: Response<Body>) -> Result<(Body, String)> {
+    let mut body = response.into_body();
+    let frame = body.frame().await.context("a stream without events")??;
+    let event = frame.into_data().ok().context("trailers, not an event")?;
+    let event = std::str::from_utf8(&event)?;
+    let id = event.lines().find_map(|line| line.strip_prefix("id:"));
+    let id = id.context("an event without an id")?.trim().to_owned();
+    Ok((body, id))
 }
 
 /// Lets the tasks run that an operation has woken.
@@ -289,4 +248,58 @@ async fn settle() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
     }
+}
+
+// === impl Took ===
+
+impl Took {
+    /// Does this and what it wakes, and counts it.
+    async fn add<T>(&mut self, operation: impl Future<Output = T>) -> T {
+        let started = self.on();
+        let done = operation.await;
+        settle().await;
+        self.off(started);
+        done
+    }
+
+    /// Does this, which wakes nobody, and counts it.
+    fn add_alone<T>(&mut self, operation: impl FnOnce() -> T) -> T {
+        let started = self.on();
+        let done = operation();
+        self.off(started);
+        done
+    }
+
+    fn on(&self) -> Instant {
+        callgrind::toggle_collect();
+        Instant::now()
+    }
+
+    fn off(&mut self, started: Instant) {
+        let time = started.elapsed();
+        callgrind::toggle_collect();
+        self.0.push(time);
+    }
+
+    fn median(&mut self) -> Duration {
+        self.0.sort_unstable();
+        self.0.get(self.0.len() / 2).copied().unwrap_or_default()
+    }
+}
+
+/// Measures all operations, and prints the name and the median time (ns) of each.
+pub async fn measure(scene: Scene) -> Result<()> {
+    let mut stage = Stage::set(scene).await?;
+    callgrind::start_instrumentation();
+    for operation in Operation::iter() {
+        let mut took = Took(Vec::with_capacity(REPETITIONS as usize));
+        for _ in 0..REPETITIONS {
+            stage.perform(operation, &mut took).await?;
+        }
+        callgrind::dump_stats(&*operation.to_string());
+        println!("{operation} {}", took.median().as_nanos());
+    }
+    callgrind::stop_instrumentation();
+    // Ending 100,000 calls one by one is not what is measured.
+    std::process::exit(0)
 }

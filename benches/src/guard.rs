@@ -4,99 +4,65 @@
 //! look for the token itself, because rmcp's own never fires.
 
 use std::{
+    convert::Infallible,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
+use futures_util::TryFutureExt;
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tokio_util::sync::{CancellationToken, DropGuard};
-use tower_layer::Layer;
-use tower_service::Service;
+use tokio_util::sync::CancellationToken;
+use tower::{BoxError, Service, service_fn};
+
+use crate::setup::{Server, boxed};
 
 /// Fires when the client is gone. In the request's extensions.
 #[derive(Debug, Clone)]
 pub struct ClientGone(pub CancellationToken);
 
-#[derive(Debug, Clone, Copy, Default)]
-pub struct GuardLayer;
-
-#[derive(Debug, Clone)]
-pub struct Guarded<S> {
-    inner: S,
-}
-
 pin_project! {
-    pub struct GuardedFuture<F> {
+    /// A body with something that is dropped with it, and before it.
+    pub struct Tied<B, T> {
+        tie: Option<T>,
+        // What becomes of it when the body ends.
+        ended: fn(T),
         #[pin]
-        inner: F,
-        guard: Option<DropGuard>,
+        body: B,
     }
 }
 
-pin_project! {
-    pub struct GuardedBody<B> {
-        #[pin]
-        inner: B,
-        guard: Option<DropGuard>,
-    }
-}
-
-// === impl GuardLayer ===
-
-impl<S> Layer<S> for GuardLayer {
-    type Service = Guarded<S>;
-
-    fn layer(&self, inner: S) -> Guarded<S> {
-        Guarded { inner }
-    }
-}
-
-// === impl Guarded ===
-
-impl<S, A, B> Service<Request<A>> for Guarded<S>
+/// This service, with a [`ClientGone`] in each request.
+pub fn guarded<S, A, B>(mut service: S) -> Server<A>
 where
-    S: Service<Request<A>, Response = Response<B>>,
+    S: Service<Request<A>, Response = Response<B>, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+    A: Send + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    type Response = Response<GuardedBody<B>>;
-    type Error = S::Error;
-    type Future = GuardedFuture<S::Future>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, mut request: Request<A>) -> Self::Future {
+    boxed(service_fn(move |mut request: Request<A>| {
         let token = CancellationToken::new();
         request.extensions_mut().insert(ClientGone(token.clone()));
-        GuardedFuture {
-            inner: self.inner.call(request),
-            guard: Some(token.drop_guard()),
-        }
+        let guard = token.drop_guard();
+        service.call(request).map_ok(|response| {
+            response.map(|body| Tied::new(body, guard, |guard| drop(guard.disarm())))
+        })
+    }))
+}
+
+// === impl Tied ===
+
+impl<B, T> Tied<B, T> {
+    pub fn new(body: B, tie: T, ended: fn(T)) -> Self {
+        let tie = Some(tie);
+        Self { tie, ended, body }
     }
 }
 
-// === impl GuardedFuture ===
-
-impl<F, B, E> Future for GuardedFuture<F>
-where
-    F: Future<Output = Result<Response<B>, E>>,
-{
-    type Output = Result<Response<GuardedBody<B>>, E>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
-        let response = std::task::ready!(this.inner.poll(context));
-        let guard = this.guard.take();
-        Poll::Ready(response.map(|response| response.map(|inner| GuardedBody { inner, guard })))
-    }
-}
-
-// === impl GuardedBody ===
-
-impl<B: Body<Data = Bytes>> Body for GuardedBody<B> {
+impl<B: Body<Data = Bytes>, T> Body for Tied<B, T> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -105,20 +71,20 @@ impl<B: Body<Data = Bytes>> Body for GuardedBody<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = self.project();
-        let frame = std::task::ready!(this.inner.poll_frame(context));
+        let frame = ready!(this.body.poll_frame(context));
         if frame.is_none()
-            && let Some(guard) = this.guard.take()
+            && let Some(tie) = this.tie.take()
         {
-            guard.disarm();
+            (this.ended)(tie);
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        self.body.size_hint()
     }
 }

@@ -1,26 +1,73 @@
 //! What the benches share.
 //!
 //! Each bench is a program in `src/bin` that measures one thing in all set-ups of [`setup`], in one run, prints its
-//! table, and leaves it as a [`report::Section`] for the report.
+//! table, and leaves it as a [`report::Section`] for the report. What the report says about it is in `words`.
 
-pub mod callgrind;
+use tokio::runtime::{Builder, Runtime};
+
 pub mod case;
+pub mod child;
 pub mod client;
 pub mod dhat;
 pub mod gate;
 pub mod growth;
 pub mod guard;
+pub mod machine;
 pub mod report;
 pub mod setup;
-pub mod slow;
 pub mod sockets;
+pub mod stats;
 pub mod tools;
+pub mod valgrind;
 pub mod work;
+
+/// What most of the programs need.
+pub mod prelude {
+    pub use crate::{
+        cells, is_quick, machine,
+        report::{Axis, Plot, Section, Series, Target},
+        role, runtime,
+        setup::{Mode, Setup},
+        stats::Sample,
+    };
+    pub use anyhow::{Context, Result, bail, ensure};
+    pub use strum::IntoEnumIterator;
+}
+
+/// A row of a table.
+#[macro_export]
+macro_rules! cells {
+    ($($cell:expr),* $(,)?) => { vec![$($cell.to_string()),*] };
+}
 
 /// Whether the small version was asked for, of seconds: `--quick`.
 pub fn is_quick() -> bool {
     std::env::args().any(|argument| argument == "--quick")
 }
 
-/// Why a bench cannot go on.
-pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+/// The command line without [`is_quick`]: which part of a bench this process plays, see [`child`].
+pub fn role() -> String {
+    let arguments = std::env::args().skip(1);
+    let words: Vec<String> = arguments.filter(|word| word != "--quick").collect();
+    words.join(" ")
+}
+
+/// A runtime of this thread.
+pub fn runtime() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+/// The same, with a clock that moves when there is nothing else to do.
+pub fn paused_runtime() -> std::io::Result<Runtime> {
+    let mut builder = Builder::new_current_thread();
+    builder.enable_all().start_paused(true).build()
+}
+
+/// How many threads serve on [`workers`].
+pub const WORKERS: usize = 2;
+
+/// A runtime for a server on real sockets.
+pub fn workers() -> std::io::Result<Runtime> {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(WORKERS).enable_all().build()
+}

@@ -1,6 +1,6 @@
 //! The set-ups that every bench compares.
 
-use std::{convert::Infallible, fmt::Display, sync::Arc};
+use std::{convert::Infallible, fmt, sync::Arc};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -13,16 +13,17 @@ use rmcp::{
         session::local::{LocalSessionManager, SessionConfig},
     },
 };
-use tower::{BoxError, ServiceExt, util::BoxCloneSyncService};
-use tower_layer::Layer;
+use strum::{Display, EnumIter, EnumString, IntoEnumIterator};
+use tower::{BoxError, Layer, Service, ServiceExt, util::BoxCloneSyncService};
 
-use crate::{guard::GuardLayer, report::Series};
+use crate::{guard::guarded, report::Series};
 
 /// A server, whatever is around it.
 pub type Server<A> = BoxCloneSyncService<Request<A>, Response<axum::body::Body>, Infallible>;
 
 /// Who watches over the calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub enum Setup {
     /// Nobody: rmcp as it is.
     Bare,
@@ -35,7 +36,8 @@ pub enum Setup {
 }
 
 /// Whether rmcp keeps sessions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub enum Mode {
     Session,
     Stateless,
@@ -44,49 +46,40 @@ pub enum Mode {
 // === impl Setup ===
 
 impl Setup {
-    pub const ALL: [Self; 4] = [Self::Bare, Self::Guard, Self::Layer, Self::Wrapped];
+    /// Whether this crate watches.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Self::Layer | Self::Wrapped)
+    }
 
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Bare => "bare",
-            Self::Guard => "guard",
-            Self::Layer => "layer",
-            Self::Wrapped => "wrapped",
-        }
+    /// A series of a plot for each set-up that has figures, over 0, 1, 2 and so on.
+    pub fn series<T: IntoIterator<Item = f64>>(figures: impl Fn(Self) -> T) -> Vec<Series> {
+        let series = Self::iter().map(|setup| Series::of(setup, figures(setup)));
+        series.filter(|series| !series.points.is_empty()).collect()
     }
 
     /// This service, watched over as far as that goes without rmcp. `layer` counts only where it is used.
     pub fn around<S, A, B>(self, service: S, layer: CancelOnDisconnectLayer) -> Server<A>
     where
-        S: tower_service::Service<Request<TeeBody<A>>, Response = Response<B>, Error = Infallible>,
-        S: tower_service::Service<Request<A>, Response = Response<B>, Error = Infallible>,
+        S: Service<Request<TeeBody<A>>, Response = Response<B>, Error = Infallible>,
+        S: Service<Request<A>, Response = Response<B>, Error = Infallible>,
         S: Clone + Send + Sync + 'static,
-        <S as tower_service::Service<Request<TeeBody<A>>>>::Future: Send + 'static,
-        <S as tower_service::Service<Request<A>>>::Future: Send + 'static,
-        A: Body<Data = Bytes, Error: Into<BoxError> + Display> + Send + 'static,
+        <S as Service<Request<TeeBody<A>>>>::Future: Send + 'static,
+        <S as Service<Request<A>>>::Future: Send + 'static,
+        A: Body<Data = Bytes, Error: Into<BoxError> + fmt::Display> + Send + 'static,
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         match self {
             Self::Bare => boxed(service),
-            Self::Guard => boxed(GuardLayer.layer(service)),
+            Self::Guard => guarded(service),
             Self::Layer | Self::Wrapped => boxed(layer.layer(service)),
         }
-    }
-
-    /// A series of a plot for each set-up.
-    pub fn series(points: impl Fn(Self) -> Vec<(f64, f64)>) -> Vec<Series> {
-        let series = |setup: Self| Series {
-            name: setup.name().to_owned(),
-            points: points(setup),
-        };
-        Self::ALL.map(series).to_vec()
     }
 
     /// `handler` as a server. `layer` counts only where it is used.
     pub fn serve<H, A>(self, mode: Mode, handler: H, layer: CancelOnDisconnectLayer) -> Server<A>
     where
         H: ServerHandler + Clone,
-        A: Body<Data = Bytes, Error: Into<BoxError> + Display> + Send + 'static,
+        A: Body<Data = Bytes, Error: Into<BoxError> + fmt::Display> + Send + 'static,
     {
         self.serve_with(mode.config(), SessionConfig::default(), handler, layer)
     }
@@ -101,37 +94,21 @@ impl Setup {
     ) -> Server<A>
     where
         H: ServerHandler + Clone,
-        A: Body<Data = Bytes, Error: Into<BoxError> + Display> + Send + 'static,
+        A: Body<Data = Bytes, Error: Into<BoxError> + fmt::Display> + Send + 'static,
     {
-        let bare = || {
-            let mut manager = LocalSessionManager::default();
-            manager.session_config = sessions.clone();
-            mcp(config.clone(), handler.clone(), Arc::new(manager))
-        };
-        match self {
-            Self::Bare => boxed(bare()),
-            Self::Guard => boxed(GuardLayer.layer(bare())),
-            Self::Layer => boxed(layer.layer(bare())),
-            Self::Wrapped => {
-                let sessions = CancellableSessionManager::local(sessions.clone());
-                boxed(layer.layer(mcp(config.clone(), handler.clone(), Arc::new(sessions))))
-            }
+        if self == Self::Wrapped {
+            let manager = CancellableSessionManager::local(sessions);
+            return boxed(layer.layer(mcp(config, handler, manager)));
         }
+        let mut manager = LocalSessionManager::default();
+        manager.session_config = sessions;
+        self.around(mcp(config, handler, manager), layer)
     }
 }
 
 // === impl Mode ===
 
 impl Mode {
-    pub const ALL: [Self; 2] = [Self::Session, Self::Stateless];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Session => "session",
-            Self::Stateless => "stateless",
-        }
-    }
-
     /// rmcp's defaults, in this mode.
     pub fn config(self) -> StreamableHttpServerConfig {
         let mut config = StreamableHttpServerConfig::default();
@@ -143,15 +120,15 @@ impl Mode {
 fn mcp<H: ServerHandler + Clone, M: SessionManager>(
     config: StreamableHttpServerConfig,
     handler: H,
-    sessions: Arc<M>,
+    sessions: M,
 ) -> StreamableHttpService<H, M> {
-    StreamableHttpService::new(move || Ok(handler.clone()), sessions, config)
+    StreamableHttpService::new(move || Ok(handler.clone()), Arc::new(sessions), config)
 }
 
 /// Any service as a server.
 pub fn boxed<S, A, B>(service: S) -> Server<A>
 where
-    S: tower_service::Service<Request<A>, Response = Response<B>, Error = Infallible>,
+    S: Service<Request<A>, Response = Response<B>, Error = Infallible>,
     S: Clone + Send + Sync + 'static,
     S::Future: Send + 'static,
     A: Send + 'static,

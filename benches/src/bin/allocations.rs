@@ -1,13 +1,12 @@
 //! How many allocations a call takes in every set-up, and where the crate's own come from.
 
-use std::{collections::BTreeMap, process::Command};
+use std::collections::BTreeMap;
 
-use mcp_cancel_on_disconnect_benches::{
-    Failure, callgrind,
+use benches::{
     case::{Case, Load, What, Who},
-    dhat::{self, Allocated, Places},
-    report::Section,
-    setup::{Mode, Setup},
+    dhat::{self, Allocated},
+    prelude::*,
+    valgrind::{Allocator, printed},
 };
 
 /// Whose allocations are listed by place, in the order of the columns.
@@ -18,103 +17,60 @@ const LISTED: [(Who, Mode); 4] = [
     (Who::Abortable, Mode::Session),
 ];
 
-fn main() -> Result<(), Failure> {
-    totals()?.publish()?;
-    let mut columns = vec!["place".to_owned()];
-    let mut found = Vec::new();
-    for (who, mode) in LISTED {
-        columns.push(format!("{}, {}", who.name(), mode.name()));
-        found.push(dhat::places(Case::new(
-            who,
-            What::Call(mode, Load::Arguments(100)),
-        ))?);
-    }
-    places(columns, &found).publish()?;
-    Ok(())
+fn main() -> Result<()> {
+    let mut section = Section::new("allocations", &[])?;
+    section.rows = What::ALL
+        .map(totals)
+        .into_iter()
+        .collect::<Result<_, _>>()?;
+    section.publish()?;
+    let mut section = Section::new("allocations-places", &[])?;
+    section.rows = places()?;
+    section.publish()
 }
 
 /// Numbers and bytes, less those of a bare call.
-fn totals() -> Result<Section, Failure> {
-    let mut columns = vec!["request".to_owned(), "bare".to_owned()];
-    columns.extend(Who::compared().map(|who| who.name().to_owned()));
-    let mut rows = Vec::new();
-    for what in What::ALL {
-        let bare = allocated(Case::new(Who::Setup(Setup::Bare), what))?;
-        let mut row = vec![what.to_string(), shown(bare, "")];
-        for who in Who::compared() {
-            let all = allocated(Case::new(who, what))?;
-            let added = Allocated {
-                count: all.count - bare.count,
-                bytes: all.bytes - bare.bytes,
-            };
-            row.push(shown(added, "+"));
-        }
-        rows.push(row);
+fn totals(what: What) -> Result<Vec<String>> {
+    let bare = allocated(Case::new(Who::BARE, what))?;
+    let Allocated { count, bytes } = bare;
+    let mut row = vec![what.to_string(), format!("{count:.1}, {bytes:.0} B")];
+    for who in Who::COMPARED {
+        let all = allocated(Case::new(who, what))?;
+        let (count, bytes) = (all.count - bare.count, all.bytes - bare.bytes);
+        row.push(format!("+{count:.1}, +{bytes:.0} B"));
     }
-    let text = "Allocations of one request, and their bytes, counted in the allocator, with those of the client in the same \
-        process. Columns but the first are what is added to bare rmcp. Fractions are what grows now and then: maps, and \
-        the queue of kept answers.";
-    Ok(Section {
-        name: "allocations".to_owned(),
-        title: "What a call allocates".to_owned(),
-        command: "benches/run allocations".to_owned(),
-        text: text.to_owned(),
-        columns,
-        rows,
-        targets: Vec::new(),
-        plots: Vec::new(),
-    })
+    Ok(row)
 }
 
-fn allocated(case: Case) -> Result<Allocated, Failure> {
+fn allocated(case: Case) -> Result<Allocated> {
     eprintln!("allocations: {case}");
-    let words = case.to_string();
-    let mut command = Command::new(callgrind::program("work-counted")?);
-    let output = command.args(words.split(' ')).output()?;
-    let printed = String::from_utf8(output.stdout)?;
-    let (count, bytes) = printed.trim().split_once(' ').ok_or("not two figures")?;
+    let printed = printed(Allocator::Counted, &case.to_string())?;
+    let (count, bytes) = printed.trim().split_once(' ').context("not two figures")?;
     Ok(Allocated {
         count: count.parse()?,
         bytes: bytes.parse()?,
     })
 }
 
-fn shown(Allocated { count, bytes }: Allocated, sign: &str) -> String {
-    format!("{sign}{count:.1}, {sign}{bytes:.0} B")
-}
-
-fn places(columns: Vec<String>, found: &[Places]) -> Section {
-    let mut rows = BTreeMap::new();
-    for (column, places) in found.iter().enumerate() {
-        for (place, allocated) in places {
-            let row = rows
-                .entry(place.clone())
-                .or_insert_with(|| vec![Allocated::default(); found.len()]);
-            row[column] = *allocated;
+/// Those with the most allocations first.
+fn places() -> Result<Vec<Vec<String>>> {
+    let mut rows: BTreeMap<String, [Allocated; LISTED.len()]> = BTreeMap::new();
+    for (column, (who, mode)) in LISTED.into_iter().enumerate() {
+        let case = Case::new(who, What::Call(mode, Load::Arguments(100)));
+        for (place, allocated) in dhat::places(case)? {
+            rows.entry(place).or_default()[column] = allocated;
         }
     }
-    let mut rows: Vec<(String, Vec<Allocated>)> = rows.into_iter().collect();
+    let mut rows = Vec::from_iter(rows);
     let weight = |row: &[Allocated]| row.iter().map(|allocated| allocated.count).sum::<f64>();
     rows.sort_by(|a, b| weight(&b.1).total_cmp(&weight(&a.1)));
-    let cell = |allocated: Allocated| match allocated.count {
+    let cell = |Allocated { count, bytes }| match count {
         0.0 => String::new(),
-        count => format!("{count:.2}, {:.0} B", allocated.bytes),
+        count => format!("{count:.2}, {bytes:.0} B"),
     };
-    let line = |(place, row): (String, Vec<Allocated>)| {
-        let cells = row.into_iter().map(cell);
-        std::iter::once(format!("`{place}`")).chain(cells).collect()
+    let row = |(place, row): (String, [Allocated; LISTED.len()])| {
+        let place = format!("`{place}`");
+        [place].into_iter().chain(row.map(cell)).collect()
     };
-    let text = "The crate's own allocations by place: how many a call, and of how many bytes. A call of 100 B, by valgrind's \
-        `dhat`, as the difference of a run of 1,100 calls and one of 100. A place is the innermost frame that is not a \
-        container's. `ARCHITECTURE.md` says why each is there.";
-    Section {
-        name: "allocations-places".to_owned(),
-        title: "Where the crate allocates".to_owned(),
-        command: "benches/run allocations".to_owned(),
-        text: text.to_owned(),
-        columns,
-        rows: rows.into_iter().map(line).collect(),
-        targets: Vec::new(),
-        plots: Vec::new(),
-    }
+    Ok(rows.into_iter().map(row).collect())
 }

@@ -1,130 +1,81 @@
 //! What one tool call costs in every set-up: instructions with two allocators, and time.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use criterion::{Criterion, SamplingMode};
-use mcp_cancel_on_disconnect_benches::{
-    Failure,
-    callgrind::{Allocator, instructions},
+use benches::{
     case::{Case, Load, What, Who},
-    report::{Axis, Bound, Kind, Plot, Section, Series, Target, folder},
-    setup::{Mode, Setup},
+    prelude::*,
+    valgrind::{Allocator, instructions},
     work::Work,
 };
-use serde_json::Value;
 
 /// How often all set-ups take turns.
 const ROUNDS: usize = 5;
 
-const BARE: Who = Who::Setup(Setup::Bare);
+/// How often the time is taken in a turn, and how long it is taken.
+const SAMPLES: usize = 20;
+const SAMPLE: Duration = Duration::from_millis(20);
 
 /// A figure for each case.
-type Figures = BTreeMap<String, f64>;
+type Figures = BTreeMap<Case, f64>;
 
-fn main() -> Result<(), Failure> {
-    let glibc = count(Allocator::Glibc)?;
-    let mimalloc = count(Allocator::Mimalloc)?;
-    with_glibc(&glibc).publish()?;
-    with_mimalloc(&mimalloc).publish()?;
-    time()?.publish()?;
-    Ok(())
-}
+fn main() -> Result<()> {
+    let figures = count(Allocator::Glibc)?;
+    let mut section = Section::new("call", &[])?;
+    section.rows = rows(&figures);
+    section.targets = targets(&figures);
+    section.plots = vec![
+        plot(
+            &figures,
+            "call-session",
+            "Calls in a session",
+            Mode::Session,
+        ),
+        plot(
+            &figures,
+            "call-stateless",
+            "Calls without a session",
+            Mode::Stateless,
+        ),
+    ];
+    section.publish()?;
 
-fn cases() -> impl Iterator<Item = Case> {
-    What::ALL.into_iter().flat_map(|what| {
-        let whos = std::iter::once(BARE).chain(Who::compared());
-        whos.map(move |who| Case::new(who, what))
-    })
+    let figures = count(Allocator::Mimalloc)?;
+    let mut section = Section::new("call-mimalloc", &[])?;
+    section.rows = rows(&figures);
+    let (name, title) = ("call-session-mimalloc", "Calls in a session, mimalloc");
+    section.plots = vec![plot(&figures, name, title, Mode::Session)];
+    section.publish()?;
+
+    let mut section = Section::new("call-time", &[("rounds", &ROUNDS), ("samples", &SAMPLES)])?;
+    let rounds = (0..ROUNDS).map(time).collect::<Result<Vec<_>, _>>()?;
+    section.rows = What::ALL.map(|what| time_row(&rounds, what)).to_vec();
+    section.publish()
 }
 
 /// Instructions of every case, each time it is asked.
-fn count(allocator: Allocator) -> Result<Figures, Failure> {
-    let mut figures = Figures::new();
-    for case in cases() {
-        eprintln!("counting with {}: {case}", allocator.name());
+fn count(allocator: Allocator) -> Result<Figures> {
+    let count = |case: Case| {
+        eprintln!("counting with {allocator}: {case}");
         let (_, repetitions) = case.what.repetitions();
         let total = instructions(allocator, &format!("calls {case}"))?;
-        figures.insert(case.to_string(), total as f64 / f64::from(repetitions));
-    }
-    Ok(figures)
+        Ok((case, total as f64 / f64::from(repetitions)))
+    };
+    Case::compared().map(count).collect()
 }
 
 fn ratio(figures: &Figures, case: Case) -> f64 {
-    figures[&case.to_string()] / figures[&case.bare().to_string()]
-}
-
-// === the sections ===
-
-fn with_glibc(figures: &Figures) -> Section {
-    let text = "Instructions of one request in process, without sockets: client, server and what watches between them, on one \
-        thread, counted by valgrind. Columns but the first are ratios to bare rmcp. *guard* is a drop guard written by \
-        hand, which knows no ids and no sessions; *layer* is `CancelOnDisconnectLayer` over rmcp's own session manager; \
-        *wrapped* has `CancellableSessionManager` as well; *abortable* has the handler in `AbortOnCancel` on top of that. \
-        Without sessions the session manager is not in the way, so *wrapped* is *layer* there. What is kept of calls that \
-        ended is as full as it gets when counting starts.\n\n\
-        A bad result is a ratio above the targets below. The plots show what is added to a bare call.";
-    Section {
-        name: "call".to_owned(),
-        title: "What a call costs: instructions".to_owned(),
-        command: "benches/run call".to_owned(),
-        text: text.to_owned(),
-        columns: columns("instructions, bare"),
-        rows: rows(figures),
-        targets: targets(figures),
-        plots: vec![
-            plot(
-                figures,
-                "call-session",
-                "Calls in a session",
-                Some(Mode::Session),
-            ),
-            plot(
-                figures,
-                "call-stateless",
-                "Calls without a session",
-                Some(Mode::Stateless),
-            ),
-        ],
-    }
-}
-
-fn with_mimalloc(figures: &Figures) -> Section {
-    let text = "The same programs with mimalloc as allocator. What a bare call costs differs more between the two than what the \
-        set-ups add: they leave little behind that an allocator has to find its way around.";
-    Section {
-        name: "call-mimalloc".to_owned(),
-        title: "What a call costs: instructions with another allocator".to_owned(),
-        command: "benches/run call".to_owned(),
-        text: text.to_owned(),
-        columns: columns("instructions, bare"),
-        rows: rows(figures),
-        targets: Vec::new(),
-        plots: vec![plot(
-            figures,
-            "call-session-mimalloc",
-            "Calls in a session, mimalloc",
-            Some(Mode::Session),
-        )],
-    }
-}
-
-fn columns(bare: &str) -> Vec<String> {
-    let first = ["request", "bytes of", bare].map(str::to_owned);
-    first
-        .into_iter()
-        .chain(Who::compared().map(|who| who.name().to_owned()))
-        .collect()
+    figures[&case] / figures[&case.bare()]
 }
 
 fn rows(figures: &Figures) -> Vec<Vec<String>> {
-    What::ALL.map(|what| row(figures, what)).to_vec()
-}
-
-fn row(figures: &Figures, what: What) -> Vec<String> {
-    let bare = figures[&Case::new(BARE, what).to_string()];
-    let mut row = vec![request(what).to_owned(), load(what), thousands(bare)];
-    row.extend(Who::compared().map(|who| format!("{:.3}", ratio(figures, Case::new(who, what)))));
-    row
+    let row = |what| {
+        let ratio = |who| format!("{:.3}", ratio(figures, Case::new(who, what)));
+        let bare = thousands(figures[&Case::new(Who::BARE, what)]);
+        let first = [request(what).to_owned(), load(what), bare];
+        first.into_iter().chain(Who::COMPARED.map(ratio)).collect()
+    };
+    What::ALL.map(row).to_vec()
 }
 
 fn request(what: What) -> &'static str {
@@ -164,152 +115,77 @@ fn thousands(figure: f64) -> String {
 fn targets(figures: &Figures) -> Vec<Target> {
     let mut targets = Vec::new();
     for what in What::ALL {
-        let (who, bound) = match what {
-            What::Call(_, Load::Arguments(10_000)) | What::Plain => continue,
-            What::Call(Mode::Session, _) => (Setup::Wrapped, 1.05),
-            What::Call(Mode::Stateless, Load::Arguments(100)) => (Setup::Layer, 1.10),
-            What::Call(Mode::Stateless, _) => (Setup::Layer, 1.15),
+        let What::Call(mode, load) = what else {
+            continue;
         };
-        targets.push(target(figures, who, what, bound));
-        if let What::Call(Mode::Session, load) = what {
-            let bound = if load == Load::Arguments(100) {
-                1.10
-            } else {
-                1.15
-            };
-            targets.push(target(figures, Setup::Layer, what, bound));
+        let of_layer = match load {
+            Load::Arguments(100) => 1.10,
+            Load::Arguments(10_000) => continue,
+            Load::Arguments(_) | Load::Result(_) => 1.15,
+        };
+        if mode == Mode::Session {
+            targets.push(target(figures, Setup::Wrapped, what, 1.05));
         }
+        targets.push(target(figures, Setup::Layer, what, of_layer));
     }
     targets
 }
 
-fn target(figures: &Figures, who: Setup, what: What, bound: f64) -> Target {
-    let by = match who {
+fn target(figures: &Figures, setup: Setup, what: What, most: f64) -> Target {
+    let by = match setup {
         Setup::Wrapped => "layer and session manager",
         _ => "layer only",
     };
-    Target {
-        what: format!(
-            "instructions of a {} ({}), {by}, to bare",
-            request(what),
-            load(what)
-        ),
-        bound: Bound::AtMost(bound),
-        measured: ratio(figures, Case::new(Who::Setup(who), what)),
-    }
+    let (request, load) = (request(what), load(what));
+    let name = format!("instructions of a {request} ({load}), {by}, to bare");
+    let measured = ratio(figures, Case::new(Who::Setup(setup), what));
+    Target::at_most(most, name, measured)
 }
 
-fn plot(figures: &Figures, name: &str, title: &str, mode: Option<Mode>) -> Plot {
-    let whats = What::ALL.into_iter().filter(|what| match what {
-        What::Call(of, _) => Some(*of) == mode,
-        What::Plain => mode.is_none(),
+/// What is added to the calls in one mode.
+fn plot(figures: &Figures, name: &str, title: &str, mode: Mode) -> Plot {
+    let is_shown = |what: &What| matches!(what, What::Call(of, _) if *of == mode);
+    let whats = Vec::from_iter(What::ALL.into_iter().filter(is_shown));
+    let series = Who::COMPARED.map(|who| {
+        let ratios = whats
+            .iter()
+            .map(|what| ratio(figures, Case::new(who, *what)));
+        Series::of(who, ratios.map(|ratio| (ratio - 1.0) * 100.0))
     });
-    let whats: Vec<What> = whats.collect();
-    let series = Who::compared().map(|who| {
-        let points = whats.iter().enumerate().map(|(x, what)| {
-            let added = ratio(figures, Case::new(who, *what)) - 1.0;
-            (x as f64, added * 100.0)
-        });
-        Series {
-            name: who.name().to_owned(),
-            points: points.collect(),
-        }
-    });
-    Plot {
-        name: name.to_owned(),
-        title: title.to_owned(),
-        x: Axis::linear(String::new()),
-        y: Axis::linear("instructions added to a bare call (%)"),
-        kind: Kind::Bars {
-            categories: whats.iter().map(|what| load(*what)).collect(),
-        },
-        series: series.collect(),
-    }
+    let y = Axis::linear("instructions added to a bare call (%)");
+    Plot::lines(name, title, Axis::linear(""), y, series.to_vec()).over(whats.into_iter().map(load))
 }
 
-// === the time ===
-
-/// Set-ups take turns, so that what else the machine does meets all of them.
-fn time() -> Result<Section, Failure> {
-    let output = folder().join("../criterion");
-    let mut criterion = Criterion::default()
-        .without_plots()
-        .output_directory(&output);
-    for round in 0..ROUNDS {
-        let mut group = criterion.benchmark_group(format!("call-{round}"));
-        group
-            .sample_size(20)
-            .sampling_mode(SamplingMode::Flat)
-            .warm_up_time(std::time::Duration::from_millis(100))
-            .measurement_time(std::time::Duration::from_millis(400));
-        for case in cases() {
-            let mut work = Work::warm(case)?;
-            group.bench_function(case.to_string(), |bencher| {
-                bencher.iter_custom(|times| work.time(times).expect("the server answers"));
-            });
+/// Nanoseconds of every case, once. Set-ups take turns, so that what else the machine does meets all of them.
+fn time(round: usize) -> Result<Figures> {
+    let time = |case: Case| {
+        eprintln!("timing, round {round}: {case}");
+        let mut work = Work::warm(case)?;
+        let mut times = 1;
+        // A few samples' time, to see how many calls are in one.
+        while work.time(times)? < SAMPLE {
+            times *= 2;
         }
-        group.finish();
-    }
-    let rounds: Vec<Figures> = (0..ROUNDS)
-        .map(|round| medians(&output.join(format!("call-{round}"))))
-        .collect::<Result<_, _>>()?;
-    let text = format!(
-        "Time of the same requests with glibc's allocator, on one thread. All set-ups take turns {ROUNDS} times; Criterion \
-        measures each turn. A ratio is that of two medians of one turn, in the table the median of the turns, with the \
-        smallest and the largest. Time on a shared machine wavers: the instructions above are what is held to targets."
-    );
-    Ok(Section {
-        name: "call-time".to_owned(),
-        title: "What a call costs: time".to_owned(),
-        command: "benches/run call".to_owned(),
-        text,
-        columns: columns("bare (µs)"),
-        rows: What::ALL
-            .into_iter()
-            .map(|what| time_row(&rounds, what))
-            .collect(),
-        targets: Vec::new(),
-        plots: Vec::new(),
-    })
-}
-
-fn medians(group: &std::path::Path) -> Result<Figures, Failure> {
-    let mut figures = Figures::new();
-    for case in cases() {
-        let file = group.join(case.to_string()).join("new/estimates.json");
-        let estimates: Value = serde_json::from_slice(&std::fs::read(&file)?)?;
-        let median = estimates["median"]["point_estimate"].as_f64();
-        figures.insert(case.to_string(), median.ok_or("no median")?);
-    }
-    Ok(figures)
+        let each = |_| Ok(work.time(times)?.as_secs_f64() * 1e9 / f64::from(times));
+        let sample = (0..SAMPLES).map(each).collect::<Result<Sample>>()?;
+        Ok((case, sample.median()))
+    };
+    Case::compared().map(time).collect()
 }
 
 fn time_row(rounds: &[Figures], what: What) -> Vec<String> {
-    let bare = rounds
-        .iter()
-        .map(|round| round[&Case::new(BARE, what).to_string()] / 1_000.0);
-    let mut row = vec![
+    let of_rounds =
+        |figure: &dyn Fn(&Figures) -> f64| -> Sample { rounds.iter().map(figure).collect() };
+    let bare = of_rounds(&|round| round[&Case::new(Who::BARE, what)] / 1_000.0);
+    let first = [
         request(what).to_owned(),
         load(what),
-        format!("{:.1}", middle(bare).1),
+        format!("{:.1}", bare.median()),
     ];
-    row.extend(Who::compared().map(|who| {
-        let ratios = rounds
-            .iter()
-            .map(|round| ratio(round, Case::new(who, what)));
-        let (least, median, most) = middle(ratios);
+    let ratios = Who::COMPARED.map(|who| {
+        let ratios = of_rounds(&|round| ratio(round, Case::new(who, what)));
+        let (least, median, most) = (ratios.min(), ratios.median(), ratios.max());
         format!("{median:.2} ({least:.2}–{most:.2})")
-    }));
-    row
-}
-
-/// Smallest, median, largest.
-fn middle(figures: impl Iterator<Item = f64>) -> (f64, f64, f64) {
-    let mut figures: Vec<f64> = figures.collect();
-    figures.sort_by(f64::total_cmp);
-    (
-        figures[0],
-        figures[figures.len() / 2],
-        figures[figures.len() - 1],
-    )
+    });
+    first.into_iter().chain(ratios).collect()
 }

@@ -2,24 +2,22 @@
 //!
 //! `latency [--quick]`. Clients and server are in this process, on runtimes of their own, so that one clock serves both.
 
-use std::{ops::Range, time::Duration};
+use std::{fmt, ops::Range, time::Duration};
 
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
-use mcp_cancel_on_disconnect_benches::{
-    Failure, is_quick,
-    report::{Axis, Bound, Kind, Plot, Section, Series, Target},
-    setup::{Mode, Setup},
+use benches::{
+    client::{Client, Close, Way},
+    prelude::*,
     sockets::{
-        client::{Client, Stream, Way},
         ledger::Ledger,
-        machine,
         serve::{serve, witnessed},
-        stats::Sample,
         tools::Tools,
     },
+    workers,
 };
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use serde_json::json;
-use tokio::runtime::{Builder, Runtime};
+use strum::EnumIter;
+use tokio::runtime::Handle;
 
 /// How many calls share a session.
 const PER_SESSION: usize = 100;
@@ -30,20 +28,17 @@ const NEVER: Duration = Duration::from_secs(2);
 /// How long one waits for any other.
 const LIMIT: Duration = Duration::from_secs(30);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Close {
-    Fin,
-    Rst,
-}
-
 /// Who hangs up when.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, strum::Display)]
 enum Pace {
     /// There is one call at a time.
+    #[strum(to_string = "alone")]
     Alone,
     /// There are many, and they hang up one by one.
+    #[strum(to_string = "one by one")]
     OneByOne,
     /// There are many, and all hang up at once.
+    #[strum(to_string = "at once")]
     AtOnce,
 }
 
@@ -73,69 +68,66 @@ struct Found {
     inside: Sample,
 }
 
-fn main() -> Result<(), Failure> {
-    let quick = is_quick();
-    machine::allow_files(4_096)?;
-    let clients = Builder::new_current_thread().enable_all().build()?;
+fn main() -> Result<()> {
+    let clients = runtime()?;
     let load = machine::load();
     let mut found = Vec::new();
-    for cell in cells(quick) {
-        let server = Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()?;
-        found.push(clients.block_on(measure(cell, &server))?);
+    for cell in cells() {
+        let server = workers()?;
+        found.push(clients.block_on(measure(cell, server.handle()))?);
         server.shutdown_background();
-        eprintln!("{}", Found::name(&found[found.len() - 1]));
+        eprintln!("{}", cell);
     }
-    section(&found, &load).publish()?;
-    Ok(())
+    let mut section = Section::new("latency", &[("load", &load)])?;
+    section.rows = found.iter().map(Found::row).collect();
+    let ours = found.iter().filter(|found| found.cell.setup.is_ours());
+    section.targets = ours.flat_map(Found::targets).collect();
+    for mode in Mode::iter() {
+        let plots = [Pace::Alone, Pace::AtOnce].map(|pace| curves(&found, mode, pace));
+        section.plots.extend(plots);
+    }
+    section.publish()
 }
 
-fn cells(quick: bool) -> Vec<Cell> {
-    let many = if quick { 100 } else { 1_000 };
-    let paces = [
-        (Pace::Alone, 1, many),
-        (Pace::OneByOne, many, 1),
-        (Pace::AtOnce, many, 10),
-    ];
+fn cells() -> Vec<Cell> {
+    let many = if is_quick() { 100 } else { 1_000 };
     let mut cells = Vec::new();
-    for mode in [Mode::Session, Mode::Stateless] {
-        for (pace, crowd, rounds) in paces {
-            for close in [Close::Fin, Close::Rst] {
-                for setup in Setup::ALL {
-                    let cell = Cell {
-                        mode,
-                        setup,
-                        close,
-                        pace,
-                        crowd,
-                        rounds,
-                    };
-                    match cell.is_in_vain() {
-                        true if pace == Pace::OneByOne => {}
-                        true => cells.push(Cell { rounds: 1, ..cell }),
-                        false => cells.push(cell),
-                    }
-                }
+    for mode in Mode::iter() {
+        for pace in Pace::iter() {
+            let (crowd, rounds) = match pace {
+                Pace::Alone => (1, many),
+                Pace::OneByOne => (many, 1),
+                Pace::AtOnce => (many, 10),
+            };
+            for close in Close::iter() {
+                cells.extend(Setup::iter().map(|setup| Cell {
+                    mode,
+                    setup,
+                    close,
+                    pace,
+                    crowd,
+                    rounds,
+                }));
             }
         }
+    }
+    cells.retain(|cell| !cell.is_in_vain() || cell.pace != Pace::OneByOne);
+    for cell in cells.iter_mut().filter(|cell| cell.is_in_vain()) {
+        cell.rounds = 1;
     }
     cells
 }
 
-async fn measure(cell: Cell, server: &Runtime) -> Result<Found, Failure> {
-    let calls = cell.crowd * cell.rounds;
-    let ledger = Ledger::new(calls, 1);
+async fn measure(cell: Cell, server: &Handle) -> Result<Found> {
+    let ledger = Ledger::new(cell.crowd * cell.rounds, 1);
     let layer = CancelOnDisconnectLayer::new()
         .grace(Grace::Immediate)
         .observe(ledger.observer());
-    let (addresses, _serving) = {
+    let way = {
         let _inside = server.enter();
         let stack = Tools::new(&ledger).served(cell.setup, cell.mode, layer);
-        serve(witnessed(stack, &ledger), 1)?
+        Way::Socket(serve(witnessed(stack, &ledger), 1)?[0])
     };
-    let way = Way::Socket(addresses[0]);
     let mut sessions = Vec::new();
     for _ in 0..cell.crowd.div_ceil(PER_SESSION) {
         sessions.push(Client::open(way.clone(), cell.mode).await?);
@@ -143,49 +135,66 @@ async fn measure(cell: Cell, server: &Runtime) -> Result<Found, Failure> {
     let mut closed = Vec::new();
     for round in 0..cell.rounds {
         let crowd = round * cell.crowd..(round + 1) * cell.crowd;
-        let mut streams = Vec::new();
-        for call in crowd.clone() {
-            let client = &sessions[call % sessions.len()];
-            let mut stream = client.call(call, "work", json!({ "call": call })).await?;
-            if cell.mode == Mode::Session {
-                stream.event_id().await?;
-            }
-            streams.push(stream);
-        }
-        ledger
-            .reaches(cell.crowd, crowd.clone(), |life| &life.started, LIMIT)
-            .await;
-        // Until both sides are idle, as they are in the middle of a long call.
-        tokio::time::sleep(Duration::from_millis(2)).await;
-        let limit = if cell.is_in_vain() { NEVER } else { LIMIT };
-        let fire =
-            |calls: Range<usize>| ledger.reaches(calls.len(), calls, |life| &life.token, limit);
-        let mut fired = 0;
-        for (call, mut stream) in crowd.clone().zip(streams) {
-            prepare(&mut stream, cell.close)?;
-            closed.push(ledger.now());
-            stream.close();
-            if cell.pace != Pace::AtOnce {
-                fired += fire(call..call + 1).await;
-            }
-        }
-        if cell.pace == Pace::AtOnce {
-            fired = fire(crowd).await;
-        }
-        if fired < cell.crowd && !cell.is_in_vain() {
-            return Err(format!("{cell:?}: {fired} of {} tokens", cell.crowd).into());
-        }
+        closed.extend(hang_up(cell, crowd, &sessions, &ledger).await?);
     }
     ledger.release(0).cancel();
     Ok(Found::new(cell, &closed, &ledger))
 }
 
-fn prepare(stream: &mut Stream, close: Close) -> Result<(), Failure> {
-    match close {
-        Close::Fin => stream.drain(),
-        Close::Rst => stream.reset_when_closed()?,
+/// Starts these calls and gives them up. The moments at which that was.
+async fn hang_up(
+    cell: Cell,
+    crowd: Range<usize>,
+    sessions: &[Client],
+    ledger: &Ledger,
+) -> Result<Vec<Duration>> {
+    let mut streams = Vec::new();
+    for call in crowd.clone() {
+        let client = &sessions[call % sessions.len()];
+        let mut stream = client.begin(call, "work", json!({ "call": call })).await?;
+        if cell.mode == Mode::Session {
+            stream.event_id().await?;
+        }
+        streams.push(stream);
     }
-    Ok(())
+    let started = ledger.all(crowd.clone(), |life| &life.started, LIMIT);
+    started.await?;
+    // Until both sides are idle, as they are in the middle of a long call.
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    let limit = if cell.is_in_vain() { NEVER } else { LIMIT };
+    let fire = |calls: Range<usize>| ledger.reaches(calls, |life| &life.token, limit);
+    let (mut closed, mut fired) = (Vec::new(), 0);
+    for (call, mut stream) in crowd.clone().zip(streams) {
+        stream.before_close(cell.close)?;
+        closed.push(ledger.now());
+        stream.close();
+        if cell.pace != Pace::AtOnce {
+            fired += fire(call..call + 1).await;
+        }
+    }
+    if cell.pace == Pace::AtOnce {
+        fired = fire(crowd).await;
+    }
+    let all = cell.crowd;
+    ensure!(
+        fired == all || cell.is_in_vain(),
+        "{cell}: {fired} of {all} tokens"
+    );
+    Ok(closed)
+}
+
+/// How many calls of each cell of one plot had their token after how long.
+fn curves(found: &[Found], mode: Mode, pace: Pace) -> Plot {
+    let shown = found.iter().filter(|found| {
+        let cell = found.cell;
+        (cell.mode, cell.pace, cell.close) == (mode, pace, Close::Fin) && !cell.is_in_vain()
+    });
+    let series = |found: &Found| Series::new(found.cell.setup, found.all.cumulated(200));
+    let name = format!("latency-{mode}-{pace}").replace(' ', "-");
+    let title = format!("From close to token: {mode}, {pace}, with a FIN");
+    let x = Axis::logarithmic("time to the token (ms)");
+    let y = Axis::linear("share of the calls");
+    Plot::lines(&name, &title, x, y, shown.map(series).collect())
 }
 
 // === impl Cell ===
@@ -197,15 +206,16 @@ impl Cell {
     }
 }
 
-// === impl Pace ===
-
-impl Pace {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Alone => "alone",
-            Self::OneByOne => "one by one",
-            Self::AtOnce => "at once",
-        }
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            setup, mode, close, ..
+        } = self;
+        write!(
+            f,
+            "{setup}, {mode}, {close:?}, {} {}",
+            self.crowd, self.pace
+        )
     }
 }
 
@@ -213,18 +223,18 @@ impl Pace {
 
 impl Found {
     fn new(cell: Cell, closed: &[Duration], ledger: &Ledger) -> Self {
-        let between = |from: &dyn Fn(usize) -> Option<Duration>,
-                       to: &dyn Fn(usize) -> Option<Duration>| {
+        type Moment<'a> = &'a dyn Fn(usize) -> Option<Duration>;
+        let between = |from: Moment<'_>, to: Moment<'_>| -> Sample {
             let spans = (0..closed.len()).filter_map(|call| {
                 let span = to(call)?.saturating_sub(from(call)?);
                 Some(span.as_secs_f64() * 1e3)
             });
-            spans.collect::<Sample>()
+            spans.collect()
         };
         let close = |call: usize| closed.get(call).copied();
-        let dropped = |call| ledger.life(call).dropped.get();
-        let fired = |call| ledger.life(call).cancelled.get();
-        let token = |call| ledger.life(call).token.get();
+        let dropped = |call| ledger.life(call).dropped.get().copied();
+        let fired = |call| ledger.life(call).cancelled.get().copied();
+        let token = |call| ledger.life(call).token.get().copied();
         Self {
             cell,
             calls: closed.len(),
@@ -237,127 +247,30 @@ impl Found {
 
     fn row(&self) -> Vec<String> {
         let cell = self.cell;
-        let Cell {
-            mode,
-            setup,
-            close,
-            crowd,
-            ..
-        } = cell;
         let milliseconds = |value: f64| match value.is_nan() {
             true => "–".to_owned(),
             false => format!("{value:.3}"),
         };
-        let mut row = vec![
-            mode_name(mode).to_owned(),
-            setup.name().to_owned(),
-            format!("{close:?}").to_uppercase(),
-            format!("{crowd} {}", cell.pace.name()),
-            self.calls.to_string(),
+        let mut row = cells![
+            cell.mode,
+            cell.setup,
+            format!("{:?}", cell.close).to_uppercase(),
+            format!("{} {}", cell.crowd, cell.pace),
+            self.calls,
         ];
+        let quantiles = [0.5, 0.99, 1.0].map(|share| self.all.quantile(share));
+        let parts = [&self.outside, &self.fired, &self.inside].map(Sample::median);
+        row.extend(quantiles.into_iter().chain(parts).map(milliseconds));
         if self.all.is_empty() {
-            row.push(format!("not in {} s", NEVER.as_secs()));
-            row.extend(["–".to_owned(), "–".to_owned()]);
-        } else {
-            let quantiles = [0.5, 0.99, 1.0].map(|share| self.all.quantile(share));
-            row.extend(quantiles.map(milliseconds));
+            row[5] = format!("not in {} s", NEVER.as_secs());
         }
-        row.push(milliseconds(self.outside.median()));
-        row.push(milliseconds(self.fired.median()));
-        row.push(milliseconds(self.inside.median()));
         row
     }
 
-    fn name(&self) -> String {
-        let Cell {
-            mode,
-            setup,
-            close,
-            pace,
-            crowd,
-            ..
-        } = self.cell;
-        let (mode, setup, pace) = (mode_name(mode), setup.name(), pace.name());
-        format!("{setup}, {mode}, {close:?}, {crowd} {pace}")
-    }
-
     fn targets(&self) -> [Target; 2] {
-        [("p50", 0.5, 1.0), ("p99", 0.99, 5.0)].map(|(name, share, most)| Target {
-            what: format!("{}: {name} (ms)", self.name()),
-            bound: Bound::AtMost(most),
-            measured: self.all.quantile(share),
+        [("p50", 0.5, 1.0), ("p99", 0.99, 5.0)].map(|(name, share, most)| {
+            let what = format!("{}: {name} (ms)", self.cell);
+            Target::at_most(most, what, self.all.quantile(share))
         })
-    }
-}
-
-fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Session => "session",
-        Mode::Stateless => "stateless",
-    }
-}
-
-fn section(found: &[Found], load: &str) -> Section {
-    let watched = |found: &&Found| matches!(found.cell.setup, Setup::Layer | Setup::Wrapped);
-    let columns = [
-        "mode",
-        "set-up",
-        "close",
-        "in flight, hanging up",
-        "calls",
-        "p50",
-        "p99",
-        "max",
-        "kernel and hyper, p50",
-        "then to the layer's token, p50",
-        "then to the handler's, p50",
-    ];
-    let plots = [Mode::Session, Mode::Stateless]
-        .into_iter()
-        .flat_map(|mode| [(mode, Pace::Alone), (mode, Pace::AtOnce)])
-        .map(|(mode, pace)| curves(found, mode, pace));
-    Section {
-        name: "latency".to_owned(),
-        title: "From the client's close to the handler's token".to_owned(),
-        command: "benches/run latency".to_owned(),
-        text: format!(
-            "Milliseconds over loopback, where nothing can be resumed: `Grace::Immediate`, or no sessions. The clock starts \
-             right before the client's `close`, with a FIN or with an RST, and stops when the handler runs and has seen its \
-             token (`RequestContext::ct`; for the guard its own). A witness around the whole server notes when hyper drops the \
-             response: what was before is the kernel's and hyper's, what comes after is the set-up's and rmcp's. In session mode \
-             the layer's own `CallToken` fires at the drop; rmcp's token fires after a cancel has gone through the session. Bare \
-             rmcp never cancels there: its handlers were waited for in vain. Those that hang up at once do so as fast as one thread can \
-             close; the last token of them cannot fire before two workers have torn down all the other connections, so \
-             compare these rows with the guard's, which is as little as anyone can do. Two workers serve; clients have a thread \
-             of their own. Load before the run: {load}."
-        ),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows: found.iter().map(Found::row).collect(),
-        targets: found
-            .iter()
-            .filter(watched)
-            .flat_map(Found::targets)
-            .collect(),
-        plots: plots.collect(),
-    }
-}
-
-fn curves(found: &[Found], mode: Mode, pace: Pace) -> Plot {
-    let shown = found.iter().filter(|found| {
-        let cell = found.cell;
-        (cell.mode, cell.pace, cell.close) == (mode, pace, Close::Fin) && !cell.is_in_vain()
-    });
-    let series = shown.map(|found| Series {
-        name: found.cell.setup.name().to_owned(),
-        points: found.all.cumulated(200),
-    });
-    let (mode, pace) = (mode_name(mode), pace.name());
-    Plot {
-        name: format!("latency-{mode}-{}", pace.replace(' ', "-")),
-        title: format!("From close to token: {mode}, {pace}, with a FIN"),
-        x: Axis::logarithmic("time to the token (ms)"),
-        y: Axis::linear("share of the calls"),
-        kind: Kind::Lines,
-        series: series.collect(),
     }
 }

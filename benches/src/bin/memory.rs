@@ -5,23 +5,21 @@
 
 use std::{alloc::System, ops::Range, time::Duration};
 
-use cap::Cap;
-use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-use mcp_cancel_on_disconnect_benches::{
-    Failure,
-    report::{Axis, Bound, Kind, Plot, Section, Series, Target},
-    setup::{Mode, Setup},
+use benches::{
+    child::Child,
+    client::{Client, Stream},
+    paused_runtime,
+    prelude::*,
     sockets::{
-        child::Child,
-        client::{Client, Stream, Way},
-        ledger::Ledger,
-        machine,
+        ledger::{Group, Ledger},
         tools::{Tools, done},
     },
 };
+use cap::Cap;
+use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::{runtime::Builder, time::advance};
+use tokio::time::advance;
 
 #[global_allocator]
 static HEAP: Cap<System> = Cap::new(System, usize::MAX);
@@ -44,19 +42,22 @@ struct Size {
     of_a_storm: usize,
 }
 
-const FULL: Size = Size {
-    in_flight: 100_000,
-    of_a_storm: 10_000,
-};
+struct Bench {
+    setup: Setup,
+    mode: Mode,
+    ledger: Ledger,
+    sessions: Vec<Client>,
+}
 
-const QUICK: Size = Size {
-    in_flight: 2_000,
-    of_a_storm: 500,
-};
+struct Found {
+    mode: Mode,
+    setup: Setup,
+    heap: Heap,
+}
 
 /// Bytes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Found {
+struct Heap {
     /// Of a call whose client is there.
     attached: f64,
     /// Of one whose client has gone.
@@ -65,93 +66,113 @@ struct Found {
     storms: Vec<usize>,
 }
 
-fn main() -> Result<(), Failure> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let quick = words.contains(&"--quick");
-    let size = if quick { QUICK } else { FULL };
-    match words.as_slice() {
-        ["serve", setup, mode, ..] => {
-            let runtime = Builder::new_current_thread()
-                .enable_all()
-                .start_paused(true)
-                .build()?;
-            let setup = Setup::ALL.into_iter().find(|it| it.name() == *setup);
-            let setup = setup.ok_or("no such set-up")?;
-            let mode = match *mode {
-                "session" => Mode::Session,
-                _ => Mode::Stateless,
-            };
-            let found = runtime.block_on(measure(setup, mode, size))?;
+fn main() -> Result<()> {
+    let (in_flight, of_a_storm) = match is_quick() {
+        true => (2_000, 500),
+        false => (100_000, 10_000),
+    };
+    let size = Size {
+        in_flight,
+        of_a_storm,
+    };
+    match role().split_once(' ') {
+        Some((setup, mode)) => {
+            let found = measure(setup.parse()?, mode.parse()?, size);
+            let found = paused_runtime()?.block_on(found)?;
             println!("{}", serde_json::to_string(&found)?);
             Ok(())
         }
-        [] | ["--quick"] => {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(compare(size, quick))
-        }
-        _ => Err("usage: memory [--quick]".into()),
+        None => runtime()?.block_on(compare(size)),
     }
 }
 
-async fn compare(size: Size, quick: bool) -> Result<(), Failure> {
+/// Measures all, each in a process of its own.
+async fn compare(size: Size) -> Result<()> {
     let load = machine::load();
-    let mut found = Vec::new();
-    for mode in ["session", "stateless"] {
-        for setup in Setup::ALL {
-            eprintln!("{mode}, {}", setup.name());
-            let mut arguments = vec!["serve", setup.name(), mode];
-            arguments.extend(quick.then_some("--quick"));
-            let answer = Child::start(&arguments)?.answer().await?;
-            let bytes: Found = serde_json::from_str(&answer)?;
-            found.push((mode, setup, bytes));
+    let mut found: Vec<Found> = Vec::new();
+    for mode in Mode::iter() {
+        for setup in Setup::iter() {
+            eprintln!("{mode}, {setup}");
+            let heap = Child::found(&format!("{setup} {mode}")).await?;
+            found.push(Found { mode, setup, heap });
         }
     }
-    section(&found, size, &load).publish()?;
-    Ok(())
+    let mut section = Section::new(
+        "memory",
+        &[
+            ("in_flight", &size.in_flight),
+            ("sessions", &SESSIONS),
+            ("storms", &STORMS),
+            ("of_a_storm", &size.of_a_storm),
+            ("full_after", &FULL_AFTER),
+            ("load", &load),
+        ],
+    )?;
+    for own in &found {
+        let is_bare = |its: &&Found| (its.mode, its.setup) == (own.mode, Setup::Bare);
+        let bare = found.iter().find(is_bare).context("no bare rmcp")?;
+        section.rows.push(own.row(bare, size));
+        section.targets.extend(own.targets(bare, size));
+    }
+    section.plots = Mode::iter().map(|mode| lines(&found, mode)).collect();
+    section.publish()
 }
 
-async fn measure(setup: Setup, mode: Mode, size: Size) -> Result<Found, Failure> {
+fn lines(found: &[Found], mode: Mode) -> Plot {
+    let (name, title) = (
+        format!("memory-{mode}"),
+        format!("Live heap after each storm, {mode}"),
+    );
+    let series = Setup::series(|setup| {
+        let its = move |found: &&Found| (found.mode, found.setup) == (mode, setup);
+        let bytes = found
+            .iter()
+            .filter(its)
+            .flat_map(|found| &found.heap.storms);
+        bytes.map(|bytes| *bytes as f64 / 1_048_576.0)
+    });
+    let (x, y) = (Axis::linear("storms"), Axis::linear("live (MiB)"));
+    Plot::lines(&name, &title, x, y, series)
+}
+
+async fn measure(setup: Setup, mode: Mode, size: Size) -> Result<Heap> {
     let calls = 2 * size.in_flight + STORMS * size.of_a_storm + 2 * SESSIONS;
     let ledger = Ledger::new(calls, 4 * STORMS + 4);
-    let server =
-        Tools::new(&ledger).served_on_a_paused_clock(setup, mode, CancelOnDisconnectLayer::new());
+    let layer = CancelOnDisconnectLayer::new();
+    let way = Tools::new(&ledger).on_a_paused_clock(setup, mode, layer);
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS {
-        sessions.push(Client::open(Way::Direct(server.clone()), mode).await?);
+        sessions.push(Client::open(way.clone(), mode).await?);
     }
     let mut bench = Bench {
         setup,
         mode,
         ledger,
         sessions,
-        next: 0,
-        groups: 0,
     };
     // What every session allocates with its first call.
     let (group, streams) = bench.begin(SESSIONS).await?;
-    bench.answer(group, streams).await?;
+    bench.answer(&group, streams).await?;
     bench.rest(ALL_IS_FORGOTTEN).await;
 
     let before = HEAP.allocated();
-    let first = bench.next;
     let (group, streams) = bench.begin(size.in_flight).await?;
     let attached = HEAP.allocated() - before;
     let own = streams.capacity() * size_of::<Stream>();
-    let (group, detached) = match mode {
+    let detached = match mode {
         Mode::Session => {
             drop(streams);
             bench.settle().await;
-            (group, HEAP.allocated() - before)
+            HEAP.allocated() - before
         }
         // Without sessions nobody waits for anybody.
         Mode::Stateless => {
-            bench.answer(group, streams).await?;
-            (group, 0)
+            bench.answer(&group, streams).await?;
+            0
         }
     };
-    bench.ledger.release(group).cancel();
-    bench.ended(first..bench.next).await?;
+    bench.ledger.release(group.number).cancel();
+    bench.ended(group.calls).await?;
     bench.rest(GRACE_IS_OVER + ALL_IS_FORGOTTEN).await;
 
     let mut storms = vec![HEAP.allocated()];
@@ -160,36 +181,24 @@ async fn measure(setup: Setup, mode: Mode, size: Size) -> Result<Found, Failure>
         storms.push(HEAP.allocated());
     }
     let per_call = |bytes: usize| bytes as f64 / size.in_flight as f64;
-    Ok(Found {
+    Ok(Heap {
         attached: per_call(attached - own),
         detached: per_call(detached),
         storms,
     })
 }
 
-struct Bench {
-    setup: Setup,
-    mode: Mode,
-    ledger: Ledger,
-    sessions: Vec<Client>,
-    next: usize,
-    groups: usize,
-}
-
 // === impl Bench ===
 
 impl Bench {
     /// Starts calls, each with an event id where there are any, and waits until all are at work.
-    async fn begin(&mut self, count: usize) -> Result<(usize, Vec<Stream>), Failure> {
-        let group = self.groups;
-        let first = self.next;
-        self.groups += 1;
-        self.next += count;
+    async fn begin(&mut self, count: usize) -> Result<(Group, Vec<Stream>)> {
+        let group = self.ledger.group(count);
         let mut streams = Vec::with_capacity(count);
-        for call in first..self.next {
+        for call in group.calls.clone() {
             let client = &self.sessions[call % SESSIONS];
-            let arguments = json!({ "call": call, "group": group });
-            let mut stream = client.call(call, "work", arguments).await?;
+            let arguments = json!({ "call": call, "group": group.number });
+            let mut stream = client.begin(call, "work", arguments).await?;
             if self.mode == Mode::Session {
                 stream.event_id().await?;
             }
@@ -197,15 +206,14 @@ impl Bench {
             streams.push(stream);
         }
         self.settle().await;
-        let started = self.ledger.times(first..self.next, |life| &life.started);
-        match started.len() == count {
-            true => Ok((group, streams)),
-            false => Err("not all calls have started".into()),
-        }
+        let calls = group.calls.clone();
+        let started = self.ledger.all(calls, |life| &life.started, Duration::ZERO);
+        started.await?;
+        Ok((group, streams))
     }
 
-    async fn answer(&mut self, group: usize, streams: Vec<Stream>) -> Result<(), Failure> {
-        self.ledger.release(group).cancel();
+    async fn answer(&mut self, group: &Group, streams: Vec<Stream>) -> Result<()> {
+        self.ledger.release(group.number).cancel();
         for mut stream in streams {
             stream.until(&done(0)[..5]).await?;
         }
@@ -213,49 +221,40 @@ impl Bench {
     }
 
     /// A third hangs up and does not come back, a third stays, a third hangs up and comes back.
-    async fn storm(&mut self, count: usize) -> Result<(), Failure> {
-        let first = self.next;
+    async fn storm(&mut self, count: usize) -> Result<()> {
         let (lost, leaving) = self.begin(count / 3).await?;
         drop(leaving);
         let (stays, staying) = self.begin(count / 3).await?;
-        let from = self.next;
         let (returns, cut) = self.begin(count - 2 * (count / 3)).await?;
         drop(cut);
         self.settle().await;
         if self.mode == Mode::Session {
             let mut back = Vec::new();
-            for call in from..self.next {
-                let client = &self.sessions[call % SESSIONS];
-                back.push(client.resume(&self.event(call)).await?);
+            for call in returns.calls.clone() {
+                // Its first event, as rmcp counts.
+                let event = format!("0/{}", call / SESSIONS);
+                back.push(self.sessions[call % SESSIONS].resume(&event).await?);
             }
             match self.setup {
                 // It has destroyed these calls.
                 Setup::Guard => drop(back),
-                _ => self.answer(returns, back).await?,
+                _ => self.answer(&returns, back).await?,
             }
         }
-        self.answer(stays, staying).await?;
+        self.answer(&stays, staying).await?;
         self.rest(GRACE_IS_OVER).await;
         // Who nobody cancels.
-        self.ledger.release(lost).cancel();
-        self.ledger.release(returns).cancel();
-        self.ended(first..self.next).await?;
+        self.ledger.release(lost.number).cancel();
+        self.ledger.release(returns.number).cancel();
+        self.ended(lost.calls.start..returns.calls.end).await?;
         self.rest(ALL_IS_FORGOTTEN).await;
         Ok(())
     }
 
-    /// The first event of a call, as rmcp counts.
-    fn event(&self, call: usize) -> String {
-        format!("0/{}", call / SESSIONS)
-    }
-
-    async fn ended(&self, calls: Range<usize>) -> Result<(), Failure> {
+    async fn ended(&self, calls: Range<usize>) -> Result<()> {
         self.settle().await;
-        let ended = self.ledger.times(calls.clone(), |life| &life.ended).len();
-        match ended == calls.len() {
-            true => Ok(()),
-            false => Err(format!("{ended} of {} calls have ended", calls.len()).into()),
-        }
+        let ended = self.ledger.all(calls, |life| &life.ended, Duration::ZERO);
+        ended.await
     }
 
     /// Lets all tasks run until none has anything to do.
@@ -278,113 +277,44 @@ impl Bench {
     }
 }
 
-fn section(found: &[(&str, Setup, Found)], size: Size, load: &str) -> Section {
-    let bare = |mode: &str| {
-        let mut bare = found.iter().filter(|(its, ..)| *its == mode);
-        bare.find(|(_, setup, _)| *setup == Setup::Bare)
-            .map(|(.., found)| found)
-    };
-    let mut rows = Vec::new();
-    let mut targets = Vec::new();
-    for (mode, setup, own) in found {
-        let Some(bare) = bare(mode) else { continue };
-        let added = own.attached - bare.attached;
-        let detached = own.detached - bare.detached;
-        let session = *mode == "session";
-        let span = own.growth(size);
-        rows.push(vec![
-            (*mode).to_owned(),
-            setup.name().to_owned(),
-            format!("{:.0}", own.attached),
-            format!("{added:.0}"),
-            if session {
-                format!("{detached:.0}")
-            } else {
-                "–".to_owned()
-            },
-            format!("{span:.3}"),
-        ]);
-        let name = format!("{}, {mode}", setup.name());
-        let most = match setup {
-            Setup::Wrapped if session => 1_024.0,
-            // Without sessions the session manager is not in the way.
-            Setup::Layer | Setup::Wrapped => 4_096.0,
-            Setup::Bare | Setup::Guard => continue,
-        };
-        targets.push(Target {
-            what: format!("{name}: added to a call in flight (B)"),
-            bound: Bound::AtMost(most),
-            measured: added,
-        });
-        targets.push(Target {
-            what: format!("{name}: left behind by a call (B)"),
-            bound: Bound::AtMost(1.0),
-            measured: span,
-        });
-    }
-    let columns = [
-        "mode",
-        "set-up",
-        "a call in flight (B)",
-        "beyond bare (B)",
-        "beyond bare, client gone (B)",
-        "left behind by a call (B)",
-    ];
-    let Size {
-        in_flight,
-        of_a_storm,
-    } = size;
-    Section {
-        name: "memory".to_owned(),
-        title: "Heap of a call, and what stays of it".to_owned(),
-        command: "benches/run memory".to_owned(),
-        text: format!(
-            "Bytes that a counting allocator knows to be live, in process, with {in_flight} calls of {SESSIONS} sessions in flight, each \
-             divided by their number: the maps' spare room is in it. The response's body is held by the client and was read up to \
-             the first event. Then {STORMS} storms of {of_a_storm} calls: a third of the clients hang up and do not come back (what \
-             nobody cancels is released later), a third get their answer, a third come back and get theirs. After each the grace and the \
-             60 s for which ended calls are remembered go by, on a paused clock. What is live then must not grow: the last column is the \
-             slope from the end of storm {FULL_AFTER} to the last's, divided by the calls between. By then a session has room for all that \
-             it remembers of its cancelled calls: 256, as long as it lives. Load before the run: {load}."
-        ),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows,
-        targets,
-        plots: ["session", "stateless"]
-            .map(|mode| lines(found, mode))
-            .to_vec(),
-    }
-}
-
-fn lines(found: &[(&str, Setup, Found)], mode: &str) -> Plot {
-    let series = found.iter().filter(|(its, ..)| *its == mode);
-    Plot {
-        name: format!("memory-{mode}"),
-        title: format!("Live heap after each storm, {mode}"),
-        x: Axis::linear("storms"),
-        y: Axis::linear("live (MiB)"),
-        kind: Kind::Lines,
-        series: series
-            .map(|(_, setup, found)| Series {
-                name: setup.name().to_owned(),
-                points: (0..)
-                    .map(f64::from)
-                    .zip(found.storms.iter().map(|bytes| *bytes as f64 / 1_048_576.0))
-                    .collect(),
-            })
-            .collect(),
-    }
-}
-
 // === impl Found ===
 
 impl Found {
+    fn row(&self, bare: &Self, size: Size) -> Vec<String> {
+        let detached = match self.mode {
+            Mode::Session => format!("{:.0}", self.heap.detached - bare.heap.detached),
+            Mode::Stateless => "–".to_owned(),
+        };
+        cells![
+            self.mode,
+            self.setup,
+            format!("{:.0}", self.heap.attached),
+            format!("{:.0}", self.heap.attached - bare.heap.attached),
+            detached,
+            format!("{:.3}", self.growth(size)),
+        ]
+    }
+
+    fn targets(&self, bare: &Self, size: Size) -> Vec<Target> {
+        let Self { mode, setup, .. } = self;
+        let most = match (setup, mode) {
+            (Setup::Wrapped, Mode::Session) => 1_024.0,
+            // Without sessions the session manager is not in the way.
+            (Setup::Layer | Setup::Wrapped, _) => 4_096.0,
+            (Setup::Bare | Setup::Guard, _) => return Vec::new(),
+        };
+        let added = format!("{setup}, {mode}: added to a call in flight (B)");
+        let left = format!("{setup}, {mode}: left behind by a call (B)");
+        vec![
+            Target::at_most(most, added, self.heap.attached - bare.heap.attached),
+            Target::at_most(1.0, left, self.growth(size)),
+        ]
+    }
+
     /// Bytes a call, from when all has its full size to the end of the last storm.
     fn growth(&self, size: Size) -> f64 {
-        let (Some(full), Some(last)) = (self.storms.get(FULL_AFTER), self.storms.last()) else {
-            return f64::NAN;
-        };
+        let (full, last) = (self.heap.storms[FULL_AFTER], self.heap.storms[STORMS]);
         let calls = (STORMS - FULL_AFTER) * size.of_a_storm;
-        (*last as f64 - *full as f64) / calls as f64
+        (last as f64 - full as f64) / calls as f64
     }
 }

@@ -4,18 +4,19 @@
 
 use std::{env, fs, path::Path};
 
-use mcp_cancel_on_disconnect_benches::{
-    Failure,
-    report::{Section, folder, machine::Machine, page},
+use benches::{
+    prelude::*,
+    report::{folder, page},
 };
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<()> {
     let mut benches: Vec<String> = env::args().skip(1).collect();
     let commit = benches.iter().any(|argument| argument == "--commit");
     benches.retain(|argument| argument != "--commit");
 
     let sections = sections(&benches)?;
-    let machine = Machine::here();
+    // benches/run knows it.
+    let machine = env::var("MACHINE").unwrap_or_else(|_| "an unknown machine".to_owned());
     let page = page::report(&machine, &sections);
     write(&folder(), &page, &sections)?;
     if commit {
@@ -28,34 +29,28 @@ fn main() -> Result<(), Failure> {
         let readme = root.join("../README.md");
         let summary = page::summary(&machine, &sections);
         let text = page::put_between_marks(&fs::read_to_string(&readme)?, &summary);
-        fs::write(
-            &readme,
-            text.ok_or("README.md has no marks to write between")?,
-        )?;
+        let text = text.context("README.md has no marks to write between")?;
+        fs::write(&readme, text)?;
     }
     println!("{}", folder().join("README.md").display());
     Ok(())
 }
 
 /// What there is of the benches. Sections of one bench begin with its name.
-fn sections(benches: &[String]) -> Result<Vec<Section>, Failure> {
+fn sections(benches: &[String]) -> Result<Vec<Section>> {
     let mut sections = Vec::new();
     for file in fs::read_dir(folder().join("data"))? {
         let section: Section = serde_json::from_slice(&fs::read(file?.path())?)?;
-        let of = |bench: &String| {
-            let rest = section.name.strip_prefix(&**bench);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-        };
-        match benches.iter().position(of) {
+        match benches.iter().position(|bench| bench == section.bench()) {
             Some(place) => sections.push((place, section)),
             None => eprintln!("left out: {}, which is of no bench", section.name),
         }
     }
-    sections.sort_by(|(a, first), (b, second)| (a, &first.name).cmp(&(b, &second.name)));
+    sections.sort_by_key(|(place, section)| (*place, section.name.clone()));
     Ok(sections.into_iter().map(|(_, section)| section).collect())
 }
 
-fn write(folder: &Path, page: &str, sections: &[Section]) -> Result<(), Failure> {
+fn write(folder: &Path, page: &str, sections: &[Section]) -> Result<()> {
     fs::create_dir_all(folder)?;
     fs::write(folder.join("README.md"), page)?;
     for plot in sections.iter().flat_map(|section| &section.plots) {

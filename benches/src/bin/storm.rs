@@ -5,35 +5,33 @@
 //! missed one.
 
 use std::{
-    ops::Range,
+    slice::from_ref,
     sync::{Arc, Barrier},
     time::Duration,
 };
 
-use mcp_cancel_on_disconnect::{CallInfo, CancelOnDisconnectLayer, Grace, Policy};
-use mcp_cancel_on_disconnect_benches::{
-    Failure,
-    report::{Axis, Bound, Kind, Plot, Section, Series, Target},
-    setup::{Mode, Setup},
+use benches::{
+    WORKERS,
+    child::{Child, obey},
+    prelude::*,
     sockets::{
-        child::{Child, obey},
         crowd::Crowd,
-        ledger::{Ledger, Life, Stamp},
-        machine,
+        ledger::{Group, Ledger, Life, Stamp},
         pings::Pings,
         serve::{serve, witnessed},
         tools::Tools,
     },
+    workers,
 };
+use mcp_cancel_on_disconnect::{CallInfo, CancelOnDisconnectLayer, Grace, Policy};
 use serde::{Deserialize, Serialize};
 use tokio::{
-    runtime::{Builder, Handle},
+    runtime::Handle,
     time::{Instant, sleep, sleep_until},
 };
 
 const ADDRESSES: u8 = 4;
 const SESSIONS: usize = 20;
-const WORKERS: usize = 2;
 
 /// How long one waits for what must happen.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -56,7 +54,7 @@ struct Size {
 }
 
 /// What one storm did to one set-up.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Outcome {
     storm: String,
     /// Tokens that have to fire, and those of them that did.
@@ -83,45 +81,6 @@ struct Server {
     clients: Child,
     runtime: Handle,
     pings: Pings,
-    next: usize,
-    groups: usize,
-}
-
-/// Calls that do the same.
-#[derive(Debug, Clone)]
-struct Group {
-    number: usize,
-    calls: Range<usize>,
-}
-
-fn main() -> Result<(), Failure> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let quick = words.contains(&"--quick");
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    let size = if quick { QUICK } else { FULL };
-    match words.as_slice() {
-        ["clients", ..] => {
-            machine::allow_files(size.calls as u64 + 2_000)?;
-            let mut crowd = Crowd::default();
-            runtime.block_on(obey(async |words| crowd.act(words).await))
-        }
-        ["serve", setup, ..] => {
-            machine::allow_files(size.calls as u64 + 2_000)?;
-            let setup = Setup::ALL.into_iter().find(|it| it.name() == *setup);
-            let setup = setup.ok_or("no such set-up")?;
-            let serving = Builder::new_multi_thread()
-                .worker_threads(WORKERS)
-                .enable_all()
-                .build()?;
-            let outcomes = runtime.block_on(storms(setup, size, quick, serving.handle()))?;
-            serving.shutdown_background();
-            println!("{}", serde_json::to_string(&outcomes)?);
-            Ok(())
-        }
-        [] | ["--quick"] => runtime.block_on(compare(size, quick)),
-        _ => Err("usage: storm [--quick]".into()),
-    }
 }
 
 const FULL: Size = Size {
@@ -138,36 +97,76 @@ const QUICK: Size = Size {
     busy: Duration::from_secs(4),
 };
 
-async fn compare(size: Size, quick: bool) -> Result<(), Failure> {
-    let load = machine::load();
-    let mut found = Vec::new();
-    for setup in Setup::ALL {
-        eprintln!("{} is next", setup.name());
-        let mut arguments = vec!["serve", setup.name()];
-        arguments.extend(quick.then_some("--quick"));
-        let outcomes = Child::start(&arguments)?.answer().await?;
-        let outcomes: Vec<Outcome> = serde_json::from_str(&outcomes)?;
-        found.push((setup, outcomes));
+fn main() -> Result<()> {
+    let runtime = runtime()?;
+    let size = if is_quick() { QUICK } else { FULL };
+    let role = role();
+    if role.is_empty() {
+        return runtime.block_on(compare(size));
     }
-    let section = section(&found, size, &load);
-    section.publish()?;
-    let mut layers = found
-        .iter()
-        .filter(|(setup, _)| matches!(setup, Setup::Layer | Setup::Wrapped));
-    match layers.all(|(_, outcomes)| outcomes.iter().all(Outcome::is_right)) {
-        true => Ok(()),
-        false => Err("a token or an answer is wrong".into()),
+    if role == "clients" {
+        let mut crowd = Crowd::default();
+        return runtime.block_on(obey(async |words| crowd.act(words).await));
     }
+    let serving = workers()?;
+    let outcomes = runtime.block_on(storms(role.parse()?, size, serving.handle()))?;
+    serving.shutdown_background();
+    println!("{}", serde_json::to_string(&outcomes)?);
+    Ok(())
 }
 
-async fn storms(
-    setup: Setup,
-    size: Size,
-    quick: bool,
-    runtime: &Handle,
-) -> Result<Vec<Outcome>, Failure> {
-    let mut server = Server::start(setup, size, quick, runtime.clone()).await?;
-    Ok(vec![
+/// Measures all, each in a process of its own.
+async fn compare(size: Size) -> Result<()> {
+    let load = machine::load();
+    let mut found: Vec<(Setup, [Outcome; 4])> = Vec::new();
+    for setup in Setup::iter() {
+        eprintln!("{setup} is next");
+        found.push((setup, Child::found(&setup.to_string()).await?));
+    }
+    let mut section = Section::new(
+        "storm",
+        &[
+            ("calls", &size.calls),
+            ("sessions", &SESSIONS),
+            ("bystanders", &size.bystanders),
+            ("twice", &(2 * size.calls)),
+            ("grace", &size.grace.as_secs()),
+            ("back", &(2 * size.bystanders)),
+            ("busy", &size.busy.as_secs()),
+            ("load", &load),
+        ],
+    )?;
+    let mut all_right = true;
+    for storm in 0..4 {
+        for (setup, outcomes) in &found {
+            let outcome = &outcomes[storm];
+            section.rows.push(outcome.row(*setup));
+            if setup.is_ours() {
+                section.targets.extend(outcome.targets(*setup));
+                all_right &= outcome.is_right();
+            }
+        }
+    }
+    section.plots = vec![peaks(&found)];
+    section.publish()?;
+    ensure!(all_right, "a token or an answer is wrong");
+    Ok(())
+}
+
+fn peaks(found: &[(Setup, [Outcome; 4])]) -> Plot {
+    let series = Setup::series(|setup| {
+        let own = found.iter().filter(move |(its, _)| *its == setup);
+        own.flat_map(|(_, outcomes)| outcomes.iter().map(|outcome| outcome.peak))
+    });
+    let storms = found[0].1.iter().map(|outcome| &outcome.storm);
+    let title = "Peak memory of the server in a storm";
+    let (x, y) = (Axis::linear("storm"), Axis::linear("resident (MiB)"));
+    Plot::lines("storm-memory", title, x, y, series).over(storms)
+}
+
+async fn storms(setup: Setup, size: Size, runtime: &Handle) -> Result<[Outcome; 4]> {
+    let mut server = Server::start(setup, size, runtime.clone()).await?;
+    Ok([
         server.all_hang_up().await?,
         server.all_come_back().await?,
         server.all_graces_end().await?,
@@ -175,15 +174,20 @@ async fn storms(
     ])
 }
 
+/// `now`, or `wait-` and the milliseconds of the grace.
+fn policy(call: &CallInfo) -> Policy {
+    let millis = call.tool().and_then(|tool| tool.strip_prefix("wait-"));
+    let grace = match millis.and_then(|millis| millis.parse().ok()) {
+        Some(millis) => Grace::After(Duration::from_millis(millis)),
+        None => Grace::Immediate,
+    };
+    Policy::new().grace(grace)
+}
+
 // === impl Server ===
 
 impl Server {
-    async fn start(
-        setup: Setup,
-        size: Size,
-        quick: bool,
-        runtime: Handle,
-    ) -> Result<Self, Failure> {
+    async fn start(setup: Setup, size: Size, runtime: Handle) -> Result<Self> {
         let ledger = Ledger::new(6 * size.calls, 16);
         let layer = CancelOnDisconnectLayer::new()
             .policy(policy)
@@ -191,18 +195,11 @@ impl Server {
         let addresses = {
             let _inside = runtime.enter();
             let stack = Tools::new(&ledger).served(setup, Mode::Session, layer);
-            let (addresses, serving) = serve(witnessed(stack, &ledger), ADDRESSES)?;
-            // For as long as the runtime.
-            runtime.spawn(async move { serving.join_all().await });
-            addresses
+            serve(witnessed(stack, &ledger), ADDRESSES)?
         };
-        let mut arguments = vec!["clients"];
-        arguments.extend(quick.then_some("--quick"));
-        let mut clients = Child::start(&arguments)?;
-        let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        clients
-            .ask(&format!("open {SESSIONS} {}", list.join(",")))
-            .await?;
+        let mut clients = Child::start("clients")?;
+        let list = Vec::from_iter(addresses.iter().map(ToString::to_string)).join(",");
+        clients.ask(&format!("open {SESSIONS} {list}")).await?;
         Ok(Self {
             setup,
             size,
@@ -210,81 +207,80 @@ impl Server {
             ledger,
             clients,
             runtime,
-            next: 0,
-            groups: 0,
         })
     }
 
-    async fn all_hang_up(&mut self) -> Result<Outcome, Failure> {
-        let watch = self.watch("all hang up")?;
+    async fn all_hang_up(&mut self) -> Result<Outcome> {
+        let storm = self.storm("all hang up")?;
         let bystanders = self.begin(self.size.bystanders, "now").await?;
-        let crowd = self.begin(self.size.calls, "now").await?;
+        let crowd = [self.begin(self.size.calls, "now").await?];
         let begun = self.ledger.now();
         self.tell("cut", &crowd).await?;
-        self.fires(&crowd).await;
-        self.judge(watch, &[crowd], &[bystanders], begun).await
+        let last = self.last_token(&crowd, begun).await;
+        self.judge(storm, last, &crowd, &[bystanders]).await
     }
 
-    async fn all_come_back(&mut self) -> Result<Outcome, Failure> {
-        let watch = self.watch("all come back")?;
-        let crowd = self.begin(self.size.calls, "wait-60000").await?;
+    async fn all_come_back(&mut self) -> Result<Outcome> {
+        let storm = self.storm("all come back")?;
+        let crowd = [self.begin(self.size.calls, "wait-60000").await?];
         self.tell("cut", &crowd).await?;
         self.all(&crowd, |life| &life.dropped).await?;
         let begun = self.ledger.now();
         self.tell("resume", &crowd).await?;
-        self.judge(watch, &[], &[crowd], begun).await
+        let last = self.ledger.now() - begun;
+        self.judge(storm, last, &[], &crowd).await
     }
 
     /// Twice as many as there may be sockets, in two waves. Some of each come back in time.
-    async fn all_graces_end(&mut self) -> Result<Outcome, Failure> {
-        let watch = self.watch("all graces end")?;
+    async fn all_graces_end(&mut self) -> Result<Outcome> {
+        let storm = self.storm("all graces end")?;
         let (mut gone, mut back) = (Vec::new(), Vec::new());
         let mut end = None;
         for grace in [self.size.grace, self.size.grace / 2] {
             let tool = format!("wait-{}", grace.as_millis());
-            let some = self.begin(self.size.bystanders, &tool).await?;
-            let most = self.begin(self.size.calls, &tool).await?;
+            let some = [self.begin(self.size.bystanders, &tool).await?];
+            let most = [self.begin(self.size.calls, &tool).await?];
             let end = *end.get_or_insert_with(|| Instant::now() + grace);
-            if Instant::now() > end - grace + Duration::from_secs(1) {
-                return Err("the second wave took longer to start than half of the grace".into());
-            }
+            let late = Instant::now().saturating_duration_since(end - grace);
+            ensure!(
+                late.as_secs() < 1,
+                "a wave took longer to start than half of the grace"
+            );
             sleep_until(end - grace).await;
             self.tell("cut", &some).await?;
             self.tell("cut", &most).await?;
             self.all(&most, |life| &life.dropped).await?;
-            back.push(some);
-            gone.push(most);
+            back.extend(some);
+            gone.extend(most);
         }
-        let end = end.ok_or("no wave")?;
+        let end = end.context("no wave")?;
         sleep_until(end - self.size.grace / 8).await;
-        for some in &back {
-            self.tell("resume", some).await?;
-        }
+        self.tell("resume", &back).await?;
         sleep_until(end).await;
         let begun = self.ledger.now();
-        for most in &gone {
-            self.fires(most).await;
-        }
-        self.judge(watch, &gone, &back, begun).await
+        let last = self.last_token(&gone, begun).await;
+        self.judge(storm, last, &gone, &back).await
     }
 
     /// Their resumes wait in the accept queues while their graces end.
-    async fn all_come_back_to_busy_workers(&mut self) -> Result<Outcome, Failure> {
-        let mut watch = self.watch("all come back to busy workers")?;
-        watch.pinged = false;
+    async fn all_come_back_to_busy_workers(&mut self) -> Result<Outcome> {
+        let storm = self.storm("all come back to busy workers")?;
         let grace = format!("wait-{}", (self.size.busy / 2).as_millis());
-        let crowd = self.begin(self.size.calls, &grace).await?;
+        let crowd = [self.begin(self.size.calls, &grace).await?];
         self.tell("cut", &crowd).await?;
         self.all(&crowd, |life| &life.dropped).await?;
         let free = self.ledger.now() + self.size.busy;
         self.keep_busy().await;
         self.tell("resume", &crowd).await?;
-        watch.last = Some(self.ledger.now().saturating_sub(free));
+        let last = self.ledger.now().saturating_sub(free);
         // By then whatever was put off is due.
-        if matches!(self.setup, Setup::Layer | Setup::Wrapped) {
+        if self.setup.is_ours() {
             sleep(PUT_OFF).await;
         }
-        self.judge(watch, &[], &[crowd], free).await
+        let outcome = self.judge(storm, last, &[], &crowd).await?;
+        // No ping is answered by workers that are busy.
+        let ping = None;
+        Ok(Outcome { ping, ..outcome })
     }
 
     #[allow(
@@ -304,76 +300,71 @@ impl Server {
         sleep(Duration::from_millis(500)).await;
     }
 
-    fn watch(&self, storm: &'static str) -> Result<Watch, Failure> {
-        eprintln!("{}: {storm}", self.setup.name());
+    /// What is known when it begins.
+    fn storm(&self, storm: &str) -> Result<Outcome> {
+        eprintln!("{}: {storm}", self.setup);
         machine::forget_peak()?;
         self.pings.worst();
-        Ok(Watch {
-            storm,
+        Ok(Outcome {
+            storm: storm.to_owned(),
             before: machine::resident()?,
-            pinged: true,
-            last: None,
+            ..Outcome::default()
         })
     }
 
     /// Starts calls; each has an event id that its client can come back with.
-    async fn begin(&mut self, count: usize, tool: &str) -> Result<Group, Failure> {
-        let group = Group {
-            number: self.groups,
-            calls: self.next..self.next + count,
-        };
-        self.groups += 1;
-        self.next += count;
-        let Group { number, calls } = &group;
-        self.clients
-            .ask(&format!("start {number} {} {count} {tool}", calls.start))
-            .await?;
-        self.all(&group, |life| &life.started).await?;
+    async fn begin(&mut self, count: usize, tool: &str) -> Result<Group> {
+        let group = self.ledger.group(count);
+        let (number, first) = (group.number, group.calls.start);
+        let command = format!("start {number} {first} {count} {tool}");
+        self.clients.ask(&command).await?;
+        self.all(from_ref(&group), |life| &life.started).await?;
         Ok(group)
     }
 
-    async fn tell(&mut self, command: &str, group: &Group) -> Result<String, Failure> {
-        self.clients
-            .ask(&format!("{command} {}", group.number))
-            .await
-    }
-
-    async fn all(&self, group: &Group, which: fn(&Life) -> &Stamp) -> Result<(), Failure> {
-        let (count, calls) = (group.calls.len(), group.calls.clone());
-        match self.ledger.reaches(count, calls, which, LIMIT).await {
-            come if come == count => Ok(()),
-            come => Err(format!("{come} of {count} calls of a group got so far").into()),
+    async fn tell(&mut self, command: &str, groups: &[Group]) -> Result<()> {
+        for group in groups {
+            let command = format!("{command} {}", group.number);
+            self.clients.ask(&command).await?;
         }
+        Ok(())
     }
 
-    /// Waits for all tokens of a group.
-    async fn fires(&self, group: &Group) {
+    async fn all(&self, groups: &[Group], which: fn(&Life) -> &Stamp) -> Result<()> {
+        for group in groups {
+            self.ledger.all(group.calls.clone(), which, LIMIT).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all tokens. How long after this moment the last has fired.
+    async fn last_token(&self, groups: &[Group], begun: Duration) -> Duration {
         let limit = match self.setup {
             Setup::Bare => NEVER,
             Setup::Guard | Setup::Layer | Setup::Wrapped => LIMIT,
         };
-        let (count, calls) = (group.calls.len(), group.calls.clone());
-        self.ledger
-            .reaches(count, calls, |life| &life.token, limit)
-            .await;
+        for group in groups {
+            let calls = group.calls.clone();
+            self.ledger.reaches(calls, |life| &life.token, limit).await;
+        }
+        let last = self.fired(groups).into_iter().max();
+        last.unwrap_or_default().saturating_sub(begun)
+    }
+
+    fn fired(&self, groups: &[Group]) -> Vec<Duration> {
+        let calls = groups.iter().map(|group| group.calls.clone());
+        let fired = |calls| self.ledger.times(calls, |life| &life.token);
+        calls.flat_map(fired).collect()
     }
 
     /// Lets the spared answer, and counts answers and tokens.
     async fn judge(
         &mut self,
-        watch: Watch,
+        storm: Outcome,
+        last: Duration,
         due: &[Group],
         spared: &[Group],
-        begun: Duration,
-    ) -> Result<Outcome, Failure> {
-        let last = match (watch.last, due) {
-            (Some(last), _) => last,
-            (None, []) => self.ledger.now() - begun,
-            (None, due) => {
-                let tokens = due.iter().flat_map(|group| self.fired(group));
-                tokens.max().unwrap_or_default().saturating_sub(begun)
-            }
-        };
+    ) -> Result<Outcome> {
         let patience = match self.setup {
             // To some of its clients no answer comes.
             Setup::Guard => NEVER,
@@ -386,40 +377,27 @@ impl Server {
             let command = format!("answers {} {}", group.number, patience.as_secs());
             answers += self.clients.ask(&command).await?.parse::<usize>()?;
         }
-        let fired = |groups: &[Group]| groups.iter().map(|group| self.fired(group).len()).sum();
         let size = |groups: &[Group]| groups.iter().map(|group| group.calls.len()).sum();
         let outcome = Outcome {
-            storm: watch.storm.to_owned(),
             due: size(due),
-            fired: fired(due),
+            fired: self.fired(due).len(),
             spared: size(spared),
-            wrong: fired(spared),
+            wrong: self.fired(spared).len(),
             answers,
             last: last.as_secs_f64(),
-            before: watch.before,
             peak: machine::peak()?,
-            ping: watch.pinged.then_some(ping),
+            ping: Some(ping),
+            ..storm
         };
-        for group in due.iter().chain(spared) {
-            self.ledger.release(group.number).cancel();
-            self.tell("forget", group).await?;
+        for groups in [due, spared] {
+            let numbers = groups.iter().map(|group| group.number);
+            numbers.for_each(|number| self.ledger.release(number).cancel());
+            self.tell("forget", groups).await?;
             // The next storm finds nothing of this one at work.
-            self.all(group, |life| &life.ended).await?;
+            self.all(groups, |life| &life.ended).await?;
         }
         Ok(outcome)
     }
-
-    fn fired(&self, group: &Group) -> Vec<Duration> {
-        self.ledger.times(group.calls.clone(), |life| &life.token)
-    }
-}
-
-struct Watch {
-    storm: &'static str,
-    before: f64,
-    pinged: bool,
-    /// If it is not simply the last token, or now.
-    last: Option<Duration>,
 }
 
 // === impl Outcome ===
@@ -431,9 +409,9 @@ impl Outcome {
 
     fn row(&self, setup: Setup) -> Vec<String> {
         let ping = self.ping.map(|ping| format!("{ping:.1}"));
-        vec![
-            self.storm.clone(),
-            setup.name().to_owned(),
+        cells![
+            self.storm,
+            setup,
             format!("{} of {}", self.fired, self.due),
             format!("{} of {}", self.wrong, self.spared),
             format!("{} of {}", self.answers, self.spared),
@@ -443,107 +421,14 @@ impl Outcome {
             ping.unwrap_or_else(|| "–".to_owned()),
         ]
     }
-}
 
-/// `now`, or `wait-` and the milliseconds of the grace.
-fn policy(call: &CallInfo) -> Policy {
-    let millis = call.tool().and_then(|tool| tool.strip_prefix("wait-"));
-    let grace = match millis.and_then(|millis| millis.parse().ok()) {
-        Some(millis) => Grace::After(Duration::from_millis(millis)),
-        None => Grace::Immediate,
-    };
-    Policy::new().grace(grace)
-}
-
-fn section(found: &[(Setup, Vec<Outcome>)], size: Size, load: &str) -> Section {
-    let columns = [
-        "storm",
-        "set-up",
-        "tokens that had to fire, and did",
-        "tokens that must not fire, and did",
-        "right answers",
-        "until the last (s)",
-        "memory before (MiB)",
-        "peak (MiB)",
-        "slowest ping (ms)",
-    ];
-    let storms = found.first().map_or(0, |(_, outcomes)| outcomes.len());
-    let in_order = (0..storms).flat_map(|storm| {
-        found
-            .iter()
-            .filter_map(move |(setup, outcomes)| Some((*setup, outcomes.get(storm)?)))
-    });
-    let ours = in_order
-        .clone()
-        .filter(|(setup, _)| matches!(setup, Setup::Layer | Setup::Wrapped));
-    let targets = ours.flat_map(|(setup, outcome)| {
-        let name = format!("{}, {}", setup.name(), outcome.storm);
-        let missed = outcome.due - outcome.fired + outcome.wrong + outcome.spared - outcome.answers;
-        let wrong = Target {
-            what: format!("{name}: wrong tokens and answers"),
-            bound: Bound::AtMost(0.0),
-            measured: missed as f64,
-        };
-        let ping = outcome.ping.map(|measured| Target {
-            what: format!("{name}: slowest ping (ms)"),
-            bound: Bound::AtMost(100.0),
-            measured,
-        });
-        [wrong].into_iter().chain(ping)
-    });
-    let Size {
-        calls,
-        bystanders,
-        grace,
-        busy,
-    } = size;
-    let (twice, grace, busy) = (2 * calls, grace.as_secs(), busy.as_secs());
-    Section {
-        name: "storm".to_owned(),
-        title: "Thousands of clients that do the same at once".to_owned(),
-        command: "benches/run storm".to_owned(),
-        text: format!(
-            "{calls} calls of {SESSIONS} sessions on real sockets, each on a connection of its own. First all hang up at once, \
-             half with a FIN and half with an RST, where nobody waits for them (`Grace::Immediate`), while {bystanders} others stay. Then \
-             all hang up and come back at once, and get their answers. Then {twice} are without a client when all their graces \
-             end at once ({grace} s after the first of them); {} more come back shortly before. At last {calls} come back while both \
-             workers of the server are blocked for {busy} s: their resumes wait in the accept queue, and their graces are long \
-             over when the server gets to read them. The time until the last is counted from the moment at which all could have \
-             happened: the hang-up, the return, the end of the first grace, the end of the block. Server and clients are processes of \
-             their own; the memory is the server's, sockets and rmcp and all. Load before the run: {load}.",
-            2 * bystanders
-        ),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows: in_order
-            .clone()
-            .map(|(setup, outcome)| outcome.row(setup))
-            .collect(),
-        targets: targets.collect(),
-        plots: vec![peaks(found)],
-    }
-}
-
-fn peaks(found: &[(Setup, Vec<Outcome>)]) -> Plot {
-    let all = found.first().map(|(_, outcomes)| outcomes.as_slice());
-    let categories = all.unwrap_or_default().iter();
-    let points = |outcomes: &[Outcome]| {
-        let peaks = outcomes.iter().map(|outcome| outcome.peak);
-        (0..).map(f64::from).zip(peaks).collect()
-    };
-    Plot {
-        name: "storm-memory".to_owned(),
-        title: "Peak memory of the server in a storm".to_owned(),
-        x: Axis::linear("storm"),
-        y: Axis::linear("resident (MiB)"),
-        kind: Kind::Bars {
-            categories: categories.map(|outcome| outcome.storm.clone()).collect(),
-        },
-        series: found
-            .iter()
-            .map(|(setup, outcomes)| Series {
-                name: setup.name().to_owned(),
-                points: points(outcomes),
-            })
-            .collect(),
+    fn targets(&self, setup: Setup) -> impl Iterator<Item = Target> {
+        let missed = self.due - self.fired + self.wrong + self.spared - self.answers;
+        let wrong = format!("{setup}, {}: wrong tokens and answers", self.storm);
+        let slowest = format!("{setup}, {}: slowest ping (ms)", self.storm);
+        let ping = self.ping.map(|ping| Target::at_most(100.0, slowest, ping));
+        [Target::at_most(0.0, wrong, missed as f64)]
+            .into_iter()
+            .chain(ping)
     }
 }

@@ -5,26 +5,14 @@
 
 use std::net::SocketAddr;
 
-use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-use mcp_cancel_on_disconnect_benches::{
-    Failure,
-    report::{Axis, Bound, Kind, Plot, Section, Target},
-    setup::{Mode, Setup},
-    sockets::{
-        child::{Child, obey},
-        ledger::Ledger,
-        load::Load,
-        machine,
-        serve::serve,
-        stats::{Sample, Side, in_turn},
-        tools::Tools,
-    },
+use benches::{
+    child::{Child, obey},
+    prelude::*,
+    sockets::{ledger::Ledger, load::Load, serve::serve, tools::Tools},
 };
-use tokio::{runtime::Builder, task::JoinSet};
+use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
 
 const CONNECTIONS: usize = 16;
-
-const MODES: [(Mode, &str); 2] = [(Mode::Session, "session"), (Mode::Stateless, "stateless")];
 
 const CANDIDATES: [Setup; 3] = [Setup::Guard, Setup::Layer, Setup::Wrapped];
 
@@ -34,204 +22,157 @@ struct Size {
     millis: u64,
 }
 
-/// One set-up beside bare rmcp.
+/// One set-up beside bare rmcp: pairs of runs.
 struct Found {
-    mode: &'static str,
+    mode: Mode,
     setup: Setup,
-    bare: Sample,
-    own: Sample,
-    /// Of each pair, in calls a second.
-    ratios: Sample,
-    /// Microseconds of the server's processor for a call.
-    bare_cost: Sample,
-    own_cost: Sample,
-    /// Of each pair, bare to own.
-    cost_ratios: Sample,
+    bare: Vec<Run>,
+    own: Vec<Run>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Rate {
+struct Run {
     /// Calls a second.
     rate: f64,
     /// Microseconds of the server's processor for a call.
     cost: f64,
 }
 
-fn main() -> Result<(), Failure> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let size = match words.as_slice() {
-        ["clients"] => {
-            machine::stay_on(1)?;
-            let runtime = Builder::new_current_thread().enable_all().build()?;
-            let mut load = Load::default();
-            return runtime.block_on(obey(async |words| load.act(words).await));
+fn main() -> Result<()> {
+    match role().as_str() {
+        "" => {
+            let load = machine::load();
+            machine::stay_on(0)?;
+            compare(&load)
         }
-        ["--quick"] => Size {
-            pairs: 2,
-            millis: 200,
-        },
-        [] => Size {
-            pairs: 20,
-            millis: 1_000,
-        },
-        _ => return Err("usage: throughput [--quick]".into()),
-    };
-    let before = machine::load();
-    machine::stay_on(0)?;
-    let runtime = Builder::new_current_thread().enable_all().build()?;
-    let found = runtime.block_on(compare(size))?;
-    section(&found, size, &before).publish()?;
-    Ok(())
+        "clients" => {
+            machine::stay_on(1)?;
+            let mut load = Load::default();
+            runtime()?.block_on(obey(async |words| load.act(words).await))
+        }
+        _ => bail!("usage: throughput [--quick]"),
+    }
 }
 
-async fn compare(size: Size) -> Result<Vec<Found>, Failure> {
-    let mut clients = Child::start(&["clients"])?;
+fn compare(load: &str) -> Result<()> {
+    let (pairs, millis) = if is_quick() { (2, 200) } else { (20, 1_000) };
+    let found = runtime()?.block_on(measure(Size { pairs, millis }))?;
+    let mut section = Section::new(
+        "throughput",
+        &[
+            ("connections", &CONNECTIONS),
+            ("pairs", &pairs),
+            ("millis", &millis),
+            ("load", &load),
+        ],
+    )?;
+    section.rows = found.iter().map(Found::row).collect();
+    let ours = found.iter().filter(|found| found.setup.is_ours());
+    section.targets = ours.map(Found::target).collect();
+    let series = Setup::series(|setup| {
+        let rate = move |found: &Found| found.rate_of(setup);
+        found.iter().filter_map(rate)
+    });
+    let title = "Calls a second, one processor";
+    let (x, y) = (Axis::linear("mode"), Axis::linear("calls a second"));
+    section.plots = vec![Plot::lines("throughput", title, x, y, series).over(Mode::iter())];
+    section.publish()
+}
+
+async fn measure(size: Size) -> Result<Vec<Found>> {
+    let mut clients = Child::start("clients")?;
+    let mut run = async |address: SocketAddr, mode: Mode| -> Result<Run> {
+        let command = format!("run {address} {mode} {CONNECTIONS} {}", size.millis);
+        let before = machine::processor_time()?;
+        let answer = clients.ask(&command).await?;
+        let spent = machine::processor_time()? - before;
+        let (rate, calls) = answer.split_once(' ').context("no count")?;
+        Ok(Run {
+            rate: rate.parse()?,
+            cost: spent * 1e6 / calls.parse::<f64>()?,
+        })
+    };
     let mut found = Vec::new();
-    for (mode, name) in MODES {
-        let mut serving = JoinSet::new();
-        let bare = start(Setup::Bare, mode, &mut serving)?;
+    for mode in Mode::iter() {
+        let reference = start(Setup::Bare, mode)?;
         for setup in CANDIDATES {
-            let own = start(setup, mode, &mut serving)?;
-            eprintln!("{name}, {}", setup.name());
-            let mut run = async |address: SocketAddr| -> Result<Rate, Failure> {
-                let command = format!("run {address} {name} {CONNECTIONS} {}", size.millis);
-                let before = machine::processor_time()?;
-                let answer = clients.ask(&command).await?;
-                let spent = machine::processor_time()? - before;
-                let (rate, calls) = answer.split_once(' ').ok_or("no count")?;
-                Ok(Rate {
-                    rate: rate.parse()?,
-                    cost: spent * 1e6 / calls.parse::<f64>()?,
-                })
-            };
+            let candidate = start(setup, mode)?;
+            eprintln!("{mode}, {setup}");
             // Opens the connections, and warms up.
-            run(bare).await?;
-            run(own).await?;
-            let (mut bares, mut owns) = (Vec::new(), Vec::new());
-            for pair in in_turn(size.pairs) {
-                for side in pair {
-                    match side {
-                        Side::Reference => bares.push(run(bare).await?),
-                        Side::Candidate => owns.push(run(own).await?),
-                    }
+            run(reference, mode).await?;
+            run(candidate, mode).await?;
+            let (mut bare, mut own) = (Vec::new(), Vec::new());
+            // A B B A and so on, so that what drifts favours neither side.
+            for pair in 0..size.pairs {
+                if pair % 2 == 0 {
+                    bare.push(run(reference, mode).await?);
+                    own.push(run(candidate, mode).await?);
+                } else {
+                    own.push(run(candidate, mode).await?);
+                    bare.push(run(reference, mode).await?);
                 }
             }
-            found.push(Found::new(name, setup, &bares, &owns));
+            found.push(Found {
+                mode,
+                setup,
+                bare,
+                own,
+            });
         }
     }
     Ok(found)
 }
 
-fn start(setup: Setup, mode: Mode, serving: &mut JoinSet<()>) -> Result<SocketAddr, Failure> {
+fn start(setup: Setup, mode: Mode) -> Result<SocketAddr> {
     let tools = Tools::new(&Ledger::new(0, 0));
     let server = tools.served(setup, mode, CancelOnDisconnectLayer::new());
-    let (addresses, tasks) = serve(server, 1)?;
-    serving.spawn(async move { drop(tasks.join_all().await) });
-    Ok(*addresses.first().ok_or("no address")?)
-}
-
-fn section(found: &[Found], size: Size, load: &str) -> Section {
-    let columns = [
-        "mode",
-        "set-up",
-        "bare (calls/s)",
-        "with it (calls/s)",
-        "ratio, median of the pairs",
-        "quartiles",
-        "least and greatest",
-        "server's CPU time, bare (µs a call)",
-        "with it (µs a call)",
-        "ratio of these",
-    ];
-    let ours = found
-        .iter()
-        .filter(|found| matches!(found.setup, Setup::Layer | Setup::Wrapped));
-    let Size { pairs, millis } = size;
-    Section {
-        name: "throughput".to_owned(),
-        title: "Calls a second".to_owned(),
-        command: "benches/run throughput".to_owned(),
-        text: format!(
-            "`tools/call` with 100 B of arguments on {CONNECTIONS} keep-alive connections, each with a session of its own, one call \
-             after the other. Server and load generator are processes of one thread and, where there are two, one processor each. \
-             {pairs} pairs of runs of {millis} ms, bare rmcp and the set-up in turn (A B B A …), so that what drifts meets both; each \
-             pair gives a ratio. A ratio below 1 is what the set-up costs. The processor time of \
-             the server, kernel and all, is the same in other words, and depends less on what else the machine does. Load before the run: {load}."
-        ),
-        columns: columns.map(str::to_owned).to_vec(),
-        rows: found.iter().map(Found::row).collect(),
-        targets: ours
-            .map(|found| Target {
-                what: format!(
-                    "calls a second, {}, {}, to bare",
-                    found.mode,
-                    found.setup.name()
-                ),
-                bound: Bound::AtLeast(0.97),
-                measured: found.ratios.median(),
-            })
-            .collect(),
-        plots: vec![bars(found)],
-    }
-}
-
-fn bars(found: &[Found]) -> Plot {
-    let of = |setup: Setup| {
-        let rates = MODES.iter().filter_map(move |(_, mode)| {
-            let mut found = found.iter().filter(|found| found.mode == *mode);
-            match setup {
-                Setup::Bare => found.next().map(|found| found.bare.median()),
-                other => found
-                    .find(|found| found.setup == other)
-                    .map(|found| found.own.median()),
-            }
-        });
-        (0..).map(f64::from).zip(rates).collect()
-    };
-    Plot {
-        name: "throughput".to_owned(),
-        title: "Calls a second, one processor".to_owned(),
-        x: Axis::linear("mode"),
-        y: Axis::linear("calls a second"),
-        kind: Kind::Bars {
-            categories: MODES.map(|(_, mode)| mode.to_owned()).to_vec(),
-        },
-        series: Setup::series(of),
-    }
+    Ok(serve(server, 1)?[0])
 }
 
 // === impl Found ===
 
 impl Found {
-    fn new(mode: &'static str, setup: Setup, bare: &[Rate], own: &[Rate]) -> Self {
-        let pairs = || own.iter().zip(bare);
-        Self {
-            mode,
-            setup,
-            ratios: pairs().map(|(own, bare)| own.rate / bare.rate).collect(),
-            cost_ratios: pairs().map(|(own, bare)| bare.cost / own.cost).collect(),
-            bare: bare.iter().map(|run| run.rate).collect(),
-            own: own.iter().map(|run| run.rate).collect(),
-            bare_cost: bare.iter().map(|run| run.cost).collect(),
-            own_cost: own.iter().map(|run| run.cost).collect(),
-        }
+    /// Of each pair.
+    fn ratios(&self) -> Sample {
+        let pairs = self.own.iter().zip(&self.bare);
+        pairs.map(|(own, bare)| own.rate / bare.rate).collect()
+    }
+
+    /// Of this set-up; bare rmcp's are those beside the first candidate.
+    fn rate_of(&self, setup: Setup) -> Option<f64> {
+        let runs = match setup {
+            Setup::Bare if self.setup == CANDIDATES[0] => &self.bare,
+            _ if self.setup == setup => &self.own,
+            _ => return None,
+        };
+        Some(median(runs, |run| run.rate))
     }
 
     fn row(&self) -> Vec<String> {
+        let (bare, own, ratios) = (&self.bare, &self.own, self.ratios());
         let span = |from: f64, to: f64| format!("{from:.3} to {to:.3}");
-        let ratios = &self.ratios;
-        vec![
-            self.mode.to_owned(),
-            self.setup.name().to_owned(),
-            format!("{:.0}", self.bare.median()),
-            format!("{:.0}", self.own.median()),
+        let costs = bare.iter().zip(own);
+        let costs: Sample = costs.map(|(bare, own)| bare.cost / own.cost).collect();
+        cells![
+            self.mode,
+            self.setup,
+            format!("{:.0}", median(bare, |run| run.rate)),
+            format!("{:.0}", median(own, |run| run.rate)),
             format!("{:.3}", ratios.median()),
             span(ratios.quantile(0.25), ratios.quantile(0.75)),
             span(ratios.min(), ratios.max()),
-            format!("{:.1}", self.bare_cost.median()),
-            format!("{:.1}", self.own_cost.median()),
-            format!("{:.3}", self.cost_ratios.median()),
+            format!("{:.1}", median(bare, |run| run.cost)),
+            format!("{:.1}", median(own, |run| run.cost)),
+            format!("{:.3}", costs.median()),
         ]
     }
+
+    fn target(&self) -> Target {
+        let what = format!("calls a second, {}, {}, to bare", self.mode, self.setup);
+        Target::at_least(0.97, what, self.ratios().median())
+    }
+}
+
+fn median(runs: &[Run], figure: impl Fn(&Run) -> f64) -> f64 {
+    runs.iter().map(figure).collect::<Sample>().median()
 }

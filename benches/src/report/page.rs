@@ -1,51 +1,51 @@
-//! Sections as pages of Markdown: the whole report, and what the crate's README shows of it.
+//! Sections as pages of Markdown: the whole report, and what the crate's README shows of it. `machine` says on what it
+//! was measured.
 
-use super::{Bound, Plot, Section, Target, machine::Machine};
+use super::{Bound, Plot, Section, Target};
 
 const BEGIN: &str = "<!-- measured: written by `benches/run --commit` -->";
 const END: &str = "<!-- /measured -->";
 
 /// The whole report.
-pub fn report(machine: &Machine, sections: &[Section]) -> String {
-    let mut page = format!(
+pub fn report(machine: &str, sections: &[Section]) -> String {
+    let head = format!(
         "# What it costs and what it saves\n\nWritten by `benches/run`, which measures all of it again. Every bench has all \
-         set-ups in one run.\n\nMeasured on {}.\n",
-        machine.line()
+         set-ups in one run.\n\nMeasured on {machine}.\n"
     );
-    for section in sections {
-        let Section {
-            title,
-            command,
-            text,
-            ..
-        } = section;
-        page += &format!(
-            "\n## {title}\n\n`{command}`\n\n{text}\n\n{}",
-            section.table()
-        );
-        if !section.targets.is_empty() {
-            page += &format!("\n{}", targets(&section.targets, None));
-        }
-        for plot in &section.plots {
-            page += &format!("\n{}\n", image(plot, ""));
-        }
+    head + &sections.iter().map(part).collect::<String>()
+}
+
+fn part(section: &Section) -> String {
+    let Section {
+        title,
+        command,
+        text,
+        ..
+    } = section;
+    let table = section.table();
+    let mut part = format!("\n## {title}\n\n`{command}`\n\n{text}\n\n{table}");
+    if !section.targets.is_empty() {
+        part += "\n| | measured | target | |\n| --- | --- | --- | --- |\n";
+        part += &lines(&section.targets, "");
     }
-    page
+    for plot in &section.plots {
+        part += &format!("\n{}\n", image(plot, ""));
+    }
+    part
 }
 
 /// A section with more targets is a line in the summary.
 const FEW: usize = 10;
 
 /// What a reader of the crate wants to know: the targets, or how many hold, and the first plot of each section.
-pub fn summary(machine: &Machine, sections: &[Section]) -> String {
+pub fn summary(machine: &str, sections: &[Section]) -> String {
     let mut page = format!(
-        "Measured on {}. `benches/run` measures it again; [the report](benches/report/README.md) has all tables and plots.\n\n",
-        machine.line()
+        "Measured on {machine}. `benches/run` measures it again; [the report](benches/report/README.md) has all tables and plots.\n\n"
     );
     page += "| | measured | target | | command |\n| --- | --- | --- | --- | --- |\n";
     for section in sections {
         page += &match section.targets.len() {
-            0..=FEW => lines(&section.targets, Some(&section.command)),
+            0..=FEW => lines(&section.targets, &format!(" `{}` |", section.command)),
             _ => digest(section),
         };
     }
@@ -77,27 +77,21 @@ fn digest(section: &Section) -> String {
     format!("| {title} | {held} of {all} targets | | {verdict} | `{command}` |\n")
 }
 
-fn targets(targets: &[Target], command: Option<&str>) -> String {
-    let head = "| | measured | target | |\n| --- | --- | --- | --- |\n";
-    head.to_owned() + &lines(targets, command)
-}
-
-fn lines(targets: &[Target], command: Option<&str>) -> String {
-    let command = command.map_or(String::new(), |command| format!(" `{command}` |"));
+/// A line for each target, and at its end what else is to be in it.
+fn lines(targets: &[Target], end: &str) -> String {
     let line = |target: &Target| {
-        let verdict = if target.holds() {
-            "holds"
-        } else {
-            "**missed**"
+        let verdict = match target.holds() {
+            true => "holds",
+            false => "**missed**",
         };
         let bound = match target.bound {
             Bound::AtMost(most) => format!("≤ {most}"),
             Bound::AtLeast(least) => format!("≥ {least}"),
         };
-        let Target { what, measured, .. } = target;
+        let measured = figure(target.measured);
         format!(
-            "| {what} | {} | {bound} | {verdict} |{command}\n",
-            figure(*measured)
+            "| {} | {measured} | {bound} | {verdict} |{end}\n",
+            target.what
         )
     };
     targets.iter().map(line).collect()
@@ -120,23 +114,13 @@ fn image(plot: &Plot, folder: &str) -> String {
 mod tests {
     use super::{super::tests::section, *};
 
-    fn machine() -> Machine {
-        Machine {
-            cpu: "Some CPU".to_owned(),
-            cores: 2,
-            memory: "4 GiB".to_owned(),
-            kernel: "Linux 6".to_owned(),
-            rustc: "rustc 1".to_owned(),
-            packages: vec![("rmcp".to_owned(), "3.9.0".to_owned())],
-            date: "2026-01-02".to_owned(),
-        }
-    }
+    const MACHINE: &str = "2026-01-02: Some CPU";
 
     #[test]
     fn the_report_has_machine_command_table_targets_and_plots() {
-        let page = report(&machine(), &[section()]);
+        let page = report(MACHINE, &[section()]);
         for part in [
-            "2026-01-02: Some CPU, 2 cores, 4 GiB, Linux 6, rustc 1, rmcp 3.9.0",
+            "Measured on 2026-01-02: Some CPU.",
             "## A title\n\n`benches/run some`\n\nSome text.",
             "| set-up | figure |\n| --- | --- |\n| bare | 1 |\n",
             "| a ratio | 1.200 | ≤ 1.05 | **missed** |",
@@ -150,7 +134,7 @@ mod tests {
     #[test]
     fn the_readme_gets_the_summary_between_its_marks_and_keeps_the_rest() {
         let readme = format!("# Crate\n\n{BEGIN}\n\nwhat was there\n\n{END}\n\nmore\n");
-        let new = put_between_marks(&readme, &summary(&machine(), &[section()])).unwrap();
+        let new = put_between_marks(&readme, &summary(MACHINE, &[section()])).unwrap();
         assert!(new.starts_with("# Crate\n\n") && new.ends_with("\n\nmore\n"));
         assert!(new.contains("| a ratio | 1.200 | ≤ 1.05 | **missed** | `benches/run some` |"));
         assert!(
@@ -169,7 +153,7 @@ mod tests {
         let missed = many.targets.iter().filter(|target| !target.holds()).count();
         let all = many.targets.len() * (FEW + 1);
         many.targets = vec![many.targets; FEW + 1].concat();
-        let summary = summary(&machine(), &[many]);
+        let summary = summary(MACHINE, &[many]);
         let missed = missed * (FEW + 1);
         let line = format!(
             "| A title | {} of {all} targets | | **{missed} missed** | `benches/run some` |",

@@ -2,16 +2,14 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 use tokio::{sync::Semaphore, task::JoinSet};
 
 use crate::{
-    Failure,
+    client::{Client, Close, Stream, Way},
     setup::Mode,
-    sockets::{
-        client::{Client, Stream, Way},
-        tools::done,
-    },
+    sockets::tools::done,
 };
 
 /// How many start their calls at the same time. All the rest they do all at once.
@@ -38,11 +36,10 @@ struct Call {
 // === impl Crowd ===
 
 impl Crowd {
-    pub async fn act(&mut self, words: &[&str]) -> Result<String, Failure> {
+    pub async fn act(&mut self, words: &[&str]) -> Result<String> {
         match words {
             ["open", sessions, addresses] => {
-                for (session, address) in (0..sessions.parse()?).zip(addresses.split(',').cycle()) {
-                    let _: usize = session;
+                for address in addresses.split(',').cycle().take(sessions.parse()?) {
                     let way = Way::Socket(address.parse()?);
                     self.clients.push(Client::open(way, Mode::Session).await?);
                 }
@@ -64,37 +61,36 @@ impl Crowd {
                 self.groups.insert((*group).to_owned(), calls);
             }
             ["cut", group] => {
-                for call in self.group(group)? {
-                    call.cut()?;
-                }
+                let calls = self.groups.get_mut(*group).context("no such group")?;
+                calls.iter_mut().try_for_each(Call::cut)?;
             }
             ["resume", group] => {
-                let calls = self.groups.remove(*group).ok_or("no such group")?;
+                let calls = self.remove(group)?;
                 let calls = all(calls.into_iter().map(Call::resume)).await?;
                 self.groups.insert((*group).to_owned(), calls);
             }
             ["answers", group, seconds] => {
                 let limit = Duration::from_secs(seconds.parse()?);
-                let calls = self.groups.remove(*group).ok_or("no such group")?;
+                let calls = self.remove(group)?;
                 let right = all(calls.into_iter().map(|call| call.check(limit))).await?;
                 let right = right.into_iter().filter(|right| *right).count();
                 return Ok(right.to_string());
             }
             ["forget", group] => drop(self.groups.remove(*group)),
-            other => return Err(format!("no command {other:?}").into()),
+            other => bail!("no command {other:?}"),
         }
         Ok("done".to_owned())
     }
 
-    fn group(&mut self, group: &str) -> Result<&mut Vec<Call>, Failure> {
-        Ok(self.groups.get_mut(group).ok_or("no such group")?)
+    fn remove(&mut self, group: &str) -> Result<Vec<Call>> {
+        self.groups.remove(group).context("no such group")
     }
 }
 
 /// Does all of it at once.
 async fn all<T: Send + 'static>(
-    tasks: impl Iterator<Item = impl Future<Output = Result<T, Failure>> + Send + 'static>,
-) -> Result<Vec<T>, Failure> {
+    tasks: impl Iterator<Item = impl Future<Output = Result<T>> + Send + 'static>,
+) -> Result<Vec<T>> {
     let results = tasks.collect::<JoinSet<_>>().join_all().await;
     results.into_iter().collect()
 }
@@ -102,14 +98,9 @@ async fn all<T: Send + 'static>(
 // === impl Call ===
 
 impl Call {
-    async fn begin(
-        client: Client,
-        number: usize,
-        group: usize,
-        tool: &str,
-    ) -> Result<Self, Failure> {
+    async fn begin(client: Client, number: usize, group: usize, tool: &str) -> Result<Self> {
         let arguments = json!({ "call": number, "group": group });
-        let mut stream = client.call(number, tool, arguments).await?;
+        let mut stream = client.begin(number, tool, arguments).await?;
         Ok(Self {
             number,
             client,
@@ -119,24 +110,24 @@ impl Call {
     }
 
     /// A FIN or an RST.
-    fn cut(&mut self) -> Result<(), Failure> {
+    fn cut(&mut self) -> Result<()> {
         if let Some(mut stream) = self.stream.take() {
-            match self.number % 2 {
-                0 => stream.drain(),
-                _ => stream.reset_when_closed()?,
-            }
+            stream.before_close(match self.number % 2 {
+                0 => Close::Fin,
+                _ => Close::Rst,
+            })?;
             stream.close();
         }
         Ok(())
     }
 
-    async fn resume(mut self) -> Result<Self, Failure> {
+    async fn resume(mut self) -> Result<Self> {
         self.stream = Some(self.client.resume(&self.event).await?);
         Ok(self)
     }
 
     /// Whether it gets the answer of work that was done.
-    async fn check(self, limit: Duration) -> Result<bool, Failure> {
+    async fn check(self, limit: Duration) -> Result<bool> {
         let Some(mut stream) = self.stream else {
             return Ok(false);
         };

@@ -3,12 +3,13 @@
 use std::{
     ops::Range,
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use anyhow::{Result, ensure};
 use mcp_cancel_on_disconnect::{Event, Outcome, RequestId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +23,16 @@ struct Book {
     epoch: Instant,
     lives: Vec<Life>,
     releases: Vec<CancellationToken>,
+    /// How many of both are taken.
+    calls: AtomicUsize,
+    groups: AtomicUsize,
+}
+
+/// Calls that do the same, and whose handlers are released together.
+#[derive(Debug, Clone)]
+pub struct Group {
+    pub number: usize,
+    pub calls: Range<usize>,
 }
 
 /// The times of one call.
@@ -37,25 +48,31 @@ pub struct Life {
     pub token: Stamp,
     /// The handler is over, however.
     pub ended: Stamp,
-    /// The layer reported that its client went, or came back: the last time.
-    pub detached: Stamp,
-    pub resumed: Stamp,
 }
 
-/// A moment that may not have come yet. Nanoseconds since the epoch of the ledger, plus one.
-#[derive(Debug, Default)]
-pub struct Stamp(AtomicU64);
+/// A moment that may not have come yet, by the epoch of the ledger.
+pub type Stamp = OnceLock<Duration>;
 
 // === impl Ledger ===
 
 impl Ledger {
-    /// For `calls` calls, in groups whose handlers are released together.
+    /// For at most so many calls, in at most so many groups.
     pub fn new(calls: usize, groups: usize) -> Self {
         Self(Arc::new(Book {
             epoch: Instant::now(),
             lives: (0..calls).map(|_| Life::default()).collect(),
             releases: (0..groups).map(|_| CancellationToken::new()).collect(),
+            calls: AtomicUsize::new(0),
+            groups: AtomicUsize::new(0),
         }))
+    }
+
+    /// The next calls.
+    pub fn group(&self, count: usize) -> Group {
+        let first = self.0.calls.fetch_add(count, Ordering::Relaxed);
+        let number = self.0.groups.fetch_add(1, Ordering::Relaxed);
+        let calls = first..first + count;
+        Group { number, calls }
     }
 
     pub fn now(&self) -> Duration {
@@ -72,71 +89,60 @@ impl Ledger {
     }
 
     pub fn stamp(&self, stamp: &Stamp) {
-        stamp.set(self.now());
+        // What comes a second time is not noted.
+        let _ = stamp.set(self.now());
     }
 
     /// The moments of these calls, as far as they have come.
     pub fn times(&self, calls: Range<usize>, which: impl Fn(&Life) -> &Stamp) -> Vec<Duration> {
         let lives = &self.0.lives[calls];
-        lives.iter().filter_map(|life| which(life).get()).collect()
+        let times = lives.iter().filter_map(|life| which(life).get());
+        times.copied().collect()
     }
 
-    /// Waits until as many moments have come, for at most `limit`; tells how many had.
+    /// Waits until all of these moments have come, for at most `limit`; tells how many had.
     pub async fn reaches(
         &self,
-        count: usize,
         calls: Range<usize>,
         which: impl Fn(&Life) -> &Stamp,
         limit: Duration,
     ) -> usize {
         let end = Instant::now() + limit;
         loop {
-            let lives = &self.0.lives[calls.clone()];
-            let come = lives.iter().filter(|life| which(life).get().is_some());
-            let come = come.count();
-            if come >= count || Instant::now() >= end {
+            let come = self.times(calls.clone(), &which).len();
+            if come == calls.len() || Instant::now() >= end {
                 return come;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
 
+    /// The same, if it is an error that one is missing.
+    pub async fn all(
+        &self,
+        calls: Range<usize>,
+        which: impl Fn(&Life) -> &Stamp,
+        limit: Duration,
+    ) -> Result<()> {
+        let count = calls.len();
+        let come = self.reaches(calls, which, limit).await;
+        ensure!(come == count, "{come} of {count} calls got so far");
+        Ok(())
+    }
+
     /// An observer that notes what the layer reports.
     pub fn observer(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static {
         let ledger = self.clone();
         move |event| {
-            let (call, which): (_, fn(&Life) -> &Stamp) = match event {
-                Event::Detached { call, .. } => (call, |life| &life.detached),
-                Event::Resumed { call, .. } => (call, |life| &life.resumed),
-                Event::Ended {
-                    call,
-                    outcome: Outcome::Cancelled(_),
-                    ..
-                } => (call, |life| &life.cancelled),
-                _ => return,
-            };
-            if let RequestId::Number(number) = call.request_id()
-                && let Some(life) = usize::try_from(*number)
-                    .ok()
-                    .and_then(|number| ledger.0.lives.get(number))
+            if let Event::Ended { call, outcome, .. } = event
+                && let (RequestId::Number(number), Outcome::Cancelled(_)) =
+                    (call.request_id(), outcome)
+                && let Ok(number) = usize::try_from(*number)
+                && let Some(life) = ledger.0.lives.get(number)
             {
-                ledger.stamp(which(life));
+                ledger.stamp(&life.cancelled);
             }
         }
-    }
-}
-
-// === impl Stamp ===
-
-impl Stamp {
-    pub fn set(&self, at: Duration) {
-        let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX - 1);
-        self.0.store(nanos + 1, Ordering::Release);
-    }
-
-    pub fn get(&self) -> Option<Duration> {
-        let nanos = self.0.load(Ordering::Acquire).checked_sub(1)?;
-        Some(Duration::from_nanos(nanos))
     }
 }
 
@@ -144,21 +150,14 @@ impl Stamp {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_stamp_that_was_never_set_is_no_time() {
-        let stamp = Stamp::default();
-        assert_eq!(stamp.get(), None);
-        stamp.set(Duration::ZERO);
-        assert_eq!(stamp.get(), Some(Duration::ZERO));
-    }
-
     #[tokio::test(start_paused = true)]
     async fn waiting_ends_with_the_last_moment_or_at_the_limit() {
         let ledger = Ledger::new(3, 0);
-        let wait = |count| ledger.reaches(count, 0..3, |life| &life.token, Duration::from_secs(1));
+        let wait = |calls| ledger.reaches(calls, |life| &life.token, Duration::from_secs(1));
         ledger.stamp(&ledger.life(1).token);
-        assert_eq!(wait(1).await, 1);
-        assert_eq!(wait(2).await, 1);
+        assert_eq!(wait(1..2).await, 1);
+        assert_eq!(ledger.now(), Duration::ZERO);
+        assert_eq!(wait(0..2).await, 1);
         assert_eq!(ledger.now().as_secs(), 1);
     }
 }

@@ -2,17 +2,13 @@
 
 use std::{collections::HashMap, net::SocketAddr, time::Duration};
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper_util::rt::TokioIo;
+use anyhow::{Result, bail};
 use serde_json::json;
-use tokio::{net::TcpStream, task::JoinSet, time::Instant};
+use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
-    Failure,
+    client::{Client, Stream, Way, call, wire},
     setup::Mode,
-    sockets::client::{Client, Way, call_message},
 };
 
 /// Before it counts.
@@ -23,108 +19,72 @@ const WARM_UP: Duration = Duration::from_millis(100);
 #[derive(Default)]
 pub struct Load {
     callers: HashMap<SocketAddr, Vec<Caller>>,
-    tasks: JoinSet<()>,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Calls {
-    all: u64,
-    /// Those that ended in the time that is measured.
-    counted: u64,
 }
 
 /// One connection, with a session of its own.
 struct Caller {
     client: Client,
-    connection: SendRequest<Full<Bytes>>,
+    connection: Stream,
     next: usize,
 }
 
 // === impl Load ===
 
 impl Load {
-    pub async fn act(&mut self, words: &[&str]) -> Result<String, Failure> {
+    pub async fn act(&mut self, words: &[&str]) -> Result<String> {
         let ["run", address, mode, connections, millis] = words else {
-            return Err(format!("no command {words:?}").into());
+            bail!("no command {words:?}");
         };
         let address = address.parse()?;
-        let mode = match *mode {
-            "session" => Mode::Session,
-            _ => Mode::Stateless,
-        };
-        let mut callers = match self.callers.remove(&address) {
-            Some(callers) => callers,
-            None => {
-                let mut callers = Vec::new();
-                for _ in 0..connections.parse()? {
-                    callers.push(self.open(address, mode).await?);
-                }
-                callers
-            }
-        };
+        let mut callers = self.callers.remove(&address).unwrap_or_default();
+        while callers.len() < connections.parse()? {
+            callers.push(Caller::open(address, mode.parse()?).await?);
+        }
         let begun = Instant::now() + WARM_UP;
         let end = begun + Duration::from_millis(millis.parse()?);
-        let mut running = JoinSet::new();
-        for caller in callers.drain(..) {
-            running.spawn(caller.run(begun, end));
-        }
-        let (mut counted, mut all) = (0, 0);
-        while let Some(done) = running.join_next().await {
-            let (caller, calls) = done??;
-            all += calls.all;
-            counted += calls.counted;
+        let running = callers.into_iter().map(|caller| caller.run(begun, end));
+        let running: JoinSet<_> = running.collect();
+        let (mut counted, mut all, mut callers) = (0, 0, Vec::new());
+        for done in running.join_all().await {
+            let (caller, before, during) = done?;
+            all += before + during;
+            counted += during;
             callers.push(caller);
         }
         self.callers.insert(address, callers);
-        let rate = counted as f64 / (end - begun).as_secs_f64();
+        let rate = f64::from(counted) / (end - begun).as_secs_f64();
         Ok(format!("{rate} {all}"))
-    }
-
-    async fn open(&mut self, address: SocketAddr, mode: Mode) -> Result<Caller, Failure> {
-        let client = Client::open(Way::Socket(address), mode).await?;
-        let socket = TcpStream::connect(address).await?;
-        socket.set_nodelay(true)?;
-        let (connection, driver) = handshake(TokioIo::new(socket)).await?;
-        // An error of the connection is an error of its next request.
-        self.tasks.spawn(async move { drop(driver.await) });
-        Ok(Caller {
-            client,
-            connection,
-            next: 0,
-        })
     }
 }
 
 // === impl Caller ===
 
 impl Caller {
-    /// Calls until the end, and counts what ends between the two moments.
-    async fn run(mut self, begun: Instant, end: Instant) -> Result<(Self, Calls), Failure> {
-        let mut calls = Calls::default();
-        loop {
-            self.call().await?;
-            calls.all += 1;
-            let now = Instant::now();
-            if now >= end {
-                return Ok((self, calls));
-            }
-            calls.counted += u64::from(now >= begun);
-        }
+    async fn open(address: SocketAddr, mode: Mode) -> Result<Self> {
+        Ok(Self {
+            client: Client::open(Way::Socket(address), mode).await?,
+            connection: Stream::connect(address).await?,
+            next: 0,
+        })
     }
 
-    async fn call(&mut self) -> Result<(), Failure> {
-        self.next += 1;
-        let arguments = json!({ "text": "x".repeat(100) });
-        let message = call_message(self.next, "echo", arguments);
-        self.connection.ready().await?;
-        let request = self.client.post(&message)?;
-        let response = self.connection.send_request(request).await?;
-        let status = response.status();
-        let answer = response.into_body().collect().await?.to_bytes();
-        let is_right = answer.windows(5).any(|part| part == b"xxxxx");
-        match status.is_success() && is_right {
-            true => Ok(()),
-            false => Err(format!("{status}: {}", String::from_utf8_lossy(&answer)).into()),
+    /// Calls until the end; counts the calls that end outside of the two moments, and between them.
+    async fn run(mut self, begun: Instant, end: Instant) -> Result<(Self, u32, u32)> {
+        let (mut outside, mut between) = (0, 0);
+        loop {
+            self.next += 1;
+            let message = call(self.next, "echo", json!({ "text": "x".repeat(100) }));
+            let request = wire(self.client.post(&message)?).await?;
+            self.connection.exchange(&request, "xxxxx").await?;
+            let now = Instant::now();
+            if (begun..end).contains(&now) {
+                between += 1;
+            } else {
+                outside += 1;
+            }
+            if now >= end {
+                return Ok((self, outside, between));
+            }
         }
     }
 }

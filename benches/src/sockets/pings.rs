@@ -1,77 +1,64 @@
 //! Whether a server answers while other things happen to it.
 
 use std::{
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError, Weak},
     thread,
     time::Duration,
 };
 
-use serde_json::json;
-use tokio::time::Instant;
+use anyhow::Result;
+use tokio::time::{Instant, sleep};
 
 use crate::{
-    Failure,
+    client::{Client, Stream, Way, ping, wire},
+    runtime,
     setup::Mode,
-    sockets::client::{Client, Way, wire},
 };
 
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// One `ping` after the other, from a thread of its own, until this is dropped.
 #[derive(Debug)]
-pub struct Pings {
-    worst: Arc<Mutex<Duration>>,
-    _stop: mpsc::Sender<()>,
-}
+pub struct Pings(Arc<Mutex<Duration>>);
 
 // === impl Pings ===
 
 impl Pings {
-    pub async fn start(address: SocketAddr) -> Result<Self, Failure> {
+    pub async fn start(address: SocketAddr) -> Result<Self> {
         let client = Client::open(Way::Socket(address), Mode::Session).await?;
-        let ping = json!({ "jsonrpc": "2.0", "id": "p", "method": "ping" });
-        let ping = wire(client.post(&ping)?).await?;
-        let mut socket = TcpStream::connect(address)?;
-        socket.set_nodelay(true)?;
-        let worst = Arc::new(Mutex::new(Duration::ZERO));
-        let (stop, stopped) = mpsc::channel();
-        let noted = worst.clone();
-        thread::spawn(move || {
-            while stopped.recv_timeout(PAUSE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                let begun = Instant::now();
-                let taken = match exchange(&mut socket, &ping) {
-                    Ok(()) => begun.elapsed(),
-                    // A server that closes the connection is as bad as one that never answers.
-                    Err(_) => Duration::MAX,
-                };
-                let mut worst = noted.lock().unwrap_or_else(PoisonError::into_inner);
-                *worst = taken.max(*worst);
-                if taken == Duration::MAX {
-                    return;
-                }
-            }
-        });
-        Ok(Self { worst, _stop: stop })
+        let request = wire(client.post(&ping())?).await?;
+        let worst = Arc::default();
+        let noted = Arc::downgrade(&worst);
+        let runtime = runtime()?;
+        thread::spawn(move || runtime.block_on(ask(address, request, noted)));
+        Ok(Self(worst))
     }
 
     /// The longest that one took, since this was asked last.
     pub fn worst(&self) -> Duration {
-        std::mem::take(&mut *self.worst.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-fn exchange(socket: &mut TcpStream, request: &[u8]) -> std::io::Result<()> {
-    socket.write_all(request)?;
-    let mut seen = Vec::new();
-    let mut piece = [0; 1024];
-    // The last chunk.
-    while !seen.ends_with(b"\r\n0\r\n\r\n") {
-        match socket.read(&mut piece)? {
-            0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-            read => seen.extend_from_slice(&piece[..read]),
+async fn ask(address: SocketAddr, request: Vec<u8>, noted: Weak<Mutex<Duration>>) -> Result<()> {
+    let mut connection = Stream::connect(address).await?;
+    while let Some(worst) = noted.upgrade() {
+        let begun = Instant::now();
+        let done = connection.exchange(&request, "\"result\"").await;
+        // A server that closes the connection is as bad as one that never answers.
+        let taken = done.map_or(Duration::MAX, |()| begun.elapsed());
+        note(&worst, taken);
+        if taken == Duration::MAX {
+            break;
         }
+        drop(worst);
+        sleep(PAUSE).await;
     }
     Ok(())
+}
+
+fn note(worst: &Mutex<Duration>, taken: Duration) {
+    let mut worst = worst.lock().unwrap_or_else(PoisonError::into_inner);
+    *worst = taken.max(*worst);
 }

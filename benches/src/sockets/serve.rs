@@ -5,49 +5,39 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
 };
 
+use anyhow::Result;
 use axum::{Router, body::Body, serve::ListenerExt};
 use http::{Request, Response};
-use http_body::{Frame, SizeHint};
-use pin_project_lite::pin_project;
-use tokio::{net::TcpSocket, task::JoinSet};
+use tokio::{net::TcpSocket, runtime::Handle};
 use tower::{ServiceExt, service_fn, util::BoxCloneSyncService};
 
 use crate::{
-    Failure,
+    client::CALL,
+    guard::Tied,
     setup::Server,
     sockets::ledger::{Ledger, Life},
 };
 
-/// The header that says which call a request is about.
-pub const CALL: &str = "x-call";
-
 /// What Linux allows a listener to keep waiting, at most.
 const BACKLOG: u32 = 4096;
 
-/// Listens on as many addresses of this machine, so that neither ports nor accept queues run out. The
-/// server ends with the set.
-pub fn serve(
-    server: Server<Body>,
-    addresses: u8,
-) -> Result<(Vec<SocketAddr>, JoinSet<()>), Failure> {
+/// Listens on as many addresses of this machine, so that neither ports nor accept queues run out, for as long as the
+/// current runtime.
+pub fn serve(server: Server<Body>, addresses: u8) -> Result<Vec<SocketAddr>> {
+    let runtime = Handle::current();
     let app = Router::new().nest_service("/mcp", server);
-    let mut tasks = JoinSet::new();
-    let addresses = (1..=addresses).map(|last| {
+    let listen = |last| {
         let socket = TcpSocket::new_v4()?;
         socket.bind((Ipv4Addr::new(127, 0, 0, last), 0).into())?;
         let listener = socket.listen(BACKLOG)?;
         let address = listener.local_addr()?;
         // Else the last chunk of an answer waits for an acknowledgement, which the kernel delays by 40 ms.
         let listener = listener.tap_io(|socket| drop(socket.set_nodelay(true)));
-        let app = app.clone();
-        tasks.spawn(async move {
-            // It never returns an error.
-            let _never = axum::serve(listener, app).await;
-        });
+        let serving = axum::serve(listener, app.clone());
+        runtime.spawn(async move { serving.await });
         Ok(address)
-    });
-    let addresses = addresses.collect::<Result<_, Failure>>()?;
-    Ok((addresses, tasks))
+    };
+    (1..=addresses).map(listen).collect()
 }
 
 /// Notes when hyper drops a response, before the set-up inside hears of it.
@@ -59,8 +49,11 @@ pub fn witnessed(server: Server<Body>, ledger: &Ledger) -> Server<Body> {
         let response = server.clone().oneshot(request);
         async move {
             let response = response.await?;
-            let witness = call.map(|call| Witness { ledger, call });
-            let body = |inner| Body::new(Witnessed { witness, inner });
+            let Some(call) = call else {
+                return Ok(response);
+            };
+            let witness = Witness { ledger, call };
+            let body = |body| Body::new(Tied::new(body, witness, drop));
             Ok::<Response<Body>, Infallible>(response.map(body))
         }
     }))
@@ -75,42 +68,11 @@ struct Witness {
     call: usize,
 }
 
-pin_project! {
-    /// The witness is dropped first.
-    struct Witnessed {
-        witness: Option<Witness>,
-        #[pin]
-        inner: Body,
-    }
-}
-
 // === impl Witness ===
 
 impl Drop for Witness {
     fn drop(&mut self) {
         let life: &Life = self.ledger.life(self.call);
         self.ledger.stamp(&life.dropped);
-    }
-}
-
-// === impl Witnessed ===
-
-impl http_body::Body for Witnessed {
-    type Data = bytes::Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        self.project().inner.poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
     }
 }

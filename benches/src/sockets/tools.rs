@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use axum::body::Body;
 use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
@@ -12,6 +13,7 @@ use rmcp::{
 use serde::Deserialize;
 
 use crate::{
+    client::Way,
     guard::ClientGone,
     setup::{Mode, Server, Setup},
     sockets::ledger::{Ledger, Life},
@@ -35,52 +37,40 @@ struct Work {
 }
 
 /// Notes the end also of a handler that is dropped.
-struct Ending<'a> {
-    ledger: &'a Ledger,
-    life: &'a Life,
-}
+struct Ending<'a>(&'a Ledger, &'a Life);
 
 // === impl Tools ===
 
 impl Tools {
     pub fn new(ledger: &Ledger) -> Self {
-        Self {
-            ledger: ledger.clone(),
-        }
+        let ledger = ledger.clone();
+        Self { ledger }
     }
 
     /// A server of this handler. Here, so that it is compiled once for all benches.
-    pub fn served(
-        self,
-        setup: Setup,
-        mode: Mode,
-        layer: CancelOnDisconnectLayer,
-    ) -> Server<axum::body::Body> {
+    pub fn served(self, setup: Setup, mode: Mode, layer: CancelOnDisconnectLayer) -> Server<Body> {
         setup.serve(mode, self, layer)
     }
 
-    /// The same for a paused clock. What goes by the real one in rmcp is off: keep-alives would never pause, and
-    /// completed streams would stay.
-    pub fn served_on_a_paused_clock(
+    /// The same in this process, for a paused clock. What goes by the real one in rmcp is off: keep-alives would never
+    /// pause, and completed streams would stay.
+    pub fn on_a_paused_clock(
         self,
         setup: Setup,
         mode: Mode,
         layer: CancelOnDisconnectLayer,
-    ) -> Server<axum::body::Body> {
+    ) -> Way {
         let mut config = mode.config();
         config.sse_keep_alive = None;
         let mut sessions = SessionConfig::default();
         sessions.completed_cache_ttl = Duration::ZERO;
-        setup.serve_with(config, sessions, self, layer)
+        Way::Direct(setup.serve_with(config, sessions, self, layer))
     }
 
     async fn work(&self, work: Work, context: RequestContext<RoleServer>) -> String {
         let life = self.ledger.life(work.call);
         self.ledger.stamp(&life.started);
-        let _ending = Ending {
-            ledger: &self.ledger,
-            life,
-        };
+        let _ending = Ending(&self.ledger, life);
         let over = async {
             match work.lasts {
                 Some(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
@@ -141,6 +131,6 @@ impl ServerHandler for Tools {
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        self.ledger.stamp(&self.life.ended);
+        self.0.stamp(&self.1.ended);
     }
 }

@@ -1,0 +1,69 @@
+//! The process and the machine: memory, processors, load.
+
+use std::{fs, thread::available_parallelism};
+
+use anyhow::{Context, Result};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// Keeps this process to one processor, if there are two: else the scheduler's choices are in the figures.
+pub fn stay_on(processor: usize) -> Result<()> {
+    if available_parallelism()?.get() > 1 {
+        let mut only = CpuSet::new();
+        only.set(processor);
+        sched_setaffinity(None, &only)?;
+    }
+    Ok(())
+}
+
+/// The processes that want to run, as a mean of the last minute.
+pub fn load() -> String {
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').next().unwrap_or("unknown").to_owned()
+}
+
+/// For how long the main thread has had a processor, in seconds.
+pub fn processor_time() -> Result<f64> {
+    let schedule = fs::read_to_string("/proc/self/schedstat")?;
+    let nanos: f64 = schedule.split(' ').next().unwrap_or_default().parse()?;
+    Ok(nanos / 1e9)
+}
+
+/// The memory of this process, in MiB.
+pub fn resident() -> Result<f64> {
+    status("VmRSS")
+}
+
+/// The most that [`resident`] was since [`forget_peak`], in MiB.
+pub fn peak() -> Result<f64> {
+    status("VmHWM")
+}
+
+pub fn forget_peak() -> Result<()> {
+    Ok(fs::write("/proc/self/clear_refs", "5")?)
+}
+
+fn status(name: &str) -> Result<f64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    mebibytes(&status, name).with_context(|| format!("no {name} in /proc"))
+}
+
+/// Of a line `name: figure kB`.
+fn mebibytes(text: &str, name: &str) -> Option<f64> {
+    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = fields.find(|(field, _)| *field == name)?;
+    let kib: f64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib / 1024.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_from_its_line() {
+        let status = "Name:\tx\nVmHWM:\t    2048 kB\nVmRSS:\t 512 kB\n";
+        assert_eq!(mebibytes(status, "VmHWM"), Some(2.0));
+        assert_eq!(mebibytes(status, "VmRSS"), Some(0.5));
+        assert_eq!(mebibytes(status, "VmSwap"), None);
+    }
+}
