@@ -3,22 +3,15 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
-#[cfg(feature = "rmcp")]
-use tokio_util::sync::CancellationToken;
 
-use super::{
-    signal::Hook,
-    state::{Attachment, Exchange, Handover, Registry},
-};
+use super::state::{Attachment, Exchange, Handover, Registry};
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Detachment, Outcome},
     cancel::{Announced, Injection},
     limits::Limit,
     observe::{Event, Remark, log_dropped, log_limit},
     options::Retain,
-    registry::{
-        Answer, Detached, End, Ended, Finished, Generation, Moves, Tracked, UNSEEN_FOR, Wait,
-    },
+    registry::{Answer, Detached, End, Ended, Finished, Generation, Tracked, UNSEEN_FOR, Wait},
     verdict::Verdict,
 };
 
@@ -407,33 +400,6 @@ impl Exchange {
         let now = Instant::now();
         now.checked_add(grace.max(REMEMBERED_FOR))
             .unwrap_or(now + REMEMBERED_FOR)
-    }
-
-    pub(super) fn fire(&self, reason: CancelReason) {
-        // A clean-up that has begun may have to do with its runtime, and ends with that.
-        let registry = &self.instance.registry;
-        let spawn = |task| registry.spawn(Moves::BeforeItBegins, task);
-        self.signal.fire(reason, spawn);
-    }
-
-    /// Has `clean_up` run when the token fires.
-    pub(crate) fn on_cancel<F>(&self, clean_up: impl FnOnce(CancelReason) -> F + Send + 'static)
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
-        self.hook(Hook::clean_up(clean_up));
-    }
-
-    /// Has `token` fire with the exchange's own.
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn link(&self, token: CancellationToken) {
-        self.hook(Hook::Fire(token));
-    }
-
-    fn hook(&self, hook: Hook) {
-        let registry = &self.instance.registry;
-        let spawn = |task| registry.spawn(Moves::BeforeItBegins, task);
-        self.signal.add(hook, spawn);
     }
 }
 

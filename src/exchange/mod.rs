@@ -25,6 +25,7 @@
 //! | `progress` | how far they came, from the response's head and body |
 //! | `tap` | the same, from the bytes of a stream |
 //! | `end` | how a call ends: answered, cancelled, let go |
+//! | `fire` | what fires with its token |
 //! | `inject` | how its server is told |
 //! | `outlet` | how its client is told of a cancel that it did not ask for |
 //! | `report` | in which span events are reported |
@@ -44,6 +45,7 @@
 #[cfg(feature = "rmcp")]
 mod bound;
 mod end;
+mod fire;
 mod guard;
 mod identity;
 mod inject;

@@ -5,7 +5,6 @@
 
 use std::{
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -15,12 +14,7 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 
 use self::{
-    core::{Core, Expired},
-    driver::Driver,
-    managers::Managers,
-    room::Room,
-    streams::Streams,
-    watch::{Due, WatchId, Watches},
+    core::Core, driver::Driver, managers::Managers, room::Room, streams::Streams, watch::Watches,
 };
 use crate::{
     call::{CallId, CancelReason, Detachment, Key, Scope, SessionKey},
@@ -30,7 +24,9 @@ use crate::{
 
 mod answer;
 mod core;
+mod drain;
 mod driver;
+mod expire;
 mod managers;
 mod room;
 mod streams;
@@ -374,34 +370,6 @@ impl<T: Tracked> Registry<T> {
         Ticket::new(self.clone(), id)
     }
 
-    /// Somebody waits for calls to end. How many have ended by themselves so far.
-    pub(crate) fn begin_drain(&self) -> usize {
-        {
-            let mut state = self.state();
-            if state.stage == Stage::Open {
-                state.stage = Stage::Draining;
-            }
-        }
-        self.ended_since(0)
-    }
-
-    pub(crate) fn ended_since(&self, before: usize) -> usize {
-        let finished = self.state().core.finished();
-        let drained = self.drained.load(Ordering::Acquire);
-        finished.saturating_sub(drained).saturating_sub(before)
-    }
-
-    /// All that is left. Nothing new stays from now on.
-    pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn Outlet>>) {
-        let mut state = self.state();
-        state.stage = Stage::Closed;
-        // Before anybody looks for streams of these calls: one of the two sees the other.
-        self.closed.store(true, Ordering::Release);
-        let calls = state.core.calls();
-        let calls = calls.map(|(id, entry)| (id, entry.call.clone())).collect();
-        (calls, state.streams.take())
-    }
-
     fn with<R>(&self, operation: impl FnOnce(&mut Core<Arc<T>, Answer>) -> R) -> R {
         self.with_state(|state| operation(&mut state.core))
     }
@@ -464,58 +432,4 @@ impl<T> fmt::Debug for Registry<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registry").finish_non_exhaustive()
     }
-}
-
-impl<T: Tracked> driver::Expire for Registry<T> {
-    fn due(&self) -> Option<Instant> {
-        self.state().awake_at
-    }
-
-    fn expire(self: Arc<Self>, now: Instant, noticed: Noticed) -> Option<Instant> {
-        let (expired, due, ended) = {
-            let mut state = self.state();
-            let before = state.core.len();
-            let expired = state.core.expire_when(now, noticed == Noticed::Late);
-            let ended = self.note_calls(&state, before);
-            (expired, state.watches.take_due(now), ended)
-        };
-        if ended {
-            self.ended.notify_waiters();
-        }
-        for (id, exchange, expired) in expired {
-            // What is let go of is the user's. A destructor that panics harms no other call.
-            quietly(|| match expired {
-                Expired::Grace => exchange.expired(id, CancelReason::Orphaned),
-                Expired::Deadline => exchange.expired(id, CancelReason::TimedOut),
-                Expired::Unseen(finished) => exchange.left(id, finished),
-            });
-        }
-        let look = |due: Due| quietly(|| due.look(now, noticed)).flatten();
-        let again: Vec<_> = due.into_iter().filter_map(look).collect();
-        let (next, is_news) = {
-            let mut state = self.state();
-            for again in again {
-                state.watches.again(again);
-            }
-            let next = state.next_deadline();
-            // Another timer may have looked meanwhile, and sleep past what was taken out here.
-            let is_news = next.is_some_and(|next| state.awake_at.is_none_or(|at| next < at));
-            state.awake_at = next;
-            (next, is_news)
-        };
-        if is_news {
-            self.driver.wake();
-        }
-        next
-    }
-}
-
-impl<T: Tracked> watch::Unwatch for Registry<T> {
-    fn unwatch(&self, id: WatchId) {
-        let _gone = self.with_state(|state| state.watches.remove(id));
-    }
-}
-
-fn quietly<R>(action: impl FnOnce() -> R) -> Option<R> {
-    catch_unwind(AssertUnwindSafe(action)).ok()
 }

@@ -1,5 +1,6 @@
 use super::{
     entry::{GLANCE, JITTER, LATE, MAX_BARREN, MAX_GLANCES, MAX_HOLD, ON_TIME},
+    index::StreamId,
     model::assert_empty,
     streams::MAX_EVENT_IDS,
     *,

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{
-    Detached, End, Expired, Key, Named, SessionKey, UNSEEN_FOR, Wait, entry::MAX_BARREN,
-};
+use super::super::{Detached, End, Expired, Key, Named, UNSEEN_FOR, Wait, entry::MAX_BARREN};
+use crate::call::SessionKey;
 use crate::call::{CallId, Detachment};
 
 // The numbers of the rules, on purpose not those of the core.
