@@ -23,9 +23,8 @@ use super::{
     signal::Signal,
 };
 #[cfg(feature = "rmcp")]
-use crate::call::RequestId;
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, SessionKey},
+    call::{CallId, CallInfo, CancelReason, DetachCause, RequestId, SessionKey},
     cancel::{Announced, Canceller},
     observe::Event,
     options::Options,

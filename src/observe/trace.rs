@@ -16,9 +16,8 @@ use tracing::{debug, info, trace, warn};
 
 use super::Event;
 #[cfg(feature = "rmcp")]
-use crate::call::{CallId, RequestId};
 use crate::{
-    call::{CallInfo, CancelReason, DetachCause, Detachment, Outcome},
+    call::{CallId, CallInfo, CancelReason, DetachCause, Detachment, Outcome, RequestId},
     limits::Limit,
 };
 

@@ -12,10 +12,9 @@ use serde_json::{Value, json};
 use sse_stream::{Sse, SseStream};
 
 use super::*;
-use crate::envelope::Answers;
 use crate::{
     call::RequestId,
-    envelope::{Unknown, answers},
+    envelope::{Answers, Unknown, answers},
 };
 
 const MIB: usize = 1024 * 1024;

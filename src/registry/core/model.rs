@@ -7,9 +7,7 @@ use std::ops::Range;
 
 use self::naive::{Answer, Model, Remember, Room, Stream};
 use super::*;
-use crate::call::Scope;
-use crate::call::SessionKey;
-use crate::call::{CancelReason, DetachCause, RequestId};
+use crate::call::{CancelReason, DetachCause, RequestId, Scope, SessionKey};
 
 #[cfg(fuzzing)]
 mod decoded;

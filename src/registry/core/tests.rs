@@ -5,7 +5,7 @@ use super::{
     streams::MAX_EVENT_IDS,
     *,
 };
-use crate::call::{CancelReason, DetachCause, Outcome, RequestId, Scope};
+use crate::call::{CancelReason, DetachCause, Outcome, RequestId, Scope, SessionKey};
 
 type TestCore = Core<&'static str, &'static str>;
 
