@@ -13,11 +13,11 @@ use tokio::{
 };
 
 #[cfg(feature = "serde")]
+use crate::serialize::{seconds, seconds_if_any};
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, LISTEN, RequestId},
     exchange::{Exchange, Registry},
     registry::Entry,
-    serialize::{seconds, seconds_if_any},
 };
 
 /// How long a drain waits for servers to take the cancels of its last calls: 1 s.

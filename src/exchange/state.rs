@@ -23,8 +23,9 @@ use super::{
     signal::Signal,
 };
 #[cfg(feature = "rmcp")]
+use crate::call::RequestId;
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, RequestId, SessionKey},
+    call::{CallId, CallInfo, CancelReason, DetachCause, SessionKey},
     cancel::{Announced, Canceller},
     observe::Event,
     options::Options,

@@ -16,8 +16,9 @@ use tracing::{debug, info, trace, warn};
 
 use super::Event;
 #[cfg(feature = "rmcp")]
+use crate::call::{CallId, RequestId};
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, Detachment, Outcome, RequestId},
+    call::{CallInfo, CancelReason, DetachCause, Detachment, Outcome},
     limits::Limit,
 };
 
