@@ -3,6 +3,8 @@
 
 use http::{HeaderMap, HeaderValue};
 
+pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
+
 /// What of a request's or a response's head is read.
 #[derive(Debug, Default)]
 pub(crate) struct Fields<'a> {
@@ -59,6 +61,19 @@ impl<'a> Field<'a> {
             Self::One(first) | Self::Several(first) => Some(first),
         }
     }
+}
+
+/// Whether a `Content-Type` names this media type, whatever its parameters (RFC 9110, section 8.3.1).
+pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
+    if value.as_bytes() == media_type.as_bytes() {
+        return true;
+    }
+    let essence = value.as_bytes().split(|byte| *byte == b';').next();
+    essence.is_some_and(|essence| {
+        essence
+            .trim_ascii()
+            .eq_ignore_ascii_case(media_type.as_bytes())
+    })
 }
 
 #[cfg(test)]

@@ -93,23 +93,25 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod call;
+mod calls;
 mod cancel;
-mod detach;
 mod envelope;
 mod exchange;
 mod fields;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod jsonrpc;
 mod layer;
+mod limits;
 pub mod manual;
 #[cfg(feature = "rmcp")]
 mod mcp;
-mod media_type;
 mod observe;
-mod peer;
+mod options;
 mod policy;
 mod registry;
+mod request;
 mod response;
 #[cfg(feature = "serde")]
 mod serialize;
@@ -119,6 +121,7 @@ mod socket;
 mod source;
 mod sse;
 mod token;
+mod verdict;
 
 #[cfg(feature = "rmcp")]
 pub use self::mcp::{
@@ -132,13 +135,16 @@ pub use self::socket::{Applied, DeadPeer, Peer, WatchedListener, WatchedStream};
 pub use self::token::MissingLayer;
 pub use self::{
     call::{CallId, CallInfo, CancelReason, Outcome, ParseCallIdError, RequestId},
+    call::{DetachCause, Detachment},
+    calls::{CallSnapshot, CallState, Calls, DrainReport},
     cancel::CancelError,
-    detach::{DetachCause, Detachment},
-    envelope::{TeeBody, Unknown},
-    layer::{CancelOnDisconnectLayer, Retain},
+    envelope::Unknown,
+    layer::CancelOnDisconnectLayer,
+    limits::{Limit, Limits},
     observe::{Event, Observer, SessionIds},
+    options::Retain,
     policy::{Grace, MIN_GRACE, Policy},
-    registry::{CallSnapshot, CallState, Calls, DrainReport, Limit, Limits},
+    request::TeeBody,
     response::{ResponseBody, ResponseFuture},
     service::CancelOnDisconnect,
     token::CallToken,

@@ -1,30 +1,12 @@
-//! What a disconnect means for a call.
-//!
-//! | at the hang-up | [`Grace::Auto`] |
-//! |---|---|
-//! | protocol 2026-07-28 and later | cancel now: that revision says MUST |
-//! | no response head, or no event with an id yet | cancel now: the client has nothing to come back with |
-//! | no session, but event ids | runs on: only an event store makes them, and the client may resume elsewhere |
-//! | a session call with event ids | cancel after max([`MIN_GRACE`], 5 × `retry` + 5 s) without a resume |
-//! | the same, its stream ended by the server (SEP-1699 polling) | likewise |
-//! | the session manager has an event store | runs on: the client may resume elsewhere |
-//! | `subscriptions/listen` | cancel now: closing it is its end |
-//! | a request with `params.task` (2025-11-25) | runs on: only `tasks/cancel` may end it |
-//!
-//! The other graces replace the first six rows.
+//! What the user says of calls: how long one goes on without its client, and how long it may last.
 
 use std::time::Duration;
-
-use crate::call::{CallInfo, LISTEN};
 
 /// The least that [`Grace::Auto`] lets a session call wait for its client: 20 s.
 ///
 /// Both the TypeScript SDK and the Python SDK 1.x come back after the server's `retry` (3 s for rmcp) and
 /// try twice, and one attempt into a dead network takes up to 10 s.
 pub const MIN_GRACE: Duration = Duration::from_secs(20);
-
-/// The longest `retry` that counts for a grace: 10 min. A server may say anything.
-const MAX_RETRY: Duration = Duration::from_secs(600);
 
 /// How long a call goes on after its client went away.
 ///
@@ -90,37 +72,6 @@ pub(crate) struct Rules {
     pub(crate) is_exempt: bool,
 }
 
-/// What is known of a call's stream when it goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Going {
-    /// The stream had an event id, so its client can ask for the rest.
-    pub(crate) replayable: bool,
-    /// How long the server told its client to wait before it comes back.
-    pub(crate) retry: Option<Duration>,
-    /// The server ended it.
-    pub(crate) by_server: bool,
-    /// Its events are in a store that other servers may share.
-    pub(crate) stored: bool,
-}
-
-/// What to do with a call whose client has just gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    CancelNow,
-    CancelAfter(Duration),
-    RunOn,
-}
-
-// === impl Going ===
-
-impl Going {
-    /// Its client may come back to another server, and nobody here will know.
-    pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
-        let without_session = call.session().is_none() && !call.ends_with_its_stream();
-        self.replayable && (self.stored || without_session)
-    }
-}
-
 // === impl Policy ===
 
 impl Policy {
@@ -175,184 +126,5 @@ impl Rules {
             is_exempt: true,
             ..self
         }
-    }
-}
-
-// === impl Grace ===
-
-impl Grace {
-    pub(crate) fn verdict(self, call: &CallInfo, going: Going) -> Verdict {
-        if call.must_run_on() {
-            return Verdict::RunOn;
-        }
-        if call.method() == LISTEN {
-            return Verdict::CancelNow;
-        }
-        match self {
-            Self::Auto => auto(call, going),
-            Self::Immediate if going.by_server => auto(call, going),
-            Self::Immediate => Verdict::CancelNow,
-            Self::After(grace) => Verdict::CancelAfter(grace),
-            Self::Never => Verdict::RunOn,
-        }
-    }
-}
-
-fn auto(call: &CallInfo, going: Going) -> Verdict {
-    if call.ends_with_its_stream() || !going.replayable {
-        // That its stream ended on purpose is no hang-up.
-        return if going.by_server {
-            Verdict::RunOn
-        } else {
-            Verdict::CancelNow
-        };
-    }
-    if going.may_be_resumed_elsewhere(call) {
-        return Verdict::RunOn;
-    }
-    let retry = going.retry.unwrap_or_default().min(MAX_RETRY);
-    Verdict::CancelAfter(MIN_GRACE.max(5 * retry + Duration::from_secs(5)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::call::RequestId;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    const STREAMING: Going = Going {
-        replayable: true,
-        retry: Some(Duration::from_secs(3)),
-        by_server: false,
-        stored: false,
-    };
-
-    fn call(method: &str, session: bool) -> CallInfo {
-        let mut call = CallInfo::new(RequestId::Number(1), method);
-        call.set_session(session.then(|| "s".into()));
-        call
-    }
-
-    fn auto(going: Going) -> Verdict {
-        Grace::Auto.verdict(&call("tools/call", true), going)
-    }
-
-    #[test]
-    fn auto_waits_only_for_a_client_that_can_come_back() {
-        assert_eq!(auto(STREAMING), Verdict::CancelAfter(MIN_GRACE));
-        let silent = Going {
-            replayable: false,
-            ..STREAMING
-        };
-        assert_eq!(auto(silent), Verdict::CancelNow);
-        let stateless = call("tools/call", false);
-        assert_eq!(Grace::Auto.verdict(&stateless, silent), Verdict::CancelNow);
-    }
-
-    #[test]
-    fn auto_waits_for_nobody_from_2026_07_28_on() {
-        let mut call = call("tools/call", false);
-        call.set_ends_with_its_stream(true);
-        assert_eq!(Grace::Auto.verdict(&call, STREAMING), Verdict::CancelNow);
-        let ended = Going {
-            by_server: true,
-            ..STREAMING
-        };
-        assert_eq!(Grace::Auto.verdict(&call, ended), Verdict::RunOn);
-    }
-
-    #[test]
-    fn auto_gives_a_slow_client_five_times_its_retry() {
-        let retry = |seconds| Going {
-            retry: Some(seconds * SECOND),
-            ..STREAMING
-        };
-        assert_eq!(auto(retry(0)), Verdict::CancelAfter(MIN_GRACE));
-        assert_eq!(auto(retry(10)), Verdict::CancelAfter(55 * SECOND));
-        assert_eq!(auto(retry(u32::MAX)), Verdict::CancelAfter(3005 * SECOND));
-        assert_eq!(
-            auto(Going {
-                retry: None,
-                ..STREAMING
-            }),
-            Verdict::CancelAfter(MIN_GRACE)
-        );
-    }
-
-    #[test]
-    fn auto_reads_no_hang_up_into_a_stream_that_the_server_ended() {
-        let ended = Going {
-            by_server: true,
-            replayable: false,
-            ..STREAMING
-        };
-        assert_eq!(auto(ended), Verdict::RunOn);
-        let stateless = call("tools/call", false);
-        let ended = Going {
-            by_server: true,
-            ..STREAMING
-        };
-        assert_eq!(Grace::Auto.verdict(&stateless, ended), Verdict::RunOn);
-    }
-
-    #[test]
-    fn auto_lets_run_what_may_be_resumed_elsewhere() {
-        assert_eq!(
-            auto(Going {
-                stored: true,
-                ..STREAMING
-            }),
-            Verdict::RunOn
-        );
-        // Without a session only a store makes event ids.
-        let stateless = call("tools/call", false);
-        assert_eq!(Grace::Auto.verdict(&stateless, STREAMING), Verdict::RunOn);
-        assert_eq!(
-            Grace::Immediate.verdict(&stateless, STREAMING),
-            Verdict::CancelNow
-        );
-        let after = Grace::After(SECOND).verdict(&stateless, STREAMING);
-        assert_eq!(after, Verdict::CancelAfter(SECOND));
-    }
-
-    #[test]
-    fn a_listen_ends_with_its_stream_and_a_task_with_nothing() {
-        for grace in [
-            Grace::Auto,
-            Grace::Immediate,
-            Grace::After(SECOND),
-            Grace::Never,
-        ] {
-            let listen = call("subscriptions/listen", false);
-            assert_eq!(grace.verdict(&listen, STREAMING), Verdict::CancelNow);
-            let mut task = call("tools/call", true);
-            task.set_must_run_on(true);
-            assert_eq!(grace.verdict(&task, STREAMING), Verdict::RunOn);
-        }
-    }
-
-    #[test]
-    fn an_explicit_grace_replaces_the_table() {
-        let call = call("tools/call", false);
-        assert_eq!(
-            Grace::After(SECOND).verdict(&call, STREAMING),
-            Verdict::CancelAfter(SECOND)
-        );
-        assert_eq!(Grace::Never.verdict(&call, STREAMING), Verdict::RunOn);
-        assert_eq!(
-            Grace::Immediate.verdict(&call, STREAMING),
-            Verdict::CancelNow
-        );
-    }
-
-    #[test]
-    fn immediate_does_not_mean_a_client_that_was_told_to_come_back() {
-        let polling = Going {
-            by_server: true,
-            ..STREAMING
-        };
-        let verdict = Grace::Immediate.verdict(&call("tools/call", true), polling);
-        assert_eq!(verdict, Verdict::CancelAfter(MIN_GRACE));
     }
 }

@@ -12,13 +12,11 @@ use http_body::Body;
 use tower_service::Service;
 
 use crate::{
-    cancel::{Replay, Template},
-    envelope::{Capture, TeeBody},
-    exchange::{Exchange, Guard, Instance},
+    exchange::{Exchange, Guard, Instance, Registry},
     fields::Fields,
-    layer::Options,
     observe::Remark,
-    registry::Registry,
+    options::Options,
+    request::{Capture, Replay, TeeBody, Template},
     response::{ResponseBody, ResponseFuture, Terms},
     token::CallToken,
 };

@@ -1,34 +1,13 @@
-//! The request body as it passes: a tee that never delays, re-frames or alters it, and what it read.
-//!
-//! The tee keeps the frames, which are reference counted, until the body has ended, then hands them to the
-//! [`Exchange`], which reads them only if no session manager bound the call by then. Every doubt makes the
-//! body [`Unknown`].
+//! What a JSON-RPC body says, and no more than that is needed of it.
 
-use std::{
-    fmt, mem,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
-
-use bytes::{Buf, Bytes, BytesMut};
-use http::{Method, Request};
-use http_body::{Body, Frame, SizeHint};
-use pin_project_lite::pin_project;
-
-use crate::{
-    detach::DetachCause,
-    exchange::Exchange,
-    fields::{Field, Fields},
-    media_type,
-    source::Source,
-};
+use bytes::{Bytes, BytesMut};
 
 mod read;
 mod scan;
+mod unknown;
 
-pub use self::read::Unknown;
 pub(crate) use self::read::{Answers, Envelope, Message, answers, read};
+pub use self::unknown::Unknown;
 
 /// The largest body that is kept to be read: 4 MiB, which is also the most that rmcp accepts by default.
 const MAX_BODY: usize = 4 * 1024 * 1024;
@@ -36,33 +15,6 @@ const MAX_BODY: usize = 4 * 1024 * 1024;
 /// The most frames that are kept: 16,384, so that a body of 4 MiB may come in pieces of 256 bytes. A client
 /// that sends it byte by byte would have each byte cost a handle of 32.
 const MAX_FRAMES: usize = 16 * 1024;
-
-pin_project! {
-    /// The request body that the layer gives to the inner service.
-    ///
-    /// The client's body, frame by frame as it came; or, in a cancel that the layer replays, the
-    /// notification.
-    ///
-    /// It is a type of its own, so a service that takes one certain body type wants a map between:
-    ///
-    /// ```
-    /// use axum::{body::Body, middleware::from_fn, routing::post, Router};
-    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-    /// use tower::ServiceBuilder;
-    ///
-    /// let stack = ServiceBuilder::new()
-    ///     .layer(CancelOnDisconnectLayer::new())
-    ///     .map_request(|request: http::Request<_>| request.map(Body::new))
-    ///     .layer(from_fn(|request, next: axum::middleware::Next| next.run(request)));
-    /// let app: Router = Router::new().route("/mcp", post(async || "ok")).layer(stack);
-    /// # drop(app);
-    /// ```
-    pub struct TeeBody<B> {
-        #[pin]
-        source: Source<B>,
-        watch: Option<Watch>,
-    }
-}
 
 /// The frames of a whole body.
 #[derive(Debug, Default)]
@@ -79,166 +31,11 @@ struct Rest {
     length: usize,
 }
 
-/// Tells the exchange how the body ends.
-struct Watch {
-    exchange: Arc<Exchange>,
-    capture: Capture,
-}
-
-/// What is kept of a body.
-pub(crate) enum Capture {
-    /// Nothing is said about the body.
-    Off,
-    /// It may be a JSON-RPC message.
-    On(Frames),
-    /// It cannot be read.
-    Unknown(Unknown),
-}
-
-// === impl TeeBody ===
-
-impl<B> TeeBody<B> {
-    /// A body that is passed on unwatched.
-    pub(crate) fn unwatched(body: B) -> Self {
-        Self {
-            source: Source::body(body),
-            watch: None,
-        }
-    }
-
-    pub(crate) fn replay(content: Bytes) -> Self {
-        Self {
-            source: Source::bytes(content),
-            watch: None,
-        }
-    }
-
-    /// Watches a request body for `exchange`.
-    pub(crate) fn watching(
-        request: Request<B>,
-        exchange: Arc<Exchange>,
-        capture: Capture,
-    ) -> Request<Self> {
-        request.map(|body| Self {
-            source: Source::body(body),
-            watch: Some(Watch { exchange, capture }),
-        })
-    }
-}
-
-impl<B> Body for TeeBody<B>
-where
-    B: Body,
-    B::Data: From<Bytes>,
-{
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let mut this = self.project();
-        let polled = ready!(this.source.as_mut().poll_frame(cx));
-        let Some(watch) = this.watch else {
-            return Poll::Ready(polled);
-        };
-        Poll::Ready(match polled {
-            Some(Ok(frame)) => {
-                let frame = watch.pass(frame);
-                if this.source.is_end_stream() {
-                    watch.end();
-                }
-                Some(Ok(frame))
-            }
-            Some(Err(error)) => {
-                // hyper reports a client that left in the middle of its request only here.
-                watch.exchange.abandon(DetachCause::HungUp, None);
-                Some(Err(error))
-            }
-            None => {
-                watch.end();
-                None
-            }
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.source.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.source.size_hint()
-    }
-}
-
-impl<B> fmt::Debug for TeeBody<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TeeBody").finish_non_exhaustive()
-    }
-}
-
-// === impl Watch ===
-
-impl Watch {
-    /// Notes a frame. What goes on is the same bytes in the same frame.
-    fn pass<D: Buf + From<Bytes>>(&mut self, frame: Frame<D>) -> Frame<D> {
-        let Capture::On(frames) = &mut self.capture else {
-            return frame;
-        };
-        match frame.into_data() {
-            Ok(mut data) => {
-                let bytes = data.copy_to_bytes(data.remaining());
-                if !frames.push(bytes.clone()) {
-                    self.capture = Capture::Unknown(Unknown::TooLarge);
-                }
-                Frame::data(bytes.into())
-            }
-            Err(trailers) => trailers,
-        }
-    }
-
-    fn end(&mut self) {
-        match mem::replace(&mut self.capture, Capture::Off) {
-            Capture::Off => {}
-            Capture::On(frames) => self.exchange.body_ended(Ok(frames)),
-            Capture::Unknown(why) => self.exchange.body_ended(Err(why)),
-        }
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        if let Capture::On(_) = self.capture {
-            self.capture = Capture::Unknown(Unknown::NotRead);
-        }
-        self.end();
-    }
-}
-
-// === impl Capture ===
-
-impl Capture {
-    pub(crate) fn of(method: &Method, fields: &Fields<'_>) -> Self {
-        if method != Method::POST {
-            return Self::Off;
-        }
-        match fields.content_type {
-            Field::One(value) if media_type::names(value, "application/json") => {}
-            _ => return Self::Unknown(Unknown::ContentType),
-        }
-        match fields.content_encoding {
-            Field::Absent => Self::On(Frames::default()),
-            _ => Self::Unknown(Unknown::ContentEncoding),
-        }
-    }
-}
-
 // === impl Frames ===
 
 impl Frames {
     /// `false` if that is too much.
-    fn push(&mut self, bytes: Bytes) -> bool {
+    pub(crate) fn push(&mut self, bytes: Bytes) -> bool {
         if bytes.is_empty() {
             // Nothing to keep, and there may be any number of them.
             return true;

@@ -15,7 +15,7 @@
 
 use memchr::memchr_iter;
 
-use super::read::Unknown;
+use super::Unknown;
 
 /// Containers that may be open at once; `serde_json` refuses the 128th.
 const MAX_DEPTH: u32 = 127;

@@ -8,15 +8,15 @@ use std::{
 };
 
 use super::{
-    Exchange, Handover, InFlight, InPassing, Phase, Session, State,
-    end::Attachment,
-    request::{RequestBody, Settled},
+    identity::Session,
+    request_body::{RequestBody, Settled},
+    state::{Attachment, Exchange, Handover, InFlight, InPassing, Phase, State},
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason},
+    call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},
     cancel::Canceller,
-    detach::DetachCause,
-    registry::{FIRST, Key, Limit, SessionKey, in_time},
+    limits::Limit,
+    registry::{FIRST, in_time},
 };
 
 /// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
@@ -142,7 +142,7 @@ impl Exchange {
         if let Some((older, exchange)) = registry.find(key)
             && let Some(finished) = registry.finish(older, None)
         {
-            exchange.left(older, finished);
+            exchange.left_unseen(older, finished);
         }
         self.untracked(call, Limit::Calls);
     }

@@ -1,56 +1,29 @@
 //! How a call ends: answered, cancelled, or let go.
 
-use std::{
-    pin::pin,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
-use tracing::{Instrument as _, Span};
 
-use super::{Exchange, Handover};
+use super::state::{Attachment, Exchange, Handover, Registry};
 use crate::{
-    call::{CallId, CallInfo, CancelReason, Outcome},
-    cancel::{Announced, CancelError, Injection},
-    detach::{DetachCause, Detachment},
-    layer::Retain,
+    call::{CallId, CallInfo, CancelReason, DetachCause, Detachment, Outcome},
+    cancel::{Announced, Injection},
+    limits::Limit,
     observe::{Event, Remark, log_dropped, log_limit},
-    policy::Verdict,
-    registry::{
-        Answer, Detached, End, Ended, Finished, Generation, Key, Limit, Moves, Registry,
-        SessionKey, UNSEEN_FOR, Wait, in_time,
-    },
+    options::Retain,
+    registry::{Answer, Detached, End, Ended, Finished, Generation, Tracked, UNSEEN_FOR, Wait},
+    verdict::Verdict,
 };
-
-/// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
-/// hold it back, and it must not be held for ever.
-const INJECTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// The least that an ended call is remembered for its client: 60 s, which is also how long rmcp means to keep
 /// the events of a completed stream.
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
-
-/// One generation of a call: whoever has it tells when that stream has gone.
-#[derive(Debug, Clone)]
-pub(crate) struct Attachment {
-    pub(crate) exchange: Arc<Exchange>,
-    pub(crate) id: CallId,
-    pub(crate) generation: Generation,
-}
 
 /// A call that was cancelled here just now, and of which its server is to be told.
 pub(super) struct Cancelled {
     finished: Finished,
     /// From before the call had ended: who finds that it has, and closes its session, waits for the injection.
     announced: Option<Announced>,
-}
-
-/// A cancel on its way to the server. Reports when it is dropped, whatever became of it.
-struct Delivery {
-    exchange: Arc<Exchange>,
-    id: CallId,
-    result: Result<(), CancelError>,
 }
 
 // === impl Attachment ===
@@ -107,7 +80,7 @@ impl Exchange {
             Detached::Due => self.cancel_after(Some(&event), call.id(), cause.reason()),
             Detached::Beyond(limit, finished) => {
                 self.untracked(call, limit);
-                self.left(call.id(), finished);
+                self.left_unseen(call.id(), finished);
             }
         }
     }
@@ -262,16 +235,14 @@ impl Exchange {
         let Some(call) = self.call(id) else {
             return false;
         };
-        if call.ends_with_its_stream() || self.heard.load(Ordering::Relaxed) {
+        if call.ends_with_its_stream() || self.signal.is_heard() {
             return true;
         }
-        let state = self.state();
-        let is_injected = match state.canceller {
+        match self.state().canceller {
             Some(_) => finished.injectable,
             // A session manager has not got it yet. If it still comes there, so does the cancel.
             None => call.session().is_some(),
-        };
-        is_injected || state.token.is_some() || !state.hooks.are_none()
+        }
     }
 
     /// What the server is to be told of a cancelled call now.
@@ -297,60 +268,6 @@ impl Exchange {
         };
         let canceller = canceller.filter(|_| cancelled.finished.injectable)?;
         Some(canceller.cancel(self.call(id)?, reason))
-    }
-
-    /// Has the injection run elsewhere, in a span, and reports if it fails. It is not repeated.
-    pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
-        let delivery = Delivery {
-            exchange: self.clone(),
-            id,
-            result: Err(CancelError::undelivered()),
-        };
-        let delivered = async move {
-            let injected = async {
-                match delivery.exchange.is_reused(id).await {
-                    true => Err(CancelError::reused()),
-                    false => injection.await,
-                }
-            };
-            let result = in_time(INJECTION_LIMIT, injected).await;
-            delivery.end(result.unwrap_or(Err(CancelError::timed_out())));
-        };
-        let registry = &self.instance.registry;
-        registry.spawn(Moves::Always, delivered.instrument(span));
-    }
-
-    /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled. One that
-    /// is not accepted yet is waited for. It may be refused, and then the cancel must not be lost for it.
-    async fn is_reused(&self, id: CallId) -> bool {
-        let canceller = self.state().canceller.clone();
-        let Some((canceller, call)) = canceller.zip(self.call(id)) else {
-            return false;
-        };
-        let Some(session) = call.session_id() else {
-            return false;
-        };
-        let key = Key {
-            session: SessionKey {
-                scope: canceller.scope(),
-                id: session.clone(),
-            },
-            request: call.request_id().clone(),
-        };
-        let registry = &self.instance.registry;
-        while let Some((other, exchange)) = registry.find_any(&key).filter(|it| it.0 != id) {
-            exchange.until_decided(other).await;
-            if registry.is_in_flight(other) {
-                return true;
-            }
-        }
-        false
-    }
-
-    pub(super) fn cancel_failed(&self, id: CallId, error: &CancelError) {
-        if let Some(call) = self.call(id) {
-            self.report(&Event::CancelFailed { call, error });
-        }
     }
 
     /// The answer of a call was seen: what to keep of it, and how many bytes that is.
@@ -383,7 +300,7 @@ impl Exchange {
     }
 
     /// The registry let a call go whose end nobody will see.
-    pub(crate) fn left(&self, id: CallId, finished: Finished) {
+    pub(crate) fn left_unseen(&self, id: CallId, finished: Finished) {
         self.ended_as(id, Outcome::Unknown, finished);
         if self.are_calls_over() {
             self.hand_over();
@@ -405,7 +322,7 @@ impl Exchange {
             if self.note_calls_over() {
                 self.hand_over();
             }
-            self.forget_hooks();
+            self.signal.forget();
         }
         self.report_end(id, outcome, finished);
     }
@@ -417,7 +334,7 @@ impl Exchange {
     }
 
     /// Waits until a call is accepted, or not in flight any more.
-    async fn until_decided(&self, id: CallId) {
+    pub(super) async fn until_decided(&self, id: CallId) {
         self.until(|registry| !registry.is_undecided(id)).await;
     }
 
@@ -484,26 +401,17 @@ impl Exchange {
         now.checked_add(grace.max(REMEMBERED_FOR))
             .unwrap_or(now + REMEMBERED_FOR)
     }
-
-    pub(super) fn fire(&self, reason: CancelReason) {
-        if self.reason.set(reason).is_ok() {
-            self.fire_all(reason);
-        }
-    }
 }
 
-// === impl Delivery ===
-
-impl Delivery {
-    fn end(mut self, result: Result<(), CancelError>) {
-        self.result = result;
+impl Tracked for Exchange {
+    fn left(&self, id: CallId, finished: Finished) {
+        self.left_unseen(id, finished);
     }
-}
 
-impl Drop for Delivery {
-    fn drop(&mut self) {
-        if let Err(error) = &self.result {
-            self.exchange.cancel_failed(self.id, error);
+    fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
+        match reason {
+            CancelReason::TimedOut => drop(self.end_here(id, reason)),
+            _ => self.cancel(id, reason),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{Exchange, Tap};
-use crate::detach::DetachCause;
+use super::{state::Exchange, tap::Tap};
+use crate::call::DetachCause;
 
 /// Tells the exchange that it was abandoned, unless it is over before the guard drops.
 ///

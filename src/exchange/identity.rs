@@ -3,8 +3,8 @@
 use http::HeaderValue;
 
 use crate::{
+    call::{Scope, SessionKey},
     fields::Field,
-    registry::{Scope, SessionKey},
 };
 
 /// The first revision without sessions: closing the response stream is the cancellation.

@@ -5,46 +5,20 @@
 //! a client that does not read holds nothing up.
 
 use std::{
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{Weak, atomic::Ordering},
     task::Waker,
     time::Duration,
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Exchange, InFlight, Kind};
+use super::state::{Exchange, InFlight, Kind};
 use crate::{
-    call::{CallId, CallInfo, CancelReason, RequestId},
-    registry::{Ticket, Watched},
+    call::{CallId, CallInfo, CancelReason},
+    jsonrpc,
+    registry::{Outlet, Ticket, Watched},
 };
-
-/// A response body that can be told something.
-pub(crate) trait Outlet: Send + Sync {
-    /// Sends a JSON-RPC message as soon as it can be put in.
-    fn tell(&self, message: Bytes);
-
-    /// Lets go of the inner body, and ends after what was told.
-    fn close(&self);
-}
-
-/// What was said, and to whom.
-#[derive(Default)]
-pub(super) struct LastWords {
-    /// Nearly always the only one. It needs no allocation.
-    newest: Option<Weak<dyn Outlet>>,
-    /// Of exchanges that were resumed, or whose calls were cancelled here.
-    more: Option<Box<More>>,
-}
-
-#[derive(Default)]
-struct More {
-    older: Vec<Weak<dyn Outlet>>,
-    messages: Vec<Bytes>,
-    /// No call is left.
-    closed: bool,
-}
 
 // === impl Exchange ===
 
@@ -80,8 +54,7 @@ impl Exchange {
     pub(super) fn note_calls_over(&self) -> bool {
         self.calls_over.store(true, Ordering::Release);
         let state = self.state();
-        let more = state.last_words.more.as_ref();
-        more.is_some_and(|more| more.older.iter().any(is_open))
+        state.last_words.has_older()
     }
 
     /// Has the registry keep its open streams as well: a drain would not find them by a call.
@@ -113,14 +86,11 @@ impl Exchange {
         let Some(call) = self.call(id) else {
             return;
         };
-        let message = error_message(call.request_id(), reason);
+        let message = jsonrpc::cancelled(call.request_id(), reason);
         let is_last = self.was_last(id);
         let outlets = {
-            let words = &mut self.state().last_words;
-            let more = words.more.get_or_insert_default();
-            more.messages.push(message.clone());
-            more.closed |= is_last;
-            words.outlets()
+            let mut state = self.state();
+            state.last_words.say(message.clone(), is_last)
         };
         for outlet in outlets {
             outlet.tell(message.clone());
@@ -182,60 +152,4 @@ impl Exchange {
         let at = Instant::now().checked_add(timeout)?;
         Some(self.instance.registry.watch(at, stream))
     }
-}
-
-// === impl LastWords ===
-
-impl LastWords {
-    /// Adds one. What it is to be told, if no call is left.
-    fn add(&mut self, outlet: Weak<dyn Outlet>) -> Option<(Vec<Bytes>, Arc<dyn Outlet>)> {
-        let former = self.newest.take().filter(is_open);
-        let more = match (&mut self.more, former) {
-            (None, None) => None,
-            (more, former) => {
-                let more = more.get_or_insert_default();
-                more.older.retain(is_open);
-                more.older.extend(former);
-                Some(more)
-            }
-        };
-        let said = more
-            .filter(|more| more.closed)
-            .map(|more| more.messages.clone());
-        let said = said.zip(outlet.upgrade());
-        self.newest = Some(outlet);
-        said
-    }
-
-    fn open(&self) -> Vec<Weak<dyn Outlet>> {
-        let older = self.more.iter().flat_map(|more| &more.older);
-        let outlets = older.chain(&self.newest);
-        outlets.filter(|outlet| is_open(outlet)).cloned().collect()
-    }
-
-    fn outlets(&self) -> Vec<Arc<dyn Outlet>> {
-        let older = self.more.iter().flat_map(|more| &more.older);
-        let outlets = older.chain(&self.newest);
-        outlets.filter_map(Weak::upgrade).collect()
-    }
-
-    fn messages(&self) -> Vec<Bytes> {
-        let messages = self.more.as_ref().map(|more| more.messages.clone());
-        messages.unwrap_or_default()
-    }
-}
-
-fn is_open(outlet: &Weak<dyn Outlet>) -> bool {
-    outlet.strong_count() > 0
-}
-
-/// The JSON-RPC error for a cancelled call.
-pub(super) fn error_message(request: &RequestId, reason: CancelReason) -> Bytes {
-    let (code, message) = reason.error();
-    let error = json!({
-        "jsonrpc": "2.0",
-        "id": Value::from(request),
-        "error": { "code": code, "message": message },
-    });
-    Bytes::from(error.to_string())
 }

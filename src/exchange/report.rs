@@ -6,7 +6,7 @@
 
 use tracing::{Span, level_filters::LevelFilter};
 
-use super::Exchange;
+use super::state::Exchange;
 use crate::{call::CallId, observe::Event};
 
 // === impl Exchange ===

@@ -12,14 +12,11 @@ use std::{
 
 use futures_util::{Stream, StreamExt, stream};
 use rmcp::{
-    model::{
-        CallToolResult, ContentBlock, ErrorCode, ErrorData, NumberOrString, ServerJsonRpcMessage,
-        ServerResult,
-    },
+    model::{CallToolResult, ContentBlock, NumberOrString, ServerJsonRpcMessage, ServerResult},
     transport::streamable_http_server::session::ServerSseMessage,
 };
 
-use super::shelf::Shelf;
+use super::{error_for, shelf::Shelf};
 use crate::{
     call::{CancelReason, RequestId},
     registry::{Answer, Content, End, in_time},
@@ -153,8 +150,7 @@ pub(super) fn answers(message: &ServerJsonRpcMessage) -> Option<&NumberOrString>
 }
 
 fn cancelled(request: &RequestId, reason: CancelReason) -> ServerSseMessage {
-    let (code, message) = reason.error();
-    let error = ErrorData::new(ErrorCode(code), message, None);
+    let error = error_for(reason);
     let id = NumberOrString::from(request);
     ServerSseMessage::from_message(ServerJsonRpcMessage::error(error, Some(id)))
 }

@@ -28,16 +28,16 @@ use futures_util::task::AtomicWaker;
 use rmcp::{
     RoleServer,
     model::{
-        ErrorCode, ErrorData, GetExtensions, JsonRpcMessage, JsonRpcRequest, ServerJsonRpcMessage,
-        ServerNotification, ServerRequest,
+        GetExtensions, JsonRpcMessage, JsonRpcRequest, ServerJsonRpcMessage, ServerNotification,
+        ServerRequest,
     },
     service::{OriginatingRequestId, RxJsonRpcMessage},
     transport::streamable_http_server::session::ServerSseMessage,
 };
 
-use super::{asked::Asked, kept};
+use super::{asked::Asked, error_for, kept};
 use crate::{
-    call::{CallId, CallInfo, REQUEST_CANCELLED, RequestId},
+    call::{CallId, CallInfo, CancelReason, RequestId},
     exchange::{Attachment, Exchange},
 };
 
@@ -188,7 +188,7 @@ impl Late {
             return None;
         }
         let id = self.change(|state| state.asked.next_vain())?;
-        let error = ErrorData::new(ErrorCode(REQUEST_CANCELLED), "call cancelled", None);
+        let error = error_for(CancelReason::Requested);
         Some(JsonRpcMessage::error(error, Some(id)))
     }
 

@@ -1,8 +1,14 @@
 //! rmcp: the session manager that binds calls, the handler that stops, and what a handler asks for.
 
-use rmcp::model::NumberOrString;
+use rmcp::{
+    ErrorData,
+    model::{ErrorCode, NumberOrString},
+};
 
-use crate::call::RequestId;
+use crate::{
+    call::{CancelReason, RequestId},
+    jsonrpc,
+};
 
 mod abort;
 mod asked;
@@ -20,6 +26,7 @@ mod shared;
 mod shelf;
 mod stream;
 mod transport;
+mod turns;
 
 pub use self::{
     abort::AbortOnCancel,
@@ -43,4 +50,10 @@ impl From<&RequestId> for NumberOrString {
             RequestId::String(string) => Self::String(string.clone()),
         }
     }
+}
+
+/// The error for a call that was cancelled.
+fn error_for(reason: CancelReason) -> ErrorData {
+    let (code, message) = jsonrpc::error_for(reason);
+    ErrorData::new(ErrorCode(code), message, None)
 }

@@ -1,33 +1,23 @@
 //! What a resume gets: the manager's stream, or what is known of the call without it.
-//!
-//! The manager is asked for the resumes of a call one at a time, in the order in which they came: rmcp gives the call's
-//! stream to whom it hears last, and ends the one before. Several that wait for room in the queue of a session may be
-//! heard in any order, and one of them may be in a task by then, its client gone.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::Stream;
 use rmcp::transport::streamable_http_server::{
     SessionManager,
     session::{ServerSseMessage, SessionId},
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     kept,
     session::InUse,
     shared::Shared,
     stream::{BoundCall, CallStream, read_on},
+    turns::Turn,
 };
 use crate::{
-    call::CallId,
     exchange::Attachment,
-    registry::{Answer, End, Moves, NOBODYS, Named, Registry, in_time},
+    registry::{Answer, End, Moves, NOBODYS, Named, in_time},
 };
 
 /// The stream of a resume. In a box: its type would name what it was asked with.
@@ -37,72 +27,8 @@ pub(super) type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + S
 /// it back.
 const UNREAD_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a resume waits for the one before it: 4 s. It holds its call's clock for 5 s past the deadline, and the manager
-/// is to be asked within that time, or the call would be cancelled although its client came back in time.
-const TURN_LIMIT: Duration = Duration::from_secs(4);
-
-/// The calls of which resumes are asked for, each with a single permit: a tokio semaphore is fair.
-#[derive(Default)]
-pub(super) struct Turns(Mutex<HashMap<CallId, Arc<Semaphore>>>);
-
-/// A resume that waits for its turn, or has it. The next one has its turn when this is dropped.
-pub(super) struct Turn {
-    turns: Arc<Turns>,
-    /// Which counts it among those that read the call: the manager may give it the stream of whoever does so now, and
-    /// somebody reads that in any case.
-    registry: Arc<Registry>,
-    call: CallId,
-    semaphore: Arc<Semaphore>,
-    /// `None` if the one before took too long.
-    permit: Option<OwnedSemaphorePermit>,
-}
-
 /// What the manager answered to a resume, whose turn it still is.
 pub(super) type Asked<E> = (Result<Resumed, E>, Option<Turn>);
-
-// === impl Turns ===
-
-impl Turns {
-    fn enter(self: &Arc<Self>, registry: Arc<Registry>, call: CallId) -> Turn {
-        registry.read_on(call);
-        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let semaphore = turns.entry(call);
-        let semaphore = semaphore.or_insert_with(|| Arc::new(Semaphore::new(1)));
-        Turn {
-            turns: self.clone(),
-            registry,
-            call,
-            semaphore: semaphore.clone(),
-            permit: None,
-        }
-    }
-}
-
-// === impl Turn ===
-
-impl Turn {
-    /// Waits for those that came before, but not for long.
-    async fn come(mut self) -> Self {
-        let permit = in_time(TURN_LIMIT, self.semaphore.clone().acquire_owned()).await;
-        self.permit = permit.and_then(Result::ok);
-        self
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.permit = None;
-        let mut turns = self.turns.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(turn) = turns.entry(self.call)
-            // The map's, and this one's.
-            && Arc::strong_count(turn.get()) == 2
-        {
-            turn.remove();
-        }
-        drop(turns);
-        self.registry.lose_sight(self.call);
-    }
-}
 
 // === impl Shared ===
 

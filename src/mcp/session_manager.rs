@@ -30,10 +30,10 @@ use super::{
     transport::CancellableTransport,
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason},
+    call::{CallId, CallInfo, CancelReason, Key},
     exchange::Attachment,
     observe::Remark,
-    registry::{End, FIRST, Key},
+    registry::{End, FIRST},
     token::CallToken,
 };
 

@@ -29,15 +29,15 @@ use super::{
     going_on::GoingOn,
     owned::Owned,
     passing::EarlyEnds,
-    resuming::Turns,
     session::{Owner, Serving, Session, Sessions},
+    turns::Turns,
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, RequestId},
+    call::{CallId, CallInfo, CancelReason, Key, RequestId, Scope, SessionKey},
     cancel::{Announced, CancelError, Canceller, Injection},
-    exchange::Exchange,
+    exchange::{Exchange, Registry},
     observe::Remarks,
-    registry::{Form, Key, Manager, Moves, Named, Registry, Scope, SessionKey},
+    registry::{Form, Manager, Moves, Named},
 };
 
 /// What the calls need to be cancelled. They outlive requests, so they share it.

@@ -14,8 +14,7 @@ use rmcp::{model::JsonRpcMessage, transport::streamable_http_server::session::Se
 
 use super::{kept, session::InUse};
 use crate::{
-    call::{CallInfo, Outcome},
-    detach::DetachCause,
+    call::{CallInfo, DetachCause, Outcome},
     exchange::Attachment,
     registry::{FIRST, Form, Moves, numbers},
 };

@@ -7,8 +7,7 @@ use metrics::{
 
 use super::{Event, Observer};
 use crate::{
-    call::{CallInfo, CancelReason, Outcome},
-    detach::{DetachCause, Detachment},
+    call::{CallInfo, CancelReason, DetachCause, Detachment, Outcome},
     envelope::Unknown,
 };
 

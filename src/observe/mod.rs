@@ -8,11 +8,10 @@ use std::{
 };
 
 use crate::{
-    call::{CallId, CallInfo, Outcome},
+    call::{CallId, CallInfo, DetachCause, Detachment, Outcome},
     cancel::CancelError,
-    detach::{DetachCause, Detachment},
     envelope::Unknown,
-    registry::Limit,
+    limits::Limit,
 };
 
 #[cfg(feature = "metrics")]

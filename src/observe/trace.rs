@@ -18,9 +18,8 @@ use super::Event;
 #[cfg(feature = "rmcp")]
 use crate::call::{CallId, RequestId};
 use crate::{
-    call::{CallInfo, CancelReason, Outcome},
-    detach::{DetachCause, Detachment},
-    registry::Limit,
+    call::{CallInfo, CancelReason, DetachCause, Detachment, Outcome},
+    limits::Limit,
 };
 
 /// How many characters of a text from a client are logged: 128. No sane id or tool name is longer, and a method

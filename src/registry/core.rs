@@ -17,7 +17,7 @@
 //!    [`entry::MAX_HOLD`] past the deadline. One that is refused or dropped takes its own hold away and no other's.
 //! 6. **Detach.** A grace starts in full with every detach. A cancel goes through only while the very clock that ran
 //!    out still stands so ([`Core::finish_due`]). Only resumes that brought no event
-//!    (a server that the layer alone watches) renew it no more than [`MAX_BARREN`] times in a row.
+//!    (a server that the layer alone watches) renew it no more than [`entry::MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the
 //!    resumes wait in the accept queue. More than [`entry::LATE`] late, or noticed by another runtime because its own
 //!    stands still, it is put off for long, once. Else more than [`entry::JITTER`] late, it is looked at again
@@ -37,51 +37,47 @@
 //!     at once, likewise.
 //! 14. **In doubt, nothing is cancelled.**
 
-use std::{
-    collections::{BTreeSet, hash_map},
-    mem,
-    time::Duration,
-};
+use std::{collections::BTreeSet, mem, time::Duration};
 
 use tokio::time::Instant;
 
 use self::{
     entry::{Look, Place, Times},
-    index::{ById, Names, Slot, Slots},
-    memory::Leaving,
+    index::{ById, Names, Slots},
+    remembered::Leaving,
     room::GiveBack,
     scopes::Scopes,
     sessions::Sessions,
-    streams::Streams,
 };
-use super::limits::{Limit, Limits};
-use crate::{call::CallId, detach::Detachment};
+use crate::{
+    call::{CallId, Detachment, Key},
+    limits::{Limit, Limits},
+};
 
+mod book;
 mod detached;
+mod end;
 mod entry;
-mod find;
 mod index;
 mod memory;
+mod remembered;
 mod room;
 mod scopes;
+mod session;
 mod sessions;
 mod streams;
 
 #[cfg(fuzzing)]
 pub(crate) use self::model::as_the_model_says_of;
-#[cfg(feature = "rmcp")]
-pub(crate) use self::{entry::NOBODYS, index::numbers};
 pub(crate) use self::{
-    entry::{Entry, Expired, FIRST, GLANCE, Generation, LATE, ON_TIME, Wait},
-    find::Named,
-    index::{Key, Scope, SessionKey, StreamId},
-    memory::{Dropped, End, Ended, Limits as MemoryLimits},
+    book::Named,
+    entry::{Entry, Expired, FIRST, Finished, GLANCE, Generation, LATE, ON_TIME, Wait},
+    memory::{Dropped, Limits as MemoryLimits},
+    remembered::{End, Ended},
     streams::Form,
 };
-
-/// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
-/// a client that polls every 3 s.
-pub(crate) const MAX_BARREN: u32 = 20;
+#[cfg(feature = "rmcp")]
+pub(crate) use self::{entry::NOBODYS, index::numbers};
 
 /// How long a detached call is kept that has no deadline and whose end nobody watches: 1 h, longer than
 /// any proxy keeps a silent stream open.
@@ -97,17 +93,6 @@ pub(crate) enum Detached {
     Waiting,
     /// It has left: there are too many already.
     Beyond(Limit, Finished),
-}
-
-/// A call that has just ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Finished {
-    /// Whether a cancel may be sent to the server under its JSON-RPC id (invariant 2).
-    pub(crate) injectable: bool,
-    /// Its time without a client, if it had none.
-    pub(crate) detachment: Option<Detachment>,
-    /// Whether something was [dropped](Core::take_dropped) from the memory.
-    pub(crate) dropped: bool,
 }
 
 /// A call that is gone without having been finished.
@@ -195,88 +180,13 @@ impl<T: Clone, A: Clone> Core<T, A> {
         self.free_key(id, &entry);
         self.leave_session(entry.place.take(), None);
         entry.place = self.enter(id, key);
-        entry.streams = Streams::default();
+        entry.streams = Default::default();
         if entry.clock().is_some() {
             self.detached.enter(entry.session());
         }
         self.calls.insert(id, entry);
         self.schedule(id);
         self.claim(id)
-    }
-
-    /// Notes an event id of a call's stream.
-    pub(crate) fn name(&mut self, id: CallId, event_id: &[u8], form: Form) {
-        let session = self.calls.get(&id).and_then(Entry::session);
-        let Some(session) = session else {
-            return;
-        };
-        let stream = match (form, index::numbers(event_id)) {
-            #[cfg(any(feature = "rmcp", test, fuzzing))]
-            (Form::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
-            (Form::Any, Some(numbers)) if self.name_in_run(id, session, numbers) => return,
-            _ => StreamId::Opaque(self.names.event(event_id)),
-        };
-        let entry = self.calls.get_mut(&id);
-        let Some(forgotten) = entry.and_then(|entry| entry.streams.add(stream)) else {
-            return;
-        };
-        let former = self.index.insert(self.names.stream(session, stream), id);
-        if let Some(former) = former {
-            self.share(former, id, stream);
-        }
-        if let Some(forgotten) = forgotten {
-            self.unname(session, forgotten, id);
-        }
-    }
-
-    /// Notes an event that counts up from the last, or from nothing. `false` if it does not, or if another call of the
-    /// session counts so.
-    fn name_in_run(&mut self, id: CallId, session: Slot, (index, stream): (u64, u64)) -> bool {
-        let Some(entry) = self.calls.get_mut(&id) else {
-            return true;
-        };
-        if !entry.streams.is_empty() {
-            return entry.streams.continue_run(index, stream);
-        }
-        let name = StreamId::Numbered(stream);
-        let event = index::EventId {
-            numbers: Some((index, stream)),
-            hash: 0,
-        };
-        let other = self.owner(session, name);
-        let other = other.map(|(other, entry)| (other, entry.streams.have(event)));
-        if other.is_some_and(|(_, has_it)| !has_it) {
-            return false;
-        }
-        let entry = self.calls.get_mut(&id);
-        if !entry.is_some_and(|entry| entry.streams.start_run(index, stream)) {
-            return false;
-        }
-        self.index.insert(self.names.stream(session, name), id);
-        if let Some((other, _)) = other {
-            self.share(other, id, name);
-        }
-        true
-    }
-
-    /// Notes that two calls have a stream, if the former still has it.
-    fn share(&mut self, former: CallId, id: CallId, stream: StreamId) {
-        if former != id
-            && let Some(other) = self.calls.get_mut(&former)
-            && other.streams.iter().any(|its| its == stream)
-        {
-            other.streams.share();
-            if let Some(entry) = self.calls.get_mut(&id) {
-                entry.streams.share();
-            }
-        }
-    }
-
-    /// Notes that a call's event ids are not all known, because its stream cannot be read.
-    pub(crate) fn blur(&mut self, id: CallId) {
-        if let Some(entry) = self.calls.get_mut(&id) {
-            entry.streams.blur();
-        }
     }
 
     // --- Its client goes and comes ---
@@ -374,71 +284,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    // --- A call ends ---
-
-    /// Ends a call. `None` if it has ended before, or left (invariants 2 and 9). What `remember` says stays
-    /// known under its streams.
-    pub(crate) fn finish(&mut self, id: CallId, remember: Option<Ended<A>>) -> Option<Finished> {
-        let entry = self.take(id)?;
-        self.finished = self.finished.wrapping_add(1);
-        let injectable = self.free_key(id, &entry);
-        let detachment = entry.detachment();
-        self.forget_streams(id, &entry);
-        let remember = remember.filter(|_| !entry.streams.is_empty());
-        let remember = remember.map(|ended| Leaving {
-            call: id,
-            streams: entry.streams,
-            had_client: detachment.is_none(),
-            ended,
-        });
-        self.leave_session(entry.place, remember);
-        Some(Finished {
-            injectable,
-            detachment,
-            dropped: self.sessions.memory.has_dropped(),
-        })
-    }
-
-    /// What was dropped from the memory because there was no room, though its client may come for it. Each is told once.
-    pub(crate) fn take_dropped(&mut self) -> Vec<Dropped> {
-        self.sessions.memory.take_dropped()
-    }
-
-    /// Ends a call whose time without a client is over, as [`finish`](Self::finish) does: unless its client has come
-    /// back, or is about to. Between the look at a clock and the cancel the lock is free (invariant 6).
-    pub(crate) fn finish_due(&mut self, id: CallId, ended: Ended<A>) -> Option<Finished> {
-        let is_due = self.calls.get(&id)?.clock()?.given_out;
-        is_due.then(|| self.finish(id, Some(ended)))?
-    }
-
-    /// Ends a call that has no client, and none that is coming back.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
-    pub(crate) fn finish_detached(&mut self, id: CallId, ended: Ended<A>) -> Option<Finished> {
-        let times = self.times_of(id)?;
-        let is_alone = times.clock.is_some() && !times.is_held();
-        is_alone.then(|| self.finish(id, Some(ended)))?
-    }
-
-    /// The calls in flight of a session that is ending. What is remembered of it goes, and so do their
-    /// streams: should the session start anew, it counts them anew.
-    pub(crate) fn take_session(&mut self, session: &SessionKey) -> Vec<(CallId, T)> {
-        let Some((slot, found)) = self.session(session) else {
-            return Vec::new();
-        };
-        let calls = self.calls_of(found);
-        let owners = calls.filter(|(_, entry)| entry.place.as_ref().is_some_and(|it| it.owns_key));
-        let owners = owners.map(|(id, entry)| (id, entry.call.clone()));
-        let owners: Vec<(CallId, T)> = owners.collect();
-        self.sessions.forget_all_of(slot);
-        for (id, _) in &owners {
-            let entry = self.calls.get_mut(id);
-            let streams = entry.map(|entry| mem::take(&mut entry.streams));
-            for stream in streams.iter().flat_map(Streams::iter) {
-                self.unname(slot, stream, *id);
-            }
-        }
-        owners
-    }
+    // --- Times pass ---
 
     /// The calls whose time is over by `now`. They stay until they are finished, but for those that are
     /// forgotten.
@@ -554,32 +400,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
         {
             its.seat = place.seat;
         }
-    }
-
-    fn forget_streams(&mut self, id: CallId, entry: &Entry<T>) {
-        if let Some(session) = entry.session() {
-            for stream in entry.streams.iter() {
-                self.unname(session, stream, id);
-            }
-        }
-    }
-
-    fn unname(&mut self, session: Slot, stream: StreamId, id: CallId) {
-        let slot = self.names.stream(session, stream);
-        self.free(slot, id);
-    }
-
-    /// Frees a name if it is a call's own, and says whether it was. `None` if it is nobody's.
-    fn free(&mut self, slot: Slot, id: CallId) -> Option<bool> {
-        let hash_map::Entry::Occupied(owner) = self.index.entry(slot) else {
-            return None;
-        };
-        let is_owner = *owner.get() == id;
-        if is_owner {
-            owner.remove();
-            self.index.give_back();
-        }
-        Some(is_owner)
     }
 
     /// Enters a call's next look into `due`, or takes it out.

@@ -14,31 +14,28 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
+    sync::{Arc, Weak},
 };
 
 use futures_util::future::select;
 use tokio::{
     runtime::{Handle, Id},
-    sync::Notify,
     time::{Instant, Sleep, sleep_until},
 };
 
 use self::{
-    errand::{Errand, Errands, Runner},
-    roll::Roll,
+    errand::Errand,
+    runner::Runner,
+    shared::{SLACK, Shared},
 };
 
 mod errand;
 mod in_time;
 mod roll;
+mod runner;
+mod shared;
 
 pub(crate) use self::{errand::Moves, in_time::in_time};
-
-/// How long a runtime is left to do what is its own to do: 100 ms. A thread that polls its tasks as it should comes
-/// to each of them sooner.
-const SLACK: Duration = Duration::from_millis(100);
 
 /// What the driver wakes for deadlines. Any number of timers may ask at the same time.
 pub(super) trait Expire: Send + Sync + 'static {
@@ -64,29 +61,6 @@ pub(super) struct Driver {
     shared: Arc<Shared>,
 }
 
-/// What the driver and its tasks share.
-struct Shared {
-    roll: Roll,
-    wake: Notify,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    /// The runtimes that have a timer.
-    timers: Vec<Member>,
-    /// The one whose timer looks on time.
-    first: Option<Id>,
-    errands: Errands,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Member {
-    runtime: Id,
-    /// Not if it was built without `enable_time`.
-    can_sleep: bool,
-}
-
 /// The timer of one runtime. Dropped, also with its runtime, it is none of the timers any more.
 struct Timer {
     shared: Arc<Shared>,
@@ -106,11 +80,7 @@ enum Look {
 impl Driver {
     pub(super) fn new() -> Self {
         Self {
-            shared: Arc::new(Shared {
-                roll: Roll::new(),
-                wake: Notify::new(),
-                state: Mutex::default(),
-            }),
+            shared: Arc::new(Shared::new()),
         }
     }
 
@@ -165,59 +135,6 @@ impl Drop for Driver {
     /// The timers hold no strong reference to their target; they must wake once more to see that it is gone.
     fn drop(&mut self) {
         self.shared.wake.notify_waiters();
-    }
-}
-
-// === impl Shared ===
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-// === impl State ===
-
-impl State {
-    /// Says whether the runtime was not known.
-    fn enter(&mut self, runtime: Id) -> bool {
-        if self.timers.iter().any(|member| member.runtime == runtime) {
-            return false;
-        }
-        self.timers.push(Member {
-            runtime,
-            can_sleep: true,
-        });
-        true
-    }
-
-    fn leave(&mut self, runtime: Id) {
-        self.timers.retain(|member| member.runtime != runtime);
-        self.first.take_if(|first| *first == runtime);
-    }
-
-    /// Makes the timer of this runtime the first, if it is one that can be.
-    fn prefer(&mut self, runtime: Id) {
-        let mut timers = self.timers.iter();
-        if timers.any(|member| member.runtime == runtime && member.can_sleep) {
-            self.first = Some(runtime);
-        }
-    }
-
-    /// Says whether the timer of this runtime is the first, which it becomes if none is.
-    fn is_first(&mut self, runtime: Id) -> bool {
-        if self.first.is_none() {
-            self.prefer(runtime);
-        }
-        self.first == Some(runtime)
-    }
-
-    fn cannot_sleep(&mut self, runtime: Id) {
-        let mut timers = self.timers.iter_mut();
-        if let Some(member) = timers.find(|member| member.runtime == runtime) {
-            member.can_sleep = false;
-        }
-        self.first.take_if(|first| *first == runtime);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::{PoisonError, RwLock, Weak};
 
-use super::Scope;
+use crate::call::Scope;
 
 /// A session manager, as far as it knows which sessions are its own.
 pub(crate) trait Manager: Send + Sync {

@@ -5,7 +5,6 @@
 
 use std::{
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -15,26 +14,21 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 
 use self::{
-    core::{Core, Expired},
-    driver::Driver,
-    limits::Room,
-    managers::Managers,
-    streams::Streams,
-    watch::{Due, WatchId, Watches},
+    core::Core, driver::Driver, managers::Managers, room::Room, streams::Streams, watch::Watches,
 };
 use crate::{
-    call::{CallId, CancelReason},
-    detach::Detachment,
-    exchange::{Exchange, Outlet},
+    call::{CallId, CancelReason, Detachment, Key, Scope, SessionKey},
+    limits::{Limit, Limits},
     observe::{Remark, Remarks},
 };
 
 mod answer;
-mod calls;
 mod core;
+mod drain;
 mod driver;
-mod limits;
+mod expire;
 mod managers;
+mod room;
 mod streams;
 mod watch;
 
@@ -43,10 +37,11 @@ pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
     answer::Answer,
     core::{
-        Detached, Dropped, End, Ended, FIRST, Finished, Form, GLANCE, Generation, Key, LATE,
-        MemoryLimits, ON_TIME, Scope, SessionKey, UNSEEN_FOR, Wait,
+        Detached, Dropped, End, Ended, Entry, FIRST, Finished, Form, GLANCE, Generation, LATE,
+        MemoryLimits, ON_TIME, UNSEEN_FOR, Wait,
     },
     driver::{Moves, Noticed, in_time},
+    streams::Outlet,
     watch::{Ticket, Watched},
 };
 #[cfg(feature = "rmcp")]
@@ -55,26 +50,31 @@ pub(crate) use self::{
     core::{NOBODYS, numbers},
     managers::Manager,
 };
-pub use self::{
-    calls::{CallSnapshot, CallState, Calls, DrainReport},
-    limits::{Limit, Limits},
-};
 
 pub(crate) type Named = core::Named<Answer>;
 
-type Call = (CallId, Arc<Exchange>);
+type Call<T> = (CallId, Arc<T>);
 
-type Left = core::Left<Arc<Exchange>>;
+type Left<T> = core::Left<Arc<T>>;
 
-pub(crate) struct Registry {
-    state: Mutex<State>,
+/// What is registered for a call, and hears when its time is over. Called with no lock held.
+pub(crate) trait Tracked: Send + Sync + 'static {
+    /// Nobody will see the end of the call: it left.
+    fn left(&self, id: CallId, finished: Finished);
+
+    /// Its time is over.
+    fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason);
+}
+
+pub(crate) struct Registry<T> {
+    state: Mutex<State<T>>,
     driver: Driver,
     /// Notified when calls have ended while somebody drains.
-    ended: Notify,
+    pub(crate) ended: Notify,
     /// Whether the stage is the last.
     closed: AtomicBool,
     /// How many calls were cancelled by drains.
-    drained: AtomicUsize,
+    pub(crate) drained: AtomicUsize,
     room: Room,
     managers: Managers,
     remarks: Remarks,
@@ -82,7 +82,7 @@ pub(crate) struct Registry {
 
 /// How near the end of the server is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+pub(crate) enum Stage {
     Open,
     /// Somebody waits for calls to end.
     Draining,
@@ -98,19 +98,19 @@ pub(crate) enum Started {
     TooLate,
 }
 
-struct State {
-    core: Core<Arc<Exchange>, Answer>,
+pub(crate) struct State<T> {
+    pub(crate) core: Core<Arc<T>, Answer>,
     watches: Watches,
     /// The streams that no call keeps.
     streams: Streams,
-    stage: Stage,
+    pub(crate) stage: Stage,
     /// When the driver looks next, if it does.
     awake_at: Option<Instant>,
 }
 
 // === impl Registry ===
 
-impl Registry {
+impl<T: Tracked> Registry<T> {
     pub(crate) fn new() -> Self {
         Self {
             state: Mutex::new(State {
@@ -155,7 +155,7 @@ impl Registry {
         &self,
         id: CallId,
         key: Option<Key>,
-        call: Arc<Exchange>,
+        call: Arc<T>,
         deadline: Option<Instant>,
     ) -> Started {
         self.with_state(|state| {
@@ -185,7 +185,7 @@ impl Registry {
         &self,
         id: CallId,
         key: Key,
-        call: Arc<Exchange>,
+        call: Arc<T>,
         deadline: Option<Instant>,
     ) -> Started {
         let (left, started) = self.with_state(|state| {
@@ -230,10 +230,7 @@ impl Registry {
     }
 
     /// Also tells since when it had no client.
-    pub(crate) fn attach(
-        &self,
-        id: CallId,
-    ) -> Option<(Arc<Exchange>, Generation, Option<Detachment>)> {
+    pub(crate) fn attach(&self, id: CallId) -> Option<(Arc<T>, Generation, Option<Detachment>)> {
         self.with(|core| {
             let detachment = core.detachment(id);
             let generation = core.attach(id)?;
@@ -286,12 +283,12 @@ impl Registry {
         self.with(|core| core.finish_detached(id, ended))
     }
 
-    pub(crate) fn find(&self, key: &Key) -> Option<Call> {
+    pub(crate) fn find(&self, key: &Key) -> Option<Call<T>> {
         self.with(|core| core.find(key))
     }
 
     /// The same, also if its request is not accepted yet.
-    pub(crate) fn find_any(&self, key: &Key) -> Option<Call> {
+    pub(crate) fn find_any(&self, key: &Key) -> Option<Call<T>> {
         self.with(|core| core.find_any(key))
     }
 
@@ -300,12 +297,12 @@ impl Registry {
         self.with(|core| core.is_undecided(id))
     }
 
-    pub(crate) fn take_session(&self, session: &SessionKey) -> Vec<Call> {
+    pub(crate) fn take_session(&self, session: &SessionKey) -> Vec<Call<T>> {
         self.with(|core| core.take_session(session))
     }
 
     #[cfg(feature = "rmcp")]
-    pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call> {
+    pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call<T>> {
         self.with(|core| core.detached_in(session))
     }
 
@@ -313,7 +310,7 @@ impl Registry {
         self.with(|core| core.is_detached(id))
     }
 
-    pub(crate) fn call(&self, id: CallId) -> Option<Arc<Exchange>> {
+    pub(crate) fn call(&self, id: CallId) -> Option<Arc<T>> {
         self.with(|core| core.call(id).cloned())
     }
 
@@ -373,16 +370,12 @@ impl Registry {
         Ticket::new(self.clone(), id)
     }
 
-    fn unwatch(&self, id: WatchId) {
-        let _gone = self.with_state(|state| state.watches.remove(id));
-    }
-
-    fn with<R>(&self, operation: impl FnOnce(&mut Core<Arc<Exchange>, Answer>) -> R) -> R {
+    fn with<R>(&self, operation: impl FnOnce(&mut Core<Arc<T>, Answer>) -> R) -> R {
         self.with_state(|state| operation(&mut state.core))
     }
 
     /// Runs one operation, and wakes the driver if it brought an earlier deadline.
-    fn with_state<R>(&self, operation: impl FnOnce(&mut State) -> R) -> R {
+    fn with_state<R>(&self, operation: impl FnOnce(&mut State<T>) -> R) -> R {
         let mut state = self.state();
         let before = state.core.len();
         let result = operation(&mut state);
@@ -403,18 +396,18 @@ impl Registry {
     }
 
     /// Notes how many calls there are. Says whether somebody who drains is to hear of it.
-    fn note_calls(&self, state: &State, before: usize) -> bool {
+    fn note_calls(&self, state: &State<T>, before: usize) -> bool {
         let after = state.core.len();
         self.room.note(after);
         state.stage != Stage::Open && after < before
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl<T: Tracked> State<T> {
     fn started(&self) -> Started {
         match self.stage {
             Stage::Open | Stage::Draining => Started::InTime,
@@ -429,65 +422,14 @@ impl State {
 }
 
 /// Has a call say that it is gone, if one is. No lock is held.
-fn report(left: Option<Left>) {
+fn report<T: Tracked>(left: Option<Left<T>>) {
     if let Some((id, exchange, finished)) = left {
         exchange.left(id, finished);
     }
 }
 
-impl fmt::Debug for Registry {
+impl<T> fmt::Debug for Registry<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Registry").finish_non_exhaustive()
     }
-}
-
-impl driver::Expire for Registry {
-    fn due(&self) -> Option<Instant> {
-        self.state().awake_at
-    }
-
-    fn expire(self: Arc<Self>, now: Instant, noticed: Noticed) -> Option<Instant> {
-        let (expired, due, ended) = {
-            let mut state = self.state();
-            let before = state.core.len();
-            let expired = state.core.expire_when(now, noticed == Noticed::Late);
-            let ended = self.note_calls(&state, before);
-            (expired, state.watches.take_due(now), ended)
-        };
-        if ended {
-            self.ended.notify_waiters();
-        }
-        for (id, exchange, expired) in expired {
-            // What is let go of is the user's. A destructor that panics harms no other call.
-            quietly(|| match expired {
-                Expired::Grace => exchange.cancel(id, CancelReason::Orphaned),
-                Expired::Deadline => {
-                    // It may have ended meanwhile.
-                    let _ended = exchange.end_here(id, CancelReason::TimedOut);
-                }
-                Expired::Unseen(finished) => exchange.left(id, finished),
-            });
-        }
-        let look = |due: Due| quietly(|| due.look(now, noticed)).flatten();
-        let again: Vec<_> = due.into_iter().filter_map(look).collect();
-        let (next, is_news) = {
-            let mut state = self.state();
-            for again in again {
-                state.watches.again(again);
-            }
-            let next = state.next_deadline();
-            // Another timer may have looked meanwhile, and sleep past what was taken out here.
-            let is_news = next.is_some_and(|next| state.awake_at.is_none_or(|at| next < at));
-            state.awake_at = next;
-            (next, is_news)
-        };
-        if is_news {
-            self.driver.wake();
-        }
-        next
-    }
-}
-
-fn quietly<R>(action: impl FnOnce() -> R) -> Option<R> {
-    catch_unwind(AssertUnwindSafe(action)).ok()
 }

@@ -5,10 +5,19 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use crate::exchange::Outlet;
+use bytes::Bytes;
 
 /// How many may be kept before those that ended are looked for.
 const FEW: usize = 16;
+
+/// A response body that can be told something.
+pub(crate) trait Outlet: Send + Sync {
+    /// Sends a JSON-RPC message as soon as it can be put in.
+    fn tell(&self, message: Bytes);
+
+    /// Lets go of the inner body, and ends after what was told.
+    fn close(&self);
+}
 
 #[derive(Default)]
 pub(super) struct Streams {

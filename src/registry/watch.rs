@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{LATE, Noticed, ON_TIME, Registry};
+use super::{LATE, Noticed, ON_TIME};
 
 /// Something that may be over without anybody saying so.
 pub(crate) trait Watched: Send + Sync {
@@ -16,10 +16,15 @@ pub(crate) trait Watched: Send + Sync {
 }
 
 /// Belongs to what is watched: once it is dropped, nothing of the watch is left.
-#[derive(Debug)]
 pub(crate) struct Ticket {
-    registry: Arc<Registry>,
+    watches: Arc<dyn Unwatch>,
     id: WatchId,
+}
+
+/// Who looks at what has a ticket.
+pub(super) trait Unwatch: Send + Sync {
+    /// Its ticket is gone.
+    fn unwatch(&self, id: WatchId);
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,14 +58,14 @@ pub(super) struct Again {
 // === impl Ticket ===
 
 impl Ticket {
-    pub(super) fn new(registry: Arc<Registry>, id: WatchId) -> Self {
-        Self { registry, id }
+    pub(super) fn new(watches: Arc<dyn Unwatch>, id: WatchId) -> Self {
+        Self { watches, id }
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.registry.unwatch(self.id);
+        self.watches.unwatch(self.id);
     }
 }
 
@@ -137,6 +142,7 @@ mod tests {
     };
 
     use super::{super::driver::Expire as _, *};
+    use crate::exchange::Registry;
 
     const MINUTE: Duration = Duration::from_secs(60);
 

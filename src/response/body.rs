@@ -20,7 +20,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::stream::EventStream;
-use crate::{detach::DetachCause, exchange::Guard, source::Source};
+use crate::{call::DetachCause, exchange::Guard, source::Source};
 
 pin_project! {
     /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). Dropped before

@@ -18,20 +18,17 @@ use serde_json::{Value, json};
 
 use super::{
     Polled,
-    future::{has_type, read_head},
+    head::{has_type, read_head},
 };
 use crate::{
-    call::RequestId,
-    detach::DetachCause,
+    call::{DetachCause, RequestId},
     exchange::{BodyPlan, Guard, Head},
     fields::Fields,
-    sse,
+    jsonrpc, sse,
 };
 
 /// How much of a refusal is read for a JSON-RPC error: 64 KiB.
 const MAX_REFUSAL: usize = 64 * 1024;
-
-const INTERNAL_ERROR: i32 = -32603;
 
 /// An answer of the inner service to come. `None` if it fails.
 pub(super) type Answering<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> + Send>>;
@@ -203,7 +200,7 @@ fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
 }
 
 fn error(request: &RequestId, message: &str, data: Value) -> Bytes {
-    let mut error = json!({ "code": INTERNAL_ERROR, "message": message });
+    let mut error = json!({ "code": jsonrpc::INTERNAL_ERROR, "message": message });
     if !data.is_null()
         && let Some(error) = error.as_object_mut()
     {
@@ -213,6 +210,5 @@ fn error(request: &RequestId, message: &str, data: Value) -> Bytes {
 }
 
 fn error_event(id: Value, error: Value) -> Bytes {
-    let message = json!({ "jsonrpc": "2.0", "id": id, "error": error });
-    sse::event(message.to_string().as_bytes())
+    sse::event(&jsonrpc::error(id, error))
 }

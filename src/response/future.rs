@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Body;
 use pin_project_lite::pin_project;
 
@@ -19,17 +19,17 @@ use super::{
     Timer,
     body::ResponseBody,
     commit::Committed,
+    departure::Departure,
+    head::{accepts_events, content_length, has_no_content, read_head},
     slot::Inner,
     stream::{Content, EventStream, Probes, set_unbuffered},
     timer,
 };
 use crate::{
-    detach::DetachCause,
+    call::DetachCause,
     exchange::{BodyPlan, Guard, Head},
     fields::Fields,
-    layer::Options,
-    media_type,
-    peer::Departure,
+    options::Options,
 };
 
 /// How often a stream is probed that was committed early, where [`keep_alive`] does not say: 15 s, a quarter
@@ -275,31 +275,6 @@ impl Terms {
     }
 }
 
-/// Whether the `Accept` header names server-sent events, and does not rule them out (RFC 9110, section 12.5.1).
-fn accepts_events(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(header::ACCEPT).iter();
-    let mut ranges = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    ranges.any(|range| {
-        let mut parts = range.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
-        let names_it = parts
-            .next()
-            .is_some_and(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"));
-        names_it && !parts.any(is_zero_weight)
-    })
-}
-
-fn is_zero_weight(parameter: &[u8]) -> bool {
-    let weight = parameter
-        .strip_prefix(b"q=")
-        .or(parameter.strip_prefix(b"Q="));
-    weight.is_some_and(|weight| weight.iter().all(|byte| matches!(byte, b'0' | b'.')))
-}
-
-fn content_length(fields: &Fields<'_>) -> Option<u64> {
-    let length = fields.content_length.first()?;
-    length.to_str().ok()?.parse().ok()
-}
-
 /// The answer to calls that were cancelled here.
 fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(message));
@@ -315,29 +290,4 @@ fn nobody_there<RB: Body>() -> Response<ResponseBody<RB>> {
         *response.status_mut() = status;
     }
     response
-}
-
-pub(super) fn read_head(status: StatusCode, fields: &Fields<'_>) -> Head {
-    if !status.is_success() {
-        return Head::Refusal;
-    }
-    match has_type(fields, "text/event-stream") {
-        true => Head::Stream {
-            readable: fields.content_encoding.is_absent(),
-        },
-        false => Head::Answer,
-    }
-}
-
-/// Whether the content is of this media type.
-pub(super) fn has_type(fields: &Fields<'_>, media_type: &str) -> bool {
-    let value = fields.content_type.first();
-    value.is_some_and(|value| media_type::names(value, media_type))
-}
-
-/// RFC 9110, section 6.4.1.
-fn has_no_content(status: StatusCode) -> bool {
-    status.is_informational()
-        || status == StatusCode::NO_CONTENT
-        || status == StatusCode::NOT_MODIFIED
 }

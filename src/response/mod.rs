@@ -18,7 +18,9 @@ use tokio::{
 
 mod body;
 mod commit;
+mod departure;
 mod future;
+mod head;
 mod slot;
 mod stream;
 

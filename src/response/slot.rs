@@ -23,9 +23,9 @@ use tokio::time::Instant;
 
 use super::{Polled, commit::Committed};
 use crate::{
-    detach::DetachCause,
-    exchange::{Guard, Outlet},
-    registry::{GLANCE, Noticed, Ticket, Watched},
+    call::DetachCause,
+    exchange::Guard,
+    registry::{GLANCE, Noticed, Outlet, Ticket, Watched},
 };
 
 pub(super) struct Slot<B> {

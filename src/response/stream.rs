@@ -19,13 +19,14 @@ use tokio::time::Instant;
 
 use super::{
     Polled, Timer,
+    departure::Departure,
     slot::{Held, Inner, Next, Slot},
     timer,
 };
 use crate::{
-    detach::DetachCause,
-    exchange::{Exchange, Guard, Outlet},
-    peer::Departure,
+    call::DetachCause,
+    exchange::{Exchange, Guard},
+    registry::Outlet,
     sse::{self, Boundary, Start},
 };
 

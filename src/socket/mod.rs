@@ -19,6 +19,7 @@ mod listener;
 mod peer;
 #[cfg(feature = "axum")]
 mod serve;
+mod shared;
 mod stream;
 
 pub use self::{

@@ -6,7 +6,7 @@ use std::{fmt, future, net::SocketAddr, pin::Pin, sync::Weak};
 use axum::extract::ConnectInfo;
 use http::Extensions;
 
-use super::stream::Shared;
+use super::shared::Shared;
 
 /// The client's end of a connection.
 ///

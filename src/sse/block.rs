@@ -2,7 +2,6 @@
 
 use std::{borrow::Cow, mem, time::Duration};
 
-use super::{Event, Field};
 use crate::envelope::{Answers, Unknown, answers};
 
 /// How much data is gathered: as much as is kept of a request body.
@@ -14,6 +13,25 @@ const MAX_VALUE: usize = 512 * 1024;
 
 /// `retry` counts up to this.
 const MAX_RETRY: Duration = Duration::from_secs(10 * 60);
+
+/// What one event says about the calls on its stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Event<'a> {
+    /// Its `id`, as it was sent. An empty one: the client has no last event id any more.
+    pub(crate) id: Option<&'a [u8]>,
+    /// How long the client should wait before it comes back, at most 10 minutes.
+    pub(crate) retry: Option<Duration>,
+    /// What its data answers.
+    pub(crate) answers: Answers,
+}
+
+/// The fields that matter.
+#[derive(Clone, Copy)]
+pub(super) enum Field {
+    Data,
+    Id,
+    Retry,
+}
 
 /// The lines of an event that has not ended.
 ///
@@ -32,6 +50,19 @@ pub(super) struct Block<'f> {
 enum Text<'f> {
     Whole(Cow<'f, [u8]>),
     TooLong,
+}
+
+// === impl Field ===
+
+impl Field {
+    /// Its name and the colon.
+    pub(super) fn name(self) -> &'static [u8] {
+        match self {
+            Self::Data => b"data:",
+            Self::Id => b"id:",
+            Self::Retry => b"retry:",
+        }
+    }
 }
 
 // === impl Block ===

@@ -4,7 +4,8 @@ use std::mem;
 
 use memchr::memchr2;
 
-use super::MARK;
+/// The byte order mark that a body may start with.
+pub(super) const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Cuts a body into lines: any of the three line ends ends one, and a byte order mark at the start is of none.
 #[derive(Debug)]

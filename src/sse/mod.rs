@@ -24,39 +24,22 @@
 //!
 //! [`Unclear`]: Answers::Unclear
 
-use std::time::Duration;
-
 use bytes::{BufMut, Bytes, BytesMut};
 
 use self::{
-    block::Block,
+    block::{Block, Field},
     lines::{Lines, Piece},
 };
-use crate::envelope::Answers;
 
 mod block;
 mod boundary;
 mod lines;
 mod start;
 
-pub(crate) use self::{boundary::Boundary, start::Start};
+pub(crate) use self::{block::Event, boundary::Boundary, start::Start};
 
 /// A comment, which is no event: it only shows whether the client is still there.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
-
-/// The byte order mark that a body may start with.
-const MARK: &[u8] = b"\xef\xbb\xbf";
-
-/// What one event says about the calls on its stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Event<'a> {
-    /// Its `id`, as it was sent. An empty one: the client has no last event id any more.
-    pub(crate) id: Option<&'a [u8]>,
-    /// How long the client should wait before it comes back, at most 10 minutes.
-    pub(crate) retry: Option<Duration>,
-    /// What its data answers.
-    pub(crate) answers: Answers,
-}
 
 /// Reads the events of one response body.
 pub(crate) struct Reader {
@@ -81,13 +64,6 @@ enum Line {
     Comment,
     /// No field that matters.
     Other,
-}
-
-#[derive(Clone, Copy)]
-enum Field {
-    Data,
-    Id,
-    Retry,
 }
 
 /// An event with this data, which has no line ends in it.
@@ -189,19 +165,6 @@ impl Line {
             Self::Name(..) | Self::Other | Self::Comment => {}
         }
         false
-    }
-}
-
-// === impl Field ===
-
-impl Field {
-    /// Its name and the colon.
-    fn name(self) -> &'static [u8] {
-        match self {
-            Self::Data => b"data:",
-            Self::Id => b"id:",
-            Self::Retry => b"retry:",
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use bytes::{Buf, Bytes};
 
-use super::MARK;
+use super::lines::MARK;
 
 /// Passes a body on so that it may follow what was put in before it.
 ///

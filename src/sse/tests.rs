@@ -14,7 +14,7 @@ use sse_stream::{Sse, SseStream};
 use super::*;
 use crate::{
     call::RequestId,
-    envelope::{Unknown, answers},
+    envelope::{Answers, Unknown, answers},
 };
 
 const MIB: usize = 1024 * 1024;

@@ -2,8 +2,7 @@
 
 use serde_json::{Number, Value};
 
-use super::Unknown;
-use crate::call::RequestId;
+use crate::{call::RequestId, envelope::Unknown};
 
 /// Decodes an id from its span, to the same value as rmcp 3.9.
 pub(super) fn id(span: &[u8]) -> Result<RequestId, Unknown> {

@@ -9,16 +9,13 @@ use std::{
 };
 
 use pin_project_lite::pin_project;
-use rmcp::{
-    ErrorData, RoleServer,
-    model::{ErrorCode, RequestId},
-    service::RequestContext,
-};
+use rmcp::{ErrorData, RoleServer, model::RequestId, service::RequestContext};
 use tokio::time::{Sleep, sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::{
-    call::{CallInfo, REQUEST_CANCELLED},
+    call::{CallInfo, CancelReason},
+    mcp::error_for,
     observe::HandlerEnd,
     token::CallToken,
 };
@@ -96,8 +93,7 @@ where
         }
         let_go(this.handler);
         this.handled.say(HandlerEnd::Stopped);
-        let code = ErrorCode(REQUEST_CANCELLED);
-        Poll::Ready(Err(ErrorData::new(code, "Request cancelled", None)))
+        Poll::Ready(Err(error_for(CancelReason::ClientDisconnected)))
     }
 }
 

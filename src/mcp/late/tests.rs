@@ -3,9 +3,12 @@ use std::{
     task::Wake,
 };
 
-use rmcp::model::{
-    ClientResult, EmptyResult, Extensions, JsonRpcError, NumberOrString, PingRequest,
-    ProgressNotification, ProgressNotificationParam, ProgressToken, ServerResult,
+use rmcp::{
+    ErrorData,
+    model::{
+        ClientResult, EmptyResult, Extensions, JsonRpcError, NumberOrString, PingRequest,
+        ProgressNotification, ProgressNotificationParam, ProgressToken, ServerResult,
+    },
 };
 
 use super::*;
@@ -90,7 +93,7 @@ fn answers(late: &Late) -> Vec<i64> {
             id: Some(NumberOrString::Number(id)),
             error,
             ..
-        }) if error.code.0 == REQUEST_CANCELLED => id,
+        }) if error.code.0 == -32_800 => id,
         other => panic!("an error for the server and not {other:?}"),
     });
     let mut ids: Vec<_> = ids.collect();

@@ -6,7 +6,7 @@ use super::{
     index::{Slot, Slots},
     room::GiveBack,
 };
-use crate::registry::limits::{Limit, Limits};
+use crate::limits::{Limit, Limits};
 
 #[derive(Debug, Default)]
 pub(super) struct Detached {

@@ -4,8 +4,8 @@ use std::{mem, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Finished, MAX_BARREN, index::Slot, streams::Streams};
-use crate::{call::RequestId, detach::Detachment};
+use super::{index::Slot, streams::Streams};
+use crate::call::{Detachment, RequestId};
 
 /// How long a hold may keep a call past its deadline: 5 s, far more than an inner service takes to answer
 /// a GET, and little for an orphan.
@@ -26,6 +26,10 @@ pub(crate) const ON_TIME: Duration = Duration::from_millis(20);
 /// How often a call is looked at again at most: 10 times, so that a machine that is never on time takes about a second
 /// longer to end an orphan.
 pub(super) const MAX_GLANCES: u8 = 10;
+
+/// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
+/// a client that polls every 3 s.
+pub(crate) const MAX_BARREN: u32 = 20;
 
 /// The generation of a call's first stream.
 pub(crate) const FIRST: Generation = Generation(1);
@@ -110,6 +114,17 @@ pub(super) struct Clock {
     unwatched: Option<Instant>,
     /// When the last hold ended, or could have lasted to.
     released: Option<Instant>,
+}
+
+/// A call that has just ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Finished {
+    /// Whether a cancel may be sent to the server under its JSON-RPC id (invariant 2).
+    pub(crate) injectable: bool,
+    /// Its time without a client, if it had none.
+    pub(crate) detachment: Option<Detachment>,
+    /// Whether something was [dropped](super::Core::take_dropped) from the memory.
+    pub(crate) dropped: bool,
 }
 
 /// Which time of a call is over.

@@ -7,34 +7,9 @@
 use std::{
     collections::{HashMap, hash_map::RandomState},
     hash::{BuildHasher, BuildHasherDefault, Hasher},
-    sync::Arc,
 };
 
-use crate::call::{CallId, RequestId};
-
-/// A session as the client names it, and who gave out its id.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct SessionKey {
-    pub(crate) scope: Scope,
-    pub(crate) id: Arc<str>,
-}
-
-/// Who gives out session ids: the same id of another scope is another session.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Scope {
-    /// A session manager of ours, by its instance.
-    #[cfg(feature = "rmcp")]
-    Manager(u64),
-    /// Whatever serves this request path.
-    Path(Box<str>),
-}
-
-/// A session call by its JSON-RPC id.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Key {
-    pub(crate) session: SessionKey,
-    pub(crate) request: RequestId,
-}
+use crate::call::{CallId, RequestId, Scope, SessionKey};
 
 /// What streams are entered under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,28 +51,6 @@ pub(super) struct Names {
     string_ids: u64,
     numbered_streams: u64,
     opaque_streams: u64,
-}
-
-// === impl SessionKey ===
-
-impl SessionKey {
-    /// How long the texts in it are, which a client may have chosen.
-    pub(super) fn text_len(&self) -> usize {
-        self.scope.path().map_or(0, str::len) + self.id.len()
-    }
-}
-
-// === impl Scope ===
-
-impl Scope {
-    /// The path, if no session manager of ours is known there.
-    pub(crate) fn path(&self) -> Option<&str> {
-        match self {
-            Self::Path(path) => Some(path),
-            #[cfg(feature = "rmcp")]
-            Self::Manager(_) => None,
-        }
-    }
 }
 
 // === impl Slot ===

@@ -7,10 +7,7 @@ use std::ops::Range;
 
 use self::naive::{Answer, Model, Remember, Room, Stream};
 use super::*;
-use crate::{
-    call::{CancelReason, RequestId},
-    detach::DetachCause,
-};
+use crate::call::{CancelReason, DetachCause, RequestId, Scope, SessionKey};
 
 #[cfg(fuzzing)]
 mod decoded;

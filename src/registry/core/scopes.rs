@@ -1,6 +1,6 @@
 //! Who gives out session ids, as far as calls have shown it: for those who know an id and not its scope.
 
-use super::index::{Scope, SessionKey};
+use crate::call::{Scope, SessionKey};
 
 /// How many scopes are known by name, 64: far more than a server has session managers and MCP routes. With more,
 /// whoever looks for a session by its id alone looks at all calls.

@@ -2,26 +2,22 @@
 
 use std::collections::hash_map::Entry;
 
+use tokio::time::Instant;
+
 use super::{
     entry::Place,
-    index::{EventId, SessionKey, Slot, Slots},
-    memory::{End, Leaving, Memory, Remembered},
+    index::{Slot, Slots},
+    memory::{Memory, Turns, Why},
+    remembered::{Leaving, Rank},
     room::GiveBack,
+    session::Session,
 };
-use crate::call::CallId;
+use crate::call::{CallId, SessionKey};
 
 #[derive(Debug)]
 pub(super) struct Sessions<A> {
     pub(super) by_slot: Slots<Session<A>>,
     pub(super) memory: Memory,
-}
-
-#[derive(Debug)]
-pub(super) struct Session<A> {
-    pub(super) key: SessionKey,
-    /// In no order: each call knows its seat.
-    pub(super) in_flight: Vec<CallId>,
-    pub(super) kept: Remembered<A>,
 }
 
 // === impl Sessions ===
@@ -74,25 +70,82 @@ impl<A: Clone> Sessions<A> {
         }
         follows
     }
-}
 
-// === impl Session ===
-
-impl<A: Clone> Session<A> {
-    fn new(key: SessionKey) -> Self {
-        Self {
-            key,
-            in_flight: Vec::new(),
-            kept: Remembered::default(),
+    /// Forgets those whose time is over by `now`.
+    pub(super) fn forget_due(&mut self, now: Instant) {
+        for rank in Rank::ALL {
+            let is_due = |at: Instant| at <= now;
+            while self.memory.turns.of(rank).next_end().is_some_and(is_due) {
+                self.forget_oldest(rank, Why::Over);
+                self.drop_gone(rank);
+            }
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.in_flight.is_empty() && self.kept.is_empty()
+    /// Forgets what is remembered of a session.
+    pub(super) fn forget_all_of(&mut self, slot: Slot) {
+        for rank in Rank::ALL {
+            let has_some = |session: &Session<A>| session.kept.oldest(rank).is_some();
+            self.forget_in(slot, rank, Why::Over, has_some);
+            self.drop_gone(rank);
+        }
     }
 
-    /// How the latest of its remembered calls ended that had this event.
-    pub(super) fn end_of(&self, event: EventId) -> Option<End<A>> {
-        self.kept.end_of(event).cloned()
+    /// Forgets what is too much for all sessions.
+    pub(super) fn make_room(&mut self) {
+        for rank in Rank::ALL {
+            while self.memory.turns.bytes() > self.memory.limits.total
+                && self.forget_oldest(rank, Why::NoRoom)
+            {}
+            self.drop_gone(rank);
+        }
+    }
+
+    /// `false` if there is none.
+    fn forget_oldest(&mut self, rank: Rank, why: Why) -> bool {
+        let Some(turn) = self.memory.turns.of_mut(rank).queue.pop_front() else {
+            return false;
+        };
+        self.forget_in(turn.session, rank, why, |session| turn.is_of(session, rank));
+        true
+    }
+
+    /// Forgets the oldest of a session and a rank as long as it is to go.
+    fn forget_in(
+        &mut self,
+        slot: Slot,
+        rank: Rank,
+        why: Why,
+        is_to_go: impl Fn(&Session<A>) -> bool,
+    ) {
+        let Entry::Occupied(mut session) = self.by_slot.entry(slot) else {
+            return;
+        };
+        while is_to_go(session.get()) {
+            self.memory.forget_oldest_of(session.get_mut(), rank, why);
+        }
+        if session.get().is_empty() {
+            session.remove();
+            self.by_slot.give_back();
+        }
+    }
+
+    /// Drops the turns at the head whose records are gone, and all such when they are more than the others: so they do
+    /// not add up behind a record that is kept for long.
+    fn drop_gone(&mut self, rank: Rank) {
+        let Turns { queue, records, .. } = self.memory.turns.of_mut(rank);
+        while queue.len() > *records
+            && let Some(turn) = queue.front()
+            && !turn.is_kept(&self.by_slot, rank)
+        {
+            queue.pop_front();
+        }
+        if queue.len() > 2 * *records {
+            queue.retain(|turn| turn.is_kept(&self.by_slot, rank));
+        }
+        queue.give_back();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,11 @@
 use super::{
-    entry::{GLANCE, JITTER, LATE, MAX_GLANCES, MAX_HOLD, ON_TIME},
+    entry::{GLANCE, JITTER, LATE, MAX_BARREN, MAX_GLANCES, MAX_HOLD, ON_TIME},
+    index::StreamId,
     model::assert_empty,
     streams::MAX_EVENT_IDS,
     *,
 };
-use crate::{
-    call::{CancelReason, Outcome, RequestId},
-    detach::DetachCause,
-};
+use crate::call::{CancelReason, DetachCause, Outcome, RequestId, Scope, SessionKey};
 
 type TestCore = Core<&'static str, &'static str>;
 

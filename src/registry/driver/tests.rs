@@ -1,7 +1,11 @@
 use std::{
     future::pending,
     panic::panic_any,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use tokio::{

@@ -202,7 +202,7 @@ fn assert_cancelled(fate: Result<Value, ServiceError>) {
     match fate {
         Err(ServiceError::McpError(error)) => {
             assert_eq!(error.code, ErrorCode(-32_800));
-            assert_eq!(error.message, "call cancelled");
+            assert_eq!(error.message, "Request cancelled");
         }
         other => panic!("cancelled and not {other:?}"),
     }

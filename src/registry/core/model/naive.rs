@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{Detached, End, Expired, Key, MAX_BARREN, Named, SessionKey, UNSEEN_FOR, Wait};
-use crate::{call::CallId, detach::Detachment};
+use super::super::{Detached, End, Expired, Key, Named, UNSEEN_FOR, Wait, entry::MAX_BARREN};
+use crate::call::{CallId, Detachment, SessionKey};
 
 // The numbers of the rules, on purpose not those of the core.
 const MAX_HOLD: Duration = Duration::from_secs(5);

@@ -1,13 +1,17 @@
 //! Which calls a name names: a request, an event id, a session.
 
+use std::collections::hash_map;
+
 use super::{
     Core,
     entry::Entry,
-    index::{Key, SessionKey, Slot, StreamId},
-    memory::End,
-    sessions::Session,
+    index::{self, Slot, StreamId},
+    remembered::End,
+    room::GiveBack,
+    session::Session,
+    streams::Form,
 };
-use crate::{call::CallId, detach::Detachment};
+use crate::call::{CallId, Detachment, Key, SessionKey};
 
 /// What an event id names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +43,107 @@ impl<A> Named<A> {
 // === impl Core ===
 
 impl<T: Clone, A: Clone> Core<T, A> {
+    /// Notes an event id of a call's stream.
+    pub(crate) fn name(&mut self, id: CallId, event_id: &[u8], form: Form) {
+        let session = self.calls.get(&id).and_then(Entry::session);
+        let Some(session) = session else {
+            return;
+        };
+        let stream = match (form, index::numbers(event_id)) {
+            #[cfg(any(feature = "rmcp", test, fuzzing))]
+            (Form::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
+            (Form::Any, Some(numbers)) if self.name_in_run(id, session, numbers) => return,
+            _ => StreamId::Opaque(self.names.event(event_id)),
+        };
+        let entry = self.calls.get_mut(&id);
+        let Some(forgotten) = entry.and_then(|entry| entry.streams.add(stream)) else {
+            return;
+        };
+        let former = self.index.insert(self.names.stream(session, stream), id);
+        if let Some(former) = former {
+            self.share(former, id, stream);
+        }
+        if let Some(forgotten) = forgotten {
+            self.unname(session, forgotten, id);
+        }
+    }
+
+    /// Notes an event that counts up from the last, or from nothing. `false` if it does not, or if another call of the
+    /// session counts so.
+    fn name_in_run(&mut self, id: CallId, session: Slot, (index, stream): (u64, u64)) -> bool {
+        let Some(entry) = self.calls.get_mut(&id) else {
+            return true;
+        };
+        if !entry.streams.is_empty() {
+            return entry.streams.continue_run(index, stream);
+        }
+        let name = StreamId::Numbered(stream);
+        let event = index::EventId {
+            numbers: Some((index, stream)),
+            hash: 0,
+        };
+        let other = self.owner(session, name);
+        let other = other.map(|(other, entry)| (other, entry.streams.have(event)));
+        if other.is_some_and(|(_, has_it)| !has_it) {
+            return false;
+        }
+        let entry = self.calls.get_mut(&id);
+        if !entry.is_some_and(|entry| entry.streams.start_run(index, stream)) {
+            return false;
+        }
+        self.index.insert(self.names.stream(session, name), id);
+        if let Some((other, _)) = other {
+            self.share(other, id, name);
+        }
+        true
+    }
+
+    /// Notes that two calls have a stream, if the former still has it.
+    fn share(&mut self, former: CallId, id: CallId, stream: StreamId) {
+        if former != id
+            && let Some(other) = self.calls.get_mut(&former)
+            && other.streams.iter().any(|its| its == stream)
+        {
+            other.streams.share();
+            if let Some(entry) = self.calls.get_mut(&id) {
+                entry.streams.share();
+            }
+        }
+    }
+
+    /// Notes that a call's event ids are not all known, because its stream cannot be read.
+    pub(crate) fn blur(&mut self, id: CallId) {
+        if let Some(entry) = self.calls.get_mut(&id) {
+            entry.streams.blur();
+        }
+    }
+
+    pub(super) fn forget_streams(&mut self, id: CallId, entry: &Entry<T>) {
+        if let Some(session) = entry.session() {
+            for stream in entry.streams.iter() {
+                self.unname(session, stream, id);
+            }
+        }
+    }
+
+    pub(super) fn unname(&mut self, session: Slot, stream: StreamId, id: CallId) {
+        let slot = self.names.stream(session, stream);
+        self.free(slot, id);
+    }
+
+    /// Frees a name if it is a call's own, and says whether it was. `None` if it is nobody's.
+    pub(super) fn free(&mut self, slot: Slot, id: CallId) -> Option<bool> {
+        let hash_map::Entry::Occupied(owner) = self.index.entry(slot) else {
+            return None;
+        };
+        let is_owner = *owner.get() == id;
+        if is_owner {
+            owner.remove();
+            self.index.give_back();
+        }
+        Some(is_owner)
+    }
+
     /// What an event id of a session names.
     pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named<A> {
         let Some((slot, known)) = self.session(session) else {

@@ -5,43 +5,18 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use super::{Exchange, InFlight, Phase, Revision, Session, State};
-use crate::{
-    call::{CallId, CallInfo, CancelReason, RequestId},
-    envelope::{self, Envelope, Frames, Message, Unknown},
-    observe::{Event, Remark},
-    registry::{Key, Limit, SessionKey, Started},
+use super::{
+    identity::{Revision, Session},
+    request_body::{RequestBody, Settled},
+    state::{Exchange, InFlight, Phase},
 };
-
-/// What is known of the request body.
-pub(super) enum RequestBody {
-    Passing,
-    Ended(Result<Frames, Unknown>),
-    /// Somebody reads it. A session manager that binds the call meanwhile comes first.
-    Reading,
-    /// Read, or not needed any more.
-    Settled(Settled),
-}
-
-/// What a body turned out to be that carries no call to watch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Settled {
-    /// Calls, or nothing that is JSON-RPC.
-    Plain,
-    /// JSON-RPC, but no call.
-    Other,
-    /// The client's own cancel of a call that was in flight then.
-    Cancel(Key, CallId),
-}
-
-// === impl State ===
-
-impl State {
-    /// Whether the request body was dropped before its end.
-    fn is_unread(&self) -> bool {
-        matches!(self.request, RequestBody::Ended(Err(Unknown::NotRead)))
-    }
-}
+use crate::{
+    call::{CallId, CallInfo, CancelReason, Key, RequestId, SessionKey},
+    envelope::{self, Envelope, Frames, Message, Unknown},
+    limits::Limit,
+    observe::{Event, Remark},
+    registry::Started,
+};
 
 // === impl Exchange ===
 
@@ -64,7 +39,7 @@ impl Exchange {
         }
         let frames = {
             let mut state = self.state();
-            if state.is_unread() && state.phase != Phase::Streaming {
+            if state.request.is_unread() && state.phase != Phase::Streaming {
                 // A refusal need not read what it refuses, see `accepted_unread`.
                 return;
             }
@@ -104,7 +79,7 @@ impl Exchange {
             if state.phase == Phase::Open {
                 state.phase = Phase::Streaming;
             }
-            let is_unread = state.is_unread();
+            let is_unread = state.request.is_unread();
             if is_unread {
                 state.request = RequestBody::Settled(Settled::Plain);
             }

@@ -10,19 +10,17 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use bytes::Bytes;
 use http::{
     Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version, header,
 };
-use serde_json::json;
 use tower_service::Service;
 
-use super::{CancelError, Canceller, Injection};
+use super::TeeBody;
 use crate::{
-    call::{CallInfo, CancelReason},
-    envelope::TeeBody,
-    exchange::LAST_EVENT_ID,
-    registry::Scope,
+    call::{CallInfo, CancelReason, Scope},
+    cancel::{CancelError, Canceller, Injection},
+    fields::LAST_EVENT_ID,
+    jsonrpc,
 };
 
 /// Headers that describe the original body, the original connection, or that make the request one that must not be served
@@ -108,15 +106,7 @@ impl<S, B> Replay<S, B> {
     }
 
     fn request(&self, call: &CallInfo, reason: CancelReason) -> Request<TeeBody<B>> {
-        let notification = json!({
-            "jsonrpc": "2.0",
-            "method": "notifications/cancelled",
-            "params": {
-                "requestId": serde_json::Value::from(call.request_id()),
-                "reason": reason.to_string(),
-            },
-        });
-        let content = Bytes::from(notification.to_string());
+        let content = jsonrpc::cancel(call.request_id(), reason);
         let length = content.len();
         let mut request = Request::new(TeeBody::replay(content));
         *request.method_mut() = Method::POST;

@@ -4,14 +4,7 @@ use std::{fmt, pin::Pin, sync::Arc};
 
 use http::StatusCode;
 
-use crate::{
-    call::{CallInfo, CancelReason},
-    registry::Scope,
-};
-
-mod replay;
-
-pub(crate) use self::replay::{Replay, Template};
+use crate::call::{CallInfo, CancelReason, Scope};
 
 /// A cancel on its way into the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;

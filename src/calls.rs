@@ -12,12 +12,12 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::{Key, Registry, Stage, core::Entry};
 #[cfg(feature = "serde")]
 use crate::serialize::{seconds, seconds_if_any};
 use crate::{
-    call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
-    exchange::Exchange,
+    call::{CallId, CallInfo, CancelReason, Key, LISTEN, RequestId},
+    exchange::{Exchange, Registry},
+    registry::Entry,
 };
 
 /// How long a drain waits for servers to take the cancels of its last calls: 1 s.
@@ -222,7 +222,7 @@ impl Calls {
                 // Listens before it looks.
                 let mut ended = pin!(self.registry.ended.notified());
                 ended.as_mut().enable();
-                if self.registry.is_drained() {
+                if is_drained(&self.registry) {
                     return;
                 }
                 ended.await;
@@ -318,44 +318,12 @@ impl CallSnapshot {
     }
 }
 
-// === impl Registry ===
-
-impl Registry {
-    /// How many calls have ended by themselves so far.
-    fn begin_drain(&self) -> usize {
-        {
-            let mut state = self.state();
-            if state.stage == Stage::Open {
-                state.stage = Stage::Draining;
-            }
-        }
-        self.ended_since(0)
-    }
-
-    fn ended_since(&self, before: usize) -> usize {
-        let finished = self.state().core.finished();
-        let drained = self.drained.load(Ordering::Acquire);
-        finished.saturating_sub(drained).saturating_sub(before)
-    }
-
-    /// Whether nothing is left to wait for. Subscriptions have no end of their own.
-    fn is_drained(&self) -> bool {
-        let state = self.state();
-        let mut calls = state.core.calls();
-        calls.all(|(id, entry)| {
-            let call = entry.call.call(id);
-            call.is_none_or(|call| call.method() == LISTEN)
-        })
-    }
-
-    /// All that is left. Nothing new stays from now on.
-    fn close(&self) -> (Vec<super::Call>, Vec<Arc<dyn super::Outlet>>) {
-        let mut state = self.state();
-        state.stage = Stage::Closed;
-        // Before anybody looks for streams of these calls: one of the two sees the other.
-        self.closed.store(true, Ordering::Release);
-        let calls = state.core.calls();
-        let calls = calls.map(|(id, entry)| (id, entry.call.clone())).collect();
-        (calls, state.streams.take())
-    }
+/// Whether nothing is left to wait for. Subscriptions have no end of their own.
+fn is_drained(registry: &Registry) -> bool {
+    let state = registry.state();
+    let mut calls = state.core.calls();
+    calls.all(|(id, entry)| {
+        let call = entry.call.call(id);
+        call.is_none_or(|call| call.method() == LISTEN)
+    })
 }

@@ -1,0 +1,248 @@
+//! What is known of a call.
+
+#[cfg(feature = "rmcp")]
+use std::sync::OnceLock;
+use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::key::{CallId, RequestId};
+use crate::policy::Rules;
+
+/// The method of 2026-07-28 whose response stream is the subscription.
+pub(crate) const LISTEN: &str = "subscriptions/listen";
+
+/// What is known of a call. Observers get it with every event.
+///
+/// `Debug` leaves out the session id: whoever knows it can speak for the session.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
+///
+/// let layer = CancelOnDisconnectLayer::new().observe(|event: &Event<'_>| {
+///     if let Event::Ended { call, outcome, .. } = event {
+///         println!("{} {} {:?}: {outcome:?}", call.request_id(), call.method(), call.tool());
+///     }
+/// });
+/// assert!(layer.calls().is_empty());
+/// ```
+#[derive(Clone)]
+pub struct CallInfo {
+    id: CallId,
+    started_at: Instant,
+    request_id: RequestId,
+    method: Cow<'static, str>,
+    tool: Option<Box<str>>,
+    session: Option<Arc<str>>,
+    protocol_version: Option<Cow<'static, str>>,
+    must_run_on: bool,
+    ends_with_its_stream: bool,
+    /// In a box, because most calls have nothing of it.
+    special: Option<Box<Special>>,
+    /// The same of a message that came typed.
+    #[cfg(feature = "rmcp")]
+    typed: OnceLock<Box<Typed>>,
+}
+
+/// What few calls have.
+#[derive(Clone, Default)]
+struct Special {
+    policy: Rules,
+}
+
+/// What few calls have, and only a session manager tells.
+#[cfg(feature = "rmcp")]
+#[derive(Clone, Default)]
+struct Typed {
+    progress_token: Option<RequestId>,
+    /// Keyed hash of the arguments, if the call may be superseded.
+    fingerprint: Option<u64>,
+}
+
+// === impl CallInfo ===
+
+impl CallInfo {
+    pub(crate) fn new(request_id: RequestId, method: &str) -> Self {
+        let method = match method {
+            "tools/call" => Cow::Borrowed("tools/call"),
+            other => Cow::Owned(other.to_owned()),
+        };
+        Self {
+            id: CallId::next(),
+            started_at: Instant::now(),
+            request_id,
+            method,
+            tool: None,
+            session: None,
+            protocol_version: None,
+            must_run_on: false,
+            ends_with_its_stream: false,
+            special: None,
+            #[cfg(feature = "rmcp")]
+            typed: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn set_tool(&mut self, tool: Option<impl Into<Box<str>>>) {
+        self.tool = tool.map(Into::into);
+    }
+
+    pub(crate) fn set_session(&mut self, session: Option<Arc<str>>) {
+        self.session = session;
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn set_progress_token(&mut self, token: Option<RequestId>) {
+        if let Some(token) = token {
+            let mut typed = self.typed.take().unwrap_or_default();
+            typed.progress_token = Some(token);
+            self.typed = OnceLock::from(typed);
+        }
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn set_fingerprint(&mut self, fingerprint: u64) {
+        let mut typed = self.typed.take().unwrap_or_default();
+        typed.fingerprint = Some(fingerprint);
+        self.typed = OnceLock::from(typed);
+    }
+
+    /// Takes over what only the typed message of the same call says.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn learn(&self, mut typed: Self) {
+        if let Some(typed) = typed.typed.take() {
+            // A call is bound once.
+            let _first = self.typed.set(typed);
+        }
+    }
+
+    /// Whether it takes the place of `other`: the same call, sent again.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn supersedes(&self, other: &Self) -> bool {
+        !other.policy().is_exempt
+            && self.fingerprint().is_some()
+            && self.fingerprint() == other.fingerprint()
+            && self.session == other.session
+            && self.method == other.method
+            && self.tool == other.tool
+    }
+
+    pub(crate) fn set_protocol_version(&mut self, version: Option<&str>) {
+        self.protocol_version = version.map(|version| match version {
+            "2025-06-18" => Cow::Borrowed("2025-06-18"),
+            "2025-11-25" => Cow::Borrowed("2025-11-25"),
+            "2026-07-28" => Cow::Borrowed("2026-07-28"),
+            other => Cow::Owned(other.to_owned()),
+        });
+    }
+
+    pub(crate) fn started_at(&self) -> Instant {
+        self.started_at
+    }
+
+    #[cfg(feature = "rmcp")]
+    fn fingerprint(&self) -> Option<u64> {
+        self.typed.get()?.fingerprint
+    }
+
+    fn special_mut(&mut self) -> &mut Special {
+        self.special.get_or_insert_default()
+    }
+
+    pub(crate) fn set_policy(&mut self, policy: Rules) {
+        if policy != self.policy() {
+            self.special_mut().policy = policy;
+        }
+    }
+
+    pub(crate) fn policy(&self) -> Rules {
+        let special = self.special.as_ref();
+        special.map_or_else(Rules::default, |special| special.policy)
+    }
+
+    /// When it is cancelled at the latest.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let may_last = self.policy().call_timeout.filter(|_| !self.has_own_end())?;
+        self.started_at.checked_add(may_last)
+    }
+
+    /// Whether only its client says how long it lasts.
+    fn has_own_end(&self) -> bool {
+        self.must_run_on || self.method == LISTEN
+    }
+
+    /// A 2025-11-25 task-augmented request: only `tasks/cancel` may end its work.
+    pub(crate) fn set_must_run_on(&mut self, task: bool) {
+        self.must_run_on = task;
+    }
+
+    /// A request of revision 2026-07-28 or later: closing its stream is its cancel.
+    pub(crate) fn set_ends_with_its_stream(&mut self, ends: bool) {
+        self.ends_with_its_stream = ends;
+    }
+
+    /// The call's identity in this process.
+    pub fn id(&self) -> CallId {
+        self.id
+    }
+
+    /// How long ago the layer came to know of it. When it ends, that is how long it took.
+    pub fn age(&self) -> Duration {
+        self.started_at.elapsed()
+    }
+
+    /// The JSON-RPC id the client gave it, unique in its session only.
+    pub fn request_id(&self) -> &RequestId {
+        &self.request_id
+    }
+
+    /// The JSON-RPC method, such as `tools/call`. It comes from the client: any length, any text.
+    pub fn method(&self) -> &str {
+        &self.method
+    }
+
+    /// The name of the called tool, for `tools/call`. It comes from the client as well.
+    pub fn tool(&self) -> Option<&str> {
+        self.tool.as_deref()
+    }
+
+    /// The `Mcp-Session-Id` of a session call. A stateless call has none.
+    pub fn session(&self) -> Option<&str> {
+        self.session.as_deref()
+    }
+
+    /// The protocol revision that the request's body named, as those of 2026-07-28 do. Not known of calls that a
+    /// session manager bound.
+    pub fn protocol_version(&self) -> Option<&str> {
+        self.protocol_version.as_deref()
+    }
+
+    pub(crate) fn session_id(&self) -> Option<&Arc<str>> {
+        self.session.as_ref()
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn progress_token(&self) -> Option<&RequestId> {
+        self.typed.get()?.progress_token.as_ref()
+    }
+
+    pub(crate) fn must_run_on(&self) -> bool {
+        self.must_run_on
+    }
+
+    pub(crate) fn ends_with_its_stream(&self) -> bool {
+        self.ends_with_its_stream
+    }
+}
+
+impl fmt::Debug for CallInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallInfo")
+            .field("id", &self.id)
+            .field("request_id", &self.request_id)
+            .field("method", &self.method)
+            .field("tool", &self.tool)
+            .field("has_session", &self.session.is_some())
+            .finish_non_exhaustive()
+    }
+}

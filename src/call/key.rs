@@ -1,0 +1,173 @@
+//! How a call is named: in this process, and by its client.
+
+use std::{
+    fmt,
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// The `id` of a JSON-RPC request, read the way rmcp reads it.
+///
+/// A number and a string never alias: `1` is not `"1"` (JSON-RPC 2.0, section 4). A number in float
+/// form that is an integer is that integer: `1.0` is `1`.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::RequestId;
+///
+/// assert_ne!(RequestId::Number(1), RequestId::String("1".into()));
+/// assert_eq!(RequestId::Number(7).to_string(), "7");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[allow(
+    clippy::exhaustive_enums,
+    reason = "JSON-RPC 2.0 knows these two kinds of id and no other"
+)]
+pub enum RequestId {
+    /// An integer.
+    Number(i64),
+    /// A string, compared byte by byte.
+    String(Arc<str>),
+}
+
+/// The identity of a call, unique in this process.
+///
+/// JSON-RPC ids are not: every stateless client counts its own from 1. Everything that acts on a
+/// call goes by its `CallId`. It is a number, and comes back from its text:
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CallId, CancelOnDisconnectLayer, CancelReason};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let id: CallId = "7".parse()?; // from a log line, or from a form
+/// assert_eq!(id.to_string(), "7");
+/// assert_eq!(u64::from(id), 7);
+///
+/// let calls = CancelOnDisconnectLayer::new().calls();
+/// assert!(!calls.cancel(id, CancelReason::Requested), "no such call");
+/// assert!("seven".parse::<CallId>().is_err());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct CallId(u64);
+
+/// A text is no [`CallId`].
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CallId, ParseCallIdError};
+///
+/// let error: ParseCallIdError = "-1".parse::<CallId>().unwrap_err();
+/// assert_eq!(error.to_string(), "not the id of a call");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseCallIdError(());
+
+/// A session as the client names it, and who gave out its id.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct SessionKey {
+    pub(crate) scope: Scope,
+    pub(crate) id: Arc<str>,
+}
+
+/// Who gives out session ids: the same id of another scope is another session.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Scope {
+    /// A session manager of ours, by its instance.
+    #[cfg(feature = "rmcp")]
+    Manager(u64),
+    /// Whatever serves this request path.
+    Path(Box<str>),
+}
+
+/// A session call by its JSON-RPC id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) session: SessionKey,
+    pub(crate) request: RequestId,
+}
+
+// === impl RequestId ===
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::String(string) => string.fmt(f),
+        }
+    }
+}
+
+impl From<&RequestId> for serde_json::Value {
+    fn from(id: &RequestId) -> Self {
+        match id {
+            RequestId::Number(number) => (*number).into(),
+            RequestId::String(string) => string.as_ref().into(),
+        }
+    }
+}
+
+// === impl CallId ===
+
+impl CallId {
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl fmt::Display for CallId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for CallId {
+    type Err = ParseCallIdError;
+
+    /// Reads the number that [`Display`](fmt::Display) writes.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self).map_err(|_| ParseCallIdError(()))
+    }
+}
+
+impl From<CallId> for u64 {
+    fn from(id: CallId) -> Self {
+        id.0
+    }
+}
+
+// === impl ParseCallIdError ===
+
+impl fmt::Display for ParseCallIdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not the id of a call")
+    }
+}
+
+impl std::error::Error for ParseCallIdError {}
+
+// === impl SessionKey ===
+
+impl SessionKey {
+    /// How long the texts in it are, which a client may have chosen.
+    pub(crate) fn text_len(&self) -> usize {
+        self.scope.path().map_or(0, str::len) + self.id.len()
+    }
+}
+
+// === impl Scope ===
+
+impl Scope {
+    /// The path, if no session manager of ours is known there.
+    pub(crate) fn path(&self) -> Option<&str> {
+        match self {
+            Self::Path(path) => Some(path),
+            #[cfg(feature = "rmcp")]
+            Self::Manager(_) => None,
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Why a call is cancelled, and how it ends.
+
+use std::fmt;
+
+/// Why a call was cancelled. Its `Display` is the `reason` of the injected
+/// `notifications/cancelled`.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::CancelReason;
+///
+/// assert_eq!(CancelReason::ClientDisconnected.to_string(), "client disconnected");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum CancelReason {
+    /// The client closed its connection, or its stream of it, and no grace was due.
+    ClientDisconnected,
+    /// The client went away and did not come back within its grace.
+    Orphaned,
+    /// The client sent the same call again while this one had no client.
+    Superseded,
+    /// It lasted longer than its policy allows.
+    TimedOut,
+    /// Somebody asked for it: [`Calls::cancel`](crate::Calls::cancel).
+    Requested,
+    /// The server is shutting down: [`Calls::drain`](crate::Calls::drain).
+    ShuttingDown,
+    /// Its session was closed.
+    SessionClosed,
+    /// The client cancelled it, by a `notifications/cancelled` of its own.
+    ClientCancelled,
+    /// A service between the layer and the handler let go of the call's stream, such as an inner
+    /// timeout that answered in its place.
+    ResponseDropped,
+    /// The inner service panicked while the call was in flight.
+    ServicePanicked,
+}
+
+/// How a call ended, as far as the layer could see.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelReason, Outcome};
+///
+/// assert_ne!(Outcome::Completed, Outcome::Cancelled(CancelReason::Orphaned));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Its answer was seen: a JSON-RPC result or error.
+    Completed,
+    /// It was cancelled. Behind a layer without a session manager it may have completed before, unseen, while
+    /// its client was away.
+    Cancelled(CancelReason),
+    /// It was given up for this reason, and nobody could be told: it has no session into which a cancel could be
+    /// injected, nobody took its [`CallToken`](crate::CallToken), and its revision does not make the end of its stream
+    /// a cancel. Its server may have seen that its stream was dropped, as rmcp 3 does; else it runs on.
+    Abandoned(CancelReason),
+    /// Its client cancelled it.
+    ClientCancelled,
+    /// The inner service failed, or answered with an error status.
+    Failed,
+    /// Nothing more can be seen of it: it runs on behind a layer that has no session manager, its answer
+    /// could not be told from other messages, or its client used its id again (the specification forbids
+    /// that). It was not cancelled.
+    Unknown,
+}
+
+// === impl CancelReason ===
+
+impl CancelReason {
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::ClientDisconnected => "client disconnected",
+            Self::Orphaned => "client disconnected and did not come back within its grace",
+            Self::Superseded => "superseded by the same call",
+            Self::TimedOut => "timed out",
+            Self::Requested => "cancelled on request",
+            Self::ShuttingDown => "server shutting down",
+            Self::SessionClosed => "session closed",
+            Self::ClientCancelled => "cancelled by the client",
+            Self::ResponseDropped => "response dropped by the server",
+            Self::ServicePanicked => "service panicked",
+        }
+    }
+}
+
+impl fmt::Display for CancelReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
+    }
+}

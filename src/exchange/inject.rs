@@ -1,0 +1,98 @@
+//! A cancel on its way to the server.
+
+use std::{sync::Arc, time::Duration};
+
+use tracing::{Instrument as _, Span};
+
+use super::state::Exchange;
+use crate::{
+    call::{CallId, Key, SessionKey},
+    cancel::{CancelError, Injection},
+    observe::Event,
+    registry::{Moves, in_time},
+};
+
+/// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
+/// hold it back, and it must not be held for ever.
+const INJECTION_LIMIT: Duration = Duration::from_secs(10);
+
+/// A cancel on its way to the server. Reports when it is dropped, whatever became of it.
+struct Delivery {
+    exchange: Arc<Exchange>,
+    id: CallId,
+    result: Result<(), CancelError>,
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// Has the injection run elsewhere, in a span, and reports if it fails. It is not repeated.
+    pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
+        let delivery = Delivery {
+            exchange: self.clone(),
+            id,
+            result: Err(CancelError::undelivered()),
+        };
+        let delivered = async move {
+            let injected = async {
+                match delivery.exchange.is_reused(id).await {
+                    true => Err(CancelError::reused()),
+                    false => injection.await,
+                }
+            };
+            let result = in_time(INJECTION_LIMIT, injected).await;
+            delivery.end(result.unwrap_or(Err(CancelError::timed_out())));
+        };
+        let registry = &self.instance.registry;
+        registry.spawn(Moves::Always, delivered.instrument(span));
+    }
+
+    /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled. One that
+    /// is not accepted yet is waited for. It may be refused, and then the cancel must not be lost for it.
+    async fn is_reused(&self, id: CallId) -> bool {
+        let canceller = self.state().canceller.clone();
+        let Some((canceller, call)) = canceller.zip(self.call(id)) else {
+            return false;
+        };
+        let Some(session) = call.session_id() else {
+            return false;
+        };
+        let key = Key {
+            session: SessionKey {
+                scope: canceller.scope(),
+                id: session.clone(),
+            },
+            request: call.request_id().clone(),
+        };
+        let registry = &self.instance.registry;
+        while let Some((other, exchange)) = registry.find_any(&key).filter(|it| it.0 != id) {
+            exchange.until_decided(other).await;
+            if registry.is_in_flight(other) {
+                return true;
+            }
+        }
+        false
+    }
+
+    pub(super) fn cancel_failed(&self, id: CallId, error: &CancelError) {
+        if let Some(call) = self.call(id) {
+            self.report(&Event::CancelFailed { call, error });
+        }
+    }
+}
+
+// === impl Delivery ===
+
+impl Delivery {
+    fn end(mut self, result: Result<(), CancelError>) {
+        self.result = result;
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if let Err(error) = &self.result {
+            self.exchange.cancel_failed(self.id, error);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What the clients of an exchange were told, and its open streams that are told it.
+
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+
+use crate::registry::Outlet;
+
+/// What was said, and to whom.
+#[derive(Default)]
+pub(super) struct LastWords {
+    /// Nearly always the only one. It needs no allocation.
+    newest: Option<Weak<dyn Outlet>>,
+    /// Of exchanges that were resumed, or whose calls were cancelled here.
+    more: Option<Box<More>>,
+}
+
+#[derive(Default)]
+struct More {
+    older: Vec<Weak<dyn Outlet>>,
+    messages: Vec<Bytes>,
+    /// No call is left.
+    closed: bool,
+}
+
+// === impl LastWords ===
+
+impl LastWords {
+    /// Adds one. What it is to be told, if no call is left.
+    pub(super) fn add(
+        &mut self,
+        outlet: Weak<dyn Outlet>,
+    ) -> Option<(Vec<Bytes>, Arc<dyn Outlet>)> {
+        let former = self.newest.take().filter(is_open);
+        let more = match (&mut self.more, former) {
+            (None, None) => None,
+            (more, former) => {
+                let more = more.get_or_insert_default();
+                more.older.retain(is_open);
+                more.older.extend(former);
+                Some(more)
+            }
+        };
+        let said = more
+            .filter(|more| more.closed)
+            .map(|more| more.messages.clone());
+        let said = said.zip(outlet.upgrade());
+        self.newest = Some(outlet);
+        said
+    }
+
+    pub(super) fn open(&self) -> Vec<Weak<dyn Outlet>> {
+        let older = self.more.iter().flat_map(|more| &more.older);
+        let outlets = older.chain(&self.newest);
+        outlets.filter(|outlet| is_open(outlet)).cloned().collect()
+    }
+
+    /// Whether older streams than the newest are open.
+    pub(super) fn has_older(&self) -> bool {
+        let more = self.more.as_ref();
+        more.is_some_and(|more| more.older.iter().any(is_open))
+    }
+
+    /// Says something, and whether it is the last that is to be said. Who is to be told.
+    pub(super) fn say(&mut self, message: Bytes, is_last: bool) -> Vec<Arc<dyn Outlet>> {
+        let more = self.more.get_or_insert_default();
+        more.messages.push(message);
+        more.closed |= is_last;
+        self.outlets()
+    }
+
+    fn outlets(&self) -> Vec<Arc<dyn Outlet>> {
+        let older = self.more.iter().flat_map(|more| &more.older);
+        let outlets = older.chain(&self.newest);
+        outlets.filter_map(Weak::upgrade).collect()
+    }
+
+    pub(super) fn messages(&self) -> Vec<Bytes> {
+        let messages = self.more.as_ref().map(|more| more.messages.clone());
+        messages.unwrap_or_default()
+    }
+}
+
+fn is_open(outlet: &Weak<dyn Outlet>) -> bool {
+    outlet.strong_count() > 0
+}

@@ -1,0 +1,56 @@
+//! What a request is to the layer, from its head.
+
+use std::sync::Arc;
+
+use http::{Method, Request};
+
+use super::{
+    identity::{Revision, Session},
+    resume::Resume,
+    state::{Exchange, Instance, Kind},
+};
+use crate::{call::Scope, fields::Fields};
+
+// === impl Exchange ===
+
+impl Exchange {
+    pub(crate) fn new<B>(
+        instance: Arc<Instance>,
+        request: &Request<B>,
+        fields: &Fields<'_>,
+    ) -> Self {
+        let session = Session::of(fields.session_id);
+        let revision = Revision::of(fields.protocol_version);
+        let kind = Kind::of(&instance, request, &session);
+        Self::of_parts(instance, session, revision, kind)
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    fn of<B>(instance: &Instance, request: &Request<B>, session: &Session) -> Self {
+        let path = request.uri().path();
+        match *request.method() {
+            Method::POST => Self::Post,
+            Method::GET => {
+                let resume = session
+                    .key(|id| instance.scope_of(id, path))
+                    .and_then(|session| Resume::receive(instance, session, request.headers()));
+                resume.map_or(Self::Other, |resume| Self::Resume(Box::new(resume)))
+            }
+            Method::DELETE => session
+                .key(|_| Scope::Path(path.into()))
+                .map_or(Self::Other, |session| Self::Delete(Box::new(session))),
+            _ => Self::Other,
+        }
+    }
+}
+
+impl Instance {
+    /// Who gave out a session id that came to a path: the session manager that knows it, or the path's server.
+    fn scope_of(&self, id: &str, path: &str) -> Scope {
+        let manager = self.registry.manager_of(id);
+        manager.unwrap_or_else(|| Scope::Path(path.into()))
+    }
+}

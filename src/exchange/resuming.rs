@@ -1,0 +1,133 @@
+//! Whose call a GET with `Last-Event-ID` goes on with.
+//!
+//! From its receipt on it holds the call's clock, so that no deadline passes while the inner service thinks. Its
+//! stream is the call's next generation once the inner service accepted it. Where a session manager watches
+//! the call, that is the manager's to say: rmcp answers 200 to a resume that it refuses.
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+
+use super::{
+    resume::Resume,
+    state::{Attachment, Exchange, Instance},
+};
+use crate::{
+    call::{CallId, CancelReason, DetachCause, Detachment, RequestId, SessionKey},
+    fields::LAST_EVENT_ID,
+    observe::Event,
+    registry::{End, Named},
+};
+
+/// What an accepted resume is.
+pub(super) enum Accepted {
+    /// Nobody's, or a session manager's.
+    Nothing,
+    Attached(Vec<Attachment>),
+    /// The call was cancelled. Whatever the server says, its client is to hear that.
+    Cancelled(RequestId, CancelReason),
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// The client of a call came back for it, and was taken.
+    pub(crate) fn resumed(&self, id: CallId, detachment: Option<Detachment>) {
+        self.state().going = None;
+        if let Some(call) = self.call(id) {
+            self.report(&Event::Resumed { call, detachment });
+        }
+    }
+}
+
+// === impl Resume ===
+
+impl Resume {
+    /// `None` if the headers do not name one event.
+    pub(super) fn receive(
+        instance: &Instance,
+        session: SessionKey,
+        headers: &HeaderMap,
+    ) -> Option<Self> {
+        let mut ids = headers.get_all(LAST_EVENT_ID).iter();
+        let (Some(event_id), None) = (ids.next(), ids.next()) else {
+            return None;
+        };
+        let registry = &instance.registry;
+        let named = registry.named(&session, event_id.as_bytes());
+        let holds = named.in_flight().into_iter();
+        let holds = holds.filter(|id| registry.hold(*id)).collect();
+        Some(Self::new(session, event_id.as_bytes().into(), holds))
+    }
+
+    /// The inner service answered it with a stream.
+    pub(super) fn accept(&self, instance: &Instance) -> Accepted {
+        if self.is_managed() {
+            self.release(instance);
+            return Accepted::Nothing;
+        }
+        let accepted = match instance.registry.named(&self.session, &self.event_id) {
+            Named::Call(id) => Self::attach(instance, &[id]),
+            Named::Batch(ids) => Self::attach(instance, &ids),
+            Named::Ended(End::Cancelled(request, reason)) => Accepted::Cancelled(request, reason),
+            Named::OneOf(ids) => {
+                // Also those that another resume holds: it may be refused.
+                for id in ids {
+                    instance.registry.spare(id);
+                }
+                Accepted::Nothing
+            }
+            Named::Nothing | Named::Ended(End::Answered(_)) => Accepted::Nothing,
+        };
+        self.release(instance);
+        accepted
+    }
+
+    fn attach(instance: &Instance, ids: &[CallId]) -> Accepted {
+        let attach = |id: &CallId| {
+            let (exchange, generation, detachment) = instance.registry.attach(*id)?;
+            exchange.resumed(*id, detachment);
+            Some(Attachment {
+                exchange,
+                id: *id,
+                generation,
+            })
+        };
+        Accepted::Attached(ids.iter().filter_map(attach).collect())
+    }
+
+    /// The exchanges of the calls in flight that it asks for, each once.
+    pub(super) fn calls(&self, instance: &Instance) -> Vec<Arc<Exchange>> {
+        let registry = &instance.registry;
+        let ids = match registry.named(&self.session, &self.event_id) {
+            Named::Call(id) => vec![id],
+            Named::Batch(ids) => ids,
+            Named::Nothing | Named::OneOf(_) | Named::Ended(_) => Vec::new(),
+        };
+        let mut exchanges: Vec<Arc<Exchange>> = Vec::new();
+        for exchange in ids.into_iter().filter_map(|id| registry.call(id)) {
+            // The calls of a batch are one exchange, to be told of the stream once.
+            if !exchanges.iter().any(|known| Arc::ptr_eq(known, &exchange)) {
+                exchanges.push(exchange);
+            }
+        }
+        exchanges
+    }
+
+    /// Says how its stream goes, before it does. A session manager's stream only sees that it is dropped.
+    pub(super) fn is_going(&self, instance: &Instance, cause: DetachCause) {
+        // Which is what it takes a drop for.
+        if cause != DetachCause::HungUp && self.is_managed() {
+            for exchange in self.calls(instance) {
+                exchange.state().going = Some(cause);
+            }
+        }
+    }
+
+    /// Lets the clocks go on that it stopped.
+    pub(super) fn release(&self, instance: &Instance) {
+        for id in self.take_holds() {
+            instance.registry.release(id);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The token of an exchange, and what fires with it: linked tokens, and clean-ups.
+//!
+//! 1. It fires once, for a reason. The reason is set first, then the token, then the rest.
+//! 2. A clean-up runs once, after a cancel only, on a task of its own: never inside `Drop`, and none harms
+//!    another by a panic. Until it begins, another runtime may take it.
+//! 3. One that comes after the cancel runs at once. One that comes after the end never runs.
+//! 4. What has not run is dropped when the exchange has come to its end otherwise. Nothing that it owns waits for
+//!    the end of the process.
+//! 5. No lock is held while a token fires, or while a clean-up is called or dropped.
+
+use std::{
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::call::CancelReason;
+
+/// Fires when the calls of an exchange are cancelled.
+#[derive(Default)]
+pub(super) struct Signal {
+    reason: OnceLock<CancelReason>,
+    /// Somebody outside the crate has the token.
+    heard: AtomicBool,
+    waiting: Mutex<Waiting>,
+}
+
+/// What waits for it.
+#[derive(Default)]
+struct Waiting {
+    token: Option<CancellationToken>,
+    hooks: Hooks,
+}
+
+/// Something to be done once, when it fires.
+pub(super) enum Hook {
+    #[cfg(feature = "rmcp")]
+    Fire(CancellationToken),
+    CleanUp(CleanUp),
+}
+
+type CleanUp = Box<dyn FnOnce(CancelReason) -> Task + Send>;
+
+/// What a clean-up does.
+pub(super) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+#[derive(Default)]
+enum Hooks {
+    #[default]
+    None,
+    /// Nearly always the token of a handler. It needs no allocation.
+    One(Hook),
+    Several(Vec<Hook>),
+    /// The exchange has come to its end: nothing will fire.
+    Over,
+}
+
+// === impl Signal ===
+
+impl Signal {
+    pub(super) fn reason(&self) -> Option<CancelReason> {
+        self.reason.get().copied()
+    }
+
+    /// The token, made when somebody first asks.
+    pub(super) fn token(&self) -> CancellationToken {
+        let token = self.waiting().token.get_or_insert_default().clone();
+        // `fire` sets the reason before it looks for a token: one of the two sees the other.
+        if self.reason.get().is_some() {
+            token.cancel();
+        }
+        token
+    }
+
+    /// Somebody outside the crate gets the token, and so may hear of a cancel.
+    pub(super) fn hear(&self) {
+        self.heard.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether anybody may hear of a cancel.
+    pub(super) fn is_heard(&self) -> bool {
+        if self.heard.load(Ordering::Relaxed) {
+            return true;
+        }
+        let waiting = self.waiting();
+        waiting.token.is_some() || !waiting.hooks.are_none()
+    }
+
+    /// Has `hook` run when it fires.
+    pub(super) fn add(&self, hook: Hook, spawn: impl Fn(Task)) {
+        let unwanted = {
+            let mut waiting = self.waiting();
+            // As for the token.
+            match self.reason.get() {
+                Some(_) => Some(hook),
+                None => waiting.hooks.add(hook),
+            }
+        };
+        match (unwanted, self.reason()) {
+            (Some(hook), Some(reason)) => hook.run(reason, &spawn),
+            (Some(hook), None) => hook.forget(),
+            (None, _) => {}
+        }
+    }
+
+    pub(super) fn fire(&self, reason: CancelReason, spawn: impl Fn(Task)) {
+        if self.reason.set(reason).is_err() {
+            return;
+        }
+        let (token, hooks) = {
+            let mut waiting = self.waiting();
+            (waiting.token.clone(), mem::take(&mut waiting.hooks))
+        };
+        if let Some(token) = token {
+            token.cancel();
+        }
+        for hook in hooks.into_iter() {
+            hook.run(reason, &spawn);
+        }
+    }
+
+    /// It will not fire any more.
+    pub(super) fn forget(&self) {
+        let hooks = mem::replace(&mut self.waiting().hooks, Hooks::Over);
+        hooks.into_iter().for_each(Hook::forget);
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Hooks ===
+
+impl Hooks {
+    /// Gives the hook back if it comes too late.
+    fn add(&mut self, hook: Hook) -> Option<Hook> {
+        match self {
+            Self::None => *self = Self::One(hook),
+            Self::One(_) => {
+                *self = Self::Several(mem::take(self).into_iter().chain([hook]).collect())
+            }
+            Self::Several(hooks) => hooks.push(hook),
+            Self::Over => return Some(hook),
+        }
+        None
+    }
+
+    fn are_none(&self) -> bool {
+        matches!(self, Self::None | Self::Over)
+    }
+
+    fn into_iter(self) -> impl Iterator<Item = Hook> {
+        let (one, several) = match self {
+            Self::None | Self::Over => (None, Vec::new()),
+            Self::One(hook) => (Some(hook), Vec::new()),
+            Self::Several(hooks) => (None, hooks),
+        };
+        one.into_iter().chain(several)
+    }
+}
+
+// === impl Hook ===
+
+impl Hook {
+    pub(super) fn clean_up<F>(clean_up: impl FnOnce(CancelReason) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        Self::CleanUp(Box::new(|reason| {
+            // Called on the task as well: a closure may do its work before it returns a future.
+            Box::pin(async move { clean_up(reason).await })
+        }))
+    }
+
+    fn run(self, reason: CancelReason, spawn: &impl Fn(Task)) {
+        match self {
+            #[cfg(feature = "rmcp")]
+            Self::Fire(token) => token.cancel(),
+            // Without a runtime the task is dropped here.
+            Self::CleanUp(clean_up) => quietly(|| spawn(clean_up(reason))),
+        }
+    }
+
+    fn forget(self) {
+        quietly(|| drop(self));
+    }
+}
+
+/// Runs what may call destructors of the user's. The caller may be in one itself.
+fn quietly(action: impl FnOnce()) {
+    let _panic = catch_unwind(AssertUnwindSafe(action));
+}

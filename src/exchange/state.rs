@@ -1,0 +1,257 @@
+//! What an exchange is made of.
+
+#[cfg(feature = "rmcp")]
+use std::any::Any;
+use std::{
+    fmt, slice,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU32},
+    },
+};
+
+use futures_util::task::AtomicWaker;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::Span;
+
+use super::{
+    identity::{Revision, Session},
+    last_words::LastWords,
+    request_body::RequestBody,
+    resume::Resume,
+    signal::Signal,
+};
+#[cfg(feature = "rmcp")]
+use crate::call::RequestId;
+use crate::{
+    call::{CallId, CallInfo, CancelReason, DetachCause, SessionKey},
+    cancel::{Announced, Canceller},
+    observe::Event,
+    options::Options,
+    registry::{self, Generation},
+};
+
+pub(crate) type Registry = registry::Registry<Exchange>;
+
+/// What all exchanges of one service share.
+#[derive(Debug)]
+pub(crate) struct Instance {
+    pub(crate) options: Options,
+    pub(crate) registry: Arc<Registry>,
+}
+
+pub(crate) struct Exchange {
+    pub(super) instance: Arc<Instance>,
+    pub(super) session: Session,
+    pub(super) revision: Revision,
+    pub(super) kind: Kind,
+    pub(super) calls: OnceLock<InFlight>,
+    pub(super) signal: Signal,
+    /// Set with the end of the request body, so that most polls need not lock.
+    pub(super) body_ended: AtomicBool,
+    /// What passed on the streams of its calls, see `response`.
+    pub(super) passed: AtomicU32,
+    /// Its calls were cancelled here, and its response is to say so.
+    pub(super) closed: AtomicBool,
+    /// Its calls have ended, see `outlet`.
+    pub(super) calls_over: AtomicBool,
+    /// The response future.
+    pub(super) answerer: AtomicWaker,
+    /// Notified when a call of it was accepted or has ended, if anybody ever waited for that.
+    pub(super) decided: OnceLock<Box<Notify>>,
+    pub(super) state: Mutex<State>,
+}
+
+/// What a request may be to the layer.
+pub(super) enum Kind {
+    /// A POST: may carry calls, or the client's own cancel of one.
+    Post,
+    /// A GET with `Last-Event-ID`, for a stream of its session.
+    Resume(Box<Resume>),
+    /// A DELETE of its session.
+    Delete(Box<SessionKey>),
+    Other,
+}
+
+pub(super) enum InFlight {
+    One(CallInfo),
+    Batch(Box<[CallInfo]>),
+}
+
+pub(super) struct State {
+    pub(super) phase: Phase,
+    pub(super) request: RequestBody,
+    pub(super) canceller: Option<Arc<dyn Canceller>>,
+    pub(super) handover: Handover,
+    /// Its answer, between its session's transport and its stream.
+    #[cfg(feature = "rmcp")]
+    pub(super) in_passing: Option<InPassing>,
+    /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
+    pub(super) going: Option<DetachCause>,
+    pub(super) last_words: LastWords,
+    /// In a box: where nobody subscribes to spans there is none.
+    pub(super) span: Option<Box<Span>>,
+}
+
+/// A message that only its session manager can read.
+#[cfg(feature = "rmcp")]
+pub(super) type InPassing = Arc<dyn Any + Send + Sync>;
+
+/// One generation of a call: whoever has it tells when that stream has gone.
+#[derive(Debug, Clone)]
+pub(crate) struct Attachment {
+    pub(crate) exchange: Arc<Exchange>,
+    pub(crate) id: CallId,
+    pub(crate) generation: Generation,
+}
+
+/// How far a call has come on its way into a session manager, which then watches its streams.
+#[cfg_attr(
+    not(feature = "rmcp"),
+    expect(dead_code, reason = "only a session manager takes calls over")
+)]
+pub(super) enum Handover {
+    /// No session manager has bound it.
+    None,
+    /// It is bound, and its request is on the way. A cancel must not overtake that: it waits here.
+    Opening(Option<(CancelReason, Option<Announced>)>),
+    /// The session manager took the request. `cancelled`: and a cancel that had waited for that.
+    Open { cancelled: bool },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Open,
+    /// The inner service took the request.
+    Streaming,
+    /// The client was told all there was to tell.
+    Ended,
+    /// The client went away, or nobody reads the rest.
+    Abandoned,
+}
+
+// === impl Instance ===
+
+impl Instance {
+    pub(crate) fn new(options: Options, registry: Arc<Registry>) -> Self {
+        Self { options, registry }
+    }
+
+    pub(crate) fn report(&self, event: &Event<'_>) {
+        self.options.observers.on_event(event);
+    }
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    pub(super) fn of_parts(
+        instance: Arc<Instance>,
+        session: Session,
+        revision: Revision,
+        kind: Kind,
+    ) -> Self {
+        Self {
+            instance,
+            session,
+            revision,
+            kind,
+            calls: OnceLock::new(),
+            signal: Signal::default(),
+            body_ended: AtomicBool::new(false),
+            passed: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+            calls_over: AtomicBool::new(false),
+            answerer: AtomicWaker::new(),
+            decided: OnceLock::new(),
+            state: Mutex::new(State {
+                phase: Phase::Open,
+                request: RequestBody::Passing,
+                canceller: None,
+                handover: Handover::None,
+                #[cfg(feature = "rmcp")]
+                in_passing: None,
+                going: None,
+                last_words: LastWords::default(),
+                span: None,
+            }),
+        }
+    }
+
+    /// Whether a cancel of the calls in this request may have to be replayed into the inner service:
+    /// it may carry session calls, and nobody is known to bind them.
+    pub(crate) fn may_need_replay(&self) -> bool {
+        matches!(self.kind, Kind::Post)
+            && self.revision == Revision::WithSessions
+            && self.session.id().is_some_and(|id| {
+                let registry = &self.instance.registry;
+                registry.manager_of(id).is_none()
+            })
+    }
+
+    /// Takes the canceller for calls that no session manager binds.
+    pub(crate) fn set_replay(&self, replay: Arc<dyn Canceller>) {
+        self.state().canceller = Some(replay);
+    }
+
+    pub(crate) fn reason(&self) -> Option<CancelReason> {
+        self.signal.reason()
+    }
+
+    /// The token of the exchange, made when somebody first asks.
+    pub(crate) fn token(&self) -> CancellationToken {
+        self.signal.token()
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn registry(&self) -> &Arc<Registry> {
+        &self.instance.registry
+    }
+
+    pub(super) fn calls(&self) -> impl Iterator<Item = &CallInfo> {
+        self.calls.get().into_iter().flat_map(InFlight::iter)
+    }
+
+    pub(crate) fn call(&self, id: CallId) -> Option<&CallInfo> {
+        self.calls().find(|call| call.id() == id)
+    }
+
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn call_with(&self, request: &RequestId) -> Option<&CallInfo> {
+        self.calls().find(|call| call.request_id() == request)
+    }
+
+    pub(super) fn is_bound(&self) -> bool {
+        !matches!(self.state().handover, Handover::None)
+    }
+
+    /// Somebody outside the crate gets its token, and so may hear of a cancel.
+    pub(crate) fn hear(&self) {
+        self.signal.hear();
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exchange")
+            .field("calls", &self.calls().collect::<Vec<_>>())
+            .field("reason", &self.reason())
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl InFlight ===
+
+impl InFlight {
+    pub(super) fn iter(&self) -> slice::Iter<'_, CallInfo> {
+        match self {
+            Self::One(call) => slice::from_ref(call).iter(),
+            Self::Batch(calls) => calls.iter(),
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The JSON-RPC messages that this crate writes itself.
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use crate::call::{CancelReason, RequestId};
+
+/// An error of the server's own (JSON-RPC 2.0, section 5.1).
+pub(crate) const INTERNAL_ERROR: i32 = -32603;
+
+/// The code and the message of the error that the client of a cancelled call gets.
+pub(crate) fn error_for(reason: CancelReason) -> (i32, &'static str) {
+    match reason {
+        CancelReason::TimedOut => (-32001, "Request timed out"),
+        _ => (-32800, "Request cancelled"),
+    }
+}
+
+/// The error response to a request.
+pub(crate) fn error(id: Value, error: Value) -> Bytes {
+    let message = json!({ "jsonrpc": "2.0", "id": id, "error": error });
+    Bytes::from(message.to_string())
+}
+
+/// The error response to a call that was cancelled.
+pub(crate) fn cancelled(request: &RequestId, reason: CancelReason) -> Bytes {
+    let (code, message) = error_for(reason);
+    error(request.into(), json!({ "code": code, "message": message }))
+}
+
+/// What tells a server that a call is cancelled.
+pub(crate) fn cancel(request: &RequestId, reason: CancelReason) -> Bytes {
+    let notification = json!({
+        "jsonrpc": "2.0",
+        "method": "notifications/cancelled",
+        "params": { "requestId": Value::from(request), "reason": reason.to_string() },
+    });
+    Bytes::from(notification.to_string())
+}

@@ -1,0 +1,154 @@
+//! What runs an errand on a runtime.
+
+use std::{
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use tokio::{runtime::Handle, time::Instant};
+
+use super::{
+    errand::{Errand, Moves, Waiting},
+    shared::{SLACK, Shared},
+};
+
+/// How often a task may go on to another runtime: 8 times.
+pub(super) const MAX_MOVES: u8 = 8;
+
+/// The task of a runtime that runs an errand.
+pub(super) struct Runner {
+    shared: Arc<Shared>,
+    id: u64,
+    stage: Stage,
+}
+
+enum Stage {
+    /// The driver has the errand, unless another runtime took it.
+    ToBegin,
+    /// It was taken over from another runtime.
+    Taken(Errand),
+    Begun(Errand),
+    /// It has ended, or is being polled: if that panics it is over too.
+    Over,
+}
+
+// === impl Runner ===
+
+impl Runner {
+    /// Has an errand run on the current runtime, or on another one.
+    pub(super) fn start(shared: &Arc<Shared>, errand: Errand) {
+        let here = Handle::try_current().ok();
+        let now = Instant::now();
+        let overdue = here.as_ref().and_then(|_| now.checked_add(SLACK));
+        let (id, others) = {
+            let mut state = shared.state();
+            if here.is_none() && state.timers.is_empty() {
+                // Nobody can run it. It is the user's to drop: no lock is held.
+                drop(state);
+                return drop(errand);
+            }
+            let id = state.errands.add(errand, overdue);
+            let here = here.as_ref().map(Handle::id);
+            let mut timers = state.timers.iter();
+            let others = timers.any(|member| Some(member.runtime) != here)
+                && overdue.is_none_or(|at| state.errands.must_tell(at, now));
+            (id, others)
+        };
+        if others {
+            shared.wake.notify_waiters();
+        }
+        if let Some(here) = here {
+            drop(here.spawn(Self::new(shared, id, Stage::ToBegin)));
+        }
+    }
+
+    /// Has errands of other runtimes run on the current one. `false` if this one takes no tasks any more.
+    pub(super) fn take_over(shared: &Arc<Shared>, errands: Vec<(u64, Errand)>) -> bool {
+        let mut goes_on = true;
+        for (id, errand) in errands {
+            let runner = Self::new(shared, id, Stage::Taken(errand));
+            match Handle::try_current() {
+                Ok(here) if goes_on => drop(here.spawn(runner)),
+                // It is left to yet another one.
+                Ok(_) | Err(_) => drop(runner),
+            }
+            goes_on &= !shared.state().errands.waiting.contains_key(&id);
+        }
+        goes_on
+    }
+
+    fn new(shared: &Arc<Shared>, id: u64, stage: Stage) -> Self {
+        Self {
+            shared: shared.clone(),
+            id,
+            stage,
+        }
+    }
+
+    /// The errand whose turn it is.
+    fn begin(&mut self) -> Option<Errand> {
+        match mem::replace(&mut self.stage, Stage::Over) {
+            Stage::ToBegin => self.shared.state().errands.take(self.id),
+            Stage::Taken(errand) | Stage::Begun(errand) => Some(errand),
+            Stage::Over => None,
+        }
+    }
+
+    /// Leaves an errand to the other runtimes, if there are any and it can go on.
+    fn leave(&self, mut errand: Errand) {
+        errand.moved += 1;
+        let can_move = errand.moved <= MAX_MOVES;
+        let dropped = {
+            let mut state = self.shared.state();
+            match can_move && !state.timers.is_empty() {
+                true => {
+                    let waiting = Waiting {
+                        errand,
+                        overdue: None,
+                    };
+                    state.errands.waiting.insert(self.id, waiting);
+                    None
+                }
+                false => Some(errand),
+            }
+        };
+        match dropped {
+            Some(errand) => drop(errand),
+            None => self.shared.wake.notify_waiters(),
+        }
+    }
+}
+
+impl Future for Runner {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(mut errand) = self.begin() {
+            let polled = errand.task.as_mut().poll(cx);
+            if polled.is_pending() {
+                self.stage = Stage::Begun(errand);
+            }
+            ready!(polled);
+        }
+        Poll::Ready(())
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        match mem::replace(&mut self.stage, Stage::Over) {
+            Stage::ToBegin => {
+                // Its own runtime has ended, or another one was faster.
+                let left = self.shared.state().errands.take(self.id);
+                if let Some(errand) = left {
+                    self.leave(errand);
+                }
+            }
+            Stage::Taken(errand) => self.leave(errand),
+            Stage::Begun(errand) if errand.moves == Moves::Always => self.leave(errand),
+            Stage::Begun(_) | Stage::Over => {}
+        }
+    }
+}

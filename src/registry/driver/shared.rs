@@ -1,0 +1,98 @@
+//! What the driver and its tasks share: the runtimes that have a timer, and the tasks that wait for one.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{runtime::Id, sync::Notify};
+
+use super::{errand::Errands, roll::Roll};
+
+/// How long a runtime is left to do what is its own to do: 100 ms. A thread that polls its tasks as it should comes
+/// to each of them sooner.
+pub(super) const SLACK: Duration = Duration::from_millis(100);
+
+/// What the driver and its tasks share.
+pub(super) struct Shared {
+    pub(super) roll: Roll,
+    pub(super) wake: Notify,
+    pub(super) state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// The runtimes that have a timer.
+    pub(super) timers: Vec<Member>,
+    /// The one whose timer looks on time.
+    pub(super) first: Option<Id>,
+    pub(super) errands: Errands,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Member {
+    pub(super) runtime: Id,
+    /// Not if it was built without `enable_time`.
+    pub(super) can_sleep: bool,
+}
+
+// === impl Shared ===
+
+impl Shared {
+    pub(super) fn new() -> Self {
+        Self {
+            roll: Roll::new(),
+            wake: Notify::new(),
+            state: Mutex::default(),
+        }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Says whether the runtime was not known.
+    pub(super) fn enter(&mut self, runtime: Id) -> bool {
+        if self.timers.iter().any(|member| member.runtime == runtime) {
+            return false;
+        }
+        self.timers.push(Member {
+            runtime,
+            can_sleep: true,
+        });
+        true
+    }
+
+    pub(super) fn leave(&mut self, runtime: Id) {
+        self.timers.retain(|member| member.runtime != runtime);
+        self.first.take_if(|first| *first == runtime);
+    }
+
+    /// Makes the timer of this runtime the first, if it is one that can be.
+    pub(super) fn prefer(&mut self, runtime: Id) {
+        let mut timers = self.timers.iter();
+        if timers.any(|member| member.runtime == runtime && member.can_sleep) {
+            self.first = Some(runtime);
+        }
+    }
+
+    /// Says whether the timer of this runtime is the first, which it becomes if none is.
+    pub(super) fn is_first(&mut self, runtime: Id) -> bool {
+        if self.first.is_none() {
+            self.prefer(runtime);
+        }
+        self.first == Some(runtime)
+    }
+
+    pub(super) fn cannot_sleep(&mut self, runtime: Id) {
+        let mut timers = self.timers.iter_mut();
+        if let Some(member) = timers.find(|member| member.runtime == runtime) {
+            member.can_sleep = false;
+        }
+        self.first.take_if(|first| *first == runtime);
+    }
+}

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Checks that the modules of `src` import only downwards, and in no circle.
+
+    tests/layers/check.py          fails, and names every arrow that is wrong
+    tests/layers/check.py --list   prints every arrow
+
+An arrow goes from the module that says `use` (or writes a path in its code) to the module that defines the name: what a
+module re-exports from its children is followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The
+layers are those of ARCHITECTURE.md, in the block that begins with the line `lib`; each line names the modules of a layer,
+and a module may import from lines below its own only. Modules of one line do not import one another, unless one line of the
+same block says so by `a > b`.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SRC = ROOT / "src"
+LEFT_OUT = {"tests", "model", "fuzzing", "manual"}
+
+
+def main():
+    modules = {module_of(path): Source(path) for path in sorted(SRC.rglob("*.rs"))}
+    modules = {name: source for name, source in modules.items() if not LEFT_OUT & set(name)}
+    arrows = set()
+    for name, source in modules.items():
+        for path in source.paths:
+            target = resolve(modules, name, path)
+            if target is not None and target != name and target in modules:
+                arrows.add((name, target))
+    if "--list" in sys.argv:
+        for source, target in sorted(arrows):
+            print(f"{text(source)} > {text(target)}")
+        return 0
+    wrong = [f"circle: {circle}" for circle in circles(arrows)]
+    wrong += upwards(arrows, layers())
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
+
+
+def module_of(path):
+    parts = list(path.relative_to(SRC).with_suffix("").parts)
+    if parts[-1] in ("mod", "lib"):
+        parts.pop()
+    return tuple(parts)
+
+
+def text(module):
+    return "::".join(module) or "lib"
+
+
+class Source:
+    """What one file imports, re-exports and defines."""
+
+    def __init__(self, path):
+        code = without_tests(strip(path.read_text()))
+        self.exports = {}
+        self.paths = []
+        for visible, tree in re.findall(r"\b(pub(?:\([^)]*\))?\s+)?use\s+([^;]+);", code):
+            for path_, name in flatten(tree):
+                if visible:
+                    self.exports[name] = path_
+                else:
+                    self.paths.append(path_)
+        body = re.sub(r"\buse\s+[^;]+;", "", code)
+        for found in re.findall(r"\b((?:crate|super|self)(?:::\w+)+)", body):
+            self.paths.append(tuple(found.split("::")))
+
+
+def strip(code):
+    """Without comments and the texts of literals."""
+    code = re.sub(r"//[^\n]*", "", code)
+    return re.sub(r'"(?:\\.|[^"\\])*"', '""', code)
+
+
+def without_tests(code):
+    """Without items under `cfg(test)` or `cfg(fuzzing)`."""
+    kept, rest = [], code
+    pattern = re.compile(r"#\[cfg\((?:test|fuzzing|doctest|all\(test[^\n]*)\)\]")
+    while found := pattern.search(rest):
+        kept.append(rest[: found.start()])
+        rest = rest[end_of_item(rest, found.end()) :]
+    return "".join(kept) + rest
+
+
+def end_of_item(code, start):
+    depth = 0
+    for at in range(start, len(code)):
+        depth += {"{": 1, "}": -1}.get(code[at], 0)
+        is_block = code[at] == "}" and not code[start:at].lstrip().startswith(("use", "pub use", "pub(crate) use"))
+        if depth == 0 and (code[at] == ";" or is_block):
+            return at + 1
+    return len(code)
+
+
+def flatten(tree):
+    """The paths of a use tree, each with the name that it gets."""
+    tree = " ".join(tree.split())
+    found = re.match(r"^(.*?)\{(.*)\}$", tree)
+    if not found:
+        path, _, alias = tree.partition(" as ")
+        parts = tuple(part for part in path.strip().split("::") if part)
+        if parts and parts[-1] == "self":
+            parts = parts[:-1]
+        return [(parts, alias.strip() or (parts[-1] if parts else ""))]
+    prefix, inner = found.groups()
+    head = tuple(part for part in prefix.split("::") if part.strip())
+    flat = []
+    for branch in split(inner):
+        for path, name in flatten(branch):
+            flat.append((head + path, name if path else head[-1]))
+    return flat
+
+
+def split(inner):
+    depth, start = 0, 0
+    for at, char in enumerate(inner):
+        depth += {"{": 1, "}": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            yield inner[start:at].strip()
+            start = at + 1
+    if inner[start:].strip():
+        yield inner[start:].strip()
+
+
+def resolve(modules, here, path, depth=0):
+    """The module that defines what a path names, or none if that is of another crate."""
+    if not path or depth > 8:
+        return None
+    first, rest = path[0], path[1:]
+    if first == "crate":
+        at = ()
+    elif first == "self":
+        at = here
+    elif first == "super":
+        at = here[:-1]
+        while rest and rest[0] == "super":
+            at, rest = at[:-1], rest[1:]
+    elif here + (first,) in modules:
+        at, rest = here + (first,), rest
+    else:
+        return None
+    while rest and at + (rest[0],) in modules:
+        at, rest = at + (rest[0],), rest[1:]
+    if rest and at in modules and rest[0] in modules[at].exports:
+        found = resolve(modules, at, modules[at].exports[rest[0]], depth + 1)
+        return found if found is not None else at
+    return at
+
+
+def circles(arrows):
+    """Each circle once, as text: the strongly connected parts of the graph."""
+    graph = {}
+    for source, target in arrows:
+        graph.setdefault(source, set()).add(target)
+        graph.setdefault(target, set())
+
+    def reached(start):
+        seen, todo = set(), [start]
+        while todo:
+            for target in graph[todo.pop()] - seen:
+                seen.add(target)
+                todo.append(target)
+        return seen
+
+    reach = {module: reached(module) for module in graph}
+    told = set()
+    for module in sorted(graph):
+        if module in reach[module] and module not in told:
+            part = {other for other in reach[module] if module in reach[other]}
+            told |= part
+            inside = sorted((a, b) for a, b in arrows if a in part and b in part)
+            yield "; ".join(f"{text(a)} > {text(b)}" for a, b in inside)
+
+
+def layers():
+    """The level of each module, from ARCHITECTURE.md, and the arrows that are allowed within a line."""
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    block = re.search(r"^```\n(lib\b.*?)^```", page, re.M | re.S)
+    if not block:
+        raise SystemExit("ARCHITECTURE.md has no block of layers that begins with `lib`")
+    level = {}
+    lines = [line for line in block.group(1).splitlines() if line.strip()]
+    for height, line in enumerate(reversed(lines)):
+        for name in re.findall(r"[\w:]+", line.split("  ")[0] if "  " in line else line):
+            level[tuple(name.split("::")) if name != "lib" else ()] = height
+    return level
+
+
+def upwards(arrows, level):
+    def place(module):
+        for length in range(len(module), 0, -1):
+            if module[:length] in level:
+                return module[:length]
+        return () if not module else None
+
+    for source, target in sorted(arrows):
+        a, b = place(source), place(target)
+        if a is None or b is None:
+            yield f"no layer: {text(source if a is None else target)}"
+        elif a != b and level[b] >= level[a]:
+            yield f"upwards: {text(source)} > {text(target)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
