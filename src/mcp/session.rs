@@ -22,8 +22,8 @@ use tokio::{
 
 use super::{kept, late::Late, life::Life, owned::Owned, passing::EarlyEnds, shelf::Shelf};
 use crate::{
-    call::RequestId,
-    exchange::{BEFORE_CLOSE, Exchange},
+    call::{CallId, RequestId},
+    exchange::Exchange,
     registry::{GLANCE, LATE, Noticed, Ticket, Watched, in_time},
 };
 
@@ -80,7 +80,7 @@ pub(super) trait Owner: Send + Sync {
     fn has_calls(&self, session: &SessionId) -> bool;
 
     /// The call in flight with this JSON-RPC id.
-    fn call(&self, session: &SessionId, request: RequestId) -> Option<Arc<Exchange>>;
+    fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)>;
 
     /// The session is idle, and takes no request from now on.
     fn close_idle(self: Arc<Self>, session: SessionId);
@@ -265,9 +265,9 @@ impl Session {
         if self.early_ends.are_possible()
             && let Some(request) = kept::answers(message)
             && let Some(owner) = self.owner.upgrade()
-            && let Some(exchange) = owner.call(&self.id, request.into())
+            && let Some((id, exchange)) = owner.call(&self.id, request.into())
         {
-            exchange.pass(message);
+            exchange.answer_passes(id, message);
         }
     }
 
@@ -286,15 +286,15 @@ impl Session {
         self.injections.borrow().contains(request)
     }
 
-    /// Waits until no cancel is on its way, or none of this request, but for a second at most.
-    pub(super) async fn injected(&self, request: Option<&RequestId>) {
+    /// Waits until no cancel is on its way, or none of this request, but no longer than `limit`.
+    pub(super) async fn injected(&self, request: Option<&RequestId>, limit: Duration) {
         let mut under_way = self.injections.subscribe();
         let none = |under_way: &Vec<RequestId>| match request {
             Some(request) => !under_way.contains(request),
             None => under_way.is_empty(),
         };
         // It fails only without the sender, which is here.
-        let _arrived = in_time(BEFORE_CLOSE, under_way.wait_for(none)).await;
+        let _arrived = in_time(limit, under_way.wait_for(none)).await;
     }
 
     fn now(&self) -> u64 {

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key},
-    exchange::Attachment,
+    exchange::{Attachment, INJECTION_LIMIT},
     observe::Remark,
     registry::{End, FIRST},
     token::CallToken,
@@ -286,11 +286,22 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             info.and_then(|info| Some((shared.awaits(id, info.request_id())?, info.clone())));
         let opened = match awaited {
             // A cancel is on its way that would meet this call.
-            Some((session, info)) => Either::Right(Box::pin(async move {
-                session.injected(Some(info.request_id())).await;
-                shared.forgive(id, &info);
-                shared.manager.create_stream(id, message).await
-            })),
+            Some((session, info)) => {
+                let exchange = call.as_ref().map(|call| call.exchange().clone());
+                if let Some(exchange) = &exchange {
+                    exchange.wait_behind_cancel(true);
+                }
+                Either::Right(Box::pin(async move {
+                    // As long as such a cancel may take.
+                    let request = Some(info.request_id());
+                    session.injected(request, INJECTION_LIMIT).await;
+                    if let Some(exchange) = exchange {
+                        exchange.wait_behind_cancel(false);
+                    }
+                    shared.forgive(id, &info);
+                    shared.manager.create_stream(id, message).await
+                }))
+            }
             None => {
                 if let Some(info) = info {
                     shared.forgive(id, info);
