@@ -24,7 +24,7 @@ use super::{kept, late::Late, life::Life, owned::Owned, passing::EarlyEnds, shel
 use crate::{
     call::RequestId,
     exchange::{BEFORE_CLOSE, Exchange},
-    registry::{GLANCE, LATE, Noticed, Ticket, Watched, in_time},
+    registry::{LATE, NextLook, Noticed, Ticket, Watched, in_time},
 };
 
 /// All sessions that are open.
@@ -310,7 +310,7 @@ impl Session {
 }
 
 impl Watched for Session {
-    fn look(&self, now: Instant, noticed: Noticed) -> Option<Instant> {
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;
         let millis = self.millis(now);
@@ -318,19 +318,16 @@ impl Watched for Session {
             // When it ends nobody may see.
             self.life.touch(millis);
         }
-        let again = match noticed {
+        let left = match noticed {
+            Noticed::Late | Noticed::Delayed => self.life.left(millis, idle_timeout),
+            Noticed::InTime => self.life.close_if_idle(millis, idle_timeout),
+        };
+        match (left, noticed) {
+            (Some(left), _) => now.checked_add(left).map(NextLook::At),
             // The runtime stood still: requests may wait in the accept queue.
-            Noticed::Late => Some(LATE),
-            Noticed::Delayed => Some(GLANCE),
-            Noticed::InTime => None,
-        };
-        let left = match again {
-            Some(_) => self.life.left(millis, idle_timeout).or(again),
-            None => self.life.close_if_idle(millis, idle_timeout),
-        };
-        match left {
-            Some(left) => now.checked_add(left),
-            None => {
+            (None, Noticed::Late) => now.checked_add(LATE).map(NextLook::At),
+            (None, Noticed::Delayed) => Some(NextLook::Soon),
+            (None, Noticed::InTime) => {
                 owner.close_idle(self.id.clone());
                 None
             }
