@@ -218,7 +218,13 @@ impl State {
                     self.asked.forget(&id.into());
                 }
             }
-            ServerJsonRpcMessage::Notification(_) => {}
+            ServerJsonRpcMessage::Notification(message) => {
+                if let ServerNotification::CancelledNotification(given_up) = &message.notification
+                    && let Some(id) = &given_up.params.request_id
+                {
+                    self.asked.answered(id);
+                }
+            }
         }
     }
 }

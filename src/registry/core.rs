@@ -71,7 +71,9 @@ mod streams;
 pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
     book::Named,
-    entry::{Entry, Expired, FIRST, Finished, GLANCE, Generation, LATE, ON_TIME, Wait},
+    entry::{
+        Entry, Expired, FIRST, Finished, GLANCE, Generation, LATE, MAX_GLANCES, ON_TIME, Wait,
+    },
     memory::{Dropped, Limits as MemoryLimits},
     remembered::{End, Ended},
     streams::Form,

@@ -480,6 +480,51 @@ async fn an_idle_session_is_closed_once_though_who_waits_for_that_leaves() {
     assert_eq!(response.status(), 404);
 }
 
+/// A machine that is never on time: each look at a stream comes a moment late.
+#[tokio::test]
+async fn a_stream_that_nobody_reads_is_let_go_though_no_look_at_it_is_on_time() {
+    let clock = StoppedClock::stop();
+    let layer = CancelOnDisconnectLayer::new()
+        .grace(Grace::Immediate)
+        .stall_timeout(GRACE);
+    let (layer, log) = Log::of(layer);
+    let sessions = CancellableSessionManager::local(Default::default());
+    let app = serve_with(sessions, Waits::default(), layer);
+    let session = open(&app).await;
+    let mut unread = call(&app, &session).await.into_body();
+    unread.frame().await.unwrap().unwrap();
+
+    clock.jump(GRACE + NOT_ON_TIME).await;
+    for _ in 0..1_000 {
+        a_while().await;
+        clock.jump(LOOKED_AT_AGAIN + NOT_ON_TIME).await;
+    }
+    a_while().await;
+
+    let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
+    assert_eq!(log.ends(&number(1)), [disconnected]);
+}
+
+#[tokio::test]
+async fn an_idle_session_is_closed_though_no_look_at_it_is_on_time() {
+    let clock = StoppedClock::stop();
+    let sessions = CancellableSessionManager::local(Default::default()).idle_timeout(IDLE);
+    let sessions = Arc::new(sessions);
+    let service = || Ok(Waits::default());
+    let service = StreamableHttpService::new(service, sessions.clone(), Default::default());
+    let app = Router::new().nest_service("/mcp", service);
+    let _session = open(&app.layer(CancelOnDisconnectLayer::new())).await;
+
+    clock.jump(IDLE + NOT_ON_TIME).await;
+    for _ in 0..1_000 {
+        a_while().await;
+        clock.jump(LOOKED_AT_AGAIN + NOT_ON_TIME).await;
+    }
+    a_while().await;
+
+    assert_eq!(sessions.inner().sessions.read().await.len(), 0);
+}
+
 /// A manager that takes the later one first would take the stream from the client that is there.
 #[tokio::test]
 async fn a_resume_that_was_given_up_does_not_end_the_stream_of_the_next() {
@@ -886,51 +931,6 @@ async fn a_resume_brings_the_answer_that_lies_in_a_stream_which_nobody_reads() {
     let whole = whole(resumed).now_or_never().unwrap_or_default();
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
     drop(unread);
-}
-
-/// A machine that is never on time: each look at a stream comes a moment late.
-#[tokio::test]
-async fn a_stream_that_nobody_reads_is_let_go_though_no_look_at_it_is_on_time() {
-    let clock = StoppedClock::stop();
-    let layer = CancelOnDisconnectLayer::new()
-        .grace(Grace::Immediate)
-        .stall_timeout(GRACE);
-    let (layer, log) = Log::of(layer);
-    let sessions = CancellableSessionManager::local(Default::default());
-    let app = serve_with(sessions, Waits::default(), layer);
-    let session = open(&app).await;
-    let mut unread = call(&app, &session).await.into_body();
-    unread.frame().await.unwrap().unwrap();
-
-    clock.jump(GRACE + NOT_ON_TIME).await;
-    for _ in 0..1_000 {
-        a_while().await;
-        clock.jump(LOOKED_AT_AGAIN + NOT_ON_TIME).await;
-    }
-    a_while().await;
-
-    let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
-    assert_eq!(log.ends(&number(1)), [disconnected]);
-}
-
-#[tokio::test]
-async fn an_idle_session_is_closed_though_no_look_at_it_is_on_time() {
-    let clock = StoppedClock::stop();
-    let sessions = CancellableSessionManager::local(Default::default()).idle_timeout(IDLE);
-    let sessions = Arc::new(sessions);
-    let service = || Ok(Waits::default());
-    let service = StreamableHttpService::new(service, sessions.clone(), Default::default());
-    let app = Router::new().nest_service("/mcp", service);
-    let _session = open(&app.layer(CancelOnDisconnectLayer::new())).await;
-
-    clock.jump(IDLE + NOT_ON_TIME).await;
-    for _ in 0..1_000 {
-        a_while().await;
-        clock.jump(LOOKED_AT_AGAIN + NOT_ON_TIME).await;
-    }
-    a_while().await;
-
-    assert_eq!(sessions.inner().sessions.read().await.len(), 0);
 }
 
 /// The answer comes by between the end of the stream and the moment from which its call is known to be detached.
