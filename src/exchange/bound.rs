@@ -251,7 +251,8 @@ impl Exchange {
 
     /// The last stream of its call has ended without the answer, which is given out if it came by before.
     pub(crate) fn close_passage(&self) -> Option<Copied> {
-        match mem::replace(&mut self.state().passage, Passage::Closed) {
+        let former = mem::replace(&mut self.state().passage, Passage::Closed);
+        match former {
             Passage::Passed(answer) => Some(answer),
             Passage::Open | Passage::Closed => None,
         }

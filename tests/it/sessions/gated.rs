@@ -935,6 +935,10 @@ async fn a_resume_brings_the_answer_that_lies_in_a_stream_which_nobody_reads() {
 
 /// The answer comes by between the end of the stream and the moment from which its call is known to be detached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "one of two threads is held up on purpose"
+)]
 async fn an_answer_that_comes_just_as_its_stream_has_ended_is_kept_where_only_those_are() {
     let gated = Arc::new(Gated::new(At::Close));
     let waits = Waits::default();
