@@ -2,7 +2,7 @@
 
 use std::{
     mem,
-    sync::Arc,
+    sync::{Arc, Weak, atomic::Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -10,7 +10,7 @@ use std::{
 use super::{
     identity::Session,
     request_body::{RequestBody, Settled},
-    state::{Attachment, Exchange, Handover, InFlight, InPassing, Phase, State},
+    state::{Attachment, Copied, Exchange, Handover, InFlight, Passage, Phase, State},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},
@@ -237,9 +237,50 @@ impl Exchange {
         }
     }
 
-    /// Takes the place of the copy of its call's answer, which it gives out.
-    pub(crate) fn keep_in_passing(&self, answer: Option<InPassing>) -> Option<InPassing> {
-        mem::replace(&mut self.state().in_passing, answer)
+    /// The answer of its call comes by. Given back if no stream will give it out.
+    pub(crate) fn pass(&self, answer: Copied) -> Option<Copied> {
+        let passage = &mut self.state().passage;
+        match passage {
+            Passage::Closed => Some(answer),
+            Passage::Open | Passage::Passed(_) => {
+                *passage = Passage::Passed(answer);
+                None
+            }
+        }
+    }
+
+    /// The last stream of its call has ended without the answer, which is given out if it came by before.
+    pub(crate) fn close_passage(&self) -> Option<Copied> {
+        let former = mem::replace(&mut self.state().passage, Passage::Closed);
+        match former {
+            Passage::Passed(answer) => Some(answer),
+            Passage::Open | Passage::Closed => None,
+        }
+    }
+
+    /// Its call has a stream again.
+    pub(crate) fn open_passage(&self) {
+        let passage = &mut self.state().passage;
+        if matches!(passage, Passage::Closed) {
+            *passage = Passage::Open;
+        }
+    }
+
+    /// Its call is about to wait for a cancel that means an older one, or has done so.
+    pub(crate) fn wait_behind_cancel(&self, waits: bool) {
+        self.is_behind_cancel.store(waits, Ordering::Release);
+    }
+
+    pub(crate) fn is_behind_cancel(&self) -> bool {
+        self.is_behind_cancel.load(Ordering::Acquire)
+    }
+
+    /// Lets go of the streams that are open: what lies in them is read on elsewhere.
+    pub(crate) fn let_streams_go(&self) {
+        let outlets = self.state().last_words.open();
+        for outlet in outlets.iter().filter_map(Weak::upgrade) {
+            outlet.close();
+        }
     }
 
     /// Waits until a call has ended, but not for long. Its session manager let go of it already, so its answer

@@ -123,9 +123,15 @@ impl Exchange {
             CancelReason::ClientCancelled => Outcome::ClientCancelled,
             other => Outcome::Cancelled(other),
         };
-        let cancelled = self.cancel_any(id, reason, Some(outcome));
-        if cancelled.is_some() && self.are_calls_over() {
+        let Some(cancelled) = self.cancel_any(id, reason, Some(outcome)) else {
+            return;
+        };
+        if self.are_calls_over() {
             self.hand_over();
+        }
+        // Its server may have heard of the cancel before it heard of the call.
+        if reason == CancelReason::ClientCancelled {
+            self.keep_due(reason, cancelled);
         }
     }
 
@@ -252,22 +258,26 @@ impl Exchange {
         reason: CancelReason,
         cancelled: Cancelled,
     ) -> Option<Injection> {
-        let canceller = {
-            let mut state = self.state();
-            match &mut state.handover {
-                Handover::Opening(due) => {
-                    // Unless who handed it over saw that it is cancelled.
-                    if cancelled.finished.injectable && due.is_none() {
-                        *due = Some((reason, cancelled.announced));
-                    }
-                    return None;
-                }
-                Handover::Open { cancelled: true } => return None,
-                Handover::Open { cancelled: false } | Handover::None => state.canceller.clone(),
-            }
-        };
+        let cancelled = self.keep_due(reason, cancelled)?;
+        let canceller = self.state().canceller.clone();
         let canceller = canceller.filter(|_| cancelled.finished.injectable)?;
         Some(canceller.cancel(self.call(id)?, reason))
+    }
+
+    /// Keeps what is to be told until the call was handed over. Gives it back if it was, and its server is to be told now.
+    fn keep_due(&self, reason: CancelReason, cancelled: Cancelled) -> Option<Cancelled> {
+        let mut state = self.state();
+        match &mut state.handover {
+            Handover::Opening(due) => {
+                // Unless who handed it over saw that it is cancelled.
+                if cancelled.finished.injectable && due.is_none() {
+                    *due = Some((reason, cancelled.announced));
+                }
+                None
+            }
+            Handover::Open { cancelled: true } => None,
+            Handover::Open { cancelled: false } | Handover::None => Some(cancelled),
+        }
     }
 
     /// The answer of a call was seen: what to keep of it, and how many bytes that is.

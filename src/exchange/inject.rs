@@ -14,7 +14,7 @@ use crate::{
 
 /// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
 /// hold it back, and it must not be held for ever.
-const INJECTION_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const INJECTION_LIMIT: Duration = Duration::from_secs(10);
 
 /// A cancel on its way to the server. Reports when it is dropped, whatever became of it.
 struct Delivery {
@@ -66,6 +66,10 @@ impl Exchange {
         };
         let registry = &self.instance.registry;
         while let Some((other, exchange)) = registry.find_any(&key).filter(|it| it.0 != id) {
+            #[cfg(feature = "rmcp")]
+            if exchange.is_behind_cancel() {
+                return false;
+            }
             exchange.until_decided(other).await;
             if registry.is_in_flight(other) {
                 return true;

@@ -63,7 +63,11 @@ mod state;
 mod tap;
 
 #[cfg(feature = "rmcp")]
-pub(crate) use self::{bound::BEFORE_CLOSE, state::Attachment};
+pub(crate) use self::{
+    bound::BEFORE_CLOSE,
+    inject::INJECTION_LIMIT,
+    state::{Attachment, Copied},
+};
 pub(crate) use self::{
     guard::Guard,
     progress::{BodyPlan, Head},

@@ -56,6 +56,9 @@ pub(crate) struct Exchange {
     pub(super) closed: AtomicBool,
     /// Its calls have ended, see `outlet`.
     pub(super) calls_over: AtomicBool,
+    /// Its call is not handed over before a cancel on its way has arrived, which means an older call with its id.
+    #[cfg(feature = "rmcp")]
+    pub(super) is_behind_cancel: AtomicBool,
     /// The response future.
     pub(super) answerer: AtomicWaker,
     /// Notified when a call of it was accepted or has ended, if anybody ever waited for that.
@@ -84,9 +87,8 @@ pub(super) struct State {
     pub(super) request: RequestBody,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) handover: Handover,
-    /// Its answer, between its session's transport and its stream.
     #[cfg(feature = "rmcp")]
-    pub(super) in_passing: Option<InPassing>,
+    pub(super) passage: Passage,
     /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
     pub(super) going: Option<DetachCause>,
     pub(super) last_words: LastWords,
@@ -96,7 +98,18 @@ pub(super) struct State {
 
 /// A message that only its session manager can read.
 #[cfg(feature = "rmcp")]
-pub(super) type InPassing = Arc<dyn Any + Send + Sync>;
+pub(crate) type Copied = Arc<dyn Any + Send + Sync>;
+
+/// How the answer of its call gets from the session's transport to its client.
+#[cfg(feature = "rmcp")]
+pub(super) enum Passage {
+    /// By a stream, as far as it is known.
+    Open,
+    /// The same, and it came by already: a copy, until a stream gives it out.
+    Passed(Copied),
+    /// Not at all. The last stream has ended without it.
+    Closed,
+}
 
 /// One generation of a call: whoever has it tells when that stream has gone.
 #[derive(Debug, Clone)]
@@ -163,6 +176,8 @@ impl Exchange {
             passed: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             calls_over: AtomicBool::new(false),
+            #[cfg(feature = "rmcp")]
+            is_behind_cancel: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
             decided: OnceLock::new(),
             state: Mutex::new(State {
@@ -171,7 +186,7 @@ impl Exchange {
                 canceller: None,
                 handover: Handover::None,
                 #[cfg(feature = "rmcp")]
-                in_passing: None,
+                passage: Passage::Open,
                 going: None,
                 last_words: LastWords::default(),
                 span: None,

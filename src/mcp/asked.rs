@@ -27,7 +27,7 @@ impl Asked {
         self.open.insert(id, origin);
     }
 
-    /// The client has answered.
+    /// The client has answered, or the server has told it that nobody waits any more.
     pub(super) fn answered(&mut self, id: &NumberOrString) {
         self.open.remove(id);
     }

@@ -6,9 +6,6 @@
 //! asked its client for something when its call was cancelled would wait for ever. So what a cancelled call asked
 //! is answered here, with an error.
 //!
-//! The other way round, the answer of a call whose stream the server ended has no stream to come out of: rmcp
-//! drops it. It is kept here, in passing.
-//!
 //! 1. Only who sends adds to what is asked, and nobody receives meanwhile: a receiver that found nothing asked needs
 //!    no waking.
 //! 2. A request is refused or answered, never lost: whether its call is cancelled is asked, and the request noted,
@@ -18,7 +15,7 @@ use std::{
     collections::{VecDeque, hash_map::RandomState},
     hash::BuildHasher,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
@@ -32,20 +29,16 @@ use rmcp::{
         ServerRequest,
     },
     service::{OriginatingRequestId, RxJsonRpcMessage},
-    transport::streamable_http_server::session::ServerSseMessage,
 };
 
-use super::{asked::Asked, error_for, kept};
-use crate::{
-    call::{CallId, CallInfo, CancelReason, RequestId},
-    exchange::{Attachment, Exchange},
-};
+use super::{asked::Asked, error_for};
+use crate::call::{CallInfo, CancelReason, RequestId};
 
 /// How many cancelled calls a session remembers: 256. A handler that outlives so many others is beyond
 /// keeping quiet.
 const REMEMBERED: usize = 256;
 
-/// The cancelled calls of a session, those without a stream, and what its calls have asked the client.
+/// The cancelled calls of a session, and what its calls have asked the client.
 #[derive(Debug, Default)]
 pub(super) struct Late {
     /// Whether there is anything in `state`. A session without cancels and questions pays for nothing else.
@@ -58,7 +51,6 @@ pub(super) struct Late {
 struct State {
     names: RandomState,
     cancelled: VecDeque<Cancelled>,
-    unread: VecDeque<Unread>,
     asked: Asked,
 }
 
@@ -67,15 +59,6 @@ struct State {
 struct Cancelled {
     request_id: u64,
     progress_token: Option<u64>,
-}
-
-/// A call whose stream the server ended, and whose client has not come back yet.
-#[derive(Debug)]
-struct Unread {
-    request_id: RequestId,
-    call: CallId,
-    /// It goes with the call.
-    exchange: Weak<Exchange>,
 }
 
 /// What becomes of a message from a handler.
@@ -99,33 +82,8 @@ impl Late {
             let cancelled = Cancelled::new(&state.names, call);
             state.cancelled.push_back(cancelled);
             state.asked.give_up(call.request_id());
-            state.unread.retain(|unread| unread.call != call.id());
         });
         self.receiver.wake();
-    }
-
-    /// The server has ended the stream of a call: its answer comes by here and nowhere else.
-    pub(super) fn leave_unread(&self, attachment: &Attachment) {
-        let Some(call) = attachment.exchange.call(attachment.id) else {
-            return;
-        };
-        self.change(|state| {
-            if state.unread.len() == REMEMBERED {
-                state.unread.pop_front();
-            }
-            state.unread.push_back(Unread {
-                request_id: call.request_id().clone(),
-                call: attachment.id,
-                exchange: Arc::downgrade(&attachment.exchange),
-            });
-        });
-    }
-
-    /// The client of such a call has come back: there is a stream again.
-    pub(super) fn read_again(&self, call: CallId) {
-        if self.any() {
-            self.change(|state| state.unread.retain(|unread| unread.call != call));
-        }
     }
 
     /// A new call came with the ids of a cancelled one.
@@ -149,18 +107,14 @@ impl Late {
         if !is_request && !self.any() {
             return Fate::Sent;
         }
-        let (fate, unread) = self.change(|state| match (state.is_late(message), is_request) {
-            (true, true) => (Fate::Refused, None),
-            (true, false) => (Fate::Dropped, None),
+        self.change(|state| match (state.is_late(message), is_request) {
+            (true, true) => Fate::Refused,
+            (true, false) => Fate::Dropped,
             (false, _) => {
                 state.note(message);
-                (Fate::Sent, state.take_unread(message))
+                Fate::Sent
             }
-        });
-        if let Some(unread) = unread {
-            unread.answered(message);
-        }
-        fate
+        })
     }
 
     /// Whether a message is of a call that was cancelled after it was sent.
@@ -207,12 +161,9 @@ impl Late {
         let mut state = self.state();
         let changed = change(&mut state);
         let State {
-            cancelled,
-            unread,
-            asked,
-            ..
+            cancelled, asked, ..
         } = &*state;
-        let none = cancelled.is_empty() && unread.is_empty() && asked.is_empty();
+        let none = cancelled.is_empty() && asked.is_empty();
         self.any.store(!none, Ordering::Release);
         changed
     }
@@ -253,19 +204,6 @@ impl State {
         self.cancelled.iter().any(|call| call.request_id == id)
     }
 
-    /// The call without a stream that a message answers.
-    fn take_unread(&mut self, message: &ServerJsonRpcMessage) -> Option<Unread> {
-        let answered: RequestId = match message {
-            ServerJsonRpcMessage::Response(response) => (&response.id).into(),
-            ServerJsonRpcMessage::Error(error) => error.id.as_ref()?.into(),
-            _ => return None,
-        };
-        // Of two with one id it is the newer's.
-        let mut unread = self.unread.iter();
-        let found = unread.rposition(|unread| unread.request_id == answered)?;
-        self.unread.remove(found)
-    }
-
     /// Takes note of a message that goes to the client: a question, or the end of a call that may have had some.
     fn note(&mut self, message: &ServerJsonRpcMessage) {
         match message {
@@ -280,7 +218,13 @@ impl State {
                     self.asked.forget(&id.into());
                 }
             }
-            ServerJsonRpcMessage::Notification(_) => {}
+            ServerJsonRpcMessage::Notification(message) => {
+                if let ServerNotification::CancelledNotification(given_up) = &message.notification
+                    && let Some(id) = &given_up.params.request_id
+                {
+                    self.asked.answered(id);
+                }
+            }
         }
     }
 }
@@ -293,18 +237,6 @@ impl Cancelled {
         Self {
             request_id: hash(call.request_id()),
             progress_token: call.progress_token().map(hash),
-        }
-    }
-}
-
-// === impl Unread ===
-
-impl Unread {
-    /// Keeps a copy of the answer: the message itself goes on, in case there is a stream all the same.
-    fn answered(self, message: &ServerJsonRpcMessage) {
-        if let Some(exchange) = self.exchange.upgrade() {
-            let event = ServerSseMessage::from_message(message.clone());
-            exchange.answered(self.call, kept::keep(&event, None));
         }
     }
 }

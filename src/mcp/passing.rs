@@ -1,9 +1,10 @@
 //! Answers on their way from a session's transport to the stream of their call.
 //!
 //! A server may end a stream whose call goes on (SEP-1699), and rmcp ends one for a resume that it refuses; the answer
-//! of such a call is then dropped. The end of a stream is seen when it is polled, which may be after the answer came
-//! by. So where streams can end early, the exchange of a call keeps a copy of its answer from the
-//! transport until the answer, or the end, is seen in the stream.
+//! of such a call is then dropped. The end of a stream is seen when it is polled, which may be before the answer comes
+//! by or after. So where streams can end early, each answer is held against its exchange at the session's transport: if the
+//! last stream is known to have ended it is kept for its client, else a copy stays until the answer, or the
+//! end, is seen in a stream.
 
 use std::sync::{
     Arc,
@@ -15,7 +16,10 @@ use rmcp::{
 };
 
 use super::kept;
-use crate::{call::CallId, exchange::Exchange};
+use crate::{
+    call::CallId,
+    exchange::{Copied, Exchange},
+};
 
 /// Whether the streams of a session can end before their calls are answered. Once they can, they always can.
 #[derive(Debug, Default)]
@@ -48,18 +52,23 @@ impl EarlyEnds {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Keeps a copy of the answer of its call.
-    pub(super) fn pass(&self, answer: &ServerJsonRpcMessage) {
-        self.keep_in_passing(Some(Arc::new(answer.clone())));
+    /// The answer of its call comes by at the transport.
+    pub(super) fn answer_passes(&self, id: CallId, answer: &ServerJsonRpcMessage) {
+        if let Some(answer) = self.pass(Arc::new(answer.clone())) {
+            self.answered_in_passing(id, answer);
+        }
     }
 
-    /// The end of a call's stream was seen: if the answer came by before, the call has completed.
-    pub(super) fn passed(&self, id: CallId) {
-        let answer = self.keep_in_passing(None);
-        if let Some(answer) = answer.and_then(|answer| answer.downcast().ok()) {
-            let mut event = ServerSseMessage::default();
-            event.message = Some(answer);
-            self.answered(id, kept::keep(&event, None));
+    /// The last stream of its call has ended without the answer.
+    pub(super) fn has_no_stream(&self, id: CallId) {
+        if let Some(answer) = self.close_passage() {
+            self.answered_in_passing(id, answer);
         }
+    }
+
+    fn answered_in_passing(&self, id: CallId, answer: Copied) {
+        let mut event = ServerSseMessage::default();
+        event.message = answer.downcast().ok();
+        self.answered(id, kept::keep(&event, None));
     }
 }

@@ -50,6 +50,11 @@ impl<M: SessionManager> Shared<M> {
         };
         if let Some((id, exchange)) = exchange {
             exchange.wait_for_answer(id).await;
+            if exchange.registry().is_in_flight(id) {
+                // It lies where nobody reads.
+                exchange.let_streams_go();
+                exchange.wait_for_answer(id).await;
+            }
         }
     }
 
@@ -87,9 +92,7 @@ impl<M: SessionManager> Shared<M> {
             Named::Call(id) => {
                 let (exchange, generation, detachment) = registry.attach(id)?;
                 exchange.resumed(id, detachment);
-                if let Some(used) = used {
-                    used.late().read_again(id);
-                }
+                exchange.open_passage();
                 let attachment = Attachment {
                     exchange,
                     id,

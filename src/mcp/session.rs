@@ -22,9 +22,9 @@ use tokio::{
 
 use super::{kept, late::Late, life::Life, owned::Owned, passing::EarlyEnds, shelf::Shelf};
 use crate::{
-    call::RequestId,
-    exchange::{BEFORE_CLOSE, Exchange},
-    registry::{GLANCE, LATE, Noticed, Ticket, Watched, in_time},
+    call::{CallId, RequestId},
+    exchange::Exchange,
+    registry::{LATE, NextLook, Noticed, Ticket, Watched, in_time},
 };
 
 /// All sessions that are open.
@@ -34,7 +34,13 @@ pub(super) struct Sessions(RwLock<ById>);
 /// Which task serves which session. rmcp's closes its session when it is through, by the session's id: and that may be
 /// another session's by then, which was restored while the handlers of the former one came to their end.
 #[derive(Default)]
-pub(super) struct Serving(Mutex<HashMap<task::Id, Arc<Session>>>);
+pub(super) struct Serving(Mutex<HashMap<task::Id, Served>>);
+
+/// What a task serves, or has served: one that panicked closes nothing, so it keeps no session.
+struct Served {
+    id: SessionId,
+    session: Weak<Session>,
+}
 
 type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
 
@@ -80,7 +86,7 @@ pub(super) trait Owner: Send + Sync {
     fn has_calls(&self, session: &SessionId) -> bool;
 
     /// The call in flight with this JSON-RPC id.
-    fn call(&self, session: &SessionId, request: RequestId) -> Option<Arc<Exchange>>;
+    fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)>;
 
     /// The session is idle, and takes no request from now on.
     fn close_idle(self: Arc<Self>, session: SessionId);
@@ -164,17 +170,29 @@ impl Serving {
     pub(super) fn begin(&self, session: &Arc<Session>) {
         if let Some(task) = task::try_id() {
             let mut serving = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            serving.insert(task, session.clone());
+            if serving.len() == serving.capacity() {
+                // Before it grows, so that this is rare.
+                serving.retain(|_, served| served.session.strong_count() > 0);
+                let as_many_again = serving.len();
+                serving.reserve(as_many_again);
+            }
+            let served = Served {
+                id: session.id.clone(),
+                session: Arc::downgrade(session),
+            };
+            serving.insert(task, served);
         }
     }
 
-    /// The session with this id that the current task has served, if it has served one: it is through with it.
-    pub(super) fn end(&self, id: &str) -> Option<Arc<Session>> {
+    /// The session with this id that the current task has served, if it has served one: it is through with it. What is
+    /// gone was closed.
+    pub(super) fn end(&self, id: &str) -> Option<Weak<Session>> {
         let task = task::try_id()?;
         let mut serving = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let served = serving.get(&task)?;
-        let is_it = *served.id == *id;
-        is_it.then(|| serving.remove(&task))?
+        if *serving.get(&task)?.id != *id {
+            return None;
+        }
+        serving.remove(&task).map(|served| served.session)
     }
 }
 
@@ -265,9 +283,9 @@ impl Session {
         if self.early_ends.are_possible()
             && let Some(request) = kept::answers(message)
             && let Some(owner) = self.owner.upgrade()
-            && let Some(exchange) = owner.call(&self.id, request.into())
+            && let Some((id, exchange)) = owner.call(&self.id, request.into())
         {
-            exchange.pass(message);
+            exchange.answer_passes(id, message);
         }
     }
 
@@ -286,15 +304,15 @@ impl Session {
         self.injections.borrow().contains(request)
     }
 
-    /// Waits until no cancel is on its way, or none of this request, but for a second at most.
-    pub(super) async fn injected(&self, request: Option<&RequestId>) {
+    /// Waits until no cancel is on its way, or none of this request, but no longer than `limit`.
+    pub(super) async fn injected(&self, request: Option<&RequestId>, limit: Duration) {
         let mut under_way = self.injections.subscribe();
         let none = |under_way: &Vec<RequestId>| match request {
             Some(request) => !under_way.contains(request),
             None => under_way.is_empty(),
         };
         // It fails only without the sender, which is here.
-        let _arrived = in_time(BEFORE_CLOSE, under_way.wait_for(none)).await;
+        let _arrived = in_time(limit, under_way.wait_for(none)).await;
     }
 
     fn now(&self) -> u64 {
@@ -310,7 +328,7 @@ impl Session {
 }
 
 impl Watched for Session {
-    fn look(&self, now: Instant, noticed: Noticed) -> Option<Instant> {
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;
         let millis = self.millis(now);
@@ -318,19 +336,16 @@ impl Watched for Session {
             // When it ends nobody may see.
             self.life.touch(millis);
         }
-        let again = match noticed {
+        let left = match noticed {
+            Noticed::Late | Noticed::Delayed => self.life.left(millis, idle_timeout),
+            Noticed::InTime => self.life.close_if_idle(millis, idle_timeout),
+        };
+        match (left, noticed) {
+            (Some(left), _) => now.checked_add(left).map(NextLook::At),
             // The runtime stood still: requests may wait in the accept queue.
-            Noticed::Late => Some(LATE),
-            Noticed::Delayed => Some(GLANCE),
-            Noticed::InTime => None,
-        };
-        let left = match again {
-            Some(_) => self.life.left(millis, idle_timeout).or(again),
-            None => self.life.close_if_idle(millis, idle_timeout),
-        };
-        match left {
-            Some(left) => now.checked_add(left),
-            None => {
+            (None, Noticed::Late) => now.checked_add(LATE).map(NextLook::At),
+            (None, Noticed::Delayed) => Some(NextLook::Soon),
+            (None, Noticed::InTime) => {
                 owner.close_idle(self.id.clone());
                 None
             }
@@ -401,7 +416,52 @@ impl Drop for Injecting {
 mod tests {
     use std::{collections::HashSet, hash::BuildHasher};
 
+    use tokio::runtime::Handle;
+
     use super::*;
+
+    struct Nobody;
+
+    impl Owner for Nobody {
+        fn has_calls(&self, _session: &SessionId) -> bool {
+            false
+        }
+
+        fn call(
+            &self,
+            _session: &SessionId,
+            _request: RequestId,
+        ) -> Option<(CallId, Arc<Exchange>)> {
+            None
+        }
+
+        fn close_idle(self: Arc<Self>, _session: SessionId) {}
+    }
+
+    #[tokio::test]
+    async fn tasks_that_close_nothing_do_not_pile_up() {
+        let serving = Arc::new(Serving::default());
+        let session = |id: &str| {
+            let owner = Weak::<Nobody>::new();
+            Session::new(id.into(), None, owner, None, EarlyEnds::default())
+        };
+        let kept = Arc::new(session("kept"));
+        for _ in 0..3 {
+            let (serving, kept) = (serving.clone(), kept.clone());
+            let serves = async move { serving.begin(&kept) };
+            Handle::current().spawn(serves).await.unwrap();
+        }
+        for _ in 0..1_000 {
+            let serving = serving.clone();
+            let gone = Arc::new(session("gone"));
+            let serves = async move { serving.begin(&gone) };
+            Handle::current().spawn(serves).await.unwrap();
+        }
+        let serving = serving.0.lock().unwrap();
+        assert!(serving.len() < 20, "{}", serving.len());
+        let live = serving.values().filter(|served| *served.id == *"kept");
+        assert_eq!(live.count(), 3);
+    }
 
     #[test]
     fn ids_that_differ_little_differ_in_the_bits_that_the_map_takes() {

@@ -24,14 +24,14 @@ use rmcp::{
 use super::{
     going_on::GoingOn,
     kept::{self, Completed},
-    session::InUse,
+    session::{InUse, Session},
     shared::Shared,
     stream::{BoundCall, CallStream, noted, without_late},
     transport::CancellableTransport,
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key},
-    exchange::Attachment,
+    exchange::{Attachment, INJECTION_LIMIT},
     observe::Remark,
     registry::{End, FIRST},
     token::CallToken,
@@ -264,7 +264,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
         // A task that has served a session means that one, and not what was restored under its id since.
         let served = self.shared.serving.end(id);
-        if served.is_some_and(|served| !self.shared.sessions.is_current(&served)) {
+        let is_current = |served: Arc<Session>| self.shared.sessions.is_current(&served);
+        if served.is_some_and(|served| !served.upgrade().is_some_and(is_current)) {
             return Ok(());
         }
         self.shared.end_session(id.clone()).await
@@ -286,11 +287,22 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             info.and_then(|info| Some((shared.awaits(id, info.request_id())?, info.clone())));
         let opened = match awaited {
             // A cancel is on its way that would meet this call.
-            Some((session, info)) => Either::Right(Box::pin(async move {
-                session.injected(Some(info.request_id())).await;
-                shared.forgive(id, &info);
-                shared.manager.create_stream(id, message).await
-            })),
+            Some((session, info)) => {
+                let exchange = call.as_ref().map(|call| call.exchange().clone());
+                if let Some(exchange) = &exchange {
+                    exchange.wait_behind_cancel(true);
+                }
+                Either::Right(Box::pin(async move {
+                    // As long as such a cancel may take.
+                    let request = Some(info.request_id());
+                    session.injected(request, INJECTION_LIMIT).await;
+                    if let Some(exchange) = exchange {
+                        exchange.wait_behind_cancel(false);
+                    }
+                    shared.forgive(id, &info);
+                    shared.manager.create_stream(id, message).await
+                }))
+            }
             None => {
                 if let Some(info) = info {
                     shared.forgive(id, info);
@@ -425,5 +437,69 @@ impl<M> fmt::Debug for CancellableSessionManager<M> {
             .field("sessions", &self.shared.sessions.len())
             .field("idle_timeout", &self.idle_timeout)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, header};
+    use http_body_util::Full;
+    use rmcp::{
+        ErrorData, RoleServer, ServerHandler,
+        model::{InitializeRequestParams, InitializeResult},
+        service::RequestContext,
+        transport::streamable_http_server::StreamableHttpService,
+    };
+    use serde_json::json;
+
+    use super::*;
+
+    struct Panics;
+
+    impl ServerHandler for Panics {
+        async fn initialize(
+            &self,
+            _request: InitializeRequestParams,
+            _context: RequestContext<RoleServer>,
+        ) -> Result<InitializeResult, ErrorData> {
+            panic!("on purpose")
+        }
+    }
+
+    #[tokio::test]
+    async fn a_closed_session_whose_service_panicked_is_not_kept() {
+        let manager = CancellableSessionManager::local(SessionConfig::default());
+        let manager = Arc::new(manager);
+        let service =
+            StreamableHttpService::new(|| Ok(Panics), manager.clone(), Default::default());
+        let initialize = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": { "name": "test", "version": "1" },
+        } });
+        let request = Request::post("/mcp")
+            .header(header::HOST, "localhost")
+            .header(header::ACCEPT, "application/json, text/event-stream")
+            .header(header::CONTENT_TYPE, "application/json");
+        let request = request
+            .body(Full::<bytes::Bytes>::from(initialize.to_string()))
+            .unwrap();
+        let refused = service.handle(request).await;
+        assert_eq!(refused.status(), 500);
+        let ids: Vec<_> = manager
+            .inner()
+            .sessions
+            .read()
+            .await
+            .keys()
+            .cloned()
+            .collect();
+        let id = ids.first().unwrap();
+        let session = Arc::downgrade(&manager.shared.sessions.find(id).unwrap());
+
+        manager.close_session(id).await.unwrap();
+
+        assert_eq!(manager.shared.sessions.len(), 0);
+        assert!(session.upgrade().is_none(), "it is kept for ever");
     }
 }

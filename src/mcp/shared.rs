@@ -35,7 +35,7 @@ use super::{
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId, Scope, SessionKey},
     cancel::{Announced, CancelError, Canceller, Injection},
-    exchange::{Exchange, Registry},
+    exchange::{BEFORE_CLOSE, Exchange, Registry},
     observe::Remarks,
     registry::{Form, Manager, Moves, Named},
 };
@@ -115,7 +115,7 @@ impl<M> Shared<M> {
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
         let under_way = async {
             if let Some(session) = self.sessions.find(id) {
-                session.injected(None).await;
+                session.injected(None, BEFORE_CLOSE).await;
             }
         };
         // Both are given the same second.
@@ -152,7 +152,8 @@ impl<M> Shared<M> {
             request: call.request_id().clone(),
         };
         let owner = self.registry.get().and_then(|registry| registry.find(&key));
-        owner.is_some_and(|(owner, _)| owner != call.id())
+        // One that waits for this very cancel is not met by it.
+        owner.is_some_and(|(owner, exchange)| owner != call.id() && !exchange.is_behind_cancel())
     }
 
     /// The session of a new call whose id a cancel on its way means, too. The call has to wait for that.
@@ -274,13 +275,12 @@ impl<M: SessionManager> Owner for Shared<M> {
         registry.is_some_and(|registry| !registry.detached_in(&self.session(session)).is_empty())
     }
 
-    fn call(&self, session: &SessionId, request: RequestId) -> Option<Arc<Exchange>> {
+    fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)> {
         let key = Key {
             session: self.session(session),
             request,
         };
-        let (_, exchange) = self.registry.get()?.find(&key)?;
-        Some(exchange)
+        self.registry.get()?.find(&key)
     }
 
     fn close_idle(self: Arc<Self>, id: SessionId) {

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -15,7 +16,7 @@ use rmcp::{model::JsonRpcMessage, transport::streamable_http_server::session::Se
 use super::{kept, session::InUse};
 use crate::{
     call::{CallInfo, DetachCause, Outcome},
-    exchange::Attachment,
+    exchange::{Attachment, Exchange},
     registry::{FIRST, Form, Moves, numbers},
 };
 
@@ -196,6 +197,10 @@ impl BoundCall {
         self.attachment.exchange.call(self.attachment.id)
     }
 
+    pub(super) fn exchange(&self) -> &Arc<Exchange> {
+        &self.attachment.exchange
+    }
+
     /// The manager took its request.
     pub(super) fn opened(&self) {
         self.attachment.exchange.opened(self.attachment.id);
@@ -208,23 +213,15 @@ impl BoundCall {
         exchange.registry().read_on(*id);
     }
 
-    /// The stream has ended without the answer, which has no way out but the session's transport.
+    /// The stream has ended without the answer, which has no way out but the session's transport. Where another stream
+    /// of the call lives, this one has ended because of that.
     fn expect_answer_elsewhere(&self, used: Option<&InUse>) {
-        let Some(used) = used else {
-            return;
-        };
-        used.late().leave_unread(&self.attachment);
-        self.look_elsewhere(used);
-    }
-
-    /// The stream has ended without the answer.
-    fn look_elsewhere(&self, used: &InUse) {
         let Attachment { exchange, id, .. } = &self.attachment;
-        match exchange.registry().is_detached(*id) {
-            // It may have come by before that was to be seen.
-            true => exchange.passed(*id),
-            // The stream of a resume took its place: then this one has ended because of that.
-            false => used.late().read_again(*id),
+        if let Some(used) = used {
+            used.early_ends().allow();
+        }
+        if exchange.registry().is_detached(*id) {
+            exchange.has_no_stream(*id);
         }
     }
 
@@ -268,7 +265,7 @@ impl BoundCall {
         self.watched = Watched::NoMore;
         let Attachment { exchange, id, .. } = &self.attachment;
         if used.is_some_and(|used| used.early_ends().are_possible()) {
-            let _copy = exchange.keep_in_passing(None);
+            let _copy = exchange.close_passage();
         }
         exchange.answered(*id, kept);
     }
@@ -283,14 +280,8 @@ impl BoundCall {
 
     fn ended_by_server(mut self, used: Option<&InUse>) {
         self.watched = Watched::NoMore;
-        // Before anybody hears of it.
-        if let Some(used) = used {
-            used.late().leave_unread(&self.attachment);
-        }
         self.attachment.detach(DetachCause::EndedByServer, false);
-        if let Some(used) = used {
-            self.look_elsewhere(used);
-        }
+        self.expect_answer_elsewhere(used);
     }
 }
 
@@ -298,7 +289,12 @@ impl Drop for BoundCall {
     fn drop(&mut self) {
         let Attachment { exchange, id, .. } = &self.attachment;
         match self.watched {
-            Watched::ByClient => self.attachment.drop_stream(),
+            // It never got as far as a stream.
+            Watched::ByClient => {
+                exchange.registry().read_on(*id);
+                self.attachment.drop_stream();
+                exchange.registry().lose_sight(*id);
+            }
             Watched::ByTask => exchange.registry().lose_sight(*id),
             Watched::NoMore => {}
         }

@@ -18,9 +18,17 @@ use crate::{call::CallId, exchange::Registry, registry::in_time};
 /// is to be asked within that time, or the call would be cancelled although its client came back in time.
 const TURN_LIMIT: Duration = Duration::from_secs(4);
 
-/// The calls of which resumes are asked for, each with a single permit: a tokio semaphore is fair.
+/// The calls of which resumes are asked for.
 #[derive(Default)]
-pub(super) struct Turns(Mutex<HashMap<CallId, Arc<Semaphore>>>);
+pub(super) struct Turns(Mutex<HashMap<CallId, Queue>>);
+
+/// The resumes of one call.
+struct Queue {
+    /// Of a single permit: a tokio semaphore is fair.
+    semaphore: Arc<Semaphore>,
+    /// How many wait or have their turn. The last one takes the queue away.
+    turns: usize,
+}
 
 /// A resume that waits for its turn, or has it. The next one has its turn when this is dropped.
 pub(super) struct Turn {
@@ -40,14 +48,28 @@ impl Turns {
     pub(super) fn enter(self: &Arc<Self>, registry: Arc<Registry>, call: CallId) -> Turn {
         registry.read_on(call);
         let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let semaphore = turns.entry(call);
-        let semaphore = semaphore.or_insert_with(|| Arc::new(Semaphore::new(1)));
+        let queue = turns.entry(call).or_insert_with(|| Queue {
+            semaphore: Arc::new(Semaphore::new(1)),
+            turns: 0,
+        });
+        queue.turns += 1;
         Turn {
             turns: self.clone(),
             registry,
             call,
-            semaphore: semaphore.clone(),
+            semaphore: queue.semaphore.clone(),
             permit: None,
+        }
+    }
+
+    fn leave(&self, call: CallId) {
+        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut queue) = turns.entry(call) {
+            let left = queue.get().turns.saturating_sub(1);
+            queue.get_mut().turns = left;
+            if left == 0 {
+                queue.remove();
+            }
         }
     }
 }
@@ -66,14 +88,36 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         self.permit = None;
-        let mut turns = self.turns.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(turn) = turns.entry(self.call)
-            // The map's, and this one's.
-            && Arc::strong_count(turn.get()) == 2
-        {
-            turn.remove();
-        }
-        drop(turns);
+        self.turns.leave(self.call);
         self.registry.lose_sight(self.call);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Barrier, thread};
+
+    use super::*;
+
+    #[test]
+    fn turns_that_end_at_the_same_time_leave_nothing_behind() {
+        const CALLS: usize = 50_000;
+        let turns = Arc::new(Turns::default());
+        let registry = Arc::new(Registry::new());
+        let ids = || (0..CALLS).map(|_| CallId::next());
+        let pairs = ids().map(|id| [(), ()].map(|()| turns.enter(registry.clone(), id)));
+        let (first, second): (Vec<_>, Vec<_>) = pairs.map(|[a, b]| (a, b)).unzip();
+        let barrier = &Barrier::new(2);
+        thread::scope(|scope| {
+            for turns in [first, second] {
+                scope.spawn(move || {
+                    for turn in turns {
+                        barrier.wait();
+                        drop(turn);
+                    }
+                });
+            }
+        });
+        assert_eq!(turns.0.lock().unwrap().len(), 0, "of {CALLS}");
     }
 }

@@ -43,7 +43,7 @@ use tokio::time::Instant;
 
 use self::{
     entry::{Look, Place, Times},
-    index::{ById, Names, Slots},
+    index::{ById, Names, Slot, Slots, StreamId},
     remembered::Leaving,
     room::GiveBack,
     scopes::Scopes,
@@ -71,7 +71,9 @@ mod streams;
 pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
     book::Named,
-    entry::{Entry, Expired, FIRST, Finished, GLANCE, Generation, LATE, ON_TIME, Wait},
+    entry::{
+        Entry, Expired, FIRST, Finished, GLANCE, Generation, LATE, MAX_GLANCES, ON_TIME, Wait,
+    },
     memory::{Dropped, Limits as MemoryLimits},
     remembered::{End, Ended},
     streams::Form,
@@ -370,11 +372,20 @@ impl<T: Clone, A: Clone> Core<T, A> {
         };
         for stream in entry.streams.iter() {
             let slot = self.names.stream(session, stream);
-            if self.index.get(&slot) == Some(&id)
-                && let Some(other) = self.on_stream(session, stream).first()
-            {
-                self.index.insert(slot, *other);
+            if self.index.get(&slot) == Some(&id) {
+                self.index.remove(&slot);
+                self.name_by_another(session, stream);
             }
+        }
+    }
+
+    /// Has a stream that lost its name named by another call on it.
+    fn name_by_another(&mut self, session: Slot, stream: StreamId) {
+        let slot = self.names.stream(session, stream);
+        if !self.index.contains_key(&slot)
+            && let Some(other) = self.on_stream(session, stream).first()
+        {
+            self.index.insert(slot, *other);
         }
     }
 

@@ -37,17 +37,17 @@ pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
     answer::Answer,
     core::{
-        Detached, Dropped, End, Ended, Entry, FIRST, Finished, Form, GLANCE, Generation, LATE,
-        MemoryLimits, ON_TIME, UNSEEN_FOR, Wait,
+        Detached, Dropped, End, Ended, Entry, FIRST, Finished, Form, Generation, MemoryLimits,
+        UNSEEN_FOR, Wait,
     },
     driver::{Moves, Noticed, in_time},
     streams::Outlet,
-    watch::{Ticket, Watched},
+    watch::{NextLook, Ticket, Watched},
 };
 #[cfg(feature = "rmcp")]
 pub(crate) use self::{
     answer::Content,
-    core::{NOBODYS, numbers},
+    core::{LATE, NOBODYS, numbers},
     managers::Manager,
 };
 

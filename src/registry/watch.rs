@@ -7,12 +7,24 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{LATE, Noticed, ON_TIME};
+use super::{
+    Noticed,
+    core::{GLANCE, LATE, MAX_GLANCES, ON_TIME},
+};
 
 /// Something that may be over without anybody saying so.
 pub(crate) trait Watched: Send + Sync {
     /// Looks at it at `now`. Says when to look again, if at all.
-    fn look(&self, now: Instant, noticed: Noticed) -> Option<Instant>;
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook>;
+}
+
+/// When something is to be looked at again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NextLook {
+    /// It is not over before this time.
+    At(Instant),
+    /// It seems to be over, and the look was [delayed](Noticed::Delayed): a moment later, but not often in a row.
+    Soon,
 }
 
 /// Belongs to what is watched: once it is dropped, nothing of the watch is left.
@@ -35,10 +47,17 @@ pub(super) struct WatchId(u64);
 /// A `Weak` keeps the memory of what it points to, so none is kept longer than the [`Ticket`].
 #[derive(Default)]
 pub(super) struct Watches {
-    due: BTreeMap<(Instant, WatchId), Weak<dyn Watched>>,
+    due: BTreeMap<(Instant, WatchId), Waiting>,
     /// All that have a ticket. `None`: it is being looked at, or needs no look any more.
     looks: BTreeMap<WatchId, Option<Instant>>,
     added: u64,
+}
+
+/// Something whose time has not come.
+pub(super) struct Waiting {
+    watched: Weak<dyn Watched>,
+    /// How many looks in a row were delayed and found that it seems to be over.
+    glances: u8,
 }
 
 /// Something whose time has come.
@@ -46,13 +65,14 @@ pub(super) struct Due {
     id: WatchId,
     at: Instant,
     watched: Arc<dyn Watched>,
+    glances: u8,
 }
 
 /// When to look at it again.
 pub(super) struct Again {
     id: WatchId,
     at: Instant,
-    watched: Weak<dyn Watched>,
+    waiting: Waiting,
 }
 
 // === impl Ticket ===
@@ -76,12 +96,16 @@ impl Watches {
         self.added += 1;
         let id = WatchId(self.added);
         self.looks.insert(id, Some(at));
-        self.due.insert((at, id), watched);
+        let waiting = Waiting {
+            watched,
+            glances: 0,
+        };
+        self.due.insert((at, id), waiting);
         id
     }
 
     /// Its ticket is gone.
-    pub(super) fn remove(&mut self, id: WatchId) -> Option<Weak<dyn Watched>> {
+    pub(super) fn remove(&mut self, id: WatchId) -> Option<Waiting> {
         let at = self.looks.remove(&id)??;
         self.due.remove(&(at, id))
     }
@@ -92,22 +116,27 @@ impl Watches {
         while let Some(first) = self.due.first_entry()
             && first.key().0 <= now
         {
-            let ((at, id), watched) = first.remove_entry();
+            let ((at, id), waiting) = first.remove_entry();
             if let Some(look) = self.looks.get_mut(&id) {
                 *look = None;
             }
-            let watched = watched.upgrade();
-            due.extend(watched.map(|watched| Due { id, at, watched }));
+            let Waiting { watched, glances } = waiting;
+            due.extend(watched.upgrade().map(|watched| Due {
+                id,
+                at,
+                watched,
+                glances,
+            }));
         }
         due
     }
 
     /// Has it looked at again, if its ticket was not dropped meanwhile.
     pub(super) fn again(&mut self, again: Again) {
-        let Again { id, at, watched } = again;
+        let Again { id, at, waiting } = again;
         if let Some(look) = self.looks.get_mut(&id) {
             *look = Some(at);
-            self.due.insert((at, id), watched);
+            self.due.insert((at, id), waiting);
         }
     }
 
@@ -122,14 +151,23 @@ impl Due {
     pub(super) fn look(self, now: Instant, noticed: Noticed) -> Option<Again> {
         let noticed = match now.saturating_duration_since(self.at) {
             late if late > LATE => Noticed::Late,
-            late if late > ON_TIME && noticed == Noticed::InTime => Noticed::Delayed,
+            // A machine that is never on time ends it all the same.
+            late if late > ON_TIME && noticed == Noticed::InTime && self.glances < MAX_GLANCES => {
+                Noticed::Delayed
+            }
             _ => noticed,
         };
-        let at = self.watched.look(now, noticed)?;
+        let (at, glances) = match self.watched.look(now, noticed)? {
+            NextLook::At(at) => (at, 0),
+            NextLook::Soon => (now.checked_add(GLANCE)?, self.glances.saturating_add(1)),
+        };
         Some(Again {
             id: self.id,
             at,
-            watched: Arc::downgrade(&self.watched),
+            waiting: Waiting {
+                watched: Arc::downgrade(&self.watched),
+                glances,
+            },
         })
     }
 }
@@ -164,10 +202,10 @@ mod tests {
     }
 
     impl Watched for Stream {
-        fn look(&self, now: Instant, _noticed: Noticed) -> Option<Instant> {
+        fn look(&self, now: Instant, _noticed: Noticed) -> Option<NextLook> {
             let mut keeps = self.keeps.lock().unwrap_or_else(PoisonError::into_inner);
             drop(keeps.take());
-            Some(now + MINUTE)
+            Some(NextLook::At(now + MINUTE))
         }
     }
 
@@ -233,10 +271,10 @@ mod tests {
     fn two_timers_that_look_at_once_forget_nothing() {
         struct Looking(Arc<Registry>, OnceLock<Ticket>);
         impl Watched for Looking {
-            fn look(&self, now: Instant, _noticed: Noticed) -> Option<Instant> {
+            fn look(&self, now: Instant, _noticed: Noticed) -> Option<NextLook> {
                 let other = self.0.clone().expire(now, Noticed::Late);
                 assert_eq!(other, None, "it is taken out");
-                Some(now + MINUTE)
+                Some(NextLook::At(now + MINUTE))
             }
         }
         let registry = Arc::new(Registry::new());
@@ -251,5 +289,41 @@ mod tests {
         assert_eq!(registry.due(), Some(now + MINUTE));
         drop(looking);
         assert_eq!(counts(&registry), (0, 0));
+    }
+
+    /// It is used now and then, so a look that finds it unused must not count what an earlier one has found.
+    #[test]
+    fn what_was_used_meanwhile_is_looked_at_again_as_often_as_at_first() {
+        #[derive(Default)]
+        struct Used(Mutex<(bool, Vec<Noticed>)>, OnceLock<Ticket>);
+        impl Watched for Used {
+            fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
+                let (used, looks) = &mut *self.0.lock().expect("no panic");
+                looks.push(noticed);
+                match noticed {
+                    _ if *used => Some(NextLook::At(now + MINUTE)),
+                    Noticed::InTime => None,
+                    Noticed::Late | Noticed::Delayed => Some(NextLook::Soon),
+                }
+            }
+        }
+        let registry = Arc::new(Registry::new());
+        let mut now = Instant::now();
+        let stream = Arc::new(Used::default());
+        let weak: Weak<Used> = Arc::downgrade(&stream);
+        assert!(stream.1.set(registry.watch(now, weak)).is_ok());
+        let uses = [(5, false), (20, true), (MAX_GLANCES + 1, false)];
+        for (looks, used) in uses {
+            for _ in 0..looks {
+                stream.0.lock().expect("no panic").0 = used;
+                now = registry.due().expect("not over") + 2 * ON_TIME;
+                registry.clone().expire(now, Noticed::InTime);
+            }
+        }
+        assert_eq!(registry.due(), None);
+        let looks = &stream.0.lock().expect("no panic").1;
+        let delayed = looks.iter().take_while(|look| **look == Noticed::Delayed);
+        assert_eq!(delayed.count(), 5 + 20 + usize::from(MAX_GLANCES));
+        assert_eq!(looks.last(), Some(&Noticed::InTime));
     }
 }

@@ -25,7 +25,7 @@ use super::{Polled, commit::Committed};
 use crate::{
     call::DetachCause,
     exchange::Guard,
-    registry::{GLANCE, Noticed, Outlet, Ticket, Watched},
+    registry::{NextLook, Noticed, Outlet, Ticket, Watched},
 };
 
 pub(super) struct Slot<B> {
@@ -244,7 +244,7 @@ impl<B: Send> Outlet for Slot<B> {
 }
 
 impl<B: Send> Watched for Slot<B> {
-    fn look(&self, now: Instant, noticed: Noticed) -> Option<Instant> {
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
         let stall = self.stall.as_ref()?;
         if self.state().closing().is_some() {
             return None;
@@ -258,12 +258,12 @@ impl<B: Send> Watched for Slot<B> {
             }
         };
         if deadline > now {
-            return Some(deadline);
+            return Some(NextLook::At(deadline));
         }
         match noticed {
             // The runtime stood still, and the reader with it.
-            Noticed::Late => again,
-            Noticed::Delayed => now.checked_add(GLANCE),
+            Noticed::Late => again.map(NextLook::At),
+            Noticed::Delayed => Some(NextLook::Soon),
             Noticed::InTime => {
                 self.abandon(DetachCause::Stalled);
                 None

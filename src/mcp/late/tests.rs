@@ -6,8 +6,9 @@ use std::{
 use rmcp::{
     ErrorData,
     model::{
-        ClientResult, EmptyResult, Extensions, JsonRpcError, NumberOrString, PingRequest,
-        ProgressNotification, ProgressNotificationParam, ProgressToken, ServerResult,
+        CancelledNotification, CancelledNotificationParam, ClientResult, EmptyResult, Extensions,
+        JsonRpcError, NumberOrString, PingRequest, ProgressNotification, ProgressNotificationParam,
+        ProgressToken, ServerResult,
     },
 };
 
@@ -176,4 +177,20 @@ fn only_the_latest_are_remembered() {
     assert_eq!(late.fate(&answer(0)), Fate::Sent);
     assert_eq!(late.fate(&answer(1)), Fate::Dropped);
     assert_eq!(late.state().cancelled.len(), REMEMBERED);
+}
+
+/// A long call whose client never answers: rmcp tells that client each time that nobody waits any more.
+#[test]
+fn a_question_that_its_handler_has_given_up_is_not_kept() {
+    let late = Late::default();
+    for id in 0..1_000 {
+        assert_eq!(late.fate(&ping_with(id, 7)), Fate::Sent);
+        let id = Some(NumberOrString::Number(id));
+        let given_up = CancelledNotificationParam::new(id, Some("request timeout".into()));
+        let given_up = CancelledNotification::new(given_up);
+        let given_up = ServerNotification::CancelledNotification(given_up);
+        let given_up = ServerJsonRpcMessage::notification(given_up);
+        assert_eq!(late.fate(&given_up), Fate::Sent);
+    }
+    assert!(late.state().asked.is_empty());
 }

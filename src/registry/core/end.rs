@@ -7,7 +7,6 @@ use super::{
     entry::Finished,
     memory::Dropped,
     remembered::{Ended, Leaving},
-    streams::Streams,
 };
 use crate::call::{CallId, SessionKey};
 
@@ -71,8 +70,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
         for (id, _) in &owners {
             let entry = self.calls.get_mut(id);
             let streams = entry.map(|entry| mem::take(&mut entry.streams));
-            for stream in streams.iter().flat_map(Streams::iter) {
+            let Some(streams) = streams else {
+                continue;
+            };
+            for stream in streams.iter() {
                 self.unname(slot, stream, *id);
+                if streams.are_shared() {
+                    // One that is not accepted yet may have it too, and stays.
+                    self.name_by_another(slot, stream);
+                }
             }
         }
         owners

@@ -23,9 +23,9 @@ pub(crate) const GLANCE: Duration = Duration::from_millis(100);
 /// How late such a second look may come itself: 20 ms.
 pub(crate) const ON_TIME: Duration = Duration::from_millis(20);
 
-/// How often a call is looked at again at most: 10 times, so that a machine that is never on time takes about a second
-/// longer to end an orphan.
-pub(super) const MAX_GLANCES: u8 = 10;
+/// How often it is looked at again at most: 10 times, so that a machine that is never on time takes about a second
+/// longer to end an orphan, an idle session, or a stream that is not read.
+pub(crate) const MAX_GLANCES: u8 = 10;
 
 /// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
 /// a client that polls every 3 s.

@@ -69,6 +69,20 @@ fn answered(answer: &'static str, until: Instant) -> Option<Ended<&'static str>>
 }
 
 #[test]
+fn invariant_12_the_end_of_a_session_leaves_its_stream_to_a_call_that_is_not_accepted_yet() {
+    let mut core = TestCore::new();
+    let waiting = CallId::next();
+    core.start(waiting, key("s", 1), "waiting", None);
+    core.name(waiting, b"0/2", Form::Any);
+    let ending = accepted(&mut core, key("s", 2), "ending");
+    core.name(ending, b"0/2", Form::Any);
+
+    core.take_session(&session("s"));
+
+    assert_eq!(core.named(&session("s"), b"0/2"), Named::Call(waiting));
+}
+
+#[test]
 fn invariant_1_a_call_that_was_not_accepted_never_takes_a_key() {
     let mut core = TestCore::new();
     let victim = accepted(&mut core, key("s", 7), "victim");

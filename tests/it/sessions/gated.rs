@@ -24,7 +24,8 @@ use futures_util::{
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace, Outcome,
+    Calls, CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace, Outcome,
+    Retain,
 };
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
@@ -39,7 +40,7 @@ use rmcp::{
         streamable_http_server::{
             RestoreOutcome, SessionManager, StreamableHttpService,
             session::{
-                ServerSseMessage, SessionId,
+                EventStore, ServerSseMessage, SessionId,
                 local::{LocalSessionManager, LocalSessionManagerError},
             },
         },
@@ -72,6 +73,10 @@ const SECOND: Duration = Duration::from_secs(1);
 
 const GRACE: Duration = Duration::from_secs(20);
 
+/// After which the layer looks again at what it noticed late to be over, and more than such a look may be late.
+const LOOKED_AT_AGAIN: Duration = Duration::from_millis(100);
+const NOT_ON_TIME: Duration = Duration::from_millis(30);
+
 /// How long a call is kept whose end nobody watches for.
 const UNSEEN_FOR: Duration = Duration::from_secs(60 * 60);
 
@@ -86,6 +91,8 @@ struct Gated {
     waiting: Semaphore,
     resumed: AtomicBool,
     log: Mutex<Vec<&'static str>>,
+    /// Done once, when it is asked for its store.
+    store_asked: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// A request that an observer begins.
@@ -473,6 +480,51 @@ async fn an_idle_session_is_closed_once_though_who_waits_for_that_leaves() {
     assert_eq!(response.status(), 404);
 }
 
+/// A machine that is never on time: each look at a stream comes a moment late.
+#[tokio::test]
+async fn a_stream_that_nobody_reads_is_let_go_though_no_look_at_it_is_on_time() {
+    let clock = StoppedClock::stop();
+    let layer = CancelOnDisconnectLayer::new()
+        .grace(Grace::Immediate)
+        .stall_timeout(GRACE);
+    let (layer, log) = Log::of(layer);
+    let sessions = CancellableSessionManager::local(Default::default());
+    let app = serve_with(sessions, Waits::default(), layer);
+    let session = open(&app).await;
+    let mut unread = call(&app, &session).await.into_body();
+    unread.frame().await.unwrap().unwrap();
+
+    clock.jump(GRACE + NOT_ON_TIME).await;
+    for _ in 0..1_000 {
+        a_while().await;
+        clock.jump(LOOKED_AT_AGAIN + NOT_ON_TIME).await;
+    }
+    a_while().await;
+
+    let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
+    assert_eq!(log.ends(&number(1)), [disconnected]);
+}
+
+#[tokio::test]
+async fn an_idle_session_is_closed_though_no_look_at_it_is_on_time() {
+    let clock = StoppedClock::stop();
+    let sessions = CancellableSessionManager::local(Default::default()).idle_timeout(IDLE);
+    let sessions = Arc::new(sessions);
+    let service = || Ok(Waits::default());
+    let service = StreamableHttpService::new(service, sessions.clone(), Default::default());
+    let app = Router::new().nest_service("/mcp", service);
+    let _session = open(&app.layer(CancelOnDisconnectLayer::new())).await;
+
+    clock.jump(IDLE + NOT_ON_TIME).await;
+    for _ in 0..1_000 {
+        a_while().await;
+        clock.jump(LOOKED_AT_AGAIN + NOT_ON_TIME).await;
+    }
+    a_while().await;
+
+    assert_eq!(sessions.inner().sessions.read().await.len(), 0);
+}
+
 /// A manager that takes the later one first would take the stream from the client that is there.
 #[tokio::test]
 async fn a_resume_that_was_given_up_does_not_end_the_stream_of_the_next() {
@@ -666,6 +718,290 @@ async fn a_resume_that_was_given_up_in_a_full_queue_does_not_end_the_stream_of_t
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
 }
 
+/// Calls and cancels of one client, in a session whose queue is full.
+struct Full {
+    tools: Noting,
+    app: Router,
+    session: String,
+    calls: Calls,
+    log: Log,
+    unread: Response<Body>,
+}
+
+impl Full {
+    async fn with(layer: CancelOnDisconnectLayer) -> Self {
+        let mut local = LocalSessionManager::default();
+        local.session_config.channel_capacity = ROOM;
+        // rmcp's own timer would end the session, and with it what is left of its calls.
+        local.session_config.keep_alive = None;
+        let sessions = CancellableSessionManager::new(local);
+        let tools = Noting::default();
+        let (layer, log) = Log::of(layer);
+        let calls = layer.calls();
+        let app = serve_with(sessions, tools.clone(), layer);
+        let session = open(&app).await;
+        let unread = send(&app, post(call_of("flood", 2), Some(&session))).await;
+        within("a full stream", tools.floods.stuck()).await;
+        for _ in 0..ROOM {
+            let accepted = send(&app, post(initialized(), Some(&session))).await;
+            assert_eq!(accepted.status(), 202);
+        }
+        Self {
+            tools,
+            app,
+            session,
+            calls,
+            log,
+            unread,
+        }
+    }
+}
+
+/// The client sends its cancel while its call waits for room: rmcp hears the cancel first.
+#[tokio::test]
+async fn a_call_that_its_client_cancels_before_its_session_has_room_does_not_run_for_nobody() {
+    let full = Full::with(CancelOnDisconnectLayer::new()).await;
+    let (app, session) = (&full.app, Some(&*full.session));
+    let waiting = started(send(app, post(call_of("note", 3), session))).await;
+    let cancel = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": 3 } });
+    let cancel = started(send(app, post(cancel, session))).await;
+
+    drop(full.unread);
+    let (call, cancel) = within("both", async { tokio::join!(waiting, cancel) }).await;
+    assert_eq!(cancel.status(), 202);
+    a_while().await;
+
+    assert_eq!(full.log.ends(&number(3)), [Outcome::ClientCancelled]);
+    let noted = full.tools.noted.lock().unwrap().clone();
+    assert_ne!(noted, ["started"], "it runs on, and nobody will cancel it");
+    drop(call);
+}
+
+/// It never came to its session, so nobody will ever see its end.
+#[tokio::test]
+async fn a_call_that_may_run_on_is_forgotten_though_its_client_left_before_its_session_had_room() {
+    let clock = StoppedClock::stop();
+    let full = Full::with(CancelOnDisconnectLayer::new().grace(Grace::Never)).await;
+    let (app, session) = (&full.app, Some(&*full.session));
+    let waiting = started(send(app, post(call_of("note", 3), session))).await;
+    drop(waiting);
+    a_while().await;
+    // The one that floods is read on and ends.
+    drop(full.unread);
+    let ended = async {
+        while full.calls.len() > 1 {
+            full.tools.floods.waits.0.notify_one();
+            yield_now().await;
+        }
+    };
+    within("the end of the other", ended).await;
+    a_while().await;
+    assert_eq!(*full.tools.noted.lock().unwrap(), [] as [&str; 0]);
+
+    clock.jump(2 * UNSEEN_FOR).await;
+    a_while().await;
+    clock.jump(2 * UNSEEN_FOR).await;
+    a_while().await;
+
+    assert_eq!(full.calls.len(), 0, "it is kept for ever");
+}
+
+/// The new call waits for the cancel, which is given up because of the new call.
+#[tokio::test]
+async fn a_call_is_cancelled_though_its_id_is_used_again_before_its_cancel_sets_out() {
+    let tools = Noting::default();
+    let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
+    let (layer, log) = Log::of(layer);
+    let sessions = CancellableSessionManager::local(Default::default());
+    let app = serve_with(sessions, tools.clone(), layer);
+    let session = open(&app).await;
+    let older = send(&app, post(call_of("note", 1), Some(&session))).await;
+    a_while().await;
+    assert_eq!(*tools.noted.lock().unwrap(), ["started"]);
+
+    drop(older);
+    let newer = send(&app, post(call_of("wait", 1), Some(&session))).await;
+    a_while().await;
+
+    let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
+    assert_eq!(log.ends(&number(1)), [disconnected]);
+    let noted = tools.noted.lock().unwrap().clone();
+    assert_eq!(noted, ["started", "cancelled"], "it runs for nobody");
+    let whole = whole_with(&tools.floods.waits, newer).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// A cancel may be on its way for 10 s, and a new call waits for it as long.
+#[tokio::test]
+async fn a_cancel_that_is_taken_after_seconds_does_not_meet_a_new_call_with_the_same_id() {
+    let clock = StoppedClock::stop();
+    let gated = Arc::new(Gated::new(At::CancelsAndResumes));
+    let waits = Waits::default();
+    let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    drop(call(&app, &session).await);
+    gated.waiting.acquire().await.unwrap().forget();
+    let again = started(call(&app, &session)).await;
+    clock.advance(2 * SECOND).await;
+    a_while().await;
+
+    gated.gate.add_permits(1);
+    gated.did(&["cancelled"]).await;
+    let response = within("the new call", again).await;
+
+    let whole = whole_with(&waits, response).await;
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
+    assert_eq!(log.ends(&number(1)), [disconnected, Outcome::Completed]);
+}
+
+/// A session remembers 256 calls whose stream the server has ended, and may have 2,048 of them.
+#[tokio::test]
+async fn answers_of_many_calls_whose_streams_the_server_has_ended_are_kept() {
+    const CALLS: u64 = 257;
+    let clock = StoppedClock::stop();
+    let sessions = Arc::new(CancellableSessionManager::local(Default::default()));
+    let waits = Waits::default();
+    let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(GRACE)));
+    let tools = waits.clone();
+    let service = move || Ok(tools.clone());
+    let service = StreamableHttpService::new(service, sessions.clone(), Default::default());
+    let app = Router::new().nest_service("/mcp", service).layer(layer);
+    let session = open(&app).await;
+    for id in 0..CALLS {
+        let response = send(&app, post(call_of("wait", id + 1), Some(&session))).await;
+        let handle = sessions.inner().sessions.read().await[&*session].clone();
+        handle.close_sse_stream(id, None).await.unwrap();
+        // It has its first event, and ends.
+        assert!(whole(response).await.contains("id:"));
+    }
+    a_while().await;
+
+    waits.0.notify_waiters();
+    a_while().await;
+    let mut resumed = Vec::new();
+    for id in 0..CALLS {
+        let answer =
+            started_or_done(&clock, send(&app, resume(&session, &format!("0/{id}")))).await;
+        resumed.push(whole(answer).now_or_never().unwrap_or_default());
+    }
+    clock.advance(2 * GRACE).await;
+
+    let lost = (0..CALLS).filter(|id| log.ends(&number(*id as i64 + 1)) != [Outcome::Completed]);
+    let lost: Vec<_> = lost
+        .map(|id| (id + 1, log.ends(&number(id as i64 + 1))))
+        .collect();
+    assert_eq!(lost, []);
+    assert!(resumed.iter().all(|it| it.contains(r#""text":"done""#)));
+}
+
+async fn started_or_done(
+    clock: &StoppedClock,
+    request: impl Future<Output = Response<Body>>,
+) -> Response<Body> {
+    let ticks = async {
+        loop {
+            clock.advance(TICK).await;
+        }
+    };
+    tokio::select! {
+        response = request => response,
+        () = ticks => unreachable!(),
+    }
+}
+
+/// The client's old connection is full, and nobody has noticed that it is dead, when it comes back on a new one.
+#[tokio::test]
+async fn a_resume_brings_the_answer_that_lies_in_a_stream_which_nobody_reads() {
+    let clock = StoppedClock::stop();
+    let sessions = CancellableSessionManager::local(Default::default());
+    let _somebody_has_it = sessions.inner();
+    let waits = Waits::default();
+    let app = serve_with(sessions, waits.clone(), CancelOnDisconnectLayer::new());
+    let session = open(&app).await;
+    let mut unread = call(&app, &session).await.into_body();
+    let first = unread.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert!(str::from_utf8(&first).unwrap().contains("id: 0/0"));
+    waits.0.notify_one();
+    a_while().await;
+
+    let resumed = started_or_done(&clock, send(&app, resume(&session, "0/0"))).await;
+
+    let whole = whole(resumed).now_or_never().unwrap_or_default();
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+    drop(unread);
+}
+
+/// The answer comes by between the end of the stream and the moment from which its call is known to be detached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "one of two threads is held up on purpose"
+)]
+async fn an_answer_that_comes_just_as_its_stream_has_ended_is_kept_where_only_those_are() {
+    let gated = Arc::new(Gated::new(At::Close));
+    let waits = Waits::default();
+    let layer = CancelOnDisconnectLayer::new()
+        .grace(Grace::After(GRACE))
+        .retain(Retain::Detached);
+    let (layer, log) = Log::of(layer);
+    let calls = layer.calls();
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    let response = call(&app, &session).await;
+    let handle = gated.inner.sessions.read().await[&*session].clone();
+    handle.close_sse_stream(0, None).await.unwrap();
+    let in_flight = calls.clone();
+    *gated.store_asked.lock().unwrap() = Some(Box::new(move || {
+        waits.0.notify_one();
+        for _ in 0..1_000 {
+            if in_flight.is_empty() {
+                return;
+            }
+            std::thread::sleep(TICK);
+        }
+    }));
+
+    assert!(whole(response).await.contains("id: 0/0"));
+
+    assert!(gated.store_asked.lock().unwrap().is_none(), "asked");
+    assert_eq!(log.ends(&number(1)), [Outcome::Completed]);
+    let resumed = whole(send(&app, resume(&session, "0/0")).await).await;
+    assert!(resumed.contains(r#""text":"done""#), "{resumed:?}");
+}
+
+/// Two streams of a call have ended, and the end of each is seen while that of the other is gone through with.
+#[tokio::test]
+async fn an_answer_after_two_streams_of_its_call_have_ended_at_once_is_kept() {
+    let clock = StoppedClock::stop();
+    let gated = Arc::new(Gated::new(At::Close));
+    let waits = Waits::default();
+    let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(GRACE)));
+    let app = serve(&gated, waits.clone(), layer);
+    let session = open(&app).await;
+    let mut first = call(&app, &session).await.into_body();
+    first.frame().await.unwrap().unwrap();
+    let resumed = send(&app, resume(&session, "0/0")).await;
+    let handle = gated.inner.sessions.read().await[&*session].clone();
+    handle.close_sse_stream(0, None).await.unwrap();
+    *gated.store_asked.lock().unwrap() = Some(Box::new(move || {
+        let first = first.frame().now_or_never();
+        assert!(first.unwrap().is_none(), "it has ended");
+    }));
+
+    let _brought = whole(resumed).now_or_never().unwrap();
+    assert!(gated.store_asked.lock().unwrap().is_none(), "asked");
+    waits.0.notify_one();
+    a_while().await;
+    clock.advance(2 * GRACE).await;
+
+    assert_eq!(log.ends(&number(1)), [Outcome::Completed]);
+    let resumed = started_or_done(&clock, send(&app, resume(&session, "0/0"))).await;
+    let whole = whole(resumed).now_or_never().unwrap_or_default();
+    assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
 fn serve(gated: &Arc<Gated>, tools: Waits, layer: CancelOnDisconnectLayer) -> Router {
     serve_with(
         CancellableSessionManager::new(Shared(gated.clone())),
@@ -812,6 +1148,7 @@ impl Gated {
             waiting: Semaphore::new(0),
             resumed: AtomicBool::new(false),
             log: Mutex::default(),
+            store_asked: Mutex::default(),
         }
     }
 
@@ -927,5 +1264,13 @@ impl SessionManager for Shared {
         id: SessionId,
     ) -> Result<RestoreOutcome<Self::Transport>, Self::Error> {
         self.0.inner.restore_session(id).await
+    }
+
+    fn event_store(&self) -> Option<Arc<dyn EventStore>> {
+        let asked = self.0.store_asked.lock().unwrap().take();
+        if let Some(asked) = asked {
+            asked();
+        }
+        None
     }
 }
