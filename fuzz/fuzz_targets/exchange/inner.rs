@@ -13,7 +13,10 @@ use mcp_cancel_on_disconnect::{CallToken, TeeBody};
 use serde_json::Value;
 use tower_service::Service;
 
-use crate::{ledger::{Ledger, Side}, script::{Answer, Broken, End, ON_PURPOSE, Said, Scripted}};
+use crate::{
+    ledger::{Ledger, Side},
+    script::{Answer, Broken, End, ON_PURPOSE, Said, Scripted},
+};
 
 #[derive(Clone)]
 pub struct Inner {
