@@ -11,7 +11,7 @@ use rmcp::transport::streamable_http_server::{
 use super::{
     kept,
     session::InUse,
-    shared::Shared,
+    shared::{Shared, is_rmcps},
     stream::{BoundCall, CallStream, read_on},
     turns::Turn,
 };
@@ -50,8 +50,9 @@ impl<M: SessionManager> Shared<M> {
         };
         if let Some((id, exchange)) = exchange {
             exchange.wait_for_answer(id).await;
-            if exchange.registry().is_in_flight(id) {
-                // It lies where nobody reads.
+            // What another manager means by a refusal is not known. A stream that is read is not to be cut for it.
+            if is_rmcps::<M>() && exchange.registry().is_in_flight(id) {
+                // The answer lies where nobody reads.
                 exchange.let_streams_go();
                 exchange.wait_for_answer(id).await;
             }

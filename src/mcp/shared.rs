@@ -351,6 +351,6 @@ impl<M: SessionManager> Canceller for Shared<M> {
 }
 
 /// Whether it is rmcp's own manager, in which streams end early only at the hands of others.
-fn is_rmcps<M: 'static>() -> bool {
+pub(super) fn is_rmcps<M: 'static>() -> bool {
     TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
 }
