@@ -343,7 +343,9 @@ impl Book {
             let resumed = it.names.last_event_id.as_deref();
             !it.is_post && resumed.map(stream_of) == Some(stream)
         };
-        let (post, _) = gave_out.clone().find(|(_, it)| it.is_post)?;
+        let (post, posted) = gave_out.clone().find(|(_, it)| it.is_post)?;
+        // Of a foreign server an id names what it was seen on, and nothing else.
+        posted.event_ids().iter().find(|id| *id == event_id)?;
         if !gave_out.all(|(other, it)| other == post || is_resume(it)) {
             return None;
         }
@@ -405,14 +407,21 @@ impl Seen {
 
     /// Whether an event of this stream went to the client.
     fn gave_out(&self, stream: &str) -> bool {
+        self.event_ids().iter().any(|id| stream_of(id) == stream)
+    }
+
+    /// The ids of the events that went to the client.
+    fn event_ids(&self) -> Vec<String> {
+        if !self.head.as_ref().is_some_and(Head::is_readable_stream) {
+            return Vec::new();
+        }
         let passed = self.passed.get(&Side::ResponseOut);
         let frames = passed.map(Vec::as_slice).unwrap_or_default().concat();
         let text = String::from_utf8_lossy(&frames).replace("\r\n", "\n");
         // The rest is no whole event.
         let (whole, _) = text.rsplit_once("\n\n").unwrap_or_default();
-        let mut ids = whole.lines().filter_map(|line| line.strip_prefix("id: "));
-        self.head.as_ref().is_some_and(Head::is_readable_stream)
-            && ids.any(|id| stream_of(id) == stream)
+        let ids = whole.lines().filter_map(|line| line.strip_prefix("id: "));
+        ids.map(str::to_owned).collect()
     }
 
     fn check_token(&self, calls: &[&Call]) {

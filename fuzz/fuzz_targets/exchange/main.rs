@@ -39,6 +39,7 @@ const MAX_OPS: u32 = 80;
 
 /// Longer than any call can be out of sight.
 const HOUR: Duration = Duration::from_secs(3_601);
+const MOMENT: Duration = Duration::from_millis(101);
 
 struct World {
     layer: CancelOnDisconnectLayer,
@@ -274,8 +275,11 @@ impl World {
         self.ledger.check(self.adds);
         let calls = self.layer.calls();
         for _ in 0..4 {
-            advance(HOUR).await;
-            settle().await;
+            // What is noticed so late is looked at again in a moment.
+            for time in [HOUR, MOMENT] {
+                advance(time).await;
+                settle().await;
+            }
         }
         self.ledger.check(self.adds);
         assert_eq!(calls.len(), 0, "{:?}", calls.snapshot());
