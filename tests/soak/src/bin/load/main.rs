@@ -14,6 +14,7 @@ use soak::{
     setup::IDLE,
 };
 use tokio::{
+    runtime::Builder,
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -49,11 +50,21 @@ struct Plan {
 
 /// How long the longest story may take, on a slow machine.
 const STORY: Duration = Duration::from_secs(90);
+/// A story is one large future, and a build without optimization moves it about: tokio's 2 MiB do not do.
+const STACK: usize = 16 * 1024 * 1024;
 /// Time for the gauges to be read.
 const GAUGES: Duration = Duration::from_millis(2_500);
 
-#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-async fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Box<dyn Error>> {
+    Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_stack_size(STACK)
+        .enable_all()
+        .build()?
+        .block_on(run())
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let (Some(path), Some(plan)) = (args.next(), args.next()) else {
         return Err("usage: load LOG PLAN".into());
