@@ -110,6 +110,7 @@ mod mcp;
 mod observe;
 mod options;
 mod policy;
+mod quietly;
 mod registry;
 mod request;
 mod response;

@@ -1,16 +1,12 @@
 //! What the user chose.
 
-use std::{
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     call::CallInfo,
     observe::Observers,
     policy::{Policy, Rules},
+    quietly::quietly,
 };
 
 /// Which answers are kept for clients that come back for them. Needs
@@ -58,19 +54,14 @@ type Exempt = dyn Fn(&CallInfo) -> bool + Send + Sync;
 impl Options {
     pub(crate) fn policy_for(&self, call: &CallInfo) -> Rules {
         let policy = self.policy.as_ref();
-        let policy = policy.and_then(|policy| ask(|| policy(call)));
+        let policy = policy.and_then(|policy| quietly(|| policy(call)));
         let rules = policy.unwrap_or_default().or(self.rules);
         let mut exempt = self.exempt.iter();
-        match exempt.any(|exempt| ask(|| exempt(call)).unwrap_or(false)) {
+        match exempt.any(|exempt| quietly(|| exempt(call)).unwrap_or(false)) {
             true => rules.exempt(),
             false => rules,
         }
     }
-}
-
-/// A user's panic must not take a call down with it.
-fn ask<T>(question: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(question)).ok()
 }
 
 impl fmt::Debug for Options {

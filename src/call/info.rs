@@ -6,7 +6,7 @@ use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::key::{CallId, RequestId};
+use super::key::{CallId, Key, RequestId, Scope, SessionKey};
 use crate::policy::Rules;
 
 /// The method of 2026-07-28 whose response stream is the subscription.
@@ -217,8 +217,21 @@ impl CallInfo {
         self.protocol_version.as_deref()
     }
 
+    #[cfg(feature = "rmcp")]
     pub(crate) fn session_id(&self) -> Option<&Arc<str>> {
         self.session.as_ref()
+    }
+
+    /// What it is found by, if it is a session call. `scope`: who gave out its session's id.
+    pub(crate) fn key(&self, scope: Scope) -> Option<Key> {
+        let session = SessionKey {
+            scope,
+            id: self.session.clone()?,
+        };
+        Some(Key {
+            session,
+            request: self.request_id.clone(),
+        })
     }
 
     #[cfg(feature = "rmcp")]

@@ -2,7 +2,7 @@
 
 use std::{
     mem,
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -75,13 +75,7 @@ impl Exchange {
         if matches!(self.session, Session::Doubtful) || call.method() == "initialize" {
             return None;
         }
-        let key = Key {
-            session: SessionKey {
-                scope: canceller.scope(),
-                id: call.session_id()?.clone(),
-            },
-            request: call.request_id().clone(),
-        };
+        let key = call.key(canceller.scope())?;
         if self.calls.get().is_none() && !self.instance.registry.has_room(1) {
             self.state().request = RequestBody::Settled(Settled::Plain);
             self.pass_by(&call, &key);
@@ -277,8 +271,8 @@ impl Exchange {
 
     /// Lets go of the streams that are open: what lies in them is read on elsewhere.
     pub(crate) fn let_streams_go(&self) {
-        let outlets = self.state().last_words.open();
-        for outlet in outlets.iter().filter_map(Weak::upgrade) {
+        let outlets = self.state().last_words.outlets();
+        for outlet in outlets {
             outlet.close();
         }
     }

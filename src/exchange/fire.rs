@@ -3,17 +3,17 @@
 #[cfg(feature = "rmcp")]
 use tokio_util::sync::CancellationToken;
 
-use super::{signal::Hook, state::Exchange};
+use super::{
+    signal::{Hook, Task},
+    state::Exchange,
+};
 use crate::{call::CancelReason, registry::Moves};
 
 // === impl Exchange ===
 
 impl Exchange {
     pub(super) fn fire(&self, reason: CancelReason) {
-        // A clean-up that has begun may have to do with its runtime, and ends with that.
-        let registry = &self.instance.registry;
-        let spawn = |task| registry.spawn(Moves::BeforeItBegins, task);
-        self.signal.fire(reason, spawn);
+        self.signal.fire(reason, |task| self.spawn(task));
     }
 
     /// Has `clean_up` run when the token fires.
@@ -31,8 +31,12 @@ impl Exchange {
     }
 
     fn hook(&self, hook: Hook) {
+        self.signal.add(hook, |task| self.spawn(task));
+    }
+
+    /// Runs a clean-up. One that has begun may have to do with its runtime, and ends with that.
+    fn spawn(&self, clean_up: Task) {
         let registry = &self.instance.registry;
-        let spawn = |task| registry.spawn(Moves::BeforeItBegins, task);
-        self.signal.add(hook, spawn);
+        registry.spawn(Moves::BeforeItBegins, clean_up);
     }
 }

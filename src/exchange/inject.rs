@@ -6,7 +6,7 @@ use tracing::{Instrument as _, Span};
 
 use super::state::Exchange;
 use crate::{
-    call::{CallId, Key, SessionKey},
+    call::CallId,
     cancel::{CancelError, Injection},
     observe::Event,
     registry::{Moves, in_time},
@@ -51,18 +51,11 @@ impl Exchange {
     /// is not accepted yet is waited for. It may be refused, and then the cancel must not be lost for it.
     async fn is_reused(&self, id: CallId) -> bool {
         let canceller = self.state().canceller.clone();
-        let Some((canceller, call)) = canceller.zip(self.call(id)) else {
+        let key = canceller
+            .zip(self.call(id))
+            .and_then(|(canceller, call)| call.key(canceller.scope()));
+        let Some(key) = key else {
             return false;
-        };
-        let Some(session) = call.session_id() else {
-            return false;
-        };
-        let key = Key {
-            session: SessionKey {
-                scope: canceller.scope(),
-                id: session.clone(),
-            },
-            request: call.request_id().clone(),
         };
         let registry = &self.instance.registry;
         while let Some((other, exchange)) = registry.find_any(&key).filter(|it| it.0 != id) {

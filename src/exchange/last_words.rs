@@ -69,7 +69,7 @@ impl LastWords {
         self.outlets()
     }
 
-    fn outlets(&self) -> Vec<Arc<dyn Outlet>> {
+    pub(super) fn outlets(&self) -> Vec<Arc<dyn Outlet>> {
         let older = self.more.iter().flat_map(|more| &more.older);
         let outlets = older.chain(&self.newest);
         outlets.filter_map(Weak::upgrade).collect()

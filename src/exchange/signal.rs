@@ -10,7 +10,6 @@
 
 use std::{
     mem,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
@@ -20,7 +19,7 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-use crate::call::CancelReason;
+use crate::{call::CancelReason, quietly::quietly};
 
 /// Fires when the calls of an exchange are cancelled.
 #[derive(Default)]
@@ -184,16 +183,11 @@ impl Hook {
             #[cfg(feature = "rmcp")]
             Self::Fire(token) => token.cancel(),
             // Without a runtime the task is dropped here.
-            Self::CleanUp(clean_up) => quietly(|| spawn(clean_up(reason))),
+            Self::CleanUp(clean_up) => drop(quietly(|| spawn(clean_up(reason)))),
         }
     }
 
     fn forget(self) {
         quietly(|| drop(self));
     }
-}
-
-/// Runs what may call destructors of the user's. The caller may be in one itself.
-fn quietly(action: impl FnOnce()) {
-    let _panic = catch_unwind(AssertUnwindSafe(action));
 }

@@ -11,7 +11,7 @@ use super::{
     state::{Exchange, InFlight, Phase},
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, Key, RequestId, SessionKey},
+    call::{CallId, CallInfo, CancelReason, Key, RequestId},
     envelope::{self, Envelope, Frames, Message, Unknown},
     limits::Limit,
     observe::{Event, Remark},
@@ -127,13 +127,7 @@ impl Exchange {
         // First the registry, then the exchange: who finds a call here knows that one not in flight has ended.
         let mut came = Started::InTime;
         for call in in_flight.iter() {
-            let key = scope.clone().zip(call.session_id()).map(|(scope, id)| Key {
-                session: SessionKey {
-                    scope,
-                    id: id.clone(),
-                },
-                request: call.request_id().clone(),
-            });
+            let key = scope.clone().and_then(|scope| call.key(scope));
             if call.policy().supersede && key.is_some() {
                 self.instance.registry.remark(Remark::SupersedeHasNoEffect);
             }

@@ -50,7 +50,7 @@ pub(crate) struct Exchange {
     pub(super) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
     pub(super) body_ended: AtomicBool,
-    /// What passed on the streams of its calls, see `response`.
+    /// What passed on the streams of its calls, see `progress`.
     pub(super) passed: AtomicU32,
     /// Its calls were cancelled here, and its response is to say so.
     pub(super) closed: AtomicBool,

@@ -10,7 +10,7 @@ use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt, future::Either};
 use rmcp::{
     model::{
         ClientJsonRpcMessage, ClientNotification, ClientRequest, GetExtensions, GetMeta,
-        JsonRpcNotification, RequestId, ServerJsonRpcMessage,
+        JsonRpcNotification, ServerJsonRpcMessage,
     },
     transport::streamable_http_server::{
         RestoreOutcome, SessionManager,
@@ -30,7 +30,7 @@ use super::{
     transport::CancellableTransport,
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, Key},
+    call::{CallId, CallInfo, CancelReason, RequestId},
     exchange::{Attachment, INJECTION_LIMIT},
     observe::Remark,
     registry::{End, FIRST},
@@ -200,20 +200,9 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         CancellableTransport::new(transport, session, self.shared.serving.clone())
     }
 
-    /// The call in flight that a cancel by its client means.
-    fn meant(&self, session: &SessionId, request: &RequestId) -> Option<(Key, CallId)> {
-        let key = Key {
-            session: self.shared.session(session),
-            request: request.into(),
-        };
-        let (id, _) = self.shared.registry.get()?.find(&key)?;
-        Some((key, id))
-    }
-
     /// The manager took the client's own cancel of a call. Meanwhile that may have ended, and another may have its id.
-    fn client_cancelled(&self, session: &SessionId, (key, meant): (Key, CallId)) {
-        let registry = self.shared.registry.get();
-        let found = registry.and_then(|registry| registry.find(&key));
+    fn client_cancelled(&self, session: &SessionId, request: RequestId, meant: CallId) {
+        let found = self.shared.find(session, request);
         if let Some((id, exchange)) = found.filter(|(id, _)| *id == meant) {
             if let Some(call) = exchange.call(id) {
                 self.shared.condemn(session, call);
@@ -334,15 +323,18 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             ClientJsonRpcMessage::Notification(JsonRpcNotification {
                 notification: ClientNotification::CancelledNotification(cancelled),
                 ..
-            }) => cancelled.params.request_id.as_ref(),
+            }) => cancelled.params.request_id.as_ref().map(RequestId::from),
             _ => None,
         };
-        let meant = cancels.and_then(|request| self.meant(id, request));
+        let meant = cancels.and_then(|request| {
+            let (meant, _) = self.shared.find(id, request.clone())?;
+            Some((request, meant))
+        });
         let used = self.shared.sessions.begin_use(id);
         let accepted = self.shared.manager.accept_message(id, message);
         accepted.inspect_ok(move |()| {
-            if let Some(meant) = meant {
-                self.client_cancelled(id, meant);
+            if let Some((request, meant)) = meant {
+                self.client_cancelled(id, request, meant);
             }
             drop(used);
         })

@@ -101,6 +101,16 @@ impl<M> Shared<M> {
         self.registry.get()?.call(id)
     }
 
+    /// The call in flight of a session with this JSON-RPC id.
+    pub(super) fn find(
+        &self,
+        session: &SessionId,
+        request: RequestId,
+    ) -> Option<(CallId, Arc<Exchange>)> {
+        let session = self.session(session);
+        self.registry.get()?.find(&Key { session, request })
+    }
+
     fn calls_of(&self, session: &SessionId) -> Vec<(CallId, Arc<Exchange>)> {
         let registry = self.registry.get();
         registry.map_or_else(Vec::new, |registry| {
@@ -147,11 +157,7 @@ impl<M> Shared<M> {
 
     /// Whether another call has the id of a call that has ended.
     fn is_reused(&self, session: &SessionId, call: &CallInfo) -> bool {
-        let key = Key {
-            session: self.session(session),
-            request: call.request_id().clone(),
-        };
-        let owner = self.registry.get().and_then(|registry| registry.find(&key));
+        let owner = self.find(session, call.request_id().clone());
         // One that waits for this very cancel is not met by it.
         owner.is_some_and(|(owner, exchange)| owner != call.id() && !exchange.is_behind_cancel())
     }
@@ -276,11 +282,7 @@ impl<M: SessionManager> Owner for Shared<M> {
     }
 
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)> {
-        let key = Key {
-            session: self.session(session),
-            request,
-        };
-        self.registry.get()?.find(&key)
+        self.find(session, request)
     }
 
     fn close_idle(self: Arc<Self>, id: SessionId) {

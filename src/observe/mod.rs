@@ -1,17 +1,13 @@
 //! What the layer saw, for logs and for whoever wants to know.
 
-use std::{
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     call::{CallId, CallInfo, DetachCause, Detachment, Outcome},
     cancel::CancelError,
     envelope::Unknown,
     limits::Limit,
+    quietly::quietly,
 };
 
 #[cfg(feature = "metrics")]
@@ -200,7 +196,7 @@ impl Observers {
 
 /// A broken observer must not take a call down with it, nor another observer.
 fn tell(observer: &(impl Observer + ?Sized), event: &Event<'_>) {
-    let _panic = catch_unwind(AssertUnwindSafe(|| observer.on_event(event)));
+    quietly(|| observer.on_event(event));
 }
 
 impl fmt::Debug for Observers {

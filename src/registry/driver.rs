@@ -12,7 +12,6 @@
 //! 3. A timer wakes once for a deadline that it waits for, and once when it is told of an earlier one.
 
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{Arc, Weak},
 };
@@ -28,6 +27,8 @@ use self::{
     runner::Runner,
     shared::{SLACK, Shared},
 };
+
+use crate::quietly::quietly;
 
 mod errand;
 mod in_time;
@@ -211,13 +212,13 @@ impl Drop for Timer {
         };
         self.shared.wake.notify_waiters();
         // They may be the user's.
-        let _panic = catch_unwind(AssertUnwindSafe(|| drop(nobody_takes)));
+        quietly(|| drop(nobody_takes));
     }
 }
 
 /// `None` if the runtime has no clock, of which tokio tells by a panic only.
 fn alarm(at: Instant) -> Option<Sleep> {
-    catch_unwind(|| sleep_until(at)).ok()
+    quietly(|| sleep_until(at))
 }
 
 #[cfg(test)]

@@ -1,9 +1,6 @@
 //! What a registry does when a time is over.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -13,7 +10,7 @@ use super::{
     driver::{Expire, Noticed},
     watch::{Due, Unwatch, WatchId},
 };
-use crate::call::CancelReason;
+use crate::{call::CancelReason, quietly::quietly};
 
 impl<T: Tracked> Expire for Registry<T> {
     fn due(&self) -> Option<Instant> {
@@ -63,8 +60,4 @@ impl<T: Tracked> Unwatch for Registry<T> {
     fn unwatch(&self, id: WatchId) {
         let _gone = self.with_state(|state| state.watches.remove(id));
     }
-}
-
-fn quietly<R>(action: impl FnOnce() -> R) -> Option<R> {
-    catch_unwind(AssertUnwindSafe(action)).ok()
 }

@@ -7,8 +7,7 @@
 An arrow goes from the module that says `use` (or writes a path in its code) to the module that defines the name: what a
 module re-exports from its children is followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The
 layers are those of ARCHITECTURE.md, in the block that begins with the line `lib`; each line names the modules of a layer,
-and a module may import from lines below its own only. Modules of one line do not import one another, unless one line of the
-same block says so by `a > b`.
+and a module may import from lines below its own only. Modules of one line do not import one another.
 """
 
 import re
@@ -176,7 +175,7 @@ def circles(arrows):
 
 
 def layers():
-    """The level of each module, from ARCHITECTURE.md, and the arrows that are allowed within a line."""
+    """The level of each module, from ARCHITECTURE.md."""
     page = (ROOT / "ARCHITECTURE.md").read_text()
     block = re.search(r"^```\n(lib\b.*?)^```", page, re.M | re.S)
     if not block:
@@ -184,7 +183,7 @@ def layers():
     level = {}
     lines = [line for line in block.group(1).splitlines() if line.strip()]
     for height, line in enumerate(reversed(lines)):
-        for name in re.findall(r"[\w:]+", line.split("  ")[0] if "  " in line else line):
+        for name in re.findall(r"[\w:]+", line):
             level[tuple(name.split("::")) if name != "lib" else ()] = height
     return level
 

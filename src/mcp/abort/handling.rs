@@ -2,7 +2,6 @@
 
 use std::{
     borrow::Cow,
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -17,6 +16,7 @@ use crate::{
     call::{CallInfo, CancelReason},
     mcp::error_for,
     observe::HandlerEnd,
+    quietly::quietly,
     token::CallToken,
 };
 
@@ -55,7 +55,7 @@ pin_project! {
 impl<F> Handling<F> {
     /// Calls the method. It may panic in there, before it returns its future.
     pub(super) fn new(handled: Handled, stop: Option<Stop>, method: impl FnOnce() -> F) -> Self {
-        let handler = catch_unwind(AssertUnwindSafe(method)).ok();
+        let handler = quietly(method);
         Self {
             handler,
             handled,
@@ -73,14 +73,14 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         // First the handler: what it returns in its last moment counts.
-        let polled = catch_unwind(AssertUnwindSafe(|| {
+        let polled = quietly(|| {
             let handler = this.handler.as_mut().as_pin_mut();
             handler.map(|handler| handler.poll(cx))
-        }));
+        });
         match polled {
-            Ok(Some(Poll::Pending)) => {}
-            Ok(Some(ready)) => return ready,
-            Ok(None) | Err(_) => {
+            Some(Some(Poll::Pending)) => {}
+            Some(Some(ready)) => return ready,
+            Some(None) | None => {
                 let_go(this.handler);
                 this.handled.say(HandlerEnd::Panicked);
                 let message = "The handler panicked";
@@ -99,7 +99,7 @@ where
 
 /// Drops a handler. Its destructors are the user's: they may panic.
 fn let_go<F>(mut handler: Pin<&mut Option<F>>) {
-    let _panic = catch_unwind(AssertUnwindSafe(|| handler.set(None)));
+    quietly(|| handler.set(None));
 }
 
 // === impl Handled ===
