@@ -48,7 +48,7 @@ impl CancelOnDisconnectLayer {
     pub fn new() -> Self {
         Self {
             options: Options::default(),
-            registry: Arc::new(Registry::new()),
+            registry: Registry::new(),
         }
     }
 

@@ -121,6 +121,7 @@ mod service;
 mod socket;
 mod source;
 mod sse;
+mod timer;
 mod token;
 mod verdict;
 

@@ -16,7 +16,8 @@ use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},
     cancel::Canceller,
     limits::Limit,
-    registry::{FIRST, in_time},
+    registry::FIRST,
+    timer::in_time,
 };
 
 /// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until

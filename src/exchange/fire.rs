@@ -7,7 +7,7 @@ use super::{
     signal::{Hook, Task},
     state::Exchange,
 };
-use crate::{call::CancelReason, registry::Moves};
+use crate::{call::CancelReason, timer::Moves};
 
 // === impl Exchange ===
 
@@ -37,6 +37,6 @@ impl Exchange {
     /// Runs a clean-up. One that has begun may have to do with its runtime, and ends with that.
     fn spawn(&self, clean_up: Task) {
         let registry = &self.instance.registry;
-        registry.spawn(Moves::BeforeItBegins, clean_up);
+        registry.timer.spawn(Moves::BeforeItBegins, clean_up);
     }
 }

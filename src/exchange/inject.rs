@@ -9,7 +9,7 @@ use crate::{
     call::CallId,
     cancel::{CancelError, Injection},
     observe::Event,
-    registry::{Moves, in_time},
+    timer::{Moves, in_time},
 };
 
 /// How long an injected cancel may take to be accepted: 10 s. A session whose client does not read may
@@ -44,7 +44,9 @@ impl Exchange {
             delivery.end(result.unwrap_or(Err(CancelError::timed_out())));
         };
         let registry = &self.instance.registry;
-        registry.spawn(Moves::Always, delivered.instrument(span));
+        registry
+            .timer
+            .spawn(Moves::Always, delivered.instrument(span));
     }
 
     /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled. One that

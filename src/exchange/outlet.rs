@@ -17,7 +17,8 @@ use super::state::{Exchange, InFlight, Kind};
 use crate::{
     call::{CallId, CallInfo, CancelReason},
     jsonrpc,
-    registry::{Outlet, Ticket, Watched},
+    registry::Outlet,
+    timer::{Ticket, Timed},
 };
 
 // === impl Exchange ===
@@ -148,8 +149,8 @@ impl Exchange {
     }
 
     /// Has a stream of it looked at, after `timeout` for the first time.
-    pub(crate) fn watch(&self, stream: Weak<dyn Watched>, timeout: Duration) -> Option<Ticket> {
+    pub(crate) fn watch(&self, stream: Weak<dyn Timed>, timeout: Duration) -> Option<Ticket> {
         let at = Instant::now().checked_add(timeout)?;
-        Some(self.instance.registry.watch(at, stream))
+        Some(self.instance.registry.timer.set(at, stream))
     }
 }

@@ -1,6 +1,6 @@
 //! Events, in the span in which the request was served.
 //!
-//! Much of what happens to a call happens where no span is entered: in a destructor, or on the driver's task. So
+//! Much of what happens to a call happens where no span is entered: in a destructor, or on the timer's task. So
 //! the span is taken when the call is known. It stays open until the last call of the exchange has ended.
 //! Where nobody subscribes to spans, none is taken.
 

@@ -19,7 +19,8 @@ use rmcp::{
 use super::{error_for, shelf::Shelf};
 use crate::{
     call::{CancelReason, RequestId},
-    registry::{Answer, Content, End, in_time},
+    registry::{Answer, Content, End},
+    timer::in_time,
 };
 
 /// How long a client is told to wait before it comes back, where the server did not say: 3 s, rmcp's own

@@ -17,7 +17,8 @@ use super::{
 };
 use crate::{
     exchange::Attachment,
-    registry::{Answer, End, Moves, NOBODYS, Named, in_time},
+    registry::{Answer, End, NOBODYS, Named},
+    timer::{Moves, in_time},
 };
 
 /// The stream of a resume. In a box: its type would name what it was asked with.
@@ -136,7 +137,7 @@ impl<M: SessionManager> Shared<M> {
             generation: NOBODYS,
         };
         let call = BoundCall::of_nobody(attachment, self.form());
-        registry.spawn(Moves::Always, async move {
+        registry.timer.spawn(Moves::Always, async move {
             if let Some((Ok(stream), turn)) = in_time(UNREAD_LIMIT, asked).await {
                 drop(turn);
                 read_on(Box::pin(stream), call, used).await;

@@ -24,7 +24,7 @@ use super::{kept, late::Late, life::Life, owned::Owned, passing::EarlyEnds, shel
 use crate::{
     call::{CallId, RequestId},
     exchange::Exchange,
-    registry::{LATE, NextLook, Noticed, Ticket, Watched, in_time},
+    timer::{LATE, NextLook, Noticed, Ticket, Timed, in_time},
 };
 
 /// All sessions that are open.
@@ -259,7 +259,7 @@ impl Session {
 
     /// It is looked at when it may be idle.
     pub(super) fn keep_ticket(&self, ticket: Ticket) {
-        // A session is watched once.
+        // A session has one.
         let _first = self.ticket.set(ticket);
     }
 
@@ -327,7 +327,7 @@ impl Session {
     }
 }
 
-impl Watched for Session {
+impl Timed for Session {
     fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;

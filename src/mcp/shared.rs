@@ -37,7 +37,8 @@ use crate::{
     cancel::{Announced, CancelError, Canceller, Injection},
     exchange::{BEFORE_CLOSE, Exchange, Registry},
     observe::Remarks,
-    registry::{Form, Manager, Moves, Named},
+    registry::{Form, Manager, Named},
+    timer::{Moves, Timer},
 };
 
 /// What the calls need to be cancelled. They outlive requests, so they share it.
@@ -46,8 +47,8 @@ pub(super) struct Shared<M> {
     scope: u64,
     pub(super) sessions: Sessions,
     pub(super) serving: Arc<Serving>,
-    /// Only for its timer: sessions are looked at from when they are created, be there a layer or not.
-    timer: Arc<Registry>,
+    /// Its own: sessions are looked at from when they are created, be there a layer or not.
+    timer: Arc<Timer>,
     /// Whether anything was ever cancelled.
     cancels: AtomicBool,
     /// The registry of the first layer through which a call came. Calls through another layer are not
@@ -71,7 +72,7 @@ impl<M> Shared<M> {
             scope: NEXT_SCOPE.fetch_add(1, Ordering::Relaxed),
             sessions: Sessions::default(),
             serving: Arc::default(),
-            timer: Arc::new(Registry::new()),
+            timer: Arc::new(Timer::new()),
             cancels: AtomicBool::new(false),
             registry: OnceLock::new(),
             hasher: RandomState::new(),
@@ -217,8 +218,8 @@ impl<M: SessionManager> Shared<M> {
         let session = Arc::new(session);
         self.sessions.add(session.clone());
         if let Some(at) = session.first_look() {
-            let watched: Weak<Session> = Arc::downgrade(&session);
-            session.keep_ticket(self.timer.watch(at, watched));
+            let timed: Weak<Session> = Arc::downgrade(&session);
+            session.keep_ticket(self.timer.set(at, timed));
         }
         session
     }

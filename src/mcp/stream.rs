@@ -17,7 +17,8 @@ use super::{kept, session::InUse};
 use crate::{
     call::{CallInfo, DetachCause, Outcome},
     exchange::{Attachment, Exchange},
-    registry::{FIRST, Form, Moves, numbers},
+    registry::{FIRST, Form, numbers},
+    timer::Moves,
 };
 
 /// The inner manager's stream of a call.
@@ -109,7 +110,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         if call.attachment.exchange.reason().is_none() {
             let registry = call.attachment.exchange.registry().clone();
             let task = read_on(stream, call, self.used.take());
-            registry.spawn(Moves::Always, task);
+            registry.timer.spawn(Moves::Always, task);
         }
     }
 }

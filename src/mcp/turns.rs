@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{call::CallId, exchange::Registry, registry::in_time};
+use crate::{call::CallId, exchange::Registry, timer::in_time};
 
 /// How long a resume waits for the one before it: 4 s. It holds its call's clock for 5 s past the deadline, and the manager
 /// is to be asked within that time, or the call would be cancelled although its client came back in time.
@@ -103,7 +103,7 @@ mod tests {
     fn turns_that_end_at_the_same_time_leave_nothing_behind() {
         const CALLS: usize = 50_000;
         let turns = Arc::new(Turns::default());
-        let registry = Arc::new(Registry::new());
+        let registry = Registry::new();
         let ids = || (0..CALLS).map(|_| CallId::next());
         let pairs = ids().map(|id| [(), ()].map(|()| turns.enter(registry.clone(), id)));
         let (first, second): (Vec<_>, Vec<_>) = pairs.map(|[a, b]| (a, b)).unzip();

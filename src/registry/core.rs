@@ -19,10 +19,10 @@
 //!    out still stands so ([`Core::finish_due`]). Only resumes that brought no event
 //!    (a server that the layer alone watches) renew it no more than [`entry::MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the
-//!    resumes wait in the accept queue. More than [`entry::LATE`] late, or noticed by another runtime because its own
+//!    resumes wait in the accept queue. More than [`LATE`](crate::timer::LATE) late, or noticed by another runtime because its own
 //!    stands still, it is put off for long, once. Else more than [`entry::JITTER`] late, it is looked at again
-//!    [`entry::GLANCE`] later, until that look is not more than [`entry::ON_TIME`] late itself, [`entry::MAX_GLANCES`]
-//!    times at most. A hold may be what notices; its own time is not late.
+//!    [`GLANCE`](crate::timer::GLANCE) later, until that look is not more than [`ON_TIME`](crate::timer::ON_TIME) late
+//!    itself, [`MAX_GLANCES`](crate::timer::MAX_GLANCES) times at most. A hold may be what notices; its own time is not late.
 //! 8. **Names.** Requests and streams are found in their own session only. An event id names the stream that it was seen
 //!    on; only rmcp's own also name the stream by their number ([`Form`]). Of a call's event ids
 //!    the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came, any unknown id of the session
@@ -71,9 +71,7 @@ mod streams;
 pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
     book::Named,
-    entry::{
-        Entry, Expired, FIRST, Finished, GLANCE, Generation, LATE, MAX_GLANCES, ON_TIME, Wait,
-    },
+    entry::{Entry, Expired, FIRST, Finished, Generation, Wait},
     memory::{Dropped, Limits as MemoryLimits},
     remembered::{End, Ended},
     streams::Form,

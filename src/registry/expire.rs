@@ -1,30 +1,44 @@
 //! What a registry does when a time is over.
 
-use std::sync::Arc;
-
 use tokio::time::Instant;
 
-use super::{
-    Registry, Tracked,
-    core::Expired,
-    driver::{Expire, Noticed},
-    watch::{Due, Unwatch, WatchId},
+use super::{Registry, Tracked, core::Expired};
+use crate::{
+    call::CancelReason,
+    quietly::quietly,
+    timer::{NextLook, Noticed, Timed},
 };
-use crate::{call::CancelReason, quietly::quietly};
 
-impl<T: Tracked> Expire for Registry<T> {
-    fn due(&self) -> Option<Instant> {
-        self.state().awake_at
+impl<T: Tracked> Registry<T> {
+    /// Has the timer look no later than this.
+    pub(super) fn look_by(&self, at: Instant) {
+        if let Some(ticket) = self.ticket.get() {
+            return ticket.by(at);
+        }
+        // Not under the lock of `ticket`: others are told here.
+        let first = self.timer.set(at, self.this.clone());
+        if self.ticket.set(first).is_err()
+            && let Some(ticket) = self.ticket.get()
+        {
+            ticket.by(at);
+        }
     }
+}
 
-    fn expire(self: Arc<Self>, now: Instant, noticed: Noticed) -> Option<Instant> {
-        let (expired, due, ended) = {
+impl<T: Tracked> Timed for Registry<T> {
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
+        let (expired, next, ended) = {
             let mut state = self.state();
             let before = state.core.len();
             let expired = state.core.expire_when(now, noticed == Noticed::Late);
             let ended = self.note_calls(&state, before);
-            (expired, state.watches.take_due(now), ended)
+            state.awake_at = state.core.next_deadline();
+            (expired, state.awake_at, ended)
         };
+        // Before anybody hears of what is over: that may last, and others may look meanwhile.
+        if let Some(at) = next {
+            self.look_by(at);
+        }
         if ended {
             self.ended.notify_waiters();
         }
@@ -36,28 +50,11 @@ impl<T: Tracked> Expire for Registry<T> {
                 Expired::Unseen(finished) => exchange.left(id, finished),
             });
         }
-        let look = |due: Due| quietly(|| due.look(now, noticed)).flatten();
-        let again: Vec<_> = due.into_iter().filter_map(look).collect();
-        let (next, is_news) = {
-            let mut state = self.state();
-            for again in again {
-                state.watches.again(again);
-            }
-            let next = state.next_deadline();
-            // Another timer may have looked meanwhile, and sleep past what was taken out here.
-            let is_news = next.is_some_and(|next| state.awake_at.is_none_or(|at| next < at));
-            state.awake_at = next;
-            (next, is_news)
-        };
-        if is_news {
-            self.driver.wake();
-        }
-        next
+        // Its ticket knows already.
+        None
     }
-}
 
-impl<T: Tracked> Unwatch for Registry<T> {
-    fn unwatch(&self, id: WatchId) {
-        let _gone = self.with_state(|state| state.watches.remove(id));
+    fn judges_lateness(&self) -> bool {
+        true
     }
 }

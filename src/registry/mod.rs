@@ -1,36 +1,33 @@
 //! All calls in flight behind one lock, and the handle to them.
 //!
-//! `core` decides and never waits, `driver` waits and never decides. The lock is held for a map operation,
+//! `core` decides and never waits, the timer waits and never decides. The lock is held for a map operation,
 //! never across an await or a callback.
 
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
 use tokio::{sync::Notify, time::Instant};
 
-use self::{
-    core::Core, driver::Driver, managers::Managers, room::Room, streams::Streams, watch::Watches,
-};
+use self::{core::Core, managers::Managers, room::Room, streams::Streams};
 use crate::{
     call::{CallId, CancelReason, Detachment, Key, Scope, SessionKey},
     limits::{Limit, Limits},
     observe::{Remark, Remarks},
+    timer::{Ticket, Timer},
 };
 
 mod answer;
 mod core;
 mod drain;
-mod driver;
 mod expire;
 mod managers;
 mod room;
 mod streams;
-mod watch;
 
 #[cfg(fuzzing)]
 pub(crate) use self::core::as_the_model_says_of;
@@ -40,14 +37,12 @@ pub(crate) use self::{
         Detached, Dropped, End, Ended, Entry, FIRST, Finished, Form, Generation, MemoryLimits,
         UNSEEN_FOR, Wait,
     },
-    driver::{Moves, Noticed, in_time},
     streams::Outlet,
-    watch::{NextLook, Ticket, Watched},
 };
 #[cfg(feature = "rmcp")]
 pub(crate) use self::{
     answer::Content,
-    core::{LATE, NOBODYS, numbers},
+    core::{NOBODYS, numbers},
     managers::Manager,
 };
 
@@ -68,7 +63,10 @@ pub(crate) trait Tracked: Send + Sync + 'static {
 
 pub(crate) struct Registry<T> {
     state: Mutex<State<T>>,
-    driver: Driver,
+    pub(crate) timer: Arc<Timer>,
+    this: Weak<Self>,
+    /// From the first deadline on.
+    ticket: OnceLock<Ticket>,
     /// Notified when calls have ended while somebody drains.
     pub(crate) ended: Notify,
     /// Whether the stage is the last.
@@ -100,34 +98,34 @@ pub(crate) enum Started {
 
 pub(crate) struct State<T> {
     pub(crate) core: Core<Arc<T>, Answer>,
-    watches: Watches,
     /// The streams that no call keeps.
     streams: Streams,
     pub(crate) stage: Stage,
-    /// When the driver looks next, if it does.
+    /// When the timer looks at it, if it does, as far as it was told.
     awake_at: Option<Instant>,
 }
 
 // === impl Registry ===
 
 impl<T: Tracked> Registry<T> {
-    pub(crate) fn new() -> Self {
-        Self {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
             state: Mutex::new(State {
                 core: Core::new(),
-                watches: Watches::default(),
                 streams: Streams::default(),
                 stage: Stage::Open,
                 awake_at: None,
             }),
-            driver: Driver::new(),
+            timer: Arc::new(Timer::new()),
+            this: this.clone(),
+            ticket: OnceLock::new(),
             ended: Notify::new(),
             closed: AtomicBool::new(false),
             drained: AtomicUsize::new(0),
             room: Room::new(),
             managers: Managers::default(),
             remarks: Remarks::default(),
-        }
+        })
     }
 
     /// Knows the sessions of a session manager from now on.
@@ -139,15 +137,6 @@ impl<T: Tracked> Registry<T> {
     /// The session manager that has a session, by its scope.
     pub(crate) fn manager_of(&self, session: &str) -> Option<Scope> {
         self.managers.scope_of(session)
-    }
-
-    /// Has the current runtime keep deadlines too, if it does not yet. Called with every request and for every
-    /// deadline.
-    pub(crate) fn on_this_runtime(self: &Arc<Self>) {
-        self.driver.start(|| {
-            let weak: Weak<Self> = Arc::downgrade(self);
-            weak
-        });
     }
 
     /// A call that is cancelled at `deadline`, attached or not. Says whether it came in time.
@@ -215,7 +204,7 @@ impl<T: Tracked> Registry<T> {
     }
 
     pub(crate) fn detach(
-        self: &Arc<Self>,
+        &self,
         id: CallId,
         generation: Generation,
         wait: Wait,
@@ -224,7 +213,7 @@ impl<T: Tracked> Registry<T> {
     ) -> Detached {
         let detached = self.with(|core| core.detach(id, generation, wait, barren, detachment));
         if detached == Detached::Waiting {
-            self.on_this_runtime();
+            self.timer.on_this_runtime();
         }
         detached
     }
@@ -357,37 +346,24 @@ impl<T: Tracked> Registry<T> {
         self.remarks.include(remark)
     }
 
-    /// Runs a task, here or where somebody comes to it.
-    pub(crate) fn spawn(&self, moves: Moves, task: impl Future<Output = ()> + Send + 'static) {
-        self.driver.spawn(moves, task);
-    }
-
-    /// Has something looked at when its time comes, as long as its ticket is kept.
-    #[must_use]
-    pub(crate) fn watch(self: &Arc<Self>, at: Instant, watched: Weak<dyn Watched>) -> Ticket {
-        let id = self.with_state(|state| state.watches.add(at, watched));
-        self.on_this_runtime();
-        Ticket::new(self.clone(), id)
-    }
-
     fn with<R>(&self, operation: impl FnOnce(&mut Core<Arc<T>, Answer>) -> R) -> R {
         self.with_state(|state| operation(&mut state.core))
     }
 
-    /// Runs one operation, and wakes the driver if it brought an earlier deadline.
+    /// Runs one operation, and tells the timer if it brought an earlier deadline.
     fn with_state<R>(&self, operation: impl FnOnce(&mut State<T>) -> R) -> R {
         let mut state = self.state();
         let before = state.core.len();
         let result = operation(&mut state);
         let ended = self.note_calls(&state, before);
-        let next = state.next_deadline();
-        let too_late = next.is_some_and(|next| state.awake_at.is_none_or(|at| next < at));
-        if too_late {
-            state.awake_at = next;
+        let next = state.core.next_deadline();
+        let earlier = next.filter(|next| state.awake_at.is_none_or(|at| *next < at));
+        if earlier.is_some() {
+            state.awake_at = earlier;
         }
         drop(state);
-        if too_late {
-            self.driver.wake();
+        if let Some(at) = earlier {
+            self.look_by(at);
         }
         if ended {
             self.ended.notify_waiters();
@@ -413,11 +389,6 @@ impl<T: Tracked> State<T> {
             Stage::Open | Stage::Draining => Started::InTime,
             Stage::Closed => Started::TooLate,
         }
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        let call = self.core.next_deadline();
-        call.into_iter().chain(self.watches.next()).min()
     }
 }
 

@@ -25,7 +25,8 @@ use super::{Polled, commit::Committed};
 use crate::{
     call::DetachCause,
     exchange::Guard,
-    registry::{NextLook, Noticed, Outlet, Ticket, Watched},
+    registry::Outlet,
+    timer::{NextLook, Noticed, Ticket, Timed},
 };
 
 pub(super) struct Slot<B> {
@@ -243,7 +244,7 @@ impl<B: Send> Outlet for Slot<B> {
     }
 }
 
-impl<B: Send> Watched for Slot<B> {
+impl<B: Send> Timed for Slot<B> {
     fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
         let stall = self.stall.as_ref()?;
         if self.state().closing().is_some() {

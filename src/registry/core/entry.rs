@@ -5,27 +5,17 @@ use std::{mem, time::Duration};
 use tokio::time::Instant;
 
 use super::{index::Slot, streams::Streams};
-use crate::call::{Detachment, RequestId};
+use crate::{
+    call::{Detachment, RequestId},
+    timer::{GLANCE, LATE, MAX_GLANCES, ON_TIME},
+};
 
 /// How long a hold may keep a call past its deadline: 5 s, far more than an inner service takes to answer
 /// a GET, and little for an orphan.
 pub(crate) const MAX_HOLD: Duration = Duration::from_secs(5);
 
-/// How late a deadline may be noticed before the runtime counts as starved: 1 s.
-pub(crate) const LATE: Duration = Duration::from_secs(1);
-
 /// How late the end of a grace may be noticed to be acted on at once: 2 ms. Tokio's timers round up to 1 ms.
 pub(super) const JITTER: Duration = Duration::from_millis(2);
-
-/// When to look again at what was noticed late: after 100 ms, in which a runtime that is back hears its clients.
-pub(crate) const GLANCE: Duration = Duration::from_millis(100);
-
-/// How late such a second look may come itself: 20 ms.
-pub(crate) const ON_TIME: Duration = Duration::from_millis(20);
-
-/// How often it is looked at again at most: 10 times, so that a machine that is never on time takes about a second
-/// longer to end an orphan, an idle session, or a stream that is not read.
-pub(crate) const MAX_GLANCES: u8 = 10;
 
 /// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
 /// a client that polls every 3 s.

@@ -1,11 +1,14 @@
 use super::{
-    entry::{GLANCE, JITTER, LATE, MAX_BARREN, MAX_GLANCES, MAX_HOLD, ON_TIME},
+    entry::{JITTER, MAX_BARREN, MAX_HOLD},
     index::StreamId,
     model::assert_empty,
     streams::MAX_EVENT_IDS,
     *,
 };
-use crate::call::{CancelReason, DetachCause, Outcome, RequestId, Scope, SessionKey};
+use crate::{
+    call::{CancelReason, DetachCause, Outcome, RequestId, Scope, SessionKey},
+    timer::{GLANCE, LATE, MAX_GLANCES, ON_TIME},
+};
 
 type TestCore = Core<&'static str, &'static str>;
 

@@ -1,8 +1,8 @@
-//! On which runtimes a driver has a timer, as far as each thread knows.
+//! On which runtimes a timer has a keeper, as far as each thread knows.
 //!
 //! It is asked for every request, so it costs one relaxed load and a look at what the thread knows. A runtime of
 //! several threads is driven by these, whatever a thread of it does next: what was found out once stays true
-//! until a timer ends. A thread that drives a runtime by itself may drive another one next, so there the
+//! until a keeper ends. A thread that drives a runtime by itself may drive another one next, so there the
 //! runtime's id is compared. Its handle is cloned for that, which no other thread does at the same time.
 
 use std::{
@@ -12,10 +12,10 @@ use std::{
 
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
-/// Of how many drivers a thread knows something: 16. A server has two.
+/// Of how many timers a thread knows something: 16. A server has two.
 const KNOWN: usize = 16;
 
-/// Changes whenever a runtime leaves. No two drivers ever have the same number.
+/// Changes whenever a runtime leaves. No two timers ever have the same number.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -48,14 +48,14 @@ impl Roll {
         }
     }
 
-    /// Whether the current runtime is known to have a timer.
+    /// Whether the current runtime is known to keep time.
     pub(super) fn is_here(&self) -> bool {
         let number = self.number.load(Ordering::Relaxed);
         let here = HERE.with(|known| known.get(self.place).map(Cell::get));
         here.is_some_and(|here| here.number == number && here.is_current())
     }
 
-    /// Notes for this thread that its runtime has a timer, or gets one. Under the driver's lock.
+    /// Notes for this thread that its runtime keeps time, or is about to. Under the timer's lock.
     pub(super) fn note(&self, runtime: &Handle) {
         let is_driven_by_others = runtime.runtime_flavor() == RuntimeFlavor::MultiThread;
         let here = Here {
@@ -69,7 +69,7 @@ impl Roll {
         });
     }
 
-    /// A timer has ended: nobody knows anything any more. Under the driver's lock.
+    /// A keeper has ended: nobody knows anything any more. Under the timer's lock.
     pub(super) fn renew(&self) {
         self.number.store(next_number(), Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! What the driver and its tasks share: the runtimes that have a timer, and the tasks that wait for one.
+//! What a timer and its tasks share: the runtimes that keep time, and the tasks that wait for one.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -13,7 +13,7 @@ use super::{errand::Errands, roll::Roll};
 /// to each of them sooner.
 pub(super) const SLACK: Duration = Duration::from_millis(100);
 
-/// What the driver and its tasks share.
+/// What a timer and its tasks share.
 pub(super) struct Shared {
     pub(super) roll: Roll,
     pub(super) wake: Notify,
@@ -22,9 +22,9 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 pub(super) struct State {
-    /// The runtimes that have a timer.
-    pub(super) timers: Vec<Member>,
-    /// The one whose timer looks on time.
+    /// The runtimes that keep time.
+    pub(super) keepers: Vec<Member>,
+    /// The one whose keeper looks on time.
     pub(super) first: Option<Id>,
     pub(super) errands: Errands,
 }
@@ -57,10 +57,10 @@ impl Shared {
 impl State {
     /// Says whether the runtime was not known.
     pub(super) fn enter(&mut self, runtime: Id) -> bool {
-        if self.timers.iter().any(|member| member.runtime == runtime) {
+        if self.keepers.iter().any(|member| member.runtime == runtime) {
             return false;
         }
-        self.timers.push(Member {
+        self.keepers.push(Member {
             runtime,
             can_sleep: true,
         });
@@ -68,19 +68,19 @@ impl State {
     }
 
     pub(super) fn leave(&mut self, runtime: Id) {
-        self.timers.retain(|member| member.runtime != runtime);
+        self.keepers.retain(|member| member.runtime != runtime);
         self.first.take_if(|first| *first == runtime);
     }
 
-    /// Makes the timer of this runtime the first, if it is one that can be.
+    /// Makes the keeper of this runtime the first, if it is one that can be.
     pub(super) fn prefer(&mut self, runtime: Id) {
-        let mut timers = self.timers.iter();
-        if timers.any(|member| member.runtime == runtime && member.can_sleep) {
+        let mut keepers = self.keepers.iter();
+        if keepers.any(|member| member.runtime == runtime && member.can_sleep) {
             self.first = Some(runtime);
         }
     }
 
-    /// Says whether the timer of this runtime is the first, which it becomes if none is.
+    /// Says whether the keeper of this runtime is the first, which it becomes if none is.
     pub(super) fn is_first(&mut self, runtime: Id) -> bool {
         if self.first.is_none() {
             self.prefer(runtime);
@@ -89,8 +89,8 @@ impl State {
     }
 
     pub(super) fn cannot_sleep(&mut self, runtime: Id) {
-        let mut timers = self.timers.iter_mut();
-        if let Some(member) = timers.find(|member| member.runtime == runtime) {
+        let mut keepers = self.keepers.iter_mut();
+        if let Some(member) = keepers.find(|member| member.runtime == runtime) {
             member.can_sleep = false;
         }
         self.first.take_if(|first| *first == runtime);

@@ -1,8 +1,8 @@
 //! Tasks that another runtime takes if their own does not come to them.
 //!
-//! A task stays with the driver until it begins. Its own runtime has only a [`Runner`](super::runner::Runner) that fetches it then, so
-//! the runtime that comes first has it, and nothing runs twice. A runner that is dropped leaves its task to the other
-//! runtimes' timers. It spawns nothing itself: from one runtime that ends to the next that ends, a task goes
+//! A task stays with the timer until it begins. Its own runtime has only a [`Runner`](super::runner::Runner) that
+//! fetches it then, so the runtime that comes first has it, and nothing runs twice. A runner that is dropped leaves its
+//! task to the keepers of other runtimes. It spawns nothing itself: from one runtime that ends to the next that ends, a task goes
 //! [`MAX_MOVES`](super::runner::MAX_MOVES) times at most.
 
 use std::{collections::BTreeMap, pin::Pin};
@@ -31,7 +31,7 @@ pub(super) struct Errand {
 pub(super) struct Errands {
     pub(super) waiting: BTreeMap<u64, Waiting>,
     added: u64,
-    /// When the timers look for what is overdue, if they were told to.
+    /// When the keepers look for what is overdue, if they were told to.
     looked_at: Option<Instant>,
 }
 
@@ -71,7 +71,7 @@ impl Errands {
         Some(self.waiting.remove(&id)?.errand)
     }
 
-    /// Whether the timers must be told that they are to look at this time.
+    /// Whether the keepers must be told that they are to look at this time.
     pub(super) fn must_tell(&mut self, overdue: Instant, now: Instant) -> bool {
         let is_news = self.looked_at.is_none_or(|at| at <= now || overdue < at);
         if is_news {

@@ -1,5 +1,5 @@
 use std::{
-    future::pending,
+    future::{pending, poll_fn},
     panic::panic_any,
     sync::{
         Mutex,
@@ -19,12 +19,10 @@ use super::*;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// A deadline, and how often somebody looked at it.
+/// How its times were noticed.
 #[derive(Default)]
 struct Target {
-    due: Mutex<Option<Instant>>,
-    looks: AtomicUsize,
-    expired: Mutex<Vec<Noticed>>,
+    noticed: Mutex<Vec<Noticed>>,
 }
 
 /// Says that it was dropped unfinished, by way of the other half.
@@ -33,31 +31,20 @@ struct Unfinished(oneshot::Sender<()>);
 // === impl Target ===
 
 impl Target {
-    fn set(&self, due: Instant) {
-        *self.due.lock().expect("no panic") = Some(due);
+    fn set(self: &Arc<Self>, timer: &Arc<Timer>, at: Instant) -> Ticket {
+        let weak: Weak<Self> = Arc::downgrade(self);
+        timer.set(at, weak)
     }
 
-    fn looks(&self) -> usize {
-        self.looks.load(Ordering::Relaxed)
-    }
-
-    fn expired(&self) -> Vec<Noticed> {
-        self.expired.lock().expect("no panic").clone()
+    fn noticed(&self) -> Vec<Noticed> {
+        self.noticed.lock().expect("no panic").clone()
     }
 }
 
-impl Expire for Target {
-    fn due(&self) -> Option<Instant> {
-        self.looks.fetch_add(1, Ordering::Relaxed);
-        *self.due.lock().expect("no panic")
-    }
-
-    fn expire(self: Arc<Self>, now: Instant, noticed: Noticed) -> Option<Instant> {
-        let mut due = self.due.lock().expect("no panic");
-        if due.take_if(|at| *at <= now).is_some() {
-            self.expired.lock().expect("no panic").push(noticed);
-        }
-        *due
+impl Timed for Target {
+    fn look(&self, _now: Instant, noticed: Noticed) -> Option<NextLook> {
+        self.noticed.lock().expect("no panic").push(noticed);
+        None
     }
 }
 
@@ -67,12 +54,33 @@ fn paused() -> Runtime {
     builder.build().expect("a runtime")
 }
 
-/// Has a runtime keep deadlines, and its timer look for the first time.
-fn meet(runtime: &Runtime, driver: &Driver, target: &Arc<Target>) {
+/// Has a runtime keep time, and its keeper look for the first time.
+fn meet(runtime: &Runtime, timer: &Arc<Timer>) {
     runtime.block_on(async {
-        start(driver, target);
+        timer.on_this_runtime();
         yield_now().await;
     });
+}
+
+/// The same. Counts how often the keeper wakes.
+fn meet_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
+    let polls = Arc::new(AtomicUsize::new(0));
+    let keeper = Keeper {
+        shared: timer.shared.clone(),
+        runtime: runtime.handle().id(),
+    };
+    assert!(timer.shared.state().enter(keeper.runtime));
+    let mut run = Box::pin(keeper.run(Arc::downgrade(timer)));
+    let counted = polls.clone();
+    let counting = poll_fn(move |cx| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        run.as_mut().poll(cx)
+    });
+    runtime.block_on(async {
+        drop(Handle::current().spawn(counting));
+        yield_now().await;
+    });
+    polls
 }
 
 /// Drives a runtime for so long.
@@ -80,122 +88,114 @@ fn wait(runtime: &Runtime, time: Duration) {
     runtime.block_on(async { sleep(time).await });
 }
 
-fn start(driver: &Driver, target: &Arc<Target>) {
-    driver.start(|| {
-        let weak: Weak<Target> = Arc::downgrade(target);
-        weak
-    });
+fn keepers(timer: &Timer) -> usize {
+    timer.shared.state().keepers.len()
 }
 
-fn timers(driver: &Driver) -> usize {
-    driver.shared.state().timers.len()
-}
-
-fn waiting(driver: &Driver) -> usize {
-    driver.shared.state().errands.len()
+fn waiting(timer: &Timer) -> usize {
+    timer.shared.state().errands.len()
 }
 
 #[test]
-fn each_runtime_has_one_timer_whatever_thread_asks() {
-    let (driver, target) = (Driver::new(), Arc::default());
+fn each_runtime_has_one_keeper_whatever_thread_asks() {
+    let timer = Arc::new(Timer::new());
     let (first, second) = (paused(), paused());
     for _ in 0..3 {
-        meet(&first, &driver, &target);
-        meet(&second, &driver, &target);
+        meet(&first, &timer);
+        meet(&second, &timer);
     }
-    assert_eq!(timers(&driver), 2);
-    start(&driver, &target);
-    assert_eq!(timers(&driver), 2, "here is no runtime");
+    assert_eq!(keepers(&timer), 2);
+    timer.on_this_runtime();
+    assert_eq!(keepers(&timer), 2, "here is no runtime");
     drop(first);
-    assert_eq!(timers(&driver), 1);
+    assert_eq!(keepers(&timer), 1);
     let several = Builder::new_multi_thread().worker_threads(2).build();
     let several = several.expect("a runtime");
     for _ in 0..3 {
-        several.block_on(async { start(&driver, &target) });
+        several.block_on(async { timer.on_this_runtime() });
     }
-    assert_eq!(timers(&driver), 2);
+    assert_eq!(keepers(&timer), 2);
 }
 
 #[test]
-fn timers_end_with_what_they_are_for() {
-    let (driver, target) = (Driver::new(), Arc::default());
+fn keepers_end_with_their_timer() {
+    let timer = Arc::new(Timer::new());
     let (first, second) = (paused(), paused());
-    meet(&first, &driver, &target);
-    meet(&second, &driver, &target);
-    let shared = Arc::downgrade(&driver.shared);
-    drop((target, driver));
+    meet(&first, &timer);
+    meet(&second, &timer);
+    let shared = Arc::downgrade(&timer.shared);
+    drop(timer);
     first.block_on(yield_now());
     second.block_on(yield_now());
     assert!(shared.upgrade().is_none());
 }
 
 #[test]
-fn a_timer_wakes_once_when_it_is_told_and_once_when_it_is_time() {
-    let (driver, target) = (Driver::new(), Arc::<Target>::default());
+fn a_keeper_wakes_once_when_it_is_told_and_once_when_it_is_time() {
+    let (timer, target) = (Arc::new(Timer::new()), Arc::<Target>::default());
     let (first, second) = (paused(), paused());
-    meet(&first, &driver, &target);
-    meet(&second, &driver, &target);
-    let before = target.looks();
-    first.block_on(async {
-        target.set(Instant::now() + HOUR);
-        driver.wake();
+    meet(&first, &timer);
+    let polls = meet_and_count(&second, &timer);
+    let wakes = || polls.load(Ordering::Relaxed) - 1;
+    assert_eq!(wakes(), 0);
+    let ticket = first.block_on(async {
+        let ticket = target.set(&timer, Instant::now() + HOUR);
         yield_now().await;
+        ticket
     });
     wait(&second, HOUR / 2);
-    assert_eq!(target.looks() - before, 1);
+    assert_eq!(wakes(), 1);
     wait(&first, 2 * HOUR);
-    assert_eq!(target.expired(), [Noticed::InTime]);
+    assert_eq!(target.noticed(), [Noticed::InTime]);
     wait(&second, 10 * HOUR);
-    assert_eq!(target.looks() - before, 2);
-    assert_eq!(target.expired().len(), 1);
+    assert_eq!(wakes(), 2);
+    assert_eq!(target.noticed().len(), 1);
+    drop(ticket);
 }
 
 #[test]
 fn who_takes_over_is_the_one_that_looks_from_then_on() {
-    let (driver, target) = (Driver::new(), Arc::<Target>::default());
+    let (timer, target) = (Arc::new(Timer::new()), Arc::<Target>::default());
     let (first, second) = (paused(), paused());
-    meet(&first, &driver, &target);
-    meet(&second, &driver, &target);
-    first.block_on(async {
-        target.set(Instant::now() + HOUR);
-        driver.wake();
+    meet(&first, &timer);
+    meet(&second, &timer);
+    let ticket = first.block_on(async {
+        let ticket = target.set(&timer, Instant::now() + HOUR);
         yield_now().await;
+        ticket
     });
     second.block_on(async {
         sleep(HOUR + 2 * SLACK).await;
-        assert_eq!(target.expired(), [Noticed::Late]);
+        assert_eq!(target.noticed(), [Noticed::Late]);
         // Told of it from where no runtime is.
         let at = Instant::now() + HOUR;
-        let tell = || {
-            target.set(at);
-            driver.wake();
-        };
+        let tell = || ticket.by(at);
         std::thread::scope(|scope| scope.spawn(tell).join()).expect("no panic");
         sleep(HOUR + SLACK / 2).await;
-        assert_eq!(target.expired(), [Noticed::Late, Noticed::InTime]);
+        assert_eq!(target.noticed(), [Noticed::Late, Noticed::InTime]);
     });
 }
 
 #[test]
-fn a_runtime_without_a_clock_leaves_deadlines_to_the_others() {
-    let (driver, target) = (Driver::new(), Arc::<Target>::default());
+fn a_runtime_without_a_clock_leaves_times_to_the_others() {
+    let (timer, target) = (Arc::new(Timer::new()), Arc::<Target>::default());
     let without = Builder::new_current_thread().build().expect("a runtime");
-    target.set(Instant::now() + HOUR);
-    meet(&without, &driver, &target);
+    let _ticket = target.set(&timer, Instant::now() + HOUR);
+    meet(&without, &timer);
     let with = paused();
     with.block_on(async {
-        start(&driver, &target);
+        timer.on_this_runtime();
         sleep(HOUR + SLACK / 2).await;
-        assert_eq!(target.expired(), [Noticed::InTime]);
+        assert_eq!(target.noticed(), [Noticed::InTime]);
     });
-    assert_eq!(timers(&driver), 2);
+    assert_eq!(keepers(&timer), 2);
 }
 
 #[test]
 fn a_task_that_another_runtime_took_does_not_run_twice() {
-    let (driver, target) = (Driver::new(), Arc::default());
+    let timer = Arc::new(Timer::new());
     let (first, second) = (paused(), paused());
-    meet(&second, &driver, &target);
+    meet(&second, &timer);
     let runs = Arc::new(AtomicUsize::new(0));
     let task = {
         let runs = runs.clone();
@@ -203,22 +203,22 @@ fn a_task_that_another_runtime_took_does_not_run_twice() {
             runs.fetch_add(1, Ordering::Relaxed);
         }
     };
-    first.block_on(async { driver.spawn(Moves::Always, task) });
+    first.block_on(async { timer.spawn(Moves::Always, task) });
     assert_eq!(runs.load(Ordering::Relaxed), 0);
     wait(&second, 2 * SLACK);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
     first.block_on(yield_now());
     assert_eq!(runs.load(Ordering::Relaxed), 1);
-    assert_eq!(waiting(&driver), 0);
+    assert_eq!(waiting(&timer), 0);
 }
 
 #[test]
 fn a_task_that_has_begun_goes_on_where_it_may() {
     for moves in [Moves::Always, Moves::BeforeItBegins] {
-        let (driver, target) = (Driver::new(), Arc::default());
+        let timer = Arc::new(Timer::new());
         let (first, second) = (paused(), paused());
-        meet(&first, &driver, &target);
-        meet(&second, &driver, &target);
+        meet(&first, &timer);
+        meet(&second, &timer);
         let (go_on, goes_on) = oneshot::channel::<()>();
         let (ended, mut end) = oneshot::channel();
         let task = async move {
@@ -231,7 +231,7 @@ fn a_task_that_has_begun_goes_on_where_it_may() {
             ended.0.send(()).expect("the test listens");
         };
         first.block_on(async {
-            driver.spawn(moves, task);
+            timer.spawn(moves, task);
             yield_now().await;
         });
         drop(first);
@@ -239,16 +239,16 @@ fn a_task_that_has_begun_goes_on_where_it_may() {
         assert_eq!(told.is_ok(), moves == Moves::Always);
         wait(&second, SLACK);
         assert_eq!(end.try_recv().is_ok(), moves == Moves::Always);
-        assert_eq!(waiting(&driver), 0);
+        assert_eq!(waiting(&timer), 0);
     }
 }
 
 #[test]
 fn a_task_that_panics_is_not_handed_on() {
-    let (driver, target) = (Driver::new(), Arc::default());
+    let timer = Arc::new(Timer::new());
     let (first, second) = (paused(), paused());
-    meet(&first, &driver, &target);
-    meet(&second, &driver, &target);
+    meet(&first, &timer);
+    meet(&second, &timer);
     let runs = Arc::new(AtomicUsize::new(0));
     let task = {
         let runs = runs.clone();
@@ -258,24 +258,24 @@ fn a_task_that_panics_is_not_handed_on() {
         }
     };
     first.block_on(async {
-        driver.spawn(Moves::Always, task);
+        timer.spawn(Moves::Always, task);
         yield_now().await;
     });
     drop(first);
     wait(&second, SLACK);
     assert_eq!(runs.load(Ordering::Relaxed), 1);
-    assert_eq!(waiting(&driver), 0);
+    assert_eq!(waiting(&timer), 0);
 }
 
 #[test]
 fn a_task_goes_on_from_runtime_to_runtime_and_not_for_ever() {
-    let (driver, target) = (Driver::new(), Arc::default());
+    let timer = Arc::new(Timer::new());
     let (unfinished, mut end) = oneshot::channel();
     let mut runtime = paused();
-    meet(&runtime, &driver, &target);
+    meet(&runtime, &timer);
     runtime.block_on(async {
         let unfinished = Unfinished(unfinished);
-        driver.spawn(Moves::Always, async move {
+        timer.spawn(Moves::Always, async move {
             let _unfinished = unfinished;
             pending::<()>().await;
         });
@@ -284,38 +284,38 @@ fn a_task_goes_on_from_runtime_to_runtime_and_not_for_ever() {
     let mut moved = 0;
     while end.try_recv() == Err(oneshot::error::TryRecvError::Empty) {
         let next = paused();
-        meet(&next, &driver, &target);
+        meet(&next, &timer);
         drop(std::mem::replace(&mut runtime, next));
         wait(&runtime, SLACK);
         moved += 1;
         assert!(moved < 100, "it never ends");
     }
     assert!(moved > 2);
-    assert_eq!(waiting(&driver), 0);
+    assert_eq!(waiting(&timer), 0);
 }
 
 #[test]
 fn nothing_waits_where_nobody_comes() {
-    let (driver, target) = (Driver::new(), Arc::default());
+    let timer = Arc::new(Timer::new());
     let (unfinished, mut end) = oneshot::channel();
     let task = |unfinished| async move {
         let _unfinished = Unfinished(unfinished);
         pending::<()>().await;
     };
-    driver.spawn(Moves::Always, task(unfinished));
+    timer.spawn(Moves::Always, task(unfinished));
     assert!(
         end.try_recv()
             .is_err_and(|error| error == oneshot::error::TryRecvError::Closed)
     );
     let (unfinished, mut end) = oneshot::channel();
     let only = paused();
-    meet(&only, &driver, &target);
-    // Its timer may come to it later.
-    driver.spawn(Moves::Always, task(unfinished));
+    meet(&only, &timer);
+    // Its keeper may come to it later.
+    timer.spawn(Moves::Always, task(unfinished));
     assert_eq!(end.try_recv(), Err(oneshot::error::TryRecvError::Empty));
     drop(only);
     assert_eq!(end.try_recv(), Err(oneshot::error::TryRecvError::Closed));
-    assert_eq!(waiting(&driver), 0);
+    assert_eq!(waiting(&timer), 0);
 }
 
 /// Whatever comes in between, a task begins once at most, and is run to its end or dropped.
@@ -350,22 +350,22 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_come_and_go() {
         begun: (0..all).map(|_| AtomicUsize::new(0)).collect(),
         ..Fates::default()
     });
-    let (driver, target) = (Driver::new(), Arc::default());
+    let timer = Arc::new(Timer::new());
     let mut builder = Builder::new_multi_thread();
     let stays = builder.worker_threads(1).enable_all().build();
     let stays = stays.expect("a runtime");
-    stays.block_on(async { start(&driver, &target) });
+    stays.block_on(async { timer.on_this_runtime() });
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (driver, target, fates) = (&driver, &target, &fates);
+            let (timer, fates) = (&timer, &fates);
             scope.spawn(move || {
                 for runtime in 0..RUNTIMES {
                     let goes = Builder::new_current_thread().enable_all().build();
                     goes.expect("a runtime").block_on(async {
-                        start(driver, target);
+                        timer.on_this_runtime();
                         for number in 0..TASKS {
                             let number = (thread * RUNTIMES + runtime) * TASKS + number;
-                            driver.spawn(Moves::Always, task(fates, number));
+                            timer.spawn(Moves::Always, task(fates, number));
                             if number.is_multiple_of(7) {
                                 yield_now().await;
                             }
@@ -385,8 +385,8 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_come_and_go() {
         }
     });
     assert_eq!(dropped(), all);
-    assert_eq!(waiting(&driver), 0);
-    assert_eq!(timers(&driver), 1);
+    assert_eq!(waiting(&timer), 0);
+    assert_eq!(keepers(&timer), 1);
     let begun = |fate: &AtomicUsize| fate.load(Ordering::Relaxed);
     assert!(fates.begun.iter().all(|fate| begun(fate) <= 1));
     // From one that goes to the next that goes, a few may come to their end.

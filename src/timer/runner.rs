@@ -25,7 +25,7 @@ pub(super) struct Runner {
 }
 
 enum Stage {
-    /// The driver has the errand, unless another runtime took it.
+    /// The timer has the errand, unless another runtime took it.
     ToBegin,
     /// It was taken over from another runtime.
     Taken(Errand),
@@ -44,15 +44,15 @@ impl Runner {
         let overdue = here.as_ref().and_then(|_| now.checked_add(SLACK));
         let (id, others) = {
             let mut state = shared.state();
-            if here.is_none() && state.timers.is_empty() {
+            if here.is_none() && state.keepers.is_empty() {
                 // Nobody can run it. It is the user's to drop: no lock is held.
                 drop(state);
                 return drop(errand);
             }
             let id = state.errands.add(errand, overdue);
             let here = here.as_ref().map(Handle::id);
-            let mut timers = state.timers.iter();
-            let others = timers.any(|member| Some(member.runtime) != here)
+            let mut keepers = state.keepers.iter();
+            let others = keepers.any(|member| Some(member.runtime) != here)
                 && overdue.is_none_or(|at| state.errands.must_tell(at, now));
             (id, others)
         };
@@ -102,7 +102,7 @@ impl Runner {
         let can_move = errand.moved <= MAX_MOVES;
         let dropped = {
             let mut state = self.shared.state();
-            match can_move && !state.timers.is_empty() {
+            match can_move && !state.keepers.is_empty() {
                 true => {
                     let waiting = Waiting {
                         errand,

@@ -1,0 +1,283 @@
+//! Looks at things when their time comes, and runs tasks, on every runtime that serves requests.
+//!
+//! `Drop` code may run anywhere: on a thread without a runtime, or while a runtime shuts down. A process may have
+//! several runtimes (servers with one for each core have), and each may stand still: its thread computes, or nobody
+//! drives it any more. So nothing waits for one runtime alone.
+//!
+//! 1. Every runtime that serves requests has a keeper, a task of its own. One of them, the first, looks at what is due
+//!    on time; the others look [`SLACK`] later, and the one that finds it overdue becomes the first. The runtime
+//!    on which the earliest time was set is alive, so its keeper is the first from then on.
+//! 2. A task runs on the runtime on which it was wanted. If it has not begun there [`SLACK`] later, or that runtime
+//!    ends, another runtime takes it (see [`errand`]).
+//! 3. A keeper wakes once for a time that it waits for, and once when it is told of an earlier one.
+//! 4. No lock is held while something is looked at, dropped or woken. Each thing is taken out just before its own
+//!    look, so one whose look panics or lasts leaves the others to whichever keeper looks next.
+
+use std::{
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use futures_util::future::select;
+use tokio::{
+    runtime::{Handle, Id},
+    time::{Instant, Sleep, sleep_until},
+};
+
+use self::{
+    alarms::{AlarmId, Alarms},
+    errand::Errand,
+    runner::Runner,
+    shared::{SLACK, Shared},
+};
+use crate::quietly::quietly;
+
+mod alarms;
+mod errand;
+mod in_time;
+mod roll;
+mod runner;
+mod shared;
+
+pub(crate) use self::{
+    alarms::{GLANCE, LATE, MAX_GLANCES, NextLook, Noticed, ON_TIME, Timed},
+    errand::Moves,
+    in_time::in_time,
+};
+
+/// Keeps the time of what has a [`Ticket`], and the tasks that have not begun.
+pub(crate) struct Timer {
+    shared: Arc<Shared>,
+    alarms: Mutex<Alarms>,
+}
+
+/// Belongs to what is looked at: once it is dropped, nothing of the alarm is left.
+pub(crate) struct Ticket {
+    timer: Arc<Timer>,
+    id: AlarmId,
+}
+
+/// Keeps time on one runtime. Dropped, also with its runtime, it is none of the keepers any more.
+struct Keeper {
+    shared: Arc<Shared>,
+    runtime: Id,
+}
+
+/// What a look at the clock decides.
+enum Look {
+    /// To come back at this time, if at all.
+    Sleep(Option<Instant>),
+    /// The runtime takes no tasks any more.
+    Ended,
+}
+
+// === impl Timer ===
+
+impl Timer {
+    pub(crate) fn new() -> Self {
+        Self {
+            shared: Arc::new(Shared::new()),
+            alarms: Mutex::default(),
+        }
+    }
+
+    /// Has the current runtime keep time too, if it does not yet. Called with every request.
+    pub(crate) fn on_this_runtime(self: &Arc<Self>) {
+        if !self.shared.roll.is_here() {
+            self.enter();
+        }
+    }
+
+    #[cold]
+    fn enter(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let id = runtime.id();
+        let is_new = {
+            let mut state = self.shared.state();
+            self.shared.roll.note(&runtime);
+            state.enter(id)
+        };
+        if is_new {
+            let keeper = Keeper {
+                shared: self.shared.clone(),
+                runtime: id,
+            };
+            drop(runtime.spawn(keeper.run(Arc::downgrade(self))));
+        }
+    }
+
+    /// Runs a task, here or where somebody comes to it: on another runtime that keeps time. Without any, or when they
+    /// all end, the task is dropped.
+    pub(crate) fn spawn(&self, moves: Moves, task: impl Future<Output = ()> + Send + 'static) {
+        Runner::start(&self.shared, Errand::new(moves, Box::pin(task)));
+    }
+
+    /// Has something looked at when its time comes, as long as its ticket is kept.
+    #[must_use]
+    pub(crate) fn set(self: &Arc<Self>, at: Instant, timed: Weak<dyn Timed>) -> Ticket {
+        let id = self.change(|alarms| alarms.add(at, timed));
+        self.on_this_runtime();
+        Ticket {
+            timer: self.clone(),
+            id,
+        }
+    }
+
+    /// Changes something in the alarms, and has the keepers look again if that brought an earlier time.
+    fn change<R>(&self, change: impl FnOnce(&mut Alarms) -> R) -> R {
+        let (result, is_news) = {
+            let mut alarms = self.alarms();
+            (change(&mut alarms), alarms.must_tell())
+        };
+        if is_news {
+            self.wake();
+        }
+        result
+    }
+
+    /// Looks at what is due, and tells when to come back. Any number of keepers may do so at the same time.
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<Instant> {
+        let due = self.alarms().due(now);
+        for id in due {
+            let taken = self.alarms().take(id, now);
+            // What is let go of is the user's. A destructor that panics harms nothing else.
+            let again = taken.and_then(|due| quietly(|| due.look(now, noticed)));
+            if let Some(again) = again {
+                // Another keeper may have looked meanwhile, and sleep past what was taken out here.
+                self.change(|alarms| alarms.again(id, &again));
+            }
+        }
+        let mut alarms = self.alarms();
+        alarms.come_back()
+    }
+
+    /// When it is to be looked at next, as far as the keepers were told.
+    fn due(&self) -> Option<Instant> {
+        self.alarms().awake_at()
+    }
+
+    fn alarms(&self) -> MutexGuard<'_, Alarms> {
+        self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the keepers look again: there is an earlier time.
+    fn wake(&self) {
+        {
+            let mut state = self.shared.state();
+            if state.keepers.len() > 1
+                && let Ok(here) = Handle::try_current()
+            {
+                state.prefer(here.id());
+            }
+        }
+        self.shared.wake.notify_waiters();
+    }
+}
+
+impl Drop for Timer {
+    /// The keepers hold no strong reference to it; they must wake once more to see that it is gone.
+    fn drop(&mut self) {
+        self.shared.wake.notify_waiters();
+    }
+}
+
+// === impl Ticket ===
+
+impl Ticket {
+    /// Has it looked at by `at`, if it would be looked at later or not at all. Also from within a look, or beside one:
+    /// the earlier time counts, and none is lost.
+    pub(crate) fn by(&self, at: Instant) {
+        self.timer.change(|alarms| alarms.by(self.id, at));
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let _gone = self.timer.alarms().remove(self.id);
+    }
+}
+
+// === impl Keeper ===
+
+impl Keeper {
+    async fn run(self, timer: Weak<Timer>) {
+        let mut can_sleep = true;
+        loop {
+            // Listens before it looks.
+            let mut woken = pin!(self.shared.wake.notified());
+            woken.as_mut().enable();
+            let look = timer.upgrade().map(|timer| self.look(&timer));
+            let alarm = match look {
+                Some(Look::Sleep(at)) => at.filter(|_| can_sleep).map(alarm),
+                Some(Look::Ended) | None => return,
+            };
+            match alarm {
+                Some(Some(alarm)) => {
+                    select(woken, pin!(alarm)).await;
+                }
+                Some(None) => {
+                    can_sleep = false;
+                    self.cannot_sleep();
+                }
+                None => woken.await,
+            }
+        }
+    }
+
+    fn look(&self, timer: &Timer) -> Look {
+        let now = Instant::now();
+        let (errands, next_errand) = self.shared.state().errands.take_due(now);
+        if !Runner::take_over(&self.shared, errands) {
+            return Look::Ended;
+        }
+        let is_first = self.shared.state().is_first(self.runtime);
+        let deadline = match is_first {
+            true => timer.look(now, Noticed::InTime),
+            false => self.stand_by(timer, now),
+        };
+        Look::Sleep(deadline.into_iter().chain(next_errand).min())
+    }
+
+    /// Does what the first has not done.
+    fn stand_by(&self, timer: &Timer, now: Instant) -> Option<Instant> {
+        let overdue = timer.due()?.checked_add(SLACK)?;
+        if overdue > now {
+            return Some(overdue);
+        }
+        self.shared.state().prefer(self.runtime);
+        timer.look(now, Noticed::Late)
+    }
+
+    /// Leaves all times to the others.
+    fn cannot_sleep(&self) {
+        self.shared.state().cannot_sleep(self.runtime);
+        self.shared.wake.notify_waiters();
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let nobody_takes = {
+            let mut state = self.shared.state();
+            state.leave(self.runtime);
+            self.shared.roll.renew();
+            match state.keepers.is_empty() {
+                true => state.errands.take_free(),
+                false => Vec::new(),
+            }
+        };
+        self.shared.wake.notify_waiters();
+        // They may be the user's.
+        quietly(|| drop(nobody_takes));
+    }
+}
+
+/// `None` if the runtime has no clock, of which tokio tells by a panic only.
+fn alarm(at: Instant) -> Option<Sleep> {
+    quietly(|| sleep_until(at))
+}
+
+#[cfg(test)]
+mod tests;
