@@ -4,12 +4,12 @@
 
 use crate::{
     call::RequestId,
-    envelope::{self, Answers, Envelope, Message, Unknown},
+    envelope::{self, Answers, Message, Unknown},
     registry,
     sse::Reader,
 };
 
-/// One message of a request body.
+/// The message of a request body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Read {
     Request {
@@ -31,15 +31,12 @@ pub enum Read {
 pub struct Seen {
     pub id: Option<Vec<u8>>,
     pub retry_ms: Option<u64>,
-    pub answers: Result<Vec<RequestId>, Unknown>,
+    pub answers: Result<Option<RequestId>, Unknown>,
 }
 
 /// What the crate reads in a whole request body.
-pub fn read(body: &[u8]) -> Result<Vec<Read>, Unknown> {
-    Ok(match envelope::read(body)? {
-        Envelope::Single(message) => vec![message.into()],
-        Envelope::Batch(messages) => messages.into_iter().map(Read::from).collect(),
-    })
+pub fn read(body: &[u8]) -> Result<Read, Unknown> {
+    envelope::read(body).map(Read::from)
 }
 
 /// What the crate reads in the frames of a response body.
@@ -52,9 +49,8 @@ pub fn events<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
                 id: event.id.map(<[u8]>::to_vec),
                 retry_ms: event.retry.map(|retry| retry.as_millis() as u64),
                 answers: match event.answers {
-                    Answers::Nothing => Ok(Vec::new()),
-                    Answers::One(id) => Ok(vec![id]),
-                    Answers::Several(ids) => Ok(ids),
+                    Answers::Nothing => Ok(None),
+                    Answers::One(id) => Ok(Some(id)),
                     Answers::Unclear(why) => Err(why),
                 },
             });

@@ -16,7 +16,7 @@ use fuzz::{
     choices::Choices,
     clock, frames,
     json::Json,
-    judge::{Verdict, messages, without_text},
+    judge::{Verdict, is_array, message, without_text},
 };
 use http::{Request, Response, StatusCode, header};
 use http_body::Frame;
@@ -67,7 +67,13 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 /// The crate's reading against that of `serde_json`.
-fn judge(body: &[u8], read: &Result<Vec<Read>, Unknown>) {
+fn judge(body: &[u8], read: &Result<Read, Unknown>) {
+    assert_eq!(
+        is_array(body),
+        *read == Err(Unknown::Batch),
+        "{}",
+        body.escape_ascii()
+    );
     let Some(json) = Json::parse(body) else {
         // Steps over text that it does not need: then that text must be all that is wrong.
         let bare = without_text(body);
@@ -78,16 +84,16 @@ fn judge(body: &[u8], read: &Result<Vec<Read>, Unknown>) {
         );
         return;
     };
-    match (messages(&json), read) {
-        (Verdict::Clear(messages) | Verdict::Perhaps(messages), Ok(read)) => {
-            assert_eq!(*read, messages, "{}", body.escape_ascii());
+    match (message(&json), read) {
+        (Verdict::Clear(message) | Verdict::Perhaps(message), Ok(read)) => {
+            assert_eq!(*read, message, "{}", body.escape_ascii());
         }
         (Verdict::Doubtful, Ok(read)) => panic!("{read:?} of {}", body.escape_ascii()),
         // An escape may hide a key, and is doubt enough.
-        (Verdict::Clear(messages), Err(why)) => {
+        (Verdict::Clear(message), Err(why)) => {
             assert!(
                 body.contains(&b'\\'),
-                "{why} for {messages:?} in {}",
+                "{why} for {message:?} in {}",
                 body.escape_ascii()
             );
         }
@@ -96,7 +102,7 @@ fn judge(body: &[u8], read: &Result<Vec<Read>, Unknown>) {
 }
 
 /// The body on its way through the layer.
-fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Vec<Read>, Unknown>) {
+fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, Unknown>) {
     let reported = Arc::new(Mutex::new(Reported::default()));
     let log = reported.clone();
     let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
@@ -133,17 +139,17 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Vec<Read>, Unknown>) {
     );
     let reported = std::mem::take(&mut *reported.lock().expect("no panic"));
     let (expected, unknown) = match read {
-        Ok(read) => (read.into_iter().filter_map(call).collect(), None),
-        Err(why) => (Vec::new(), Some(why)),
+        Ok(read) => (call(read), None),
+        Err(why) => (None, Some(why)),
     };
-    assert_eq!(reported.started, expected);
+    assert_eq!(reported.started, Vec::from_iter(expected.clone()));
     assert_eq!(reported.unknown, unknown);
     let outcome = match Json::parse(body) {
         Some(_) => Outcome::Completed,
         // No call comes of a body that is refused.
         None => Outcome::Failed,
     };
-    assert_eq!(reported.ended, vec![outcome; expected.len()]);
+    assert_eq!(reported.ended, Vec::from_iter(expected.map(|_| outcome)));
     assert!(layer.calls().is_empty());
 }
 

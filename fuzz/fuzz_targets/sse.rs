@@ -106,7 +106,7 @@ fn read(frames: &[Bytes]) {
     for mut event in seen {
         last_id = event.id.unwrap_or(last_id);
         event.id = Some(last_id.clone());
-        if event.answers != Ok(Vec::new()) {
+        if event.answers != Ok(None) {
             lasting.push(event);
         }
     }
@@ -122,7 +122,7 @@ fn compare<'a>(
     // A `retry` alone is nothing to one who reads it otherwise: both parsers take `+1` for one.
     let mut seen = seen
         .into_iter()
-        .filter(|event| event.id.is_some() || event.answers != Ok(Vec::new()));
+        .filter(|event| event.id.is_some() || event.answers != Ok(None));
     for (id, retry, data) in told {
         match is_nothing(data) {
             Some(true) if id.is_none() => continue,
@@ -138,8 +138,8 @@ fn compare<'a>(
             assert_eq!(seen, told.min(MAX_RETRY_MS));
         }
         match (verdict(data), &event.answers) {
-            (Verdict::Clear(ids) | Verdict::Perhaps(ids), Ok(answers)) => assert_eq!(*answers, ids),
-            (Verdict::Clear(ids), Err(why)) => assert!(data.contains('\\'), "{why} for {ids:?}"),
+            (Verdict::Clear(id) | Verdict::Perhaps(id), Ok(answers)) => assert_eq!(*answers, id),
+            (Verdict::Clear(id), Err(why)) => assert!(data.contains('\\'), "{why} for {id:?}"),
             (Verdict::Doubtful, Ok(answers)) => {
                 // Text that the layer does not need may be malformed.
                 let bare = judge::without_text(data.as_bytes());
@@ -153,17 +153,17 @@ fn compare<'a>(
     assert!(failed || seen.next().is_none(), "an event that is none");
 }
 
-fn verdict(data: &str) -> Verdict<Vec<RequestId>> {
+fn verdict(data: &str) -> Verdict<Option<RequestId>> {
     if data.bytes().all(|byte| b" \t\r\n".contains(&byte)) {
-        return Verdict::Clear(Vec::new());
+        return Verdict::Clear(None);
     }
-    Json::parse(data.as_bytes()).map_or(Verdict::Doubtful, |data| judge::answers(&data))
+    Json::parse(data.as_bytes()).map_or(Verdict::Doubtful, |data| judge::answer(&data))
 }
 
 /// Whether the data is no answer; `None` if an escape leaves it open.
 fn is_nothing(data: &str) -> Option<bool> {
     match verdict(data) {
-        Verdict::Clear(ids) if ids.is_empty() => (!data.contains('\\')).then_some(true),
+        Verdict::Clear(None) => (!data.contains('\\')).then_some(true),
         Verdict::Doubtful if data.contains('"') => {
             // As long as only text is malformed, it may be a message that is none.
             let bare = judge::without_text(data.as_bytes());

@@ -39,29 +39,25 @@ pub fn without_text(body: &[u8]) -> Vec<u8> {
     bare
 }
 
-/// The messages of a request body.
-pub fn messages(body: &Json) -> Verdict<Vec<Read>> {
-    all(body, message)
+/// Whether a body begins as an array does, whatever comes of it.
+pub fn is_array(body: &[u8]) -> bool {
+    let first = body.iter().find(|byte| !b" \t\r\n".contains(byte));
+    first == Some(&b'[')
 }
 
-/// The ids that the data of an event answers.
-pub fn answers(data: &Json) -> Verdict<Vec<RequestId>> {
-    match all(data, answer) {
-        Verdict::Clear(ids) => Verdict::Clear(ids.into_iter().flatten().collect()),
-        Verdict::Perhaps(ids) => Verdict::Perhaps(ids.into_iter().flatten().collect()),
-        Verdict::Doubtful => Verdict::Doubtful,
-    }
+/// The message of a request body.
+pub fn message(body: &Json) -> Verdict<Read> {
+    verdict(body, read)
 }
 
-fn all<T>(body: &Json, one: impl Fn(&Json, &mut bool) -> Option<T>) -> Verdict<Vec<T>> {
-    let messages = match body {
-        Json::Array(messages) => messages.as_slice(),
-        single => std::slice::from_ref(single),
-    };
+/// The id that the data of an event answers.
+pub fn answer(data: &Json) -> Verdict<Option<RequestId>> {
+    verdict(data, answered)
+}
+
+fn verdict<T>(body: &Json, one: impl Fn(&Json, &mut bool) -> Option<T>) -> Verdict<T> {
     let mut by_float = false;
-    let read: Option<Vec<T>> = messages.iter().map(|it| one(it, &mut by_float)).collect();
-    match read {
-        Some(read) if read.is_empty() => Verdict::Doubtful,
+    match one(body, &mut by_float) {
         Some(read) if by_float => Verdict::Perhaps(read),
         Some(read) => Verdict::Clear(read),
         None => Verdict::Doubtful,
@@ -69,7 +65,7 @@ fn all<T>(body: &Json, one: impl Fn(&Json, &mut bool) -> Option<T>) -> Verdict<V
 }
 
 /// `None` if it is none beyond doubt. Notes whether an id was a float.
-fn message(message: &Json, by_float: &mut bool) -> Option<Read> {
+fn read(message: &Json, by_float: &mut bool) -> Option<Read> {
     let member = |name| message.member(name).map_err(|Twice| ()).ok();
     let (method, id) = (member("method")?, member("id")?);
     let (result, error) = (member("result")?, member("error")?);
@@ -120,7 +116,7 @@ fn message(message: &Json, by_float: &mut bool) -> Option<Read> {
 }
 
 /// The id that a message answers, if it is an answer. `None` if it is no message beyond doubt.
-fn answer(message: &Json, by_float: &mut bool) -> Option<Option<RequestId>> {
+fn answered(message: &Json, by_float: &mut bool) -> Option<Option<RequestId>> {
     let member = |name| message.member(name).map_err(|Twice| ()).ok();
     let (method, id) = (member("method")?, member("id")?);
     let (result, error) = (member("result")?, member("error")?);

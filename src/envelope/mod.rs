@@ -6,7 +6,7 @@ mod read;
 mod scan;
 mod unknown;
 
-pub(crate) use self::read::{Answers, Envelope, Message, answers, read};
+pub(crate) use self::read::{Answers, Message, Request, answers, read};
 pub use self::unknown::Unknown;
 
 /// The largest body that is kept to be read: 4 MiB, which is also the most that rmcp accepts by default.

@@ -1,9 +1,8 @@
-//! What a POST body says about the calls in it: ids, methods, tool names, and nothing more.
+//! What a POST body says about the call in it: id, method, tool name, and nothing more.
 //!
-//! A disconnect can only be turned into a cancel if it is known which requests were in the body. Most
+//! A disconnect can only be turned into a cancel if it is known which request was in the body. Most
 //! of a body is arguments that only the tool understands, so [`read`] walks three objects (the
-//! message, its `params`, their `_meta`) and steps over everything else. A body is one JSON-RPC 2.0
-//! message, or a batch of them as MCP 2025-03-26 allowed.
+//! message, its `params`, their `_meta`) and steps over everything else.
 //!
 //! A wrong id cancels somebody else's call; an unknown one only lets a call run on. Therefore:
 //!
@@ -13,7 +12,8 @@
 //!    `result` and `error` without `method`: a response. Each with `"jsonrpc": "2.0"`.
 //! 3. **One reading only.** A key with a meaning that comes twice, or a key that is written with an
 //!    escape where such keys stand, makes the body unknown: two parsers may disagree about it.
-//! 4. **All or nothing.** One doubtful message makes the whole batch unknown.
+//! 4. **One message.** A body is one JSON-RPC 2.0 message. An array, the batch of MCP 2025-03-26, is
+//!    unknown, whatever is in it.
 //! 5. **The inner service is the judge.** Inside text that is stepped over, wrong escapes, control
 //!    characters, UTF-8 and numbers out of range go unnoticed. A parser refuses such a body, and
 //!    no call comes of it; a lenient one sees the same ids. What is malformed elsewhere is found.
@@ -41,16 +41,7 @@ pub(crate) use self::answers::{Answers, answers};
 /// The key in `_meta` by which a request names its protocol revision, from MCP 2026-07-28 on.
 const PROTOCOL_VERSION: &[u8] = b"io.modelcontextprotocol/protocolVersion";
 
-/// The messages of one POST body. Texts are borrowed from it unless they are written with escapes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Envelope<'a> {
-    /// The body is one message.
-    Single(Message<'a>),
-    /// The body is an array of messages, never an empty one.
-    Batch(Vec<Message<'a>>),
-}
-
-/// One JSON-RPC message.
+/// One JSON-RPC message. Texts are borrowed from its body unless they are written with escapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message<'a> {
     /// Has a `method` and an `id`.
@@ -117,45 +108,25 @@ struct Meta<'a> {
 /// # Errors
 ///
 /// Anything doubtful is an [`Unknown`]. It names the first reason that was met.
-pub(crate) fn read(body: &[u8]) -> Result<Envelope<'_>, Unknown> {
+pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, Unknown> {
     let mut cursor = Cursor::new(body);
-    let envelope = if cursor.next_byte() == Some(b'[') {
-        Envelope::Batch(batch(&mut cursor, message)?)
-    } else {
-        Envelope::Single(message(&mut cursor)?)
-    };
+    let message = members(&mut cursor, params)?.message()?;
     cursor.end()?;
-    Ok(envelope)
-}
-
-fn batch<'a, M>(
-    cursor: &mut Cursor<'a>,
-    message: impl Fn(&mut Cursor<'a>) -> Result<M, Unknown>,
-) -> Result<Vec<M>, Unknown> {
-    let mut messages = Vec::new();
-    let mut more = cursor.enter_array()?;
-    while more {
-        messages.push(message(cursor)?);
-        more = cursor.next_element()?;
-    }
-    if messages.is_empty() {
-        return Err(Unknown::NotAMessage);
-    }
-    Ok(messages)
-}
-
-fn message<'a>(cursor: &mut Cursor<'a>) -> Result<Message<'a>, Unknown> {
-    members(cursor, params)?.message()
+    Ok(message)
 }
 
 fn members<'a>(
     cursor: &mut Cursor<'a>,
     params: impl Fn(&mut Cursor<'a>) -> Result<Params<'a>, Unknown>,
 ) -> Result<Members<'a>, Unknown> {
-    if cursor.next_byte() != Some(b'{') {
-        // Looked at all the same: the reason should tell another value from no JSON at all.
-        cursor.value()?;
-        return Err(Unknown::NotAMessage);
+    match cursor.next_byte() {
+        Some(b'{') => {}
+        Some(b'[') => return Err(Unknown::Batch),
+        _ => {
+            // Looked at all the same: the reason should tell another value from no JSON at all.
+            cursor.value()?;
+            return Err(Unknown::NotAMessage);
+        }
     }
     let mut members = Members::default();
     let mut key = cursor.enter_object()?;

@@ -88,19 +88,6 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Opens the array that starts here; `false` if it is empty and closed again.
-    pub(super) fn enter_array(&mut self) -> Result<bool, Unknown> {
-        if self.next_byte() != Some(b'[') {
-            return Err(self.unexpected());
-        }
-        self.open(ARRAY)
-    }
-
-    /// After an element of an array: whether another one follows. `false`: the array was closed.
-    pub(super) fn next_element(&mut self) -> Result<bool, Unknown> {
-        self.comma_or_close()
-    }
-
     /// Steps over the value that starts here and answers its text, without white space around it.
     pub(super) fn value(&mut self) -> Result<&'a [u8], Unknown> {
         let first = self.next_byte();

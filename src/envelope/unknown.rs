@@ -25,9 +25,10 @@ pub enum Unknown {
     WrongType,
     /// The `id` of a request is neither a string nor, beyond doubt, an integer that fits an `i64`.
     BadId,
-    /// The body is not a JSON-RPC 2.0 message or a batch of at least one (JSON-RPC 2.0, sections 4
-    /// to 6).
+    /// The body is not a JSON-RPC 2.0 message (JSON-RPC 2.0, sections 4 and 5).
     NotAMessage,
+    /// The body is an array: a batch, which only MCP 2025-03-26 had.
+    Batch,
     /// The body is longer than the cap up to which bodies are kept for reading, 4 MiB, or came in more than
     /// 16,384 frames.
     TooLarge,
@@ -52,6 +53,7 @@ impl fmt::Display for Unknown {
             Self::WrongType => "method or params of a wrong type",
             Self::BadId => "not a usable id",
             Self::NotAMessage => "not a json-rpc message",
+            Self::Batch => "a batch",
             Self::TooLarge => "body too large",
             Self::ContentType => "content type not json",
             Self::ContentEncoding => "body compressed",

@@ -10,7 +10,7 @@ use std::{
 use super::{
     identity::Session,
     request_body::{RequestBody, Settled},
-    state::{Attachment, Copied, Exchange, Handover, InFlight, Passage, Phase, State},
+    state::{Attachment, Copied, Exchange, Handover, Passage, Phase, State},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},
@@ -77,12 +77,12 @@ impl Exchange {
             return None;
         }
         let key = call.key(canceller.scope())?;
-        if self.calls.get().is_none() && !self.instance.registry.has_room(1) {
+        if self.call.get().is_none() && !self.instance.registry.has_room(1) {
             self.state().request = RequestBody::Settled(Settled::Plain);
             self.pass_by(&call, &key);
             return None;
         }
-        match self.calls().next() {
+        match self.call.get() {
             Some(known) => call.set_policy(known.policy()),
             None => call.set_policy(self.instance.options.policy_for(&call)),
         }
@@ -145,10 +145,8 @@ impl Exchange {
     /// Gives the call back if it was read from the body before.
     fn set_bound(&self, call: CallInfo, canceller: Arc<dyn Canceller>) -> Option<CallInfo> {
         let mut state = self.state();
-        match self.calls.set(InFlight::One(call)) {
-            Ok(()) => {}
-            Err(InFlight::One(call)) => return Some(call),
-            Err(InFlight::Batch(_)) => return None,
+        if let Err(call) = self.call.set(call) {
+            return Some(call);
         }
         let replay = state.bind_to(canceller);
         // It owns a copy of the request's head, and whatever that owns.
@@ -165,9 +163,7 @@ impl Exchange {
         key: Key,
         canceller: Arc<dyn Canceller>,
     ) -> Option<CallId> {
-        let Some(InFlight::One(call)) = self.calls.get() else {
-            return None;
-        };
+        let call = self.call.get()?;
         if *call.request_id() != key.request || call.session_id() != Some(&key.session.id) {
             return None;
         }
@@ -191,7 +187,7 @@ impl Exchange {
         let Some(cancelled) = self.cancel_any(id, reason, None) else {
             return;
         };
-        if self.are_calls_over() {
+        if self.is_call_over() {
             self.hand_over();
         }
         if let Some(injection) = self.injection(id, reason, cancelled) {

@@ -126,7 +126,7 @@ impl Exchange {
         let Some(cancelled) = self.cancel_any(id, reason, Some(outcome)) else {
             return;
         };
-        if self.are_calls_over() {
+        if self.is_call_over() {
             self.hand_over();
         }
         // Its server may have heard of the cancel before it heard of the call.
@@ -222,8 +222,8 @@ impl Exchange {
     fn stop(&self, id: CallId, reason: CancelReason, finished: Finished) -> Outcome {
         let is_told = self.is_told(id, finished);
         self.tell_decided();
-        if self.was_last(id) {
-            let older_stay = self.note_calls_over();
+        if !self.has_another(id) {
+            let older_stay = self.note_call_over();
             self.fire(reason);
             if older_stay {
                 self.hand_over();
@@ -312,7 +312,7 @@ impl Exchange {
     /// The registry let a call go whose end nobody will see.
     pub(crate) fn left_unseen(&self, id: CallId, finished: Finished) {
         self.ended_as(id, Outcome::Unknown, finished);
-        if self.are_calls_over() {
+        if self.is_call_over() {
             self.hand_over();
         }
     }
@@ -328,8 +328,8 @@ impl Exchange {
     /// Goes through with the end of a call that was not cancelled.
     fn ended_as(&self, id: CallId, outcome: Outcome, finished: Finished) {
         self.tell_decided();
-        if self.was_last(id) {
-            if self.note_calls_over() {
+        if !self.has_another(id) {
+            if self.note_call_over() {
                 self.hand_over();
             }
             self.signal.forget();
@@ -337,10 +337,10 @@ impl Exchange {
         self.report_end(id, outcome, finished);
     }
 
-    /// Whether the other calls have ended as well: in a batch the token is that of all calls together.
-    pub(super) fn was_last(&self, id: CallId) -> bool {
-        let mut others = self.calls().filter(|call| call.id() != id);
-        others.all(|call| !self.instance.registry.is_in_flight(call.id()))
+    /// Whether its call is another than the one that has ended: that was read from the body, and a session manager
+    /// bound the call meanwhile.
+    pub(super) fn has_another(&self, id: CallId) -> bool {
+        self.call.get().is_some_and(|call| call.id() != id)
     }
 
     /// Waits until a call is accepted, or not in flight any more.

@@ -1,4 +1,4 @@
-//! What the request headers say about whose calls these are.
+//! What the request headers say about whose call this is.
 
 use http::HeaderValue;
 

@@ -11,26 +11,21 @@ use crate::registry::Outlet;
 pub(super) struct LastWords {
     /// Nearly always the only one. It needs no allocation.
     newest: Option<Weak<dyn Outlet>>,
-    /// Of exchanges that were resumed, or whose calls were cancelled here.
+    /// Of exchanges that were resumed, or whose call was cancelled here.
     more: Option<Box<More>>,
 }
 
 #[derive(Default)]
 struct More {
     older: Vec<Weak<dyn Outlet>>,
-    messages: Vec<Bytes>,
-    /// No call is left.
-    closed: bool,
+    message: Option<Bytes>,
 }
 
 // === impl LastWords ===
 
 impl LastWords {
-    /// Adds one. What it is to be told, if no call is left.
-    pub(super) fn add(
-        &mut self,
-        outlet: Weak<dyn Outlet>,
-    ) -> Option<(Vec<Bytes>, Arc<dyn Outlet>)> {
+    /// Adds one. What it is to be told, if that was said already.
+    pub(super) fn add(&mut self, outlet: Weak<dyn Outlet>) -> Option<(Bytes, Arc<dyn Outlet>)> {
         let former = self.newest.take().filter(is_open);
         let more = match (&mut self.more, former) {
             (None, None) => None,
@@ -41,9 +36,7 @@ impl LastWords {
                 Some(more)
             }
         };
-        let said = more
-            .filter(|more| more.closed)
-            .map(|more| more.messages.clone());
+        let said = more.and_then(|more| more.message.clone());
         let said = said.zip(outlet.upgrade());
         self.newest = Some(outlet);
         said
@@ -61,11 +54,9 @@ impl LastWords {
         more.is_some_and(|more| more.older.iter().any(is_open))
     }
 
-    /// Says something, and whether it is the last that is to be said. Who is to be told.
-    pub(super) fn say(&mut self, message: Bytes, is_last: bool) -> Vec<Arc<dyn Outlet>> {
-        let more = self.more.get_or_insert_default();
-        more.messages.push(message);
-        more.closed |= is_last;
+    /// Says the last that is to be said. Who is to be told.
+    pub(super) fn say(&mut self, message: Bytes) -> Vec<Arc<dyn Outlet>> {
+        self.more.get_or_insert_default().message = Some(message);
         self.outlets()
     }
 
@@ -75,9 +66,8 @@ impl LastWords {
         outlets.filter_map(Weak::upgrade).collect()
     }
 
-    pub(super) fn messages(&self) -> Vec<Bytes> {
-        let messages = self.more.as_ref().map(|more| more.messages.clone());
-        messages.unwrap_or_default()
+    pub(super) fn message(&self) -> Option<Bytes> {
+        self.more.as_ref()?.message.clone()
     }
 }
 

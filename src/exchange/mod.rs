@@ -1,7 +1,7 @@
 //! One HTTP request and its response, as it passes through the layer.
 //!
 //! The service, both bodies, the response future and the session manager all hold the same [`Exchange`]
-//! and tell it what they saw; it alone decides what that means for its calls. Its link in the request's
+//! and tell it what they saw; it alone decides what that means for its call. Its link in the request's
 //! extensions is the [`CallToken`](crate::CallToken), which rmcp carries to the session manager and
 //! the handler.
 //!
@@ -10,7 +10,7 @@
 //! | part | what it is |
 //! |---|---|
 //! | `state` | all its fields |
-//! | `identity` | whose calls these are, from the request's headers |
+//! | `identity` | whose call this is, from the request's headers |
 //! | `request_body` | what is known of the body that passes |
 //! | `resume` | a GET with `Last-Event-ID`, and the clocks it has stopped |
 //! | `signal` | the token, and what fires with it |
@@ -19,10 +19,10 @@
 //! | file | what it decides |
 //! |---|---|
 //! | `receive` | what a request is, from its head |
-//! | `start` | which calls there are, from the body |
+//! | `start` | which call there is, from the body |
 //! | `bound` | which call there is, and how its streams fare, from a session manager |
 //! | `resuming` | whose call a GET with `Last-Event-ID` goes on with |
-//! | `progress` | how far they came, from the response's head and body |
+//! | `progress` | how far it came, from the response's head and body |
 //! | `tap` | the same, from the bytes of a stream |
 //! | `end` | how a call ends: answered, cancelled, let go |
 //! | `fire` | what fires with its token |
@@ -35,7 +35,7 @@
 //!
 //! 1. An exchange is over once: [`complete`](Exchange::complete), [`fail`](Exchange::fail) or
 //!    [`abandon`](Exchange::abandon), whichever comes first.
-//! 2. Its calls are set once: by [`bind`](Exchange::bind) from a typed message, or by
+//! 2. It has one call at most, which is set once: by [`bind`](Exchange::bind) from a typed message, or by
 //!    [`settle`](Exchange::settle) from the request body.
 //! 3. A cancel takes this order: reason, token, inner streams, injection.
 //!    It is announced before its call leaves the registry: who closes the session waits for calls in flight, and for

@@ -1,4 +1,4 @@
-//! What clients hear of calls that were cancelled here, though they are still attached.
+//! What clients hear of a call that was cancelled here, though they are still attached.
 //!
 //! Before there is a head, the response future answers with it. After it, every open stream of the
 //! call does: that of the POST, or of a resume. First the inner service's body goes, so that
@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::state::{Exchange, InFlight, Kind};
+use super::state::{Exchange, Kind};
 use crate::{
     call::{CallId, CallInfo, CancelReason},
     jsonrpc,
@@ -24,18 +24,18 @@ use crate::{
 // === impl Exchange ===
 
 impl Exchange {
-    /// A stream of its calls is open, or of the calls that it resumes.
+    /// A stream of its call is open, or of the call that it resumes.
     pub(crate) fn open(&self, outlet: Weak<dyn Outlet>) {
         match &self.kind {
             Kind::Resume(resume) => {
-                for exchange in resume.calls(&self.instance) {
+                if let Some(exchange) = resume.target(&self.instance) {
                     exchange.add_outlet(outlet.clone());
                 }
             }
-            _ if self.calls.get().is_some() => {
+            _ if self.call.get().is_some() => {
                 self.add_outlet(outlet);
-                // One of the two sees the other: who ends its last call, and this.
-                if self.are_calls_over() || self.outlasts_the_server() {
+                // One of the two sees the other: who ends its call, and this.
+                if self.is_call_over() || self.outlasts_the_server() {
                     self.hand_over();
                 }
                 return;
@@ -45,15 +45,15 @@ impl Exchange {
         self.instance.registry.open(outlet);
     }
 
-    /// Whether its calls have ended. A stream of it that then has nothing to say would be nobody's.
-    pub(crate) fn are_calls_over(&self) -> bool {
-        self.calls_over.load(Ordering::Acquire)
+    /// Whether its call has ended. A stream of it that then has nothing to say would be nobody's.
+    pub(crate) fn is_call_over(&self) -> bool {
+        self.call_over.load(Ordering::Acquire)
     }
 
-    /// Its last call has ended. `true` if older streams of it are open, which nothing may come to any more. (The
-    /// newest is the one on which the answer came, or the one that its client left.)
-    pub(super) fn note_calls_over(&self) -> bool {
-        self.calls_over.store(true, Ordering::Release);
+    /// Its call has ended. `true` if older streams of it are open, which nothing may come to any more. (The newest
+    /// is the one on which the answer came, or the one that its client left.)
+    pub(super) fn note_call_over(&self) -> bool {
+        self.call_over.store(true, Ordering::Release);
         let state = self.state();
         state.last_words.has_older()
     }
@@ -66,43 +66,33 @@ impl Exchange {
         }
     }
 
-    /// Whether the server has come to its end, and its calls go on all the same.
+    /// Whether the server has come to its end, and its call goes on all the same.
     fn outlasts_the_server(&self) -> bool {
         let registry = &self.instance.registry;
-        registry.is_closed() && self.calls().any(CallInfo::must_run_on)
+        registry.is_closed() && self.call.get().is_some_and(CallInfo::must_run_on)
     }
 
     fn add_outlet(&self, outlet: Weak<dyn Outlet>) {
         let said = self.state().last_words.add(outlet);
-        if let Some((messages, outlet)) = said {
-            messages
-                .into_iter()
-                .for_each(|message| outlet.tell(message));
+        if let Some((message, outlet)) = said {
+            outlet.tell(message);
             outlet.close();
         }
     }
 
-    /// Tells whoever is attached that a call was cancelled.
+    /// Tells whoever is attached that its call was cancelled.
     pub(super) fn tell_client(&self, id: CallId, reason: CancelReason) {
         let Some(call) = self.call(id) else {
             return;
         };
         let message = jsonrpc::cancelled(call.request_id(), reason);
-        let is_last = self.was_last(id);
-        let outlets = {
-            let mut state = self.state();
-            state.last_words.say(message.clone(), is_last)
-        };
+        let outlets = self.state().last_words.say(message.clone());
         for outlet in outlets {
             outlet.tell(message.clone());
-            if is_last {
-                outlet.close();
-            }
+            outlet.close();
         }
-        if is_last {
-            self.closed.store(true, Ordering::Release);
-            self.answerer.wake();
-        }
+        self.closed.store(true, Ordering::Release);
+        self.answerer.wake();
     }
 
     /// Has the response future woken for what [`last_words`](Self::last_words) has then.
@@ -110,32 +100,19 @@ impl Exchange {
         self.answerer.register(waker);
     }
 
-    /// The JSON-RPC answer to its calls, once they were cancelled here.
+    /// The JSON-RPC answer to its call, once that was cancelled here.
     pub(crate) fn last_words(&self) -> Option<Bytes> {
         if !self.closed.load(Ordering::Acquire) {
             return None;
         }
-        let messages = self.state().last_words.messages();
-        match (self.calls.get(), &*messages) {
-            (Some(InFlight::One(_)), [message]) => Some(message.clone()),
-            _ => {
-                let mut batch = BytesMut::new();
-                batch.put_u8(b'[');
-                batch.put_slice(&messages.join(&b","[..]));
-                batch.put_u8(b']');
-                Some(batch.freeze())
-            }
-        }
+        self.state().last_words.message()
     }
 
-    /// Its call, if it is one and has not ended.
-    pub(crate) fn only_call(&self) -> Option<&CallInfo> {
-        match self.calls.get() {
-            Some(InFlight::One(call)) if self.instance.registry.is_in_flight(call.id()) => {
-                Some(call)
-            }
-            _ => None,
-        }
+    /// Its call, if it has not ended.
+    pub(crate) fn call_in_flight(&self) -> Option<&CallInfo> {
+        let call = self.call.get()?;
+        let registry = &self.instance.registry;
+        registry.is_in_flight(call.id()).then_some(call)
     }
 
     /// How often its streams are probed.

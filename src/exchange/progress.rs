@@ -1,4 +1,4 @@
-//! How far the calls of an exchange came, from the response's head and body.
+//! How far the call of an exchange came, from the response's head and body.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -14,7 +14,7 @@ use super::{
     tap::Tap,
 };
 use crate::{
-    call::{CallInfo, CancelReason, DetachCause, Outcome},
+    call::{CancelReason, DetachCause, Outcome},
     jsonrpc,
     registry::FIRST,
     sse,
@@ -24,7 +24,7 @@ use crate::{
 /// The bit of `passed` that says that an event id passed. The others hold the last `retry` in ms.
 const REPLAYABLE: u32 = 1 << 31;
 
-/// What the response head says about the calls.
+/// What the response head says about the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Head {
     /// 2xx with `text/event-stream`: accepted, the answer comes on the stream. `readable` if nothing
@@ -59,7 +59,7 @@ impl Exchange {
             Head::Refusal => Outcome::Failed,
         };
         self.release_hold();
-        self.end_calls(outcome);
+        self.end_call(outcome);
         BodyPlan::Pass
     }
 
@@ -71,7 +71,7 @@ impl Exchange {
                 exchange.cancelled_elsewhere(id, CancelReason::SessionClosed);
             }
         }
-        if self.calls.get().is_some() {
+        if self.call.get().is_some() {
             return;
         }
         self.accepted_unread();
@@ -98,8 +98,8 @@ impl Exchange {
         }
         let attached = match &self.kind {
             Kind::Resume(resume) => match resume.accept(&self.instance) {
-                Accepted::Nothing => Vec::new(),
-                Accepted::Attached(attached) => attached,
+                Accepted::Nothing => None,
+                Accepted::Attached(attached) => Some(attached),
                 Accepted::Cancelled(request, reason) => {
                     let error = jsonrpc::cancelled(&request, reason);
                     return BodyPlan::Replace(sse::event(&error));
@@ -107,33 +107,31 @@ impl Exchange {
             },
             _ => self.claim(),
         };
-        if attached.is_empty() {
+        let Some(attached) = attached else {
             return BodyPlan::Pass;
-        }
+        };
         BodyPlan::Tap(Box::new(match readable {
             true => Tap::new(attached),
             false => Tap::blind(attached),
         }))
     }
 
-    fn claim(self: &Arc<Self>) -> Vec<Attachment> {
-        let claim = |call: &CallInfo| {
-            self.instance.registry.claim(call.id());
-            self.tell_decided();
-            Attachment {
-                exchange: self.clone(),
-                id: call.id(),
-                generation: FIRST,
-            }
-        };
-        self.calls().map(claim).collect()
+    fn claim(self: &Arc<Self>) -> Option<Attachment> {
+        let id = self.call.get()?.id();
+        self.instance.registry.claim(id);
+        self.tell_decided();
+        Some(Attachment {
+            exchange: self.clone(),
+            id,
+            generation: FIRST,
+        })
     }
 
     /// The client was told everything. `tap` has read it.
     pub(crate) fn complete(self: &Arc<Self>, tap: Option<Box<Tap>>) {
         match (self.over(), tap) {
             (true, Some(tap)) => tap.gone(DetachCause::EndedByServer),
-            (true, None) => self.end_calls(Outcome::Unknown),
+            (true, None) => self.end_call(Outcome::Unknown),
             (false, _) => {}
         }
     }
@@ -141,7 +139,7 @@ impl Exchange {
     /// The inner service returned an error instead of a response.
     pub(crate) fn fail(self: &Arc<Self>) {
         if self.over() {
-            self.end_calls(Outcome::Failed);
+            self.end_call(Outcome::Failed);
         }
     }
 
@@ -157,30 +155,30 @@ impl Exchange {
             }
             open
         };
-        if open && self.calls.get().is_none() {
+        if open && self.call.get().is_none() {
             self.signal.forget();
         }
         open
     }
 
-    /// Ends the calls that no session manager watches.
-    fn end_calls(self: &Arc<Self>, outcome: Outcome) {
-        if self.calls.get().is_some() && !self.is_bound() {
-            for call in self.calls() {
-                self.finish(call.id(), outcome);
-            }
+    /// Ends its call, if no session manager watches it.
+    fn end_call(&self, outcome: Outcome) {
+        if let Some(call) = self.call.get()
+            && !self.is_bound()
+        {
+            self.finish(call.id(), outcome);
         }
     }
 
     /// Nobody will read the rest. `tap` has read what there was.
     pub(crate) fn abandon(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
-        self.let_all_go(cause);
+        self.leave(cause);
         if let Some(tap) = tap {
             tap.gone(cause);
         }
     }
 
-    fn let_all_go(self: &Arc<Self>, cause: DetachCause) {
+    fn leave(self: &Arc<Self>, cause: DetachCause) {
         self.settle();
         self.release_hold();
         let other = {
@@ -194,10 +192,8 @@ impl Exchange {
                 _ => false,
             }
         };
-        if self.calls.get().is_some() {
-            for call in self.calls() {
-                self.let_go(call, FIRST, cause, false);
-            }
+        if let Some(call) = self.call.get() {
+            self.let_go(call, FIRST, cause, false);
             return;
         }
         if cause == DetachCause::Stalled {
@@ -218,7 +214,7 @@ impl Exchange {
         }
     }
 
-    /// Notes what passed on a stream of its calls.
+    /// Notes what passed on a stream of its call.
     pub(crate) fn mark_passed(&self, replayable: bool, retry: Option<Duration>) {
         if replayable && self.passed.load(Ordering::Relaxed) & REPLAYABLE == 0 {
             self.passed.fetch_or(REPLAYABLE, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Events, in the span in which the request was served.
 //!
 //! Much of what happens to a call happens where no span is entered: in a destructor, or on the timer's task. So
-//! the span is taken when the call is known. It stays open until the last call of the exchange has ended.
+//! the span is taken when the call is known. It stays open until that has ended.
 //! Where nobody subscribes to spans, none is taken.
 
 use tracing::{Span, level_filters::LevelFilter};
@@ -12,7 +12,7 @@ use crate::{call::CallId, observe::Event};
 // === impl Exchange ===
 
 impl Exchange {
-    /// Takes the current span as that of its calls.
+    /// Takes the current span as that of its call.
     pub(super) fn take_span(&self) {
         if is_subscribed() {
             let current = Span::current();
@@ -23,9 +23,9 @@ impl Exchange {
         }
     }
 
-    /// A call has ended. Lets go of the span, if no other is left that needs it.
+    /// A call has ended. Lets go of the span, unless its call is another.
     pub(super) fn release_span(&self, id: CallId) {
-        if is_subscribed() && self.was_last(id) {
+        if is_subscribed() && !self.has_another(id) {
             // A subscriber may do anything when a span closes: no lock is held then.
             let span = self.state().span.take();
             drop(span);
@@ -37,7 +37,7 @@ impl Exchange {
         span.flatten().unwrap_or_else(Span::none)
     }
 
-    /// Reports what happened to a call of it.
+    /// Reports what happened to its call.
     pub(super) fn report(&self, event: &Event<'_>) {
         let report = || self.instance.report(event);
         match is_subscribed() {

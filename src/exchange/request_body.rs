@@ -18,9 +18,9 @@ pub(super) enum RequestBody {
 /// What a body turned out to be that carries no call to watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Settled {
-    /// Calls, or nothing that is JSON-RPC.
+    /// A call, or nothing that is JSON-RPC.
     Plain,
-    /// JSON-RPC, but no call.
+    /// JSON-RPC, or an array, which may be; but no call.
     Other,
     /// The client's own cancel of a call that was in flight then.
     Cancel(Key, CallId),

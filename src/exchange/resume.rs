@@ -10,7 +10,7 @@ use crate::call::{CallId, SessionKey};
 pub(super) struct Resume {
     pub(super) session: SessionKey,
     pub(super) event_id: Box<[u8]>,
-    /// The calls whose clock it stopped.
+    /// The calls whose clock it stopped: several, if nobody can say which of them it names.
     holds: Mutex<Vec<CallId>>,
 }
 

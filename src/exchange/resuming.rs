@@ -23,7 +23,7 @@ use crate::{
 pub(super) enum Accepted {
     /// Nobody's, or a session manager's.
     Nothing,
-    Attached(Vec<Attachment>),
+    Attached(Attachment),
     /// The call was cancelled. Whatever the server says, its client is to hear that.
     Cancelled(RequestId, CancelReason),
 }
@@ -67,10 +67,11 @@ impl Resume {
             return Accepted::Nothing;
         }
         let accepted = match instance.registry.named(&self.session, &self.event_id) {
-            Named::Call(id) => Self::attach(instance, &[id]),
-            Named::Batch(ids) => Self::attach(instance, &ids),
+            Named::Call(id) => {
+                Self::attach(instance, id).map_or(Accepted::Nothing, Accepted::Attached)
+            }
             Named::Ended(End::Cancelled(request, reason)) => Accepted::Cancelled(request, reason),
-            Named::OneOf(ids) => {
+            Named::Batch(ids) | Named::OneOf(ids) => {
                 // Also those that another resume holds: it may be refused.
                 for id in ids {
                     instance.registry.spare(id);
@@ -83,44 +84,33 @@ impl Resume {
         accepted
     }
 
-    fn attach(instance: &Instance, ids: &[CallId]) -> Accepted {
-        let attach = |id: &CallId| {
-            let (exchange, generation, detachment) = instance.registry.attach(*id)?;
-            exchange.resumed(*id, detachment);
-            Some(Attachment {
-                exchange,
-                id: *id,
-                generation,
-            })
-        };
-        Accepted::Attached(ids.iter().filter_map(attach).collect())
+    fn attach(instance: &Instance, id: CallId) -> Option<Attachment> {
+        let (exchange, generation, detachment) = instance.registry.attach(id)?;
+        exchange.resumed(id, detachment);
+        Some(Attachment {
+            exchange,
+            id,
+            generation,
+        })
     }
 
-    /// The exchanges of the calls in flight that it asks for, each once.
-    pub(super) fn calls(&self, instance: &Instance) -> Vec<Arc<Exchange>> {
+    /// The exchange of the call in flight that it asks for.
+    pub(super) fn target(&self, instance: &Instance) -> Option<Arc<Exchange>> {
         let registry = &instance.registry;
-        let ids = match registry.named(&self.session, &self.event_id) {
-            Named::Call(id) => vec![id],
-            Named::Batch(ids) => ids,
-            Named::Nothing | Named::OneOf(_) | Named::Ended(_) => Vec::new(),
-        };
-        let mut exchanges: Vec<Arc<Exchange>> = Vec::new();
-        for exchange in ids.into_iter().filter_map(|id| registry.call(id)) {
-            // The calls of a batch are one exchange, to be told of the stream once.
-            if !exchanges.iter().any(|known| Arc::ptr_eq(known, &exchange)) {
-                exchanges.push(exchange);
-            }
+        match registry.named(&self.session, &self.event_id) {
+            Named::Call(id) => registry.call(id),
+            Named::Nothing | Named::Batch(_) | Named::OneOf(_) | Named::Ended(_) => None,
         }
-        exchanges
     }
 
     /// Says how its stream goes, before it does. A session manager's stream only sees that it is dropped.
     pub(super) fn is_going(&self, instance: &Instance, cause: DetachCause) {
         // Which is what it takes a drop for.
-        if cause != DetachCause::HungUp && self.is_managed() {
-            for exchange in self.calls(instance) {
-                exchange.state().going = Some(cause);
-            }
+        if cause != DetachCause::HungUp
+            && self.is_managed()
+            && let Some(exchange) = self.target(instance)
+        {
+            exchange.state().going = Some(cause);
         }
     }
 

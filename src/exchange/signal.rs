@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, quietly::quietly};
 
-/// Fires when the calls of an exchange are cancelled.
+/// Fires when the call of an exchange is cancelled.
 #[derive(Default)]
 pub(super) struct Signal {
     reason: OnceLock<CancelReason>,

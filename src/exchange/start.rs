@@ -1,4 +1,4 @@
-//! Which calls an exchange carries, from its request body.
+//! Which call an exchange carries, from its request body.
 
 use std::{
     mem,
@@ -8,11 +8,11 @@ use std::{
 use super::{
     identity::{Revision, Session},
     request_body::{RequestBody, Settled},
-    state::{Exchange, InFlight, Phase},
+    state::{Exchange, Phase},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
-    envelope::{self, Envelope, Frames, Message, Unknown},
+    envelope::{self, Frames, Message, Request, Unknown},
     limits::Limit,
     observe::{Event, Remark},
     registry::Started,
@@ -30,7 +30,7 @@ impl Exchange {
         }
     }
 
-    /// Reads the calls from the request body, once it has passed and if nobody bound them.
+    /// Reads the call from the request body, once it has passed and if nobody bound it.
     pub(crate) fn settle(self: &Arc<Self>) {
         if !self.body_ended.load(Ordering::Relaxed)
             || !self.body_ended.swap(false, Ordering::AcqRel)
@@ -52,11 +52,14 @@ impl Exchange {
             }
         };
         let body = frames.map(Frames::into_bytes);
-        let envelope = body.as_ref().map_err(|why| *why);
-        match envelope.and_then(|body| envelope::read(body)) {
-            Ok(envelope) => self.start(envelope),
+        let message = body.as_ref().map_err(|why| *why);
+        match message.and_then(|body| envelope::read(body)) {
+            Ok(message) => self.start(message),
             Err(why) => {
-                self.settled(Settled::Plain);
+                self.settled(match why {
+                    Unknown::Batch => Settled::Other,
+                    _ => Settled::Plain,
+                });
                 self.instance.report(&Event::Unknown { why });
             }
         }
@@ -91,55 +94,43 @@ impl Exchange {
         }
     }
 
-    fn start(self: &Arc<Self>, envelope: Envelope<'_>) {
-        let in_flight = match envelope {
-            Envelope::Single(Message::Notification(notification)) => {
+    fn start(self: &Arc<Self>, message: Message<'_>) {
+        let request = match message {
+            Message::Request(request) => Some(request),
+            Message::Response => None,
+            Message::Notification(notification) => {
                 let meant = notification.cancels.and_then(|request| self.meant(request));
                 let settled = meant.map(|(key, id)| Settled::Cancel(key, id));
                 self.settled(settled.unwrap_or(Settled::Other));
                 return;
             }
-            Envelope::Single(message) => self.call_of(message).map(InFlight::One),
-            Envelope::Batch(messages) => {
-                let calls = messages
-                    .into_iter()
-                    .filter_map(|message| self.call_of(message));
-                let calls: Box<[_]> = calls.collect();
-                (!calls.is_empty()).then_some(InFlight::Batch(calls))
-            }
         };
         // Not `Plain`: that a client leaves means nothing where there is no call, or no room for it.
-        let Some(in_flight) = in_flight else {
+        let Some(call) = request.and_then(|request| self.call_of(request)) else {
             self.settled(Settled::Other);
             return;
         };
         let registry = &self.instance.registry;
-        if !registry.has_room(in_flight.iter().len()) {
+        if !registry.has_room(1) {
             if self.settled(Settled::Other) {
-                let untracked = in_flight.iter();
-                untracked.for_each(|call| self.untracked(call, Limit::Calls));
+                self.untracked(&call, Limit::Calls);
             }
             return;
         }
         self.take_span();
         let canceller = self.state().canceller.clone();
-        let scope = canceller.map(|canceller| canceller.scope());
-        // First the registry, then the exchange: who finds a call here knows that one not in flight has ended.
-        let mut came = Started::InTime;
-        for call in in_flight.iter() {
-            let key = scope.clone().and_then(|scope| call.key(scope));
-            if call.policy().supersede && key.is_some() {
-                self.instance.registry.remark(Remark::SupersedeHasNoEffect);
-            }
-            came = registry.start(call.id(), key, self.clone(), call.deadline());
+        let key = canceller.and_then(|canceller| call.key(canceller.scope()));
+        if call.policy().supersede && key.is_some() {
+            registry.remark(Remark::SupersedeHasNoEffect);
         }
-        if let Some(in_flight) = self.set_calls(in_flight) {
-            for call in in_flight.iter() {
-                registry.finish(call.id(), None);
-            }
+        // First the registry, then the exchange: who finds a call here knows that one not in flight has ended.
+        let id = call.id();
+        let came = registry.start(id, key, self.clone(), call.deadline());
+        if !self.set_call(call) {
+            registry.finish(id, None);
             return;
         }
-        for call in self.calls() {
+        if let Some(call) = self.call(id) {
             self.started(call, came);
         }
     }
@@ -153,15 +144,15 @@ impl Exchange {
         Some((key, id))
     }
 
-    /// Gives the calls back if a session manager bound the call meanwhile.
-    fn set_calls(&self, in_flight: InFlight) -> Option<InFlight> {
+    /// `false` if a session manager bound the call meanwhile.
+    fn set_call(&self, call: CallInfo) -> bool {
         let mut state = self.state();
         if !matches!(state.request, RequestBody::Reading) {
-            return Some(in_flight);
+            return false;
         }
         state.request = RequestBody::Settled(Settled::Plain);
-        // `get_or_init` is compiled for size: it would move them once more, byte by byte.
-        self.calls.set(in_flight).err()
+        // `get_or_init` is compiled for size: it would move it once more, byte by byte.
+        self.call.set(call).is_ok()
     }
 
     pub(super) fn started(self: &Arc<Self>, call: &CallInfo, started: Started) {
@@ -171,12 +162,9 @@ impl Exchange {
         }
     }
 
-    /// The call in a message that was read from the body. `initialize` is none, nor is a request of which
+    /// The call in a request that was read from the body. `initialize` is none, nor is a request of which
     /// it cannot be said whether it belongs to a session.
-    fn call_of(&self, message: Message<'_>) -> Option<CallInfo> {
-        let Message::Request(request) = message else {
-            return None;
-        };
+    fn call_of(&self, request: Request<'_>) -> Option<CallInfo> {
         if &*request.method == "initialize" {
             return None;
         }

@@ -3,7 +3,7 @@
 #[cfg(feature = "rmcp")]
 use std::any::Any;
 use std::{
-    fmt, slice,
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU32},
@@ -46,16 +46,16 @@ pub(crate) struct Exchange {
     pub(super) session: Session,
     pub(super) revision: Revision,
     pub(super) kind: Kind,
-    pub(super) calls: OnceLock<InFlight>,
+    pub(super) call: OnceLock<CallInfo>,
     pub(super) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
     pub(super) body_ended: AtomicBool,
-    /// What passed on the streams of its calls, see `progress`.
+    /// What passed on the streams of its call, see `progress`.
     pub(super) passed: AtomicU32,
-    /// Its calls were cancelled here, and its response is to say so.
+    /// Its call was cancelled here, and its response is to say so.
     pub(super) closed: AtomicBool,
-    /// Its calls have ended, see `outlet`.
-    pub(super) calls_over: AtomicBool,
+    /// Its call has ended, see `outlet`.
+    pub(super) call_over: AtomicBool,
     /// Its call is not handed over before a cancel on its way has arrived, which means an older call with its id.
     #[cfg(feature = "rmcp")]
     pub(super) is_behind_cancel: AtomicBool,
@@ -68,18 +68,13 @@ pub(crate) struct Exchange {
 
 /// What a request may be to the layer.
 pub(super) enum Kind {
-    /// A POST: may carry calls, or the client's own cancel of one.
+    /// A POST: may carry a call, or the client's own cancel of one.
     Post,
     /// A GET with `Last-Event-ID`, for a stream of its session.
     Resume(Box<Resume>),
     /// A DELETE of its session.
     Delete(Box<SessionKey>),
     Other,
-}
-
-pub(super) enum InFlight {
-    One(CallInfo),
-    Batch(Box<[CallInfo]>),
 }
 
 pub(super) struct State {
@@ -170,12 +165,12 @@ impl Exchange {
             session,
             revision,
             kind,
-            calls: OnceLock::new(),
+            call: OnceLock::new(),
             signal: Signal::default(),
             body_ended: AtomicBool::new(false),
             passed: AtomicU32::new(0),
             closed: AtomicBool::new(false),
-            calls_over: AtomicBool::new(false),
+            call_over: AtomicBool::new(false),
             #[cfg(feature = "rmcp")]
             is_behind_cancel: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
@@ -194,8 +189,8 @@ impl Exchange {
         }
     }
 
-    /// Whether a cancel of the calls in this request may have to be replayed into the inner service:
-    /// it may carry session calls, and nobody is known to bind them.
+    /// Whether a cancel of the call in this request may have to be replayed into the inner service:
+    /// it may carry a session call, and nobody is known to bind it.
     pub(crate) fn may_need_replay(&self) -> bool {
         matches!(self.kind, Kind::Post)
             && self.revision == Revision::WithSessions
@@ -205,7 +200,7 @@ impl Exchange {
             })
     }
 
-    /// Takes the canceller for calls that no session manager binds.
+    /// Takes the canceller for a call that no session manager binds.
     pub(crate) fn set_replay(&self, replay: Arc<dyn Canceller>) {
         self.state().canceller = Some(replay);
     }
@@ -224,17 +219,14 @@ impl Exchange {
         &self.instance.registry
     }
 
-    pub(super) fn calls(&self) -> impl Iterator<Item = &CallInfo> {
-        self.calls.get().into_iter().flat_map(InFlight::iter)
-    }
-
+    /// Its call, if that has this id. What was read from a body that a session manager bound meanwhile has another.
     pub(crate) fn call(&self, id: CallId) -> Option<&CallInfo> {
-        self.calls().find(|call| call.id() == id)
+        self.call.get().filter(|call| call.id() == id)
     }
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn call_with(&self, request: &RequestId) -> Option<&CallInfo> {
-        self.calls().find(|call| call.request_id() == request)
+        self.call.get().filter(|call| call.request_id() == request)
     }
 
     pub(super) fn is_bound(&self) -> bool {
@@ -254,19 +246,8 @@ impl Exchange {
 impl fmt::Debug for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exchange")
-            .field("calls", &self.calls().collect::<Vec<_>>())
+            .field("call", &self.call.get())
             .field("reason", &self.reason())
             .finish_non_exhaustive()
-    }
-}
-
-// === impl InFlight ===
-
-impl InFlight {
-    pub(super) fn iter(&self) -> slice::Iter<'_, CallInfo> {
-        match self {
-            Self::One(call) => slice::from_ref(call).iter(),
-            Self::Batch(calls) => calls.iter(),
-        }
     }
 }

@@ -1,10 +1,10 @@
-//! What the bytes of a response say of its calls, where no session manager watches them.
+//! What the bytes of a response say of its call, where no session manager watches it.
 
 use bytes::Bytes;
 
 use super::state::Attachment;
 use crate::{
-    call::{DetachCause, Outcome, RequestId},
+    call::{DetachCause, Outcome},
     envelope::Answers,
     registry::{FIRST, Form},
     sse::Reader,
@@ -12,10 +12,11 @@ use crate::{
 #[cfg(feature = "rmcp")]
 use crate::{observe::Remark, registry::numbers};
 
-/// Reads the events of a response body for calls that no session manager watches.
+/// Reads the events of a response body for a call that no session manager watches.
 pub(crate) struct Tap {
     reader: Option<Reader>,
-    calls: Vec<Attachment>,
+    /// Until its answer has passed.
+    call: Option<Attachment>,
     events: u32,
     /// A message passed that may have been an answer, nobody can say whose.
     unclear: bool,
@@ -24,24 +25,22 @@ pub(crate) struct Tap {
 // === impl Tap ===
 
 impl Tap {
-    pub(super) fn new(calls: Vec<Attachment>) -> Self {
+    pub(super) fn new(call: Attachment) -> Self {
         Self {
             reader: Some(Reader::default()),
-            calls,
+            call: Some(call),
             events: 0,
             unclear: false,
         }
     }
 
     /// For a body that cannot be read: it may well have ids, and the answer.
-    pub(super) fn blind(calls: Vec<Attachment>) -> Self {
-        for call in &calls {
-            call.exchange.mark_passed(true, None);
-            call.exchange.instance.registry.blur(call.id);
-        }
+    pub(super) fn blind(call: Attachment) -> Self {
+        call.exchange.mark_passed(true, None);
+        call.exchange.instance.registry.blur(call.id);
         Self {
             reader: None,
-            calls,
+            call: Some(call),
             events: 0,
             unclear: true,
         }
@@ -51,7 +50,7 @@ impl Tap {
     pub(crate) fn read(&mut self, frame: &Bytes) {
         let Self {
             reader,
-            calls,
+            call: attached,
             events,
             unclear,
         } = self;
@@ -62,35 +61,42 @@ impl Tap {
         };
         reader.read(frame, |event| {
             *events += 1;
-            for call in calls.iter() {
-                let named = event.id.filter(|id| !id.is_empty());
-                call.exchange.mark_passed(named.is_some(), event.retry);
-                if let Some(id) = named {
-                    #[cfg(feature = "rmcp")]
-                    if *events == 1 {
-                        remark_on_sessions(call, id);
-                    }
-                    call.exchange.instance.registry.name(call.id, id, Form::Any);
+            let Some(call) = attached else {
+                return;
+            };
+            let named = event.id.filter(|id| !id.is_empty());
+            call.exchange.mark_passed(named.is_some(), event.retry);
+            if let Some(id) = named {
+                #[cfg(feature = "rmcp")]
+                if *events == 1 {
+                    remark_on_sessions(call, id);
                 }
+                call.exchange.instance.registry.name(call.id, id, Form::Any);
             }
             match event.answers {
                 Answers::Nothing => {}
-                Answers::One(id) => answer(calls, &id),
-                Answers::Several(ids) => ids.iter().for_each(|id| answer(calls, id)),
+                Answers::One(request) => {
+                    let info = call.exchange.call(call.id);
+                    if info.is_some_and(|info| *info.request_id() == request) {
+                        call.exchange.answered(call.id, None);
+                        *attached = None;
+                    }
+                }
                 Answers::Unclear(_) => *unclear = true,
             }
         });
     }
 
     pub(super) fn gone(self, cause: DetachCause) {
-        for call in self.calls {
-            if self.unclear && cause == DetachCause::EndedByServer {
-                // The answer may have been in what could not be read.
-                call.exchange.finish(call.id, Outcome::Unknown);
-            } else {
-                let barren = self.events == 0 && call.generation != FIRST;
-                call.detach(cause, barren);
-            }
+        let Some(call) = self.call else {
+            return;
+        };
+        if self.unclear && cause == DetachCause::EndedByServer {
+            // The answer may have been in what could not be read.
+            call.exchange.finish(call.id, Outcome::Unknown);
+        } else {
+            let barren = self.events == 0 && call.generation != FIRST;
+            call.detach(cause, barren);
         }
     }
 }
@@ -106,15 +112,4 @@ fn remark_on_sessions(call: &Attachment, event_id: &[u8]) {
     {
         registry.remark(Remark::NoSessionManager);
     }
-}
-
-fn answer(calls: &mut Vec<Attachment>, request: &RequestId) {
-    calls.retain(|call| {
-        let info = call.exchange.call(call.id);
-        let is_it = info.is_some_and(|info| info.request_id() == request);
-        if is_it {
-            call.exchange.answered(call.id, None);
-        }
-        !is_it
-    });
 }

@@ -319,6 +319,7 @@ fn why_name(why: Unknown) -> &'static str {
         Unknown::WrongType => "wrong_type",
         Unknown::BadId => "bad_id",
         Unknown::NotAMessage => "not_a_message",
+        Unknown::Batch => "batch",
         Unknown::TooLarge => "too_large",
         Unknown::ContentType => "content_type",
         Unknown::ContentEncoding => "content_encoding",

@@ -24,7 +24,7 @@ use crate::{call::DetachCause, exchange::Guard, source::Source};
 
 pin_project! {
     /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). Dropped before
-    /// its end, it abandons its calls.
+    /// its end, it abandons its call.
     ///
     /// It is the inner body, frame by frame, unless the layer has something to say: a probe between two
     /// events of a quiet stream ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), an error for

@@ -43,7 +43,7 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 pin_project! {
     /// The future of [`CancelOnDisconnect`](crate::CancelOnDisconnect). Dropped before it is ready, it
-    /// abandons its calls.
+    /// abandons its call.
     pub struct ResponseFuture<F> {
         // First, so that the token fires before the inner future's destructors run.
         guard: Guard,
@@ -134,7 +134,7 @@ where
                 let call = this
                     .guard
                     .exchange()
-                    .and_then(|exchange| exchange.only_call());
+                    .and_then(|exchange| exchange.call_in_flight());
                 let Some(request) = call.map(|call| call.request_id().clone()) else {
                     return Poll::Pending;
                 };

@@ -71,7 +71,7 @@ pin_project! {
 /// Why others let go of the inner body.
 #[derive(Debug, Clone, Copy)]
 enum Closing {
-    /// Its client was told how its calls ended.
+    /// Its client was told how its call ended.
     Told,
     /// Its client does not take it, or is gone.
     Gone(DetachCause),

@@ -39,8 +39,8 @@ pub(super) struct EventStream<B> {
     /// It ends when the client's connection does, where that is known.
     peer: Option<Departure>,
     start: Start,
-    /// It stays open although its calls have ended, and the registry was told.
-    outlives_calls: bool,
+    /// It stays open although its call has ended, and the registry was told.
+    outlives_call: bool,
     ended: bool,
 }
 
@@ -88,7 +88,7 @@ impl<B: Send + 'static> EventStream<B> {
             content,
             peer,
             start: Start::default(),
-            outlives_calls: false,
+            outlives_call: false,
             ended: false,
         }
     }
@@ -131,7 +131,7 @@ where
                 Next::Message(message) => return self.put_in(sse::event(&message)),
                 Next::Inner(mut held) => match held.as_mut().poll_frame(cx) {
                     Poll::Pending => {
-                        let exchange = self.outlives_calls_of(&mut held);
+                        let exchange = self.outlives_call_of(&mut held);
                         if self.slot.put_back(held) {
                             if let Some(exchange) = exchange {
                                 exchange.hand_over();
@@ -178,10 +178,10 @@ where
     }
 
     /// The exchange whose calls have ended although the inner body has not, if that is news.
-    fn outlives_calls_of(&mut self, held: &mut Pin<Box<Held<B>>>) -> Option<Arc<Exchange>> {
+    fn outlives_call_of(&mut self, held: &mut Pin<Box<Held<B>>>) -> Option<Arc<Exchange>> {
         let exchange = held.as_mut().guard().exchange();
-        let exchange = exchange.filter(|exchange| exchange.are_calls_over())?;
-        let is_news = !mem::replace(&mut self.outlives_calls, true);
+        let exchange = exchange.filter(|exchange| exchange.is_call_over())?;
+        let is_news = !mem::replace(&mut self.outlives_call, true);
         is_news.then(|| exchange.clone())
     }
 

@@ -69,18 +69,11 @@ fn requests_and_notifications_of_the_server_answer_nothing() {
 }
 
 #[test]
-fn a_batch_answers_several() {
-    let text = "data: [{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":1},\n\
-        data:  {\"jsonrpc\":\"2.0\",\"id\":\"a\",\"result\":1}]\n\n";
-    let ids = vec![RequestId::Number(1), RequestId::String("a".into())];
-    assert_events(text, &[with(Answers::Several(ids))]);
-}
-
-#[test]
 fn what_is_no_message_is_unclear() {
     for (data, why) in [
         ("hello", Unknown::NotJson),
         ("{", Unknown::Truncated),
+        (r#"[{"jsonrpc":"2.0","id":1,"result":1}]"#, Unknown::Batch),
         (r#"{"jsonrpc":"2.0","id":null,"error":{}}"#, Unknown::BadId),
     ] {
         let text = format!("data: {data}\n\n");
@@ -688,10 +681,6 @@ fn part() -> impl Strategy<Value = Part> {
 fn message() -> impl Strategy<Value = (String, Answers)> {
     let message = prop_oneof![
         3 => response().prop_map(|(id, response)| (response, Answers::One(id))),
-        1 => vec(response(), 2..4).prop_map(|responses| {
-            let (ids, batch) = responses.into_iter().unzip();
-            (Value::Array(batch), Answers::Several(ids))
-        }),
         2 => option::of(any::<i64>()).prop_map(|id| {
             let mut message = json!({ "jsonrpc": "2.0", "method": "m", "params": { "result": 1 } });
             if let Some(id) = id {

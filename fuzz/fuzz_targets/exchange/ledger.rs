@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use fuzz::{
     json::Json,
-    judge::{Verdict, answers},
+    judge::{Verdict, answer, is_array},
     parsers::by_sseer,
 };
 use mcp_cancel_on_disconnect::{
@@ -249,31 +249,30 @@ impl Ledger {
             .map(|call| Value::from(&call.request))
             .collect();
         for (number, seat) in book.seats.iter().enumerate() {
-            let calls = || book.calls.values().filter(move |call| call.seat == number);
-            seat.check_token(&calls().collect::<Vec<_>>());
-            seat.check_bytes(calls().any(Call::is_cancelled), &all_cancelled, adds);
-            if let Some(head) = &seat.head {
+            let mut calls = book.calls.values().filter(|call| call.seat == number);
+            let call = calls.next();
+            assert!(calls.next().is_none(), "a request carries one call");
+            assert!(
+                call.is_none() || !seat.sent_an_array(),
+                "an array carries no call"
+            );
+            seat.check_token(call);
+            seat.check_bytes(call.is_some_and(Call::is_cancelled), &all_cancelled, adds);
+            let Some((head, call)) = seat.head.as_ref().zip(call) else {
+                continue;
+            };
+            assert!(
                 // Not a stream: there is nothing more to come.
-                let over = calls().all(|call| call.ended.is_some());
+                head.is_stream() || call.ended.is_some(),
+                "a head that is no stream ends its call"
+            );
+            if seat.is_post && head.is_readable_stream() && !adds.heads {
+                let is_answered = seat.answered().contains(&call.request);
                 assert!(
-                    head.is_stream() || over,
-                    "a head that is no stream ends its calls"
+                    !is_answered || call.ended.is_some(),
+                    "{:?} was answered",
+                    call.request
                 );
-            }
-            if seat.is_post
-                && seat.head.as_ref().is_some_and(Head::is_readable_stream)
-                && !adds.heads
-            {
-                let answered = seat.answered();
-                // Of two with one id it cannot be said which was answered.
-                let is_unique =
-                    |call: &&Call| calls().filter(|it| it.request == call.request).count() == 1;
-                for call in calls()
-                    .filter(|call| answered.contains(&call.request))
-                    .filter(is_unique)
-                {
-                    assert!(call.ended.is_some(), "{:?} was answered", call.request);
-                }
             }
         }
         book.check_injections();
@@ -424,7 +423,13 @@ impl Seen {
         ids.map(str::to_owned).collect()
     }
 
-    fn check_token(&self, calls: &[&Call]) {
+    /// Whether the request body begins as an array does.
+    fn sent_an_array(&self) -> bool {
+        let sent = self.passed.get(&Side::RequestIn);
+        sent.is_some_and(|frames| is_array(&frames.concat()))
+    }
+
+    fn check_token(&self, call: Option<&Call>) {
         let reason = self.token.as_ref().and_then(CallToken::reason);
         if let Some(child) = &self.child {
             assert_eq!(
@@ -437,24 +442,13 @@ impl Seen {
                 u32::from(reason.is_some())
             );
         }
-        if self.token.is_none() || calls.is_empty() {
-            return;
-        }
-        let reasons: Option<Vec<CancelReason>> =
-            calls.iter().map(|call| call.cancelled()).collect();
-        match (calls, reason) {
-            ([call], reason) => assert_eq!(
+        if let Some(call) = call.filter(|_| self.token.is_some()) {
+            assert_eq!(
                 reason,
                 call.cancelled(),
                 "a token says why its call was cancelled"
-            ),
-            (_, Some(reason)) => assert!(calls.iter().any(|call| call.cancelled() == Some(reason))),
-            (_, None) => assert_eq!(reasons, None, "all calls of a batch were cancelled"),
+            );
         }
-        assert!(
-            reason.is_none() || calls.iter().all(|call| call.ended.is_some()),
-            "fired too early"
-        );
     }
 
     fn check_bytes(&self, is_cancelled: bool, cancelled: &[Cancelled], adds: Adds) {
@@ -510,7 +504,7 @@ impl Seen {
         let (events, _) = by_sseer(outer);
         let verdicts = events
             .iter()
-            .filter_map(|event| Some(answers(&Json::parse(event.data.as_bytes())?)));
+            .filter_map(|event| Some(answer(&Json::parse(event.data.as_bytes())?)));
         let ids = verdicts.filter_map(|verdict| match verdict {
             Verdict::Clear(ids) => Some(ids),
             Verdict::Perhaps(_) | Verdict::Doubtful => None,

@@ -1,72 +1,52 @@
-//! Which requests a message of the server answers.
+//! Which request a message of the server answers.
 
-use super::{Cursor, Params, Unknown, batch, id, members};
+use super::{Cursor, Params, Unknown, id, members};
 use crate::call::RequestId;
 
-/// Which requests a message answers, or the messages of a batch.
+/// Which request a message answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answers {
     /// None: the server sent a request, a notification, or nothing but white space.
     Nothing,
     /// The one with this id.
     One(RequestId),
-    /// Those with these ids, two or more in the order of the batch (MCP 2025-03-26).
-    Several(Vec<RequestId>),
     /// It may be a response, and to which request is not known beyond doubt.
     ///
     /// [`BadId`]: a response without an id, or with `null`, which stands for a request whose id the
-    /// server could not read (JSON-RPC 2.0, section 5). The other reasons are those of a POST body,
-    /// and there too one doubtful message is enough.
+    /// server could not read (JSON-RPC 2.0, section 5). The other reasons are those of a POST body.
     ///
     /// [`BadId`]: Unknown::BadId
     Unclear(Unknown),
 }
 
-/// Reads which requests are answered by `data`, a message or a batch in one piece.
+/// Reads which request is answered by `data`, a message in one piece.
 ///
 /// The rules are those of [`read`](super::read), so that the same text is the same id in both
 /// directions. Only what cannot matter is not looked at: the values of a message with a `method`.
 pub(crate) fn answers(data: &[u8]) -> Answers {
-    messages(data).unwrap_or_else(Answers::Unclear)
+    message(data).unwrap_or_else(Answers::Unclear)
 }
 
-fn messages(data: &[u8]) -> Result<Answers, Unknown> {
+fn message(data: &[u8]) -> Result<Answers, Unknown> {
     let mut cursor = Cursor::new(data);
-    let answers = match cursor.next_byte() {
-        None => return Ok(Answers::Nothing),
-        Some(b'[') => several(batch(&mut cursor, message)?),
-        Some(_) => message(&mut cursor)?.map_or(Answers::Nothing, Answers::One),
+    if cursor.next_byte().is_none() {
+        return Ok(Answers::Nothing);
+    }
+    let members = members(&mut cursor, |cursor| cursor.value().map(|_| Params::Other))?;
+    let answers = match members.method()? {
+        Some(_) => Answers::Nothing,
+        None => members
+            .id
+            .map_or(Err(Unknown::BadId), id)
+            .map(Answers::One)?,
     };
     cursor.end()?;
     Ok(answers)
 }
 
-fn several(batch: Vec<Option<RequestId>>) -> Answers {
-    let mut ids: Vec<_> = batch.into_iter().flatten().collect();
-    match (ids.pop(), ids.is_empty()) {
-        (None, _) => Answers::Nothing,
-        (Some(only), true) => Answers::One(only),
-        (Some(last), false) => {
-            ids.push(last);
-            Answers::Several(ids)
-        }
-    }
-}
-
-/// The id of the request that one message answers.
-fn message(cursor: &mut Cursor<'_>) -> Result<Option<RequestId>, Unknown> {
-    let members = members(cursor, |cursor| cursor.value().map(|_| Params::Other))?;
-    match members.method()? {
-        Some(_) => Ok(None),
-        None => members.id.map_or(Err(Unknown::BadId), id).map(Some),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const ONE: Answers = Answers::One(RequestId::Number(1));
 
     #[test]
     fn a_result_or_an_error_answers_the_request_with_its_id() {
@@ -94,7 +74,6 @@ mod tests {
             r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progress":1}}"#,
             r#"{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{"\u0069d":1}}"#,
             r#"{"jsonrpc":"2.0","id":null,"method":"ping","params":[]}"#,
-            r#"[{"jsonrpc":"2.0","method":"a"},{"jsonrpc":"2.0","id":1,"method":"b"}]"#,
         ] {
             assert_eq!(answers(data.as_bytes()), Answers::Nothing, "{data}");
         }
@@ -105,17 +84,6 @@ mod tests {
         for data in ["", "\n", " \t\r\n"] {
             assert_eq!(answers(data.as_bytes()), Answers::Nothing, "{data:?}");
         }
-    }
-
-    #[test]
-    fn a_batch_answers_every_request_that_it_has_a_response_to() {
-        let response = |id| format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#);
-        let ping = r#"{"jsonrpc":"2.0","id":9,"method":"ping"}"#;
-        let one = format!("[{ping},{}]", response("1"));
-        assert_eq!(answers(one.as_bytes()), ONE);
-        let two = format!("[{},{ping},{}]", response("1"), response(r#""1""#));
-        let expected = Answers::Several(vec![RequestId::Number(1), RequestId::String("1".into())]);
-        assert_eq!(answers(two.as_bytes()), expected);
     }
 
     #[test]
@@ -130,8 +98,6 @@ mod tests {
             let data = format!(r#"{{{id}"jsonrpc":"2.0","error":{{"code":-32700}}}}"#);
             let expected = Answers::Unclear(Unknown::BadId);
             assert_eq!(answers(data.as_bytes()), expected, "{data}");
-            let batch = format!(r#"[{{"jsonrpc":"2.0","id":1,"result":1}},{data}]"#);
-            assert_eq!(answers(batch.as_bytes()), expected, "{batch}");
         }
     }
 
@@ -163,7 +129,8 @@ mod tests {
             ),
             (r#"{"jsonrpc":"2.0","id":1}"#, Unknown::NotAMessage),
             (r#"{"id":1,"result":1}"#, Unknown::NotAMessage),
-            ("[]", Unknown::NotAMessage),
+            ("[]", Unknown::Batch),
+            (r#"[{"jsonrpc":"2.0","id":1,"result":1}]"#, Unknown::Batch),
             ("null", Unknown::NotAMessage),
         ] {
             assert_eq!(answers(data.as_bytes()), Answers::Unclear(why), "{data}");

@@ -1,11 +1,8 @@
 //! More calls than are tracked: each runs as it would without the layer, and no other call pays for it.
 
-use std::{future::ready, time::Duration};
+use std::time::Duration;
 
-use axum::{Router, body::Body, http::header::CONTENT_TYPE, response::Response, routing::post};
-use futures_util::{StreamExt as _, stream};
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Limit, Limits, Outcome};
-use serde_json::json;
 use tracing::Level;
 
 use crate::{
@@ -202,46 +199,6 @@ async fn the_older_call_of_an_id_that_is_used_again_leaves_though_there_is_no_ro
     setup.exchanges.over_for("older").await;
     setup.assert_completes("newer", &mut newer).await;
     assert!(setup.witness.is_running("older"));
-}
-
-/// Calls of a batch share a token, so they are all tracked or none is.
-#[tokio::test]
-async fn a_batch_is_tracked_whole_or_not_at_all() {
-    let layer = |limits: Limits| limits.calls(2);
-    let setup = limited(Server::LayerOnly, layer).inside(batches);
-    let setup = setup.start().await;
-    let mcp = Mcp::stateless(setup.served.addr, PATH)
-        .version("2025-03-26")
-        .in_session("the session");
-    let batch = |ids: std::ops::Range<i32>| {
-        let calls = ids.map(|id| mcp.call_message(id, "hold", json!({})));
-        mcp.post_request(json!(calls.collect::<Vec<_>>()).to_string())
-    };
-
-    let mut whole = mcp.send(&batch(0..2)).await;
-    whole.head().await;
-    assert_eq!(setup.calls.len(), 2);
-    let mut none = mcp.send(&batch(2..5)).await;
-    none.head().await;
-
-    assert_eq!(setup.calls.len(), 2);
-    for id in 2..5 {
-        let expected = [What::Untracked(Limit::Calls)];
-        assert_eq!(setup.events.of(&mcp, id), expected);
-    }
-}
-
-/// Streams that never end.
-fn batches(_: Router) -> Router {
-    Router::new().route(
-        PATH,
-        post(async |_: axum::body::Bytes| {
-            let silence = stream::once(ready(Ok::<_, std::io::Error>(": hello\n\n")));
-            let body = Body::from_stream(silence.chain(stream::pending()));
-            let response = Response::builder().header(CONTENT_TYPE, "text/event-stream");
-            response.body(body).expect("a response")
-        }),
-    )
 }
 
 fn limited(server: Server, change: impl FnOnce(Limits) -> Limits) -> Plan {

@@ -1,13 +1,8 @@
-//! JSON-RPC batches (2025-03-26): several calls in one POST, with one stream for all of them.
+//! JSON-RPC batches, which one revision had (2025-03-26): they pass as they are, carry no call, and nothing cancels them.
 //!
-//! rmcp has none. The server behind the layer is a script: it answers every POST of requests with a stream
-//! that the test writes, every GET with another, and notes the notifications.
+//! rmcp takes none. The server behind the layer takes everything, and works on a task of its own.
 
-use std::{
-    convert::Infallible,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{convert::Infallible, time::Duration};
 
 use axum::{
     Router,
@@ -16,286 +11,156 @@ use axum::{
     routing::post,
 };
 use futures_util::stream;
-use http::StatusCode;
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, RequestId};
+use mcp_cancel_on_disconnect::{CallToken, Grace, Unknown};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+};
 
 use crate::{
-    setup::{Plan, Server, Setup, StoppedClock, What},
+    setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What},
     support::*,
 };
 
 const GRACE: Duration = Duration::from_secs(20);
 
-/// To which tokio rounds a timer up.
-const TICK: Duration = Duration::from_millis(1);
+const NAME: &str = "the batch";
 
-const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+/// When the server answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Answers {
+    /// With a stream, at once.
+    Early,
+    /// Not before the work is done.
+    Late,
+}
 
-const DETACHED: What = What::Detached(Some(GRACE));
-
-#[tokio::test]
-async fn each_request_of_a_batch_is_a_call() {
-    let (setup, mut script) = Script::start().await;
-    let mcp = session(&setup);
-    let mut batch = send(&mcp).await;
-    let stream = script.next_stream().await;
-    assert_eq!(setup.calls.len(), 2);
-
-    stream.send(&answer(json!("two")));
-    assert_eq!(batch.answer().await, Some(answer(json!("two"))));
-    assert_eq!(setup.events.ended(&mcp, "two").await, Outcome::Completed);
-    assert_eq!(setup.events.of(&mcp, 1), [What::Started]);
-    stream.send(&answer(json!(1)));
-
-    assert_eq!(batch.answer().await, Some(answer(json!(1))));
-    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
-    assert!(setup.calls.is_empty());
-    assert_eq!(setup.events.all().len(), 4, "the notification is no call");
+/// What the server does for one request.
+struct Job {
+    body: Bytes,
+    token: CallToken,
+    /// Ends the stream as well.
+    events: mpsc::UnboundedSender<Bytes>,
+    finish: oneshot::Sender<()>,
+    work: JoinHandle<&'static str>,
 }
 
 #[tokio::test]
-async fn answers_in_one_message_end_all_their_calls() {
-    let (setup, mut script) = Script::start().await;
-    let mcp = session(&setup);
-    let mut batch = send(&mcp).await;
-    let stream = script.next_stream().await;
+async fn a_batch_and_its_answer_pass_as_they_are() {
+    let (setup, mut jobs) = start(Answers::Early).await;
+    for (number, mcp) in clients(&setup).into_iter().enumerate() {
+        let text = format!(" {}\r\n", batch(&mcp));
+        let mut client = mcp.send(&mcp.post_request(text.clone())).await;
+        let job = next(&mut jobs).await;
+        assert_eq!(job.body, text);
+        let answers = json!([answer(json!(1)), answer(json!("two"))]);
 
-    stream.send(&json!([answer(json!(1)), answer(json!("two"))]));
+        let event = format!("id: 1\ndata: {answers}\n\n");
+        job.events.send(event.into()).expect("the stream lives");
 
-    batch.answer().await.expect("both");
-    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
-    assert_eq!(setup.events.ended(&mcp, "two").await, Outcome::Completed);
-    assert!(setup.calls.is_empty());
-}
-
-#[tokio::test]
-async fn only_the_unanswered_calls_of_a_batch_are_cancelled() {
-    let clock = StoppedClock::stop();
-    let (setup, mut script) = Script::start().await;
-    let mcp = session(&setup);
-    let mut batch = send(&mcp).await;
-    let stream = script.next_stream().await;
-    stream.send(&answer(json!(1)));
-    batch.answer().await.expect("the first");
-
-    batch.fin();
-
-    setup.events.detached(&mcp, "two").await;
-    clock.advance(GRACE + TICK).await;
-    assert_eq!(setup.events.ended(&mcp, "two").await, ORPHANED);
-    assert_eq!(script.next_cancelled().await, json!("two"));
-    let expected = [What::Started, What::Ended(Outcome::Completed)];
-    assert_eq!(setup.events.of(&mcp, 1), expected);
-    assert!(setup.calls.is_empty());
-}
-
-#[tokio::test]
-async fn an_abandoned_batch_is_cancelled_call_by_call() {
-    let clock = StoppedClock::stop();
-    let (setup, mut script) = Script::start().await;
-    let mcp = session(&setup);
-    let batch = send(&mcp).await;
-    let _stream = script.next_stream().await;
-    batch.fin();
-    setup.events.detached(&mcp, 1).await;
-    setup.events.detached(&mcp, "two").await;
-
-    clock.advance(GRACE + TICK).await;
-
-    let mut cancelled = vec![script.next_cancelled().await, script.next_cancelled().await];
-    cancelled.sort_by_key(Value::to_string);
-    assert_eq!(cancelled, [json!("two"), json!(1)]);
-    assert!(setup.calls.is_empty());
-}
-
-#[tokio::test]
-async fn a_resume_keeps_all_calls_of_a_batch() {
-    let clock = StoppedClock::stop();
-    let (setup, mut script) = Script::start().await;
-    let mcp = session(&setup);
-    detach(&setup, &mcp, &mut script).await;
-    clock.advance(GRACE - TICK).await;
-
-    let mut resumed = mcp.resume("event-1").await;
-
-    assert_eq!(resumed.head().await.status, 200);
-    let stream = script.next_stream().await;
-    clock.advance(GRACE * 2).await;
-    stream.send(&answer(json!(1)));
-    resumed.answer().await.expect("an answer");
-    stream.send(&answer(json!("two")));
-    resumed.answer().await.expect("an answer");
-    for id in [json!(1), json!("two")] {
-        let expected = [
-            What::Started,
-            DETACHED,
-            What::Resumed,
-            What::Ended(Outcome::Completed),
-        ];
-        assert_eq!(setup.events.of(&mcp, id), expected);
-    }
-    assert!(setup.calls.is_empty());
-}
-
-#[tokio::test]
-async fn a_resumed_batch_hears_of_a_cancelled_call_once() {
-    let (setup, mut script) = Script::start().await;
-    let mcp = session(&setup);
-    detach(&setup, &mcp, &mut script).await;
-    let mut resumed = mcp.resume("event-1").await;
-    assert_eq!(resumed.head().await.status, 200);
-    let stream = script.next_stream().await;
-    setup.events.resumed(&mcp, "two", 1).await;
-
-    let one = setup.calls.find("the session", &RequestId::Number(1));
-    let one = one.expect("the call is in flight");
-    assert!(setup.calls.cancel(one, CancelReason::Requested));
-
-    let error = resumed.answer().await.expect("the error");
-    assert_eq!(
-        (&error["id"], &error["error"]["code"]),
-        (&json!(1), &json!(-32800))
-    );
-    stream.send(&answer(json!("two")));
-    assert_eq!(resumed.answer().await, Some(answer(json!("two"))));
-}
-
-/// Whichever of them it was.
-#[tokio::test]
-async fn a_resume_after_one_answer_keeps_the_other_calls_of_the_batch() {
-    for (answered, waiting) in [(json!(1), json!("two")), (json!("two"), json!(1))] {
-        let (setup, mut script) = Script::start().await;
-        let mcp = session(&setup);
-        let mut batch = send(&mcp).await;
-        let stream = script.next_stream().await;
-        stream.send_priming("event-1");
-        stream.send(&answer(answered.clone()));
-        batch.answer().await.expect("the first");
-        batch.fin();
-        setup.events.detached(&mcp, waiting.clone()).await;
-
-        let mut resumed = mcp.resume("event-1").await;
-
-        assert_eq!(resumed.head().await.status, 200);
-        let stream = script.next_stream().await;
-        stream.send(&answer(waiting.clone()));
-        resumed.answer().await.expect("the other");
-        let expected = [
-            What::Started,
-            DETACHED,
-            What::Resumed,
-            What::Ended(Outcome::Completed),
-        ];
-        assert_eq!(setup.events.of(&mcp, waiting), expected);
+        assert_eq!(client.head().await.status, 200);
+        assert_eq!(client.answer().await, Some(answers));
+        assert!(setup.calls.is_empty());
+        let unknown = vec![What::Unknown(Unknown::Batch); number + 1];
+        assert_eq!(setup.events.all(), unknown);
     }
 }
 
-/// The server behind the layer.
-struct Script {
-    streams: mpsc::UnboundedReceiver<Stream>,
-    cancelled: mpsc::UnboundedReceiver<Value>,
-}
-
-/// A response of the server. Dropped, it ends.
-struct Stream(mpsc::UnboundedSender<Bytes>);
-
-// === impl Script ===
-
-impl Script {
-    async fn start() -> (Setup, Self) {
-        let (open, streams) = mpsc::unbounded_channel();
-        let (cancel, cancelled) = mpsc::unbounded_channel();
-        // Streams that the test does not ask for stay open.
-        let kept = Arc::new(Mutex::new(open));
-        let opened = kept.clone();
-        let get = move || {
-            let opened = opened.clone();
-            async move { event_stream(&opened) }
-        };
-        let post = post(move |body: String| async move {
-            let message: Value = serde_json::from_str(&body).expect("the body is JSON");
-            if message["method"] == "notifications/cancelled" {
-                let id = message["params"]["requestId"].clone();
-                cancel.send(id).expect("the test listens");
-                return StatusCode::ACCEPTED.into_response();
+#[tokio::test]
+async fn the_work_for_a_batch_runs_on_when_its_client_hangs_up() {
+    let clock = StoppedClock::stop();
+    for answers in [Answers::Early, Answers::Late] {
+        let (setup, mut jobs) = start(answers).await;
+        for (number, mcp) in clients(&setup).into_iter().enumerate() {
+            let name = format!("{NAME} {number}");
+            let mcp = mcp.header(EXCHANGE, &name);
+            let mut client = mcp.send(&mcp.post_request(batch(&mcp).to_string())).await;
+            let job = next(&mut jobs).await;
+            if answers == Answers::Early {
+                client.head().await;
             }
-            event_stream(&kept)
-        });
-        let router = Router::new().route(PATH, post.get(get));
-        let plan = Plan::of(Server::LayerOnly).grace(Grace::After(GRACE));
-        let setup = plan.inside(|_| router).start().await;
-        (setup, Self { streams, cancelled })
-    }
 
-    async fn next_stream(&mut self) -> Stream {
-        let stream = within("a stream", self.streams.recv()).await;
-        stream.expect("the server lives")
-    }
+            client.fin();
 
-    /// The id of the next call that the server is told to cancel.
-    async fn next_cancelled(&mut self) -> Value {
-        let id = within("notifications/cancelled", self.cancelled.recv()).await;
-        id.expect("the server lives")
+            setup.exchanges.over_for(&name).await;
+            clock.advance(GRACE * 2).await;
+            assert!(!job.token.is_cancelled(), "{answers:?} {name}");
+            job.finish.send(()).expect("the work goes on");
+            let end = within("the end of the work", job.work).await;
+            assert_eq!(end.expect("it does not panic"), "done");
+        }
+        let reported = setup.events.all();
+        assert_eq!(reported, [What::Unknown(Unknown::Batch); 3], "{answers:?}");
     }
 }
 
-fn event_stream(opened: &Mutex<mpsc::UnboundedSender<Stream>>) -> Response {
-    let (events, receiver) = mpsc::unbounded_channel();
-    let opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
-    opened.send(Stream(events)).expect("the test listens");
-    let events = stream::unfold(receiver, async |mut receiver| {
-        let event = receiver.recv().await?;
-        Some((Ok::<_, Infallible>(event), receiver))
+/// A server behind the layer that takes whatever comes.
+#[allow(clippy::disallowed_methods, reason = "tasks of the test's own")]
+async fn start(answers: Answers) -> (Setup, mpsc::UnboundedReceiver<Job>) {
+    let (take, jobs) = mpsc::unbounded_channel();
+    let route = post(async move |token: CallToken, body: Bytes| {
+        let (finish, finished) = oneshot::channel();
+        let (events, given) = mpsc::unbounded_channel();
+        let stopped = token.clone();
+        let work = tokio::spawn(async move {
+            tokio::select! {
+                () = stopped.cancelled() => "stopped",
+                _ = finished => "done",
+            }
+        });
+        let job = Job {
+            body,
+            token,
+            events,
+            finish,
+            work,
+        };
+        take.send(job).expect("the test listens");
+        match answers {
+            Answers::Early => event_stream(given),
+            Answers::Late => std::future::pending().await,
+        }
+    });
+    let router = Router::new().route(PATH, route);
+    let plan = Plan::of(Server::LayerOnly).grace(Grace::After(GRACE));
+    (plan.inside(|_| router).start().await, jobs)
+}
+
+fn event_stream(events: mpsc::UnboundedReceiver<Bytes>) -> Response {
+    let events = stream::unfold(events, async |mut events| {
+        let event = events.recv().await?;
+        Some((Ok::<_, Infallible>(event), events))
     });
     let content_type = [("content-type", "text/event-stream")];
     (content_type, Body::from_stream(events)).into_response()
 }
 
-// === impl Stream ===
-
-impl Stream {
-    fn send(&self, message: &Value) {
-        self.write(format!("data: {message}\n\n"));
-    }
-
-    fn send_priming(&self, id: &str) {
-        self.write(format!("id: {id}\ndata:\n\n"));
-    }
-
-    fn write(&self, event: String) {
-        self.0.send(event.into()).expect("the response lives");
-    }
+async fn next(jobs: &mut mpsc::UnboundedReceiver<Job>) -> Job {
+    within("a request", jobs.recv())
+        .await
+        .expect("the server lives")
 }
 
-fn session(setup: &Setup) -> Mcp {
-    Mcp::stateless(setup.served.addr, PATH)
-        .version("2025-03-26")
-        .in_session("the session")
+/// With a session and without, of revisions that know sessions and of one that does not.
+fn clients(setup: &Setup) -> [Mcp; 3] {
+    let mcp = |version| Mcp::stateless(setup.served.addr, PATH).version(version);
+    [
+        mcp("2025-03-26").in_session("the session"),
+        mcp("2025-03-26"),
+        mcp("2026-07-28"),
+    ]
 }
 
 /// Two requests and a notification.
-async fn send(mcp: &Mcp) -> Connection {
-    let batch = json!([
+fn batch(mcp: &Mcp) -> Value {
+    json!([
         mcp.call_message(1, "hold", json!({})),
         { "jsonrpc": "2.0", "method": "notifications/roots/list_changed" },
         mcp.call_message("two", "hold", json!({})),
-    ]);
-    mcp.send(&mcp.post_request(batch.to_string())).await
+    ])
 }
 
 fn answer(id: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "result": {} })
-}
-
-/// A batch whose client has read the event "event-1" and is gone.
-async fn detach(setup: &Setup, mcp: &Mcp, script: &mut Script) {
-    let mut batch = send(mcp).await;
-    script.next_stream().await.send_priming("event-1");
-    batch.head().await;
-    batch.event().await.expect("the priming event");
-    batch.fin();
-    setup.events.detached(mcp, 1).await;
-    setup.events.detached(mcp, "two").await;
 }
