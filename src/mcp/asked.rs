@@ -22,28 +22,28 @@ impl Asked {
         self.open.is_empty() && self.vain.is_empty()
     }
 
-    /// A call asks the client.
+    /// Notes what a call asks the client.
     pub(super) fn ask(&mut self, id: NumberOrString, origin: RequestId) {
         self.open.insert(id, origin);
     }
 
-    /// The client has answered, or the server has told it that nobody waits any more.
+    /// Forgets a request that the client has answered, or of which the server has told it that nobody waits any more.
     pub(super) fn answered(&mut self, id: &NumberOrString) {
         self.open.remove(id);
     }
 
-    /// A call has ended: nobody waits for what it asked.
+    /// Forgets what a call that has ended asked.
     pub(super) fn forget(&mut self, origin: &RequestId) {
         self.open.retain(|_, other| other != origin);
     }
 
-    /// A call is cancelled: what it asked is in vain.
+    /// Gives up what a cancelled call asked.
     pub(super) fn give_up(&mut self, origin: &RequestId) {
         let vain = self.open.extract_if(|_, other| other == origin);
         self.vain.extend(vain.map(|(id, _)| id));
     }
 
-    /// A request that is in vain, once.
+    /// Takes a request that is in vain.
     pub(super) fn next_vain(&mut self) -> Option<NumberOrString> {
         self.vain.pop()
     }

@@ -1,187 +1,212 @@
-//! Whether a session is used, and when it was last: one word, so that it is never closed in between.
+//! Whether a session is used, and when it last was: under one lock, so that it is never closed in between.
 //!
-//! 1. Closed is for ever, and comes only to a session that nothing uses and nothing has used for its time.
-//! 2. Who [touches](Life::touch) it first keeps it open for its time; who comes second is told that it is
-//!    closed.
-//!
-//! Times are milliseconds since whatever the session counts from.
+//! 1. A session is closed only if nothing uses it and nothing has used it for its time. It then stays closed.
+//! 2. Of a [touch](Life::touch) and a close, the first wins: the session stays open for its time, or the touch is told
+//!    that it is closed.
 
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicU64, Ordering};
+use tokio::time::Instant;
 
-/// The highest bit: closed. The lowest: how many uses are under way, 16 million at most. Between them, in
-/// milliseconds, when the last one was: 17 years at most.
 #[derive(Debug)]
-pub(super) struct Life(AtomicU64);
+pub(super) struct Life(Mutex<State>);
 
-const CLOSED: u64 = 1 << 63;
-const USES: u64 = (1 << USES_BITS) - 1;
-const USES_BITS: u32 = 24;
-const LATEST: u64 = (CLOSED - 1) >> USES_BITS;
+/// A closed session has no uses and no last use, so nothing can bring it back.
+#[derive(Debug)]
+enum State {
+    Open {
+        /// How many uses are under way.
+        uses: usize,
+        last_use: Instant,
+    },
+    Closed,
+}
 
 // === impl Life ===
 
 impl Life {
-    /// Not used yet. Its time starts at 0.
-    pub(super) fn new() -> Self {
-        Self(AtomicU64::new(0))
+    /// A session that starts now and is not used yet.
+    pub(super) fn new(now: Instant) -> Self {
+        Self(Mutex::new(State::Open {
+            uses: 0,
+            last_use: now,
+        }))
     }
 
     /// Starts its time anew. `false` if it is closed.
-    pub(super) fn touch(&self, now: u64) -> bool {
-        self.change(|word| Some(used_at(word, now)))
+    pub(super) fn touch(&self, now: Instant) -> bool {
+        self.state().use_at(now, |uses| uses)
     }
 
-    /// Something uses it from now on.
+    /// A use begins. It does not open a closed session.
     pub(super) fn begin(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
+        if let State::Open { uses, .. } = &mut *self.state() {
+            *uses += 1;
+        }
     }
 
-    /// Something that used it does no more: its time starts.
-    pub(super) fn end(&self, now: u64) {
-        let (Ok(_) | Err(_)) = self
-            .0
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |word| {
-                Some(used_at(word.saturating_sub(1), now))
-            });
+    /// A use ends, and the time starts anew.
+    pub(super) fn end(&self, now: Instant) {
+        self.state().use_at(now, |uses| uses.saturating_sub(1));
     }
 
     /// How long it stays open at least, if it may be idle for `time`. `None` if it is over.
-    pub(super) fn left(&self, now: u64, time: Duration) -> Option<Duration> {
-        left(self.0.load(Ordering::Acquire), now, time)
+    pub(super) fn left(&self, now: Instant, time: Duration) -> Option<Duration> {
+        self.state().left(now, time)
     }
 
-    /// Closes it if it was idle for `time`, and says how long it stays open otherwise.
-    pub(super) fn close_if_idle(&self, now: u64, time: Duration) -> Option<Duration> {
-        let mut lives = None;
-        // What it finds closed stays so.
-        let _found_open = self.change(|word| {
-            lives = left(word, now, time);
-            lives.is_none().then_some(word | CLOSED)
-        });
-        lives
+    /// Closes it if it was idle for `time`. Otherwise says how long it stays open at least.
+    pub(super) fn close_if_idle(&self, now: Instant, time: Duration) -> Option<Duration> {
+        let mut state = self.state();
+        let left = state.left(now, time);
+        if left.is_none() {
+            *state = State::Closed;
+        }
+        left
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.0.load(Ordering::Acquire) & CLOSED > 0
+        matches!(*self.state(), State::Closed)
     }
 
-    /// Says whether it was open.
-    fn change(&self, mut change: impl FnMut(u64) -> Option<u64>) -> bool {
-        let changed = self
-            .0
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
-                match word & CLOSED {
-                    0 => change(word),
-                    _ => None,
-                }
-            });
-        let (Ok(before) | Err(before)) = changed;
-        before & CLOSED == 0
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn left(word: u64, now: u64, time: Duration) -> Option<Duration> {
-    if word & CLOSED > 0 {
-        return None;
+// === impl State ===
+
+impl State {
+    /// Says whether it is open. Of the times that two threads read, the later one stays.
+    fn use_at(&mut self, now: Instant, change: impl FnOnce(usize) -> usize) -> bool {
+        match self {
+            Self::Open { uses, last_use } => {
+                *uses = change(*uses);
+                *last_use = now.max(*last_use);
+                true
+            }
+            Self::Closed => false,
+        }
     }
-    if word & USES > 0 {
-        return Some(time);
+
+    fn left(&self, now: Instant, time: Duration) -> Option<Duration> {
+        match self {
+            Self::Open { uses: 0, last_use } => {
+                let left = time.saturating_sub(now.saturating_duration_since(*last_use));
+                (!left.is_zero()).then_some(left)
+            }
+            Self::Open { .. } => Some(time),
+            Self::Closed => None,
+        }
     }
-    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let left = last_use(word).saturating_add(millis).saturating_sub(now);
-    (left > 0).then(|| Duration::from_millis(left))
 }
 
-/// The word, if its session was used at `now`. Clocks of two threads may differ: the later time stays.
-fn used_at(word: u64, now: u64) -> u64 {
-    let last = now.max(last_use(word)).min(LATEST);
-    word & (CLOSED | USES) | last << USES_BITS
-}
-
-fn last_use(word: u64) -> u64 {
-    (word & !CLOSED) >> USES_BITS
-}
-
-// `tests/loom` takes this file into a crate of its own.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
-    const TIME: Duration = Duration::from_millis(100);
-    const TICK: Duration = Duration::from_millis(1);
+    const TIME: Duration = ms(100);
+    const TICK: Duration = ms(1);
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// A session, and when it started.
+    fn new() -> (Life, Instant) {
+        let start = Instant::now();
+        (Life::new(start), start)
+    }
 
     #[test]
     fn its_time_is_over_when_nothing_used_it_for_so_long() {
-        let life = Life::new();
-        let early = life.close_if_idle(99, TIME);
-        assert_eq!(early, Some(TICK));
-        assert_eq!(life.left(100, TIME), None, "but nobody closed it");
+        let (life, start) = new();
+        assert_eq!(life.close_if_idle(start + ms(99), TIME), Some(TICK));
+        assert_eq!(life.left(start + TIME, TIME), None, "but nobody closed it");
         assert!(!life.is_closed());
-        assert_eq!(life.close_if_idle(100, TIME), None);
+        assert_eq!(life.close_if_idle(start + TIME, TIME), None);
         assert!(life.is_closed());
     }
 
     #[test]
     fn a_touch_starts_its_time_anew() {
-        let life = Life::new();
-        assert!(life.touch(60));
-        let early = life.close_if_idle(159, TIME);
-        assert_eq!(early, Some(TICK));
-        assert_eq!(life.close_if_idle(160, TIME), None);
+        let (life, start) = new();
+        assert!(life.touch(start + ms(60)));
+        assert_eq!(life.close_if_idle(start + ms(159), TIME), Some(TICK));
+        assert_eq!(life.close_if_idle(start + ms(160), TIME), None);
+    }
+
+    #[test]
+    fn a_touch_that_comes_first_keeps_it_open_for_all_of_its_time() {
+        let (life, start) = new();
+        assert!(life.touch(start + TIME));
+        assert_eq!(life.close_if_idle(start + TIME, TIME), Some(TIME));
+        assert!(!life.is_closed());
     }
 
     #[test]
     fn a_touch_that_comes_too_late_says_so() {
-        let life = Life::new();
-        assert_eq!(life.close_if_idle(100, TIME), None);
-        assert!(!life.touch(100));
+        let (life, start) = new();
+        assert_eq!(life.close_if_idle(start + TIME, TIME), None);
+        assert!(!life.touch(start + TIME));
         assert!(life.is_closed());
+        assert_eq!(life.left(start + TIME, TIME), None);
+    }
+
+    /// As the session manager does: touched, then in use until it is answered.
+    #[test]
+    fn a_request_is_never_closed_upon_at_any_of_its_steps() {
+        let steps: [fn(&Life, Instant); 3] = [
+            |life, start| assert!(life.touch(start + TIME)),
+            |life, _| life.begin(),
+            |life, start| life.end(start + ms(101)),
+        ];
+        for closes_after in 1..=steps.len() {
+            let (life, start) = new();
+            for (step, run) in steps.iter().enumerate() {
+                run(&life, start);
+                if step + 1 == closes_after {
+                    assert!(life.close_if_idle(start + ms(101), TIME).is_some());
+                }
+            }
+            assert_eq!(life.left(start + ms(150), TIME), Some(ms(51)));
+        }
     }
 
     #[test]
-    fn what_uses_it_keeps_it_however_long() {
-        let life = Life::new();
+    fn what_uses_it_keeps_it_however_long_and_whoever_else_comes_and_goes() {
+        let (life, start) = new();
         life.begin();
         life.begin();
-        life.end(10);
-        assert_eq!(life.close_if_idle(1_000, TIME), Some(TIME));
-        life.end(1_000);
-        let early = life.close_if_idle(1_099, TIME);
-        assert_eq!(early, Some(TICK));
-        assert_eq!(life.close_if_idle(1_100, TIME), None);
+        life.end(start + ms(10));
+        let second = start + ms(1_000);
+        assert_eq!(life.close_if_idle(second, TIME), Some(TIME));
+        life.end(second);
+        assert_eq!(life.close_if_idle(second + ms(99), TIME), Some(TICK));
+        assert_eq!(life.close_if_idle(second + TIME, TIME), None);
     }
 
     #[test]
-    fn an_older_time_does_not_count() {
-        let life = Life::new();
-        assert!(life.touch(50));
-        assert!(life.touch(40));
-        assert_eq!(last_use(life.0.load(Ordering::Relaxed)), 50);
+    fn of_two_times_the_later_stays() {
+        let (life, start) = new();
+        assert!(life.touch(start + ms(60)));
+        life.begin();
+        life.end(start + ms(50));
+        assert!(life.touch(start + ms(40)));
+        assert_eq!(life.left(start + TIME, TIME), Some(ms(60)));
     }
 
     #[test]
     fn uses_after_its_end_change_nothing() {
-        let life = Life::new();
-        assert_eq!(life.close_if_idle(100, TIME), None);
+        let (life, start) = new();
+        assert_eq!(life.close_if_idle(start + TIME, TIME), None);
         life.begin();
-        assert_eq!(life.close_if_idle(100, TIME), None);
-        life.end(200);
+        assert_eq!(life.close_if_idle(start + TIME, TIME), None);
+        life.end(start + ms(200));
         assert!(life.is_closed());
-        assert!(!life.touch(300));
-    }
-
-    #[test]
-    fn a_time_beyond_what_it_can_count_stays_within_its_bits() {
-        let life = Life::new();
-        life.begin();
-        assert!(life.touch(u64::MAX));
-        assert!(!life.is_closed());
-        life.end(u64::MAX);
-        assert_eq!(life.0.load(Ordering::Relaxed) & USES, 0);
+        assert!(!life.touch(start + ms(300)));
     }
 }

@@ -1,8 +1,8 @@
-//! rmcp: the session manager that binds calls, the handler that stops, and what a handler asks for.
+//! The side of rmcp: a session manager that binds calls, and a handler that stops when its call is cancelled.
 
 use rmcp::{
     ErrorData,
-    model::{ErrorCode, NumberOrString},
+    model::{ErrorCode, JsonRpcMessage, NumberOrString},
 };
 
 use crate::{
@@ -12,18 +12,19 @@ use crate::{
 
 mod abort;
 mod asked;
-mod going_on;
+mod bind;
+mod event_owners;
 mod handler;
 mod kept;
-mod late;
 mod life;
-mod owned;
+mod mute;
 mod passing;
-mod resuming;
+mod resume;
+mod serving;
 mod session;
 mod session_manager;
 mod shared;
-mod shelf;
+mod spawn_on_drop;
 mod stream;
 mod transport;
 mod turns;
@@ -56,4 +57,13 @@ impl From<&RequestId> for NumberOrString {
 fn error_for(reason: CancelReason) -> ErrorData {
     let (code, message) = jsonrpc::error_for(reason);
     ErrorData::new(ErrorCode(code), message, None)
+}
+
+/// Which request a message answers.
+fn answers<Q, R, N>(message: &JsonRpcMessage<Q, R, N>) -> Option<&NumberOrString> {
+    match message {
+        JsonRpcMessage::Response(response) => Some(&response.id),
+        JsonRpcMessage::Error(error) => error.id.as_ref(),
+        JsonRpcMessage::Request(_) | JsonRpcMessage::Notification(_) => None,
+    }
 }

@@ -1,10 +1,9 @@
 //! Answers on their way from a session's transport to the stream of their call.
 //!
 //! A server may end a stream whose call goes on (SEP-1699), and rmcp ends one for a resume that it refuses; the answer
-//! of such a call is then dropped. The end of a stream is seen when it is polled, which may be before the answer comes
-//! by or after. So where streams can end early, each answer is held against its exchange at the session's transport: if the
-//! last stream is known to have ended it is kept for its client, else a copy stays until the answer, or the
-//! end, is seen in a stream.
+//! of such a call is then dropped. The end of a stream is seen when the stream is polled, before or after the answer comes
+//! by. So where streams can end early, each answer is shown to its exchange at the session's transport: if the last stream
+//! has ended, the answer is kept for its client. Otherwise a copy stays until the answer or the end is seen in a stream.
 
 use std::sync::{
     Arc,
@@ -24,9 +23,9 @@ use crate::{
 /// Whether the streams of a session can end before their calls are answered. Once they can, they always can.
 #[derive(Debug, Default)]
 pub(super) struct EarlyEnds {
-    /// Those of all sessions of its manager: somebody else can reach that.
+    /// Of all sessions of the manager, because somebody else can reach it.
     of_all: Arc<AtomicBool>,
-    /// Its own: a client came back.
+    /// Of this session, because a client came back.
     of_one: AtomicBool,
 }
 
@@ -52,14 +51,14 @@ impl EarlyEnds {
 // === impl Exchange ===
 
 impl Exchange {
-    /// The answer of its call comes by at the transport.
+    /// Notes that the answer of its call comes by at the transport.
     pub(super) fn answer_passes(&self, id: CallId, answer: &ServerJsonRpcMessage) {
         if let Some(answer) = self.pass(Arc::new(answer.clone())) {
             self.answered_in_passing(id, answer);
         }
     }
 
-    /// The last stream of its call has ended without the answer.
+    /// Notes that the last stream of its call has ended without the answer.
     pub(super) fn has_no_stream(&self, id: CallId) {
         if let Some(answer) = self.close_passage() {
             self.answered_in_passing(id, answer);

@@ -1,12 +1,13 @@
-//! The sessions of a manager: what their cancelled calls still send, and whether they are used.
+//! The sessions of a manager: what is known of each, and what uses it.
 //!
-//! A request is a use from when the manager is given it until it is answered, a stream for as long as it is
-//! there, also if nobody but a task reads it. Calls that have no stream are asked for in the registry.
+//! A request uses its session from when the manager is given it until it is answered. A stream uses it for as long as the
+//! stream lives, also if only a task reads it. Of calls without a stream the registry is asked.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
-    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
+    ops::Deref,
+    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
     time::Duration,
 };
 
@@ -16,53 +17,40 @@ use rmcp::{
 };
 use tokio::{
     sync::{OnceCell, watch},
-    task,
     time::Instant,
 };
 
-use super::{kept, late::Late, life::Life, owned::Owned, passing::EarlyEnds, shelf::Shelf};
+use super::{
+    answers, event_owners::EventOwners, kept::Shelf, life::Life, mute::Muted, passing::EarlyEnds,
+};
 use crate::{
     call::{CallId, RequestId},
     exchange::Exchange,
-    timer::{LATE, NextLook, Noticed, Ticket, Timed, in_time},
+    timer::{LATE, NextLook, Noticed, Ticket, Timed, Timer, in_time},
 };
 
-/// All sessions that are open.
+/// The open sessions of a manager.
 #[derive(Default)]
 pub(super) struct Sessions(RwLock<ById>);
 
-/// Which task serves which session. rmcp's closes its session when it is through, by the session's id: and that may be
-/// another session's by then, which was restored while the handlers of the former one came to their end.
-#[derive(Default)]
-pub(super) struct Serving(Mutex<HashMap<task::Id, Served>>);
-
-/// What a task serves, or has served: one that panicked closes nothing, so it keeps no session.
-struct Served {
-    id: SessionId,
-    session: Weak<Session>,
-}
-
 type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
 
-/// Every request asks for its session twice. Nobody can fill the map with ids of his choice, they are the
-/// server's own; so their hash need not be keyed.
+/// An unkeyed hash, because every request looks for its session twice. The ids are the server's own, so no client can
+/// fill the map with ids that collide.
 #[derive(Default)]
 struct IdHasher(u64);
 
 /// What is known of a session.
 pub(super) struct Session {
     id: SessionId,
-    /// What was cancelled; shared with the session's transport.
-    pub(super) late: Arc<Late>,
-    early_ends: EarlyEnds,
-    shelf: Shelf,
+    pub(super) muted: Muted,
+    pub(super) early_ends: EarlyEnds,
+    pub(super) shelf: Shelf,
     /// Where its events are noted as its own, if a store has them.
-    owned: Option<Arc<Owned>>,
+    owners: Option<Arc<EventOwners>>,
     life: Life,
     /// The ids of the cancels that are on their way into it.
     injections: watch::Sender<Vec<RequestId>>,
-    /// From when its life counts.
-    since: Instant,
     /// How long it may be idle.
     idle_timeout: Option<Duration>,
     ticket: OnceLock<Ticket>,
@@ -71,7 +59,7 @@ pub(super) struct Session {
     closed: OnceCell<()>,
 }
 
-/// Something that uses a session: as long as it lives, the session is not idle.
+/// A use of a session. As long as it lives, the session is not idle.
 pub(super) struct InUse(Arc<Session>);
 
 /// A cancel on its way into a session.
@@ -80,7 +68,7 @@ pub(super) struct Injecting {
     request: RequestId,
 }
 
-/// Who knows the calls of a session, and can close it.
+/// What knows the calls of a session, and can close it: the session manager.
 pub(super) trait Owner: Send + Sync {
     /// Whether a call of the session goes on without a stream.
     fn has_calls(&self, session: &SessionId) -> bool;
@@ -95,23 +83,21 @@ pub(super) trait Owner: Send + Sync {
 // === impl Sessions ===
 
 impl Sessions {
-    /// A new session starts with nothing cancelled, also if an older one had its id.
+    /// Enters a session, in place of an older one with its id.
     pub(super) fn add(&self, session: Arc<Session>) {
-        let _former = {
-            let mut sessions = self.write();
-            sessions.insert(session.id.clone(), session)
-        };
+        // Dropped when nothing is locked any more.
+        let _former = self.write().insert(session.id.clone(), session);
     }
 
     pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
         self.read().get(id).cloned()
     }
 
-    /// A request for a session came. Gives the session if it comes too late.
+    /// Notes that a request for a session came. Gives the session if it comes too late.
     pub(super) fn touch(&self, id: &str) -> Option<Arc<Session>> {
         let sessions = self.read();
         let session = sessions.get(id)?;
-        match session.life.touch(session.now()) {
+        match session.life.touch(Instant::now()) {
             true => None,
             false => Some(session.clone()),
         }
@@ -124,10 +110,7 @@ impl Sessions {
     }
 
     pub(super) fn remove(&self, id: &str) {
-        let _session = {
-            let mut sessions = self.write();
-            sessions.remove(id)
-        };
+        let _session = self.write().remove(id);
     }
 
     /// Whether a session is open still, and no other has its id.
@@ -146,10 +129,6 @@ impl Sessions {
         }
     }
 
-    pub(super) fn has(&self, id: &str) -> bool {
-        self.read().contains_key(id)
-    }
-
     pub(super) fn len(&self) -> usize {
         self.read().len()
     }
@@ -160,39 +139,6 @@ impl Sessions {
 
     fn write(&self) -> RwLockWriteGuard<'_, ById> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-// === impl Serving ===
-
-impl Serving {
-    /// The current task serves a session.
-    pub(super) fn begin(&self, session: &Arc<Session>) {
-        if let Some(task) = task::try_id() {
-            let mut serving = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if serving.len() == serving.capacity() {
-                // Before it grows, so that this is rare.
-                serving.retain(|_, served| served.session.strong_count() > 0);
-                let as_many_again = serving.len();
-                serving.reserve(as_many_again);
-            }
-            let served = Served {
-                id: session.id.clone(),
-                session: Arc::downgrade(session),
-            };
-            serving.insert(task, served);
-        }
-    }
-
-    /// The session with this id that the current task has served, if it has served one: it is through with it. What is
-    /// gone was closed.
-    pub(super) fn end(&self, id: &str) -> Option<Weak<Session>> {
-        let task = task::try_id()?;
-        let mut serving = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if *serving.get(&task)?.id != *id {
-            return None;
-        }
-        serving.remove(&task).map(|served| served.session)
     }
 }
 
@@ -234,18 +180,17 @@ impl Session {
         id: SessionId,
         idle_timeout: Option<Duration>,
         owner: Weak<dyn Owner>,
-        owned: Option<Arc<Owned>>,
+        owners: Option<Arc<EventOwners>>,
         early_ends: EarlyEnds,
     ) -> Self {
         Self {
             id,
-            late: Arc::default(),
+            muted: Muted::default(),
             early_ends,
             shelf: Shelf::default(),
-            owned,
-            life: Life::new(),
+            owners,
+            life: Life::new(Instant::now()),
             injections: watch::Sender::new(Vec::new()),
-            since: Instant::now(),
             idle_timeout,
             ticket: OnceLock::new(),
             owner,
@@ -253,35 +198,47 @@ impl Session {
         }
     }
 
+    /// The session's own id, and not a copy that came with a request: what is kept of its calls keeps no copy alive.
     pub(super) fn id(&self) -> &SessionId {
         &self.id
     }
 
-    /// It is looked at when it may be idle.
-    pub(super) fn keep_ticket(&self, ticket: Ticket) {
-        // A session has one.
-        let _first = self.ticket.set(ticket);
+    /// Whether a store has its events.
+    pub(super) fn is_stored(&self) -> bool {
+        self.owners.is_some()
     }
 
-    /// When to look at it for the first time.
-    pub(super) fn first_look(&self) -> Option<Instant> {
-        self.since.checked_add(self.idle_timeout?)
+    /// An event of the session goes out for the first time.
+    pub(super) fn note(&self, event: &ServerSseMessage) {
+        if let Some(owners) = &self.owners {
+            owners.note(&self.id, event);
+        }
     }
 
-    /// Whether it was idle for too long.
+    /// Has the timer look at it when it may have been idle for too long.
+    pub(super) fn watch(self: &Arc<Self>, timer: &Arc<Timer>) {
+        let timeout = self.idle_timeout;
+        if let Some(at) = timeout.and_then(|timeout| Instant::now().checked_add(timeout)) {
+            let this: Weak<Self> = Arc::downgrade(self);
+            // A session is watched once.
+            let _first = self.ticket.set(timer.set(at, this));
+        }
+    }
+
+    /// Whether it is closed because it was idle for too long.
     pub(super) fn is_over(&self) -> bool {
         self.life.is_closed()
     }
 
-    /// Runs `close` to its end once, whoever waits for it.
+    /// Runs `close` to its end once. Every caller waits for that.
     pub(super) async fn close_once(&self, close: impl Future<Output = ()>) {
         self.closed.get_or_init(|| close).await;
     }
 
-    /// A message comes by on its way to the client.
+    /// Notes an answer that comes by on its way to the client.
     pub(super) fn pass(&self, message: &ServerJsonRpcMessage) {
         if self.early_ends.are_possible()
-            && let Some(request) = kept::answers(message)
+            && let Some(request) = answers(message)
             && let Some(owner) = self.owner.upgrade()
             && let Some((id, exchange)) = owner.call(&self.id, request.into())
         {
@@ -289,7 +246,7 @@ impl Session {
         }
     }
 
-    /// A cancel sets out.
+    /// Announces a cancel, until what this returns is dropped.
     pub(super) fn inject(self: Arc<Self>, request: &RequestId) -> Injecting {
         self.injections
             .send_modify(|under_way| under_way.push(request.clone()));
@@ -314,31 +271,19 @@ impl Session {
         // It fails only without the sender, which is here.
         let _arrived = in_time(limit, under_way.wait_for(none)).await;
     }
-
-    fn now(&self) -> u64 {
-        self.millis(Instant::now())
-    }
-
-    /// Rounded up: it is never closed too early.
-    fn millis(&self, now: Instant) -> u64 {
-        let since = now.saturating_duration_since(self.since);
-        let part = u64::from(since.subsec_nanos().div_ceil(1_000_000));
-        since.as_secs().saturating_mul(1_000).saturating_add(part)
-    }
 }
 
 impl Timed for Session {
     fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;
-        let millis = self.millis(now);
         if owner.has_calls(&self.id) {
-            // When it ends nobody may see.
-            self.life.touch(millis);
+            // Nobody may see when it ends.
+            self.life.touch(now);
         }
         let left = match noticed {
-            Noticed::Late | Noticed::Delayed => self.life.left(millis, idle_timeout),
-            Noticed::InTime => self.life.close_if_idle(millis, idle_timeout),
+            Noticed::Late | Noticed::Delayed => self.life.left(now, idle_timeout),
+            Noticed::InTime => self.life.close_if_idle(now, idle_timeout),
         };
         match (left, noticed) {
             (Some(left), _) => now.checked_add(left).map(NextLook::At),
@@ -361,41 +306,19 @@ impl InUse {
         self.0.life.begin();
         Self(self.0.clone())
     }
+}
 
-    /// The session's own id, and not the copy that came with a request: what is kept of the request's calls
-    /// keeps no copy alive.
-    pub(super) fn id(&self) -> &SessionId {
-        &self.0.id
-    }
+impl Deref for InUse {
+    type Target = Session;
 
-    /// Whether a store has its events.
-    pub(super) fn is_stored(&self) -> bool {
-        self.0.owned.is_some()
-    }
-
-    /// An event of the session goes out for the first time.
-    pub(super) fn note(&self, event: &ServerSseMessage) {
-        if let Some(owned) = &self.0.owned {
-            owned.note(&self.0.id, event);
-        }
-    }
-
-    pub(super) fn early_ends(&self) -> &EarlyEnds {
-        &self.0.early_ends
-    }
-
-    pub(super) fn late(&self) -> &Late {
-        &self.0.late
-    }
-
-    pub(super) fn shelf(&self) -> &Shelf {
-        &self.0.shelf
+    fn deref(&self) -> &Session {
+        &self.0
     }
 }
 
 impl Drop for InUse {
     fn drop(&mut self) {
-        self.0.life.end(self.0.now());
+        self.life.end(Instant::now());
     }
 }
 
@@ -416,52 +339,7 @@ impl Drop for Injecting {
 mod tests {
     use std::{collections::HashSet, hash::BuildHasher};
 
-    use tokio::runtime::Handle;
-
     use super::*;
-
-    struct Nobody;
-
-    impl Owner for Nobody {
-        fn has_calls(&self, _session: &SessionId) -> bool {
-            false
-        }
-
-        fn call(
-            &self,
-            _session: &SessionId,
-            _request: RequestId,
-        ) -> Option<(CallId, Arc<Exchange>)> {
-            None
-        }
-
-        fn close_idle(self: Arc<Self>, _session: SessionId) {}
-    }
-
-    #[tokio::test]
-    async fn tasks_that_close_nothing_do_not_pile_up() {
-        let serving = Arc::new(Serving::default());
-        let session = |id: &str| {
-            let owner = Weak::<Nobody>::new();
-            Session::new(id.into(), None, owner, None, EarlyEnds::default())
-        };
-        let kept = Arc::new(session("kept"));
-        for _ in 0..3 {
-            let (serving, kept) = (serving.clone(), kept.clone());
-            let serves = async move { serving.begin(&kept) };
-            Handle::current().spawn(serves).await.unwrap();
-        }
-        for _ in 0..1_000 {
-            let serving = serving.clone();
-            let gone = Arc::new(session("gone"));
-            let serves = async move { serving.begin(&gone) };
-            Handle::current().spawn(serves).await.unwrap();
-        }
-        let serving = serving.0.lock().unwrap();
-        assert!(serving.len() < 20, "{}", serving.len());
-        let live = serving.values().filter(|served| *served.id == *"kept");
-        assert_eq!(live.count(), 3);
-    }
 
     #[test]
     fn ids_that_differ_little_differ_in_the_bits_that_the_map_takes() {

@@ -1,4 +1,4 @@
-//! The wrapper that binds calls from typed messages.
+//! The session manager: it wraps another one, and hands everything on.
 
 use std::{
     fmt,
@@ -6,11 +6,11 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt, Stream, StreamExt, TryFutureExt, future::Either};
+use futures_util::{FutureExt, Stream, TryFutureExt, future::Either};
 use rmcp::{
     model::{
-        ClientJsonRpcMessage, ClientNotification, ClientRequest, GetExtensions, GetMeta,
-        JsonRpcNotification, ServerJsonRpcMessage,
+        ClientJsonRpcMessage, ClientNotification, GetExtensions, JsonRpcNotification,
+        ServerJsonRpcMessage,
     },
     transport::streamable_http_server::{
         RestoreOutcome, SessionManager,
@@ -22,20 +22,13 @@ use rmcp::{
 };
 
 use super::{
-    going_on::GoingOn,
-    kept::{self, Completed},
-    session::{InUse, Session},
+    resume::Resume,
+    session::Session,
     shared::Shared,
-    stream::{BoundCall, CallStream, noted, without_late},
+    stream::{BoundCall, CallStream, standalone},
     transport::CancellableTransport,
 };
-use crate::{
-    call::{CallId, CallInfo, CancelReason, RequestId},
-    exchange::{Attachment, INJECTION_LIMIT},
-    observe::Remark,
-    registry::{End, FIRST},
-    token::CallToken,
-};
+use crate::{call::RequestId, exchange::INJECTION_LIMIT, token::CallToken};
 
 /// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
 ///
@@ -111,10 +104,10 @@ impl<M> CancellableSessionManager<M> {
         }
     }
 
-    /// Closes sessions that nobody has used for so long; their clients then get 404 and open new ones. Of
+    /// Closes sessions that nobody has used for so long; their clients then get 404 and open new ones. It holds for
     /// sessions that are created from now on.
     ///
-    /// It is used by every request, by every open stream (a standalone one too), and by each call that has not
+    /// A session is used by every request, by every open stream (a standalone one too), and by each call that has not
     /// ended: of a connected client, of one that may come back within its grace, of one that runs on for nobody.
     /// (Without a layer, calls whose client has gone are not known.) What the server sends does not count.
     ///
@@ -148,7 +141,7 @@ impl<M> CancellableSessionManager<M> {
 
     /// The manager inside.
     ///
-    /// Who has it can end the stream of a call that goes on (SEP-1699). rmcp drops the answer of such a call; so from the
+    /// Its owner can end the stream of a call that goes on (SEP-1699). rmcp drops the answer of such a call; so from the
     /// first time this is called, answers are copied as they pass, and one whose stream has ended is kept.
     pub fn inner(&self) -> &M {
         self.shared.early_ends.store(true, Ordering::Relaxed);
@@ -157,58 +150,10 @@ impl<M> CancellableSessionManager<M> {
 }
 
 impl<M: SessionManager> CancellableSessionManager<M> {
-    /// Binds the call in `message` to the exchange it came with.
-    fn bind(&self, session: &SessionId, message: &ClientJsonRpcMessage) -> Option<BoundCall> {
-        let ClientJsonRpcMessage::Request(request) = message else {
-            return None;
-        };
-        let Some(link) = CallToken::in_message(request.request.extensions()) else {
-            self.shared.remarks.make(Remark::NoLayer);
-            return None;
-        };
-        let exchange = link.exchange().clone();
-        if !self.shared.belongs_to(exchange.registry()) {
-            exchange.registry().remark(Remark::TwoLayers);
-            return None;
-        }
-        // rmcp has no `params.task`: whoever serves the typed message knows of no task either.
-        let (tool, arguments) = match &request.request {
-            ClientRequest::CallToolRequest(call) => {
-                (Some(&*call.params.name), call.params.arguments.as_ref())
-            }
-            _ => (None, None),
-        };
-        let meta = request.request.get_meta();
-        let progress = meta.get_progress_token();
-        let mut call = CallInfo::new((&request.id).into(), request.request.method());
-        call.set_tool(tool);
-        call.set_session(Some(session.clone()));
-        call.set_progress_token(progress.map(|token| (&token.0).into()));
-        let fingerprint = || self.shared.fingerprint(arguments);
-        let id = exchange.bind(call, self.shared.clone(), fingerprint)?;
-        let attachment = Attachment {
-            exchange,
-            id,
-            generation: FIRST,
-        };
-        Some(BoundCall::new(attachment, self.shared.form()))
-    }
-
     /// Knows a session that the manager inside has made.
     fn open(&self, id: SessionId, transport: M::Transport) -> CancellableTransport<M::Transport> {
         let session = self.shared.open_session(id, self.idle_timeout);
         CancellableTransport::new(transport, session, self.shared.serving.clone())
-    }
-
-    /// The manager took the client's own cancel of a call. Meanwhile that may have ended, and another may have its id.
-    fn client_cancelled(&self, session: &SessionId, request: RequestId, meant: CallId) {
-        let found = self.shared.find(session, request);
-        if let Some((id, exchange)) = found.filter(|(id, _)| *id == meant) {
-            if let Some(call) = exchange.call(id) {
-                self.shared.condemn(session, call);
-            }
-            exchange.cancelled_elsewhere(id, CancelReason::ClientCancelled);
-        }
     }
 }
 
@@ -242,7 +187,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         initialized.inspect(move |_| drop(used))
     }
 
-    /// Asked for every request of a session: it counts as one.
+    /// rmcp asks this for every request of a session, so it counts as a use.
     async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
         self.shared.touch_session(id).await;
         self.shared.manager.has_session(id).await
@@ -268,33 +213,28 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let used = self.shared.sessions.begin_use(id);
-        let own_id = used.as_ref().map_or(id, InUse::id);
-        let call = self.bind(own_id, &message);
-        let info = call.as_ref().and_then(BoundCall::info);
+        let own_id = used.as_ref().map_or(id, |used| used.id());
+        let call = self.shared.bind(own_id, &message);
         let shared = &self.shared;
-        let awaited =
-            info.and_then(|info| Some((shared.awaits(id, info.request_id())?, info.clone())));
-        let opened = match awaited {
+        let info = call.as_ref().and_then(BoundCall::info);
+        let awaited = info.and_then(|info| shared.awaits(id, info.request_id()));
+        let opened = match (awaited, &call, info) {
             // A cancel is on its way that would meet this call.
-            Some((session, info)) => {
-                let exchange = call.as_ref().map(|call| call.exchange().clone());
-                if let Some(exchange) = &exchange {
-                    exchange.wait_behind_cancel(true);
-                }
+            (Some(session), Some(call), Some(info)) => {
+                let (exchange, info) = (call.exchange().clone(), info.clone());
+                exchange.wait_behind_cancel(true);
                 Either::Right(Box::pin(async move {
                     // As long as such a cancel may take.
                     let request = Some(info.request_id());
                     session.injected(request, INJECTION_LIMIT).await;
-                    if let Some(exchange) = exchange {
-                        exchange.wait_behind_cancel(false);
-                    }
-                    shared.forgive(id, &info);
+                    exchange.wait_behind_cancel(false);
+                    shared.unmute(id, &info);
                     shared.manager.create_stream(id, message).await
                 }))
             }
-            None => {
+            (_, _, info) => {
                 if let Some(info) = info {
-                    shared.forgive(id, info);
+                    shared.unmute(id, info);
                 }
                 Either::Left(shared.manager.create_stream(id, message))
             }
@@ -306,11 +246,12 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 }
                 Ok(CallStream::new(stream, call, used))
             }
-            (Err(error), Some(call)) => {
-                call.failed();
+            (Err(error), call) => {
+                if let Some(call) = call {
+                    call.failed();
+                }
                 Err(error)
             }
-            (Err(error), None) => Err(error),
         })
     }
 
@@ -334,7 +275,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let accepted = self.shared.manager.accept_message(id, message);
         accepted.inspect_ok(move |()| {
             if let Some((request, meant)) = meant {
-                self.client_cancelled(id, request, meant);
+                self.shared.client_cancelled(id, request, meant);
             }
             drop(used);
         })
@@ -348,7 +289,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     > + Send {
         let used = self.shared.sessions.begin_use(id);
         let opened = self.shared.manager.create_standalone_stream(id);
-        opened.map_ok(|stream| without_late(noted(stream, used.as_ref()), used))
+        opened.map_ok(|stream| standalone(stream, used))
     }
 
     async fn resume(
@@ -356,50 +297,13 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         id: &SessionId,
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        let used = self.shared.sessions.begin_use(id);
-        let turn = self.shared.turn(id, &last_event_id).await;
-        let is_foreign = self.shared.owned.is_foreign(Some(id), &last_event_id);
-        let is_stored = !is_foreign && used.as_ref().is_some_and(InUse::is_stored);
-        let ended = self.shared.ended(id, &last_event_id);
-        // A store has all that its client missed.
-        let may_be_there = is_stored && matches!(ended, Some(End::Answered(_)));
-        if is_foreign || ended.is_some() && !may_be_there {
-            return Ok(kept::replay(ended, &last_event_id).left_stream());
-        }
-        if let Some(used) = &used {
-            // A refused one ends the stream that there is.
-            used.early_ends().allow();
-        }
-        let asked = self
-            .shared
-            .clone()
-            .ask(id.clone(), last_event_id.clone(), turn);
-        let go_on = |asked| {
-            let used = used.as_ref().map(InUse::again);
-            self.shared.read_unread(id, &last_event_id, asked, used);
+        let resume = Resume {
+            shared: &self.shared,
+            session: id,
+            last_event_id,
+            used: self.shared.sessions.begin_use(id),
         };
-        let (resumed, turn) = GoingOn::new(asked, go_on).await;
-        if resumed.is_err() {
-            self.shared.overtaken(id, &last_event_id).await;
-        }
-        // The call may have ended while the manager was asked.
-        let ended = self.shared.ended(id, &last_event_id);
-        let resumed = match (ended, resumed) {
-            (Some(End::Answered(answer)), Ok(stream)) if is_stored => {
-                let completed = Completed::new(stream, answer, &last_event_id);
-                without_late(completed.into_stream(), used).left_stream()
-            }
-            (Some(end), _) => return Ok(kept::replay(Some(end), &last_event_id).left_stream()),
-            (None, resumed) => {
-                let stream = self
-                    .shared
-                    .resumed(id, &last_event_id, resumed?, used.as_ref());
-                without_late(stream, used).right_stream()
-            }
-        };
-        // The next one is newer.
-        drop(turn);
-        Ok(resumed.right_stream())
+        resume.stream().await
     }
 
     fn restore_session(
@@ -413,13 +317,14 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 RestoreOutcome::Restored(self.open(id, transport))
             }
             RestoreOutcome::AlreadyPresent => RestoreOutcome::AlreadyPresent,
-            // `RestoreOutcome` is non-exhaustive: what we do not know we cannot wrap.
+            // `RestoreOutcome` is non-exhaustive: an outcome that is not known cannot be wrapped.
             _ => RestoreOutcome::NotSupported,
         })
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
-        self.shared.guarded_store()
+        let store = self.shared.manager.event_store()?;
+        Some(self.shared.owners.guard(store))
     }
 }
 

@@ -3,7 +3,6 @@
 use std::{
     any::TypeId,
     collections::hash_map::RandomState,
-    hash::BuildHasher,
     pin::Pin,
     sync::{
         Arc, OnceLock, Weak,
@@ -15,21 +14,21 @@ use std::{
 use futures_util::future::{join, join_all};
 use rmcp::{
     model::{
-        CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage,
-        ClientNotification, JsonObject,
+        CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification,
     },
     transport::streamable_http_server::{
         SessionManager,
-        session::{EventStore, SessionId, local::LocalSessionManager},
+        session::{SessionId, local::LocalSessionManager},
     },
 };
 use tracing::warn;
 
 use super::{
-    going_on::GoingOn,
-    owned::Owned,
+    event_owners::EventOwners,
     passing::EarlyEnds,
-    session::{Owner, Serving, Session, Sessions},
+    serving::Serving,
+    session::{Owner, Session, Sessions},
+    spawn_on_drop::SpawnOnDrop,
     turns::Turns,
 };
 use crate::{
@@ -37,11 +36,11 @@ use crate::{
     cancel::{Announced, CancelError, Canceller, Injection},
     exchange::{BEFORE_CLOSE, Exchange, Registry},
     observe::Remarks,
-    registry::{Form, Manager, Named},
+    registry::{Form, Manager},
     timer::{Moves, Timer},
 };
 
-/// What the calls need to be cancelled. They outlive requests, so they share it.
+/// A session manager's own state, which its calls share: they need it to be cancelled.
 pub(super) struct Shared<M> {
     pub(super) manager: M,
     scope: u64,
@@ -49,13 +48,14 @@ pub(super) struct Shared<M> {
     pub(super) serving: Arc<Serving>,
     /// Its own: sessions are looked at from when they are created, be there a layer or not.
     timer: Arc<Timer>,
-    /// Whether anything was ever cancelled.
+    /// Whether anything was ever cancelled. Until then no call asks whether a cancel means it.
     cancels: AtomicBool,
     /// The registry of the first layer through which a call came. Calls through another layer are not
     /// bound: their sessions could not be told from ours.
     pub(super) registry: OnceLock<Arc<Registry>>,
-    hasher: RandomState,
-    pub(super) owned: Arc<Owned>,
+    /// Hashes the arguments of calls.
+    pub(super) hasher: RandomState,
+    pub(super) owners: Arc<EventOwners>,
     pub(super) remarks: Remarks,
     pub(super) turns: Arc<Turns>,
     /// Whether streams can end before their calls are answered, because somebody else can reach `manager`.
@@ -76,30 +76,18 @@ impl<M> Shared<M> {
             cancels: AtomicBool::new(false),
             registry: OnceLock::new(),
             hasher: RandomState::new(),
-            owned: Arc::default(),
+            owners: Arc::default(),
             remarks: Remarks::default(),
             turns: Arc::default(),
             early_ends: Arc::default(),
         }
     }
 
-    pub(super) fn session(&self, id: &SessionId) -> SessionKey {
+    pub(super) fn key_of(&self, id: &SessionId) -> SessionKey {
         SessionKey {
             scope: Scope::Manager(self.scope),
             id: id.clone(),
         }
-    }
-
-    pub(super) fn named(&self, session: &SessionId, last_event_id: &str) -> Named {
-        match self.registry.get() {
-            Some(registry) => registry.named(&self.session(session), last_event_id.as_bytes()),
-            None => Named::Nothing,
-        }
-    }
-
-    /// The exchange of a call in flight.
-    pub(super) fn exchange(&self, id: CallId) -> Option<Arc<Exchange>> {
-        self.registry.get()?.call(id)
     }
 
     /// The call in flight of a session with this JSON-RPC id.
@@ -108,19 +96,19 @@ impl<M> Shared<M> {
         session: &SessionId,
         request: RequestId,
     ) -> Option<(CallId, Arc<Exchange>)> {
-        let session = self.session(session);
+        let session = self.key_of(session);
         self.registry.get()?.find(&Key { session, request })
     }
 
     fn calls_of(&self, session: &SessionId) -> Vec<(CallId, Arc<Exchange>)> {
         let registry = self.registry.get();
         registry.map_or_else(Vec::new, |registry| {
-            registry.take_session(&self.session(session))
+            registry.take_session(&self.key_of(session))
         })
     }
 
-    /// Cancels what is in flight. What is on its way into the session already arrives as well: once it is closed,
-    /// it takes no cancel, and rmcp lets the handler run for another 5 s.
+    /// Cancels what is in flight, and lets cancels that are on their way arrive: a session that is closed takes none, and
+    /// rmcp lets the handler run for another 5 s.
     async fn end_calls(&self, id: &SessionId) {
         let calls = self.calls_of(id).into_iter();
         let cancels = join_all(calls.map(|(id, exchange)| exchange.cancel_before_close(id)));
@@ -133,37 +121,30 @@ impl<M> Shared<M> {
         join(cancels, under_way).await;
     }
 
-    /// A session starts anew under its old id: its streams count from `0/0` again.
+    /// Forgets the calls of a session that starts anew under its old id: its streams count from `0/0` again.
     pub(super) fn purge_session(&self, id: &SessionId) {
         for (id, exchange) in self.calls_of(id) {
             exchange.cancelled_elsewhere(id, CancelReason::SessionClosed);
         }
     }
 
-    /// A keyed hash of a call's arguments.
-    pub(super) fn fingerprint(&self, arguments: Option<&JsonObject>) -> u64 {
-        // An object that was parsed always serializes, and with sorted keys.
-        self.hasher
-            .hash_one(serde_json::to_string(&arguments).unwrap_or_default())
-    }
-
-    /// What the call still sends goes nowhere from now on.
-    pub(super) fn condemn(&self, session: &SessionId, call: &CallInfo) {
-        // What is read after a look into the registry was written before one.
+    /// Mutes what the call still sends.
+    pub(super) fn mute(&self, session: &SessionId, call: &CallInfo) {
+        // The registry's lock orders it: a cancel looks there after this, and a new call does so before it reads this.
         self.cancels.store(true, Ordering::Relaxed);
         if let Some(session) = self.sessions.find(session) {
-            session.late.condemn(call);
+            session.muted.mute(call);
         }
     }
 
     /// Whether another call has the id of a call that has ended.
     fn is_reused(&self, session: &SessionId, call: &CallInfo) -> bool {
         let owner = self.find(session, call.request_id().clone());
-        // One that waits for this very cancel is not met by it.
+        // A call that waits for this very cancel is not met by it.
         owner.is_some_and(|(owner, exchange)| owner != call.id() && !exchange.is_behind_cancel())
     }
 
-    /// The session of a new call whose id a cancel on its way means, too. The call has to wait for that.
+    /// The session of a new call, if a cancel on its way means the call's id as well. The call has to wait for that cancel.
     pub(super) fn awaits(&self, session: &SessionId, request: &RequestId) -> Option<Arc<Session>> {
         if !self.cancels.load(Ordering::Relaxed) {
             return None;
@@ -172,18 +153,18 @@ impl<M> Shared<M> {
         session.is_injecting(request).then_some(session)
     }
 
-    /// A new call may use the id of a cancelled one.
-    pub(super) fn forgive(&self, session: &SessionId, call: &CallInfo) {
+    /// Lets a new call be heard, although it may have the id of a cancelled one.
+    pub(super) fn unmute(&self, session: &SessionId, call: &CallInfo) {
         if self.cancels.load(Ordering::Relaxed)
             && let Some(session) = self.sessions.find(session)
         {
-            session.late.forgive(call);
+            session.muted.unmute(call);
         }
     }
 }
 
 impl<M: SessionManager> Shared<M> {
-    /// Whether calls that come through a layer can be bound. The first layer that is met has them all.
+    /// Whether calls that come through a layer can be bound: those of the first layer that was met can.
     pub(super) fn belongs_to(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let own = self.registry.get_or_init(|| {
             let this: Weak<Self> = Arc::downgrade(self);
@@ -193,7 +174,7 @@ impl<M: SessionManager> Shared<M> {
         Arc::ptr_eq(own, registry)
     }
 
-    /// What the manager's event ids say.
+    /// The form of the manager's event ids.
     pub(super) fn form(&self) -> Form {
         match is_rmcps::<M>() && self.manager.event_store().is_none() {
             true => Form::Rmcp,
@@ -201,7 +182,7 @@ impl<M: SessionManager> Shared<M> {
         }
     }
 
-    /// Knows a session from now on, and closes it when it is idle.
+    /// Enters a session, which is closed when it is idle.
     pub(super) fn open_session(
         self: &Arc<Self>,
         id: SessionId,
@@ -209,37 +190,34 @@ impl<M: SessionManager> Shared<M> {
     ) -> Arc<Session> {
         let this: Weak<Self> = Arc::downgrade(self);
         let stored = self.manager.event_store();
-        let owned = stored.map(|_| self.owned.clone());
+        let owners = stored.map(|_| self.owners.clone());
         if !is_rmcps::<M>() {
             self.early_ends.store(true, Ordering::Relaxed);
         }
         let early_ends = EarlyEnds::new(self.early_ends.clone());
-        let session = Session::new(id, idle_timeout, this, owned, early_ends);
+        let session = Session::new(id, idle_timeout, this, owners, early_ends);
         let session = Arc::new(session);
         self.sessions.add(session.clone());
-        if let Some(at) = session.first_look() {
-            let timed: Weak<Session> = Arc::downgrade(&session);
-            session.keep_ticket(self.timer.set(at, timed));
-        }
+        session.watch(&self.timer);
         session
     }
 
-    /// A request for a session came. If that was closed for being idle a moment ago, the manager inside
-    /// does not know it any more when this returns.
+    /// Notes that a request for a session came. If the session was closed for being idle a moment ago, the manager inside
+    /// no longer knows it when this returns.
     pub(super) async fn touch_session(self: &Arc<Self>, id: &SessionId) {
         // Another runtime may have run the timer, and have ended.
         self.timer.on_this_runtime();
         if let Some(session) = self.sessions.touch(id) {
-            let go_on = |closed| self.timer.spawn(Moves::Always, closed);
-            GoingOn::new(self.clone().close(session), go_on).await;
+            let spawn = |closed| self.timer.spawn(Moves::Always, closed);
+            SpawnOnDrop::new(self.clone().close(session), spawn).await;
         }
     }
 
-    /// Ends a session as its client asks. Once begun, it is gone through with, be the client there or not.
+    /// Ends a session as its client asks, also if the client goes away meanwhile.
     pub(super) async fn end_session(self: &Arc<Self>, id: SessionId) -> Result<(), M::Error> {
-        // Whoever ends it need not have asked for it before.
+        // No other request need have come before this one.
         self.timer.on_this_runtime();
-        let go_on = |ended: Pin<Box<_>>| {
+        let spawn = |ended: Pin<Box<_>>| {
             self.timer.spawn(Moves::Always, async move {
                 let ended: Result<(), M::Error> = ended.await;
                 if let Err(error) = ended {
@@ -247,19 +225,13 @@ impl<M: SessionManager> Shared<M> {
                 }
             });
         };
-        GoingOn::new(self.clone().end(id), go_on).await
+        SpawnOnDrop::new(self.clone().end(id), spawn).await
     }
 
     async fn end(self: Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         self.end_calls(&id).await;
         self.sessions.remove(&id);
         self.manager.close_session(&id).await
-    }
-
-    /// The store as clients without a session may use it.
-    pub(super) fn guarded_store(&self) -> Option<Arc<dyn EventStore>> {
-        let store = self.manager.event_store()?;
-        Some(self.owned.guard(store))
     }
 
     async fn close(self: Arc<Self>, session: Arc<Session>) {
@@ -269,7 +241,7 @@ impl<M: SessionManager> Shared<M> {
             if let Err(error) = self.manager.close_session(id).await {
                 warn!(target: "mcp_cancel_on_disconnect", %error, "idle session not closed");
             }
-            // Last: who asks for the session before waits here, and the manager inside would still take calls.
+            // Last: until here the manager inside may still take calls, so a request for the session has to wait.
             self.sessions.remove_this(&session);
         };
         session.close_once(close).await;
@@ -279,7 +251,7 @@ impl<M: SessionManager> Shared<M> {
 impl<M: SessionManager> Owner for Shared<M> {
     fn has_calls(&self, session: &SessionId) -> bool {
         let registry = self.registry.get();
-        registry.is_some_and(|registry| !registry.detached_in(&self.session(session)).is_empty())
+        registry.is_some_and(|registry| !registry.detached_in(&self.key_of(session)).is_empty())
     }
 
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)> {
@@ -303,10 +275,10 @@ impl<M: SessionManager> Manager for Shared<M> {
     }
 
     fn has(&self, session: &str) -> bool {
-        self.sessions.has(session)
+        self.sessions.find(session).is_some()
             // The manager inside may have sessions of its own: shared with others, or restored by itself.
             || self.registry.get().is_some_and(|registry| {
-                registry.has_session(&self.session(&session.into()))
+                registry.has_session(&self.key_of(&session.into()))
             })
     }
 }
@@ -329,15 +301,14 @@ impl<M: SessionManager> Canceller for Shared<M> {
         let Some(session) = call.session_id().cloned() else {
             return Box::pin(async { Err(CancelError::failed("not a session call")) });
         };
-        // First it is known to be on its way, then it looks whom it would meet: a call that comes with the same id
-        // owns the key first, and then looks what is on its way.
+        // First the cancel is announced, then it looks which call it would meet. A call that comes with the same id does the
+        // reverse: it owns the key first, and then looks which cancels are on their way. So one of the two sees the other.
         self.cancels.store(true, Ordering::Relaxed);
-        let injecting = self.sessions.find(&session);
-        let injecting = injecting.map(|session| session.inject(call.request_id()));
+        let injecting = self.announce(call);
         if self.is_reused(&session, call) {
             return Box::pin(async { Err(CancelError::reused()) });
         }
-        self.condemn(&session, call);
+        self.mute(&session, call);
         let cancelled = CancelledNotificationParam::new(
             Some(call.request_id().into()),
             Some(reason.to_string()),

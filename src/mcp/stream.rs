@@ -1,7 +1,6 @@
 //! The event streams of a session: a call's end is seen in them, and what a cancelled call still sends is not.
 
 use std::{
-    fmt,
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
@@ -11,13 +10,13 @@ use futures_util::{
     Stream, StreamExt,
     future::{self, Either, select},
 };
-use rmcp::{model::JsonRpcMessage, transport::streamable_http_server::session::ServerSseMessage};
+use rmcp::transport::streamable_http_server::session::ServerSseMessage;
 
-use super::{kept, session::InUse};
+use super::{answers, kept, session::InUse};
 use crate::{
-    call::{CallInfo, DetachCause, Outcome},
+    call::{CallId, CallInfo, DetachCause, Outcome},
     exchange::{Attachment, Exchange},
-    registry::{FIRST, Form, numbers},
+    registry::{FIRST, Form, Generation, NOBODYS, numbers},
     timer::Moves,
 };
 
@@ -38,19 +37,19 @@ pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static
 pub(super) struct BoundCall {
     attachment: Attachment,
     form: Form,
-    /// What of its event ids names its stream, where they are rmcp's: the number after the slash.
+    /// The number of its stream, which rmcp's event ids have after the slash.
     stream: Option<u64>,
     watched: Watched,
 }
 
-/// Whose is a stream.
+/// Who reads a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Watched {
-    /// Its client's.
+    /// Its client.
     ByClient,
-    /// Nobody's: it is read on for its end only.
+    /// A task, for the end of the call only.
     ByTask,
-    /// It has ended, and that was said.
+    /// Nobody: it has ended, and that was reported.
     NoMore,
 }
 
@@ -104,7 +103,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         let (Some(stream), Some(mut call)) = (self.stream.take(), self.call.take()) else {
             return;
         };
-        // In this order: a call that has no client is never without somebody who will see its end.
+        // In this order, so that a call without a client always has a reader that will see its end.
         call.hand_to_task();
         call.attachment.drop_stream();
         if call.attachment.exchange.reason().is_none() {
@@ -115,14 +114,8 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
     }
 }
 
-impl<S: Stream<Item = ServerSseMessage> + Send + 'static> fmt::Debug for CallStream<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CallStream").finish_non_exhaustive()
-    }
-}
-
 /// A stream without what was on its way when its call was cancelled. Its session is in use as long as it lives.
-pub(super) fn without_late<S>(
+pub(super) fn without_muted<S>(
     stream: S,
     used: Option<InUse>,
 ) -> impl Stream<Item = ServerSseMessage> + Send + Sync + 'static
@@ -132,28 +125,29 @@ where
     stream.filter(move |event| {
         let message = event.message.as_deref();
         let overtook = used.as_ref().zip(message);
-        future::ready(!overtook.is_some_and(|(used, message)| used.late().overtook(message)))
+        future::ready(!overtook.is_some_and(|(used, message)| used.muted.is_muted(message)))
     })
 }
 
 /// A standalone stream, whose events are its session's.
-pub(super) fn noted<S>(
+pub(super) fn standalone<S>(
     stream: S,
-    used: Option<&InUse>,
-) -> impl Stream<Item = ServerSseMessage> + Send + Sync + use<S>
+    used: Option<InUse>,
+) -> impl Stream<Item = ServerSseMessage> + Send + Sync + 'static
 where
-    S: Stream<Item = ServerSseMessage> + Send + Sync,
+    S: Stream<Item = ServerSseMessage> + Send + Sync + 'static,
 {
-    let used = used.map(InUse::again);
-    stream.inspect(move |event| {
-        if let Some(used) = &used {
+    let by_stream = used.as_ref().map(InUse::again);
+    let noted = stream.inspect(move |event| {
+        if let Some(used) = &by_stream {
             used.note(event);
         }
-    })
+    });
+    without_muted(noted, used)
 }
 
-/// Reads a stream to the answer of its call, its end, or until the call is cancelled or out of our hands: on
-/// the stream of a call whose id was used again nothing comes, and it does not end.
+/// Reads a stream until the answer of its call, its end, or the end of the call: the stream of a call whose id was used
+/// again gives nothing, and does not end.
 pub(super) async fn read_on(
     mut stream: Pin<Box<impl Stream<Item = ServerSseMessage>>>,
     mut call: BoundCall,
@@ -178,18 +172,27 @@ pub(super) async fn read_on(
 // === impl BoundCall ===
 
 impl BoundCall {
-    pub(super) fn new(attachment: Attachment, form: Form) -> Self {
+    pub(super) fn new(
+        exchange: Arc<Exchange>,
+        id: CallId,
+        generation: Generation,
+        form: Form,
+    ) -> Self {
         Self {
-            attachment,
+            attachment: Attachment {
+                exchange,
+                id,
+                generation,
+            },
             form,
             stream: None,
             watched: Watched::ByClient,
         }
     }
 
-    /// Of a stream that is read on for its end only.
-    pub(super) fn of_nobody(attachment: Attachment, form: Form) -> Self {
-        let mut call = Self::new(attachment, form);
+    /// A call whose stream is read on for its end only.
+    pub(super) fn of_nobody(exchange: Arc<Exchange>, id: CallId, form: Form) -> Self {
+        let mut call = Self::new(exchange, id, NOBODYS, form);
         call.hand_to_task();
         call
     }
@@ -202,7 +205,7 @@ impl BoundCall {
         &self.attachment.exchange
     }
 
-    /// The manager took its request.
+    /// Notes that the manager took its request.
     pub(super) fn opened(&self) {
         self.attachment.exchange.opened(self.attachment.id);
     }
@@ -214,12 +217,12 @@ impl BoundCall {
         exchange.registry().read_on(*id);
     }
 
-    /// The stream has ended without the answer, which has no way out but the session's transport. Where another stream
-    /// of the call lives, this one has ended because of that.
+    /// Notes that the stream has ended without the answer, which can only come by at the session's transport. If another
+    /// stream of the call lives, this one has ended because of that.
     fn expect_answer_elsewhere(&self, used: Option<&InUse>) {
         let Attachment { exchange, id, .. } = &self.attachment;
         if let Some(used) = used {
-            used.early_ends().allow();
+            used.early_ends.allow();
         }
         if exchange.registry().is_detached(*id) {
             exchange.has_no_stream(*id);
@@ -233,7 +236,7 @@ impl BoundCall {
         };
         let exchange = &self.attachment.exchange;
         exchange.mark_passed(true, event.retry);
-        // What is resumed is the store's, and may be somebody else's.
+        // The events of a resumed stream come from the store, and may be another session's.
         if let Some(used) = used.filter(|_| self.attachment.generation == FIRST) {
             used.note(event);
         }
@@ -249,29 +252,25 @@ impl BoundCall {
     }
 
     fn is_answered_by(&self, event: &ServerSseMessage) -> bool {
-        let answered = match event.message.as_deref() {
-            Some(JsonRpcMessage::Response(response)) => Some(&response.id),
-            Some(JsonRpcMessage::Error(error)) => error.id.as_ref(),
-            _ => None,
-        };
+        let answered = event.message.as_deref().and_then(answers);
         let Attachment { exchange, id, .. } = &self.attachment;
         let call = answered.zip(exchange.call(*id));
         call.is_some_and(|(answered, call)| *call.request_id() == answered.into())
     }
 
     fn answered(mut self, event: &ServerSseMessage, used: Option<&InUse>) {
-        // The others are kept longer, and each would keep a whole board.
+        // The others are kept longer, and each would keep a whole board of the shelf.
         let shelf = used.filter(|_| self.watched == Watched::ByClient);
-        let kept = kept::keep(event, shelf.map(InUse::shelf));
+        let kept = kept::keep(event, shelf.map(|used| &used.shelf));
         self.watched = Watched::NoMore;
         let Attachment { exchange, id, .. } = &self.attachment;
-        if used.is_some_and(|used| used.early_ends().are_possible()) {
+        if used.is_some_and(|used| used.early_ends.are_possible()) {
             let _copy = exchange.close_passage();
         }
         exchange.answered(*id, kept);
     }
 
-    /// The manager could not open its stream.
+    /// Ends the call whose stream the manager could not open.
     pub(super) fn failed(mut self) {
         self.watched = Watched::NoMore;
         self.attachment
@@ -299,7 +298,7 @@ impl Drop for BoundCall {
             Watched::ByTask => exchange.registry().lose_sight(*id),
             Watched::NoMore => {}
         }
-        // If the request was given up on its way, nobody else says so.
+        // Nothing else says so if the request was given up on its way.
         self.opened();
     }
 }

@@ -18,8 +18,9 @@ use rmcp::{
 };
 
 use super::{
-    late::{Fate, Late},
-    session::{Serving, Session},
+    mute::{Fate, Muted},
+    serving::Serving,
+    session::Session,
 };
 
 /// The transport of a session that
@@ -27,7 +28,7 @@ use super::{
 pub struct CancellableTransport<T> {
     inner: T,
     session: Arc<Session>,
-    /// Until somebody takes its first message.
+    /// Taken when the task that serves the session takes its first message.
     serving: Option<Arc<Serving>>,
 }
 
@@ -40,7 +41,7 @@ pin_project! {
     struct Receive<'a, F> {
         #[pin]
         inner: F,
-        late: &'a Late,
+        muted: &'a Muted,
     }
 }
 
@@ -78,7 +79,7 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
         item: TxJsonRpcMessage<RoleServer>,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
         self.session.pass(&item);
-        match self.session.late.fate(&item) {
+        match self.session.muted.fate(&item) {
             Fate::Sent => Either::Left(self.inner.send(item).map_err(TransportError::from_inner)),
             Fate::Dropped => Either::Right(ready(Ok(()))),
             Fate::Refused => Either::Right(ready(Err(TransportError(Kind::Cancelled)))),
@@ -91,7 +92,7 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
         }
         Receive {
             inner: self.inner.receive(),
-            late: &self.session.late,
+            muted: &self.session.muted,
         }
     }
 
@@ -117,21 +118,21 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        if let Some(answer) = this.late.answer() {
+        if let Some(answer) = this.muted.answer() {
             return Poll::Ready(Some(answer));
         }
         // A message is large, and most polls have none: nothing is moved for them.
         match this.inner.poll(cx) {
             Poll::Ready(received) => {
                 if let Some(message) = &received {
-                    this.late.received(message);
+                    this.muted.received(message);
                 }
                 Poll::Ready(received)
             }
             Poll::Pending => {
-                this.late.wake(cx.waker());
-                // It may have come before there was anybody to be woken.
-                this.late
+                this.muted.wake(cx.waker());
+                // An answer may have come before the waker was there.
+                this.muted
                     .answer()
                     .map_or(Poll::Pending, |answer| Poll::Ready(Some(answer)))
             }

@@ -1,8 +1,8 @@
 //! The turns of resumes.
 //!
 //! The manager is asked for the resumes of a call one at a time, in the order in which they came: rmcp gives the call's
-//! stream to whom it hears last, and ends the one before. Several that wait for room in the queue of a session may be
-//! heard in any order, and one of them may be in a task by then, its client gone.
+//! stream to the resume that it hears last, and ends the one before. If several wait for room in the queue of a session,
+//! rmcp may hear them in any order, and the client of one may have gone by then.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -18,7 +18,7 @@ use crate::{call::CallId, exchange::Registry, timer::in_time};
 /// is to be asked within that time, or the call would be cancelled although its client came back in time.
 const TURN_LIMIT: Duration = Duration::from_secs(4);
 
-/// The calls of which resumes are asked for.
+/// The queues of resumes, by call.
 #[derive(Default)]
 pub(super) struct Turns(Mutex<HashMap<CallId, Queue>>);
 
@@ -33,12 +33,11 @@ struct Queue {
 /// A resume that waits for its turn, or has it. The next one has its turn when this is dropped.
 pub(super) struct Turn {
     turns: Arc<Turns>,
-    /// Which counts it among those that read the call: the manager may give it the stream of whoever does so now, and
-    /// somebody reads that in any case.
+    /// Counts it as a reader of its call: the manager may take the stream from the present reader and give it to this one.
     registry: Arc<Registry>,
     call: CallId,
     semaphore: Arc<Semaphore>,
-    /// `None` if the one before took too long.
+    /// `None` before its turn, or if the one before took too long.
     permit: Option<OwnedSemaphorePermit>,
 }
 

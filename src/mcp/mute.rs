@@ -1,15 +1,14 @@
-//! What the cancelled calls of a session may still send, and where it goes: nowhere.
+//! What the cancelled calls of a session still send, which is muted.
 //!
-//! rmcp drops the answer of a cancelled request, but not one that was on its way already, nor progress
-//! or requests of a handler that goes on; bare, they come out of the session's standalone stream. So they are kept back
-//! where the session's transport takes them, and once more where its streams give them out. And a handler that had
-//! asked its client for something when its call was cancelled would wait for ever. So what a cancelled call asked
-//! is answered here, with an error.
+//! rmcp drops the answer of a cancelled request, but not one that was already on its way, and not the progress or the
+//! requests of a handler that goes on: they come out of the session's standalone stream. So they are kept back where the
+//! session's transport takes them, and once more where its streams give them out. A handler that had asked its client for
+//! something when its call was cancelled would wait without end; here it gets an error in the client's place.
 //!
-//! 1. Only who sends adds to what is asked, and nobody receives meanwhile: a receiver that found nothing asked needs
-//!    no waking.
-//! 2. A request is refused or answered, never lost: whether its call is cancelled is asked, and the request noted,
-//!    under one lock.
+//! 1. Only the sending side adds to what is asked, and nobody receives meanwhile. So a receiver that found nothing asked
+//!    needs no waking.
+//! 2. A request is refused or answered, never lost: one lock covers the question whether its call is cancelled and the
+//!    note of the request.
 
 use std::{
     collections::{VecDeque, hash_map::RandomState},
@@ -25,23 +24,22 @@ use futures_util::task::AtomicWaker;
 use rmcp::{
     RoleServer,
     model::{
-        GetExtensions, JsonRpcMessage, JsonRpcRequest, ServerJsonRpcMessage, ServerNotification,
-        ServerRequest,
+        GetExtensions, JsonRpcMessage, JsonRpcNotification, JsonRpcRequest, ServerJsonRpcMessage,
+        ServerNotification, ServerRequest,
     },
     service::{OriginatingRequestId, RxJsonRpcMessage},
 };
 
-use super::{asked::Asked, error_for};
+use super::{answers, asked::Asked, error_for};
 use crate::call::{CallInfo, CancelReason, RequestId};
 
-/// How many cancelled calls a session remembers: 256. A handler that outlives so many others is beyond
-/// keeping quiet.
+/// How many cancelled calls a session remembers: 256. A handler that outlives so many others is heard again.
 const REMEMBERED: usize = 256;
 
 /// The cancelled calls of a session, and what its calls have asked the client.
 #[derive(Debug, Default)]
-pub(super) struct Late {
-    /// Whether there is anything in `state`. A session without cancels and questions pays for nothing else.
+pub(super) struct Muted {
+    /// Whether there is anything in `state`, so that a session without cancels and questions takes no lock.
     any: AtomicBool,
     state: Mutex<State>,
     receiver: AtomicWaker,
@@ -54,7 +52,7 @@ struct State {
     asked: Asked,
 }
 
-/// A client may have chosen ids of many MiB, so their keyed hashes are kept. A session lives longer than its calls.
+/// The ids of a cancelled call, by keyed hashes: a client may choose ids of many MiB, and a session outlives its calls.
 #[derive(Debug)]
 struct Cancelled {
     request_id: u64,
@@ -66,15 +64,15 @@ struct Cancelled {
 pub(super) enum Fate {
     Sent,
     Dropped,
-    /// Its sender waits for a reply that cannot come.
+    /// Its sender would wait for a reply that cannot come.
     Refused,
 }
 
-// === impl Late ===
+// === impl Muted ===
 
-impl Late {
-    /// From now on the call is cancelled.
-    pub(super) fn condemn(&self, call: &CallInfo) {
+impl Muted {
+    /// Mutes a call, and gives up what it has asked.
+    pub(super) fn mute(&self, call: &CallInfo) {
         self.change(|state| {
             if state.cancelled.len() == REMEMBERED {
                 state.cancelled.pop_front();
@@ -86,8 +84,8 @@ impl Late {
         self.receiver.wake();
     }
 
-    /// A new call came with the ids of a cancelled one.
-    pub(super) fn forgive(&self, call: &CallInfo) {
+    /// Lets a new call be heard, although it has the ids of a cancelled one.
+    pub(super) fn unmute(&self, call: &CallInfo) {
         if !self.any() {
             return;
         }
@@ -101,13 +99,13 @@ impl Late {
         });
     }
 
-    /// What becomes of a message to the client, which is noted if it is sent.
+    /// Decides what becomes of a message to the client, and notes it if it is sent.
     pub(super) fn fate(&self, message: &ServerJsonRpcMessage) -> Fate {
         let is_request = matches!(message, ServerJsonRpcMessage::Request(_));
         if !is_request && !self.any() {
             return Fate::Sent;
         }
-        self.change(|state| match (state.is_late(message), is_request) {
+        self.change(|state| match (state.is_muted(message), is_request) {
             (true, true) => Fate::Refused,
             (true, false) => Fate::Dropped,
             (false, _) => {
@@ -118,18 +116,13 @@ impl Late {
     }
 
     /// Whether a message is of a call that was cancelled after it was sent.
-    pub(super) fn overtook(&self, message: &ServerJsonRpcMessage) -> bool {
-        self.any() && self.state().is_late(message)
+    pub(super) fn is_muted(&self, message: &ServerJsonRpcMessage) -> bool {
+        self.any() && self.state().is_muted(message)
     }
 
     /// Takes note of a message from the client.
     pub(super) fn received(&self, message: &RxJsonRpcMessage<RoleServer>) {
-        let answered = match message {
-            JsonRpcMessage::Response(response) => Some(&response.id),
-            JsonRpcMessage::Error(error) => error.id.as_ref(),
-            _ => None,
-        };
-        if let Some(id) = answered
+        if let Some(id) = answers(message)
             && self.any()
         {
             self.change(|state| state.asked.answered(id));
@@ -146,7 +139,7 @@ impl Late {
         Some(JsonRpcMessage::error(error, Some(id)))
     }
 
-    /// Has `waker` woken when there may be such an answer.
+    /// Has `waker` woken when there may be an answer.
     pub(super) fn wake(&self, waker: &Waker) {
         if self.any() {
             self.receiver.register(waker);
@@ -177,25 +170,21 @@ impl Late {
 
 impl State {
     /// Whether a message is of a cancelled call.
-    fn is_late(&self, message: &ServerJsonRpcMessage) -> bool {
+    fn is_muted(&self, message: &ServerJsonRpcMessage) -> bool {
         match message {
             ServerJsonRpcMessage::Request(message) => {
                 origin(message).is_some_and(|origin| self.has(&origin))
             }
-            ServerJsonRpcMessage::Response(response) => self.has(&(&response.id).into()),
-            ServerJsonRpcMessage::Error(error) => {
-                let id = error.id.as_ref();
-                id.is_some_and(|id| self.has(&id.into()))
+            ServerJsonRpcMessage::Notification(JsonRpcNotification {
+                notification: ServerNotification::ProgressNotification(progress),
+                ..
+            }) => {
+                let token = RequestId::from(&progress.params.progress_token.0);
+                let token = Some(self.names.hash_one(token));
+                let mut cancelled = self.cancelled.iter();
+                cancelled.any(|call| call.progress_token == token)
             }
-            ServerJsonRpcMessage::Notification(message) => match &message.notification {
-                ServerNotification::ProgressNotification(progress) => {
-                    let token = RequestId::from(&progress.params.progress_token.0);
-                    let token = Some(self.names.hash_one(token));
-                    let mut cancelled = self.cancelled.iter();
-                    cancelled.any(|call| call.progress_token == token)
-                }
-                _ => false,
-            },
+            other => answers(other).is_some_and(|id| self.has(&id.into())),
         }
     }
 
@@ -212,17 +201,17 @@ impl State {
                     self.asked.ask(message.id.clone(), origin);
                 }
             }
-            ServerJsonRpcMessage::Response(response) => self.asked.forget(&(&response.id).into()),
-            ServerJsonRpcMessage::Error(error) => {
-                if let Some(id) = &error.id {
-                    self.asked.forget(&id.into());
+            ServerJsonRpcMessage::Notification(JsonRpcNotification {
+                notification: ServerNotification::CancelledNotification(given_up),
+                ..
+            }) => {
+                if let Some(id) = &given_up.params.request_id {
+                    self.asked.answered(id);
                 }
             }
-            ServerJsonRpcMessage::Notification(message) => {
-                if let ServerNotification::CancelledNotification(given_up) = &message.notification
-                    && let Some(id) = &given_up.params.request_id
-                {
-                    self.asked.answered(id);
+            other => {
+                if let Some(id) = answers(other) {
+                    self.asked.forget(&id.into());
                 }
             }
         }

@@ -1,6 +1,6 @@
-//! Whose the events in a store are.
+//! Which session owns which event in a store.
 //!
-//! A store gives out events to whoever names one: neither rmcp nor the store asks of which session it is. So the
+//! A store gives its events to every client that names one: neither rmcp nor the store asks which session it is of. So the
 //! manager notes the ids that it sees go out, and refuses them to every other session, and to clients without one.
 //! An id that it has not seen is the store's to judge: its session may have been served elsewhere.
 
@@ -17,11 +17,11 @@ use rmcp::transport::streamable_http_server::session::{
 };
 
 /// How many event ids are noted, the latest of all sessions: 65,536, about 3 MiB.
-const MAX_OWNED: usize = 65_536;
+const MAX_NOTED: usize = 65_536;
 
 /// The sessions of events, both by keyed hashes.
 #[derive(Debug, Default)]
-pub(super) struct Owned {
+pub(super) struct EventOwners {
     names: RandomState,
     state: Mutex<State>,
 }
@@ -35,15 +35,15 @@ struct State {
 /// A store as clients without a session see it.
 struct Sessionless {
     store: Arc<dyn EventStore>,
-    owned: Arc<Owned>,
+    owners: Arc<EventOwners>,
 }
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Send + 'a>>;
 
-// === impl Owned ===
+// === impl EventOwners ===
 
-impl Owned {
-    /// An event of a session goes out.
+impl EventOwners {
+    /// Notes an event of a session that goes out.
     pub(super) fn note(&self, session: &str, event: &ServerSseMessage) {
         let Some(id) = &event.event_id else {
             return;
@@ -54,7 +54,7 @@ impl Owned {
         if sessions.insert(event, session).is_none() {
             oldest.push_back(event);
         }
-        if oldest.len() > MAX_OWNED
+        if oldest.len() > MAX_NOTED
             && let Some(forgotten) = oldest.pop_front()
         {
             sessions.remove(&forgotten);
@@ -70,16 +70,16 @@ impl Owned {
         owner.is_some() && owner != session
     }
 
-    /// As `store` is to be seen by clients without a session.
+    /// The store as clients without a session may use it.
     pub(super) fn guard(self: &Arc<Self>, store: Arc<dyn EventStore>) -> Arc<dyn EventStore> {
-        let owned = self.clone();
-        Arc::new(Sessionless { store, owned })
+        let owners = self.clone();
+        Arc::new(Sessionless { store, owners })
     }
 }
 
 // === impl Sessionless ===
 
-/// What `async_trait` would make of it.
+/// Written as `async_trait` would expand it.
 impl EventStore for Sessionless {
     fn store_event<'s, 'i, 'e, 'a>(
         &'s self,
@@ -101,7 +101,7 @@ impl EventStore for Sessionless {
         'i: 'a,
         Self: 'a,
     {
-        if self.owned.is_foreign(None, last_event_id) {
+        if self.owners.is_foreign(None, last_event_id) {
             let nothing: EventStream = Box::pin(stream::empty());
             return Box::pin(async { Ok(nothing) });
         }
@@ -113,34 +113,34 @@ impl EventStore for Sessionless {
 mod tests {
     use super::*;
 
-    fn note(owned: &Owned, session: &str, id: &str) {
+    fn note(owners: &EventOwners, session: &str, id: &str) {
         let mut event = ServerSseMessage::default();
         event.event_id = Some(id.to_owned());
-        owned.note(session, &event);
+        owners.note(session, &event);
     }
 
     #[test]
     fn an_event_is_foreign_to_all_but_its_session_and_an_unknown_one_to_nobody() {
-        let owned = Owned::default();
-        note(&owned, "a", "1");
-        assert!(!owned.is_foreign(Some("a"), "1"));
-        assert!(owned.is_foreign(Some("b"), "1"));
-        assert!(owned.is_foreign(None, "1"));
-        assert!(!owned.is_foreign(Some("b"), "2"));
-        assert!(!owned.is_foreign(None, "2"));
+        let owners = EventOwners::default();
+        note(&owners, "a", "1");
+        assert!(!owners.is_foreign(Some("a"), "1"));
+        assert!(owners.is_foreign(Some("b"), "1"));
+        assert!(owners.is_foreign(None, "1"));
+        assert!(!owners.is_foreign(Some("b"), "2"));
+        assert!(!owners.is_foreign(None, "2"));
     }
 
     #[test]
     fn the_latest_events_are_known_and_no_more_than_these() {
-        let owned = Owned::default();
-        for id in 0..=MAX_OWNED {
-            note(&owned, "a", &id.to_string());
+        let owners = EventOwners::default();
+        for id in 0..=MAX_NOTED {
+            note(&owners, "a", &id.to_string());
         }
-        assert!(!owned.is_foreign(Some("b"), "0"), "forgotten");
-        assert!(owned.is_foreign(Some("b"), "1"));
-        assert!(owned.is_foreign(Some("b"), &MAX_OWNED.to_string()));
-        let state = owned.state.lock().unwrap();
-        assert_eq!(state.sessions.len(), MAX_OWNED);
-        assert_eq!(state.oldest.len(), MAX_OWNED);
+        assert!(!owners.is_foreign(Some("b"), "0"), "forgotten");
+        assert!(owners.is_foreign(Some("b"), "1"));
+        assert!(owners.is_foreign(Some("b"), &MAX_NOTED.to_string()));
+        let state = owners.state.lock().unwrap();
+        assert_eq!(state.sessions.len(), MAX_NOTED);
+        assert_eq!(state.oldest.len(), MAX_NOTED);
     }
 }

@@ -1,7 +1,7 @@
 //! Where a session puts the texts of its small answers, one behind the other.
 //!
-//! Each answer kept as it is would be a handful of small blocks that lie for a minute among those that come and go
-//! with every call, and an allocator that has to find its way around them is slower than all of this crate.
+//! An answer kept as it is would be a handful of small blocks that lie for a minute among those that come and go with every
+//! call. That slows an allocator down by more than all of this crate costs.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,12 +11,12 @@ use bytes::{Bytes, BytesMut};
 const BOARD: usize = 4096;
 
 #[derive(Debug, Default)]
-pub(super) struct Shelf(Mutex<BytesMut>);
+pub(in crate::mcp) struct Shelf(Mutex<BytesMut>);
 
 // === impl Shelf ===
 
 impl Shelf {
-    pub(super) fn put(&self, text: &str) -> Bytes {
+    pub(in crate::mcp) fn put(&self, text: &str) -> Bytes {
         let mut board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if board.capacity() < text.len() {
             *board = BytesMut::with_capacity(BOARD.max(text.len()));

@@ -52,32 +52,32 @@ fn ping_with(id: i64, origin: i64) -> ServerJsonRpcMessage {
 
 #[test]
 fn nothing_of_a_cancelled_call_gets_out() {
-    let late = Late::default();
-    late.condemn(&call(7, Some(70)));
-    assert_eq!(late.fate(&answer(7)), Fate::Dropped);
-    assert_eq!(late.fate(&error(7)), Fate::Dropped);
-    assert_eq!(late.fate(&progress(70)), Fate::Dropped);
-    assert_eq!(late.fate(&ping(7)), Fate::Refused);
+    let muted = Muted::default();
+    muted.mute(&call(7, Some(70)));
+    assert_eq!(muted.fate(&answer(7)), Fate::Dropped);
+    assert_eq!(muted.fate(&error(7)), Fate::Dropped);
+    assert_eq!(muted.fate(&progress(70)), Fate::Dropped);
+    assert_eq!(muted.fate(&ping(7)), Fate::Refused);
 }
 
 #[test]
 fn everything_of_another_call_gets_out() {
-    let late = Late::default();
-    late.condemn(&call(7, None));
+    let muted = Muted::default();
+    muted.mute(&call(7, None));
     for message in [answer(8), error(8), progress(7), ping(8)] {
-        assert_eq!(late.fate(&message), Fate::Sent);
+        assert_eq!(muted.fate(&message), Fate::Sent);
     }
 }
 
 #[test]
 fn a_new_call_with_the_ids_of_a_cancelled_one_is_heard() {
-    let late = Late::default();
-    late.condemn(&call(7, Some(70)));
-    late.condemn(&call(8, Some(80)));
-    late.forgive(&call(7, None));
-    late.forgive(&call(9, Some(80)));
+    let muted = Muted::default();
+    muted.mute(&call(7, Some(70)));
+    muted.mute(&call(8, Some(80)));
+    muted.unmute(&call(7, None));
+    muted.unmute(&call(9, Some(80)));
     for message in [answer(7), progress(70), answer(8), progress(80)] {
-        assert_eq!(late.fate(&message), Fate::Sent);
+        assert_eq!(muted.fate(&message), Fate::Sent);
     }
 }
 
@@ -87,8 +87,8 @@ fn reply(id: i64) -> RxJsonRpcMessage<RoleServer> {
 }
 
 /// The ids of all answers that wait.
-fn answers(late: &Late) -> Vec<i64> {
-    let answers = std::iter::from_fn(|| late.answer());
+fn answers(muted: &Muted) -> Vec<i64> {
+    let answers = std::iter::from_fn(|| muted.answer());
     let ids = answers.map(|answer| match answer {
         JsonRpcMessage::Error(JsonRpcError {
             id: Some(NumberOrString::Number(id)),
@@ -104,56 +104,56 @@ fn answers(late: &Late) -> Vec<i64> {
 
 #[test]
 fn what_a_call_has_asked_is_answered_when_it_is_cancelled() {
-    let late = Late::default();
+    let muted = Muted::default();
     for (id, origin) in [(1, 7), (2, 8), (3, 7)] {
-        assert_eq!(late.fate(&ping_with(id, origin)), Fate::Sent);
+        assert_eq!(muted.fate(&ping_with(id, origin)), Fate::Sent);
     }
-    assert_eq!(answers(&late), [] as [i64; 0]);
-    late.condemn(&call(7, None));
-    assert_eq!(answers(&late), [1, 3]);
-    assert_eq!(answers(&late), [] as [i64; 0]);
-    late.condemn(&call(8, None));
-    assert_eq!(answers(&late), [2]);
+    assert_eq!(answers(&muted), [] as [i64; 0]);
+    muted.mute(&call(7, None));
+    assert_eq!(answers(&muted), [1, 3]);
+    assert_eq!(answers(&muted), [] as [i64; 0]);
+    muted.mute(&call(8, None));
+    assert_eq!(answers(&muted), [2]);
 }
 
 #[test]
 fn what_the_client_has_answered_is_not_answered_again() {
-    let late = Late::default();
-    late.fate(&ping_with(1, 7));
-    late.fate(&ping_with(2, 7));
-    late.received(&reply(1));
+    let muted = Muted::default();
+    muted.fate(&ping_with(1, 7));
+    muted.fate(&ping_with(2, 7));
+    muted.received(&reply(1));
     let refusal = ErrorData::internal_error("no", None);
-    late.received(&JsonRpcMessage::error(
+    muted.received(&JsonRpcMessage::error(
         refusal,
         Some(NumberOrString::Number(2)),
     ));
-    late.condemn(&call(7, None));
-    assert_eq!(answers(&late), [] as [i64; 0]);
+    muted.mute(&call(7, None));
+    assert_eq!(answers(&muted), [] as [i64; 0]);
 }
 
 #[test]
 fn nothing_is_kept_of_a_session_whose_calls_have_ended() {
-    let late = Late::default();
-    assert!(!late.any());
-    late.fate(&ping_with(1, 7));
-    late.fate(&ping_with(2, 8));
-    assert!(late.any());
-    assert_eq!(late.fate(&answer(7)), Fate::Sent);
-    assert_eq!(late.fate(&error(8)), Fate::Sent);
-    assert!(!late.any());
+    let muted = Muted::default();
+    assert!(!muted.any());
+    muted.fate(&ping_with(1, 7));
+    muted.fate(&ping_with(2, 8));
+    assert!(muted.any());
+    assert_eq!(muted.fate(&answer(7)), Fate::Sent);
+    assert_eq!(muted.fate(&error(8)), Fate::Sent);
+    assert!(!muted.any());
 }
 
 #[test]
 fn who_receives_is_woken_for_an_answer() {
-    let late = Late::default();
+    let muted = Muted::default();
     let (waker, wakes) = counting();
-    late.wake(&waker);
-    late.fate(&ping_with(1, 7));
-    late.wake(&waker);
-    late.condemn(&call(8, None));
-    late.wake(&waker);
+    muted.wake(&waker);
+    muted.fate(&ping_with(1, 7));
+    muted.wake(&waker);
+    muted.mute(&call(8, None));
+    muted.wake(&waker);
     let before = wakes.load(Ordering::Relaxed);
-    late.condemn(&call(7, None));
+    muted.mute(&call(7, None));
     assert_eq!(wakes.load(Ordering::Relaxed), before + 1);
 }
 
@@ -170,27 +170,27 @@ fn counting() -> (Waker, Arc<AtomicUsize>) {
 
 #[test]
 fn only_the_latest_are_remembered() {
-    let late = Late::default();
+    let muted = Muted::default();
     for id in 0..=REMEMBERED as i64 {
-        late.condemn(&call(id, None));
+        muted.mute(&call(id, None));
     }
-    assert_eq!(late.fate(&answer(0)), Fate::Sent);
-    assert_eq!(late.fate(&answer(1)), Fate::Dropped);
-    assert_eq!(late.state().cancelled.len(), REMEMBERED);
+    assert_eq!(muted.fate(&answer(0)), Fate::Sent);
+    assert_eq!(muted.fate(&answer(1)), Fate::Dropped);
+    assert_eq!(muted.state().cancelled.len(), REMEMBERED);
 }
 
 /// A long call whose client never answers: rmcp tells that client each time that nobody waits any more.
 #[test]
 fn a_question_that_its_handler_has_given_up_is_not_kept() {
-    let late = Late::default();
+    let muted = Muted::default();
     for id in 0..1_000 {
-        assert_eq!(late.fate(&ping_with(id, 7)), Fate::Sent);
+        assert_eq!(muted.fate(&ping_with(id, 7)), Fate::Sent);
         let id = Some(NumberOrString::Number(id));
         let given_up = CancelledNotificationParam::new(id, Some("request timeout".into()));
         let given_up = CancelledNotification::new(given_up);
         let given_up = ServerNotification::CancelledNotification(given_up);
         let given_up = ServerJsonRpcMessage::notification(given_up);
-        assert_eq!(late.fate(&given_up), Fate::Sent);
+        assert_eq!(muted.fate(&given_up), Fate::Sent);
     }
-    assert!(late.state().asked.is_empty());
+    assert!(muted.state().asked.is_empty());
 }

@@ -1,0 +1,189 @@
+//! What a resume gets: the manager's stream, or what is known of the call without it.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use futures_util::{Stream, StreamExt};
+use rmcp::transport::streamable_http_server::{
+    SessionManager,
+    session::{ServerSseMessage, SessionId},
+};
+
+use super::{
+    kept::{self, Completed},
+    session::InUse,
+    shared::{Shared, is_rmcps},
+    spawn_on_drop::SpawnOnDrop,
+    stream::{BoundCall, CallStream, read_on, without_muted},
+    turns::Turn,
+};
+use crate::{
+    call::CallId,
+    exchange::Exchange,
+    registry::{Answer, End, Named},
+    timer::{Moves, in_time},
+};
+
+/// A resume: which event it names in which session.
+pub(super) struct Resume<'a, M> {
+    pub(super) shared: &'a Arc<Shared<M>>,
+    pub(super) session: &'a SessionId,
+    pub(super) last_event_id: String,
+    pub(super) used: Option<InUse>,
+}
+
+/// The stream of a resume. In a box: its type would name what it was asked with.
+type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
+
+/// What the manager answered to a resume, whose turn it still is.
+type Reply<E> = (Result<Resumed, E>, Option<Turn>);
+
+/// How long a resume may take whose client has gone: 10 s. A manager whose client does not read may hold it back.
+const UNREAD_LIMIT: Duration = Duration::from_secs(10);
+
+// === impl Resume ===
+
+impl<M: SessionManager> Resume<'_, M> {
+    pub(super) async fn stream(
+        self,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + use<M>, M::Error> {
+        let (shared, session) = (self.shared, self.session);
+        let turn = self.turn().await;
+        let is_foreign = shared.owners.is_foreign(Some(session), &self.last_event_id);
+        let is_stored = !is_foreign && self.used.as_ref().is_some_and(|used| used.is_stored());
+        let ended = self.ended();
+        // A store has all that its client missed.
+        let may_be_there = is_stored && matches!(ended, Some(End::Answered(_)));
+        if is_foreign || ended.is_some() && !may_be_there {
+            return Ok(kept::replay(ended, &self.last_event_id).left_stream());
+        }
+        if let Some(used) = &self.used {
+            // A resume that is refused ends the stream that there is.
+            used.early_ends.allow();
+        }
+        let asked = ask(
+            shared.clone(),
+            session.clone(),
+            self.last_event_id.clone(),
+            turn,
+        );
+        let (resumed, turn) = SpawnOnDrop::new(asked, |asked| self.read_unread(asked)).await;
+        if resumed.is_err() {
+            self.overtaken().await;
+        }
+        // The call may have ended while the manager was asked.
+        let resumed = match (self.ended(), resumed) {
+            (Some(End::Answered(answer)), Ok(stream)) if is_stored => {
+                let completed = Completed::new(stream, answer, &self.last_event_id);
+                without_muted(completed.into_stream(), self.used).left_stream()
+            }
+            (Some(end), _) => {
+                return Ok(kept::replay(Some(end), &self.last_event_id).left_stream());
+            }
+            (None, resumed) => {
+                let stream = self.attach(resumed?);
+                without_muted(stream, self.used).right_stream()
+            }
+        };
+        // The next one is newer.
+        drop(turn);
+        Ok(resumed.right_stream())
+    }
+
+    fn named(&self) -> Named {
+        match self.shared.registry.get() {
+            Some(registry) => {
+                let session = self.shared.key_of(self.session);
+                registry.named(&session, self.last_event_id.as_bytes())
+            }
+            None => Named::Nothing,
+        }
+    }
+
+    /// The call in flight that it names.
+    fn call(&self) -> Option<(CallId, Arc<Exchange>)> {
+        match self.named() {
+            Named::Call(id) => Some((id, self.shared.registry.get()?.call(id)?)),
+            _ => None,
+        }
+    }
+
+    /// What the memory has for a client that has seen everything up to the event.
+    fn ended(&self) -> Option<End<Answer>> {
+        match self.named() {
+            Named::Ended(end) if !kept::is_known(&end, &self.last_event_id) => Some(end),
+            _ => None,
+        }
+    }
+
+    /// Waits for its turn, if it names a call in flight.
+    async fn turn(&self) -> Option<Turn> {
+        let registry = self.shared.registry.get()?.clone();
+        match self.named() {
+            Named::Call(id) => Some(self.shared.turns.enter(registry, id).come().await),
+            _ => None,
+        }
+    }
+
+    /// The manager refused a resume of a call in flight. It does so once it has sent the answer into the call's former
+    /// stream, from which nobody may have read it yet.
+    async fn overtaken(&self) {
+        if let Some((id, exchange)) = self.call() {
+            exchange.wait_for_answer(id).await;
+            // What another manager means by a refusal is not known. A stream that is read is not to be cut for it.
+            if is_rmcps::<M>() && exchange.registry().is_in_flight(id) {
+                // The answer lies where nobody reads.
+                exchange.let_streams_go();
+                exchange.wait_for_answer(id).await;
+            }
+        }
+    }
+
+    /// The stream that the manager gave it, as the newest of the call that it names.
+    fn attach(&self, stream: Resumed) -> CallStream<Resumed> {
+        let named = self.named();
+        let call = self.shared.registry.get().and_then(|registry| match named {
+            Named::Call(id) => {
+                let (exchange, generation, detachment) = registry.attach(id)?;
+                exchange.resumed(id, detachment);
+                exchange.open_passage();
+                Some(BoundCall::new(exchange, id, generation, self.shared.form()))
+            }
+            Named::Batch(ids) | Named::OneOf(ids) => {
+                ids.into_iter().for_each(|id| registry.spare(id));
+                None
+            }
+            Named::Nothing | Named::Ended(_) => None,
+        });
+        // A task that the stream is left to uses the session further.
+        CallStream::new(stream, call, self.used.as_ref().map(InUse::again))
+    }
+
+    /// Reads the stream that the manager may have given the call already, although the client went away meanwhile: what
+    /// comes out of it, the answer too, comes out nowhere else. Nothing else is changed, as the client did not come back.
+    fn read_unread(&self, asked: Pin<Box<impl Future<Output = Reply<M::Error>> + Send + 'static>>) {
+        let Some((id, exchange)) = self.call() else {
+            return;
+        };
+        let registry = exchange.registry().clone();
+        let call = BoundCall::of_nobody(exchange, id, self.shared.form());
+        let used = self.used.as_ref().map(InUse::again);
+        registry.timer.spawn(Moves::Always, async move {
+            if let Some((Ok(stream), turn)) = in_time(UNREAD_LIMIT, asked).await {
+                drop(turn);
+                read_on(Box::pin(stream), call, used).await;
+            }
+        });
+    }
+}
+
+/// Asks the manager for a stream.
+async fn ask<M: SessionManager>(
+    shared: Arc<Shared<M>>,
+    session: SessionId,
+    last_event_id: String,
+    turn: Option<Turn>,
+) -> Reply<M::Error> {
+    let resumed = shared.manager.resume(&session, last_event_id).await;
+    let resumed = resumed.map(|stream| -> Resumed { Box::pin(stream) });
+    (resumed, turn)
+}
