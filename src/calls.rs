@@ -15,7 +15,7 @@ use tokio::{
 #[cfg(feature = "serde")]
 use crate::serialize::{seconds, seconds_if_any};
 use crate::{
-    call::{CallId, CallInfo, CancelReason, Key, LISTEN, RequestId},
+    call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
     exchange::{Exchange, Registry},
     registry::Entry,
 };
@@ -91,7 +91,7 @@ impl Calls {
 
     /// The number of calls that have not ended, attached or detached.
     pub fn len(&self) -> usize {
-        self.registry.state().core.len()
+        self.registry.len()
     }
 
     /// Whether no call is in flight.
@@ -101,23 +101,14 @@ impl Calls {
 
     /// The number of calls whose client has gone.
     pub fn detached(&self) -> usize {
-        let state = self.registry.state();
-        let calls = state.core.calls();
-        calls
-            .filter(|(_, entry)| entry.detached_at().is_some())
-            .count()
+        self.registry.detached()
     }
 
     /// All calls as they are now, oldest first.
     pub fn snapshot(&self) -> Vec<CallSnapshot> {
         let now = Instant::now();
-        let mut calls: Vec<CallSnapshot> = {
-            let state = self.registry.state();
-            let calls = state.core.calls();
-            calls
-                .filter_map(|(id, entry)| CallSnapshot::of(id, entry, now))
-                .collect()
-        };
+        let look = |id, entry: &Entry<_>| CallSnapshot::of(id, entry, now);
+        let mut calls = self.registry.look_at_calls(look);
         calls.sort_unstable_by_key(|call| call.info.id());
         calls
     }
@@ -125,11 +116,9 @@ impl Calls {
     /// The call of a session with this JSON-RPC id. `None` if there is none, or more than one because
     /// two servers behind the layer gave out the same session id.
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
-        let state = self.registry.state();
-        let sessions = state.core.sessions_with(session).into_iter();
-        let mut found = sessions.filter_map(|session| {
-            let request = request.clone();
-            let found = state.core.find_any(&Key { session, request });
+        let homes = self.registry.homes_of(session);
+        let mut found = homes.filter_map(|home| {
+            let found = home.with(|core| core.find_any(request));
             found.map(|(id, _)| id)
         });
         match (found.next(), found.next()) {
@@ -142,20 +131,17 @@ impl Calls {
     /// there, gets the JSON-RPC error -32800. `false` if it has ended, or runs as a task, which only its
     /// client may end.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
-        let exchange = self.registry.state().core.call(id).cloned();
+        let exchange = self.registry.call(id);
         exchange.is_some_and(|exchange| exchange.end_here(id, reason))
     }
 
     /// Cancels all calls of a session, and tells how many they were.
     pub fn cancel_session(&self, session: &str, reason: CancelReason) -> usize {
-        let calls: Vec<_> = {
-            let state = self.registry.state();
-            let calls = state.core.calls().filter(|(id, entry)| {
-                let call = entry.call.call(*id);
-                call.is_some_and(|call| call.session() == Some(session))
-            });
-            calls.map(|(id, entry)| (id, entry.call.clone())).collect()
-        };
+        let calls = self.registry.look_at_calls(|id, entry| {
+            let call = entry.call.call(id);
+            let is_its = call.is_some_and(|call| call.session() == Some(session));
+            is_its.then(|| (id, entry.call.clone()))
+        });
         calls
             .into_iter()
             .filter(|(id, exchange)| exchange.end_here(*id, reason))
@@ -166,13 +152,15 @@ impl Calls {
     /// event store: the call runs on, however long its client stays away from here. `false` if no call in flight
     /// goes by that event id.
     pub fn keep(&self, session: &str, last_event_id: &str) -> bool {
-        let sessions = self.registry.state().core.sessions_with(session);
         let mut any = false;
-        for session in sessions {
-            let named = self.registry.named(&session, last_event_id.as_bytes());
-            let ids = named.in_flight();
-            any |= !ids.is_empty();
-            ids.into_iter().for_each(|id| self.registry.spare(id));
+        for home in self.registry.homes_of(session) {
+            any |= home.with(|core| {
+                let calls = core.named(last_event_id.as_bytes()).in_flight();
+                calls
+                    .iter()
+                    .for_each(|(id, _)| core.spare(*id, Instant::now()));
+                !calls.is_empty()
+            });
         }
         any
     }
@@ -220,7 +208,7 @@ impl Calls {
         let all_ended = async {
             loop {
                 // Listens before it looks.
-                let mut ended = pin!(self.registry.ended.notified());
+                let mut ended = pin!(self.registry.ended().notified());
                 ended.as_mut().enable();
                 if is_drained(&self.registry) {
                     return;
@@ -320,10 +308,9 @@ impl CallSnapshot {
 
 /// Whether nothing is left to wait for. Subscriptions have no end of their own.
 fn is_drained(registry: &Registry) -> bool {
-    let state = registry.state();
-    let mut calls = state.core.calls();
-    calls.all(|(id, entry)| {
+    let waited_for = registry.look_at_calls(|id, entry| {
         let call = entry.call.call(id);
-        call.is_none_or(|call| call.method() == LISTEN)
-    })
+        call.filter(|call| call.method() != LISTEN).map(|_| ())
+    });
+    waited_for.is_empty()
 }

@@ -12,7 +12,6 @@ use crate::{
     observe::{Event, Observer, SessionIds},
     options::{Options, Retain},
     policy::{Grace, Policy},
-    registry::MemoryLimits,
     service::CancelOnDisconnect,
 };
 
@@ -48,7 +47,7 @@ impl CancelOnDisconnectLayer {
     pub fn new() -> Self {
         Self {
             options: Options::default(),
-            registry: Registry::new(),
+            registry: Arc::new(Registry::new()),
         }
     }
 
@@ -164,26 +163,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets how many bytes of answers are kept: in all (16 MiB), and of one session (1 MiB). Holds for all clones of the
-    /// layer.
-    ///
-    /// An answer counts its texts and the size of everything else as JSON, and half a KiB. What is too large for
-    /// either number is not kept. When there is no room, those go first whose client was connected when they came, then
-    /// those that a client may still come for; the oldest first. Of the latter
-    /// [`Event::AnswerDropped`](crate::Event::AnswerDropped) tells.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-    ///
-    /// let layer = CancelOnDisconnectLayer::new().retain_at_most(64 << 20, 4 << 20);
-    /// assert!(layer.calls().is_empty());
-    /// ```
-    pub fn retain_at_most(self, total: usize, session: usize) -> Self {
-        self.registry.limit_memory(MemoryLimits { total, session });
-        self
-    }
-
-    /// Sets how many calls are tracked. Holds for all clones of the layer.
+    /// Sets how many calls are tracked, and how much is kept of answers. Holds for all clones of the layer.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits};

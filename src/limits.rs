@@ -3,10 +3,8 @@
 //! A call beyond a limit runs on as it would without the layer: it is not refused, and no other call is cancelled or
 //! forgotten to make room for it. One session comes to its own limit long before all sessions together come to
 //! theirs.
-//!
-//! What ended calls leave behind is limited in [`memory`](super::core), in bytes.
 
-/// How many calls a layer keeps track of.
+/// How many calls a layer keeps track of, and how many bytes of answers it keeps for clients that come back.
 ///
 /// Beyond a limit a call runs on as it would without the layer: it is neither refused nor cancelled, and no other
 /// call makes room for it. [`Event::Untracked`](crate::Event::Untracked) tells of each, the log of the first and
@@ -25,6 +23,8 @@ pub struct Limits {
     calls: usize,
     detached: usize,
     detached_of_session: usize,
+    pub(crate) retained: usize,
+    pub(crate) retained_of_session: usize,
 }
 
 /// Which of the [`Limits`] a call met.
@@ -60,6 +60,32 @@ impl Limits {
         self
     }
 
+    /// Bytes of answers that are kept: 16 MiB by default.
+    ///
+    /// An answer counts its texts and the size of everything else as JSON, and half a KiB. What is too large for
+    /// this limit or for that of its session is not kept. When there is no room, answers go whose client was connected
+    /// when they came, and then those that a client may still come for; of these
+    /// [`Event::AnswerDropped`](crate::Event::AnswerDropped) tells. The sessions that hold the most give first, and
+    /// each gives its oldest.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits};
+    ///
+    /// let limits = Limits::default().retained(64 << 20).retained_of_session(4 << 20);
+    /// let layer = CancelOnDisconnectLayer::new().limits(limits);
+    /// assert!(layer.calls().is_empty());
+    /// ```
+    pub fn retained(mut self, bytes: usize) -> Self {
+        self.retained = bytes;
+        self
+    }
+
+    /// The same of one session: 1 MiB by default.
+    pub fn retained_of_session(mut self, bytes: usize) -> Self {
+        self.retained_of_session = bytes;
+        self
+    }
+
     /// How many a limit lets in.
     pub fn most(&self, limit: Limit) -> usize {
         match limit {
@@ -76,6 +102,9 @@ impl Default for Limits {
             calls: 262_144,
             detached: 65_536,
             detached_of_session: 2_048,
+            // What a busy server can spare, and no session can take it all.
+            retained: 16 * 1024 * 1024,
+            retained_of_session: 1024 * 1024,
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 use super::{
     identity::Session,
     request_body::{RequestBody, Settled},
-    state::{Attachment, Copied, Exchange, Handover, Passage, Phase, State},
+    state::{Attachment, Copied, Core, Exchange, Handover, Passage, Phase, State},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},
@@ -26,6 +26,27 @@ const ANSWER_UNDER_WAY: Duration = Duration::from_secs(1);
 
 /// How long a cancel may take to be accepted by a session that is being closed: 1 s.
 pub(crate) const BEFORE_CLOSE: Duration = Duration::from_secs(1);
+
+/// A task reads a stream of a call on, to see its end, until this is dropped.
+pub(crate) struct Reading {
+    exchange: Arc<Exchange>,
+    call: CallId,
+}
+
+// === impl Reading ===
+
+impl Reading {
+    pub(crate) fn new(exchange: Arc<Exchange>, call: CallId) -> Self {
+        exchange.read_on(call);
+        Self { exchange, call }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.exchange.lose_sight(self.call);
+    }
+}
 
 // === impl Attachment ===
 
@@ -77,12 +98,12 @@ impl Exchange {
             return None;
         }
         let key = call.key(canceller.scope())?;
-        if self.call.get().is_none() && !self.instance.registry.has_room(1) {
+        if self.info().is_none() && !self.instance.registry.has_room() {
             self.state().request = RequestBody::Settled(Settled::Plain);
             self.pass_by(&call, &key);
             return None;
         }
-        match self.call.get() {
+        match self.info() {
             Some(known) => call.set_policy(known.policy()),
             None => call.set_policy(self.instance.options.policy_for(&call)),
         }
@@ -91,15 +112,18 @@ impl Exchange {
             self.supersede(&key.session, &call);
         }
         self.take_span();
-        let (id, deadline) = (call.id(), call.deadline());
-        if let Some(call) = self.set_bound(call, canceller.clone()) {
+        let id = call.id();
+        let mut state = self.state();
+        if self.info().is_some() {
+            drop(state);
             return self.rebind(call, key, canceller);
         }
-        let registry = &self.instance.registry;
-        let started = registry.start_accepted(id, key, self.clone(), deadline);
-        if let Some(call) = self.call(id) {
-            self.started(call, started);
-        }
+        let (left, started) = self.enter(call, Some(key), true);
+        let replay = state.bind_to(canceller);
+        drop(state);
+        // It owns a copy of the request's head, and whatever that owns.
+        drop(replay);
+        self.entered(left, started);
         Some(id)
     }
 
@@ -133,26 +157,13 @@ impl Exchange {
 
     /// A call is not tracked. An older one with its id leaves all the same: a cancel of that one would meet this.
     fn pass_by(&self, call: &CallInfo, key: &Key) {
-        let registry = &self.instance.registry;
-        if let Some((older, exchange)) = registry.find(key)
-            && let Some(finished) = registry.finish(older, None)
+        let older = self.instance.registry.find(key);
+        if let Some((older, exchange)) = older
+            && let Some(finished) = exchange.at_home(|core| core.finish(older, None)).flatten()
         {
             exchange.left_unseen(older, finished);
         }
         self.untracked(call, Limit::Calls);
-    }
-
-    /// Gives the call back if it was read from the body before.
-    fn set_bound(&self, call: CallInfo, canceller: Arc<dyn Canceller>) -> Option<CallInfo> {
-        let mut state = self.state();
-        if let Err(call) = self.call.set(call) {
-            return Some(call);
-        }
-        let replay = state.bind_to(canceller);
-        // It owns a copy of the request's head, and whatever that owns.
-        drop(state);
-        drop(replay);
-        None
     }
 
     /// The body was read before the session manager got the message: the same call, known better. One that was
@@ -163,21 +174,22 @@ impl Exchange {
         key: Key,
         canceller: Arc<dyn Canceller>,
     ) -> Option<CallId> {
-        let call = self.call.get()?;
+        let call = self.info()?;
         if *call.request_id() != key.request || call.session_id() != Some(&key.session.id) {
             return None;
         }
         call.learn(typed);
         let replay = self.state().bind_to(canceller);
         drop(replay);
-        let registry = &self.instance.registry;
-        if !registry.is_in_flight(call.id())
+        if !self.is_in_flight(call.id())
             && let Some(reason) = self.reason()
             && let Handover::Opening(due) = &mut self.state().handover
         {
             due.get_or_insert((reason, None));
         }
-        registry.rekey(call.id(), key);
+        if let Some(lodging) = self.call.get() {
+            lodging.go(&self.instance.registry, key);
+        }
         Some(call.id())
     }
 
@@ -213,8 +225,7 @@ impl Exchange {
     /// the server next comes after it, unless the server has no room for either.
     fn cancel_ahead(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         let span = self.span();
-        let registry = &self.instance.registry;
-        let finish = |ended| registry.finish_detached(id, ended);
+        let finish = |core: &mut Core, ended| core.finish_detached(id, ended);
         let Some(mut injection) = self.cancel_detached(None, id, reason, finish) else {
             return;
         };
@@ -283,6 +294,6 @@ impl Exchange {
 
     /// Waits until a call is not in flight any more.
     pub(crate) async fn until_ended(&self, id: CallId) {
-        self.until(|registry| !registry.is_in_flight(id)).await;
+        self.until(|| !self.is_in_flight(id)).await;
     }
 }

@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::state::{Attachment, Exchange, Handover, Registry};
+use super::state::{Attachment, Core, Exchange, Handover};
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Detachment, Outcome},
     cancel::{Announced, Injection},
@@ -70,9 +70,9 @@ impl Exchange {
             // Nobody can come back for it, and its stream was all that was to be seen of it.
             None => return self.finish(call.id(), Outcome::Unknown),
         };
-        let registry = &self.instance.registry;
-        let detachment = Detachment::new(cause, now);
-        let detached = registry.detach(call.id(), generation, wait, barren, detachment);
+        let (id, detachment) = (call.id(), Detachment::new(cause, now));
+        let detach = |core: &mut Core| core.detach(id, generation, wait, barren, detachment);
+        let detached = self.at_home(detach).unwrap_or(Detached::Stale);
         let event = Event::Detached { call, cause, grace };
         match detached {
             Detached::Stale => {}
@@ -92,8 +92,7 @@ impl Exchange {
 
     fn cancel_after(self: &Arc<Self>, event: Option<&Event<'_>>, id: CallId, reason: CancelReason) {
         let span = self.span();
-        let registry = &self.instance.registry;
-        let finish = |ended| registry.finish_due(id, ended);
+        let finish = |core: &mut Core, ended| core.finish_due(id, ended);
         if let Some(injection) = self.cancel_detached(event, id, reason, finish) {
             self.inject(id, injection, span);
         }
@@ -105,7 +104,7 @@ impl Exchange {
         event: Option<&Event<'_>>,
         id: CallId,
         reason: CancelReason,
-        finish: impl FnOnce(Ended<Answer>) -> Option<Finished>,
+        finish: impl FnOnce(&mut Core, Ended<Answer>) -> Option<Finished>,
     ) -> Option<Injection> {
         let cancelled = self.end_as_cancelled(id, reason, finish);
         let cancelled = cancelled.map(|it| (self.stop(id, reason, it.finished), it));
@@ -143,8 +142,7 @@ impl Exchange {
         reason: CancelReason,
         outcome: Option<Outcome>,
     ) -> Option<Cancelled> {
-        let registry = &self.instance.registry;
-        let finish = |ended| registry.finish(id, Some(ended));
+        let finish = |core: &mut Core, ended| core.finish(id, Some(ended));
         let cancelled = self.end_as_cancelled(id, reason, finish)?;
         let seen = self.stop(id, reason, cancelled.finished);
         self.report_end(id, outcome.unwrap_or(seen), cancelled.finished);
@@ -199,18 +197,19 @@ impl Exchange {
         &self,
         id: CallId,
         reason: CancelReason,
-        finish: impl FnOnce(Ended<Answer>) -> Option<Finished>,
+        finish: impl FnOnce(&mut Core, Ended<Answer>) -> Option<Finished>,
     ) -> Option<Cancelled> {
         let call = self.call(id)?;
         let canceller = self.state().canceller.clone();
         // No session manager has it yet, so it has no key that could be another's. One may get it in this very moment.
         let is_on_its_way = canceller.is_none() && call.session().is_some();
         let announced = canceller.and_then(|canceller| canceller.announce(call));
-        let mut finished = finish(Ended {
+        let ended = Ended {
             end: End::Cancelled(call.request_id().clone(), reason),
             weight: 0,
             until: self.remembered_until(call),
-        })?;
+        };
+        let mut finished = self.at_home(|core| finish(core, ended))??;
         finished.injectable |= is_on_its_way;
         Some(Cancelled {
             finished,
@@ -282,10 +281,9 @@ impl Exchange {
 
     /// The answer of a call was seen: what to keep of it, and how many bytes that is.
     pub(crate) fn answered(&self, id: CallId, answer: Option<(Answer, usize)>) {
-        let registry = &self.instance.registry;
         let kept = match self.instance.options.retain {
             Retain::All => true,
-            Retain::Detached => registry.is_detached(id),
+            Retain::Detached => self.is_detached(id),
             Retain::Off => false,
         };
         let ended = answer.filter(|_| kept).and_then(|(mut answer, weight)| {
@@ -304,7 +302,7 @@ impl Exchange {
     }
 
     fn end(&self, id: CallId, outcome: Outcome, remember: Option<Ended<Answer>>) {
-        if let Some(finished) = self.instance.registry.finish(id, remember) {
+        if let Some(finished) = self.at_home(|core| core.finish(id, remember)).flatten() {
             self.ended_as(id, outcome, finished);
         }
     }
@@ -340,22 +338,24 @@ impl Exchange {
     /// Whether its call is another than the one that has ended: that was read from the body, and a session manager
     /// bound the call meanwhile.
     pub(super) fn has_another(&self, id: CallId) -> bool {
-        self.call.get().is_some_and(|call| call.id() != id)
+        self.info().is_some_and(|call| call.id() != id)
     }
 
     /// Waits until a call is accepted, or not in flight any more.
     pub(super) async fn until_decided(&self, id: CallId) {
-        self.until(|registry| !registry.is_undecided(id)).await;
+        let is_undecided = |core: &mut Core| core.is_undecided(id);
+        self.until(|| !self.at_home(is_undecided).unwrap_or(false))
+            .await;
     }
 
     /// Waits for a change of a call, of which [`tell_decided`](Self::tell_decided) tells.
-    pub(super) async fn until(&self, has_come: impl Fn(&Registry) -> bool) {
+    pub(super) async fn until(&self, has_come: impl Fn() -> bool) {
         let decided = self.decided.get_or_init(Box::default);
         loop {
             // Listens before it looks.
             let mut notified = pin!(decided.notified());
             notified.as_mut().enable();
-            if has_come(&self.instance.registry) {
+            if has_come() {
                 return;
             }
             notified.await;
@@ -379,7 +379,7 @@ impl Exchange {
             });
         }
         self.release_span(id);
-        if finished.dropped {
+        if finished.is_too_much {
             self.report_dropped();
         }
     }
@@ -387,7 +387,8 @@ impl Exchange {
     /// There was no room for what is kept of some calls, be it this one or others.
     fn report_dropped(&self) {
         let registry = &self.instance.registry;
-        let dropped = registry.take_dropped();
+        let mut dropped = self.at_home(Core::take_dropped).unwrap_or_default();
+        dropped.extend(registry.make_room());
         for dropped in &dropped {
             // Not in the span of this call, which has nothing to do with it.
             self.instance.report(&Event::AnswerDropped {

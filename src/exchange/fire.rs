@@ -37,6 +37,6 @@ impl Exchange {
     /// Runs a clean-up. One that has begun may have to do with its runtime, and ends with that.
     fn spawn(&self, clean_up: Task) {
         let registry = &self.instance.registry;
-        registry.timer.spawn(Moves::BeforeItBegins, clean_up);
+        registry.timer().spawn(Moves::BeforeItBegins, clean_up);
     }
 }

@@ -45,7 +45,7 @@ impl Exchange {
         };
         let registry = &self.instance.registry;
         registry
-            .timer
+            .timer()
             .spawn(Moves::Always, delivered.instrument(span));
     }
 
@@ -66,7 +66,7 @@ impl Exchange {
                 return false;
             }
             exchange.until_decided(other).await;
-            if registry.is_in_flight(other) {
+            if exchange.is_in_flight(other) {
                 return true;
             }
         }

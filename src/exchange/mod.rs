@@ -50,6 +50,7 @@ mod guard;
 mod identity;
 mod inject;
 mod last_words;
+mod lodging;
 mod outlet;
 mod progress;
 mod receive;
@@ -65,6 +66,7 @@ mod tap;
 #[cfg(feature = "rmcp")]
 pub(crate) use self::{
     bound::BEFORE_CLOSE,
+    bound::Reading,
     inject::INJECTION_LIMIT,
     state::{Attachment, Copied},
 };

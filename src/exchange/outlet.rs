@@ -32,7 +32,7 @@ impl Exchange {
                     exchange.add_outlet(outlet.clone());
                 }
             }
-            _ if self.call.get().is_some() => {
+            _ if self.info().is_some() => {
                 self.add_outlet(outlet);
                 // One of the two sees the other: who ends its call, and this.
                 if self.is_call_over() || self.outlasts_the_server() {
@@ -69,7 +69,7 @@ impl Exchange {
     /// Whether the server has come to its end, and its call goes on all the same.
     fn outlasts_the_server(&self) -> bool {
         let registry = &self.instance.registry;
-        registry.is_closed() && self.call.get().is_some_and(CallInfo::must_run_on)
+        registry.is_closed() && self.info().is_some_and(CallInfo::must_run_on)
     }
 
     fn add_outlet(&self, outlet: Weak<dyn Outlet>) {
@@ -110,9 +110,8 @@ impl Exchange {
 
     /// Its call, if it has not ended.
     pub(crate) fn call_in_flight(&self) -> Option<&CallInfo> {
-        let call = self.call.get()?;
-        let registry = &self.instance.registry;
-        registry.is_in_flight(call.id()).then_some(call)
+        let call = self.info()?;
+        self.is_in_flight(call.id()).then_some(call)
     }
 
     /// How often its streams are probed.
@@ -128,6 +127,6 @@ impl Exchange {
     /// Has a stream of it looked at, after `timeout` for the first time.
     pub(crate) fn watch(&self, stream: Weak<dyn Timed>, timeout: Duration) -> Option<Ticket> {
         let at = Instant::now().checked_add(timeout)?;
-        Some(self.instance.registry.timer.set(at, stream))
+        Some(self.instance.registry.timer().set(at, stream))
     }
 }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     call::{CancelReason, DetachCause, Outcome},
     jsonrpc,
-    registry::FIRST,
+    registry::{FIRST, report},
     sse,
     verdict::Going,
 };
@@ -71,7 +71,7 @@ impl Exchange {
                 exchange.cancelled_elsewhere(id, CancelReason::SessionClosed);
             }
         }
-        if self.call.get().is_some() {
+        if self.info().is_some() {
             return;
         }
         self.accepted_unread();
@@ -117,8 +117,8 @@ impl Exchange {
     }
 
     fn claim(self: &Arc<Self>) -> Option<Attachment> {
-        let id = self.call.get()?.id();
-        self.instance.registry.claim(id);
+        let id = self.info()?.id();
+        report(self.at_home(|core| core.claim(id)).flatten());
         self.tell_decided();
         Some(Attachment {
             exchange: self.clone(),
@@ -155,7 +155,7 @@ impl Exchange {
             }
             open
         };
-        if open && self.call.get().is_none() {
+        if open && self.info().is_none() {
             self.signal.forget();
         }
         open
@@ -163,7 +163,7 @@ impl Exchange {
 
     /// Ends its call, if no session manager watches it.
     fn end_call(&self, outcome: Outcome) {
-        if let Some(call) = self.call.get()
+        if let Some(call) = self.info()
             && !self.is_bound()
         {
             self.finish(call.id(), outcome);
@@ -192,7 +192,7 @@ impl Exchange {
                 _ => false,
             }
         };
-        if let Some(call) = self.call.get() {
+        if let Some(call) = self.info() {
             self.let_go(call, FIRST, cause, false);
             return;
         }
@@ -210,7 +210,7 @@ impl Exchange {
 
     fn release_hold(&self) {
         if let Kind::Resume(resume) = &self.kind {
-            resume.release(&self.instance);
+            resume.release();
         }
     }
 

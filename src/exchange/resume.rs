@@ -2,22 +2,24 @@
 
 use std::{
     mem,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use crate::call::{CallId, SessionKey};
 
-pub(super) struct Resume {
+pub(super) struct Resume<T> {
     pub(super) session: SessionKey,
     pub(super) event_id: Box<[u8]>,
     /// The calls whose clock it stopped: several, if nobody can say which of them it names.
-    holds: Mutex<Vec<CallId>>,
+    holds: Mutex<Holds<T>>,
 }
+
+type Holds<T> = Vec<(CallId, Arc<T>)>;
 
 // === impl Resume ===
 
-impl Resume {
-    pub(super) fn new(session: SessionKey, event_id: Box<[u8]>, holds: Vec<CallId>) -> Self {
+impl<T> Resume<T> {
+    pub(super) fn new(session: SessionKey, event_id: Box<[u8]>, holds: Holds<T>) -> Self {
         Self {
             session,
             event_id,
@@ -30,7 +32,7 @@ impl Resume {
         self.session.scope.path().is_none()
     }
 
-    pub(super) fn take_holds(&self) -> Vec<CallId> {
+    pub(super) fn take_holds(&self) -> Holds<T> {
         mem::take(&mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use http::HeaderMap;
+use tokio::time::Instant;
 
 use super::{
     resume::Resume,
@@ -31,6 +32,23 @@ pub(super) enum Accepted {
 // === impl Exchange ===
 
 impl Exchange {
+    /// The client of a call came back for it: another stream of it lives from now on. `None` if it has ended.
+    pub(crate) fn attach(self: &Arc<Self>, id: CallId) -> Option<Attachment> {
+        let attached = self.at_home(|core| Some((core.detachment(id), core.attach(id)?)));
+        let (detachment, generation) = attached??;
+        self.resumed(id, detachment);
+        Some(Attachment {
+            exchange: self.clone(),
+            id,
+            generation,
+        })
+    }
+
+    /// Lets a call run on, however long its client stays away: it may have come back where nobody can see it.
+    pub(crate) fn spare(&self, id: CallId) {
+        self.at_home(|core| core.spare(id, Instant::now()));
+    }
+
     /// The client of a call came back for it, and was taken.
     pub(crate) fn resumed(&self, id: CallId, detachment: Option<Detachment>) {
         self.state().going = None;
@@ -42,7 +60,7 @@ impl Exchange {
 
 // === impl Resume ===
 
-impl Resume {
+impl Resume<Exchange> {
     /// `None` if the headers do not name one event.
     pub(super) fn receive(
         instance: &Instance,
@@ -53,53 +71,50 @@ impl Resume {
         let (Some(event_id), None) = (ids.next(), ids.next()) else {
             return None;
         };
-        let registry = &instance.registry;
-        let named = registry.named(&session, event_id.as_bytes());
-        let holds = named.in_flight().into_iter();
-        let holds = holds.filter(|id| registry.hold(*id)).collect();
-        Some(Self::new(session, event_id.as_bytes().into(), holds))
+        let event_id = event_id.as_bytes();
+        let holds = instance.registry.visit(&session, |core| {
+            let now = Instant::now();
+            let mut calls = core.named(event_id).in_flight();
+            calls.retain(|(id, _)| core.hold(*id, now));
+            calls
+        });
+        Some(Self::new(
+            session,
+            event_id.into(),
+            holds.unwrap_or_default(),
+        ))
     }
 
     /// The inner service answered it with a stream.
     pub(super) fn accept(&self, instance: &Instance) -> Accepted {
         if self.is_managed() {
-            self.release(instance);
+            self.release();
             return Accepted::Nothing;
         }
         let accepted = match instance.registry.named(&self.session, &self.event_id) {
-            Named::Call(id) => {
-                Self::attach(instance, id).map_or(Accepted::Nothing, Accepted::Attached)
+            Named::Call(id, exchange) => {
+                let attached = exchange.attach(id);
+                attached.map_or(Accepted::Nothing, Accepted::Attached)
             }
             Named::Ended(End::Cancelled(request, reason)) => Accepted::Cancelled(request, reason),
-            Named::Batch(ids) | Named::OneOf(ids) => {
+            Named::OneOf(calls) => {
                 // Also those that another resume holds: it may be refused.
-                for id in ids {
-                    instance.registry.spare(id);
+                for (id, exchange) in calls {
+                    exchange.spare(id);
                 }
                 Accepted::Nothing
             }
             Named::Nothing | Named::Ended(End::Answered(_)) => Accepted::Nothing,
         };
-        self.release(instance);
+        self.release();
         accepted
-    }
-
-    fn attach(instance: &Instance, id: CallId) -> Option<Attachment> {
-        let (exchange, generation, detachment) = instance.registry.attach(id)?;
-        exchange.resumed(id, detachment);
-        Some(Attachment {
-            exchange,
-            id,
-            generation,
-        })
     }
 
     /// The exchange of the call in flight that it asks for.
     pub(super) fn target(&self, instance: &Instance) -> Option<Arc<Exchange>> {
-        let registry = &instance.registry;
-        match registry.named(&self.session, &self.event_id) {
-            Named::Call(id) => registry.call(id),
-            Named::Nothing | Named::Batch(_) | Named::OneOf(_) | Named::Ended(_) => None,
+        match instance.registry.named(&self.session, &self.event_id) {
+            Named::Call(_, exchange) => Some(exchange),
+            Named::Nothing | Named::OneOf(_) | Named::Ended(_) => None,
         }
     }
 
@@ -115,9 +130,9 @@ impl Resume {
     }
 
     /// Lets the clocks go on that it stopped.
-    pub(super) fn release(&self, instance: &Instance) {
-        for id in self.take_holds() {
-            instance.registry.release(id);
+    pub(super) fn release(&self) {
+        for (id, exchange) in self.take_holds() {
+            exchange.at_home(|core| core.release(id, Instant::now()));
         }
     }
 }

@@ -7,15 +7,16 @@ use std::{
 
 use super::{
     identity::{Revision, Session},
+    lodging::Lodging,
     request_body::{RequestBody, Settled},
-    state::{Exchange, Phase},
+    state::{Exchange, Left, Phase},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
     envelope::{self, Frames, Message, Request, Unknown},
     limits::Limit,
     observe::{Event, Remark},
-    registry::Started,
+    registry::{Started, report},
 };
 
 // === impl Exchange ===
@@ -111,7 +112,7 @@ impl Exchange {
             return;
         };
         let registry = &self.instance.registry;
-        if !registry.has_room(1) {
+        if !registry.has_room() {
             if self.settled(Settled::Other) {
                 self.untracked(&call, Limit::Calls);
             }
@@ -123,15 +124,45 @@ impl Exchange {
         if call.policy().supersede && key.is_some() {
             registry.remark(Remark::SupersedeHasNoEffect);
         }
-        // First the registry, then the exchange: who finds a call here knows that one not in flight has ended.
-        let id = call.id();
-        let came = registry.start(id, key, self.clone(), call.deadline());
-        if !self.set_call(call) {
-            registry.finish(id, None);
+        let mut state = self.state();
+        if !matches!(state.request, RequestBody::Reading) {
+            // A session manager bound the call meanwhile.
             return;
         }
-        if let Some(call) = self.call(id) {
-            self.started(call, came);
+        state.request = RequestBody::Settled(Settled::Plain);
+        let (left, started) = self.enter(call, key, false);
+        drop(state);
+        self.entered(left, started);
+    }
+
+    /// Has a call live in its session. Under the lock of the state, so that it is entered once.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        call: CallInfo,
+        key: Option<Key>,
+        is_accepted: bool,
+    ) -> (Option<Left>, Started) {
+        let (id, deadline) = (call.id(), call.deadline());
+        let (session, request) = key.map(|key| (key.session, key.request)).unzip();
+        let registry = &self.instance.registry;
+        registry.start(id, session.as_ref(), |home, core| {
+            core.start(id, request, self.clone(), deadline);
+            // Who finds it at home finds it here, and the other way round: the home is locked. `get_or_init` is compiled
+            // for size: it would move it once more, byte by byte.
+            let _first = self.call.set(Lodging::new(call, home.clone()));
+            is_accepted.then(|| core.claim(id)).flatten()
+        })
+    }
+
+    /// Reports that its call has started, and who left for it.
+    pub(super) fn entered(self: &Arc<Self>, left: Option<Left>, started: Started) {
+        report(left);
+        let Some(call) = self.info() else {
+            return;
+        };
+        self.report(&Event::Started { call });
+        if started == Started::TooLate {
+            self.end_here(call.id(), CancelReason::ShuttingDown);
         }
     }
 
@@ -142,24 +173,6 @@ impl Exchange {
         let key = Key { session, request };
         let (id, _) = self.instance.registry.find_any(&key)?;
         Some((key, id))
-    }
-
-    /// `false` if a session manager bound the call meanwhile.
-    fn set_call(&self, call: CallInfo) -> bool {
-        let mut state = self.state();
-        if !matches!(state.request, RequestBody::Reading) {
-            return false;
-        }
-        state.request = RequestBody::Settled(Settled::Plain);
-        // `get_or_init` is compiled for size: it would move it once more, byte by byte.
-        self.call.set(call).is_ok()
-    }
-
-    pub(super) fn started(self: &Arc<Self>, call: &CallInfo, started: Started) {
-        self.report(&Event::Started { call });
-        if started == Started::TooLate {
-            self.end_here(call.id(), CancelReason::ShuttingDown);
-        }
     }
 
     /// The call in a request that was read from the body. `initialize` is none, nor is a request of which

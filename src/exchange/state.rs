@@ -12,12 +12,15 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 use tokio::sync::Notify;
+#[cfg(feature = "rmcp")]
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
 use super::{
     identity::{Revision, Session},
     last_words::LastWords,
+    lodging::Lodging,
     request_body::RequestBody,
     resume::Resume,
     signal::Signal,
@@ -34,6 +37,10 @@ use crate::{
 
 pub(crate) type Registry = registry::Registry<Exchange>;
 
+pub(crate) type Core = registry::Core<Exchange>;
+
+pub(super) type Left = registry::Left<Exchange>;
+
 /// What all exchanges of one service share.
 #[derive(Debug)]
 pub(crate) struct Instance {
@@ -46,7 +53,7 @@ pub(crate) struct Exchange {
     pub(super) session: Session,
     pub(super) revision: Revision,
     pub(super) kind: Kind,
-    pub(super) call: OnceLock<CallInfo>,
+    pub(super) call: OnceLock<Lodging<Self>>,
     pub(super) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
     pub(super) body_ended: AtomicBool,
@@ -71,7 +78,7 @@ pub(super) enum Kind {
     /// A POST: may carry a call, or the client's own cancel of one.
     Post,
     /// A GET with `Last-Event-ID`, for a stream of its session.
-    Resume(Box<Resume>),
+    Resume(Box<Resume<Exchange>>),
     /// A DELETE of its session.
     Delete(Box<SessionKey>),
     Other,
@@ -220,13 +227,45 @@ impl Exchange {
     }
 
     /// Its call, if that has this id. What was read from a body that a session manager bound meanwhile has another.
+    /// Its call, if it is known to carry one.
+    pub(super) fn info(&self) -> Option<&CallInfo> {
+        Some(&self.call.get()?.info)
+    }
+
+    /// Runs one operation on the core in which its call lives. `None` if it carries none.
+    pub(crate) fn at_home<R>(&self, operation: impl FnOnce(&mut Core) -> R) -> Option<R> {
+        Some(self.call.get()?.with(operation))
+    }
+
+    pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
+        let is_in_flight = self.at_home(|core| core.is_in_flight(id));
+        is_in_flight.unwrap_or(false)
+    }
+
+    pub(crate) fn is_detached(&self, id: CallId) -> bool {
+        let is_detached = self.at_home(|core| core.is_detached(id));
+        is_detached.unwrap_or(false)
+    }
+
+    /// A task reads a stream of its call on, to see its end.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn read_on(&self, id: CallId) {
+        self.at_home(|core| core.read_on(id));
+    }
+
+    /// Such a task has ended.
+    #[cfg(feature = "rmcp")]
+    pub(crate) fn lose_sight(&self, id: CallId) {
+        self.at_home(|core| core.lose_sight(id, Instant::now()));
+    }
+
     pub(crate) fn call(&self, id: CallId) -> Option<&CallInfo> {
-        self.call.get().filter(|call| call.id() == id)
+        self.info().filter(|call| call.id() == id)
     }
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn call_with(&self, request: &RequestId) -> Option<&CallInfo> {
-        self.call.get().filter(|call| call.request_id() == request)
+        self.info().filter(|call| call.request_id() == request)
     }
 
     pub(super) fn is_bound(&self) -> bool {
@@ -246,7 +285,7 @@ impl Exchange {
 impl fmt::Debug for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exchange")
-            .field("call", &self.call.get())
+            .field("call", &self.info())
             .field("reason", &self.reason())
             .finish_non_exhaustive()
     }

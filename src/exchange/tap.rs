@@ -37,7 +37,7 @@ impl Tap {
     /// For a body that cannot be read: it may well have ids, and the answer.
     pub(super) fn blind(call: Attachment) -> Self {
         call.exchange.mark_passed(true, None);
-        call.exchange.instance.registry.blur(call.id);
+        call.exchange.at_home(|core| core.blur(call.id));
         Self {
             reader: None,
             call: Some(call),
@@ -71,7 +71,8 @@ impl Tap {
                 if *events == 1 {
                     remark_on_sessions(call, id);
                 }
-                call.exchange.instance.registry.name(call.id, id, Form::Any);
+                call.exchange
+                    .at_home(|core| core.name(call.id, id, Form::Any));
             }
             match event.answers {
                 Answers::Nothing => {}

@@ -10,6 +10,7 @@ use rmcp::{
 use super::{shared::Shared, stream::BoundCall};
 use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},
+    exchange::Attachment,
     observe::Remark,
     registry::FIRST,
     token::CallToken,
@@ -54,7 +55,12 @@ impl<M: SessionManager> Shared<M> {
             self.hasher.hash_one(arguments)
         };
         let id = exchange.bind(call, self.clone(), fingerprint)?;
-        Some(BoundCall::new(exchange, id, FIRST, self.form()))
+        let attachment = Attachment {
+            exchange,
+            id,
+            generation: FIRST,
+        };
+        Some(BoundCall::new(attachment, self.form()))
     }
 
     /// The manager took the client's own cancel of a call. Meanwhile that may have ended, and another may have its id.

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     call::CallId,
-    exchange::Exchange,
+    exchange::{Exchange, Reading},
     registry::{Answer, End, Named},
     timer::{Moves, in_time},
 };
@@ -35,7 +35,10 @@ pub(super) struct Resume<'a, M> {
 type Resumed = Pin<Box<dyn Stream<Item = ServerSseMessage> + Send + Sync>>;
 
 /// What the manager answered to a resume, whose turn it still is.
-type Reply<E> = (Result<Resumed, E>, Option<Turn>);
+type Reply<E> = (Result<Resumed, E>, Option<MyTurn>);
+
+/// Also counts as a reader of the call: the manager may take the stream from the present reader and give it to this one.
+type MyTurn = (Turn, Reading);
 
 /// How long a resume may take whose client has gone: 10 s. A manager whose client does not read may hold it back.
 const UNREAD_LIMIT: Duration = Duration::from_secs(10);
@@ -89,7 +92,7 @@ impl<M: SessionManager> Resume<'_, M> {
         Ok(resumed.right_stream())
     }
 
-    fn named(&self) -> Named {
+    fn named(&self) -> Named<Exchange> {
         match self.shared.registry.get() {
             Some(registry) => {
                 let session = self.shared.key_of(self.session);
@@ -102,7 +105,7 @@ impl<M: SessionManager> Resume<'_, M> {
     /// The call in flight that it names.
     fn call(&self) -> Option<(CallId, Arc<Exchange>)> {
         match self.named() {
-            Named::Call(id) => Some((id, self.shared.registry.get()?.call(id)?)),
+            Named::Call(id, exchange) => Some((id, exchange)),
             _ => None,
         }
     }
@@ -116,12 +119,10 @@ impl<M: SessionManager> Resume<'_, M> {
     }
 
     /// Waits for its turn, if it names a call in flight.
-    async fn turn(&self) -> Option<Turn> {
-        let registry = self.shared.registry.get()?.clone();
-        match self.named() {
-            Named::Call(id) => Some(self.shared.turns.enter(registry, id).come().await),
-            _ => None,
-        }
+    async fn turn(&self) -> Option<MyTurn> {
+        let (id, exchange) = self.call()?;
+        let reading = Reading::new(exchange, id);
+        Some((self.shared.turns.enter(id).come().await, reading))
     }
 
     /// The manager refused a resume of a call in flight. It does so once it has sent the answer into the call's former
@@ -130,7 +131,7 @@ impl<M: SessionManager> Resume<'_, M> {
         if let Some((id, exchange)) = self.call() {
             exchange.wait_for_answer(id).await;
             // What another manager means by a refusal is not known. A stream that is read is not to be cut for it.
-            if is_rmcps::<M>() && exchange.registry().is_in_flight(id) {
+            if is_rmcps::<M>() && exchange.is_in_flight(id) {
                 // The answer lies where nobody reads.
                 exchange.let_streams_go();
                 exchange.wait_for_answer(id).await;
@@ -140,20 +141,19 @@ impl<M: SessionManager> Resume<'_, M> {
 
     /// The stream that the manager gave it, as the newest of the call that it names.
     fn attach(&self, stream: Resumed) -> CallStream<Resumed> {
-        let named = self.named();
-        let call = self.shared.registry.get().and_then(|registry| match named {
-            Named::Call(id) => {
-                let (exchange, generation, detachment) = registry.attach(id)?;
-                exchange.resumed(id, detachment);
+        let call = match self.named() {
+            Named::Call(id, exchange) => exchange.attach(id).map(|attachment| {
                 exchange.open_passage();
-                Some(BoundCall::new(exchange, id, generation, self.shared.form()))
-            }
-            Named::Batch(ids) | Named::OneOf(ids) => {
-                ids.into_iter().for_each(|id| registry.spare(id));
+                BoundCall::new(attachment, self.shared.form())
+            }),
+            Named::OneOf(calls) => {
+                for (id, exchange) in calls {
+                    exchange.spare(id);
+                }
                 None
             }
             Named::Nothing | Named::Ended(_) => None,
-        });
+        };
         // A task that the stream is left to uses the session further.
         CallStream::new(stream, call, self.used.as_ref().map(InUse::again))
     }
@@ -167,7 +167,7 @@ impl<M: SessionManager> Resume<'_, M> {
         let registry = exchange.registry().clone();
         let call = BoundCall::of_nobody(exchange, id, self.shared.form());
         let used = self.used.as_ref().map(InUse::again);
-        registry.timer.spawn(Moves::Always, async move {
+        registry.timer().spawn(Moves::Always, async move {
             if let Some((Ok(stream), turn)) = in_time(UNREAD_LIMIT, asked).await {
                 drop(turn);
                 read_on(Box::pin(stream), call, used).await;
@@ -181,7 +181,7 @@ async fn ask<M: SessionManager>(
     shared: Arc<Shared<M>>,
     session: SessionId,
     last_event_id: String,
-    turn: Option<Turn>,
+    turn: Option<MyTurn>,
 ) -> Reply<M::Error> {
     let resumed = shared.manager.resume(&session, last_event_id).await;
     let resumed = resumed.map(|stream| -> Resumed { Box::pin(stream) });

@@ -16,7 +16,7 @@ use super::{answers, kept, session::InUse};
 use crate::{
     call::{CallId, CallInfo, DetachCause, Outcome},
     exchange::{Attachment, Exchange},
-    registry::{FIRST, Form, Generation, NOBODYS, numbers},
+    registry::{FIRST, Form, NOBODYS, numbers},
     timer::Moves,
 };
 
@@ -109,7 +109,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         if call.attachment.exchange.reason().is_none() {
             let registry = call.attachment.exchange.registry().clone();
             let task = read_on(stream, call, self.used.take());
-            registry.timer.spawn(Moves::Always, task);
+            registry.timer().spawn(Moves::Always, task);
         }
     }
 }
@@ -172,18 +172,9 @@ pub(super) async fn read_on(
 // === impl BoundCall ===
 
 impl BoundCall {
-    pub(super) fn new(
-        exchange: Arc<Exchange>,
-        id: CallId,
-        generation: Generation,
-        form: Form,
-    ) -> Self {
+    pub(super) fn new(attachment: Attachment, form: Form) -> Self {
         Self {
-            attachment: Attachment {
-                exchange,
-                id,
-                generation,
-            },
+            attachment,
             form,
             stream: None,
             watched: Watched::ByClient,
@@ -192,7 +183,12 @@ impl BoundCall {
 
     /// A call whose stream is read on for its end only.
     pub(super) fn of_nobody(exchange: Arc<Exchange>, id: CallId, form: Form) -> Self {
-        let mut call = Self::new(exchange, id, NOBODYS, form);
+        let attachment = Attachment {
+            exchange,
+            id,
+            generation: NOBODYS,
+        };
+        let mut call = Self::new(attachment, form);
         call.hand_to_task();
         call
     }
@@ -214,7 +210,7 @@ impl BoundCall {
     fn hand_to_task(&mut self) {
         self.watched = Watched::ByTask;
         let Attachment { exchange, id, .. } = &self.attachment;
-        exchange.registry().read_on(*id);
+        exchange.read_on(*id);
     }
 
     /// Notes that the stream has ended without the answer, which can only come by at the session's transport. If another
@@ -224,7 +220,7 @@ impl BoundCall {
         if let Some(used) = used {
             used.early_ends.allow();
         }
-        if exchange.registry().is_detached(*id) {
+        if exchange.is_detached(*id) {
             exchange.has_no_stream(*id);
         }
     }
@@ -245,8 +241,8 @@ impl BoundCall {
             Form::Any => None,
         };
         if number.is_none() || number != self.stream {
-            let registry = exchange.registry();
-            registry.name(self.attachment.id, id.as_bytes(), self.form);
+            let (call, form) = (self.attachment.id, self.form);
+            exchange.at_home(|core| core.name(call, id.as_bytes(), form));
             self.stream = number;
         }
     }
@@ -291,11 +287,11 @@ impl Drop for BoundCall {
         match self.watched {
             // It never got as far as a stream.
             Watched::ByClient => {
-                exchange.registry().read_on(*id);
+                exchange.read_on(*id);
                 self.attachment.drop_stream();
-                exchange.registry().lose_sight(*id);
+                exchange.lose_sight(*id);
             }
-            Watched::ByTask => exchange.registry().lose_sight(*id),
+            Watched::ByTask => exchange.lose_sight(*id),
             Watched::NoMore => {}
         }
         // Nothing else says so if the request was given up on its way.

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{call::CallId, exchange::Registry, timer::in_time};
+use crate::{call::CallId, timer::in_time};
 
 /// How long a resume waits for the one before it: 4 s. It holds its call's clock for 5 s past the deadline, and the manager
 /// is to be asked within that time, or the call would be cancelled although its client came back in time.
@@ -33,8 +33,6 @@ struct Queue {
 /// A resume that waits for its turn, or has it. The next one has its turn when this is dropped.
 pub(super) struct Turn {
     turns: Arc<Turns>,
-    /// Counts it as a reader of its call: the manager may take the stream from the present reader and give it to this one.
-    registry: Arc<Registry>,
     call: CallId,
     semaphore: Arc<Semaphore>,
     /// `None` before its turn, or if the one before took too long.
@@ -44,8 +42,7 @@ pub(super) struct Turn {
 // === impl Turns ===
 
 impl Turns {
-    pub(super) fn enter(self: &Arc<Self>, registry: Arc<Registry>, call: CallId) -> Turn {
-        registry.read_on(call);
+    pub(super) fn enter(self: &Arc<Self>, call: CallId) -> Turn {
         let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = turns.entry(call).or_insert_with(|| Queue {
             semaphore: Arc::new(Semaphore::new(1)),
@@ -54,7 +51,6 @@ impl Turns {
         queue.turns += 1;
         Turn {
             turns: self.clone(),
-            registry,
             call,
             semaphore: queue.semaphore.clone(),
             permit: None,
@@ -88,7 +84,6 @@ impl Drop for Turn {
     fn drop(&mut self) {
         self.permit = None;
         self.turns.leave(self.call);
-        self.registry.lose_sight(self.call);
     }
 }
 
@@ -102,9 +97,8 @@ mod tests {
     fn turns_that_end_at_the_same_time_leave_nothing_behind() {
         const CALLS: usize = 50_000;
         let turns = Arc::new(Turns::default());
-        let registry = Registry::new();
         let ids = || (0..CALLS).map(|_| CallId::next());
-        let pairs = ids().map(|id| [(), ()].map(|()| turns.enter(registry.clone(), id)));
+        let pairs = ids().map(|id| [(), ()].map(|()| turns.enter(id)));
         let (first, second): (Vec<_>, Vec<_>) = pairs.map(|[a, b]| (a, b)).unzip();
         let barrier = &Barrier::new(2);
         thread::scope(|scope| {

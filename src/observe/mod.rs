@@ -96,7 +96,7 @@ pub enum Event<'a> {
         /// How it ended.
         outcome: Outcome,
         /// How many bytes were counted for it, see
-        /// [`retain_at_most`](crate::CancelOnDisconnectLayer::retain_at_most).
+        /// [`Limits::retained`](crate::Limits::retained).
         bytes: usize,
     },
     /// The body of a POST could not be read as JSON-RPC with certainty. It went to the inner service

@@ -1,14 +1,15 @@
-//! The state of all calls in flight, and of some that ended, without clock, lock or task.
+//! The calls of one session, in flight and remembered, without clock, lock or task.
 //!
 //! `now` is always passed in, and nothing here calls out: the caller acts on what is returned. `T` is
-//! whatever the caller wants back for a call, `A` an answer that is kept for a client to come back for.
+//! whatever the caller wants back for a call, `A` an answer that is kept for a client to come back for. What sessions
+//! have together is counted in [`Totals`]. Calls without a session live in cores too, of which nobody knows a name.
 //!
 //! # Invariants
 //!
-//! 1. **Accepted first.** A call owns its [`Key`] only once the inner service accepted it ([`Core::claim`]).
+//! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service accepted it ([`Core::claim`]).
 //!    Before that it cannot touch another call.
 //! 2. **One end.** [`Core::finish`] ends a call at most once. A cancel may be injected into the server only
-//!    if no other call owns its key, or waits to.
+//!    if no other call of its session owns its id, or waits to.
 //! 3. **Only detached calls are orphaned.** An attached call ends by its answer, at the deadline that its policy
 //!    gave it, or because somebody asked.
 //! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. Attached
@@ -19,52 +20,43 @@
 //!    out still stands so ([`Core::finish_due`]). Only resumes that brought no event
 //!    (a server that the layer alone watches) renew it no more than [`entry::MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the
-//!    resumes wait in the accept queue. More than [`LATE`](crate::timer::LATE) late, or noticed by another runtime because its own
-//!    stands still, it is put off for long, once. Else more than [`entry::JITTER`] late, it is looked at again
-//!    [`GLANCE`](crate::timer::GLANCE) later, until that look is not more than [`ON_TIME`](crate::timer::ON_TIME) late
-//!    itself, [`MAX_GLANCES`](crate::timer::MAX_GLANCES) times at most. A hold may be what notices; its own time is not late.
-//! 8. **Names.** Requests and streams are found in their own session only. An event id names the stream that it was seen
-//!    on; only rmcp's own also name the stream by their number ([`Form`]). Of a call's event ids
-//!    the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came, any unknown id of the session
-//!    may be one of them.
-//!    The calls of a batch share their streams.
+//!    resumes wait in the accept queue. More than [`LATE`](crate::timer::LATE) late, or noticed by another
+//!    runtime because its own stands still, it is put off for long, once. Else more than [`entry::JITTER`] late, it is
+//!    looked at again [`GLANCE`](crate::timer::GLANCE) later, until that look is not more than
+//!    [`ON_TIME`](crate::timer::ON_TIME) late itself, [`MAX_GLANCES`](crate::timer::MAX_GLANCES) times at most. A hold may be what notices; its own time is not late.
+//! 8. **Names.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
+//!    ([`Form`]). Of a call's event ids the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came,
+//!    any unknown id of the session may be one of them.
 //! 9. **A reused id** makes the older call leave, untouched. It is returned once, to be reported, and never again.
 //! 10. **Server-side ends** of attached calls are the exchange's: see there.
 //! 11. **Memory.** An ended call is remembered by its streams at least until its time, see [`memory`].
-//! 12. **The end of a session** ends its calls, and nothing of it is remembered ([`Core::take_session`]).
+//! 12. **The end of a session** ends its calls, and nothing of it is remembered ([`Core::take_accepted`]).
 //! 13. **Nothing stays** but calls in flight and the memory. A detached call without a deadline whose end
-//!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled. One beyond the [`Limits`] leaves
-//!     at once, likewise.
+//!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled. One beyond the limits leaves at once.
 //! 14. **In doubt, nothing is cancelled.**
 
-use std::{collections::BTreeSet, mem, time::Duration};
+use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use self::{
     entry::{Look, Place, Times},
-    index::{ById, Names, Slot, Slots, StreamId},
-    remembered::Leaving,
-    room::GiveBack,
-    scopes::Scopes,
-    sessions::Sessions,
+    index::ById,
+    memory::Memory,
 };
+use super::totals::Totals;
 use crate::{
-    call::{CallId, Detachment, Key},
-    limits::{Limit, Limits},
+    call::{CallId, Detachment, RequestId, SessionKey},
+    limits::Limit,
 };
 
 mod book;
-mod detached;
 mod end;
 mod entry;
+mod give_back;
 mod index;
 mod memory;
-mod remembered;
-mod room;
-mod scopes;
-mod session;
-mod sessions;
+mod records;
 mod streams;
 
 #[cfg(fuzzing)]
@@ -72,8 +64,10 @@ pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
     book::Named,
     entry::{Entry, Expired, FIRST, Finished, Generation, Wait},
-    memory::{Dropped, Limits as MemoryLimits},
-    remembered::{End, Ended},
+    give_back::GiveBack,
+    index::{Names, Slot, Slots},
+    memory::Dropped,
+    records::{End, Ended, Rank, Ranked},
     streams::Form,
 };
 #[cfg(feature = "rmcp")]
@@ -98,32 +92,38 @@ pub(crate) enum Detached {
 /// A call that is gone without having been finished.
 pub(crate) type Left<T> = (CallId, T, Finished);
 
+/// What the cores of a registry share.
+#[derive(Debug, Default)]
+pub(crate) struct Common {
+    pub(crate) names: Names,
+    pub(crate) totals: Totals,
+}
+
 #[derive(Debug)]
 pub(crate) struct Core<T, A> {
-    names: Names,
+    common: Arc<Common>,
+    /// The session and the hash of its name. Calls without one have no names.
+    session: Option<(SessionKey, Slot)>,
     calls: ById<Entry<T>>,
     /// Requests and streams of calls in flight, by name.
     index: Slots<CallId>,
-    sessions: Sessions<A>,
-    scopes: Scopes,
+    memory: Memory<A>,
     due: BTreeSet<(Instant, CallId)>,
-    detached: detached::Detached,
-    finished: usize,
+    detached: usize,
 }
 
 // === impl Core ===
 
 impl<T: Clone, A: Clone> Core<T, A> {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(common: Arc<Common>, session: Option<(SessionKey, Slot)>) -> Self {
         Self {
-            names: Names::default(),
+            common,
+            session,
             calls: ById::default(),
             index: Slots::default(),
-            sessions: Sessions::new(),
-            scopes: Scopes::default(),
+            memory: Memory::default(),
             due: BTreeSet::new(),
-            detached: detached::Detached::default(),
-            finished: 0,
+            detached: 0,
         }
     }
 
@@ -131,9 +131,14 @@ impl<T: Clone, A: Clone> Core<T, A> {
         self.calls.len()
     }
 
-    /// How many calls have ended so far.
-    pub(crate) fn finished(&self) -> usize {
-        self.finished
+    /// Whether nothing is known of the session: no call in flight, and none that is remembered.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.calls.is_empty() && self.memory.is_empty()
+    }
+
+    /// Whether somebody waits for calls to end.
+    pub(crate) fn counts_ends(&self) -> bool {
+        self.common.totals.counts_ends()
     }
 
     /// The calls in flight.
@@ -143,47 +148,59 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     // --- A call comes ---
 
-    /// A call that may last to `deadline`.
+    /// A call that may last to `deadline`. It has a `request` id if it is a call of the session.
     pub(crate) fn start(
         &mut self,
         id: CallId,
-        key: Option<Key>,
+        request: Option<RequestId>,
         call: T,
         deadline: Option<Instant>,
     ) {
-        let place = key.and_then(|key| self.enter(id, key));
+        let place = request.filter(|_| self.session.is_some()).map(Place::new);
+        self.common.totals.add_call();
         self.calls.insert(id, Entry::new(call, place, deadline));
         if deadline.is_some() {
             self.schedule(id);
         }
     }
 
-    /// Makes an accepted call the owner of its key. Another owner leaves (invariant 9).
+    /// Makes an accepted call the owner of its id. Another owner leaves (invariant 9).
     pub(crate) fn claim(&mut self, id: CallId) -> Option<Left<T>> {
         let place = self.calls.get_mut(&id)?.place.as_mut()?;
-        place.owns_key = true;
-        let slot = self.names.request(place.session, &place.request);
+        place.owns_id = true;
+        let request = place.request.clone();
+        let slot = self.request(&request)?;
         let older = self.index.insert(slot, id).filter(|older| *older != id)?;
-        let place = self.calls.get(&id)?.place.as_ref()?;
         // Else it is another name with the same hash.
         let former = self.calls.get(&older);
-        let former = former.filter(|former| former.is(place.session, &place.request))?;
+        let former = former.filter(|former| former.is(&request))?;
         let call = former.call.clone();
         Some((older, call, self.finish(older, None)?))
     }
 
-    /// Claims a better key for a call than the one it was started with. Its streams get new names.
+    /// Takes a call out that goes on in another session's core, without its names.
     #[cfg(any(feature = "rmcp", test, fuzzing))]
-    pub(crate) fn rekey(&mut self, id: CallId, key: Key) -> Option<Left<T>> {
+    pub(crate) fn take_out(&mut self, id: CallId) -> Option<Entry<T>> {
         let mut entry = self.take(id)?;
-        self.forget_streams(id, &entry);
-        self.free_key(id, &entry);
-        self.leave_session(entry.place.take(), None);
-        entry.place = self.enter(id, key);
-        entry.streams = Default::default();
+        self.free_id(id, &entry);
+        self.forget_streams(id, &mem::take(&mut entry.streams));
+        Some(entry)
+    }
+
+    /// Puts a call in that was taken out of another core, and claims its id.
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
+    pub(crate) fn put_in(
+        &mut self,
+        id: CallId,
+        mut entry: Entry<T>,
+        request: RequestId,
+    ) -> Option<Left<T>> {
+        entry.place = Some(Place::new(request));
         if entry.clock().is_some() {
-            self.detached.enter(entry.session());
+            self.detached += 1;
+            self.common.totals.add_detached();
         }
+        self.common.totals.add_call();
         self.calls.insert(id, entry);
         self.schedule(id);
         self.claim(id)
@@ -206,20 +223,21 @@ impl<T: Clone, A: Clone> Core<T, A> {
         if !entry.remove_stream(stream) || entry.has_stream() {
             return Detached::Stale;
         }
-        let session = entry.session();
         let times = entry.times_mut();
         let ends = times.detach(wait, barren, detachment);
         let is_due = ends.is_some_and(|at| at <= detachment.since());
-        if !is_due && let Some(limit) = self.detached.full(session) {
-            // It never was among them.
-            times.clock = None;
+        if is_due {
+            times.give_out();
+            self.common.totals.add_detached();
+        } else if let Some(limit) = self.beyond() {
+            if let Some(times) = self.times_of(id) {
+                // It never was among them.
+                times.clock = None;
+            }
             let finished = self.finish(id, None);
             return finished.map_or(Detached::Stale, |it| Detached::Beyond(limit, it));
         }
-        self.detached.enter(session);
-        if is_due {
-            times.give_out();
-        }
+        self.detached += 1;
         self.schedule(id);
         match is_due {
             true => Detached::Due,
@@ -227,13 +245,22 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
+    /// The limit that keeps another call without a client out, if one does. That of the session comes first. Else it
+    /// is counted among all.
+    fn beyond(&self) -> Option<Limit> {
+        let totals = &self.common.totals;
+        if self.session.is_some() && self.detached >= totals.most(Limit::DetachedOfSession) {
+            return Some(Limit::DetachedOfSession);
+        }
+        (!totals.try_add_detached()).then_some(Limit::Detached)
+    }
+
     /// Notes that a resume of a call was accepted: another stream of it lives from now on.
     pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
         let entry = self.calls.get_mut(&id)?;
         let stream = entry.add_stream();
-        let session = entry.session();
         if entry.times_mut().clock.take().is_some() {
-            self.detached.leave(session);
+            self.remove_detached();
             self.schedule(id);
         }
         Some(stream)
@@ -295,7 +322,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// The same. `starved`: a runtime that serves requests is known to stand still (invariant 7).
     pub(crate) fn expire_when(&mut self, now: Instant, starved: bool) -> Vec<(CallId, T, Expired)> {
-        self.sessions.forget_due(now);
+        self.memory.forget_due(now, &self.common.totals);
         let mut over = Vec::new();
         while let Some((at, id)) = self.due.pop_first() {
             if at > now {
@@ -327,88 +354,30 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let call = self.due.first().map(|(at, _)| *at);
-        call.into_iter()
-            .chain(self.sessions.memory.next_end())
-            .min()
+        call.into_iter().chain(self.memory.next_end()).min()
     }
 
     // --- The parts ---
 
-    /// Finds a call the place that its key gives it. `None` if there is none.
-    fn enter(&mut self, id: CallId, key: Key) -> Option<Place> {
-        self.scopes.note(&key.session.scope);
-        let session = self.names.session(&key.session);
-        Some(Place {
-            session,
-            seat: self.sessions.enter(session, key.session, id)?,
-            request: key.request,
-            owns_key: false,
-        })
-    }
-
-    /// Takes a call out of everything but its session and the index, where the other calls of its batch take its place.
+    /// Takes a call out of everything but the index.
     fn take(&mut self, id: CallId) -> Option<Entry<T>> {
         let mut entry = self.calls.remove(&id)?;
         self.calls.give_back();
+        self.common.totals.remove_call();
         if let Some(times) = &mut entry.times {
             if let Some(at) = times.due.take() {
                 self.due.remove(&(at, id));
             }
             if times.clock.is_some() {
-                self.detached.leave(entry.session());
+                self.remove_detached();
             }
-        }
-        if entry.streams.are_shared() {
-            self.hand_over(id, &entry);
         }
         Some(entry)
     }
 
-    fn hand_over(&mut self, id: CallId, entry: &Entry<T>) {
-        let Some(session) = entry.session() else {
-            return;
-        };
-        for stream in entry.streams.iter() {
-            let slot = self.names.stream(session, stream);
-            if self.index.get(&slot) == Some(&id) {
-                self.index.remove(&slot);
-                self.name_by_another(session, stream);
-            }
-        }
-    }
-
-    /// Has a stream that lost its name named by another call on it.
-    fn name_by_another(&mut self, session: Slot, stream: StreamId) {
-        let slot = self.names.stream(session, stream);
-        if !self.index.contains_key(&slot)
-            && let Some(other) = self.on_stream(session, stream).first()
-        {
-            self.index.insert(slot, *other);
-        }
-    }
-
-    /// Gives up the key of a call that left. `false` if it has none, or another call may be meant by it.
-    fn free_key(&mut self, id: CallId, entry: &Entry<T>) -> bool {
-        let Some(place) = &entry.place else {
-            return false;
-        };
-        let slot = self.names.request(place.session, &place.request);
-        if let Some(was_its_own) = self.free(slot, id) {
-            return was_its_own;
-        }
-        let mut others = self.calls_in(place.session);
-        !others.any(|(_, other)| other.is(place.session, &place.request))
-    }
-
-    /// Takes a call that left out of its session, which may remember it.
-    fn leave_session(&mut self, place: Option<Place>, remember: Option<Leaving<A>>) {
-        if let Some(place) = place
-            && let Some(follows) = self.sessions.leave(&place, remember)
-            && let Some(entry) = self.calls.get_mut(&follows)
-            && let Some(its) = &mut entry.place
-        {
-            its.seat = place.seat;
-        }
+    fn remove_detached(&mut self) {
+        self.detached = self.detached.saturating_sub(1);
+        self.common.totals.remove_detached();
     }
 
     /// Enters a call's next look into `due`, or takes it out.
@@ -431,14 +400,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     fn times_of(&mut self, id: CallId) -> Option<&mut Times> {
         self.calls.get_mut(&id)?.times.as_deref_mut()
-    }
-
-    pub(crate) fn limit_memory(&mut self, limits: MemoryLimits) {
-        self.sessions.memory.limits = limits;
-    }
-
-    pub(crate) fn limit(&mut self, limits: Limits) {
-        self.detached.limits = limits;
     }
 }
 

@@ -1,43 +1,48 @@
-//! All calls in flight behind one lock, and the handle to them.
+//! All calls in flight, and what is remembered of some that ended.
 //!
-//! `core` decides and never waits, the timer waits and never decides. The lock is held for a map operation,
-//! never across an await or a callback.
+//! A call lives in its session: `core` is the state machine of one session, without clock or lock; `street` has the cores
+//! of all sessions, each behind a lock of its own, and the timer looks at those that have something due. A lock is held
+//! for a map operation, never across an await or a callback.
 
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
 use tokio::{sync::Notify, time::Instant};
 
-use self::{core::Core, managers::Managers, room::Room, streams::Streams};
+use self::{managers::Managers, notes::Notes, streams::Streams, street::Street};
 use crate::{
-    call::{CallId, CancelReason, Detachment, Key, Scope, SessionKey},
+    call::{CallId, Key, Scope, SessionKey},
     limits::{Limit, Limits},
     observe::{Remark, Remarks},
-    timer::{Ticket, Timer},
+    timer::Timer,
 };
 
 mod answer;
 mod core;
 mod drain;
-mod expire;
+mod make_room;
 mod managers;
-mod room;
+mod notes;
 mod streams;
+mod street;
+mod totals;
+mod tracked;
 
 #[cfg(fuzzing)]
 pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
     answer::Answer,
     core::{
-        Detached, Dropped, End, Ended, Entry, FIRST, Finished, Form, Generation, MemoryLimits,
-        UNSEEN_FOR, Wait,
+        Detached, Dropped, End, Ended, Entry, FIRST, Finished, Form, Generation, UNSEEN_FOR, Wait,
     },
     streams::Outlet,
+    street::{Core, Home, Left},
+    tracked::Tracked,
 };
 #[cfg(feature = "rmcp")]
 pub(crate) use self::{
@@ -46,46 +51,23 @@ pub(crate) use self::{
     managers::Manager,
 };
 
-pub(crate) type Named = core::Named<Answer>;
+pub(crate) type Named<T> = core::Named<Arc<T>, Answer>;
 
 type Call<T> = (CallId, Arc<T>);
 
-type Left<T> = core::Left<Arc<T>>;
-
-/// What is registered for a call, and hears when its time is over. Called with no lock held.
-pub(crate) trait Tracked: Send + Sync + 'static {
-    /// Nobody will see the end of the call: it left.
-    fn left(&self, id: CallId, finished: Finished);
-
-    /// Its time is over.
-    fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason);
-}
-
 pub(crate) struct Registry<T> {
-    state: Mutex<State<T>>,
-    pub(crate) timer: Arc<Timer>,
-    this: Weak<Self>,
-    /// From the first deadline on.
-    ticket: OnceLock<Ticket>,
-    /// Notified when calls have ended while somebody drains.
-    pub(crate) ended: Notify,
-    /// Whether the stage is the last.
+    street: Arc<Street<T>>,
+    /// Held by who makes room in the memory.
+    makes_room: Mutex<()>,
+    /// The streams that no call keeps.
+    streams: Mutex<Streams>,
+    /// Nothing is to go on: the server is through.
     closed: AtomicBool,
     /// How many calls were cancelled by drains.
     pub(crate) drained: AtomicUsize,
-    room: Room,
     managers: Managers,
+    notes: Notes,
     remarks: Remarks,
-}
-
-/// How near the end of the server is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
-    Open,
-    /// Somebody waits for calls to end.
-    Draining,
-    /// Nothing is to go on.
-    Closed,
 }
 
 /// When a call came.
@@ -96,36 +78,20 @@ pub(crate) enum Started {
     TooLate,
 }
 
-pub(crate) struct State<T> {
-    pub(crate) core: Core<Arc<T>, Answer>,
-    /// The streams that no call keeps.
-    streams: Streams,
-    pub(crate) stage: Stage,
-    /// When the timer looks at it, if it does, as far as it was told.
-    awake_at: Option<Instant>,
-}
-
 // === impl Registry ===
 
 impl<T: Tracked> Registry<T> {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new_cyclic(|this| Self {
-            state: Mutex::new(State {
-                core: Core::new(),
-                streams: Streams::default(),
-                stage: Stage::Open,
-                awake_at: None,
-            }),
-            timer: Arc::new(Timer::new()),
-            this: this.clone(),
-            ticket: OnceLock::new(),
-            ended: Notify::new(),
+    pub(crate) fn new() -> Self {
+        Self {
+            street: Street::new(),
+            makes_room: Mutex::default(),
+            streams: Mutex::default(),
             closed: AtomicBool::new(false),
             drained: AtomicUsize::new(0),
-            room: Room::new(),
             managers: Managers::default(),
+            notes: Notes::default(),
             remarks: Remarks::default(),
-        })
+        }
     }
 
     /// Knows the sessions of a session manager from now on.
@@ -139,201 +105,138 @@ impl<T: Tracked> Registry<T> {
         self.managers.scope_of(session)
     }
 
-    /// A call that is cancelled at `deadline`, attached or not. Says whether it came in time.
-    pub(crate) fn start(
+    pub(crate) fn timer(&self) -> &Arc<Timer> {
+        &self.street.timer
+    }
+
+    /// Notified when calls have ended while somebody drains.
+    pub(crate) fn ended(&self) -> &Notify {
+        &self.street.ended
+    }
+
+    /// Has `start` start a call in the home of its session, or in one for calls that have none.
+    pub(crate) fn start<R>(
         &self,
         id: CallId,
-        key: Option<Key>,
-        call: Arc<T>,
-        deadline: Option<Instant>,
-    ) -> Started {
-        self.with_state(|state| {
-            state.core.start(id, key, call, deadline);
-            state.started()
-        })
+        session: Option<&SessionKey>,
+        start: impl FnOnce(&Arc<Home<T>>, &mut Core<T>) -> R,
+    ) -> (R, Started) {
+        let result = self.street.enter(session, id, start);
+        let started = match self.is_closed() {
+            // Who closed the registry did so before looking for calls: one of the two sees the other.
+            true => Started::TooLate,
+            false => Started::InTime,
+        };
+        (result, started)
     }
 
-    /// Keeps a stream that no call keeps, to close it in the end.
-    pub(crate) fn open(&self, stream: Weak<dyn Outlet>) {
-        let is_closed = self.with_state(|state| {
-            state.streams.add(stream.clone());
-            state.stage == Stage::Closed
-        });
-        if let Some(stream) = stream.upgrade().filter(|_| is_closed) {
-            stream.close();
-        }
-    }
-
-    /// Whether streams that open are to be closed.
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
+    /// Moves a call to the home of the session that it turned out to be of, and claims its id. `moved` is told while
+    /// nobody is at either core.
     #[cfg(feature = "rmcp")]
-    pub(crate) fn start_accepted(
+    pub(crate) fn move_call(
         &self,
         id: CallId,
-        key: Key,
-        call: Arc<T>,
-        deadline: Option<Instant>,
-    ) -> Started {
-        let (left, started) = self.with_state(|state| {
-            state.core.start(id, Some(key), call, deadline);
-            (state.core.claim(id), state.started())
-        });
-        report(left);
-        started
+        from: &Arc<Home<T>>,
+        to: Key,
+        moved: impl FnOnce(&Arc<Home<T>>),
+    ) {
+        report(self.street.move_call(id, from, to, moved));
     }
 
-    pub(crate) fn claim(&self, id: CallId) {
-        report(self.with(|core| core.claim(id)));
-    }
-
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn rekey(&self, id: CallId, key: Key) {
-        report(self.with(|core| core.rekey(id, key)));
-    }
-
-    pub(crate) fn name(&self, id: CallId, event_id: &[u8], form: Form) {
-        // Names neither end a call nor bring a deadline.
-        self.state().core.name(id, event_id, form);
-    }
-
-    pub(crate) fn blur(&self, id: CallId) {
-        self.with(|core| core.blur(id));
-    }
-
-    pub(crate) fn detach(
+    /// Runs one operation on the core of a session of which something is known.
+    pub(crate) fn visit<R>(
         &self,
-        id: CallId,
-        generation: Generation,
-        wait: Wait,
-        barren: bool,
-        detachment: Detachment,
-    ) -> Detached {
-        let detached = self.with(|core| core.detach(id, generation, wait, barren, detachment));
-        if detached == Detached::Waiting {
-            self.timer.on_this_runtime();
-        }
-        detached
+        session: &SessionKey,
+        operation: impl FnOnce(&mut Core<T>) -> R,
+    ) -> Option<R> {
+        Some(self.street.find(session)?.with(operation))
     }
 
-    /// Also tells since when it had no client.
-    pub(crate) fn attach(&self, id: CallId) -> Option<(Arc<T>, Generation, Option<Detachment>)> {
-        self.with(|core| {
-            let detachment = core.detachment(id);
-            let generation = core.attach(id)?;
-            Some((core.call(id)?.clone(), generation, detachment))
-        })
+    /// What an event id of a session names.
+    pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named<T> {
+        let named = self.visit(session, |core| core.named(event_id));
+        named.unwrap_or(Named::Nothing)
+    }
+
+    /// The call with this key, if its request was accepted.
+    pub(crate) fn find(&self, key: &Key) -> Option<Call<T>> {
+        self.visit(&key.session, |core| core.find(&key.request))?
+    }
+
+    /// The same, also if its request is not accepted yet.
+    pub(crate) fn find_any(&self, key: &Key) -> Option<Call<T>> {
+        self.visit(&key.session, |core| core.find_any(&key.request))?
+    }
+
+    /// The accepted calls of a session that is ending.
+    pub(crate) fn take_session(&self, session: &SessionKey) -> Vec<Call<T>> {
+        self.visit(session, Core::take_accepted).unwrap_or_default()
     }
 
     #[cfg(feature = "rmcp")]
-    pub(crate) fn read_on(&self, id: CallId) {
-        self.with(|core| core.read_on(id));
-    }
-
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn lose_sight(&self, id: CallId) {
-        self.with(|core| core.lose_sight(id, Instant::now()));
-    }
-
-    pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named {
-        self.with(|core| core.named(session, event_id))
+    pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call<T>> {
+        self.visit(session, |core| core.detached())
+            .unwrap_or_default()
     }
 
     /// Whether anything is known of a session: calls in flight, or some that ended.
     #[cfg(feature = "rmcp")]
     pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
-        self.with(|core| core.has_session(session))
+        self.street.find(session).is_some()
     }
 
-    pub(crate) fn hold(&self, id: CallId) -> bool {
-        self.with(|core| core.hold(id, Instant::now()))
-    }
-
-    pub(crate) fn release(&self, id: CallId) {
-        self.with(|core| core.release(id, Instant::now()));
-    }
-
-    pub(crate) fn spare(&self, id: CallId) {
-        self.with(|core| core.spare(id, Instant::now()));
-    }
-
-    pub(crate) fn finish(&self, id: CallId, remember: Option<Ended<Answer>>) -> Option<Finished> {
-        self.with(|core| core.finish(id, remember))
-    }
-
-    pub(crate) fn finish_due(&self, id: CallId, ended: Ended<Answer>) -> Option<Finished> {
-        self.with(|core| core.finish_due(id, ended))
-    }
-
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn finish_detached(&self, id: CallId, ended: Ended<Answer>) -> Option<Finished> {
-        self.with(|core| core.finish_detached(id, ended))
-    }
-
-    pub(crate) fn find(&self, key: &Key) -> Option<Call<T>> {
-        self.with(|core| core.find(key))
-    }
-
-    /// The same, also if its request is not accepted yet.
-    pub(crate) fn find_any(&self, key: &Key) -> Option<Call<T>> {
-        self.with(|core| core.find_any(key))
-    }
-
-    /// Whether the request of a call is neither accepted nor refused yet.
-    pub(crate) fn is_undecided(&self, id: CallId) -> bool {
-        self.with(|core| core.is_undecided(id))
-    }
-
-    pub(crate) fn take_session(&self, session: &SessionKey) -> Vec<Call<T>> {
-        self.with(|core| core.take_session(session))
-    }
-
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call<T>> {
-        self.with(|core| core.detached_in(session))
-    }
-
-    pub(crate) fn is_detached(&self, id: CallId) -> bool {
-        self.with(|core| core.is_detached(id))
-    }
-
+    /// A call in flight, wherever it lives.
     pub(crate) fn call(&self, id: CallId) -> Option<Arc<T>> {
-        self.with(|core| core.call(id).cloned())
+        let mut homes = self.street.homes();
+        homes.find_map(|home| home.with(|core| core.call(id).cloned()))
     }
 
-    pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
-        self.with(|core| core.call(id).is_some())
+    /// Looks at every call in flight. Each core is locked while its own are looked at.
+    pub(crate) fn look_at_calls<R>(
+        &self,
+        mut look: impl FnMut(CallId, &Entry<Arc<T>>) -> Option<R>,
+    ) -> Vec<R> {
+        let mut seen = Vec::new();
+        for home in self.street.homes() {
+            home.with(|core| seen.extend(core.calls().filter_map(|(id, entry)| look(id, entry))));
+        }
+        seen
     }
 
-    pub(crate) fn limit_memory(&self, limits: MemoryLimits) {
-        self.with(|core| core.limit_memory(limits));
+    /// The homes of the sessions that have this id: one in each scope that gave it out.
+    pub(crate) fn homes_of<'a>(&'a self, session: &'a str) -> impl Iterator<Item = Arc<Home<T>>> {
+        let homes = self.street.homes();
+        homes.filter(move |home| home.has_session(session))
+    }
+
+    /// How many calls are in flight.
+    pub(crate) fn len(&self) -> usize {
+        self.street.common.totals.in_flight()
+    }
+
+    /// How many of them have no client.
+    pub(crate) fn detached(&self) -> usize {
+        self.street.common.totals.detached()
     }
 
     pub(crate) fn limit(&self, limits: Limits) {
-        self.room.set_limit(limits.most(Limit::Calls));
-        self.with(|core| core.limit(limits));
+        self.street.common.totals.limit(limits);
     }
 
-    /// Whether so many more calls may be tracked.
-    pub(crate) fn has_room(&self, calls: usize) -> bool {
-        self.room.is_for(calls)
-    }
-
-    /// What was dropped from the memory and is not told yet.
-    pub(crate) fn take_dropped(&self) -> Vec<Dropped> {
-        self.state().core.take_dropped()
+    /// Whether another call may be tracked. Asked without a lock, so at the limit a few may slip in that come at the same
+    /// moment.
+    pub(crate) fn has_room(&self) -> bool {
+        self.len() < self.street.common.totals.most(Limit::Calls)
     }
 
     /// So many answers were dropped. How many were since that was said last, if it is time to say so.
     pub(crate) fn dropped(&self, answers: usize) -> Option<u64> {
-        self.room.dropped(answers, Instant::now())
+        self.notes.dropped(answers, Instant::now())
     }
 
     /// A call met a limit. How many did since that was said last, if it is time to say so.
     pub(crate) fn reached(&self, limit: Limit) -> Option<u64> {
-        self.room.reached(limit, Instant::now())
+        self.notes.reached(limit, Instant::now())
     }
 
     /// Says something about the configuration of its layer, once.
@@ -346,56 +249,28 @@ impl<T: Tracked> Registry<T> {
         self.remarks.include(remark)
     }
 
-    fn with<R>(&self, operation: impl FnOnce(&mut Core<Arc<T>, Answer>) -> R) -> R {
-        self.with_state(|state| operation(&mut state.core))
+    /// Keeps a stream that no call keeps, to close it in the end.
+    pub(crate) fn open(&self, stream: Weak<dyn Outlet>) {
+        self.streams().add(stream.clone());
+        if let Some(stream) = stream.upgrade().filter(|_| self.is_closed()) {
+            stream.close();
+        }
     }
 
-    /// Runs one operation, and tells the timer if it brought an earlier deadline.
-    fn with_state<R>(&self, operation: impl FnOnce(&mut State<T>) -> R) -> R {
-        let mut state = self.state();
-        let before = state.core.len();
-        let result = operation(&mut state);
-        let ended = self.note_calls(&state, before);
-        let next = state.core.next_deadline();
-        let earlier = next.filter(|next| state.awake_at.is_none_or(|at| *next < at));
-        if earlier.is_some() {
-            state.awake_at = earlier;
-        }
-        drop(state);
-        if let Some(at) = earlier {
-            self.look_by(at);
-        }
-        if ended {
-            self.ended.notify_waiters();
-        }
-        result
+    /// Whether streams that open are to be closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
-    /// Notes how many calls there are. Says whether somebody who drains is to hear of it.
-    fn note_calls(&self, state: &State<T>, before: usize) -> bool {
-        let after = state.core.len();
-        self.room.note(after);
-        state.stage != Stage::Open && after < before
-    }
-
-    pub(crate) fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T: Tracked> State<T> {
-    fn started(&self) -> Started {
-        match self.stage {
-            Stage::Open | Stage::Draining => Started::InTime,
-            Stage::Closed => Started::TooLate,
-        }
+    fn streams(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Has a call say that it is gone, if one is. No lock is held.
-fn report<T: Tracked>(left: Option<Left<T>>) {
-    if let Some((id, exchange, finished)) = left {
-        exchange.left(id, finished);
+pub(crate) fn report<T: Tracked>(left: Option<Left<T>>) {
+    if let Some((id, call, finished)) = left {
+        call.left(id, finished);
     }
 }
 
@@ -404,3 +279,6 @@ impl<T> fmt::Debug for Registry<T> {
         f.debug_struct("Registry").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

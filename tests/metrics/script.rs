@@ -114,7 +114,8 @@ async fn run() -> Scrape {
     find_no_room(&full.start().await).await;
 
     let forgetful = counted(Server::Wrapped).grace(Grace::After(GRACE));
-    let forgetful = forgetful.layer(|layer| layer.retain_at_most(0, 0));
+    let forgetful =
+        forgetful.layer(|layer| layer.limits(Limits::default().retained(0).retained_of_session(0)));
     let forgetful = forgetful.start().await;
     let mcp = forgetful.mcp().await;
     become_orphans(&forgetful, &mcp, &clock, 1).await;

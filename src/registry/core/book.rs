@@ -1,40 +1,37 @@
-//! Which calls a name names: a request, an event id, a session.
+//! The calls in flight of a session and all their names.
 
 use std::collections::hash_map;
 
 use super::{
     Core,
     entry::Entry,
-    index::{self, Slot, StreamId},
-    remembered::End,
-    room::GiveBack,
-    session::Session,
-    streams::Form,
+    give_back::GiveBack,
+    index::{self, EventId, Slot, StreamId},
+    records::End,
+    streams::{Form, Streams},
 };
-use crate::call::{CallId, Detachment, Key, SessionKey};
+use crate::call::{CallId, Detachment, RequestId};
 
 /// What an event id names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Named<A> {
+pub(crate) enum Named<T, A> {
     Nothing,
-    /// A call in flight.
-    Call(CallId),
-    /// The calls in flight of a batch, which have one stream.
-    Batch(Vec<CallId>),
-    /// It may be one of these.
-    OneOf(Vec<CallId>),
-    /// A call that has ended.
+    /// A stream of a call in flight.
+    Call(CallId, T),
+    /// Perhaps one of these: not all of their streams are known by name, or several have it.
+    OneOf(Vec<(CallId, T)>),
+    /// A stream of a call that has ended.
     Ended(End<A>),
 }
 
 // === impl Named ===
 
-impl<A> Named<A> {
-    /// The calls in flight that it names, or may name.
-    pub(crate) fn in_flight(self) -> Vec<CallId> {
+impl<T, A> Named<T, A> {
+    /// The calls in flight that may be meant.
+    pub(crate) fn in_flight(self) -> Vec<(CallId, T)> {
         match self {
-            Self::Call(id) => vec![id],
-            Self::Batch(ids) | Self::OneOf(ids) => ids,
+            Self::Call(id, call) => vec![(id, call)],
+            Self::OneOf(calls) => calls,
             Self::Nothing | Self::Ended(_) => Vec::new(),
         }
     }
@@ -45,68 +42,71 @@ impl<A> Named<A> {
 impl<T: Clone, A: Clone> Core<T, A> {
     /// Notes an event id of a call's stream.
     pub(crate) fn name(&mut self, id: CallId, event_id: &[u8], form: Form) {
-        let session = self.calls.get(&id).and_then(Entry::session);
-        let Some(session) = session else {
+        let Some((_, session)) = self.session else {
             return;
         };
         let stream = match (form, index::numbers(event_id)) {
             #[cfg(any(feature = "rmcp", test, fuzzing))]
             (Form::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
-            (Form::Any, Some(numbers)) if self.name_in_run(id, session, numbers) => return,
-            _ => StreamId::Opaque(self.names.event(event_id)),
+            (_, numbers) => match self.name_of_any(id, session, event_id, numbers) {
+                Some(stream) => stream,
+                None => return,
+            },
         };
         let entry = self.calls.get_mut(&id);
         let Some(forgotten) = entry.and_then(|entry| entry.streams.add(stream)) else {
             return;
         };
-        let former = self.index.insert(self.names.stream(session, stream), id);
-        if let Some(former) = former {
-            self.share(former, id, stream);
-        }
+        let slot = self.common.names.stream(session, stream);
+        self.index.insert(slot, id);
         if let Some(forgotten) = forgotten {
             self.unname(session, forgotten, id);
         }
     }
 
-    /// Notes an event that counts up from the last, or from nothing. `false` if it does not, or if another call of the
-    /// session counts so.
-    fn name_in_run(&mut self, id: CallId, session: Slot, (index, stream): (u64, u64)) -> bool {
-        let Some(entry) = self.calls.get_mut(&id) else {
-            return true;
+    /// What an event of any server is entered under. `None` if it counts up from the last one, or from nothing, and no
+    /// other call of the session counts so.
+    fn name_of_any(
+        &mut self,
+        id: CallId,
+        session: Slot,
+        event_id: &[u8],
+        numbers: Option<(u64, u64)>,
+    ) -> Option<StreamId> {
+        let entry = self.calls.get_mut(&id)?;
+        if numbers.is_some_and(|(index, stream)| entry.streams.continue_run(index, stream)) {
+            return None;
+        }
+        let is_first = entry.streams.is_empty();
+        let event = EventId {
+            numbers,
+            hash: self.common.names.event(event_id),
         };
-        if !entry.streams.is_empty() {
-            return entry.streams.continue_run(index, stream);
+        self.contest(id, session, event);
+        let starts_run = numbers.filter(|(_, stream)| {
+            is_first && self.owner(session, StreamId::Numbered(*stream)).is_none()
+        });
+        if let Some((index, stream)) = starts_run
+            && self.calls.get_mut(&id)?.streams.start_run(index, stream)
+        {
+            let slot = self
+                .common
+                .names
+                .stream(session, StreamId::Numbered(stream));
+            self.index.insert(slot, id);
+            return None;
         }
-        let name = StreamId::Numbered(stream);
-        let event = index::EventId {
-            numbers: Some((index, stream)),
-            hash: 0,
-        };
-        let other = self.owner(session, name);
-        let other = other.map(|(other, entry)| (other, entry.streams.have(event)));
-        if other.is_some_and(|(_, has_it)| !has_it) {
-            return false;
-        }
-        let entry = self.calls.get_mut(&id);
-        if !entry.is_some_and(|entry| entry.streams.start_run(index, stream)) {
-            return false;
-        }
-        self.index.insert(self.names.stream(session, name), id);
-        if let Some((other, _)) = other {
-            self.share(other, id, name);
-        }
-        true
+        Some(StreamId::Opaque(event.hash))
     }
 
-    /// Notes that two calls have a stream, if the former still has it.
-    fn share(&mut self, former: CallId, id: CallId, stream: StreamId) {
-        if former != id
-            && let Some(other) = self.calls.get_mut(&former)
-            && other.streams.iter().any(|its| its == stream)
-        {
-            other.streams.share();
-            if let Some(entry) = self.calls.get_mut(&id) {
-                entry.streams.share();
+    /// Notes that two calls have the same event, which MCP forbids, if another call has it already.
+    fn contest(&mut self, id: CallId, session: Slot, event: EventId) {
+        let other = self.on(session, event).map(|(other, _)| other);
+        if let Some(other) = other.filter(|other| *other != id) {
+            for id in [other, id] {
+                if let Some(entry) = self.calls.get_mut(&id) {
+                    entry.streams.contest();
+                }
             }
         }
     }
@@ -118,21 +118,21 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    pub(super) fn forget_streams(&mut self, id: CallId, entry: &Entry<T>) {
-        if let Some(session) = entry.session() {
-            for stream in entry.streams.iter() {
+    pub(super) fn forget_streams(&mut self, id: CallId, streams: &Streams) {
+        if let Some((_, session)) = self.session {
+            for stream in streams.iter() {
                 self.unname(session, stream, id);
             }
         }
     }
 
-    pub(super) fn unname(&mut self, session: Slot, stream: StreamId, id: CallId) {
-        let slot = self.names.stream(session, stream);
+    fn unname(&mut self, session: Slot, stream: StreamId, id: CallId) {
+        let slot = self.common.names.stream(session, stream);
         self.free(slot, id);
     }
 
     /// Frees a name if it is a call's own, and says whether it was. `None` if it is nobody's.
-    pub(super) fn free(&mut self, slot: Slot, id: CallId) -> Option<bool> {
+    fn free(&mut self, slot: Slot, id: CallId) -> Option<bool> {
         let hash_map::Entry::Occupied(owner) = self.index.entry(slot) else {
             return None;
         };
@@ -144,43 +144,49 @@ impl<T: Clone, A: Clone> Core<T, A> {
         Some(is_owner)
     }
 
-    /// What an event id of a session names.
-    pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named<A> {
-        let Some((slot, known)) = self.session(session) else {
+    /// Gives up the id of a call that left. `false` if it has none, or another call may be meant by it.
+    pub(super) fn free_id(&mut self, id: CallId, entry: &Entry<T>) -> bool {
+        let Some(place) = &entry.place else {
+            return false;
+        };
+        let Some(slot) = self.request(&place.request) else {
+            return false;
+        };
+        if let Some(was_its_own) = self.free(slot, id) {
+            return was_its_own;
+        }
+        !self.calls.values().any(|other| other.is(&place.request))
+    }
+
+    /// What an event id names.
+    pub(crate) fn named(&self, event_id: &[u8]) -> Named<T, A> {
+        let Some((_, session)) = self.session else {
             return Named::Nothing;
         };
-        let event = self.names.event_id(event_id);
-        for stream in event.streams() {
-            let Some((id, entry)) = self.owner(slot, stream) else {
-                continue;
-            };
-            if !entry.streams.are_shared() {
-                if entry.streams.have(event) {
-                    return Named::Call(id);
-                }
-                continue;
-            }
-            let sharing = self.calls_of(known).filter(|(_, entry)| {
-                let streams = &entry.streams;
-                streams.are_shared() && streams.have(event)
-            });
-            let mut sharing: Vec<CallId> = sharing.map(|(id, _)| id).collect();
-            match (sharing.pop(), sharing.is_empty()) {
-                (None, _) => {}
-                (Some(id), true) => return Named::Call(id),
-                (Some(id), false) => {
-                    sharing.push(id);
-                    return Named::Batch(sharing);
-                }
+        let event = self.common.names.event_id(event_id);
+        let sole = self.on(session, event);
+        if let Some((id, entry)) = sole.filter(|(_, entry)| !entry.streams.are_contested()) {
+            return Named::Call(id, entry.call.clone());
+        }
+        let contested =
+            |entry: &Entry<T>| entry.streams.are_contested() && entry.streams.have(event);
+        let mut contested = self.calls_that(contested);
+        match (contested.pop(), contested.is_empty()) {
+            (None, _) => {}
+            (Some((id, call)), true) => return Named::Call(id, call),
+            (Some(call), false) => {
+                contested.push(call);
+                return Named::OneOf(contested);
             }
         }
-        if let Some(end) = known.end_of(event) {
-            return Named::Ended(end);
+        if let Some(end) = self.memory.end_of(event) {
+            return Named::Ended(end.clone());
         }
-        let blurred: Vec<CallId> = self
-            .calls_of(known)
-            .filter(|(_, entry)| entry.streams.are_blurred())
-            .map(|(id, _)| id)
+        let blurred = self
+            .calls()
+            .filter(|(_, entry)| entry.streams.are_blurred());
+        let blurred: Vec<_> = blurred
+            .map(|(id, entry)| (id, entry.call.clone()))
             .collect();
         match blurred.is_empty() {
             true => Named::Nothing,
@@ -188,21 +194,38 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    /// The session call with this key, if its request was accepted.
-    pub(crate) fn find(&self, key: &Key) -> Option<(CallId, T)> {
-        let (slot, _) = self.session(&key.session)?;
-        let id = *self.index.get(&self.names.request(slot, &key.request))?;
-        let entry = self.calls.get(&id)?;
-        let is_it = entry.is(slot, &key.request);
-        is_it.then(|| (id, entry.call.clone()))
+    /// The call in flight that an event was seen on.
+    fn on(&self, session: Slot, event: EventId) -> Option<(CallId, &Entry<T>)> {
+        let owners = event
+            .streams()
+            .filter_map(|stream| self.owner(session, stream));
+        let mut owners = owners;
+        owners.find(|(_, entry)| entry.streams.have(event))
     }
 
-    /// The session call with this key, also if its request is not accepted yet.
-    pub(crate) fn find_any(&self, key: &Key) -> Option<(CallId, T)> {
-        self.find(key).or_else(|| {
-            let (slot, known) = self.session(&key.session)?;
-            let mut calls = self.calls_of(known);
-            let found = calls.find(|(_, entry)| entry.is(slot, &key.request));
+    /// The call that a stream is entered for.
+    fn owner(&self, session: Slot, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
+        let id = *self.index.get(&self.common.names.stream(session, stream))?;
+        Some((id, self.calls.get(&id)?))
+    }
+
+    /// The slot of a JSON-RPC id.
+    pub(super) fn request(&self, request: &RequestId) -> Option<Slot> {
+        let (_, session) = self.session.as_ref()?;
+        Some(self.common.names.request(*session, request))
+    }
+
+    /// The call with this JSON-RPC id, if its request was accepted.
+    pub(crate) fn find(&self, request: &RequestId) -> Option<(CallId, T)> {
+        let id = *self.index.get(&self.request(request)?)?;
+        let entry = self.calls.get(&id)?;
+        entry.is(request).then(|| (id, entry.call.clone()))
+    }
+
+    /// The same, also if its request is not accepted yet.
+    pub(crate) fn find_any(&self, request: &RequestId) -> Option<(CallId, T)> {
+        self.find(request).or_else(|| {
+            let found = self.calls().find(|(_, entry)| entry.is(request));
             found.map(|(id, entry)| (id, entry.call.clone()))
         })
     }
@@ -211,11 +234,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn is_undecided(&self, id: CallId) -> bool {
         let entry = self.calls.get(&id);
         let place = entry.and_then(|entry| entry.place.as_ref());
-        place.is_some_and(|place| !place.owns_key)
+        place.is_some_and(|place| !place.owns_id)
     }
 
     pub(crate) fn call(&self, id: CallId) -> Option<&T> {
         self.calls.get(&id).map(|entry| &entry.call)
+    }
+
+    pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
+        self.calls.contains_key(&id)
     }
 
     pub(crate) fn is_detached(&self, id: CallId) -> bool {
@@ -227,66 +254,14 @@ impl<T: Clone, A: Clone> Core<T, A> {
         self.calls.get(&id)?.detachment()
     }
 
-    /// The sessions with calls that an id names: one of each scope that gave it out.
-    pub(crate) fn sessions_with(&self, id: &str) -> Vec<SessionKey> {
-        let Some(sessions) = self.scopes.sessions(id) else {
-            let known = self.sessions.by_slot.values().map(|known| &known.key);
-            return known.filter(|key| *key.id == *id).cloned().collect();
-        };
-        sessions.filter(|key| self.session(key).is_some()).collect()
-    }
-
-    /// The detached calls of a session.
+    /// The calls without a client.
     #[cfg(any(feature = "rmcp", test, fuzzing))]
-    pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<(CallId, T)> {
-        let known = self.session(session).into_iter();
-        known
-            .flat_map(|(_, known)| self.calls_of(known))
-            .filter(|(_, entry)| entry.clock().is_some())
-            .map(|(id, entry)| (id, entry.call.clone()))
-            .collect()
+    pub(crate) fn detached(&self) -> Vec<(CallId, T)> {
+        self.calls_that(|entry| entry.clock().is_some())
     }
 
-    /// Whether a session has calls in flight, or some that are remembered.
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
-        self.session(session).is_some()
-    }
-
-    /// A session with calls. From its slot on its key needs no look any more.
-    pub(super) fn session(&self, key: &SessionKey) -> Option<(Slot, &Session<A>)> {
-        let slot = self.names.session(key);
-        Some((slot, self.sessions.get(slot, key)?))
-    }
-
-    /// The calls in flight of a session.
-    pub(super) fn calls_of(
-        &self,
-        session: &Session<A>,
-    ) -> impl Iterator<Item = (CallId, &Entry<T>)> {
-        let ids = session.in_flight.iter();
-        ids.filter_map(|id| Some((*id, self.calls.get(id)?)))
-    }
-
-    /// The same by its slot.
-    pub(super) fn calls_in(&self, slot: Slot) -> impl Iterator<Item = (CallId, &Entry<T>)> {
-        let session = self.sessions.by_slot.get(&slot).into_iter();
-        session.flat_map(|session| self.calls_of(session))
-    }
-
-    /// The call that a stream of a session is entered for.
-    pub(super) fn owner(&self, slot: Slot, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
-        let id = *self.index.get(&self.names.stream(slot, stream))?;
-        let entry = self.calls.get(&id)?;
-        (entry.session() == Some(slot)).then_some((id, entry))
-    }
-
-    /// The calls of a batch that have this stream.
-    pub(super) fn on_stream(&self, slot: Slot, stream: StreamId) -> Vec<CallId> {
-        let is_on = |entry: &Entry<T>| entry.streams.iter().any(|its| its == stream);
-        self.calls_in(slot)
-            .filter(|(_, entry)| entry.streams.are_shared() && is_on(entry))
-            .map(|(id, _)| id)
-            .collect()
+    fn calls_that(&self, are: impl Fn(&Entry<T>) -> bool) -> Vec<(CallId, T)> {
+        let calls = self.calls().filter(|(_, entry)| are(entry));
+        calls.map(|(id, entry)| (id, entry.call.clone())).collect()
     }
 }

@@ -2,13 +2,15 @@
 
 use std::mem;
 
+use tokio::time::Instant;
+
 use super::{
     Core,
     entry::Finished,
     memory::Dropped,
-    remembered::{Ended, Leaving},
+    records::{Ended, Leaving, Rank},
 };
-use crate::call::{CallId, SessionKey};
+use crate::call::CallId;
 
 // === impl Core ===
 
@@ -17,28 +19,52 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// known under its streams.
     pub(crate) fn finish(&mut self, id: CallId, remember: Option<Ended<A>>) -> Option<Finished> {
         let entry = self.take(id)?;
-        self.finished = self.finished.wrapping_add(1);
-        let injectable = self.free_key(id, &entry);
+        let injectable = self.free_id(id, &entry);
         let detachment = entry.detachment();
-        self.forget_streams(id, &entry);
+        self.forget_streams(id, &entry.streams);
         let remember = remember.filter(|_| !entry.streams.is_empty());
-        let remember = remember.map(|ended| Leaving {
-            call: id,
-            streams: entry.streams,
-            had_client: detachment.is_none(),
-            ended,
+        let is_too_much = remember.is_some_and(|ended| {
+            self.remember(Leaving {
+                call: id,
+                streams: entry.streams,
+                had_client: detachment.is_none(),
+                ended,
+            })
         });
-        self.leave_session(entry.place, remember);
         Some(Finished {
             injectable,
             detachment,
-            dropped: self.sessions.memory.has_dropped(),
+            is_too_much,
         })
+    }
+
+    fn remember(&mut self, leaving: Leaving<A>) -> bool {
+        let Some((session, _)) = &self.session else {
+            return false;
+        };
+        self.memory.keep(session, leaving, &self.common.totals)
+    }
+
+    /// Forgets the oldest of a rank until not more than so many bytes of it are left.
+    pub(crate) fn shrink_memory(&mut self, rank: Rank, to: usize) {
+        if let Some((session, _)) = &self.session {
+            self.memory.shrink(session, rank, to, &self.common.totals);
+        }
+    }
+
+    /// How many bytes of a rank are remembered.
+    pub(crate) fn bytes_of(&self, rank: Rank) -> usize {
+        self.memory.bytes_of(rank)
+    }
+
+    /// When the oldest of them is forgotten.
+    pub(crate) fn forgotten_at(&self, rank: Rank) -> Option<Instant> {
+        self.memory.forgotten_at(rank)
     }
 
     /// What was dropped from the memory because there was no room, though its client may come for it. Each is told once.
     pub(crate) fn take_dropped(&mut self) -> Vec<Dropped> {
-        self.sessions.memory.take_dropped()
+        self.memory.take_dropped()
     }
 
     /// Ends a call whose time without a client is over, as [`finish`](Self::finish) does: unless its client has come
@@ -56,31 +82,20 @@ impl<T: Clone, A: Clone> Core<T, A> {
         is_alone.then(|| self.finish(id, Some(ended)))?
     }
 
-    /// The calls in flight of a session that is ending. What is remembered of it goes, and so do their
-    /// streams: should the session start anew, it counts them anew.
-    pub(crate) fn take_session(&mut self, session: &SessionKey) -> Vec<(CallId, T)> {
-        let Some((slot, found)) = self.session(session) else {
-            return Vec::new();
-        };
-        let calls = self.calls_of(found);
-        let owners = calls.filter(|(_, entry)| entry.place.as_ref().is_some_and(|it| it.owns_key));
-        let owners = owners.map(|(id, entry)| (id, entry.call.clone()));
-        let owners: Vec<(CallId, T)> = owners.collect();
-        self.sessions.forget_all_of(slot);
-        for (id, _) in &owners {
-            let entry = self.calls.get_mut(id);
-            let streams = entry.map(|entry| mem::take(&mut entry.streams));
-            let Some(streams) = streams else {
-                continue;
-            };
-            for stream in streams.iter() {
-                self.unname(slot, stream, *id);
-                if streams.are_shared() {
-                    // One that is not accepted yet may have it too, and stays.
-                    self.name_by_another(slot, stream);
-                }
-            }
+    /// The accepted calls of a session that is ending. What is remembered of it goes, and so do their streams: should
+    /// the session start anew, it counts them anew.
+    pub(crate) fn take_accepted(&mut self) -> Vec<(CallId, T)> {
+        self.memory.clear(&self.common.totals);
+        let entries = self.calls.iter_mut();
+        let owners = entries.filter(|(_, entry)| entry.place.as_ref().is_some_and(|it| it.owns_id));
+        let owners = owners.map(|(id, entry)| (*id, mem::take(&mut entry.streams), &entry.call));
+        let owners = owners.map(|(id, streams, call)| (id, streams, call.clone()));
+        let owners: Vec<_> = owners.collect();
+        let mut taken = Vec::with_capacity(owners.len());
+        for (id, streams, call) in owners {
+            self.forget_streams(id, &streams);
+            taken.push((id, call));
         }
-        owners
+        taken
     }
 }

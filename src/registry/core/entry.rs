@@ -4,7 +4,7 @@ use std::{mem, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{index::Slot, streams::Streams};
+use super::streams::Streams;
 use crate::{
     call::{Detachment, RequestId},
     timer::{GLANCE, LATE, MAX_GLANCES, ON_TIME},
@@ -57,14 +57,11 @@ pub(crate) struct Entry<T> {
     pub(super) times: Option<Box<Times>>,
 }
 
-/// What a session call is found by.
+/// What a session call is found by in its session.
 #[derive(Debug)]
 pub(super) struct Place {
-    pub(super) session: Slot,
     pub(super) request: RequestId,
-    /// Which one of its session's calls in flight it is.
-    pub(super) seat: u32,
-    pub(super) owns_key: bool,
+    pub(super) owns_id: bool,
 }
 
 /// When a call is to be looked at.
@@ -113,8 +110,8 @@ pub(crate) struct Finished {
     pub(crate) injectable: bool,
     /// Its time without a client, if it had none.
     pub(crate) detachment: Option<Detachment>,
-    /// Whether something was [dropped](super::Core::take_dropped) from the memory.
-    pub(crate) dropped: bool,
+    /// Whether the memory is fuller than it may be, or something was [dropped](super::Core::take_dropped) from it.
+    pub(crate) is_too_much: bool,
 }
 
 /// Which time of a call is over.
@@ -140,6 +137,17 @@ pub(super) enum Look {
 impl Generation {
     pub(super) fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
+    }
+}
+
+// === impl Place ===
+
+impl Place {
+    pub(super) fn new(request: RequestId) -> Self {
+        Self {
+            request,
+            owns_id: false,
+        }
     }
 }
 
@@ -188,14 +196,10 @@ impl<T> Entry<T> {
         self.posted || resumed.is_some_and(|resumed| !resumed.is_empty())
     }
 
-    pub(super) fn session(&self) -> Option<Slot> {
-        self.place.as_ref().map(|place| place.session)
-    }
-
-    /// Whether it is the call of this session with this JSON-RPC id.
-    pub(super) fn is(&self, session: Slot, request: &RequestId) -> bool {
+    /// Whether it is a call with this JSON-RPC id.
+    pub(super) fn is(&self, request: &RequestId) -> bool {
         let place = self.place.as_ref();
-        place.is_some_and(|place| place.session == session && place.request == *request)
+        place.is_some_and(|place| place.request == *request)
     }
 
     pub(super) fn clock(&self) -> Option<&Clock> {

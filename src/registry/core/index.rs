@@ -1,8 +1,8 @@
 //! Finding calls by what a client knows of them.
 //!
-//! Requests and streams of calls in flight live in one map from a keyed 64-bit hash to a [`CallId`], sessions in
-//! another: the hash of a session is computed once, and no client can choose names that collide. A hit is only a
-//! hint. Whoever looks up compares the full names (a collision is then no find, never a wrong one).
+//! Requests and streams of a session's calls in flight live in one map from a keyed 64-bit hash to a [`CallId`], sessions
+//! in another: the hash of a session is computed once, and no client can choose names that collide. A hit is only a
+//! hint: the full names are compared, so a collision finds nothing, and never the wrong call.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -31,18 +31,18 @@ pub(super) struct EventId {
 
 /// The hash of a name. Already keyed, so the maps below take it as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Slot(u64);
+pub(crate) struct Slot(u64);
 
-pub(super) type Slots<V> = HashMap<Slot, V, BuildHasherDefault<AsIs>>;
+pub(crate) type Slots<V> = HashMap<Slot, V, BuildHasherDefault<AsIs>>;
 pub(super) type ById<V> = HashMap<CallId, V, BuildHasherDefault<AsIs>>;
 
 /// A hasher for keys that are spread already ([`Slot`]), or that count up ([`CallId`]).
 #[derive(Debug, Default)]
-pub(super) struct AsIs(u64);
+pub(crate) struct AsIs(u64);
 
 /// Makes the hashes, with secrets that no client learns.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(crate) struct Names {
     keyed: RandomState,
     #[cfg(feature = "rmcp")]
     own_sessions: [u64; 2],
@@ -56,6 +56,11 @@ pub(super) struct Names {
 // === impl Slot ===
 
 impl Slot {
+    /// Which of so many parts it is in.
+    pub(crate) fn part(self, parts: usize) -> usize {
+        (self.0 >> 32) as usize % parts
+    }
+
     /// The slot of a name in this session. A client chooses the name, and knows neither the session's hash nor
     /// the multiplier. Names that differ in few bits differ in some bits of the first product, and in any of the
     /// second.
@@ -90,7 +95,7 @@ impl Default for Names {
 }
 
 impl Names {
-    pub(super) fn session(&self, session: &SessionKey) -> Slot {
+    pub(crate) fn session(&self, session: &SessionKey) -> Slot {
         match session.scope {
             #[cfg(feature = "rmcp")]
             Scope::Manager(number) => self.own_session(number, session.id.as_bytes()),

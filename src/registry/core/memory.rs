@@ -1,29 +1,30 @@
-//! Calls that have ended, for clients that come back for them.
+//! Calls of a session that have ended, for clients that come back for them.
 //!
 //! A client that was cut off asks again for a stream whose call has ended meanwhile. What it gets then is
 //! remembered here: the answer, or that the call was cancelled. It is asked for as often as the client likes.
 //!
-//! The records of a rank are in one queue, in the order in which their calls ended. A record is kept at least until its time: it is forgotten when it is at the head of its queue and
-//! its time is over, so it may wait for one before it that stays longer.
+//! The records of a rank are in one queue, in the order in which their calls ended. A record is kept at least until its
+//! time: it is forgotten when it is at the head of its queue and its time is over, so it may wait for one before it that
+//! stays longer.
 //!
-//! Bounded twice, by bytes in all and by bytes a session. What cannot fit is not kept, and nothing is forgotten for it:
-//! a record that is larger than a bound, or a spare one beside the owed ones. For the others the oldest spare records
-//! go, and then the oldest owed ones. Of these the [`Dropped`] tell: their clients get what they would get without this
-//! crate.
+//! Bounded twice, by bytes a session and by bytes of all sessions. What cannot fit is not kept, and nothing is forgotten
+//! for it: a record that is larger than a bound, or a spare one beside the owed ones. For the others the oldest spare
+//! records of the session go, and then its oldest owed ones. Of these the [`Dropped`] tell: their clients get what they
+//! would get without this crate. If all sessions together remember too much, the registry makes room
+//! ([`Core::shrink_memory`](super::Core::shrink_memory)).
 //!
-//! Either way the one that goes is the oldest of its rank in its session. So a session has its records in two queues of
-//! its own, and what is common has only turns. No map knows a record: it is looked for among those of its session.
+//! No map knows a record: a late client is rare, and looks through those of its session.
 
-use std::{collections::VecDeque, mem, sync::Arc};
+use std::{mem, sync::Arc};
 
 use tokio::time::Instant;
 
 use super::{
-    index::{Slot, Slots, StreamId},
-    remembered::{Kept, Leaving, Rank, Ranked},
-    session::Session,
+    super::totals::Totals,
+    index::{EventId, StreamId},
+    records::{End, Leaving, Rank, Ranked, Record, Records},
 };
-use crate::call::{CallId, Outcome};
+use crate::call::{CallId, Outcome, SessionKey};
 
 /// A record that its client may have come for, and that was let go or never kept because there was no room.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,204 +40,206 @@ pub(crate) struct Dropped {
 /// What a record costs besides its answer and the texts in it, in bytes, about: its queues and its session.
 pub(super) const RECORD: usize = 512;
 
-/// How many bytes may be kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limits {
-    pub(crate) total: usize,
-    pub(crate) session: usize,
-}
-
-/// In which order the records of all sessions go.
+/// What is remembered of a session. In a box: a session is large enough without any.
 #[derive(Debug)]
-pub(super) struct Memory {
-    pub(super) limits: Limits,
-    pub(super) turns: Ranked<Turns>,
+pub(super) struct Memory<A>(Option<Box<Remembered<A>>>);
+
+#[derive(Debug)]
+struct Remembered<A> {
+    records: Ranked<Records<A>>,
     /// The number of the next record.
     next: u64,
     /// What was dropped and not said yet.
     dropped: Vec<Dropped>,
 }
 
-/// In which order the records of a rank go.
-#[derive(Debug, Default)]
-pub(super) struct Turns {
-    /// Oldest first, and some whose record is gone already. The head's is not.
-    pub(super) queue: VecDeque<Turn>,
-    pub(super) records: usize,
-    pub(super) bytes: usize,
-}
-
-/// The turn of the oldest record of a session and a rank, if it has this number.
-#[derive(Debug)]
-pub(super) struct Turn {
-    pub(super) session: Slot,
-    pub(super) number: u64,
-    pub(super) until: Instant,
-}
-
-/// Why a record goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
-    Over,
-    NoRoom,
-}
-
 // === impl Memory ===
 
-impl Memory {
-    pub(super) fn new() -> Self {
-        Self {
-            limits: Limits::DEFAULT,
-            turns: Ranked::default(),
-            next: 0,
-            dropped: Vec::new(),
+impl<A> Memory<A> {
+    /// Keeps an ended call if it can, and forgets what is then too much for its session. Says whether it dropped
+    /// something, or all sessions together remember too much.
+    pub(super) fn keep(
+        &mut self,
+        session: &SessionKey,
+        leaving: Leaving<A>,
+        totals: &Totals,
+    ) -> bool {
+        let kept = self.0.get_or_insert_default();
+        let rank = leaving.rank();
+        let record = kept.record(session, leaving);
+        if record.weight > kept.most(rank, totals) {
+            kept.note_dropped(session, rank, &record);
+        } else {
+            totals.add_bytes(rank, record.weight);
+            kept.records.of_mut(rank).push(record);
+            while kept.bytes() > totals.most_bytes_of_session() {
+                kept.drop_oldest(session, kept.goes_first(), totals);
+            }
+        }
+        !kept.dropped.is_empty() || totals.bytes() > totals.most_bytes()
+    }
+
+    /// Drops the oldest of a rank until not more than so many bytes of it are left.
+    pub(super) fn shrink(&mut self, session: &SessionKey, rank: Rank, to: usize, totals: &Totals) {
+        if let Some(kept) = &mut self.0 {
+            while kept.records.of(rank).bytes() > to {
+                kept.drop_oldest(session, rank, totals);
+            }
         }
     }
 
-    /// Keeps an ended call if it can, and forgets what is then too much for its session.
-    pub(super) fn keep<A>(&mut self, slot: Slot, session: &mut Session<A>, leaving: Leaving<A>) {
-        let rank = leaving.rank();
+    /// Forgets those whose time is over by `now`.
+    pub(super) fn forget_due(&mut self, now: Instant, totals: &Totals) {
+        let is_due = |record: &Record<A>| record.until <= now;
+        self.forget(is_due, totals);
+    }
+
+    pub(super) fn clear(&mut self, totals: &Totals) {
+        self.forget(|_| true, totals);
+    }
+
+    /// Forgets the oldest of each rank as long as they are to go.
+    fn forget(&mut self, is_to_go: impl Fn(&Record<A>) -> bool, totals: &Totals) {
+        let Some(kept) = &mut self.0 else {
+            return;
+        };
+        for rank in Rank::ALL {
+            while kept.records.of(rank).oldest().is_some_and(&is_to_go) {
+                kept.pop(rank, totals);
+            }
+        }
+    }
+
+    /// How the latest of these calls ended that had this event.
+    pub(super) fn end_of(&self, event: EventId) -> Option<&End<A>> {
+        let kept = self.0.as_ref()?;
+        let latest = Rank::ALL.map(|rank| kept.records.of(rank).latest_with(event));
+        let latest = latest.into_iter().flatten();
+        let latest = latest.max_by_key(|record| record.number);
+        latest.map(|record| &record.end)
+    }
+
+    /// When the first of the oldest is to be forgotten.
+    pub(super) fn next_end(&self) -> Option<Instant> {
+        let ends = Rank::ALL.map(|rank| self.forgotten_at(rank));
+        ends.into_iter().flatten().min()
+    }
+
+    /// When the oldest of a rank is.
+    pub(super) fn forgotten_at(&self, rank: Rank) -> Option<Instant> {
+        let oldest = self.0.as_ref()?.records.of(rank).oldest();
+        oldest.map(|record| record.until)
+    }
+
+    pub(super) fn bytes_of(&self, rank: Rank) -> usize {
+        let kept = self.0.as_ref();
+        kept.map_or(0, |kept| kept.records.of(rank).bytes())
+    }
+
+    /// Whether nothing is remembered, and nothing is left to be said.
+    pub(super) fn is_empty(&self) -> bool {
+        self.next_end().is_none() && self.0.as_ref().is_none_or(|kept| kept.dropped.is_empty())
+    }
+
+    pub(super) fn take_dropped(&mut self) -> Vec<Dropped> {
+        let kept = self.0.as_mut();
+        kept.map_or_else(Vec::new, |kept| mem::take(&mut kept.dropped))
+    }
+
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn len(&self) -> usize {
+        let kept = self.0.iter();
+        kept.flat_map(|kept| Rank::ALL.map(|rank| kept.records.of(rank).len()))
+            .sum()
+    }
+}
+
+impl<A> Default for Memory<A> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+// === impl Remembered ===
+
+impl<A> Remembered<A> {
+    fn record(&mut self, session: &SessionKey, leaving: Leaving<A>) -> Record<A> {
         let Leaving {
             call,
             streams,
             ended,
             ..
         } = leaving;
-        let texts = session.key.text_len() + ended.end.text_len();
-        let weight = RECORD + ended.weight + texts + streams.len() * size_of::<StreamId>();
+        let texts = session.text_len() + ended.end.text_len();
         let number = self.next;
         self.next += 1;
-        let kept = Kept {
+        Record {
             number,
             call,
+            weight: RECORD + ended.weight + texts + streams.len() * size_of::<StreamId>(),
             streams,
             end: ended.end,
-            weight,
-        };
-        if weight > self.most(rank, session) {
-            return self.note_dropped(rank, session, &kept);
-        }
-        session.kept.push(rank, kept);
-        let turns = self.turns.of_mut(rank);
-        turns.records += 1;
-        turns.bytes += weight;
-        turns.queue.push_back(Turn {
-            session: slot,
-            number,
             until: ended.until,
-        });
-        while session.kept.bytes() > self.limits.session {
-            let rank = session.kept.goes_first();
-            self.forget_oldest_of(session, rank, Why::NoRoom);
         }
     }
 
     /// How large a record may be to fit in, with whatever may be forgotten for it.
-    fn most<A>(&self, rank: Rank, session: &Session<A>) -> usize {
-        let Limits {
-            total,
-            session: share,
-        } = self.limits;
+    fn most(&self, rank: Rank, totals: &Totals) -> usize {
+        let (total, session) = (totals.most_bytes(), totals.most_bytes_of_session());
         match rank {
-            Rank::Owed => share.min(total),
+            Rank::Owed => session.min(total),
             Rank::Spare => {
-                let share = share.saturating_sub(session.kept.bytes_of(Rank::Owed));
-                share.min(total.saturating_sub(self.turns.owed.bytes))
+                let session = session.saturating_sub(self.records.of(Rank::Owed).bytes());
+                session.min(total.saturating_sub(totals.bytes_of(Rank::Owed)))
             }
         }
     }
 
-    pub(super) fn forget_oldest_of<A>(&mut self, session: &mut Session<A>, rank: Rank, why: Why) {
-        let Some(kept) = session.kept.pop(rank) else {
-            return;
-        };
-        let turns = self.turns.of_mut(rank);
-        turns.bytes -= kept.weight;
-        turns.records -= 1;
-        if why == Why::NoRoom {
-            self.note_dropped(rank, session, &kept);
+    fn bytes(&self) -> usize {
+        Rank::ALL
+            .map(|rank| self.records.of(rank).bytes())
+            .iter()
+            .sum()
+    }
+
+    /// Whose turn it is if one has to go.
+    fn goes_first(&self) -> Rank {
+        match self.records.of(Rank::Spare).oldest() {
+            Some(_) => Rank::Spare,
+            None => Rank::Owed,
         }
     }
 
-    fn note_dropped<A>(&mut self, rank: Rank, session: &Session<A>, kept: &Kept<A>) {
+    fn drop_oldest(&mut self, session: &SessionKey, rank: Rank, totals: &Totals) {
+        if let Some(record) = self.pop(rank, totals) {
+            self.note_dropped(session, rank, &record);
+        }
+    }
+
+    fn pop(&mut self, rank: Rank, totals: &Totals) -> Option<Record<A>> {
+        let record = self.records.of_mut(rank).pop()?;
+        totals.remove_bytes(rank, record.weight);
+        Some(record)
+    }
+
+    fn note_dropped(&mut self, session: &SessionKey, rank: Rank, record: &Record<A>) {
         if rank == Rank::Owed {
             self.dropped.push(Dropped {
-                call: kept.call,
-                session: session.key.id.clone(),
-                outcome: kept.end.outcome(),
-                bytes: kept.weight,
+                call: record.call,
+                session: session.id.clone(),
+                outcome: record.end.outcome(),
+                bytes: record.weight,
             });
         }
     }
-
-    pub(super) fn has_dropped(&self) -> bool {
-        !self.dropped.is_empty()
-    }
-
-    pub(super) fn take_dropped(&mut self) -> Vec<Dropped> {
-        mem::take(&mut self.dropped)
-    }
-
-    /// When the first of the oldest is to be forgotten.
-    pub(super) fn next_end(&self) -> Option<Instant> {
-        let ends = [self.turns.spare.next_end(), self.turns.owed.next_end()];
-        ends.into_iter().flatten().min()
-    }
-
-    #[cfg(test)]
-    pub(super) fn room(&self) -> usize {
-        self.turns.spare.queue.capacity() + self.turns.owed.queue.capacity()
-    }
-
-    #[cfg(any(test, fuzzing))]
-    pub(super) fn len(&self) -> usize {
-        self.turns.spare.records + self.turns.owed.records
-    }
-
-    #[cfg(any(test, fuzzing))]
-    pub(super) fn is_empty(&self) -> bool {
-        let is_empty = |turns: &Turns| turns.queue.is_empty() && turns.bytes == 0;
-        self.len() == 0 && is_empty(&self.turns.spare) && is_empty(&self.turns.owed)
-    }
 }
 
-// === impl Ranked ===
-
-impl Ranked<Turns> {
-    pub(super) fn bytes(&self) -> usize {
-        self.spare.bytes + self.owed.bytes
+impl<A> Default for Remembered<A> {
+    fn default() -> Self {
+        Self {
+            records: Ranked::default(),
+            next: 0,
+            dropped: Vec::new(),
+        }
     }
-}
-
-// === impl Turns ===
-
-impl Turns {
-    pub(super) fn next_end(&self) -> Option<Instant> {
-        self.queue.front().map(|turn| turn.until)
-    }
-}
-
-// === impl Turn ===
-
-impl Turn {
-    /// Whether its record is still kept in this session, which forgets the oldest first.
-    pub(super) fn is_of<A>(&self, session: &Session<A>, rank: Rank) -> bool {
-        let oldest = session.kept.oldest(rank);
-        oldest.is_some_and(|oldest| oldest.number <= self.number)
-    }
-
-    pub(super) fn is_kept<A>(&self, sessions: &Slots<Session<A>>, rank: Rank) -> bool {
-        let session = sessions.get(&self.session);
-        session.is_some_and(|session| self.is_of(session, rank))
-    }
-}
-
-// === impl Limits ===
-
-impl Limits {
-    /// 16 MiB in all, 1 MiB a session: what a busy server can spare, and no session can take it all.
-    pub(crate) const DEFAULT: Self = Self {
-        total: 16 * 1024 * 1024,
-        session: 1024 * 1024,
-    };
 }

@@ -5,9 +5,12 @@
 
 use std::ops::Range;
 
-use self::naive::{Answer, Model, Remember, Room, Stream};
+use self::naive::{Answer, Model, Remember, Stream};
 use super::*;
-use crate::call::{CancelReason, DetachCause, RequestId, Scope, SessionKey};
+use crate::{
+    call::{CancelReason, DetachCause, RequestId, Scope, SessionKey},
+    limits::Limits,
+};
 
 #[cfg(fuzzing)]
 mod decoded;
@@ -21,22 +24,16 @@ pub(crate) use self::decoded::as_the_model_says_of;
 /// The size of one unit of an answer: so large that what else a record costs does not count.
 const UNIT: usize = 1 << 40;
 
-const ROOMY: Room = Room {
-    total: 1 << 10,
-    session: 1 << 10,
-};
+/// How many units may be remembered.
+const ROOMY: usize = 1 << 10;
 
-/// Room for so little that answers have to go.
-const TIGHT: Room = Room {
-    total: 4,
-    session: 2,
-};
+/// So few that answers have to go.
+const TIGHT: usize = 2;
 
 /// How late a deadline may be noticed before something else happens, in milliseconds.
 const LATE_MS: [u64; 3] = [2, 20, 1_000];
 
-const SESSIONS: Range<usize> = 0..3;
-const REQUESTS: Range<usize> = 0..3;
+const REQUESTS: Range<usize> = 0..7;
 
 /// The streams of a call that are nobody else's.
 const OWN_STREAMS: u64 = 100;
@@ -93,12 +90,13 @@ enum Pass {
 #[derive(Debug, Clone)]
 enum Op {
     Start {
-        key: Option<(usize, usize)>,
+        request: usize,
         accepted: bool,
         may_last_ms: Option<u64>,
     },
     Claim(Pick),
-    Rekey(Pick, usize, usize),
+    /// To another core and back, under this id.
+    Move(Pick, usize),
     Name(Pick, Name),
     Detach {
         call: Pick,
@@ -130,12 +128,10 @@ enum Op {
     /// A call that is remembered, from its start to its end.
     #[cfg_attr(not(test), expect(dead_code, reason = "the fuzzer puts it together"))]
     Whole {
-        session: usize,
         away: bool,
         remember: Remembering,
     },
-    TakeSession {
-        session: usize,
+    TakeAccepted {
         end: Option<Remembering>,
     },
     Pass(Pass),
@@ -152,6 +148,7 @@ enum Op {
 
 /// Both, and what happened to them.
 struct Run {
+    common: Arc<Common>,
     core: Core<u32, Answer>,
     model: Model,
     now: Instant,
@@ -189,14 +186,15 @@ impl Witness {
 // === impl Run ===
 
 impl Run {
-    fn new(room: Room) -> Self {
-        let mut core = Core::new();
-        core.limit_memory(MemoryLimits {
-            total: room.total * UNIT + UNIT / 2,
-            session: room.session * UNIT + UNIT / 2,
-        });
+    fn new(room: usize) -> Self {
+        let common = Arc::new(Common::default());
+        let limits = Limits::default().retained(usize::MAX);
+        common
+            .totals
+            .limit(limits.retained_of_session(room * UNIT + UNIT / 2));
         Self {
-            core,
+            core: Core::new(common.clone(), Some(session(&common))),
+            common,
             model: Model::new(room),
             now: Instant::now(),
             calls: Vec::new(),
@@ -210,13 +208,13 @@ impl Run {
     fn run(&mut self, op: &Op) {
         match *op {
             Op::Start {
-                key,
+                request,
                 accepted,
                 may_last_ms,
-            } => self.start(key.map(|(s, r)| key_of(s, r)), accepted, may_last_ms),
+            } => self.start(request_of(request), accepted, may_last_ms),
             Op::Claim(call) => self.on(call, Self::claim),
-            Op::Rekey(call, session, request) => {
-                self.on(call, |run, id| run.rekey(id, key_of(session, request)));
+            Op::Move(call, request) => {
+                self.on(call, |run, id| run.go(id, request_of(request)));
             }
             Op::Name(call, name) => self.on(call, |run, id| run.name(id, name)),
             Op::Detach {
@@ -268,12 +266,8 @@ impl Run {
                     core.finish_detached(id, ended)
                 });
             }),
-            Op::Whole {
-                session,
-                away,
-                remember,
-            } => self.whole(session, away, remember),
-            Op::TakeSession { session, end } => self.take_session(&session_of(session), end),
+            Op::Whole { away, remember } => self.whole(away, remember),
+            Op::TakeAccepted { end } => self.take_accepted(end),
             Op::Pass(pass) => self.pass(pass),
             Op::Expire { end } => self.expire(end),
             Op::Late { looks, and_ms } => {
@@ -299,14 +293,15 @@ impl Run {
         operation(self, id);
     }
 
-    fn start(&mut self, key: Option<Key>, accepted: bool, may_last_ms: Option<u64>) {
+    fn start(&mut self, request: RequestId, accepted: bool, may_last_ms: Option<u64>) {
         let id = CallId::next();
         let deadline = may_last_ms.map(|ms| self.now + Duration::from_millis(ms));
         let payload = u32::try_from(self.calls.len()).unwrap();
         self.calls.push(id);
         self.generations.push(vec![FIRST]);
-        self.core.start(id, key.clone(), payload, deadline);
-        self.model.start(id, key, deadline);
+        let named = Some(request.clone());
+        self.core.start(id, named, payload, deadline);
+        self.model.start(id, request, deadline);
         if accepted {
             self.claim(id);
         }
@@ -319,10 +314,11 @@ impl Run {
         self.leaves(left, expected, &detachments);
     }
 
-    fn rekey(&mut self, id: CallId, key: Key) {
+    fn go(&mut self, id: CallId, request: RequestId) {
         let detachments = self.detachments();
-        let left = self.core.rekey(id, key.clone());
-        let expected = self.model.rekey(id, key);
+        let entry = self.core.take_out(id);
+        let left = entry.and_then(|entry| self.core.put_in(id, entry, request.clone()));
+        let expected = self.model.go(id, request);
         self.leaves(left, expected, &detachments);
     }
 
@@ -460,7 +456,7 @@ impl Run {
         let expected = injectable.map(|injectable| Finished {
             injectable,
             detachment,
-            dropped: !dropped.is_empty(),
+            is_too_much: !dropped.is_empty(),
         });
         assert_eq!(finished, expected);
         let told = self.core.take_dropped().into_iter();
@@ -470,8 +466,8 @@ impl Run {
         }
     }
 
-    fn whole(&mut self, session: usize, away: bool, remember: Remembering) {
-        self.start(Some(key_of(session, REQUESTS.start)), true, None);
+    fn whole(&mut self, away: bool, remember: Remembering) {
+        self.start(request_of(REQUESTS.start), true, None);
         let Some(id) = self.calls.last().copied() else {
             return;
         };
@@ -493,18 +489,16 @@ impl Run {
         self.now = from + Duration::from_millis(ms);
     }
 
-    fn take_session(&mut self, session: &SessionKey, end: Option<Remembering>) {
-        let taken = self.core.take_session(session);
-        for (id, _) in &taken {
-            self.belongs(*id, session);
-        }
-        let taken = sorted(taken.into_iter().map(|(id, _)| id).collect());
-        assert_eq!(taken, sorted(self.model.take_session(session)));
+    fn take_accepted(&mut self, end: Option<Remembering>) {
+        let taken = self.core.take_accepted().into_iter();
+        let taken = sorted(taken.map(|(id, _)| id).collect());
+        taken.iter().for_each(|id| self.witness.is_alive(*id));
+        assert_eq!(taken, sorted(self.model.take_accepted()));
         if end.is_some() {
             for id in taken {
                 self.finish(id, end);
             }
-            let none = self.core.take_session(session);
+            let none = self.core.take_accepted();
             assert!(none.is_empty(), "{none:?}");
         }
     }
@@ -564,68 +558,52 @@ impl Run {
         let Self { core, model, .. } = self;
         assert_eq!(core.len(), model.calls().len());
         assert_eq!(core.next_deadline(), model.next_deadline());
-        assert_eq!(
-            core.due.len() + core.sessions.memory.len(),
-            model.appointments()
-        );
+        assert_eq!(core.due.len() + core.memory.len(), model.appointments());
         let detached = model
             .calls()
             .iter()
             .filter(|call| model.detachment(call.id).is_some())
             .count();
-        assert_eq!(core.detached.count(), detached);
+        assert_eq!(core.detached, detached);
+        assert_eq!(self.common.totals.detached(), detached);
+        assert_eq!(self.common.totals.in_flight(), core.len());
         for (payload, id) in self.calls.iter().enumerate() {
             let expected = model.get(*id).map(|_| payload as u32);
             assert_eq!(core.call(*id).copied(), expected);
             assert_eq!(core.detachment(*id), model.detachment(*id));
         }
-        for session in SESSIONS {
-            for request in REQUESTS {
-                let key = key_of(session, request);
-                let found = core.find(&key).map(|(id, _)| id);
-                assert_eq!(found, model.find(&key));
-            }
-            let session = session_of(session);
-            let detached = core.detached_in(&session).into_iter();
-            let detached = sorted(detached.map(|(id, _)| id).collect());
-            assert_eq!(detached, sorted(model.detached_in(&session)));
-            for stream in &self.streams {
-                self.compare_named(&session, *stream);
-            }
+        for request in REQUESTS {
+            let request = request_of(request);
+            let found = core.find(&request).map(|(id, _)| id);
+            assert_eq!(found, model.find(&request));
+        }
+        let detached = core.detached().into_iter();
+        let detached = sorted(detached.map(|(id, _)| id).collect());
+        assert_eq!(detached, sorted(model.detached()));
+        for stream in &self.streams {
+            self.compare_named(*stream);
         }
     }
 
-    fn compare_named(&self, session: &SessionKey, stream: Stream) {
-        let sorted_named = |named| match named {
-            Named::OneOf(ids) => Named::OneOf(sorted(ids)),
-            other => other,
+    fn compare_named(&self, stream: Stream) {
+        let named = match self.core.named(&event_id(stream, 7)) {
+            Named::Call(id, _) => naive::Named::Call(id),
+            Named::OneOf(calls) => {
+                naive::Named::OneOf(sorted(calls.into_iter().map(|(id, _)| id).collect()))
+            }
+            Named::Ended(end) => naive::Named::Ended(end),
+            Named::Nothing => naive::Named::Nothing,
         };
-        let named = sorted_named(self.core.named(session, &event_id(stream, 7)));
-        match &named {
-            Named::Call(id) => self.belongs(*id, session),
-            Named::Batch(ids) => {
-                let sharing = self.model.in_flight_on(session, stream);
-                assert!(!ids.is_empty() && ids.iter().all(|id| sharing.contains(id)));
-                return;
-            }
-            Named::OneOf(ids) => ids.iter().for_each(|id| self.belongs(*id, session)),
-            Named::Nothing | Named::Ended(_) => {}
-        }
-        let allowed = self.model.named(session, stream);
-        let mut allowed = allowed.into_iter().map(sorted_named);
+        let in_flight = match &named {
+            naive::Named::Call(id) => std::slice::from_ref(id),
+            naive::Named::OneOf(ids) => ids,
+            naive::Named::Nothing | naive::Named::Ended(_) => &[],
+        };
+        in_flight.iter().for_each(|id| self.witness.is_alive(*id));
+        let allowed = self.model.named(stream);
         assert!(
-            allowed.any(|allowed| allowed == named),
-            "{stream:?} of {session:?} names {named:?}, not {:?}",
-            self.model.named(session, stream)
-        );
-    }
-
-    /// A call that is given out lives, and in this session.
-    fn belongs(&self, id: CallId, session: &SessionKey) {
-        self.witness.is_alive(id);
-        assert_eq!(
-            self.model.get(id).and_then(naive::Call::session),
-            Some(session)
+            allowed.contains(&named),
+            "{stream:?} names {named:?}, not {allowed:?}"
         );
     }
 
@@ -635,10 +613,7 @@ impl Run {
             self.finish(id, None);
         }
         self.compare();
-        let sessions = self.core.sessions.by_slot.values();
-        let kept = sessions.map(|session| session.kept.len());
-        let kept: usize = kept.sum();
-        assert_eq!(kept, self.model.remembered().count());
+        assert_eq!(self.core.memory.len(), self.model.remembered().count());
         self.now += UNSEEN_FOR;
         self.expire(false);
         self.compare();
@@ -698,22 +673,21 @@ fn ended(remember: &Remember) -> Ended<Answer> {
     }
 }
 
-fn session_of(session: usize) -> SessionKey {
-    let (path, id) = [("/mcp", "s"), ("/mcp", "t"), ("/other", "s")][session];
-    SessionKey {
-        scope: Scope::Path(path.into()),
-        id: id.into(),
-    }
+/// The session of which the core is.
+pub(super) fn session(common: &Common) -> (SessionKey, Slot) {
+    let key = SessionKey {
+        scope: Scope::Path("/mcp".into()),
+        id: "s".into(),
+    };
+    let slot = common.names.session(&key);
+    (key, slot)
 }
 
-fn key_of(session: usize, request: usize) -> Key {
-    Key {
-        session: session_of(session),
-        request: match request {
-            0 => RequestId::Number(1),
-            1 => RequestId::String("1".into()),
-            _ => RequestId::Number(2),
-        },
+fn request_of(request: usize) -> RequestId {
+    match request {
+        0 => RequestId::Number(1),
+        1 => RequestId::String("1".into()),
+        other => RequestId::Number(other as i64),
     }
 }
 
@@ -733,7 +707,7 @@ fn sorted(mut ids: Vec<CallId>) -> Vec<CallId> {
     ids
 }
 
-fn as_the_model_says(room: Room, ops: &[Op]) {
+fn as_the_model_says(room: usize, ops: &[Op]) {
     let mut run = Run::new(room);
     for op in ops {
         run.run(op);
@@ -742,12 +716,13 @@ fn as_the_model_says(room: Room, ops: &[Op]) {
 }
 
 pub(super) fn assert_empty<T: std::fmt::Debug + Clone, A: Clone>(core: &Core<T, A>) {
-    assert_eq!(core.len(), 0);
+    assert!(core.is_empty());
     assert!(core.index.is_empty(), "{:?}", core.index);
-    let sessions = &core.sessions.by_slot;
-    assert!(sessions.is_empty(), "{:?}", sessions.keys());
     assert!(core.due.is_empty(), "{:?}", core.due);
-    assert!(core.sessions.memory.is_empty());
-    assert!(!core.sessions.memory.has_dropped());
-    assert!(core.detached.is_empty(), "{:?}", core.detached);
+    assert_eq!(core.detached, 0);
+    let totals = &core.common.totals;
+    assert_eq!(
+        (totals.in_flight(), totals.detached(), totals.bytes()),
+        (0, 0, 0)
+    );
 }

@@ -49,8 +49,8 @@ struct More {
     latest: VecDeque<StreamId>,
     /// Not all are known by name.
     overflowed: bool,
-    /// Other calls are on some of them too: those of a batch.
-    shared: bool,
+    /// Other calls have some of the same events.
+    contested: bool,
 }
 
 // === impl Streams ===
@@ -122,13 +122,13 @@ impl Streams {
         self.more.as_ref().is_some_and(|more| more.overflowed)
     }
 
-    /// Notes that other calls are on some of them too.
-    pub(super) fn share(&mut self) {
-        self.more.get_or_insert_default().shared = true;
+    /// Notes that another call has some of the same events.
+    pub(super) fn contest(&mut self) {
+        self.more.get_or_insert_default().contested = true;
     }
 
-    pub(super) fn are_shared(&self) -> bool {
-        self.more.as_ref().is_some_and(|more| more.shared)
+    pub(super) fn are_contested(&self) -> bool {
+        self.more.as_ref().is_some_and(|more| more.contested)
     }
 
     /// Whether an event is of one of these streams.
@@ -145,8 +145,7 @@ impl Streams {
             Some(First::Stream(first)) => Some(first),
             _ => None,
         };
-        let known = first.into_iter().chain(self.others());
-        let mut known = known;
+        let mut known = first.into_iter().chain(self.others());
         known.any(|known| match known {
             StreamId::Numbered(stream) => event.numbers.is_some_and(|(_, of)| of == stream),
             StreamId::Opaque(hash) => event.hash == hash,

@@ -1,12 +1,13 @@
 use super::{
     entry::{JITTER, MAX_BARREN, MAX_HOLD},
     index::StreamId,
-    model::assert_empty,
+    model::{assert_empty, session},
     streams::MAX_EVENT_IDS,
     *,
 };
 use crate::{
-    call::{CancelReason, DetachCause, Outcome, RequestId, Scope, SessionKey},
+    call::{CancelReason, DetachCause, Outcome, RequestId},
+    limits::Limits,
     timer::{GLANCE, LATE, MAX_GLANCES, ON_TIME},
 };
 
@@ -15,34 +16,35 @@ type TestCore = Core<&'static str, &'static str>;
 const SECOND: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(3);
 
-fn session(id: &str) -> SessionKey {
-    SessionKey {
-        scope: Scope::Path("/mcp".into()),
-        id: id.into(),
-    }
+/// The core of a session.
+fn core() -> TestCore {
+    limited(Limits::default())
 }
 
-fn key(session_id: &str, request: i64) -> Option<Key> {
-    Some(Key {
-        session: session(session_id),
-        request: RequestId::Number(request),
-    })
+fn limited(limits: Limits) -> TestCore {
+    let common = Arc::new(Common::default());
+    common.totals.limit(limits);
+    Core::new(common.clone(), Some(session(&common)))
+}
+
+fn request(id: i64) -> Option<RequestId> {
+    Some(RequestId::Number(id))
 }
 
 /// Starts and claims a call, as an accepted exchange does.
-fn accepted(core: &mut TestCore, key: Option<Key>, name: &'static str) -> CallId {
-    lasting(core, key, name, None)
+fn accepted(core: &mut TestCore, request: Option<RequestId>, name: &'static str) -> CallId {
+    lasting(core, request, name, None)
 }
 
 /// The same with a time that it may last to.
 fn lasting(
     core: &mut TestCore,
-    key: Option<Key>,
+    request: Option<RequestId>,
     name: &'static str,
     deadline: Option<Instant>,
 ) -> CallId {
     let id = CallId::next();
-    core.start(id, key, name, deadline);
+    core.start(id, request, name, deadline);
     core.claim(id);
     id
 }
@@ -72,46 +74,32 @@ fn answered(answer: &'static str, until: Instant) -> Option<Ended<&'static str>>
 }
 
 #[test]
-fn invariant_12_the_end_of_a_session_leaves_its_stream_to_a_call_that_is_not_accepted_yet() {
-    let mut core = TestCore::new();
-    let waiting = CallId::next();
-    core.start(waiting, key("s", 1), "waiting", None);
-    core.name(waiting, b"0/2", Form::Any);
-    let ending = accepted(&mut core, key("s", 2), "ending");
-    core.name(ending, b"0/2", Form::Any);
-
-    core.take_session(&session("s"));
-
-    assert_eq!(core.named(&session("s"), b"0/2"), Named::Call(waiting));
-}
-
-#[test]
 fn invariant_1_a_call_that_was_not_accepted_never_takes_a_key() {
-    let mut core = TestCore::new();
-    let victim = accepted(&mut core, key("s", 7), "victim");
+    let mut core = core();
+    let victim = accepted(&mut core, request(7), "victim");
     let stranger = CallId::next();
-    core.start(stranger, key("s", 7), "stranger", None);
+    core.start(stranger, request(7), "stranger", None);
 
     assert!(!core.finish(stranger, None).unwrap().injectable);
-    assert_eq!(core.find(&key("s", 7).unwrap()), Some((victim, "victim")));
+    assert_eq!(core.find(&request(7).unwrap()), Some((victim, "victim")));
     assert!(core.finish(victim, None).unwrap().injectable);
     assert_empty(&core);
 }
 
 #[test]
 fn invariant_1_a_session_ends_only_calls_that_were_accepted() {
-    let mut core = TestCore::new();
-    let mine = accepted(&mut core, key("s", 1), "mine");
+    let mut core = core();
+    let mine = accepted(&mut core, request(1), "mine");
     let refused = CallId::next();
-    core.start(refused, key("s", 2), "refused", None);
-    assert_eq!(core.take_session(&session("s")), [(mine, "mine")]);
+    core.start(refused, request(2), "refused", None);
+    assert_eq!(core.take_accepted(), [(mine, "mine")]);
 }
 
 #[test]
 fn invariant_2_a_call_ends_once() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 7), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(7), "call");
     assert!(core.finish(id, None).is_some());
     assert!(core.finish(id, None).is_none());
     assert_eq!(detach(&mut core, id, now), Detached::Stale);
@@ -122,10 +110,10 @@ fn invariant_2_a_call_ends_once() {
 
 #[test]
 fn invariant_2_of_two_calls_that_wait_for_one_key_the_first_to_end_is_not_injected() {
-    let mut core = TestCore::new();
+    let mut core = core();
     let [first, second] = [CallId::next(), CallId::next()];
-    core.start(first, key("s", 7), "first", None);
-    core.start(second, key("s", 7), "second", None);
+    core.start(first, request(7), "first", None);
+    core.start(second, request(7), "second", None);
     assert!(!core.finish(second, None).unwrap().injectable);
     assert!(core.finish(first, None).unwrap().injectable);
     assert_empty(&core);
@@ -133,7 +121,7 @@ fn invariant_2_of_two_calls_that_wait_for_one_key_the_first_to_end_is_not_inject
 
 #[test]
 fn invariant_2_a_call_without_a_key_is_never_injected() {
-    let mut core = TestCore::new();
+    let mut core = core();
     let id = accepted(&mut core, None, "stateless");
     assert!(!core.finish(id, None).unwrap().injectable);
     assert_empty(&core);
@@ -141,10 +129,10 @@ fn invariant_2_a_call_without_a_key_is_never_injected() {
 
 #[test]
 fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
-    let (mut core, now) = (TestCore::new(), Instant::now());
+    let (mut core, now) = (core(), Instant::now());
     let deadline = Some(now + SECOND);
-    let attached = lasting(&mut core, key("s", 1), "attached", deadline);
-    let detached = lasting(&mut core, key("s", 2), "detached", deadline);
+    let attached = lasting(&mut core, request(1), "attached", deadline);
+    let detached = lasting(&mut core, request(2), "detached", deadline);
     core.detach(detached, FIRST, until(now + 9 * SECOND), false, gone(now));
     assert_eq!(core.next_deadline(), deadline);
     assert!(core.expire(now).is_empty());
@@ -161,8 +149,8 @@ fn invariant_3_a_deadline_ends_attached_and_detached_calls() {
 
 #[test]
 fn a_call_that_was_saved_from_its_grace_keeps_its_deadline() {
-    let (mut core, now) = (TestCore::new(), Instant::now());
-    let id = lasting(&mut core, key("s", 1), "call", Some(now + 9 * SECOND));
+    let (mut core, now) = (core(), Instant::now());
+    let id = lasting(&mut core, request(1), "call", Some(now + 9 * SECOND));
     core.detach(id, FIRST, until(now + SECOND), false, gone(now));
     assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
     core.attach(id);
@@ -175,9 +163,9 @@ fn a_call_that_was_saved_from_its_grace_keeps_its_deadline() {
 #[test]
 fn invariant_3_only_detached_calls_are_orphaned() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let attached = accepted(&mut core, key("s", 1), "attached");
-    let detached = accepted(&mut core, key("s", 2), "detached");
+    let mut core = core();
+    let attached = accepted(&mut core, request(1), "attached");
+    let detached = accepted(&mut core, request(2), "detached");
     assert_eq!(detach(&mut core, detached, now), Detached::Waiting);
     assert_eq!(core.next_deadline(), Some(now + SECOND));
 
@@ -198,8 +186,8 @@ fn invariant_3_only_detached_calls_are_orphaned() {
 #[test]
 fn invariant_3_a_resume_between_the_deadline_and_the_cancel_saves_the_call() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
     core.attach(id).unwrap();
@@ -211,8 +199,8 @@ fn invariant_3_a_resume_between_the_deadline_and_the_cancel_saves_the_call() {
 #[test]
 fn invariant_3_a_deadline_of_now_is_due_at_once() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     assert_eq!(
         core.detach(id, FIRST, until(now), false, gone(now)),
         Detached::Due
@@ -224,8 +212,8 @@ fn invariant_3_a_deadline_of_now_is_due_at_once() {
 #[test]
 fn invariant_4_the_late_drop_of_an_older_stream_means_nothing() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     let second = core.attach(id).unwrap();
     assert_eq!(detach(&mut core, id, now), Detached::Stale);
     assert!(!core.is_detached(id));
@@ -254,8 +242,8 @@ fn invariant_4_a_call_is_detached_when_its_last_stream_has_gone_in_whatever_orde
         [0, 2, 1],
         [1, 0, 2],
     ] {
-        let mut core = TestCore::new();
-        let id = accepted(&mut core, key("s", 1), "call");
+        let mut core = core();
+        let id = accepted(&mut core, request(1), "call");
         let streams = [FIRST, core.attach(id).unwrap(), core.attach(id).unwrap()];
         for (nth, stream) in order.into_iter().enumerate() {
             let detach = |core: &mut TestCore| {
@@ -274,20 +262,20 @@ fn invariant_4_a_call_is_detached_when_its_last_stream_has_gone_in_whatever_orde
 fn invariant_6_a_cancel_of_a_clock_that_stands_still_or_anew_does_not_go_through() {
     let now = Instant::now();
     let due = |core: &mut TestCore| {
-        let id = accepted(core, key("s", 1), "call");
+        let id = accepted(core, request(1), "call");
         detach(core, id, now);
         assert_eq!(core.expire(now + SECOND).len(), 1);
         id
     };
     let ended = || answered("", now).unwrap();
 
-    let mut core = TestCore::new();
+    let mut core = core();
     let id = due(&mut core);
     let second = core.attach(id).unwrap();
     core.detach(id, second, until(now + 9 * SECOND), false, gone(now));
     assert_eq!(core.finish_due(id, ended()), None, "it has a new grace");
+    core.finish(id, None);
 
-    let mut core = TestCore::new();
     let id = due(&mut core);
     assert!(core.hold(id, now + SECOND));
     assert_eq!(core.finish_due(id, ended()), None, "its client is back");
@@ -304,8 +292,8 @@ fn invariant_6_a_cancel_of_a_clock_that_stands_still_or_anew_does_not_go_through
 #[test]
 fn invariant_5_what_its_client_is_about_to_resume_is_not_superseded() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     assert!(core.hold(id, now));
     assert_eq!(core.finish_detached(id, answered("", now).unwrap()), None);
@@ -319,8 +307,8 @@ fn invariant_5_what_its_client_is_about_to_resume_is_not_superseded() {
 #[test]
 fn invariant_4_an_accepted_resume_stops_the_clock_for_good() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.attach(id).unwrap();
     assert!(core.expire(now + UNSEEN_FOR).is_empty());
@@ -330,8 +318,8 @@ fn invariant_4_an_accepted_resume_stops_the_clock_for_good() {
 #[test]
 fn invariant_5_a_hold_lets_the_deadline_pass_but_not_for_ever() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     assert!(core.hold(id, now) && core.hold(id, now));
 
@@ -345,8 +333,8 @@ fn invariant_5_a_hold_lets_the_deadline_pass_but_not_for_ever() {
 #[test]
 fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.hold(id, now);
     core.release(id, now);
@@ -359,8 +347,8 @@ fn invariant_5_a_refused_resume_lets_the_clock_go_on() {
 #[test]
 fn invariant_5_a_resume_that_is_given_up_does_not_end_the_hold_of_another() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.hold(id, now);
     core.hold(id, now + SECOND / 2);
@@ -375,8 +363,8 @@ fn invariant_5_a_resume_that_is_given_up_does_not_end_the_hold_of_another() {
 #[test]
 fn invariant_5_a_refusal_that_comes_late_does_not_end_the_hold_of_a_later_resume() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.hold(id, now);
     let second = core.attach(id).unwrap();
@@ -394,8 +382,8 @@ fn invariant_5_a_refusal_that_comes_late_does_not_end_the_hold_of_a_later_resume
 #[test]
 fn invariant_5_a_resume_that_comes_before_the_drop_holds_it_too() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     core.hold(id, now);
     assert_eq!(
         core.detach(id, FIRST, until(now), false, gone(now)),
@@ -409,8 +397,8 @@ fn invariant_5_a_resume_that_comes_before_the_drop_holds_it_too() {
 #[test]
 fn invariant_6_every_detach_starts_the_grace_in_full() {
     let start = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "polled");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "polled");
     let mut generation = FIRST;
     for poll in 0..100 {
         let now = start + poll * SECOND;
@@ -427,8 +415,8 @@ fn invariant_6_every_detach_starts_the_grace_in_full() {
 #[test]
 fn invariant_6_resumes_that_bring_nothing_renew_it_a_few_times_only() {
     let start = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "polled in vain");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "polled in vain");
     detach(&mut core, id, start);
     let mut renewals = 0;
     loop {
@@ -445,8 +433,8 @@ fn invariant_6_resumes_that_bring_nothing_renew_it_a_few_times_only() {
 #[test]
 fn invariant_6_an_event_makes_it_renew_again() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     for barren in [true, false]
         .into_iter()
@@ -468,8 +456,8 @@ fn look(core: &mut TestCore, late: Duration) -> Vec<(CallId, &'static str, Expir
 #[test]
 fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     let noticed = now + SECOND + 12 * SECOND;
     assert!(core.expire(noticed).is_empty());
@@ -486,8 +474,8 @@ fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
 #[test]
 fn invariant_7_a_deadline_that_another_runtime_had_to_notice_is_put_off_once() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     let noticed = now + SECOND;
     assert!(core.expire_when(noticed, true).is_empty());
@@ -503,8 +491,8 @@ fn invariant_7_a_deadline_that_another_runtime_had_to_notice_is_put_off_once() {
 fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_nothing() {
     for (late, put_off) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, GLANCE)] {
         let mut now = Instant::now();
-        let mut core = TestCore::new();
-        let id = accepted(&mut core, key("s", 1), "polled in vain");
+        let mut core = core();
+        let id = accepted(&mut core, request(1), "polled in vain");
         detach(&mut core, id, now);
         for _ in 0..MAX_BARREN {
             let generation = core.attach(id).unwrap();
@@ -526,8 +514,8 @@ fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_
 #[test]
 fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     assert_eq!(core.expire(now + SECOND + JITTER).len(), 1);
 }
@@ -536,8 +524,8 @@ fn invariant_7_a_deadline_noticed_in_time_is_not_put_off() {
 fn invariant_7_a_deadline_that_is_noticed_a_little_late_is_looked_at_again() {
     for late in [JITTER + JITTER / 2, 3 * SECOND / 10, LATE] {
         let now = Instant::now();
-        let mut core = TestCore::new();
-        let id = accepted(&mut core, key("s", 1), "call");
+        let mut core = core();
+        let id = accepted(&mut core, request(1), "call");
         detach(&mut core, id, now);
         let noticed = now + SECOND + late;
         assert!(core.expire(noticed).is_empty(), "{late:?}");
@@ -552,8 +540,8 @@ fn invariant_7_a_deadline_that_is_noticed_a_little_late_is_looked_at_again() {
 #[test]
 fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     let noticed = now + SECOND + 3 * SECOND / 10;
     assert!(core.expire(noticed).is_empty());
@@ -573,8 +561,8 @@ fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time()
     let noticed = now + SECOND + 3 * SECOND / 10;
     let refused = noticed + GLANCE / 2;
     for who_notices in ["the timer", "the resume"] {
-        let mut core = TestCore::new();
-        let id = accepted(&mut core, key("s", 1), "call");
+        let mut core = core();
+        let id = accepted(&mut core, request(1), "call");
         detach(&mut core, id, now);
         if who_notices == "the timer" {
             assert!(core.expire(noticed).is_empty());
@@ -590,8 +578,8 @@ fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time()
 #[test]
 fn invariant_7_the_time_of_a_hold_is_not_longer_when_its_end_is_noticed_late() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.hold(id, now);
     let noticed = now + SECOND + MAX_HOLD + SECOND / 10;
@@ -603,8 +591,8 @@ fn invariant_7_the_time_of_a_hold_is_not_longer_when_its_end_is_noticed_late() {
 #[test]
 fn invariant_7_a_machine_that_is_never_on_time_ends_its_orphans() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     for _ in 0..MAX_GLANCES {
         assert!(look(&mut core, 2 * ON_TIME).is_empty());
@@ -615,8 +603,8 @@ fn invariant_7_a_machine_that_is_never_on_time_ends_its_orphans() {
 #[test]
 fn invariant_7_a_deadline_that_passed_while_held_was_not_noticed_late() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.hold(id, now);
     let refused = now + SECOND + MAX_HOLD / 2;
@@ -628,8 +616,8 @@ fn invariant_7_a_deadline_that_passed_while_held_was_not_noticed_late() {
 #[test]
 fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_was_late() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     let noticed = now + SECOND + MAX_HOLD + LATE / 2;
     assert!(core.hold(id, noticed));
@@ -637,25 +625,6 @@ fn invariant_7_a_resume_out_of_the_accept_queue_does_not_hide_that_the_deadline_
     core.release(id, noticed);
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
     assert_eq!(look(&mut core, Duration::ZERO).len(), 1, "once");
-}
-
-#[test]
-fn invariant_8_an_event_id_names_its_stream_in_its_session_only() {
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
-    core.name(id, b"0/4", Form::Rmcp);
-    assert_eq!(core.named(&session("s"), b"0/4"), Named::Call(id));
-    assert_eq!(core.named(&session("s"), b"17/4"), Named::Call(id));
-    assert_eq!(core.named(&session("s"), b"0/5"), Named::Nothing);
-    assert_eq!(core.named(&session("s"), b"0"), Named::Nothing);
-    assert_eq!(core.named(&session("t"), b"0/4"), Named::Nothing);
-    let elsewhere = SessionKey {
-        scope: Scope::Path("/other".into()),
-        id: "s".into(),
-    };
-    assert_eq!(core.named(&elsewhere, b"0/4"), Named::Nothing);
-    core.finish(id, None);
-    assert_empty(&core);
 }
 
 #[test]
@@ -667,8 +636,8 @@ fn invariant_8_ids_of_rmcps_form_are_not_taken_for_rmcps_where_they_may_be_anybo
         [["0/0", "1/0"], ["2/1", "3/1"]],
         [["9/7", "5/7"], ["1/7", "6/7"]],
     ] {
-        let mut core = TestCore::new();
-        let calls = [1, 2].map(|request| accepted(&mut core, key("s", request), "call"));
+        let mut core = core();
+        let calls = [1, 2].map(|id| accepted(&mut core, request(id), "call"));
         for nth in [0, 1] {
             for (id, names) in calls.iter().zip(ids) {
                 core.name(*id, names[nth].as_bytes(), Form::Any);
@@ -676,11 +645,11 @@ fn invariant_8_ids_of_rmcps_form_are_not_taken_for_rmcps_where_they_may_be_anybo
         }
         for (id, names) in calls.iter().zip(ids) {
             for name in names {
-                let named = core.named(&session("s"), name.as_bytes());
-                assert_eq!(named, Named::Call(*id), "{name} of {ids:?}");
+                let named = core.named(name.as_bytes());
+                assert_eq!(named, Named::Call(*id, "call"), "{name} of {ids:?}");
             }
         }
-        assert_eq!(core.named(&session("s"), b"99/7"), Named::Nothing);
+        assert_eq!(core.named(b"99/7"), Named::Nothing);
         for id in calls {
             core.finish(id, None);
         }
@@ -689,26 +658,9 @@ fn invariant_8_ids_of_rmcps_form_are_not_taken_for_rmcps_where_they_may_be_anybo
 }
 
 #[test]
-fn invariant_8_the_calls_of_a_batch_go_by_the_same_ids() {
-    let mut core = TestCore::new();
-    let calls = [1, 2].map(|request| accepted(&mut core, key("s", request), "call"));
-    for event in [&b"0/3"[..], b"1/3"] {
-        for id in calls {
-            core.name(id, event, Form::Any);
-        }
-        let named = core.named(&session("s"), event).in_flight();
-        assert_eq!(named.len(), 2);
-    }
-    core.finish(calls[1], None);
-    assert_eq!(core.named(&session("s"), b"1/3"), Named::Call(calls[0]));
-    core.finish(calls[0], None);
-    assert_empty(&core);
-}
-
-#[test]
 fn invariant_8_opaque_ids_are_known_first_and_latest() {
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     let event = |n: usize| format!("event-{n}").into_bytes();
     for n in 0..3 * MAX_EVENT_IDS {
         core.name(id, &event(n), Form::Rmcp);
@@ -719,95 +671,47 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
         2 * MAX_EVENT_IDS,
         3 * MAX_EVENT_IDS - 1,
     ] {
-        assert_eq!(core.named(&session("s"), &event(n)), Named::Call(id), "{n}");
+        assert_eq!(core.named(&event(n)), Named::Call(id, "call"), "{n}");
     }
-    let forgotten = core.named(&session("s"), &event(MAX_EVENT_IDS));
-    assert_eq!(forgotten, Named::OneOf(vec![id]));
-    assert_eq!(
-        core.named(&session("t"), &event(MAX_EVENT_IDS)),
-        Named::Nothing
-    );
+    let forgotten = core.named(&event(MAX_EVENT_IDS));
+    assert_eq!(forgotten, Named::OneOf(vec![(id, "call")]));
     core.finish(id, None);
     assert_empty(&core);
 }
 
 #[test]
 fn invariant_8_a_call_whose_stream_cannot_be_read_may_be_meant_by_any_unknown_id() {
-    let mut core = TestCore::new();
-    let known = accepted(&mut core, key("s", 1), "known");
+    let mut core = core();
+    let known = accepted(&mut core, request(1), "known");
     core.name(known, b"0/1", Form::Rmcp);
-    let blurred = accepted(&mut core, key("s", 2), "blurred");
+    let blurred = accepted(&mut core, request(2), "blurred");
     core.blur(blurred);
-    assert_eq!(core.named(&session("s"), b"0/1"), Named::Call(known));
+    assert_eq!(core.named(b"0/1"), Named::Call(known, "known"));
     for unknown in [&b"0/2"[..], b"7", b"opaque"] {
         assert_eq!(
-            core.named(&session("s"), unknown),
-            Named::OneOf(vec![blurred])
+            core.named(unknown),
+            Named::OneOf(vec![(blurred, "blurred")])
         );
-        assert_eq!(core.named(&session("t"), unknown), Named::Nothing);
     }
-}
-
-#[test]
-fn invariant_8_an_id_alone_names_the_sessions_of_all_scopes_however_many_these_are() {
-    let mut core = TestCore::new();
-    let at = |path: &str| Key {
-        session: SessionKey {
-            scope: Scope::Path(path.into()),
-            id: "s".into(),
-        },
-        request: RequestId::Number(1),
-    };
-    let known = accepted(&mut core, Some(at("/a")), "a");
-    let unaccepted = CallId::next();
-    core.start(unaccepted, Some(at("/b")), "b", None);
-    accepted(&mut core, key("another", 1), "c");
-    let check = |core: &TestCore| {
-        let mut sessions = core.sessions_with("s");
-        sessions.sort_by_key(|session| session.scope.path().map(str::to_owned));
-        assert_eq!(sessions, [at("/a").session, at("/b").session]);
-        assert_eq!(core.sessions_with("t"), []);
-        assert_eq!(core.find_any(&at("/a")).unwrap().0, known);
-        assert_eq!(core.find_any(&at("/b")).unwrap().0, unaccepted);
-        assert!(core.find_any(&at("/c")).is_none());
-    };
-    check(&core);
-
-    let mut long = at(&"x".repeat(1_000));
-    long.session.id = "of a scope that is not kept".into();
-    accepted(&mut core, Some(long), "d");
-    check(&core);
-}
-
-#[test]
-fn invariant_8_unknown_sessions_and_ids_create_nothing() {
-    let mut core = TestCore::new();
-    for n in 0..100 {
-        let unknown = session(&n.to_string());
-        assert_eq!(core.named(&unknown, b"0/0"), Named::Nothing);
-        assert!(core.take_session(&unknown).is_empty());
-        core.name(CallId::next(), b"0/0", Form::Rmcp);
-    }
-    assert_empty(&core);
 }
 
 #[test]
 fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let older = accepted(&mut core, key("s", 7), "older");
+    let mut core = core();
+    let older = accepted(&mut core, request(7), "older");
     core.name(older, b"0/0", Form::Rmcp);
     detach(&mut core, older, now);
     let newer = CallId::next();
-    core.start(newer, key("s", 7), "newer", None);
+    core.start(newer, request(7), "newer", None);
 
     let left = Finished {
         injectable: false,
         detachment: Some(gone(now)),
-        dropped: false,
+        is_too_much: false,
     };
     assert_eq!(core.claim(newer), Some((older, "older", left)));
-    assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
+    assert_eq!(core.named(b"0/0"), Named::Nothing);
     assert!(core.expire(now + UNSEEN_FOR).is_empty());
     assert!(core.finish(older, None).is_none());
     assert!(core.finish(newer, None).unwrap().injectable);
@@ -816,8 +720,8 @@ fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
 
 #[test]
 fn invariant_9_claiming_twice_is_not_a_reuse() {
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 7), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(7), "call");
     core.claim(id);
     assert!(core.finish(id, None).unwrap().injectable);
     assert_empty(&core);
@@ -826,27 +730,26 @@ fn invariant_9_claiming_twice_is_not_a_reuse() {
 #[test]
 fn invariant_11_an_ended_call_is_remembered_by_its_streams() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 7), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(7), "call");
     core.name(id, b"0/0", Form::Rmcp);
     core.finish(id, answered("42", now + SECOND));
 
     for _ in 0..3 {
-        let named = core.named(&session("s"), b"1/0");
+        let named = core.named(b"1/0");
         assert_eq!(named, Named::Ended(End::Answered("42")));
     }
-    assert_eq!(core.named(&session("t"), b"1/0"), Named::Nothing);
     assert_eq!(core.len(), 0);
     core.expire(now + SECOND);
-    assert_eq!(core.named(&session("s"), b"1/0"), Named::Nothing);
+    assert_eq!(core.named(b"1/0"), Named::Nothing);
     assert_empty(&core);
 }
 
 #[test]
 fn invariant_11_a_call_that_no_client_can_name_is_not_remembered() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 7), "silent");
+    let mut core = core();
+    let id = accepted(&mut core, request(7), "silent");
     core.finish(id, answered("42", now + SECOND));
     assert_empty(&core);
 }
@@ -855,21 +758,21 @@ fn invariant_11_a_call_that_no_client_can_name_is_not_remembered() {
 #[test]
 fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let victim = accepted(&mut core, key("victim", 7), "victim");
+    let mut core = core();
+    let victim = accepted(&mut core, request(7), "victim");
     core.name(victim, b"0/0", Form::Rmcp);
     detach(&mut core, victim, now);
-    accepted(&mut core, key("stranger", 1), "other");
-    let stranger = session("stranger");
-    let slot = core.names.session(&stranger);
-    let request = core.names.request(slot, &RequestId::Number(9));
-    let stream = core.names.stream(slot, StreamId::Numbered(5));
-    core.index.insert(request, victim);
+    accepted(&mut core, request(1), "other");
+    let names = &core.common.names;
+    let slot = core.session.as_ref().unwrap().1;
+    let colliding = names.request(slot, &RequestId::Number(9));
+    let stream = names.stream(slot, StreamId::Numbered(5));
+    core.index.insert(colliding, victim);
     core.index.insert(stream, victim);
 
-    let request = key("stranger", 9);
+    let request = request(9);
     assert!(core.find(request.as_ref().unwrap()).is_none());
-    assert_eq!(core.named(&stranger, b"0/5"), Named::Nothing);
+    assert_eq!(core.named(b"0/5"), Named::Nothing);
     let call = CallId::next();
     core.start(call, request, "stranger", None);
     assert!(core.claim(call).is_none(), "the victim does not leave");
@@ -878,38 +781,10 @@ fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
     assert_untouched(&core, victim);
 }
 
-/// The same of two sessions.
-#[test]
-fn a_full_collision_of_two_sessions_leaves_the_calls_of_the_second_without_a_key() {
-    let now = Instant::now();
-    let mut core = TestCore::new();
-    let victim = accepted(&mut core, key("victim", 7), "victim");
-    core.name(victim, b"0/0", Form::Rmcp);
-    detach(&mut core, victim, now);
-    let stranger = session("stranger");
-    let slot = core.names.session(&stranger);
-    core.sessions.enter(slot, session("victim"), victim);
-
-    let request = key("stranger", 7);
-    assert!(core.find(request.as_ref().unwrap()).is_none());
-    assert_eq!(core.named(&stranger, b"0/0"), Named::Nothing);
-    assert!(core.take_session(&stranger).is_empty());
-    assert!(core.detached_in(&stranger).is_empty());
-    let call = CallId::next();
-    core.start(call, request.clone(), "stranger", None);
-    assert!(core.claim(call).is_none(), "the victim does not leave");
-    core.name(call, b"0/0", Form::Rmcp);
-    assert!(core.find(request.as_ref().unwrap()).is_none());
-    core.detach(call, FIRST, until(now + SECOND), false, gone(now));
-    core.rekey(call, request.unwrap());
-    assert!(!core.finish(call, answered("42", now)).unwrap().injectable);
-    assert_untouched(&core, victim);
-}
-
 /// It is found as before, and its client may still come back.
 fn assert_untouched(core: &TestCore, victim: CallId) {
-    assert_eq!(core.named(&session("victim"), b"0/0"), Named::Call(victim));
-    let found = core.find(&key("victim", 7).unwrap());
+    assert_eq!(core.named(b"0/0"), Named::Call(victim, "victim"));
+    let found = core.find(&request(7).unwrap());
     assert_eq!(found, Some((victim, "victim")));
     assert!(core.is_detached(victim));
 }
@@ -917,15 +792,15 @@ fn assert_untouched(core: &TestCore, victim: CallId) {
 #[test]
 fn invariant_11_a_record_waits_for_one_before_it_that_stays_longer() {
     let now = Instant::now();
-    let mut core = TestCore::new();
+    let mut core = core();
     for (stream, seconds) in [(0, 1), (1, 9), (2, 1)] {
-        let id = accepted(&mut core, key("s", stream), "call");
+        let id = accepted(&mut core, request(stream), "call");
         core.name(id, format!("0/{stream}").as_bytes(), Form::Rmcp);
         core.finish(id, answered("42", now + seconds * SECOND));
     }
     assert_eq!(core.next_deadline(), Some(now + SECOND));
     core.expire(now + SECOND);
-    let kept = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| core.named(&session("s"), id));
+    let kept = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| core.named(id));
     let ended = || Named::Ended(End::Answered("42"));
     assert_eq!(kept, [Named::Nothing, ended(), ended()]);
     assert_eq!(core.next_deadline(), Some(now + 9 * SECOND));
@@ -936,45 +811,19 @@ fn invariant_11_a_record_waits_for_one_before_it_that_stays_longer() {
 #[test]
 fn invariant_11_the_oldest_answers_go_first() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    core.limit_memory(MemoryLimits {
-        total: 3_000,
-        session: 1_300,
-    });
-    let mut end = |session_id: &str, stream: u32| {
-        let id = accepted(&mut core, key(session_id, stream.into()), "call");
-        core.name(id, format!("0/{stream}").as_bytes(), Form::Rmcp);
-        core.finish(id, answered("42", now + SECOND));
-    };
+    let mut core = limited(Limits::default().retained_of_session(1_300));
     for stream in 0..4 {
-        end("a", stream);
+        end_with(&mut core, now, stream, false, 2);
     }
-    for other in ["b", "c", "d", "e"] {
-        end(other, 0);
-    }
-    let kept = |session_id: &str, stream: u32| {
-        let id = format!("0/{stream}");
-        core.named(&session(session_id), id.as_bytes()) != Named::Nothing
-    };
-    assert_eq!(
-        [0, 1, 2, 3].map(|stream| kept("a", stream)),
-        [false, false, false, true]
-    );
-    assert!(["b", "c", "d", "e"].into_iter().all(|other| kept(other, 0)));
+    let kept = [0, 1, 2, 3].map(|stream| keeps(&core, stream));
+    assert_eq!(kept, [false, false, true, true]);
     core.expire(now + SECOND);
     assert_empty(&core);
 }
 
-/// Ends a call with an answer of so many bytes. Its session has no other of this stream.
-fn end_with(
-    core: &mut TestCore,
-    now: Instant,
-    of: (&str, u32),
-    away: bool,
-    weight: usize,
-) -> CallId {
-    let (session_id, stream) = of;
-    let id = accepted(core, key(session_id, stream.into()), "call");
+/// Ends a call with an answer of so many bytes, which no other has on this stream.
+fn end_with(core: &mut TestCore, now: Instant, stream: i64, away: bool, weight: usize) -> CallId {
+    let id = accepted(core, request(stream), "call");
     core.name(id, format!("0/{stream}").as_bytes(), Form::Rmcp);
     if away {
         detach(core, id, now);
@@ -987,25 +836,23 @@ fn end_with(
     id
 }
 
-fn keeps(core: &TestCore, session_id: &str, stream: u32) -> bool {
-    let id = format!("0/{stream}");
-    core.named(&session(session_id), id.as_bytes()) != Named::Nothing
+fn keeps(core: &TestCore, stream: i64) -> bool {
+    core.named(format!("0/{stream}").as_bytes()) != Named::Nothing
 }
 
 #[test]
 fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    end_with(&mut core, now, ("t", 1), true, 2);
-    end_with(&mut core, now, ("s", 1), true, 2);
-    end_with(&mut core, now, ("s", 2), false, 2);
+    let mut core = core();
+    end_with(&mut core, now, 1, true, 2);
+    end_with(&mut core, now, 2, false, 2);
     for away in [false, true] {
-        let large = end_with(&mut core, now, ("s", 3), away, usize::MAX / 2);
-        assert!(!keeps(&core, "s", 3));
+        let large = end_with(&mut core, now, 3, away, usize::MAX / 2);
+        assert!(!keeps(&core, 3));
         let told: Vec<_> = core.take_dropped().iter().map(|told| told.call).collect();
         assert_eq!(told.contains(&large), away);
     }
-    assert!(keeps(&core, "t", 1) && keeps(&core, "s", 1) && keeps(&core, "s", 2));
+    assert!(keeps(&core, 1) && keeps(&core, 2));
     core.expire(now + SECOND);
     assert_empty(&core);
 }
@@ -1013,52 +860,49 @@ fn invariant_11_what_is_too_large_is_not_kept_and_takes_nothing_with_it() {
 #[test]
 fn invariant_11_no_answer_that_was_taken_stays_in_place_of_one_that_was_not() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    core.limit_memory(MemoryLimits {
-        total: 7_000,
-        session: 3_500,
-    });
-    end_with(&mut core, now, ("s", 0), true, 488);
+    let mut core = limited(Limits::default().retained_of_session(3_500));
+    end_with(&mut core, now, 0, true, 488);
     for stream in 1..9 {
-        end_with(&mut core, now, ("s", stream), false, 488);
+        end_with(&mut core, now, stream, false, 488);
     }
-    assert!(keeps(&core, "s", 0), "the oldest of its session");
-    assert_eq!([7, 8].map(|stream| keeps(&core, "s", stream)), [true, true]);
-    end_with(&mut core, now, ("s", 9), false, 2_600);
-    assert!(
-        !keeps(&core, "s", 9),
-        "it would not fit beside what is owed"
-    );
-    assert!(keeps(&core, "s", 8), "so nothing went for it");
-
-    for other in ["a", "b", "c", "d", "e", "f", "g", "h"] {
-        end_with(&mut core, now, (other, 0), false, 488);
-    }
-    assert!(keeps(&core, "s", 0), "the oldest of all");
-    assert!(!keeps(&core, "s", 8) && keeps(&core, "h", 0));
+    assert!(keeps(&core, 0), "the oldest of its session");
+    assert_eq!([7, 8].map(|stream| keeps(&core, stream)), [true, true]);
+    end_with(&mut core, now, 9, false, 2_600);
+    assert!(!keeps(&core, 9), "it would not fit beside what is owed");
+    assert!(keeps(&core, 8), "so nothing went for it");
     assert!(core.take_dropped().is_empty(), "of these nothing is told");
     core.expire(now + SECOND);
     assert_empty(&core);
 }
 
 #[test]
+fn invariant_11_an_answer_that_was_taken_does_not_fit_beside_what_other_sessions_are_owed() {
+    let now = Instant::now();
+    let common = Arc::new(Common::default());
+    common.totals.limit(Limits::default().retained(3_000));
+    let mut cores = [(), ()].map(|()| TestCore::new(common.clone(), Some(session(&common))));
+    end_with(&mut cores[0], now, 0, true, 2_000);
+    end_with(&mut cores[1], now, 0, false, 488);
+    assert!(!keeps(&cores[1], 0));
+    end_with(&mut cores[1], now, 1, true, 488);
+    assert!(keeps(&cores[0], 0) && keeps(&cores[1], 1));
+    assert!(common.totals.bytes() > 3_000, "others make room");
+}
+
+#[test]
 fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    core.limit_memory(MemoryLimits {
-        total: 3_000,
-        session: 3_000,
-    });
-    let answer = end_with(&mut core, now, ("s", 0), true, 488);
-    let cancelled = accepted(&mut core, key("t", 0), "call");
-    core.name(cancelled, b"0/0", Form::Rmcp);
+    let mut core = limited(Limits::default().retained_of_session(3_000));
+    let answer = end_with(&mut core, now, 0, true, 488);
+    let cancelled = accepted(&mut core, request(1), "call");
+    core.name(cancelled, b"0/1", Form::Rmcp);
     let ended = Ended {
-        end: End::Cancelled(RequestId::Number(0), CancelReason::Orphaned),
+        end: End::Cancelled(RequestId::Number(1), CancelReason::Orphaned),
         weight: 0,
         until: now + SECOND,
     };
     core.finish(cancelled, Some(ended));
-    let last = end_with(&mut core, now, ("u", 0), true, 2_400);
+    let last = end_with(&mut core, now, 2, true, 2_400);
 
     let told = core.take_dropped();
     let told: Vec<_> = told
@@ -1066,19 +910,15 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
         .map(|it| (it.call, &*it.session, it.outcome))
         .collect();
     let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
-    assert_eq!(
-        told,
-        [
-            (answer, "s", Outcome::Completed),
-            (cancelled, "t", orphaned)
-        ]
-    );
+    let expected = [
+        (answer, "s", Outcome::Completed),
+        (cancelled, "s", orphaned),
+    ];
+    assert_eq!(told, expected);
     assert!(core.take_dropped().is_empty());
-    core.take_session(&session("u"));
-    assert!(
-        core.take_dropped().is_empty(),
-        "{last:?} went with its session"
-    );
+    core.take_accepted();
+    let told = core.take_dropped();
+    assert!(told.is_empty(), "{last:?} went with its session");
     assert_empty(&core);
 }
 
@@ -1087,16 +927,16 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
 fn invariant_11_the_latest_of_two_ends_counts_whoever_was_there() {
     let now = Instant::now();
     for [first, second] in [[true, false], [false, true]] {
-        let mut core = TestCore::new();
+        let mut core = core();
         for (away, answer) in [(first, "first"), (second, "second")] {
-            let id = accepted(&mut core, key("s", 0), "call");
+            let id = accepted(&mut core, request(0), "call");
             core.name(id, b"0/0", Form::Rmcp);
             if away {
                 detach(&mut core, id, now);
             }
             core.finish(id, answered(answer, now + SECOND));
         }
-        let named = core.named(&session("s"), b"0/0");
+        let named = core.named(b"0/0");
         assert_eq!(named, Named::Ended(End::Answered("second")));
     }
 }
@@ -1104,30 +944,28 @@ fn invariant_11_the_latest_of_two_ends_counts_whoever_was_there() {
 #[test]
 fn invariant_12_the_end_of_a_session_takes_its_calls_and_its_memory() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let live = accepted(&mut core, key("s", 1), "live");
-    let ended = accepted(&mut core, key("s", 2), "ended");
-    let other = accepted(&mut core, key("t", 1), "other");
+    let mut core = core();
+    let live = accepted(&mut core, request(1), "live");
+    let ended = accepted(&mut core, request(2), "ended");
     core.name(ended, b"0/2", Form::Rmcp);
     core.finish(ended, answered("42", now + SECOND));
 
-    assert_eq!(core.take_session(&session("s")), [(live, "live")]);
-    assert_eq!(core.named(&session("s"), b"0/2"), Named::Nothing);
+    assert_eq!(core.take_accepted(), [(live, "live")]);
+    assert_eq!(core.named(b"0/2"), Named::Nothing);
     assert!(core.finish(live, None).is_some());
-    assert!(core.finish(other, None).is_some());
     assert_empty(&core);
 }
 
 #[test]
 fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     core.name(id, b"0/0", Form::Rmcp);
-    core.take_session(&session("s"));
-    assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
+    core.take_accepted();
+    assert_eq!(core.named(b"0/0"), Named::Nothing);
     core.finish(id, answered("cancelled", now + SECOND));
-    assert_eq!(core.named(&session("s"), b"0/0"), Named::Nothing);
+    assert_eq!(core.named(b"0/0"), Named::Nothing);
     assert_empty(&core);
 }
 
@@ -1146,8 +984,8 @@ fn assert_forgotten(core: &mut TestCore, id: CallId, since: Instant) {
 #[test]
 fn invariant_13_an_unseen_call_is_forgotten_not_cancelled() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 7), "unseen");
+    let mut core = core();
+    let id = accepted(&mut core, request(7), "unseen");
     core.detach(id, FIRST, Wait::Unseen(now + UNSEEN_FOR), false, gone(now));
     assert_forgotten(&mut core, id, now);
 }
@@ -1155,8 +993,8 @@ fn invariant_13_an_unseen_call_is_forgotten_not_cancelled() {
 #[test]
 fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 7), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(7), "call");
     core.read_on(id);
     core.lose_sight(id, now);
     assert_eq!(
@@ -1180,8 +1018,8 @@ fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
 #[test]
 fn invariant_14_a_spared_call_runs_on() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 1), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.spare(id, now);
     assert!(core.expire(now + 60 * SECOND).is_empty());
@@ -1189,45 +1027,10 @@ fn invariant_14_a_spared_call_runs_on() {
 }
 
 #[test]
-fn the_same_id_in_another_session_or_scope_or_kind_is_another_call() {
-    let mut core = TestCore::new();
-    let mut keys = vec![key("s", 7), key("t", 7)];
-    for change in [
-        |key: &mut Key| key.session.scope = Scope::Path("/other".into()),
-        |key: &mut Key| key.request = RequestId::String("7".into()),
-    ] {
-        let mut other = key("s", 7);
-        other.as_mut().map(change);
-        keys.push(other);
-    }
-    let ids: Vec<_> = keys
-        .into_iter()
-        .map(|key| accepted(&mut core, key, ""))
-        .collect();
-    assert!(ids.into_iter().all(|id| core.finish(id, None).is_some()));
-    assert_empty(&core);
-}
-
-#[test]
-fn a_better_key_changes_nothing_of_who_is_attached() {
-    let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 7), "call");
-    detach(&mut core, id, now);
-
-    core.rekey(id, key("s", 8).unwrap());
-
-    assert_eq!(core.detachment(id), Some(gone(now)));
-    assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
-    assert_eq!(core.finish(id, None).unwrap().detachment, Some(gone(now)));
-    assert_empty(&core);
-}
-
-#[test]
 fn the_time_without_a_client_ends_with_a_resume() {
     let now = Instant::now();
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 7), "call");
+    let mut core = core();
+    let id = accepted(&mut core, request(7), "call");
     detach(&mut core, id, now);
     assert_eq!(core.detachment(id), Some(gone(now)));
     core.attach(id);
@@ -1236,62 +1039,106 @@ fn the_time_without_a_client_ends_with_a_resume() {
 }
 
 #[test]
-fn a_better_key_replaces_the_first_one() {
-    let mut core = TestCore::new();
-    let id = accepted(&mut core, key("s", 7), "call");
-    core.rekey(id, key("s", 8).unwrap());
-    let other = accepted(&mut core, key("s", 7), "other");
-    assert!(core.finish(other, None).unwrap().injectable);
-    assert!(core.finish(id, None).unwrap().injectable);
+fn after_a_peak_its_room_is_given_back() {
+    let mut core = core();
+    let calls = (0..6_000).map(|n| {
+        let id = accepted(&mut core, request(n), "call");
+        core.name(id, format!("0/{n}").as_bytes(), Form::Rmcp);
+        id
+    });
+    let mut calls: Vec<_> = calls.collect();
+    let last = calls.pop().unwrap();
+    for id in calls {
+        core.finish(id, None);
+    }
+    let (in_flight, names) = (core.calls.capacity(), core.index.capacity());
+    assert!(in_flight < 200 && names < 200, "{in_flight}, {names}");
+    core.finish(last, None);
     assert_empty(&core);
-}
-
-/// The capacities of what grows with the calls.
-fn room(core: &TestCore) -> [usize; 5] {
-    let Core {
-        calls,
-        index,
-        sessions,
-        ..
-    } = core;
-    let turns = sessions.memory.room();
-    let in_flight = sessions.by_slot.values().map(|it| it.in_flight.capacity());
-    let kept = sessions.by_slot.values().map(|it| it.kept.room());
-    let of_sessions = sessions.by_slot.capacity();
-    let in_sessions = in_flight.sum::<usize>() + kept.sum::<usize>();
-    [
-        calls.capacity(),
-        index.capacity(),
-        turns,
-        of_sessions,
-        in_sessions,
-    ]
 }
 
 #[test]
-fn after_a_peak_its_room_is_given_back() {
-    let now = Instant::now();
-    let mut core = TestCore::new();
-    let mut calls = Vec::new();
-    for n in 0..6_000 {
-        let session = if n < 1_000 { "one" } else { &n.to_string() };
-        let id = accepted(&mut core, key(session, n), "call");
-        core.name(id, format!("0/{n}").as_bytes(), Form::Rmcp);
-        calls.push(id);
+fn invariant_8_an_event_id_names_its_stream() {
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
+    core.name(id, b"0/4", Form::Rmcp);
+    for its in [&b"0/4"[..], b"17/4"] {
+        assert_eq!(core.named(its), Named::Call(id, "call"));
     }
-    let last = calls.split_off(5_999);
-    for id in calls {
-        core.finish(id, answered("42", now + SECOND));
+    for other in [&b"0/5"[..], b"0"] {
+        assert_eq!(core.named(other), Named::Nothing);
     }
-    let peak = room(&core);
-    let [in_flight, names, turns, sessions, _] = peak;
-    assert!(in_flight < 200 && names < 200, "{peak:?}");
-    assert!(turns >= 5_999 && sessions >= 5_000, "{peak:?}");
-
-    core.expire(now + SECOND);
-
-    let after = room(&core);
-    assert!(after.into_iter().all(|room| room < 200), "{after:?}");
-    core.finish(last[0], None);
+    core.name(CallId::next(), b"0/5", Form::Rmcp);
+    core.finish(id, None);
     assert_empty(&core);
+}
+
+#[test]
+fn a_number_and_a_text_are_two_ids() {
+    let mut core = core();
+    let number = accepted(&mut core, request(7), "number");
+    let text = RequestId::String("7".into());
+    let id = accepted(&mut core, Some(text.clone()), "text");
+    assert_eq!(core.find(&text), Some((id, "text")));
+    for id in [number, id] {
+        assert!(core.finish(id, None).is_some());
+    }
+    assert_empty(&core);
+}
+
+#[test]
+fn calls_without_a_session_have_no_names() {
+    let now = Instant::now();
+    let mut core = TestCore::new(Arc::default(), None);
+    let ids = [(); 2].map(|()| accepted(&mut core, request(7), "call"));
+    core.name(ids[0], b"0/0", Form::Rmcp);
+    assert_eq!(core.named(b"0/0"), Named::Nothing);
+    assert!(core.find_any(&RequestId::Number(7)).is_none());
+    for id in ids {
+        let finished = core.finish(id, answered("42", now)).unwrap();
+        assert!(!finished.injectable);
+    }
+    assert_empty(&core);
+}
+
+#[test]
+fn a_call_that_moves_is_as_it_was_but_for_its_names() {
+    let now = Instant::now();
+    let common = Arc::new(Common::default());
+    let [mut from, mut to] = [(), ()].map(|()| Core::new(common.clone(), Some(session(&common))));
+    let id = accepted(&mut from, request(7), "call");
+    from.name(id, b"0/0", Form::Any);
+    detach(&mut from, id, now);
+    let older = accepted(&mut to, request(7), "older");
+
+    let entry = from.take_out(id).unwrap();
+    assert!(from.is_empty() && from.index.is_empty() && from.due.is_empty());
+    let left = to.put_in(id, entry, RequestId::Number(7));
+    assert_eq!(left.map(|(id, ..)| id), Some(older));
+
+    assert_eq!(to.find(&RequestId::Number(7)), Some((id, "call")));
+    assert_eq!(to.named(b"0/0"), Named::Nothing);
+    assert_eq!(to.detachment(id), Some(gone(now)));
+    assert_eq!(to.expire(now + SECOND), [(id, "call", Expired::Grace)]);
+    assert_eq!(to.finish(id, None).unwrap().detachment, Some(gone(now)));
+    assert_empty(&from);
+    assert_empty(&to);
+}
+
+/// As servers have them that number the events of each response anew.
+#[test]
+fn invariant_8_an_event_id_that_two_calls_have_names_neither_for_sure() {
+    for ids in [["7", "7"], ["0/7", "0/7"], ["7/0", "7/0"]] {
+        let mut core = core();
+        let calls = [1, 2].map(|id| accepted(&mut core, request(id), "call"));
+        for (id, event) in calls.iter().zip(ids) {
+            core.name(*id, event.as_bytes(), Form::Any);
+        }
+        let named = core.named(ids[0].as_bytes());
+        assert_eq!(named.in_flight().len(), 2, "{ids:?}");
+        core.finish(calls[1], None);
+        assert_eq!(core.named(ids[0].as_bytes()), Named::Call(calls[0], "call"));
+        core.finish(calls[0], None);
+        assert_empty(&core);
+    }
 }

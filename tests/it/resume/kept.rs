@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Retain};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Limits, Outcome, Retain};
 use serde_json::{Value, json};
 use tracing::Level;
 
@@ -217,7 +217,13 @@ async fn with_retain_off_nothing_is_kept_but_that_a_call_was_cancelled() {
 #[tokio::test]
 async fn a_session_keeps_no_more_than_its_share() {
     const SHARE: usize = 10_000;
-    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain_at_most(SHARE * 4, SHARE));
+    let setup = with_grace(Server::Wrapped).layer(|layer| {
+        layer.limits(
+            Limits::default()
+                .retained(SHARE * 4)
+                .retained_of_session(SHARE),
+        )
+    });
     let setup = setup.start().await;
     let (greedy, modest) = (setup.mcp().await, setup.mcp().await);
     cut(&setup, &modest, 1, "modest").await;
@@ -253,7 +259,13 @@ async fn answers_that_connected_clients_have_read_push_out_none_that_nobody_has_
 #[tokio::test]
 async fn an_answer_that_is_too_large_to_be_kept_pushes_out_no_other() {
     const SHARE: usize = 10_000;
-    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain_at_most(SHARE * 4, SHARE));
+    let setup = with_grace(Server::Wrapped).layer(|layer| {
+        layer.limits(
+            Limits::default()
+                .retained(SHARE * 4)
+                .retained_of_session(SHARE),
+        )
+    });
     let setup = setup.start().await;
     let mcp = setup.mcp().await;
     cut(&setup, &mcp, 1, "a").await;
@@ -271,7 +283,13 @@ async fn an_answer_that_is_too_large_to_be_kept_pushes_out_no_other() {
 async fn an_answer_that_has_to_go_before_its_client_is_back_is_told() {
     const SHARE: usize = 10_000;
     let lines = Lines::up_to(Level::WARN);
-    let setup = with_grace(Server::Wrapped).layer(|layer| layer.retain_at_most(SHARE * 2, SHARE));
+    let setup = with_grace(Server::Wrapped).layer(|layer| {
+        layer.limits(
+            Limits::default()
+                .retained(SHARE * 2)
+                .retained_of_session(SHARE),
+        )
+    });
     let setup = setup.start().await;
     let mcp = setup.mcp().await;
     read_large(&setup, &mcp, "read", SHARE * 9 / 10).await;

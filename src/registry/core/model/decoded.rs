@@ -150,15 +150,12 @@ impl Choices<'_> {
     fn op(&mut self, floods_left: &mut u32) -> Op {
         match self.one_of(24) {
             0..4 => Op::Start {
-                key: match self.byte() {
-                    0..16 => None,
-                    _ => Some((self.index(SESSIONS), self.index(REQUESTS))),
-                },
+                request: self.index(REQUESTS),
                 accepted: self.one_of(4) > 0,
                 may_last_ms: self.maybe(|choices| choices.ms(60_000)),
             },
             4 => Op::Claim(self.pick()),
-            5 => Op::Rekey(self.pick(), self.index(SESSIONS), self.index(REQUESTS)),
+            5 => Op::Move(self.pick(), self.index(REQUESTS)),
             6..9 => Op::Name(self.pick(), self.name(floods_left)),
             9..12 => Op::Detach {
                 call: self.pick(),
@@ -184,8 +181,7 @@ impl Choices<'_> {
             },
             17 => Op::LoseSight(self.pick()),
             18..20 => Op::Finish(self.pick(), self.maybe(Self::remembering)),
-            20 => Op::TakeSession {
-                session: self.index(SESSIONS),
+            20 => Op::TakeAccepted {
                 end: self.maybe(Self::remembering),
             },
             21 => Op::Pass(self.pass()),

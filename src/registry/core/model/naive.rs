@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{Detached, End, Expired, Key, Named, UNSEEN_FOR, Wait, entry::MAX_BARREN};
-use crate::call::{CallId, Detachment, SessionKey};
+use super::super::{Detached, End, Expired, UNSEEN_FOR, Wait, entry::MAX_BARREN};
+use crate::call::{CallId, Detachment, RequestId};
 
 // The numbers of the rules, on purpose not those of the core.
 const MAX_HOLD: Duration = Duration::from_secs(5);
@@ -30,11 +30,13 @@ pub(super) enum Stream {
     Event(u64, u32),
 }
 
-/// How much may be remembered, in units of an answer's size.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Room {
-    pub(super) total: usize,
-    pub(super) session: usize,
+/// What an event id names.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    Nothing,
+    Call(CallId),
+    OneOf(Vec<CallId>),
+    Ended(End<Answer>),
 }
 
 /// A call that ends and is to be remembered.
@@ -47,21 +49,22 @@ pub(super) struct Remember {
 
 #[derive(Debug)]
 pub(super) struct Model {
-    room: Room,
+    /// How much may be remembered, in units of an answer's size.
+    room: usize,
     /// Oldest first.
     calls: Vec<Call>,
     /// In the order of their ends.
     kept: Vec<Kept>,
     /// Whose records had to go though their clients may come for them, and was not asked yet.
     dropped: Vec<CallId>,
-    /// Streams that two calls of a session go by, which MCP forbids. Either may be found, or none.
-    contested: Vec<(SessionKey, Stream)>,
+    /// Streams that two calls go by, which MCP forbids. Either may be found, or both, or none.
+    contested: Vec<Stream>,
 }
 
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) id: CallId,
-    pub(super) key: Option<Key>,
+    request: RequestId,
     accepted: bool,
     /// How many resumes were accepted.
     resumes: usize,
@@ -90,7 +93,6 @@ pub(super) struct Call {
 #[derive(Debug)]
 struct Kept {
     id: CallId,
-    session: SessionKey,
     names: Vec<Stream>,
     remember: Remember,
     /// Nobody was there to take the answer.
@@ -100,7 +102,7 @@ struct Kept {
 // === impl Model ===
 
 impl Model {
-    pub(super) fn new(room: Room) -> Self {
+    pub(super) fn new(room: usize) -> Self {
         Self {
             room,
             calls: Vec::new(),
@@ -127,10 +129,10 @@ impl Model {
         Some(self.calls.remove(at))
     }
 
-    pub(super) fn start(&mut self, id: CallId, key: Option<Key>, may_last_to: Option<Instant>) {
+    pub(super) fn start(&mut self, id: CallId, request: RequestId, may_last_to: Option<Instant>) {
         self.calls.push(Call {
             id,
-            key,
+            request,
             accepted: false,
             resumes: 0,
             streams: vec![0],
@@ -153,21 +155,21 @@ impl Model {
     /// Rules 1 and 9. Returns who leaves.
     pub(super) fn claim(&mut self, id: CallId) -> Option<CallId> {
         let call = self.get_mut(id)?;
-        let key = call.key.clone()?;
+        let request = call.request.clone();
         call.accepted = true;
         let older = self
             .calls
             .iter()
-            .find(|call| call.id != id && call.accepted && call.key.as_ref() == Some(&key))?;
+            .find(|call| call.id != id && call.accepted && call.request == request)?;
         let older = older.id;
         self.remove(older);
         Some(older)
     }
 
-    /// The same call under another key, without its names.
-    pub(super) fn rekey(&mut self, id: CallId, key: Key) -> Option<CallId> {
+    /// The same call under another id, without its names.
+    pub(super) fn go(&mut self, id: CallId, request: RequestId) -> Option<CallId> {
         let mut call = self.remove(id)?;
-        call.key = Some(key);
+        call.request = request;
         call.accepted = false;
         call.names.clear();
         self.calls.push(call);
@@ -176,14 +178,11 @@ impl Model {
 
     /// Rule 8.
     pub(super) fn name(&mut self, id: CallId, stream: Stream) {
-        let Some(session) = self.get(id).and_then(Call::session).cloned() else {
-            return;
-        };
-        if self.get(id).is_some_and(|call| call.goes_by(stream)) {
+        if self.get(id).is_none_or(|call| call.goes_by(stream)) {
             return;
         }
-        if !self.holders(&session, stream).is_empty() {
-            self.contested.push((session, stream));
+        if !self.holders(stream).is_empty() {
+            self.contested.push(stream);
         }
         if let Some(call) = self.get_mut(id) {
             call.names.push(stream);
@@ -310,18 +309,13 @@ impl Model {
     /// Rules 2 and 11. Returns whether a cancel may be injected.
     pub(super) fn finish(&mut self, id: CallId, remember: Option<Remember>) -> Option<bool> {
         let call = self.remove(id)?;
-        let injectable = call.key.as_ref().is_some_and(|key| {
-            let is_for_it = |other: &Call| other.key.as_ref() == Some(key);
-            call.accepted || !self.calls.iter().any(is_for_it)
-        });
-        if let (Some(remember), Some(session)) = (remember, call.session())
-            && !call.names.is_empty()
-        {
-            let (session, names) = (session.clone(), call.known_names());
+        let is_for_it = |other: &Call| other.request == call.request;
+        let injectable = call.accepted || !self.calls.iter().any(is_for_it);
+        if let Some(remember) = remember.filter(|_| !call.names.is_empty()) {
+            let names = call.known_names();
             let answered = matches!(remember.end, End::Answered(_));
             self.keep(Kept {
                 id,
-                session,
                 names,
                 remember,
                 owed: !answered || call.wait.is_some(),
@@ -333,27 +327,16 @@ impl Model {
     /// Rule 11: what cannot fit whatever goes is not kept. Else answers that were taken go, oldest first, and then the
     /// oldest of the others. Nothing that is owed goes for an answer that was taken.
     fn keep(&mut self, new: Kept) {
-        let session = new.session.clone();
-        for (of, room) in [(Some(&session), self.room.session), (None, self.room.total)] {
-            let stays = if new.owed { 0 } else { self.units(of, true) };
-            if new.remember.units + stays > room {
-                if new.owed {
-                    self.dropped.push(new.id);
-                }
-                return;
+        let stays = if new.owed { 0 } else { self.units(true) };
+        if new.remember.units + stays > self.room {
+            if new.owed {
+                self.dropped.push(new.id);
             }
+            return;
         }
         self.kept.push(new);
-        self.make_room(Some(&session), self.room.session);
-        self.make_room(None, self.room.total);
-    }
-
-    fn make_room(&mut self, session: Option<&SessionKey>, room: usize) {
-        while self.units(session, false) + self.units(session, true) > room {
-            let oldest = |owed: bool| {
-                let is_it = |kept: &Kept| kept.owed == owed && kept.is_of(session);
-                self.kept.iter().position(is_it)
-            };
+        while self.units(false) + self.units(true) > self.room {
+            let oldest = |owed: bool| self.kept.iter().position(|kept| kept.owed == owed);
             let goes = oldest(false).or_else(|| oldest(true)).unwrap();
             let gone = self.kept.remove(goes);
             if gone.owed {
@@ -362,9 +345,8 @@ impl Model {
         }
     }
 
-    fn units(&self, session: Option<&SessionKey>, owed: bool) -> usize {
-        let kept = self.kept.iter();
-        let counted = kept.filter(|kept| kept.owed == owed && kept.is_of(session));
+    fn units(&self, owed: bool) -> usize {
+        let counted = self.kept.iter().filter(|kept| kept.owed == owed);
         counted.map(|kept| kept.remember.units).sum()
     }
 
@@ -372,17 +354,15 @@ impl Model {
         std::mem::take(&mut self.dropped)
     }
 
-    /// Rule 12: its accepted calls, whose ids are forgotten with what is remembered of it.
-    pub(super) fn take_session(&mut self, session: &SessionKey) -> Vec<CallId> {
-        self.kept.retain(|kept| kept.session != *session);
-        let mut taken = Vec::new();
-        for call in &mut self.calls {
-            if call.accepted && call.session() == Some(session) {
-                call.names.clear();
-                taken.push(call.id);
-            }
-        }
-        taken
+    /// Rule 12: the accepted calls, whose names are forgotten with what is remembered.
+    pub(super) fn take_accepted(&mut self) -> Vec<CallId> {
+        self.kept.clear();
+        let accepted = self.calls.iter_mut().filter(|call| call.accepted);
+        let taken = accepted.map(|call| {
+            call.names.clear();
+            call.id
+        });
+        taken.collect()
     }
 
     /// Rules 3, 7, 11 and 13. Returns the calls whose deadline has passed, and the orphans.
@@ -430,32 +410,36 @@ impl Model {
         calls.count() + self.kept.len()
     }
 
-    pub(super) fn find(&self, key: &Key) -> Option<CallId> {
-        let accepted = |call: &&Call| call.accepted && call.key.as_ref() == Some(key);
-        self.calls.iter().find(accepted).map(|call| call.id)
+    pub(super) fn find(&self, request: &RequestId) -> Option<CallId> {
+        let mut accepted = self.calls.iter().filter(|call| call.accepted);
+        let found = accepted.find(|call| call.request == *request);
+        found.map(|call| call.id)
     }
 
     pub(super) fn detachment(&self, id: CallId) -> Option<Detachment> {
         self.get(id)?.detachment
     }
 
-    pub(super) fn detached_in(&self, session: &SessionKey) -> Vec<CallId> {
-        let calls = self.calls_of(session);
-        let detached = calls.filter(|call| call.wait.is_some());
+    pub(super) fn detached(&self) -> Vec<CallId> {
+        let detached = self.calls.iter().filter(|call| call.wait.is_some());
         detached.map(|call| call.id).collect()
     }
 
     /// What an event id may name.
-    pub(super) fn named(&self, session: &SessionKey, stream: Stream) -> Vec<Named<Answer>> {
-        let mut allowed = self.holders(session, stream);
-        let contested = self.contested.contains(&(session.clone(), stream));
-        if !allowed.is_empty() && !contested {
+    pub(super) fn named(&self, stream: Stream) -> Vec<Named> {
+        let mut allowed = self.holders(stream);
+        if !allowed.is_empty() && !self.contested.contains(&stream) {
             assert_eq!(allowed.len(), 1, "the model lost track of who is contested");
             return allowed;
         }
-        let calls = self.calls_of(session);
+        let in_flight = self.calls.iter().filter(|call| call.goes_by(stream));
+        let mut in_flight: Vec<_> = in_flight.map(|call| call.id).collect();
+        in_flight.sort_unstable();
+        allowed.push(Named::OneOf(in_flight));
+        let calls = self.calls.iter();
         let overflowed = calls.filter(|call| call.names.len() > 2 * MAX_EVENT_IDS);
-        let overflowed: Vec<_> = overflowed.map(|call| call.id).collect();
+        let mut overflowed: Vec<_> = overflowed.map(|call| call.id).collect();
+        overflowed.sort_unstable();
         allowed.push(match overflowed.is_empty() {
             true => Named::Nothing,
             false => Named::OneOf(overflowed),
@@ -463,34 +447,20 @@ impl Model {
         allowed
     }
 
-    fn holders(&self, session: &SessionKey, stream: Stream) -> Vec<Named<Answer>> {
-        let calls = self.calls_of(session).filter(|call| call.goes_by(stream));
-        let kept = self
-            .kept
-            .iter()
-            .filter(|kept| kept.session == *session && kept.names.contains(&stream));
+    fn holders(&self, stream: Stream) -> Vec<Named> {
+        let calls = self.calls.iter().filter(|call| call.goes_by(stream));
+        let kept = self.kept.iter();
+        let kept = kept.filter(|kept| kept.names.contains(&stream));
         calls
             .map(|call| Named::Call(call.id))
             .chain(kept.map(|kept| Named::Ended(kept.remember.end.clone())))
             .collect()
     }
 
-    /// The calls in flight that go by a stream, as those of a batch do.
-    pub(super) fn in_flight_on(&self, session: &SessionKey, stream: Stream) -> Vec<CallId> {
-        let calls = self.calls_of(session).filter(|call| call.goes_by(stream));
-        calls.map(|call| call.id).collect()
-    }
-
-    fn calls_of(&self, session: &SessionKey) -> impl Iterator<Item = &Call> {
-        self.calls
-            .iter()
-            .filter(move |call| call.session() == Some(session))
-    }
-
     /// Nobody contests what nobody has.
     pub(super) fn settle_contests(&mut self) {
         let mut contested = std::mem::take(&mut self.contested);
-        contested.retain(|(session, stream)| !self.holders(session, *stream).is_empty());
+        contested.retain(|stream| !self.holders(*stream).is_empty());
         self.contested = contested;
     }
 
@@ -499,22 +469,9 @@ impl Model {
     }
 }
 
-// === impl Kept ===
-
-impl Kept {
-    /// Of this session, or of any.
-    fn is_of(&self, session: Option<&SessionKey>) -> bool {
-        session.is_none_or(|session| self.session == *session)
-    }
-}
-
 // === impl Call ===
 
 impl Call {
-    pub(super) fn session(&self) -> Option<&SessionKey> {
-        self.key.as_ref().map(|key| &key.session)
-    }
-
     pub(super) fn is_attached(&self) -> bool {
         self.wait.is_none()
     }

@@ -75,22 +75,21 @@ fn pass() -> impl Strategy<Value = Pass> {
 }
 
 fn start() -> impl Strategy<Value = Op> {
-    let key = option::weighted(0.9, (SESSIONS, REQUESTS));
     let may_last_ms = option::weighted(0.2, 0..60_000_u64);
-    (key, prop::bool::weighted(0.8), may_last_ms).prop_map(|(key, accepted, may_last_ms)| {
-        Op::Start {
-            key,
+    (REQUESTS, prop::bool::weighted(0.8), may_last_ms).prop_map(
+        |(request, accepted, may_last_ms)| Op::Start {
+            request,
             accepted,
             may_last_ms,
-        }
-    })
+        },
+    )
 }
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => start(),
         3 => pick().prop_map(Op::Claim),
-        2 => (pick(), SESSIONS, REQUESTS).prop_map(|(call, s, r)| Op::Rekey(call, s, r)),
+        2 => (pick(), REQUESTS).prop_map(|(call, request)| Op::Move(call, request)),
         12 => (pick(), name()).prop_map(|(call, name)| Op::Name(call, name)),
         16 => (pick(), generations(), waiting(), prop::bool::weighted(0.1), prop::bool::weighted(0.7))
             .prop_map(|(call, generation, wait, barren, end)| Op::Detach {
@@ -117,8 +116,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (pick(), remembering()).prop_map(|(call, how)| Op::FinishDetached(call, how)),
         8 => (pick(), option::weighted(0.7, remembering()))
             .prop_map(|(call, remember)| Op::Finish(call, remember)),
-        2 => (SESSIONS, option::weighted(0.7, remembering()))
-            .prop_map(|(session, end)| Op::TakeSession { session, end }),
+        2 => option::weighted(0.7, remembering()).prop_map(|end| Op::TakeAccepted { end }),
         12 => pass().prop_map(Op::Pass),
         1 => (1..12_u32, 19..22_u64).prop_map(|(looks, and_ms)| Op::Late { looks, and_ms }),
         12 => prop::bool::weighted(0.8).prop_map(|end| Op::Expire { end }),
@@ -126,11 +124,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn whole() -> impl Strategy<Value = Op> {
-    (SESSIONS, any::<bool>(), remembering()).prop_map(|(session, away, remember)| Op::Whole {
-        session,
-        away,
-        remember,
-    })
+    (any::<bool>(), remembering()).prop_map(|(away, remember)| Op::Whole { away, remember })
 }
 
 /// A call with about as many event ids as are known by name.

@@ -10,7 +10,7 @@ const KEPT: usize = 64;
 
 /// What keeps its room when it empties. To be asked after a removal: it gives so much back at a time that as many must
 /// go or come before it moves again.
-pub(super) trait GiveBack {
+pub(crate) trait GiveBack {
     fn give_back(&mut self);
 }
 

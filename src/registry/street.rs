@@ -1,0 +1,389 @@
+//! The homes of all sessions. A call lives in its session: the session's home is its core, behind a lock of its own.
+//!
+//! No two sessions meet at a lock, but for the moment in which a home is looked for.
+
+use std::{
+    collections::hash_map::Entry,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+};
+
+use tokio::{sync::Notify, time::Instant};
+
+use super::{
+    answer::Answer,
+    core::{self, Common, Expired, GiveBack, Slot, Slots},
+    tracked::Tracked,
+};
+#[cfg(feature = "rmcp")]
+use crate::call::Key;
+use crate::{
+    call::{CallId, CancelReason, SessionKey},
+    quietly::quietly,
+    timer::{NextLook, Noticed, Ticket, Timed, Timer},
+};
+
+/// Over how many locks the sessions are spread: 64, so that two that are looked for at the same time seldom meet.
+const SHARDS: usize = 64;
+
+/// In how many homes calls live that have no session: 16.
+const LONE: usize = 16;
+
+pub(crate) type Core<T> = core::Core<Arc<T>, Answer>;
+
+pub(crate) type Left<T> = core::Left<Arc<T>>;
+
+pub(crate) struct Street<T> {
+    shards: Box<[Mutex<Shard<T>>]>,
+    lone: [Arc<Home<T>>; LONE],
+    pub(super) common: Arc<Common>,
+    pub(super) timer: Arc<Timer>,
+    /// Notified when calls have ended while that is counted.
+    pub(super) ended: Notify,
+}
+
+type Shard<T> = Slots<Arc<Home<T>>>;
+
+pub(crate) struct Home<T> {
+    street: Weak<Street<T>>,
+    /// `None` if its calls have no session.
+    session: Option<(SessionKey, Slot)>,
+    state: Mutex<State<T>>,
+    /// Has the timer look at it, once anything of it came to have a time.
+    ticket: OnceLock<Ticket>,
+}
+
+struct State<T> {
+    core: Core<T>,
+    /// When the timer looks at it, if it does.
+    awake_at: Option<Instant>,
+    /// Nothing was known of its session, and nobody finds it any more: the session has another home, or none.
+    is_gone: bool,
+}
+
+/// What an operation leaves to be done without the lock.
+#[must_use]
+struct After {
+    /// There is an earlier deadline than the timer knows.
+    sooner: Option<Instant>,
+    /// Somebody waits for calls to end, and one has.
+    has_ended: bool,
+    is_empty: bool,
+}
+
+// === impl Street ===
+
+impl<T: Tracked> Street<T> {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new_cyclic(|street| {
+            let common = Arc::new(Common::default());
+            let lone = || Arc::new(Home::new(street.clone(), common.clone(), None));
+            Self {
+                shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+                lone: [(); LONE].map(|()| lone()),
+                common,
+                timer: Arc::new(Timer::new()),
+                ended: Notify::new(),
+            }
+        })
+    }
+
+    /// The home of a session of which something is known.
+    pub(super) fn find(&self, session: &SessionKey) -> Option<Arc<Home<T>>> {
+        let slot = self.common.names.session(session);
+        let shard = self.shard(slot)?;
+        let home = shard.get(&slot).filter(|home| home.is_of(session))?;
+        Some(home.clone())
+    }
+
+    /// Runs one operation in the home of a session, which is built if there is none.
+    ///
+    /// If another session has its slot, its calls and those of this one could not be told apart: then they live where
+    /// calls without a session do.
+    pub(super) fn enter<R>(
+        self: &Arc<Self>,
+        session: Option<&SessionKey>,
+        id: CallId,
+        operation: impl FnOnce(&Arc<Home<T>>, &mut Core<T>) -> R,
+    ) -> R {
+        loop {
+            let home = session.and_then(|session| self.find_or_build(session));
+            let home = home.unwrap_or_else(|| self.lone(id).clone());
+            let state = home.state();
+            // Else it left the street meanwhile.
+            if !state.is_gone {
+                return home.run(state, |core| operation(&home, core));
+            }
+        }
+    }
+
+    /// Moves a call from its home to that of another session. `moved` is told while nobody is at either core.
+    #[cfg(feature = "rmcp")]
+    pub(super) fn move_call(
+        self: &Arc<Self>,
+        id: CallId,
+        from: &Arc<Home<T>>,
+        to: Key,
+        moved: impl FnOnce(&Arc<Home<T>>),
+    ) -> Option<Left<T>> {
+        loop {
+            let home = self.find_or_build(&to.session);
+            let home = home.filter(|home| !Arc::ptr_eq(home, from));
+            let Some(home) = home else {
+                return from.with(|core| core.claim(id));
+            };
+            // Always in the same order, so that two that move calls to and fro do not wait for each other.
+            let (mut here, mut there) = match Arc::as_ptr(&home) < Arc::as_ptr(from) {
+                true => {
+                    let here = home.state();
+                    (here, from.state())
+                }
+                false => {
+                    let there = from.state();
+                    (home.state(), there)
+                }
+            };
+            if here.is_gone {
+                continue;
+            }
+            let (entry, after_there) = there.run(|core| core.take_out(id));
+            let (left, after_here) = here.run(|core| {
+                let left = core.put_in(id, entry?, to.request);
+                moved(&home);
+                left
+            });
+            drop((here, there));
+            from.after(after_there);
+            home.after(after_here);
+            return left;
+        }
+    }
+
+    /// Where calls without a session live.
+    fn lone(&self, id: CallId) -> &Arc<Home<T>> {
+        let at = u64::from(id) as usize % LONE;
+        #[expect(clippy::indexing_slicing, reason = "there are so many")]
+        &self.lone[at]
+    }
+
+    fn find_or_build(self: &Arc<Self>, session: &SessionKey) -> Option<Arc<Home<T>>> {
+        let slot = self.common.names.session(session);
+        match self.shard(slot)?.entry(slot) {
+            Entry::Occupied(home) if !home.get().is_of(session) => None,
+            Entry::Occupied(home) => Some(home.get().clone()),
+            Entry::Vacant(vacant) => {
+                let street = Arc::downgrade(self);
+                let home = Home::new(street, self.common.clone(), Some((session.clone(), slot)));
+                Some(vacant.insert(Arc::new(home)).clone())
+            }
+        }
+    }
+
+    /// Removes a home of whose session nothing is known. Here alone a home is locked while its shard is.
+    fn remove_if_empty(&self, home: &Home<T>) {
+        let Some((_, slot)) = home.session else {
+            return;
+        };
+        let Some(mut shard) = self.shard(slot) else {
+            return;
+        };
+        {
+            let mut state = home.state();
+            if state.is_gone || !state.core.is_empty() {
+                return;
+            }
+            state.is_gone = true;
+        }
+        let removed = shard.remove(&slot);
+        shard.give_back();
+        drop(shard);
+        drop(removed);
+    }
+
+    /// Those that there are. One that comes or goes meanwhile may be among them.
+    pub(super) fn homes(&self) -> impl Iterator<Item = Arc<Home<T>>> {
+        let of_sessions = self.shards.iter().flat_map(|shard| {
+            let homes = lock(shard);
+            homes.values().cloned().collect::<Vec<_>>()
+        });
+        of_sessions.chain(self.lone.iter().cloned())
+    }
+
+    /// Has the home of one session found where that of another would be.
+    #[cfg(test)]
+    pub(super) fn pretend_collision(&self, session: &SessionKey, other: &SessionKey) {
+        let home = self.find(session).unwrap();
+        let slot = self.common.names.session(other);
+        self.shard(slot).unwrap().insert(slot, home);
+    }
+
+    fn shard(&self, slot: Slot) -> Option<MutexGuard<'_, Shard<T>>> {
+        self.shards.get(slot.part(SHARDS)).map(lock)
+    }
+}
+
+fn lock<T>(shard: &Mutex<Shard<T>>) -> MutexGuard<'_, Shard<T>> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Home ===
+
+impl<T: Tracked> Home<T> {
+    fn new(
+        street: Weak<Street<T>>,
+        common: Arc<Common>,
+        session: Option<(SessionKey, Slot)>,
+    ) -> Self {
+        Self {
+            street,
+            session: session.clone(),
+            state: Mutex::new(State {
+                core: Core::new(common, session),
+                awake_at: None,
+                is_gone: false,
+            }),
+            ticket: OnceLock::new(),
+        }
+    }
+
+    fn is_of(&self, session: &SessionKey) -> bool {
+        self.session.as_ref().is_some_and(|(its, _)| its == session)
+    }
+
+    /// Whether it is the home of a session with this id, in whatever scope.
+    pub(super) fn has_session(&self, id: &str) -> bool {
+        self.session.as_ref().is_some_and(|(its, _)| *its.id == *id)
+    }
+
+    /// Runs one operation on its core.
+    pub(crate) fn with<R>(self: &Arc<Self>, operation: impl FnOnce(&mut Core<T>) -> R) -> R {
+        self.run(self.state(), operation)
+    }
+
+    /// The same, unless a condition holds, which is looked at while nobody else is at the core.
+    pub(crate) fn with_unless<R, F: FnOnce(&mut Core<T>) -> R>(
+        self: &Arc<Self>,
+        condition: impl FnOnce() -> bool,
+        operation: F,
+    ) -> Result<R, F> {
+        let state = self.state();
+        match condition() {
+            true => Err(operation),
+            false => Ok(self.run(state, operation)),
+        }
+    }
+
+    fn run<R>(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State<T>>,
+        operation: impl FnOnce(&mut Core<T>) -> R,
+    ) -> R {
+        let (result, after) = state.run(operation);
+        drop(state);
+        self.after(after);
+        result
+    }
+
+    fn after(self: &Arc<Self>, after: After) {
+        if after.has_ended {
+            self.tell_ended();
+        }
+        if let Some(at) = after.sooner {
+            self.wake(at);
+        }
+        if after.is_empty {
+            self.leave();
+        }
+    }
+
+    #[cold]
+    fn tell_ended(&self) {
+        if let Some(street) = self.street.upgrade() {
+            street.ended.notify_waiters();
+        }
+    }
+
+    /// Has the timer look at it.
+    #[cold]
+    fn wake(self: &Arc<Self>, at: Instant) {
+        let Some(street) = self.street.upgrade() else {
+            return;
+        };
+        if self.ticket.get().is_none() {
+            let home: Weak<Self> = Arc::downgrade(self);
+            // Of two that come at the same time one is the first.
+            let _first = self.ticket.set(street.timer.set(at, home));
+        }
+        if let Some(ticket) = self.ticket.get() {
+            ticket.by(at);
+        }
+        street.timer.on_this_runtime();
+    }
+
+    /// Leaves the street if nothing is known of its session.
+    fn leave(&self) {
+        if self.session.is_some()
+            && let Some(street) = self.street.upgrade()
+        {
+            street.remove_if_empty(self);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Tracked> Timed for Home<T> {
+    fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
+        let starved = noticed == Noticed::Late;
+        let (expired, next, has_ended) = {
+            let mut state = self.state();
+            let (expired, after) = state.run(|core| core.expire_when(now, starved));
+            state.awake_at = state.core.next_deadline();
+            (expired, state.awake_at, after.has_ended)
+        };
+        if has_ended {
+            self.tell_ended();
+        }
+        // Before anybody hears of what is over, which may last: the others are for whoever looks next.
+        if let Some((ticket, next)) = self.ticket.get().zip(next) {
+            ticket.by(next);
+        }
+        for (id, call, expired) in expired {
+            // What is let go of is the user's. A destructor that panics harms no other call.
+            quietly(|| match expired {
+                Expired::Grace => call.expired(id, CancelReason::Orphaned),
+                Expired::Deadline => call.expired(id, CancelReason::TimedOut),
+                Expired::Unseen(finished) => call.left(id, finished),
+            });
+        }
+        if self.state().core.is_empty() {
+            self.leave();
+        }
+        None
+    }
+
+    fn judges_lateness(&self) -> bool {
+        true
+    }
+}
+
+// === impl State ===
+
+impl<T: Tracked> State<T> {
+    fn run<R>(&mut self, operation: impl FnOnce(&mut Core<T>) -> R) -> (R, After) {
+        let before = self.core.len();
+        let result = operation(&mut self.core);
+        let next = self.core.next_deadline();
+        let sooner = next.filter(|next| self.awake_at.is_none_or(|at| *next < at));
+        if sooner.is_some() {
+            self.awake_at = sooner;
+        }
+        let after = After {
+            sooner,
+            has_ended: self.core.len() < before && self.core.counts_ends(),
+            is_empty: self.core.is_empty(),
+        };
+        (result, after)
+    }
+}

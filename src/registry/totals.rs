@@ -1,0 +1,132 @@
+//! What all sessions of a registry have together, counted.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::core::{Rank, Ranked};
+use crate::limits::{Limit, Limits};
+
+/// Counters that the cores of all sessions share. No lock: each core counts what it does under its own.
+#[derive(Debug)]
+pub(crate) struct Totals {
+    limits: [AtomicUsize; Limit::ALL.len()],
+    retained: AtomicUsize,
+    retained_of_session: AtomicUsize,
+    in_flight: AtomicUsize,
+    detached: AtomicUsize,
+    /// The bytes that are remembered.
+    bytes: Ranked<AtomicUsize>,
+    /// Whether the calls that end are counted.
+    counts_ends: AtomicBool,
+    ended: AtomicUsize,
+}
+
+// === impl Totals ===
+
+impl Default for Totals {
+    fn default() -> Self {
+        let limits = Limits::default();
+        Self {
+            limits: Limit::ALL.map(|limit| limits.most(limit).into()),
+            retained: limits.retained.into(),
+            retained_of_session: limits.retained_of_session.into(),
+            in_flight: AtomicUsize::default(),
+            detached: AtomicUsize::default(),
+            bytes: Ranked::default(),
+            counts_ends: AtomicBool::default(),
+            ended: AtomicUsize::default(),
+        }
+    }
+}
+
+impl Totals {
+    pub(super) fn limit(&self, limits: Limits) {
+        for (most, limit) in self.limits.iter().zip(Limit::ALL) {
+            most.store(limits.most(limit), Ordering::Relaxed);
+        }
+        self.retained.store(limits.retained, Ordering::Relaxed);
+        self.retained_of_session
+            .store(limits.retained_of_session, Ordering::Relaxed);
+    }
+
+    pub(super) fn most(&self, limit: Limit) -> usize {
+        let mut limits = self.limits.iter().zip(Limit::ALL);
+        let found = limits.find(|(_, one)| *one == limit);
+        found.map_or(0, |(most, _)| most.load(Ordering::Relaxed))
+    }
+
+    /// How many bytes may be remembered.
+    pub(super) fn most_bytes(&self) -> usize {
+        self.retained.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes of one session may be.
+    pub(super) fn most_bytes_of_session(&self) -> usize {
+        self.retained_of_session.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_call(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove_call(&self) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if self.counts_ends() {
+            self.ended.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts the calls that end from now on.
+    pub(super) fn count_ends(&self) {
+        self.counts_ends.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn counts_ends(&self) -> bool {
+        self.counts_ends.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn ended(&self) -> usize {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn detached(&self) -> usize {
+        self.detached.load(Ordering::Relaxed)
+    }
+
+    /// Counts a call without a client, unless there are too many.
+    pub(super) fn try_add_detached(&self) -> bool {
+        let before = self.detached.fetch_add(1, Ordering::Relaxed);
+        let is_room = before < self.most(Limit::Detached);
+        if !is_room {
+            self.remove_detached();
+        }
+        is_room
+    }
+
+    pub(super) fn add_detached(&self) {
+        self.detached.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove_detached(&self) {
+        self.detached.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn bytes_of(&self, rank: Rank) -> usize {
+        self.bytes.of(rank).load(Ordering::Relaxed)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        Rank::ALL.map(|rank| self.bytes_of(rank)).iter().sum()
+    }
+
+    pub(super) fn add_bytes(&self, rank: Rank, bytes: usize) {
+        self.bytes.of(rank).fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove_bytes(&self, rank: Rank, bytes: usize) {
+        self.bytes.of(rank).fetch_sub(bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,15 @@
+//! What a registry tracks.
+
+use std::sync::Arc;
+
+use super::core::Finished;
+use crate::call::{CallId, CancelReason};
+
+/// What is registered for a call, and hears when its time is over. Called with no lock held.
+pub(crate) trait Tracked: Send + Sync + 'static {
+    /// Nobody will see the end of the call: it left.
+    fn left(&self, id: CallId, finished: Finished);
+
+    /// Its time is over.
+    fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason);
+}
