@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
+    hash::{BuildHasher, BuildHasherDefault, Hasher},
     ops::Deref,
     sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
     time::Duration,
@@ -29,9 +29,11 @@ use crate::{
     timer::{LATE, NextLook, Noticed, Ticket, Timed, Timer, in_time},
 };
 
+/// Over how many locks the sessions are spread: 64, so that requests of two sessions seldom meet at one.
+const SHARDS: usize = 64;
+
 /// The open sessions of a manager.
-#[derive(Default)]
-pub(super) struct Sessions(RwLock<ById>);
+pub(super) struct Sessions(Box<[RwLock<ById>]>);
 
 type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
 
@@ -86,16 +88,17 @@ impl Sessions {
     /// Enters a session, in place of an older one with its id.
     pub(super) fn add(&self, session: Arc<Session>) {
         // Dropped when nothing is locked any more.
-        let _former = self.write().insert(session.id.clone(), session);
+        let id = session.id.clone();
+        let _former = self.write(&id).insert(id.clone(), session);
     }
 
     pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
-        self.read().get(id).cloned()
+        self.read(id).get(id).cloned()
     }
 
     /// Notes that a request for a session came. Gives the session if it comes too late.
     pub(super) fn touch(&self, id: &str) -> Option<Arc<Session>> {
-        let sessions = self.read();
+        let sessions = self.read(id);
         let session = sessions.get(id)?;
         match session.life.touch(Instant::now()) {
             true => None,
@@ -110,7 +113,7 @@ impl Sessions {
     }
 
     pub(super) fn remove(&self, id: &str) {
-        let _session = self.write().remove(id);
+        let _session = self.write(id).remove(id);
     }
 
     /// Whether a session is open still, and no other has its id.
@@ -121,7 +124,7 @@ impl Sessions {
 
     /// Forgets a session, unless another one has its id now.
     pub(super) fn remove_this(&self, session: &Arc<Session>) {
-        let mut sessions = self.write();
+        let mut sessions = self.write(&session.id);
         if let Some(found) = sessions.get(&session.id)
             && Arc::ptr_eq(found, session)
         {
@@ -130,16 +133,35 @@ impl Sessions {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.read().len()
+        self.0.iter().map(|shard| read(shard).len()).sum()
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, ById> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self, id: &str) -> RwLockReadGuard<'_, ById> {
+        read(self.shard(id))
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, ById> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self, id: &str) -> RwLockWriteGuard<'_, ById> {
+        let shard = self.shard(id).write();
+        shard.unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn shard(&self, id: &str) -> &RwLock<ById> {
+        let hash = BuildHasherDefault::<IdHasher>::default().hash_one(id);
+        // Not the bits that the map of the shard takes.
+        let at = (hash >> 32) as usize % SHARDS;
+        #[expect(clippy::indexing_slicing, reason = "there are so many")]
+        &self.0[at]
+    }
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        Self((0..SHARDS).map(|_| RwLock::default()).collect())
+    }
+}
+
+fn read(shard: &RwLock<ById>) -> RwLockReadGuard<'_, ById> {
+    shard.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 // === impl IdHasher ===

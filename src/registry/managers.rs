@@ -1,9 +1,15 @@
-//! The session managers whose calls a registry has: who asks by a session id finds the session, whatever path or
-//! clone of a service he comes through.
+//! The session managers whose calls a registry has. A session is looked for by its id among them, whatever path or clone of a
+//! service a request comes through.
 
-use std::sync::{PoisonError, RwLock, Weak};
+use std::sync::{
+    Arc, OnceLock, PoisonError, RwLock, Weak,
+    atomic::{AtomicBool, Ordering},
+};
 
 use crate::call::Scope;
+
+/// How many are found without a lock: 4. A server has one for each MCP service.
+const FEW: usize = 4;
 
 /// A session manager, as far as it knows which sessions are its own.
 pub(crate) trait Manager: Send + Sync {
@@ -14,25 +20,51 @@ pub(crate) trait Manager: Send + Sync {
     fn has(&self, session: &str) -> bool;
 }
 
-/// Those that bound a call, or opened a session, behind the layer. Few: the server's own code makes them.
+/// Those that bound a call, or opened a session, behind the layer. Every request looks at all.
 #[derive(Default)]
-pub(super) struct Managers(RwLock<Vec<Weak<dyn Manager>>>);
+pub(super) struct Managers {
+    first: [OnceLock<Weak<dyn Manager>>; FEW],
+    others: RwLock<Vec<Weak<dyn Manager>>>,
+    has_others: AtomicBool,
+}
 
 // === impl Managers ===
 
 impl Managers {
     #[cfg(feature = "rmcp")]
     pub(super) fn add(&self, manager: Weak<dyn Manager>) {
-        let mut managers = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        managers.retain(|manager| manager.strong_count() > 0);
-        managers.push(manager);
+        let mut left = Some(manager);
+        for place in &self.first {
+            left = left.and_then(|manager| place.set(manager).err());
+        }
+        if let Some(manager) = left {
+            let mut others = self.others.write().unwrap_or_else(PoisonError::into_inner);
+            others.retain(|manager| manager.strong_count() > 0);
+            others.push(manager);
+            self.has_others.store(true, Ordering::Release);
+        }
     }
 
     /// The scope of a session that one of them has.
     pub(super) fn scope_of(&self, session: &str) -> Option<Scope> {
-        let managers = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let mut managers = managers.iter().filter_map(Weak::upgrade);
-        let manager = managers.find(|manager| manager.has(session))?;
-        Some(manager.scope())
+        let first = self.first.iter().filter_map(OnceLock::get);
+        let found = find(first, session);
+        found.or_else(|| self.scope_of_others(session))
     }
+
+    fn scope_of_others(&self, session: &str) -> Option<Scope> {
+        if !self.has_others.load(Ordering::Acquire) {
+            return None;
+        }
+        let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
+        // One that goes meanwhile is dropped without the lock.
+        let others: Vec<_> = others.clone();
+        find(others.iter(), session)
+    }
+}
+
+fn find<'a>(managers: impl Iterator<Item = &'a Weak<dyn Manager>>, id: &str) -> Option<Scope> {
+    let mut managers = managers.filter_map(Weak::upgrade);
+    let manager: Arc<dyn Manager> = managers.find(|manager| manager.has(id))?;
+    Some(manager.scope())
 }
