@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, Method, Request, Response, header};
+use http_body::Frame;
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use strum::EnumIter;
@@ -84,10 +85,11 @@ pub fn ping() -> Value {
 impl Client {
     /// Without a session.
     pub fn new(way: Way) -> Self {
+        let (session, fields) = (None, fields());
         Self {
             way,
-            session: None,
-            fields: fields(),
+            session,
+            fields,
         }
     }
 
@@ -110,6 +112,15 @@ impl Client {
         Ok(client)
     }
 
+    /// Opens as many in a row.
+    pub async fn open_many(way: &Way, mode: Mode, count: usize) -> Result<Vec<Self>> {
+        let mut clients = Vec::new();
+        for _ in 0..count {
+            clients.push(Self::open(way.clone(), mode).await?);
+        }
+        Ok(clients)
+    }
+
     pub fn way(&self) -> &Way {
         &self.way
     }
@@ -118,11 +129,22 @@ impl Client {
         self.session.as_ref()?.to_str().ok()
     }
 
-    /// Calls a tool; `number` is the id as well. The answer has begun when this returns.
-    pub async fn begin(&self, number: usize, tool: &str, arguments: Value) -> Result<Stream> {
+    /// Calls a tool; `number` is the id as well. The answer has begun when this returns. In a session it was read up to
+    /// the event with which the client can come back.
+    pub async fn begin(
+        &self,
+        number: usize,
+        tool: &str,
+        arguments: Value,
+    ) -> Result<(Stream, Option<String>)> {
         let mut request = self.post(&call(number, tool, arguments))?;
         request.headers_mut().insert(CALL, number.into());
-        Ok(self.send(request).await?.1)
+        let (_, mut stream) = self.send(request).await?;
+        let event = match self.session {
+            Some(_) => Some(stream.event_id().await?),
+            None => None,
+        };
+        Ok((stream, event))
     }
 
     /// Comes back for what follows an event.
@@ -149,9 +171,8 @@ impl Client {
     }
 
     pub fn request(&self, method: Method, body: Bytes) -> Result<Request<Full<Bytes>>> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri("http://localhost/mcp");
+        let request = Request::builder().method(method);
+        let mut request = request.uri("http://localhost/mcp");
         for (name, value) in &self.fields {
             request = request.header(name, value);
         }
@@ -280,7 +301,7 @@ impl Stream {
     }
 
     /// Reads on until there is an event id that the client can come back with.
-    pub async fn event_id(&mut self) -> Result<String> {
+    async fn event_id(&mut self) -> Result<String> {
         self.until("\nid: ").await?;
         // The event is complete with its blank line.
         self.until("\n\n").await?;
@@ -289,7 +310,7 @@ impl Stream {
         Ok(ids.next_back().context("no event id")?.trim().to_owned())
     }
 
-    pub fn text(&self) -> String {
+    fn text(&self) -> String {
         String::from_utf8_lossy(&self.seen).into_owned()
     }
 
@@ -298,7 +319,7 @@ impl Stream {
         self.seen = Vec::new();
     }
 
-    /// Sees to it that [`Self::close`] has this effect.
+    /// Sees to it that dropping it, which hangs up, has this effect.
     pub fn before_close(&mut self, close: Close) -> Result<()> {
         match (&self.source, close) {
             (Source::Socket(socket), Close::Fin) => {
@@ -312,9 +333,6 @@ impl Stream {
         Ok(())
     }
 
-    /// Hangs up.
-    pub fn close(self) {}
-
     async fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.source {
             Source::Socket(socket) => Ok(socket.write_all(bytes).await?),
@@ -325,15 +343,13 @@ impl Stream {
     /// Whether there was more.
     async fn read(&mut self) -> Result<bool> {
         match &mut self.source {
-            Source::Body(body) => match body.frame().await {
-                Some(frame) => {
-                    if let Ok(data) = frame?.into_data() {
-                        self.seen.extend_from_slice(&data);
-                    }
-                    Ok(true)
+            Source::Body(body) => {
+                let frame = body.frame().await.transpose()?;
+                if let Some(data) = frame.as_ref().and_then(Frame::data_ref) {
+                    self.seen.extend_from_slice(data);
                 }
-                None => Ok(false),
-            },
+                Ok(frame.is_some())
+            }
             Source::Socket(_) if self.seen.ends_with(LAST_CHUNK) => Ok(false),
             Source::Socket(socket) => Ok(socket.read_buf(&mut self.seen).await? > 0),
         }
@@ -358,10 +374,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_has_its_body_behind_the_blank_line() {
-        let request = Request::post("http://localhost/mcp")
-            .header("host", "localhost")
-            .body(Full::new(Bytes::from_static(b"{}")))
-            .unwrap();
+        let request = Request::post("http://localhost/mcp").header("host", "localhost");
+        let request = request.body(Full::from("{}")).unwrap();
         let bytes = wire(request).await.unwrap();
         let head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n";
         assert_eq!(String::from_utf8(bytes).unwrap(), format!("{head}{{}}"));

@@ -1,8 +1,8 @@
 //! What single operations cost beside many calls in flight.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, time::Duration};
 
-use anyhow::{Context, Error, Result, ensure};
+use anyhow::{Context, Result, ensure};
 use axum::body::Body;
 use bytes::Bytes;
 use crabgrind::callgrind;
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::{
     client::{Client, Way, call},
+    named,
     setup::{Mode, Setup},
     tools::Tools,
 };
@@ -91,11 +92,14 @@ impl Spread {
 // === impl Scene ===
 
 impl Scene {
-    pub const SETUPS: [Setup; 3] = [Setup::Bare, Setup::Layer, Setup::Wrapped];
+    /// The scene with these words.
+    pub fn named(words: &str) -> Result<Self> {
+        named(Self::all(), words)
+    }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        let setups = |spread| Self::SETUPS.map(|setup| (spread, setup));
-        let all = Spread::iter().flat_map(setups);
+        let setups = [Setup::Bare, Setup::Layer, Setup::Wrapped];
+        let all = Spread::iter().flat_map(move |spread| setups.map(|setup| (spread, setup)));
         all.flat_map(|(spread, setup)| {
             spread.sizes().map(|in_flight| Self {
                 spread,
@@ -112,24 +116,14 @@ impl fmt::Display for Scene {
     }
 }
 
-impl FromStr for Scene {
-    type Err = Error;
-
-    fn from_str(words: &str) -> Result<Self> {
-        let scene = Self::all().find(|scene| scene.to_string() == words);
-        scene.with_context(|| format!("no scene {words:?}"))
-    }
-}
-
 // === impl Stage ===
 
 impl Stage {
     /// Starts the calls. The measured session is the last, and has calls of its own.
     async fn set(scene: Scene) -> Result<Self> {
         let layer = CancelOnDisconnectLayer::new();
-        let server = scene
-            .setup
-            .serve(Mode::Session, Tools::default(), layer.clone());
+        let setup = scene.setup;
+        let server = setup.serve(Mode::Session.config(), Tools::default(), layer.clone());
         let way = Way::Direct(server);
         let mut bodies = Vec::with_capacity(scene.in_flight);
         loop {
@@ -168,25 +162,24 @@ impl Stage {
             Operation::Call => self.call(took).await,
             Operation::Delete => self.delete(took).await,
             Operation::HangUp | Operation::Resume | Operation::Find => {
-                let (body, event) = wait(&mut self.client, self.asked).await?;
+                let (mut body, event) = wait(&mut self.client, self.asked).await?;
                 settle().await;
-                let body = match operation {
+                match operation {
                     Operation::HangUp => {
                         took.add(async { drop(body) }).await;
-                        self.resume(&event).await?
+                        body = self.resume(&event).await?;
                     }
                     Operation::Resume => {
                         drop(body);
                         settle().await;
-                        took.add(self.resume(&event)).await?
+                        body = took.add(self.resume(&event)).await?;
                     }
                     _ => {
                         let found = took.add_alone(|| self.find());
                         let is_bare = self.scene.setup == Setup::Bare;
                         ensure!(found.is_some() || is_bare, "the call is not there");
-                        body
                     }
-                };
+                }
                 self.cancel().await?;
                 drop(body);
                 settle().await;
@@ -217,10 +210,8 @@ impl Stage {
 
     /// Not by the handle, which would look at all calls and leave cold caches.
     async fn cancel(&mut self) -> Result<()> {
-        let (method, params) = (
-            "notifications/cancelled",
-            json!({ "requestId": self.asked }),
-        );
+        let params = json!({ "requestId": self.asked });
+        let method = "notifications/cancelled";
         let message = json!({ "jsonrpc": "2.0", "method": method, "params": params });
         self.client.direct(self.client.post(&message)?).await?;
         Ok(())
@@ -255,35 +246,27 @@ async fn settle() {
 impl Took {
     /// Does this and what it wakes, and counts it.
     async fn add<T>(&mut self, operation: impl Future<Output = T>) -> T {
-        let started = self.on();
+        callgrind::toggle_collect();
+        let started = Instant::now();
         let done = operation.await;
         settle().await;
-        self.off(started);
+        self.end(started);
         done
     }
 
     /// Does this, which wakes nobody, and counts it.
     fn add_alone<T>(&mut self, operation: impl FnOnce() -> T) -> T {
-        let started = self.on();
+        callgrind::toggle_collect();
+        let started = Instant::now();
         let done = operation();
-        self.off(started);
+        self.end(started);
         done
     }
 
-    fn on(&self) -> Instant {
-        callgrind::toggle_collect();
-        Instant::now()
-    }
-
-    fn off(&mut self, started: Instant) {
+    fn end(&mut self, started: Instant) {
         let time = started.elapsed();
         callgrind::toggle_collect();
         self.0.push(time);
-    }
-
-    fn median(&mut self) -> Duration {
-        self.0.sort_unstable();
-        self.0.get(self.0.len() / 2).copied().unwrap_or_default()
     }
 }
 
@@ -297,7 +280,9 @@ pub async fn measure(scene: Scene) -> Result<()> {
             stage.perform(operation, &mut took).await?;
         }
         callgrind::dump_stats(&*operation.to_string());
-        println!("{operation} {}", took.median().as_nanos());
+        took.0.sort_unstable();
+        let median = took.0.get(took.0.len() / 2).copied().unwrap_or_default();
+        println!("{operation} {}", median.as_nanos());
     }
     callgrind::stop_instrumentation();
     // Ending 100,000 calls one by one is not what is measured.

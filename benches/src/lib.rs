@@ -3,6 +3,9 @@
 //! Each bench is a program in `src/bin` that measures one thing in all set-ups of [`setup`], in one run, prints its
 //! table, and leaves it as a [`report::Section`] for the report. What the report says about it is in `words`.
 
+use std::{env, fmt::Display};
+
+use anyhow::{Context, Result};
 use tokio::runtime::{Builder, Runtime};
 
 pub mod case;
@@ -24,14 +27,27 @@ pub mod work;
 /// What most of the programs need.
 pub mod prelude {
     pub use crate::{
-        cells, is_quick, machine,
-        report::{Axis, Plot, Section, Series, Target},
+        case::{Case, Load, What, Who},
+        cells,
+        client::{Client, Close, Stream, Way},
+        is_quick, machine, paused_runtime,
+        report::{AtLeast, AtMost, Axis, Plot, Section, Series, Target},
         role, runtime,
         setup::{Mode, Setup},
-        stats::Sample,
+        sockets::{
+            ledger::{Group, Ledger, Life, Which},
+            serve::{serve, witnessed},
+            tools::{Tools, done},
+        },
+        stats::{Dice, Sample},
+        valgrind::Allocator,
+        workers,
     };
     pub use anyhow::{Context, Result, bail, ensure};
-    pub use strum::IntoEnumIterator;
+    pub use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
+    pub use serde_json::json;
+    pub use std::time::Duration;
+    pub use strum::{Display, EnumIter, IntoEnumIterator};
 }
 
 /// A row of a table.
@@ -42,14 +58,19 @@ macro_rules! cells {
 
 /// Whether the small version was asked for, of seconds: `--quick`.
 pub fn is_quick() -> bool {
-    std::env::args().any(|argument| argument == "--quick")
+    env::args().any(|argument| argument == "--quick")
 }
 
 /// The command line without [`is_quick`]: which part of a bench this process plays, see [`child`].
 pub fn role() -> String {
-    let arguments = std::env::args().skip(1);
-    let words: Vec<String> = arguments.filter(|word| word != "--quick").collect();
-    words.join(" ")
+    let arguments = env::args().skip(1);
+    Vec::from_iter(arguments.filter(|word| word != "--quick")).join(" ")
+}
+
+/// That which is written with these words.
+pub fn named<T: Display>(mut all: impl Iterator<Item = T>, words: &str) -> Result<T> {
+    let named = all.find(|one| one.to_string() == words);
+    named.with_context(|| format!("nothing is named {words:?}"))
 }
 
 /// A runtime of this thread.

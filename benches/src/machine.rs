@@ -30,12 +30,12 @@ pub fn processor_time() -> Result<f64> {
 
 /// The memory of this process, in MiB.
 pub fn resident() -> Result<f64> {
-    status("VmRSS")
+    status("VmRSS:")
 }
 
 /// The most that [`resident`] was since [`forget_peak`], in MiB.
 pub fn peak() -> Result<f64> {
-    status("VmHWM")
+    status("VmHWM:")
 }
 
 pub fn forget_peak() -> Result<()> {
@@ -49,10 +49,9 @@ fn status(name: &str) -> Result<f64> {
 
 /// Of a line `name: figure kB`.
 fn mebibytes(text: &str, name: &str) -> Option<f64> {
-    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
-    let (_, value) = fields.find(|(field, _)| *field == name)?;
-    let kib: f64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib / 1024.0)
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line?.strip_suffix("kB")?.trim();
+    Some(kib.parse::<f64>().ok()? / 1024.0)
 }
 
 #[cfg(test)]
@@ -62,8 +61,8 @@ mod tests {
     #[test]
     fn memory_is_read_from_its_line() {
         let status = "Name:\tx\nVmHWM:\t    2048 kB\nVmRSS:\t 512 kB\n";
-        assert_eq!(mebibytes(status, "VmHWM"), Some(2.0));
-        assert_eq!(mebibytes(status, "VmRSS"), Some(0.5));
-        assert_eq!(mebibytes(status, "VmSwap"), None);
+        assert_eq!(mebibytes(status, "VmHWM:"), Some(2.0));
+        assert_eq!(mebibytes(status, "VmRSS:"), Some(0.5));
+        assert_eq!(mebibytes(status, "VmSwap:"), None);
     }
 }

@@ -1,25 +1,26 @@
 //! What a bench found, kept as JSON until all of it is put together.
 
 use std::{
-    fmt::{self, Display},
+    fmt::Display,
     fs,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 pub mod page;
 mod plot;
 
+pub use self::Bound::{AtLeast, AtMost};
+
 /// What one bench found: a paragraph, a table, and plots of it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Section {
     /// Of the file and of the plots' files, for instance `latency`. It begins with the bench's.
     pub name: String,
     pub title: String,
-    /// The command that measures it again.
-    pub command: String,
     /// What was measured, and what would be a bad result. Markdown.
     pub text: String,
     pub columns: Vec<String>,
@@ -31,8 +32,8 @@ pub struct Section {
 /// What a figure should be at most, or at least.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    pub what: String,
     pub bound: Bound,
+    pub what: String,
     pub measured: f64,
 }
 
@@ -55,11 +56,11 @@ pub struct Plot {
     pub series: Vec<Series>,
 }
 
+/// With a label that has the unit, for instance `time to the token (ms)`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Axis {
-    /// With the unit, for instance `time to the token (ms)`.
-    pub label: String,
-    pub is_logarithmic: bool,
+pub enum Axis {
+    Linear(String),
+    Logarithmic(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -78,34 +79,25 @@ pub fn folder() -> PathBuf {
 impl Section {
     /// With the title, the text and the columns that `words` has for it. The text gets these values in place of their
     /// names in braces.
-    pub fn new(name: &str, values: &[(&str, &dyn Display)]) -> Result<Self> {
+    pub fn new(name: &str, values: Value) -> Result<Self> {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("words/{name}.md"));
         let mut words = fs::read_to_string(file)?;
-        for (name, value) in values {
-            words = words.replace(&format!("{{{name}}}"), &value.to_string());
+        for (name, value) in values.as_object().context("values have names")? {
+            let value = value.to_string();
+            words = words.replace(&format!("{{{name}}}"), value.trim_matches('"'));
         }
         ensure!(!words.contains('{'), "{name}.md has names without a value");
         let (text, columns) = words.split_once("\n|").context("words without columns")?;
         let (title, text) = text.split_once("\n\n").context("words without a text")?;
         let paragraphs = text.trim().split("\n\n");
-        let column = |cell: &str| cell.trim().to_owned();
-        let mut section = Self {
+        let columns = columns.trim().trim_matches('|').split('|');
+        Ok(Self {
             name: name.to_owned(),
             title: title.trim_start_matches("# ").to_owned(),
-            command: String::new(),
             text: Vec::from_iter(paragraphs.map(|lines| lines.replace('\n', " "))).join("\n\n"),
-            columns: columns
-                .trim()
-                .trim_matches('|')
-                .split('|')
-                .map(column)
-                .collect(),
-            rows: Vec::new(),
-            targets: Vec::new(),
-            plots: Vec::new(),
-        };
-        section.command = format!("benches/run {}", section.bench());
-        Ok(section)
+            columns: columns.map(|cell| cell.trim().to_owned()).collect(),
+            ..Self::default()
+        })
     }
 
     /// What measures it: the first part of its name.
@@ -113,64 +105,32 @@ impl Section {
         self.name.split('-').next().unwrap_or(&self.name)
     }
 
-    /// Prints the table, and keeps the section for the report.
+    /// Prints it, and keeps it for the report.
     pub fn publish(&self) -> Result<()> {
-        println!("## {}\n\n{}\n", self.title, self.text);
-        println!("{}", self.table());
-        for target in &self.targets {
-            println!("{target}");
-        }
+        println!("{}", page::part(self));
         let folder = folder().join("data");
         fs::create_dir_all(&folder)?;
         let json = serde_json::to_vec_pretty(self)?;
         Ok(fs::write(folder.join(format!("{}.json", self.name)), json)?)
-    }
-
-    /// The table, in Markdown.
-    pub fn table(&self) -> String {
-        let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-        let rule: Vec<String> = self.columns.iter().map(|_| "---".to_owned()).collect();
-        let rows: String = self.rows.iter().map(|cells| row(cells)).collect();
-        row(&self.columns) + &row(&rule) + &rows
     }
 }
 
 // === impl Target ===
 
 impl Target {
-    pub fn at_most(most: f64, what: String, measured: f64) -> Self {
-        Self::new(Bound::AtMost(most), what, measured)
-    }
-
-    pub fn at_least(least: f64, what: String, measured: f64) -> Self {
-        Self::new(Bound::AtLeast(least), what, measured)
-    }
-
-    fn new(bound: Bound, what: String, measured: f64) -> Self {
+    pub fn new(bound: Bound, what: String, measured: f64) -> Self {
         Self {
-            what,
             bound,
+            what,
             measured,
         }
     }
 
     pub fn holds(&self) -> bool {
         match self.bound {
-            Bound::AtMost(most) => self.measured <= most,
-            Bound::AtLeast(least) => self.measured >= least,
+            AtMost(most) => self.measured <= most,
+            AtLeast(least) => self.measured >= least,
         }
-    }
-}
-
-impl Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let verdict = if self.holds() { "holds" } else { "MISSED" };
-        let (word, bound) = match self.bound {
-            Bound::AtMost(most) => ("at most", most),
-            Bound::AtLeast(least) => ("at least", least),
-        };
-        let Self { what, measured, .. } = self;
-        write!(f, "- {what}: {measured:.3}, {word} {bound}: {verdict}")
     }
 }
 
@@ -178,13 +138,15 @@ impl Display for Target {
 
 impl Plot {
     /// A line for each series.
-    pub fn lines(name: &str, title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Self {
+    pub fn lines(name: &str, title: &str, [x, y]: [Axis; 2], series: Vec<Series>) -> Self {
+        let (name, title) = (name.to_owned(), title.to_owned());
+        let categories = Vec::new();
         Self {
-            name: name.to_owned(),
-            title: title.to_owned(),
+            name,
+            title,
             x,
             y,
-            categories: Vec::new(),
+            categories,
             series,
         }
     }
@@ -201,17 +163,11 @@ impl Plot {
 
 impl Axis {
     pub fn linear(label: &str) -> Self {
-        Self {
-            label: label.to_owned(),
-            is_logarithmic: false,
-        }
+        Self::Linear(label.to_owned())
     }
 
     pub fn logarithmic(label: &str) -> Self {
-        Self {
-            is_logarithmic: true,
-            ..Self::linear(label)
-        }
+        Self::Logarithmic(label.to_owned())
     }
 }
 
@@ -219,10 +175,8 @@ impl Axis {
 
 impl Series {
     pub fn new(name: impl Display, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        Self {
-            name: name.to_string(),
-            points: points.into_iter().collect(),
-        }
+        let (name, points) = (name.to_string(), points.into_iter().collect());
+        Self { name, points }
     }
 
     /// Over 0, 1, 2 and so on.
@@ -233,28 +187,21 @@ impl Series {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     pub(super) fn section() -> Section {
-        let series = |name| Series::of(name, [1.0, 2.0]);
+        let series = ["bare", "wrapped"].map(|name| Series::of(name, [1.0, 2.0]));
+        let axes = [Axis::linear("an x"), Axis::linear("a y")];
         Section {
-            name: "some".to_owned(),
-            title: "A title".to_owned(),
-            command: "benches/run some".to_owned(),
-            text: "Some text.".to_owned(),
-            columns: vec!["set-up".to_owned(), "figure".to_owned()],
             rows: vec![vec!["bare".to_owned(), "1".to_owned()]],
             targets: vec![
-                Target::at_most(1.05, "a ratio".to_owned(), 1.2),
-                Target::at_least(95.0, "a share".to_owned(), 99.0),
+                Target::new(AtMost(1.05), "a ratio".to_owned(), 1.2),
+                Target::new(AtLeast(95.0), "a share".to_owned(), 99.0),
             ],
-            plots: vec![Plot::lines(
-                "some-plot",
-                "A plot",
-                Axis::linear("an x"),
-                Axis::linear("a y"),
-                vec![series("bare"), series("wrapped")],
-            )],
+            plots: vec![Plot::lines("some-plot", "A plot", axes, series.to_vec())],
+            ..Section::new("wasted", json!({ "calls": 7, "load": "0.5" })).unwrap()
         }
     }
 
@@ -267,21 +214,17 @@ mod tests {
 
     #[test]
     fn a_section_has_its_words_with_values_in_them() {
-        let section = Section::new("wasted", &[("calls", &7), ("load", &"0.5")]).unwrap();
+        let section = section();
         assert_eq!(section.title, "Work for nobody, and work destroyed");
-        assert_eq!(section.command, "benches/run wasted");
-        assert!(
-            section
-                .text
-                .starts_with("7 calls; 30 % of the clients hang up")
-        );
-        assert!(section.text.ends_with("Load before the run: 0.5."));
+        let text = &section.text;
+        assert!(text.starts_with("7 calls; 30 % of the clients hang up"));
+        assert!(text.ends_with("Load before the run: 0.5."));
         assert_eq!(section.columns[..2], ["calls of", "mode"]);
         assert_eq!(section.columns.len(), 8);
     }
 
     #[test]
     fn words_with_a_name_that_has_no_value_are_refused() {
-        assert!(Section::new("wasted", &[("calls", &7)]).is_err());
+        assert!(Section::new("wasted", json!({ "calls": 7 })).is_err());
     }
 }

@@ -21,6 +21,9 @@ use crate::{guard::guarded, report::Series};
 /// A server, whatever is around it.
 pub type Server<A> = BoxCloneSyncService<Request<A>, Response<axum::body::Body>, Infallible>;
 
+/// What rmcp can be told.
+pub type Config = (StreamableHttpServerConfig, SessionConfig);
+
 /// Who watches over the calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
 #[strum(serialize_all = "lowercase")]
@@ -76,19 +79,9 @@ impl Setup {
     }
 
     /// `handler` as a server. `layer` counts only where it is used.
-    pub fn serve<H, A>(self, mode: Mode, handler: H, layer: CancelOnDisconnectLayer) -> Server<A>
-    where
-        H: ServerHandler + Clone,
-        A: Body<Data = Bytes, Error: Into<BoxError> + fmt::Display> + Send + 'static,
-    {
-        self.serve_with(mode.config(), SessionConfig::default(), handler, layer)
-    }
-
-    /// The same, with a configuration of rmcp that may differ from the default in more than its mode.
-    pub fn serve_with<H, A>(
+    pub fn serve<H, A>(
         self,
-        config: StreamableHttpServerConfig,
-        sessions: SessionConfig,
+        config: Config,
         handler: H,
         layer: CancelOnDisconnectLayer,
     ) -> Server<A>
@@ -96,6 +89,7 @@ impl Setup {
         H: ServerHandler + Clone,
         A: Body<Data = Bytes, Error: Into<BoxError> + fmt::Display> + Send + 'static,
     {
+        let (config, sessions) = config;
         if self == Self::Wrapped {
             let manager = CancellableSessionManager::local(sessions);
             return boxed(layer.layer(mcp(config, handler, manager)));
@@ -110,10 +104,10 @@ impl Setup {
 
 impl Mode {
     /// rmcp's defaults, in this mode.
-    pub fn config(self) -> StreamableHttpServerConfig {
+    pub fn config(self) -> Config {
         let mut config = StreamableHttpServerConfig::default();
         config.legacy_session_mode = self == Self::Session;
-        config
+        (config, SessionConfig::default())
     }
 }
 

@@ -3,6 +3,5 @@
 pub mod crowd;
 pub mod ledger;
 pub mod load;
-pub mod pings;
 pub mod serve;
 pub mod tools;

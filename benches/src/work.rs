@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use tokio::{runtime::Runtime, time::Instant};
 
 use crate::{
     case::{Case, Running},
-    growth, role, runtime, valgrind,
+    growth::{self, Scene},
+    role, runtime, valgrind,
 };
 
 /// A case, ready to be asked.
@@ -55,15 +56,15 @@ pub fn main() -> Result<()> {
     let role = role();
     match role.split_once(' ') {
         Some(("calls", case)) => {
-            let case: Case = case.parse()?;
+            let case = Case::named(case)?;
             let mut work = Work::warm(case)?;
             valgrind::counted(|| work.go(case.what.repetitions().1))
         }
-        Some(("ask", asked)) => match asked.split_once(' ') {
-            Some((times, case)) => Work::ready(case.parse()?)?.go(times.parse()?),
-            None => bail!("ask how often?"),
-        },
-        Some(("growth", scene)) => runtime()?.block_on(growth::measure(scene.parse()?)),
+        Some(("ask", asked)) => {
+            let (times, case) = asked.split_once(' ').context("ask how often?")?;
+            Work::ready(Case::named(case)?)?.go(times.parse()?)
+        }
+        Some(("growth", scene)) => runtime()?.block_on(growth::measure(Scene::named(scene)?)),
         _ => bail!("usage: work-… calls CASE | ask TIMES CASE | growth SCENE"),
     }
 }

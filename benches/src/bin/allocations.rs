@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use benches::{
-    case::{Case, Load, What, Who},
     dhat::{self, Allocated},
     prelude::*,
-    valgrind::{Allocator, printed},
+    valgrind::printed,
 };
 
 /// Whose allocations are listed by place, in the order of the columns.
@@ -18,14 +17,15 @@ const LISTED: [(Who, Mode); 4] = [
 ];
 
 fn main() -> Result<()> {
-    let mut section = Section::new("allocations", &[])?;
-    section.rows = What::ALL
-        .map(totals)
-        .into_iter()
-        .collect::<Result<_, _>>()?;
+    let section = Section {
+        rows: What::all().map(totals).collect::<Result<_>>()?,
+        ..Section::new("allocations", json!({}))?
+    };
     section.publish()?;
-    let mut section = Section::new("allocations-places", &[])?;
-    section.rows = places()?;
+    let section = Section {
+        rows: places()?,
+        ..Section::new("allocations-places", json!({}))?
+    };
     section.publish()
 }
 
@@ -46,10 +46,8 @@ fn allocated(case: Case) -> Result<Allocated> {
     eprintln!("allocations: {case}");
     let printed = printed(Allocator::Counted, &case.to_string())?;
     let (count, bytes) = printed.trim().split_once(' ').context("not two figures")?;
-    Ok(Allocated {
-        count: count.parse()?,
-        bytes: bytes.parse()?,
-    })
+    let (count, bytes) = (count.parse()?, bytes.parse()?);
+    Ok(Allocated { count, bytes })
 }
 
 /// Those with the most allocations first.
@@ -69,8 +67,10 @@ fn places() -> Result<Vec<Vec<String>>> {
         count => format!("{count:.2}, {bytes:.0} B"),
     };
     let row = |(place, row): (String, [Allocated; LISTED.len()])| {
-        let place = format!("`{place}`");
-        [place].into_iter().chain(row.map(cell)).collect()
+        [format!("`{place}`")]
+            .into_iter()
+            .chain(row.map(cell))
+            .collect()
     };
     Ok(rows.into_iter().map(row).collect())
 }

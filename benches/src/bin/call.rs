@@ -1,13 +1,8 @@
 //! What one tool call costs in every set-up: instructions with two allocators, and time.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
-use benches::{
-    case::{Case, Load, What, Who},
-    prelude::*,
-    valgrind::{Allocator, instructions},
-    work::Work,
-};
+use benches::{prelude::*, valgrind::instructions, work::Work};
 
 /// How often all set-ups take turns.
 const ROUNDS: usize = 5;
@@ -21,35 +16,37 @@ type Figures = BTreeMap<Case, f64>;
 
 fn main() -> Result<()> {
     let figures = count(Allocator::Glibc)?;
-    let mut section = Section::new("call", &[])?;
-    section.rows = rows(&figures);
-    section.targets = targets(&figures);
-    section.plots = vec![
-        plot(
-            &figures,
-            "call-session",
-            "Calls in a session",
-            Mode::Session,
-        ),
-        plot(
-            &figures,
-            "call-stateless",
-            "Calls without a session",
-            Mode::Stateless,
-        ),
+    let plots = [
+        ("call-session", "Calls in a session", Mode::Session),
+        ("call-stateless", "Calls without a session", Mode::Stateless),
     ];
+    let section = Section {
+        rows: rows(&figures),
+        targets: targets(&figures),
+        plots: plots.map(|plot| self::plot(&figures, plot)).to_vec(),
+        ..Section::new("call", json!({}))?
+    };
     section.publish()?;
 
     let figures = count(Allocator::Mimalloc)?;
-    let mut section = Section::new("call-mimalloc", &[])?;
-    section.rows = rows(&figures);
-    let (name, title) = ("call-session-mimalloc", "Calls in a session, mimalloc");
-    section.plots = vec![plot(&figures, name, title, Mode::Session)];
+    let session = (
+        "call-session-mimalloc",
+        "Calls in a session, mimalloc",
+        Mode::Session,
+    );
+    let section = Section {
+        rows: rows(&figures),
+        plots: vec![plot(&figures, session)],
+        ..Section::new("call-mimalloc", json!({}))?
+    };
     section.publish()?;
 
-    let mut section = Section::new("call-time", &[("rounds", &ROUNDS), ("samples", &SAMPLES)])?;
     let rounds = (0..ROUNDS).map(time).collect::<Result<Vec<_>, _>>()?;
-    section.rows = What::ALL.map(|what| time_row(&rounds, what)).to_vec();
+    let values = json!({ "rounds": ROUNDS, "samples": SAMPLES });
+    let section = Section {
+        rows: What::all().map(|what| time_row(&rounds, what)).collect(),
+        ..Section::new("call-time", values)?
+    };
     section.publish()
 }
 
@@ -69,13 +66,17 @@ fn ratio(figures: &Figures, case: Case) -> f64 {
 }
 
 fn rows(figures: &Figures) -> Vec<Vec<String>> {
-    let row = |what| {
+    let each = |what| {
         let ratio = |who| format!("{:.3}", ratio(figures, Case::new(who, what)));
         let bare = thousands(figures[&Case::new(Who::BARE, what)]);
-        let first = [request(what).to_owned(), load(what), bare];
-        first.into_iter().chain(Who::COMPARED.map(ratio)).collect()
+        row(what, bare, ratio)
     };
-    What::ALL.map(row).to_vec()
+    What::all().map(each).collect()
+}
+
+fn row(what: What, bare: String, ratio: impl Fn(Who) -> String) -> Vec<String> {
+    let first = [request(what).to_owned(), load(what), bare];
+    first.into_iter().chain(Who::COMPARED.map(ratio)).collect()
 }
 
 fn request(what: What) -> &'static str {
@@ -100,60 +101,48 @@ fn load(what: What) -> String {
 }
 
 fn thousands(figure: f64) -> String {
-    let digits = format!("{figure:.0}");
-    let mut grouped = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
+    let digits = format!("{figure:.0}").into_bytes();
+    let groups = digits.rchunks(3).rev().map(String::from_utf8_lossy);
+    Vec::from_iter(groups).join(",")
 }
 
 /// The session manager is held to 5 %, what reads bytes to 10 % of a small call and 15 % of a large one.
 fn targets(figures: &Figures) -> Vec<Target> {
-    let mut targets = Vec::new();
-    for what in What::ALL {
-        let What::Call(mode, load) = what else {
-            continue;
+    let target = |setup, what, most| {
+        let by = match setup {
+            Setup::Wrapped => "layer and session manager",
+            _ => "layer only",
         };
-        let of_layer = match load {
-            Load::Arguments(100) => 1.10,
-            Load::Arguments(10_000) => continue,
-            Load::Arguments(_) | Load::Result(_) => 1.15,
+        let (request, load) = (request(what), load(what));
+        let name = format!("instructions of a {request} ({load}), {by}, to bare");
+        let measured = ratio(figures, Case::new(Who::Setup(setup), what));
+        Target::new(AtMost(most), name, measured)
+    };
+    let mut targets = Vec::new();
+    for what in What::all() {
+        let (mode, of_layer) = match what {
+            What::Plain | What::Call(_, Load::Arguments(10_000)) => continue,
+            What::Call(mode, Load::Arguments(100)) => (mode, 1.10),
+            What::Call(mode, _) => (mode, 1.15),
         };
         if mode == Mode::Session {
-            targets.push(target(figures, Setup::Wrapped, what, 1.05));
+            targets.push(target(Setup::Wrapped, what, 1.05));
         }
-        targets.push(target(figures, Setup::Layer, what, of_layer));
+        targets.push(target(Setup::Layer, what, of_layer));
     }
     targets
 }
 
-fn target(figures: &Figures, setup: Setup, what: What, most: f64) -> Target {
-    let by = match setup {
-        Setup::Wrapped => "layer and session manager",
-        _ => "layer only",
-    };
-    let (request, load) = (request(what), load(what));
-    let name = format!("instructions of a {request} ({load}), {by}, to bare");
-    let measured = ratio(figures, Case::new(Who::Setup(setup), what));
-    Target::at_most(most, name, measured)
-}
-
 /// What is added to the calls in one mode.
-fn plot(figures: &Figures, name: &str, title: &str, mode: Mode) -> Plot {
+fn plot(figures: &Figures, (name, title, mode): (&str, &str, Mode)) -> Plot {
     let is_shown = |what: &What| matches!(what, What::Call(of, _) if *of == mode);
-    let whats = Vec::from_iter(What::ALL.into_iter().filter(is_shown));
+    let whats = || What::all().filter(is_shown);
     let series = Who::COMPARED.map(|who| {
-        let ratios = whats
-            .iter()
-            .map(|what| ratio(figures, Case::new(who, *what)));
+        let ratios = whats().map(|what| ratio(figures, Case::new(who, what)));
         Series::of(who, ratios.map(|ratio| (ratio - 1.0) * 100.0))
     });
     let y = Axis::linear("instructions added to a bare call (%)");
-    Plot::lines(name, title, Axis::linear(""), y, series.to_vec()).over(whats.into_iter().map(load))
+    Plot::lines(name, title, [Axis::linear(""), y], series.to_vec()).over(whats().map(load))
 }
 
 /// Nanoseconds of every case, once. Set-ups take turns, so that what else the machine does meets all of them.
@@ -174,18 +163,16 @@ fn time(round: usize) -> Result<Figures> {
 }
 
 fn time_row(rounds: &[Figures], what: What) -> Vec<String> {
-    let of_rounds =
-        |figure: &dyn Fn(&Figures) -> f64| -> Sample { rounds.iter().map(figure).collect() };
-    let bare = of_rounds(&|round| round[&Case::new(Who::BARE, what)] / 1_000.0);
-    let first = [
-        request(what).to_owned(),
-        load(what),
-        format!("{:.1}", bare.median()),
-    ];
-    let ratios = Who::COMPARED.map(|who| {
-        let ratios = of_rounds(&|round| ratio(round, Case::new(who, what)));
+    let bare = rounds
+        .iter()
+        .map(|round| round[&Case::new(Who::BARE, what)] / 1_000.0);
+    let bare = format!("{:.1}", bare.collect::<Sample>().median());
+    row(what, bare, |who| {
+        let ratios = rounds
+            .iter()
+            .map(|round| ratio(round, Case::new(who, what)));
+        let ratios: Sample = ratios.collect();
         let (least, median, most) = (ratios.min(), ratios.median(), ratios.max());
         format!("{median:.2} ({least:.2}–{most:.2})")
-    });
-    first.into_iter().chain(ratios).collect()
+    })
 }

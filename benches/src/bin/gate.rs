@@ -6,16 +6,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     process::ExitCode,
-    sync::{Mutex, PoisonError},
-    thread,
+    thread::available_parallelism,
 };
 
-use benches::{
-    case::{Case, Load, What, Who},
-    gate::Limits,
-    prelude::*,
-    valgrind::{Allocator, instructions},
-};
+use benches::{gate::Limits, prelude::*, valgrind::instructions};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::task::spawn_blocking;
 
 /// What the gate proves itself with.
 const PROOF: What = What::Call(Mode::Session, Load::Arguments(100));
@@ -31,17 +27,18 @@ fn main() -> Result<ExitCode> {
     };
     let mut limits = Limits::read()?;
     let slowed = Case::new(Who::Slowed, PROOF);
-    let mut cases = vec![slowed];
+    let mut cases = BTreeSet::from([slowed, slowed.bare()]);
     for limit in &limits.limit {
-        cases.push(limit.case.parse()?);
+        let case = Case::named(&limit.case)?;
+        cases.extend([case, case.bare()]);
     }
-    let counts = count(cases.iter().flat_map(|case| [*case, case.bare()]))?;
+    let counts = runtime()?.block_on(count(cases))?;
     let ratio = |case: Case| counts[&case] / counts[&case.bare()];
     let mut failures = Vec::new();
     println!("| instructions to bare | measured | limit | target | |");
     println!("| --- | --- | --- | --- | --- |");
     for limit in &mut limits.limit {
-        let ratio = ratio(limit.case.parse()?);
+        let ratio = ratio(Case::named(&limit.case)?);
         if write {
             limit.tighten(ratio);
         }
@@ -66,35 +63,17 @@ fn main() -> Result<ExitCode> {
     for failure in &failures {
         println!("FAILED: {failure}");
     }
-    Ok(match failures.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    })
+    Ok(ExitCode::from(u8::from(!failures.is_empty())))
 }
 
 /// Counts as many at a time as there are processors: a count does not mind what else runs.
-fn count(cases: impl Iterator<Item = Case>) -> Result<Counts> {
-    let left = Mutex::new(cases.collect::<BTreeSet<_>>());
-    let next = || {
-        left.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop_first()
+async fn count(cases: BTreeSet<Case>) -> Result<Counts> {
+    let count = |case: Case| {
+        let count = move || instructions(Allocator::Glibc, &format!("calls {case}"));
+        let counting = spawn_blocking(count);
+        async move { anyhow::Ok((case, counting.await?? as f64)) }
     };
-    let work = || -> Result<Counts> {
-        let mut counts = Counts::new();
-        while let Some(case) = next() {
-            let count = instructions(Allocator::Glibc, &format!("calls {case}"))?;
-            counts.insert(case, count as f64);
-        }
-        Ok(counts)
-    };
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    let mut all = Counts::new();
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..processors).map(|_| scope.spawn(work)).collect();
-        for worker in workers {
-            all.append(&mut worker.join().ok().context("a count panicked")??);
-        }
-        Ok(all)
-    })
+    let processors = available_parallelism().map_or(1, usize::from);
+    let counting = stream::iter(cases).map(count).buffer_unordered(processors);
+    counting.try_collect().await
 }

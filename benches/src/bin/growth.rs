@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use benches::{
     growth::{Operation, REPETITIONS, Scene, Spread},
     prelude::*,
-    valgrind::{Allocator, parts, printed},
+    valgrind::{parts, printed},
 };
 
 /// What an operation takes.
@@ -34,28 +34,27 @@ fn main() -> Result<()> {
             growth.or_insert_with(Vec::new).push(cost);
         }
     }
-    let growth = |(spread, setup, operation), own: &Vec<Cost>| {
+    let growth = |(&(spread, setup, operation), own): (&_, &Vec<Cost>)| {
         let pairs = own.iter().zip(&costs[&(spread, Setup::Bare, operation)]);
+        let added = pairs.map(|(own, bare)| own.instructions - bare.instructions);
         Growth {
             spread,
             setup,
             operation,
             costs: own.clone(),
-            added: pairs
-                .map(|(own, bare)| own.instructions - bare.instructions)
-                .collect(),
+            added: added.collect(),
         }
     };
-    let found = Vec::from_iter(costs.iter().map(|(key, costs)| growth(*key, costs)));
-    let mut section = Section::new("growth", &[])?;
-    section.rows = found.iter().filter_map(Growth::row).collect();
-    section.targets = Operation::iter()
-        .map(|operation| target(&found, operation))
-        .collect();
-    section.plots = vec![
-        plot(&found, Setup::Wrapped, "layer and session manager"),
-        plot(&found, Setup::Layer, "layer only"),
-    ];
+    let found = Vec::from_iter(costs.iter().map(growth));
+    let section = Section {
+        rows: found.iter().filter_map(Growth::row).collect(),
+        targets: Operation::iter().map(|it| target(&found, it)).collect(),
+        plots: vec![
+            plot(&found, Setup::Wrapped, "layer and session manager"),
+            plot(&found, Setup::Layer, "layer only"),
+        ],
+        ..Section::new("growth", json!({}))?
+    };
     section.publish()
 }
 
@@ -80,18 +79,13 @@ fn target(found: &[Growth], operation: Operation) -> Target {
     let is_it = |its: &&Growth| its.operation == operation && its.setup.is_ours();
     let worst = found.iter().filter(is_it).map(Growth::ratio);
     let what = "beside as many calls as were tried, instructions added, to beside one";
-    Target::at_most(
-        1.5,
-        format!("{operation} {what}"),
-        worst.fold(f64::MIN, f64::max),
-    )
+    let worst = worst.fold(f64::MIN, f64::max);
+    Target::new(AtMost(1.5), format!("{operation} {what}"), worst)
 }
 
 fn plot(found: &[Growth], setup: Setup, of: &str) -> Plot {
-    let shown = found
-        .iter()
-        .filter(|its| (its.spread, its.setup) == (Spread::Many, setup));
-    let series = shown.map(|its| {
+    let is_shown = |its: &&Growth| (its.spread, its.setup) == (Spread::Many, setup);
+    let series = found.iter().filter(is_shown).map(|its| {
         let sizes = its.spread.sizes().map(|size| size as f64);
         let instructions = its.costs.iter().map(|cost| cost.instructions);
         Series::new(its.operation, sizes.into_iter().zip(instructions))
@@ -99,7 +93,7 @@ fn plot(found: &[Growth], setup: Setup, of: &str) -> Plot {
     let x = Axis::logarithmic("calls in flight, 100 in a session");
     let y = Axis::logarithmic("instructions of one operation");
     let title = format!("Operations beside many calls, {of}");
-    Plot::lines(&format!("growth-{setup}"), &title, x, y, series.collect())
+    Plot::lines(&format!("growth-{setup}"), &title, [x, y], series.collect())
 }
 
 // === impl Growth ===
@@ -121,17 +115,15 @@ impl Growth {
             Spread::One => "one",
             Spread::Many => "of 100 calls",
         };
-        let costs = self.costs.iter();
-        let instructions = Vec::from_iter(costs.clone().map(|cost| cost.instructions));
-        let microseconds = Vec::from_iter(costs.map(|cost| cost.microseconds));
+        let costs = |figure: fn(&Cost) -> f64| Vec::from_iter(self.costs.iter().map(figure));
         Some(cells![
             sessions,
             self.setup,
             self.operation,
-            self.spread.sizes().map(|size| size.to_string()).join(" / "),
-            each(&instructions, 0),
+            each(&self.spread.sizes().map(|size| size as f64), 0),
+            each(&costs(|cost| cost.instructions), 0),
             added,
-            each(&microseconds, 1),
+            each(&costs(|cost| cost.microseconds), 1),
             ratio,
         ])
     }

@@ -2,21 +2,9 @@
 //!
 //! `latency [--quick]`. Clients and server are in this process, on runtimes of their own, so that one clock serves both.
 
-use std::{fmt, ops::Range, time::Duration};
+use std::{fmt, ops::Range};
 
-use benches::{
-    client::{Client, Close, Way},
-    prelude::*,
-    sockets::{
-        ledger::Ledger,
-        serve::{serve, witnessed},
-        tools::Tools,
-    },
-    workers,
-};
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
-use serde_json::json;
-use strum::EnumIter;
+use benches::prelude::*;
 use tokio::runtime::Handle;
 
 /// How many calls share a session.
@@ -29,10 +17,10 @@ const NEVER: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Who hangs up when.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, strum::Display)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, Display)]
+#[strum(serialize_all = "lowercase")]
 enum Pace {
     /// There is one call at a time.
-    #[strum(to_string = "alone")]
     Alone,
     /// There are many, and they hang up one by one.
     #[strum(to_string = "one by one")]
@@ -54,18 +42,10 @@ struct Cell {
     rounds: usize,
 }
 
-/// Milliseconds.
+/// The moments of each call: the close, the drop of its response, the set-up's own token, the handler's.
 struct Found {
     cell: Cell,
-    calls: usize,
-    /// From the close to the handler.
-    all: Sample,
-    /// From the close until hyper drops the response.
-    outside: Sample,
-    /// From there until the set-up has fired its own token.
-    fired: Sample,
-    /// From the drop until the handler runs, and has seen its token.
-    inside: Sample,
+    moments: Vec<[Option<Duration>; 4]>,
 }
 
 fn main() -> Result<()> {
@@ -76,16 +56,17 @@ fn main() -> Result<()> {
         let server = workers()?;
         found.push(clients.block_on(measure(cell, server.handle()))?);
         server.shutdown_background();
-        eprintln!("{}", cell);
+        eprintln!("{cell}");
     }
-    let mut section = Section::new("latency", &[("load", &load)])?;
-    section.rows = found.iter().map(Found::row).collect();
     let ours = found.iter().filter(|found| found.cell.setup.is_ours());
-    section.targets = ours.flat_map(Found::targets).collect();
-    for mode in Mode::iter() {
-        let plots = [Pace::Alone, Pace::AtOnce].map(|pace| curves(&found, mode, pace));
-        section.plots.extend(plots);
-    }
+    let paces = [Pace::Alone, Pace::AtOnce];
+    let curves = |mode| paces.map(|pace| curves(&found, mode, pace));
+    let section = Section {
+        rows: found.iter().map(Found::row).collect(),
+        targets: ours.flat_map(Found::targets).collect(),
+        plots: Mode::iter().flat_map(curves).collect(),
+        ..Section::new("latency", json!({ "load": load }))?
+    };
     section.publish()
 }
 
@@ -123,22 +104,29 @@ async fn measure(cell: Cell, server: &Handle) -> Result<Found> {
     let layer = CancelOnDisconnectLayer::new()
         .grace(Grace::Immediate)
         .observe(ledger.observer());
-    let way = {
-        let _inside = server.enter();
-        let stack = Tools::new(&ledger).served(cell.setup, cell.mode, layer);
-        Way::Socket(serve(witnessed(stack, &ledger), 1)?[0])
-    };
-    let mut sessions = Vec::new();
-    for _ in 0..cell.crowd.div_ceil(PER_SESSION) {
-        sessions.push(Client::open(way.clone(), cell.mode).await?);
-    }
+    let tools = Tools(ledger.clone());
+    let stack = || witnessed(tools.served(cell.setup, cell.mode, layer), &ledger);
+    let way = Way::Socket(serve(server, 1, stack)?[0]);
+    let sessions = cell.crowd.div_ceil(PER_SESSION);
+    let sessions = Client::open_many(&way, cell.mode, sessions).await?;
     let mut closed = Vec::new();
     for round in 0..cell.rounds {
         let crowd = round * cell.crowd..(round + 1) * cell.crowd;
         closed.extend(hang_up(cell, crowd, &sessions, &ledger).await?);
     }
     ledger.release(0).cancel();
-    Ok(Found::new(cell, &closed, &ledger))
+    let moments = closed.into_iter().enumerate().map(|(call, closed)| {
+        let Life {
+            dropped,
+            cancelled,
+            token,
+            ..
+        } = ledger.life(call);
+        let [dropped, fired, token] = [dropped, cancelled, token].map(|stamp| stamp.get().copied());
+        [Some(closed), dropped, fired, token]
+    });
+    let moments = moments.collect();
+    Ok(Found { cell, moments })
 }
 
 /// Starts these calls and gives them up. The moments at which that was.
@@ -151,10 +139,7 @@ async fn hang_up(
     let mut streams = Vec::new();
     for call in crowd.clone() {
         let client = &sessions[call % sessions.len()];
-        let mut stream = client.begin(call, "work", json!({ "call": call })).await?;
-        if cell.mode == Mode::Session {
-            stream.event_id().await?;
-        }
+        let (stream, _) = client.begin(call, "work", json!({ "call": call })).await?;
         streams.push(stream);
     }
     let started = ledger.all(crowd.clone(), |life| &life.started, LIMIT);
@@ -167,7 +152,7 @@ async fn hang_up(
     for (call, mut stream) in crowd.clone().zip(streams) {
         stream.before_close(cell.close)?;
         closed.push(ledger.now());
-        stream.close();
+        drop(stream);
         if cell.pace != Pace::AtOnce {
             fired += fire(call..call + 1).await;
         }
@@ -175,11 +160,8 @@ async fn hang_up(
     if cell.pace == Pace::AtOnce {
         fired = fire(crowd).await;
     }
-    let all = cell.crowd;
-    ensure!(
-        fired == all || cell.is_in_vain(),
-        "{cell}: {fired} of {all} tokens"
-    );
+    let is_right = fired == cell.crowd || cell.is_in_vain();
+    ensure!(is_right, "{cell}: {fired} of {} tokens", cell.crowd);
     Ok(closed)
 }
 
@@ -189,12 +171,12 @@ fn curves(found: &[Found], mode: Mode, pace: Pace) -> Plot {
         let cell = found.cell;
         (cell.mode, cell.pace, cell.close) == (mode, pace, Close::Fin) && !cell.is_in_vain()
     });
-    let series = |found: &Found| Series::new(found.cell.setup, found.all.cumulated(200));
+    let series = shown.map(|found| Series::new(found.cell.setup, found.all().cumulated(200)));
     let name = format!("latency-{mode}-{pace}").replace(' ', "-");
     let title = format!("From close to token: {mode}, {pace}, with a FIN");
     let x = Axis::logarithmic("time to the token (ms)");
     let y = Axis::linear("share of the calls");
-    Plot::lines(&name, &title, x, y, shown.map(series).collect())
+    Plot::lines(&name, &title, [x, y], series.collect())
 }
 
 // === impl Cell ===
@@ -208,9 +190,7 @@ impl Cell {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            setup, mode, close, ..
-        } = self;
+        let (setup, mode, close) = (self.setup, self.mode, self.close);
         write!(
             f,
             "{setup}, {mode}, {close:?}, {} {}",
@@ -222,46 +202,36 @@ impl fmt::Display for Cell {
 // === impl Found ===
 
 impl Found {
-    fn new(cell: Cell, closed: &[Duration], ledger: &Ledger) -> Self {
-        type Moment<'a> = &'a dyn Fn(usize) -> Option<Duration>;
-        let between = |from: Moment<'_>, to: Moment<'_>| -> Sample {
-            let spans = (0..closed.len()).filter_map(|call| {
-                let span = to(call)?.saturating_sub(from(call)?);
-                Some(span.as_secs_f64() * 1e3)
-            });
-            spans.collect()
+    /// Milliseconds from one moment to another.
+    fn spans(&self, from: usize, to: usize) -> Sample {
+        let span = |moments: &[Option<Duration>; 4]| {
+            let span = moments[to]?.saturating_sub(moments[from]?);
+            Some(span.as_secs_f64() * 1e3)
         };
-        let close = |call: usize| closed.get(call).copied();
-        let dropped = |call| ledger.life(call).dropped.get().copied();
-        let fired = |call| ledger.life(call).cancelled.get().copied();
-        let token = |call| ledger.life(call).token.get().copied();
-        Self {
-            cell,
-            calls: closed.len(),
-            all: between(&close, &token),
-            outside: between(&close, &dropped),
-            fired: between(&dropped, &fired),
-            inside: between(&dropped, &token),
-        }
+        self.moments.iter().filter_map(span).collect()
+    }
+
+    /// From the close to the handler.
+    fn all(&self) -> Sample {
+        self.spans(0, 3)
     }
 
     fn row(&self) -> Vec<String> {
         let cell = self.cell;
-        let milliseconds = |value: f64| match value.is_nan() {
-            true => "–".to_owned(),
-            false => format!("{value:.3}"),
-        };
         let mut row = cells![
             cell.mode,
             cell.setup,
             format!("{:?}", cell.close).to_uppercase(),
             format!("{} {}", cell.crowd, cell.pace),
-            self.calls,
+            self.moments.len(),
         ];
-        let quantiles = [0.5, 0.99, 1.0].map(|share| self.all.quantile(share));
-        let parts = [&self.outside, &self.fired, &self.inside].map(Sample::median);
-        row.extend(quantiles.into_iter().chain(parts).map(milliseconds));
-        if self.all.is_empty() {
+        let all = self.all();
+        let quantiles = [0.5, 0.99, 1.0].map(|share| all.quantile(share));
+        // Until hyper drops the response; from there to the set-up's own token, and to the handler's.
+        let parts = [(0, 1), (1, 2), (1, 3)].map(|(from, to)| self.spans(from, to).median());
+        let figures = quantiles.into_iter().chain(parts);
+        row.extend(figures.map(|figure| format!("{figure:.3}").replace("NaN", "–")));
+        if all.median().is_nan() {
             row[5] = format!("not in {} s", NEVER.as_secs());
         }
         row
@@ -270,7 +240,7 @@ impl Found {
     fn targets(&self) -> [Target; 2] {
         [("p50", 0.5, 1.0), ("p99", 0.99, 5.0)].map(|(name, share, most)| {
             let what = format!("{}: {name} (ms)", self.cell);
-            Target::at_most(most, what, self.all.quantile(share))
+            Target::new(AtMost(most), what, self.all().quantile(share))
         })
     }
 }

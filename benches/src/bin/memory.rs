@@ -3,22 +3,11 @@
 //! `memory [--quick]`. In process, without sockets, each set-up in a process of its own. A counting allocator knows what is
 //! live; a paused clock lets graces and the memory of ended calls go by.
 
-use std::{alloc::System, ops::Range, time::Duration};
+use std::{alloc::System, collections::BTreeMap, ops::Range};
 
-use benches::{
-    child::Child,
-    client::{Client, Stream},
-    paused_runtime,
-    prelude::*,
-    sockets::{
-        ledger::{Group, Ledger},
-        tools::{Tools, done},
-    },
-};
+use benches::{child::Child, prelude::*};
 use cap::Cap;
-use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use tokio::time::advance;
 
 #[global_allocator]
@@ -36,23 +25,11 @@ const GRACE_IS_OVER: Duration = Duration::from_secs(21);
 /// Ended calls are remembered for 60 s.
 const ALL_IS_FORGOTTEN: Duration = Duration::from_secs(61);
 
-#[derive(Debug, Clone, Copy)]
-struct Size {
-    in_flight: usize,
-    of_a_storm: usize,
-}
-
 struct Bench {
     setup: Setup,
     mode: Mode,
     ledger: Ledger,
     sessions: Vec<Client>,
-}
-
-struct Found {
-    mode: Mode,
-    setup: Setup,
-    heap: Heap,
 }
 
 /// Bytes.
@@ -66,84 +43,88 @@ struct Heap {
     storms: Vec<usize>,
 }
 
+type Found = BTreeMap<(Mode, Setup), Heap>;
+
 fn main() -> Result<()> {
-    let (in_flight, of_a_storm) = match is_quick() {
+    let role = role();
+    let Some((setup, mode)) = role.split_once(' ') else {
+        return runtime()?.block_on(compare());
+    };
+    let found = measure(setup.parse()?, mode.parse()?);
+    let found = paused_runtime()?.block_on(found)?;
+    println!("{}", serde_json::to_string(&found)?);
+    Ok(())
+}
+
+/// How many calls are in flight, and how many are in a storm.
+fn sizes() -> (usize, usize) {
+    match is_quick() {
         true => (2_000, 500),
         false => (100_000, 10_000),
-    };
-    let size = Size {
-        in_flight,
-        of_a_storm,
-    };
-    match role().split_once(' ') {
-        Some((setup, mode)) => {
-            let found = measure(setup.parse()?, mode.parse()?, size);
-            let found = paused_runtime()?.block_on(found)?;
-            println!("{}", serde_json::to_string(&found)?);
-            Ok(())
-        }
-        None => runtime()?.block_on(compare(size)),
     }
 }
 
 /// Measures all, each in a process of its own.
-async fn compare(size: Size) -> Result<()> {
-    let load = machine::load();
-    let mut found: Vec<Found> = Vec::new();
+async fn compare() -> Result<()> {
+    let (load, (in_flight, of_a_storm)) = (machine::load(), sizes());
+    let mut found = Found::new();
     for mode in Mode::iter() {
         for setup in Setup::iter() {
             eprintln!("{mode}, {setup}");
             let heap = Child::found(&format!("{setup} {mode}")).await?;
-            found.push(Found { mode, setup, heap });
+            found.insert((mode, setup), heap);
         }
     }
-    let mut section = Section::new(
-        "memory",
-        &[
-            ("in_flight", &size.in_flight),
-            ("sessions", &SESSIONS),
-            ("storms", &STORMS),
-            ("of_a_storm", &size.of_a_storm),
-            ("full_after", &FULL_AFTER),
-            ("load", &load),
-        ],
-    )?;
-    for own in &found {
-        let is_bare = |its: &&Found| (its.mode, its.setup) == (own.mode, Setup::Bare);
-        let bare = found.iter().find(is_bare).context("no bare rmcp")?;
-        section.rows.push(own.row(bare, size));
-        section.targets.extend(own.targets(bare, size));
+    let values = json!({
+        "in_flight": in_flight, "sessions": SESSIONS, "storms": STORMS, "of_a_storm": of_a_storm,
+        "full_after": FULL_AFTER, "load": load,
+    });
+    let mut section = Section::new("memory", values)?;
+    for (&(mode, setup), own) in &found {
+        let bare = &found[&(mode, Setup::Bare)];
+        let (added, left) = (own.attached - bare.attached, own.growth());
+        section.rows.push(cells![
+            mode,
+            setup,
+            format!("{:.0}", own.attached),
+            format!("{added:.0}"),
+            match mode {
+                Mode::Session => format!("{:.0}", own.detached - bare.detached),
+                Mode::Stateless => "–".to_owned(),
+            },
+            format!("{left:.3}"),
+        ]);
+        if setup.is_ours() {
+            // Without sessions the session manager is not in the way.
+            let is_wrapped = (setup, mode) == (Setup::Wrapped, Mode::Session);
+            let most = AtMost(if is_wrapped { 1_024.0 } else { 4_096.0 });
+            let what = format!("{setup}, {mode}: added to a call in flight (B)");
+            section.targets.push(Target::new(most, what, added));
+            let what = format!("{setup}, {mode}: left behind by a call (B)");
+            section.targets.push(Target::new(AtMost(1.0), what, left));
+        }
     }
     section.plots = Mode::iter().map(|mode| lines(&found, mode)).collect();
     section.publish()
 }
 
-fn lines(found: &[Found], mode: Mode) -> Plot {
-    let (name, title) = (
-        format!("memory-{mode}"),
-        format!("Live heap after each storm, {mode}"),
-    );
+fn lines(found: &Found, mode: Mode) -> Plot {
     let series = Setup::series(|setup| {
-        let its = move |found: &&Found| (found.mode, found.setup) == (mode, setup);
-        let bytes = found
-            .iter()
-            .filter(its)
-            .flat_map(|found| &found.heap.storms);
-        bytes.map(|bytes| *bytes as f64 / 1_048_576.0)
+        let storms = found[&(mode, setup)].storms.iter();
+        storms.map(|bytes| *bytes as f64 / 1_048_576.0)
     });
-    let (x, y) = (Axis::linear("storms"), Axis::linear("live (MiB)"));
-    Plot::lines(&name, &title, x, y, series)
+    let title = format!("Live heap after each storm, {mode}");
+    let axes = [Axis::linear("storms"), Axis::linear("live (MiB)")];
+    Plot::lines(&format!("memory-{mode}"), &title, axes, series)
 }
 
-async fn measure(setup: Setup, mode: Mode, size: Size) -> Result<Heap> {
-    let calls = 2 * size.in_flight + STORMS * size.of_a_storm + 2 * SESSIONS;
+async fn measure(setup: Setup, mode: Mode) -> Result<Heap> {
+    let (in_flight, of_a_storm) = sizes();
+    let calls = 2 * in_flight + STORMS * of_a_storm + 2 * SESSIONS;
     let ledger = Ledger::new(calls, 4 * STORMS + 4);
     let layer = CancelOnDisconnectLayer::new();
-    let way = Tools::new(&ledger).on_a_paused_clock(setup, mode, layer);
-    let mut sessions = Vec::new();
-    for _ in 0..SESSIONS {
-        sessions.push(Client::open(way.clone(), mode).await?);
-    }
+    let way = Tools(ledger.clone()).in_process(setup, mode, layer);
+    let sessions = Client::open_many(&way, mode, SESSIONS).await?;
     let mut bench = Bench {
         setup,
         mode,
@@ -156,7 +137,7 @@ async fn measure(setup: Setup, mode: Mode, size: Size) -> Result<Heap> {
     bench.rest(ALL_IS_FORGOTTEN).await;
 
     let before = HEAP.allocated();
-    let (group, streams) = bench.begin(size.in_flight).await?;
+    let (group, streams) = bench.begin(in_flight).await?;
     let attached = HEAP.allocated() - before;
     let own = streams.capacity() * size_of::<Stream>();
     let detached = match mode {
@@ -172,15 +153,15 @@ async fn measure(setup: Setup, mode: Mode, size: Size) -> Result<Heap> {
         }
     };
     bench.ledger.release(group.number).cancel();
-    bench.ended(group.calls).await?;
+    bench.all(group.calls, |life| &life.ended).await?;
     bench.rest(GRACE_IS_OVER + ALL_IS_FORGOTTEN).await;
 
     let mut storms = vec![HEAP.allocated()];
     for _ in 0..STORMS {
-        bench.storm(size.of_a_storm).await?;
+        bench.storm(of_a_storm).await?;
         storms.push(HEAP.allocated());
     }
-    let per_call = |bytes: usize| bytes as f64 / size.in_flight as f64;
+    let per_call = |bytes: usize| bytes as f64 / in_flight as f64;
     Ok(Heap {
         attached: per_call(attached - own),
         detached: per_call(detached),
@@ -198,17 +179,11 @@ impl Bench {
         for call in group.calls.clone() {
             let client = &self.sessions[call % SESSIONS];
             let arguments = json!({ "call": call, "group": group.number });
-            let mut stream = client.begin(call, "work", arguments).await?;
-            if self.mode == Mode::Session {
-                stream.event_id().await?;
-            }
+            let (mut stream, _) = client.begin(call, "work", arguments).await?;
             stream.forget();
             streams.push(stream);
         }
-        self.settle().await;
-        let calls = group.calls.clone();
-        let started = self.ledger.all(calls, |life| &life.started, Duration::ZERO);
-        started.await?;
+        self.all(group.calls.clone(), |life| &life.started).await?;
         Ok((group, streams))
     }
 
@@ -235,10 +210,9 @@ impl Bench {
                 let event = format!("0/{}", call / SESSIONS);
                 back.push(self.sessions[call % SESSIONS].resume(&event).await?);
             }
-            match self.setup {
-                // It has destroyed these calls.
-                Setup::Guard => drop(back),
-                _ => self.answer(&returns, back).await?,
+            // The guard has destroyed these calls.
+            if self.setup != Setup::Guard {
+                self.answer(&returns, back).await?;
             }
         }
         self.answer(&stays, staying).await?;
@@ -246,15 +220,16 @@ impl Bench {
         // Who nobody cancels.
         self.ledger.release(lost.number).cancel();
         self.ledger.release(returns.number).cancel();
-        self.ended(lost.calls.start..returns.calls.end).await?;
+        let calls = lost.calls.start..returns.calls.end;
+        self.all(calls, |life| &life.ended).await?;
         self.rest(ALL_IS_FORGOTTEN).await;
         Ok(())
     }
 
-    async fn ended(&self, calls: Range<usize>) -> Result<()> {
+    /// Sees to it that all of these moments have come.
+    async fn all(&self, calls: Range<usize>, which: Which) -> Result<()> {
         self.settle().await;
-        let ended = self.ledger.all(calls, |life| &life.ended, Duration::ZERO);
-        ended.await
+        self.ledger.all(calls, which, Duration::ZERO).await
     }
 
     /// Lets all tasks run until none has anything to do.
@@ -277,44 +252,13 @@ impl Bench {
     }
 }
 
-// === impl Found ===
+// === impl Heap ===
 
-impl Found {
-    fn row(&self, bare: &Self, size: Size) -> Vec<String> {
-        let detached = match self.mode {
-            Mode::Session => format!("{:.0}", self.heap.detached - bare.heap.detached),
-            Mode::Stateless => "–".to_owned(),
-        };
-        cells![
-            self.mode,
-            self.setup,
-            format!("{:.0}", self.heap.attached),
-            format!("{:.0}", self.heap.attached - bare.heap.attached),
-            detached,
-            format!("{:.3}", self.growth(size)),
-        ]
-    }
-
-    fn targets(&self, bare: &Self, size: Size) -> Vec<Target> {
-        let Self { mode, setup, .. } = self;
-        let most = match (setup, mode) {
-            (Setup::Wrapped, Mode::Session) => 1_024.0,
-            // Without sessions the session manager is not in the way.
-            (Setup::Layer | Setup::Wrapped, _) => 4_096.0,
-            (Setup::Bare | Setup::Guard, _) => return Vec::new(),
-        };
-        let added = format!("{setup}, {mode}: added to a call in flight (B)");
-        let left = format!("{setup}, {mode}: left behind by a call (B)");
-        vec![
-            Target::at_most(most, added, self.heap.attached - bare.heap.attached),
-            Target::at_most(1.0, left, self.growth(size)),
-        ]
-    }
-
+impl Heap {
     /// Bytes a call, from when all has its full size to the end of the last storm.
-    fn growth(&self, size: Size) -> f64 {
-        let (full, last) = (self.heap.storms[FULL_AFTER], self.heap.storms[STORMS]);
-        let calls = (STORMS - FULL_AFTER) * size.of_a_storm;
+    fn growth(&self) -> f64 {
+        let (full, last) = (self.storms[FULL_AFTER], self.storms[STORMS]);
+        let calls = (STORMS - FULL_AFTER) * sizes().1;
         (last as f64 - full as f64) / calls as f64
     }
 }

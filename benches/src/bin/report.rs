@@ -29,8 +29,7 @@ fn main() -> Result<()> {
         let readme = root.join("../README.md");
         let summary = page::summary(&machine, &sections);
         let text = page::put_between_marks(&fs::read_to_string(&readme)?, &summary);
-        let text = text.context("README.md has no marks to write between")?;
-        fs::write(&readme, text)?;
+        fs::write(readme, text.context("README.md has no marks")?)?;
     }
     println!("{}", folder().join("README.md").display());
     Ok(())
@@ -41,10 +40,8 @@ fn sections(benches: &[String]) -> Result<Vec<Section>> {
     let mut sections = Vec::new();
     for file in fs::read_dir(folder().join("data"))? {
         let section: Section = serde_json::from_slice(&fs::read(file?.path())?)?;
-        match benches.iter().position(|bench| bench == section.bench()) {
-            Some(place) => sections.push((place, section)),
-            None => eprintln!("left out: {}, which is of no bench", section.name),
-        }
+        let place = benches.iter().position(|bench| bench == section.bench());
+        sections.extend(place.map(|place| (place, section)));
     }
     sections.sort_by_key(|(place, section)| (*place, section.name.clone()));
     Ok(sections.into_iter().map(|(_, section)| section).collect())

@@ -4,26 +4,15 @@
 //! thread that no runtime can hold up. Ends with an error if the layer cancelled a call that it should not have, or
 //! missed one.
 
-use std::{
-    slice::from_ref,
-    sync::{Arc, Barrier},
-    time::Duration,
-};
+use std::sync::{Arc, Barrier};
 
 use benches::{
     WORKERS,
     child::{Child, obey},
     prelude::*,
-    sockets::{
-        crowd::Crowd,
-        ledger::{Group, Ledger, Life, Stamp},
-        pings::Pings,
-        serve::{serve, witnessed},
-        tools::Tools,
-    },
-    workers,
+    sockets::{crowd::Crowd, load::Pings},
 };
-use mcp_cancel_on_disconnect::{CallInfo, CancelOnDisconnectLayer, Grace, Policy};
+use mcp_cancel_on_disconnect::{CallInfo, Policy};
 use serde::{Deserialize, Serialize};
 use tokio::{
     runtime::Handle,
@@ -42,6 +31,13 @@ const PUT_OFF: Duration = Duration::from_secs(8);
 /// How long one waits for what a set-up without the layer never does.
 const NEVER: Duration = Duration::from_secs(3);
 
+const STORMS: [&str; 4] = [
+    "all hang up",
+    "all come back",
+    "all graces end",
+    "all come back to busy workers",
+];
+
 #[derive(Debug, Clone, Copy)]
 struct Size {
     calls: usize,
@@ -54,9 +50,8 @@ struct Size {
 }
 
 /// What one storm did to one set-up.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Outcome {
-    storm: String,
     /// Tokens that have to fire, and those of them that did.
     due: usize,
     fired: usize,
@@ -83,67 +78,60 @@ struct Server {
     pings: Pings,
 }
 
-const FULL: Size = Size {
-    calls: 10_000,
-    bystanders: 500,
-    grace: Duration::from_secs(40),
-    busy: Duration::from_secs(12),
-};
-
-const QUICK: Size = Size {
-    calls: 400,
-    bystanders: 20,
-    grace: Duration::from_secs(4),
-    busy: Duration::from_secs(4),
-};
+/// How long it took until the last of what had to happen had, and whose tokens have to fire and whose must not.
+type Raged = (Duration, Vec<Group>, Vec<Group>);
 
 fn main() -> Result<()> {
     let runtime = runtime()?;
-    let size = if is_quick() { QUICK } else { FULL };
-    let role = role();
-    if role.is_empty() {
-        return runtime.block_on(compare(size));
+    let (calls, bystanders, grace, busy) = match is_quick() {
+        true => (400, 20, 4, 4),
+        false => (10_000, 500, 40, 12),
+    };
+    let (grace, busy) = (Duration::from_secs(grace), Duration::from_secs(busy));
+    let size = Size {
+        calls,
+        bystanders,
+        grace,
+        busy,
+    };
+    match role().as_str() {
+        "" => runtime.block_on(compare(size)),
+        "clients" => {
+            let mut crowd = Crowd::default();
+            runtime.block_on(obey(async |words| crowd.act(words).await))
+        }
+        setup => {
+            let serving = workers()?;
+            let storms = storms(setup.parse()?, size, serving.handle().clone());
+            println!("{}", serde_json::to_string(&runtime.block_on(storms)?)?);
+            serving.shutdown_background();
+            Ok(())
+        }
     }
-    if role == "clients" {
-        let mut crowd = Crowd::default();
-        return runtime.block_on(obey(async |words| crowd.act(words).await));
-    }
-    let serving = workers()?;
-    let outcomes = runtime.block_on(storms(role.parse()?, size, serving.handle()))?;
-    serving.shutdown_background();
-    println!("{}", serde_json::to_string(&outcomes)?);
-    Ok(())
 }
 
 /// Measures all, each in a process of its own.
 async fn compare(size: Size) -> Result<()> {
     let load = machine::load();
-    let mut found: Vec<(Setup, [Outcome; 4])> = Vec::new();
+    let mut found: Vec<(Setup, Vec<Outcome>)> = Vec::new();
     for setup in Setup::iter() {
         eprintln!("{setup} is next");
         found.push((setup, Child::found(&setup.to_string()).await?));
     }
-    let mut section = Section::new(
-        "storm",
-        &[
-            ("calls", &size.calls),
-            ("sessions", &SESSIONS),
-            ("bystanders", &size.bystanders),
-            ("twice", &(2 * size.calls)),
-            ("grace", &size.grace.as_secs()),
-            ("back", &(2 * size.bystanders)),
-            ("busy", &size.busy.as_secs()),
-            ("load", &load),
-        ],
-    )?;
+    let values = json!({
+        "calls": size.calls, "sessions": SESSIONS, "bystanders": size.bystanders, "twice": 2 * size.calls,
+        "grace": size.grace.as_secs(), "back": 2 * size.bystanders, "busy": size.busy.as_secs(), "load": load,
+    });
+    let mut section = Section::new("storm", values)?;
     let mut all_right = true;
-    for storm in 0..4 {
+    for (index, storm) in STORMS.into_iter().enumerate() {
         for (setup, outcomes) in &found {
-            let outcome = &outcomes[storm];
-            section.rows.push(outcome.row(*setup));
+            let outcome = &outcomes[index];
+            section.rows.push(outcome.row(storm, *setup));
             if setup.is_ours() {
-                section.targets.extend(outcome.targets(*setup));
-                all_right &= outcome.is_right();
+                let name = format!("{setup}, {storm}");
+                section.targets.extend(outcome.targets(&name));
+                all_right &= outcome.missed() == 0;
             }
         }
     }
@@ -153,25 +141,36 @@ async fn compare(size: Size) -> Result<()> {
     Ok(())
 }
 
-fn peaks(found: &[(Setup, [Outcome; 4])]) -> Plot {
+fn peaks(found: &[(Setup, Vec<Outcome>)]) -> Plot {
     let series = Setup::series(|setup| {
         let own = found.iter().filter(move |(its, _)| *its == setup);
         own.flat_map(|(_, outcomes)| outcomes.iter().map(|outcome| outcome.peak))
     });
-    let storms = found[0].1.iter().map(|outcome| &outcome.storm);
     let title = "Peak memory of the server in a storm";
-    let (x, y) = (Axis::linear("storm"), Axis::linear("resident (MiB)"));
-    Plot::lines("storm-memory", title, x, y, series).over(storms)
+    let axes = [Axis::linear("storm"), Axis::linear("resident (MiB)")];
+    Plot::lines("storm-memory", title, axes, series).over(STORMS)
 }
 
-async fn storms(setup: Setup, size: Size, runtime: &Handle) -> Result<[Outcome; 4]> {
-    let mut server = Server::start(setup, size, runtime.clone()).await?;
-    Ok([
-        server.all_hang_up().await?,
-        server.all_come_back().await?,
-        server.all_graces_end().await?,
-        server.all_come_back_to_busy_workers().await?,
-    ])
+/// All of them, one after the other, for one set-up.
+async fn storms(setup: Setup, size: Size, runtime: Handle) -> Result<Vec<Outcome>> {
+    let mut server = Server::start(setup, size, runtime).await?;
+    let mut outcomes = Vec::new();
+    for storm in STORMS {
+        eprintln!("{setup}: {storm}");
+        machine::forget_peak()?;
+        server.pings.worst();
+        let before = machine::resident()?;
+        let raged = match outcomes.len() {
+            0 => server.all_hang_up().await?,
+            1 => server.all_come_back().await?,
+            2 => server.all_graces_end().await?,
+            _ => server.all_come_back_to_busy_workers().await?,
+        };
+        outcomes.push(server.judge(before, raged).await?);
+    }
+    // No ping is answered by workers that are busy.
+    outcomes[3].ping = None;
+    Ok(outcomes)
 }
 
 /// `now`, or `wait-` and the milliseconds of the grace.
@@ -192,11 +191,9 @@ impl Server {
         let layer = CancelOnDisconnectLayer::new()
             .policy(policy)
             .observe(ledger.observer());
-        let addresses = {
-            let _inside = runtime.enter();
-            let stack = Tools::new(&ledger).served(setup, Mode::Session, layer);
-            serve(witnessed(stack, &ledger), ADDRESSES)?
-        };
+        let tools = Tools(ledger.clone());
+        let stack = || witnessed(tools.served(setup, Mode::Session, layer), &ledger);
+        let addresses = serve(&runtime, ADDRESSES, stack)?;
         let mut clients = Child::start("clients")?;
         let list = Vec::from_iter(addresses.iter().map(ToString::to_string)).join(",");
         clients.ask(&format!("open {SESSIONS} {list}")).await?;
@@ -210,30 +207,25 @@ impl Server {
         })
     }
 
-    async fn all_hang_up(&mut self) -> Result<Outcome> {
-        let storm = self.storm("all hang up")?;
+    async fn all_hang_up(&mut self) -> Result<Raged> {
         let bystanders = self.begin(self.size.bystanders, "now").await?;
-        let crowd = [self.begin(self.size.calls, "now").await?];
+        let crowd = vec![self.begin(self.size.calls, "now").await?];
         let begun = self.ledger.now();
         self.tell("cut", &crowd).await?;
         let last = self.last_token(&crowd, begun).await;
-        self.judge(storm, last, &crowd, &[bystanders]).await
+        Ok((last, crowd, vec![bystanders]))
     }
 
-    async fn all_come_back(&mut self) -> Result<Outcome> {
-        let storm = self.storm("all come back")?;
-        let crowd = [self.begin(self.size.calls, "wait-60000").await?];
-        self.tell("cut", &crowd).await?;
-        self.all(&crowd, |life| &life.dropped).await?;
+    async fn all_come_back(&mut self) -> Result<Raged> {
+        let crowd = vec![self.begin(self.size.calls, "wait-60000").await?];
+        self.cut(&crowd).await?;
         let begun = self.ledger.now();
         self.tell("resume", &crowd).await?;
-        let last = self.ledger.now() - begun;
-        self.judge(storm, last, &[], &crowd).await
+        Ok((self.ledger.now() - begun, Vec::new(), crowd))
     }
 
     /// Twice as many as there may be sockets, in two waves. Some of each come back in time.
-    async fn all_graces_end(&mut self) -> Result<Outcome> {
-        let storm = self.storm("all graces end")?;
+    async fn all_graces_end(&mut self) -> Result<Raged> {
         let (mut gone, mut back) = (Vec::new(), Vec::new());
         let mut end = None;
         for grace in [self.size.grace, self.size.grace / 2] {
@@ -242,14 +234,14 @@ impl Server {
             let most = [self.begin(self.size.calls, &tool).await?];
             let end = *end.get_or_insert_with(|| Instant::now() + grace);
             let late = Instant::now().saturating_duration_since(end - grace);
+            let is_late = late.as_secs() >= 1;
             ensure!(
-                late.as_secs() < 1,
+                !is_late,
                 "a wave took longer to start than half of the grace"
             );
             sleep_until(end - grace).await;
             self.tell("cut", &some).await?;
-            self.tell("cut", &most).await?;
-            self.all(&most, |life| &life.dropped).await?;
+            self.cut(&most).await?;
             back.extend(some);
             gone.extend(most);
         }
@@ -258,17 +250,14 @@ impl Server {
         self.tell("resume", &back).await?;
         sleep_until(end).await;
         let begun = self.ledger.now();
-        let last = self.last_token(&gone, begun).await;
-        self.judge(storm, last, &gone, &back).await
+        Ok((self.last_token(&gone, begun).await, gone, back))
     }
 
     /// Their resumes wait in the accept queues while their graces end.
-    async fn all_come_back_to_busy_workers(&mut self) -> Result<Outcome> {
-        let storm = self.storm("all come back to busy workers")?;
+    async fn all_come_back_to_busy_workers(&mut self) -> Result<Raged> {
         let grace = format!("wait-{}", (self.size.busy / 2).as_millis());
-        let crowd = [self.begin(self.size.calls, &grace).await?];
-        self.tell("cut", &crowd).await?;
-        self.all(&crowd, |life| &life.dropped).await?;
+        let crowd = vec![self.begin(self.size.calls, &grace).await?];
+        self.cut(&crowd).await?;
         let free = self.ledger.now() + self.size.busy;
         self.keep_busy().await;
         self.tell("resume", &crowd).await?;
@@ -277,10 +266,7 @@ impl Server {
         if self.setup.is_ours() {
             sleep(PUT_OFF).await;
         }
-        let outcome = self.judge(storm, last, &[], &crowd).await?;
-        // No ping is answered by workers that are busy.
-        let ping = None;
-        Ok(Outcome { ping, ..outcome })
+        Ok((last, Vec::new(), crowd))
     }
 
     #[allow(
@@ -288,8 +274,7 @@ impl Server {
         reason = "to block the workers is what this is for"
     )]
     async fn keep_busy(&self) {
-        let all = Arc::new(Barrier::new(WORKERS));
-        let busy = self.size.busy;
+        let (all, busy) = (Arc::new(Barrier::new(WORKERS)), self.size.busy);
         for _ in 0..WORKERS {
             let all = all.clone();
             self.runtime.spawn(async move {
@@ -300,26 +285,20 @@ impl Server {
         sleep(Duration::from_millis(500)).await;
     }
 
-    /// What is known when it begins.
-    fn storm(&self, storm: &str) -> Result<Outcome> {
-        eprintln!("{}: {storm}", self.setup);
-        machine::forget_peak()?;
-        self.pings.worst();
-        Ok(Outcome {
-            storm: storm.to_owned(),
-            before: machine::resident()?,
-            ..Outcome::default()
-        })
-    }
-
     /// Starts calls; each has an event id that its client can come back with.
     async fn begin(&mut self, count: usize, tool: &str) -> Result<Group> {
         let group = self.ledger.group(count);
-        let (number, first) = (group.number, group.calls.start);
-        let command = format!("start {number} {first} {count} {tool}");
+        let (number, calls) = (group.number, group.calls.clone());
+        let command = format!("start {number} {} {count} {tool}", calls.start);
         self.clients.ask(&command).await?;
-        self.all(from_ref(&group), |life| &life.started).await?;
+        self.ledger.all(calls, |life| &life.started, LIMIT).await?;
         Ok(group)
+    }
+
+    /// Has them hang up, and waits until hyper knows.
+    async fn cut(&mut self, groups: &[Group]) -> Result<()> {
+        self.tell("cut", groups).await?;
+        self.all(groups, |life| &life.dropped).await
     }
 
     async fn tell(&mut self, command: &str, groups: &[Group]) -> Result<()> {
@@ -330,7 +309,7 @@ impl Server {
         Ok(())
     }
 
-    async fn all(&self, groups: &[Group], which: fn(&Life) -> &Stamp) -> Result<()> {
+    async fn all(&self, groups: &[Group], which: Which) -> Result<()> {
         for group in groups {
             self.ledger.all(group.calls.clone(), which, LIMIT).await?;
         }
@@ -339,10 +318,8 @@ impl Server {
 
     /// Waits for all tokens. How long after this moment the last has fired.
     async fn last_token(&self, groups: &[Group], begun: Duration) -> Duration {
-        let limit = match self.setup {
-            Setup::Bare => NEVER,
-            Setup::Guard | Setup::Layer | Setup::Wrapped => LIMIT,
-        };
+        let is_bare = self.setup == Setup::Bare;
+        let limit = if is_bare { NEVER } else { LIMIT };
         for group in groups {
             let calls = group.calls.clone();
             self.ledger.reaches(calls, |life| &life.token, limit).await;
@@ -358,43 +335,36 @@ impl Server {
     }
 
     /// Lets the spared answer, and counts answers and tokens.
-    async fn judge(
-        &mut self,
-        storm: Outcome,
-        last: Duration,
-        due: &[Group],
-        spared: &[Group],
-    ) -> Result<Outcome> {
-        let patience = match self.setup {
-            // To some of its clients no answer comes.
-            Setup::Guard => NEVER,
-            Setup::Bare | Setup::Layer | Setup::Wrapped => LIMIT,
-        };
+    async fn judge(&mut self, before: f64, (last, due, spared): Raged) -> Result<Outcome> {
+        // With the guard, no answer comes to some of its clients.
+        let is_guard = self.setup == Setup::Guard;
+        let patience = if is_guard { NEVER } else { LIMIT };
         let ping = self.pings.worst().as_secs_f64() * 1e3;
         let mut answers = 0;
-        for group in spared {
+        for group in &spared {
             self.ledger.release(group.number).cancel();
             let command = format!("answers {} {}", group.number, patience.as_secs());
             answers += self.clients.ask(&command).await?.parse::<usize>()?;
         }
         let size = |groups: &[Group]| groups.iter().map(|group| group.calls.len()).sum();
         let outcome = Outcome {
-            due: size(due),
-            fired: self.fired(due).len(),
-            spared: size(spared),
-            wrong: self.fired(spared).len(),
+            due: size(&due),
+            fired: self.fired(&due).len(),
+            spared: size(&spared),
+            wrong: self.fired(&spared).len(),
             answers,
             last: last.as_secs_f64(),
+            before,
             peak: machine::peak()?,
             ping: Some(ping),
-            ..storm
         };
         for groups in [due, spared] {
-            let numbers = groups.iter().map(|group| group.number);
-            numbers.for_each(|number| self.ledger.release(number).cancel());
-            self.tell("forget", groups).await?;
+            for group in &groups {
+                self.ledger.release(group.number).cancel();
+            }
+            self.tell("forget", &groups).await?;
             // The next storm finds nothing of this one at work.
-            self.all(groups, |life| &life.ended).await?;
+            self.all(&groups, |life| &life.ended).await?;
         }
         Ok(outcome)
     }
@@ -403,14 +373,15 @@ impl Server {
 // === impl Outcome ===
 
 impl Outcome {
-    fn is_right(&self) -> bool {
-        self.fired == self.due && self.wrong == 0 && self.answers == self.spared
+    /// Tokens and answers that are wrong.
+    fn missed(&self) -> usize {
+        self.due - self.fired + self.wrong + self.spared - self.answers
     }
 
-    fn row(&self, setup: Setup) -> Vec<String> {
+    fn row(&self, storm: &str, setup: Setup) -> Vec<String> {
         let ping = self.ping.map(|ping| format!("{ping:.1}"));
         cells![
-            self.storm,
+            storm,
             setup,
             format!("{} of {}", self.fired, self.due),
             format!("{} of {}", self.wrong, self.spared),
@@ -422,13 +393,14 @@ impl Outcome {
         ]
     }
 
-    fn targets(&self, setup: Setup) -> impl Iterator<Item = Target> {
-        let missed = self.due - self.fired + self.wrong + self.spared - self.answers;
-        let wrong = format!("{setup}, {}: wrong tokens and answers", self.storm);
-        let slowest = format!("{setup}, {}: slowest ping (ms)", self.storm);
-        let ping = self.ping.map(|ping| Target::at_most(100.0, slowest, ping));
-        [Target::at_most(0.0, wrong, missed as f64)]
-            .into_iter()
-            .chain(ping)
+    fn targets(&self, name: &str) -> impl Iterator<Item = Target> {
+        let (wrong, slowest) = ("wrong tokens and answers", "slowest ping (ms)");
+        let wrong = Target::new(
+            AtMost(0.0),
+            format!("{name}: {wrong}"),
+            self.missed() as f64,
+        );
+        let ping = |ping| Target::new(AtMost(100.0), format!("{name}: {slowest}"), ping);
+        [wrong].into_iter().chain(self.ping.map(ping))
     }
 }

@@ -3,24 +3,13 @@
 //! `wasted [--quick]`. Once on a paused clock, in process, with calls of 10 minutes and the grace that is the default; once in
 //! real time over sockets, with calls of 2 s and a grace of 100 ms.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
-use benches::{
-    client::{Client, Close, Stream, Way},
-    paused_runtime,
-    prelude::*,
-    sockets::{
-        ledger::Ledger,
-        serve::serve,
-        tools::{Tools, done},
-    },
-    stats::Dice,
-    workers,
+use benches::prelude::*;
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
 };
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
-use serde_json::json;
-use strum::EnumIter;
-use tokio::{task::JoinSet, time::sleep};
 
 const SESSIONS: usize = 20;
 
@@ -30,7 +19,7 @@ const PING: Duration = Duration::from_secs(60);
 const SEED: u64 = 20_251_125;
 
 /// What time it is, in the words of how long the calls take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, strum::Display)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, Display)]
 enum Clock {
     #[strum(to_string = "10 min")]
     Paused,
@@ -39,7 +28,7 @@ enum Clock {
 }
 
 /// What a client can come back to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, strum::Display)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumIter, Display)]
 enum Case {
     /// Some do.
     #[strum(to_string = "session")]
@@ -114,15 +103,17 @@ fn main() -> Result<()> {
             }
         }
     }
-    let calls = found[0].run.calls;
-    let mut section = Section::new("wasted", &[("calls", &calls), ("load", &load)])?;
-    section.rows = found.iter().map(Found::row).collect();
+    let values = json!({ "calls": found[0].run.calls, "load": load });
     let ours = || found.iter().filter(|found| found.run.setup.is_ours());
-    section.targets = ours().flat_map(|own| own.targets(&found)).collect();
-    section.plots = vec![
-        bars("wasted", &found, Clock::Paused),
-        bars("wasted-real", &found, Clock::Real),
-    ];
+    let plots = [("wasted", Clock::Paused), ("wasted-real", Clock::Real)];
+    let section = Section {
+        rows: found.iter().map(Found::row).collect(),
+        targets: ours().flat_map(|own| own.targets(&found)).collect(),
+        plots: plots
+            .map(|(name, clock)| bars(name, &found, clock))
+            .to_vec(),
+        ..Section::new("wasted", values)?
+    };
     section.publish()?;
     let is_right = ours().all(|found| found.destroyed == 0);
     ensure!(
@@ -134,14 +125,14 @@ fn main() -> Result<()> {
 
 fn bars(name: &str, found: &[Found], clock: Clock) -> Plot {
     let title = format!("Work for nobody, calls of {clock}");
-    let of = |setup| {
+    let series = Setup::series(|setup| {
         let is_it = move |run: Run| (run.clock, run.setup) == (clock, setup);
         let own = found.iter().filter(move |found| is_it(found.run));
         // In the order of the cases. A logarithm has no zero.
         own.map(|found| found.each().max(1e-4))
-    };
+    });
     let y = Axis::logarithmic("seconds for each client that left for good");
-    Plot::lines(name, &title, Axis::linear("mode"), y, Setup::series(of)).over(Case::iter())
+    Plot::lines(name, &title, [Axis::linear("mode"), y], series).over(Case::iter())
 }
 
 // === impl Run ===
@@ -174,18 +165,16 @@ impl Run {
     fn measure(self) -> Result<Found> {
         let ledger = Ledger::new(self.calls, 1);
         let layer = CancelOnDisconnectLayer::new().grace(self.grace);
-        let (tools, mode) = (Tools::new(&ledger), self.mode());
+        let (tools, mode) = (Tools(ledger.clone()), self.mode());
         if self.clock == Clock::Paused {
             let runtime = paused_runtime()?;
             let _inside = runtime.enter();
-            let way = tools.on_a_paused_clock(self.setup, mode, layer);
+            let way = tools.in_process(self.setup, mode, layer);
             return runtime.block_on(self.play(way, ledger));
         }
         let server = workers()?;
-        let way = {
-            let _inside = server.enter();
-            Way::Socket(serve(tools.served(self.setup, mode, layer), 1)?[0])
-        };
+        let stack = || tools.served(self.setup, mode, layer);
+        let way = Way::Socket(serve(server.handle(), 1, stack)?[0]);
         let found = runtime()?.block_on(self.play(way, ledger));
         server.shutdown_background();
         found
@@ -206,7 +195,7 @@ impl Run {
         let mut playing = JoinSet::new();
         for (call, plan) in self.plans().into_iter().enumerate() {
             let client = clients[call % SESSIONS].clone();
-            playing.spawn(plan.play(client, call, self.lasts, ledger.clone()));
+            playing.spawn(plan.play(client, call, self, ledger.clone()));
         }
         let mut ends = Vec::new();
         while let Some(end) = playing.join_next().await {
@@ -220,15 +209,14 @@ impl Run {
     }
 
     fn plans(self) -> Vec<Plan> {
-        let mut dice = Dice::new(SEED);
+        let mut dice = Dice(SEED);
         let plan = |_| {
             let starts = self.spread.mul_f64(dice.share());
             let leaves = dice.share() < 0.3;
             let after = self.lasts.mul_f64(dice.share());
-            let returns = dice.share() < 1.0 / 3.0;
+            let returns = dice.share() < 1.0 / 3.0 && self.case == Case::Grace;
             let (least, most) = self.back;
             let away = least + (most - least).mul_f64(dice.share());
-            let returns = returns && self.case == Case::Grace;
             Plan {
                 starts,
                 leaves: leaves.then_some(after),
@@ -248,9 +236,7 @@ impl Run {
 
 impl fmt::Display for Run {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            setup, case, clock, ..
-        } = self;
+        let (setup, case, clock) = (self.setup, self.case, self.clock);
         write!(f, "{setup}, {case}, calls of {clock}")
     }
 }
@@ -258,59 +244,44 @@ impl fmt::Display for Run {
 // === impl Plan ===
 
 impl Plan {
-    async fn play(
-        self,
-        client: Client,
-        call: usize,
-        lasts: Duration,
-        ledger: Ledger,
-    ) -> Result<End> {
+    async fn play(self, client: Client, call: usize, run: Run, ledger: Ledger) -> Result<End> {
         sleep(self.starts).await;
-        let arguments = json!({ "call": call, "lasts": lasts.as_millis() as u64 });
-        let mut stream = client.begin(call, "work", arguments).await?;
+        let arguments = json!({ "call": call, "lasts": run.lasts.as_millis() as u64 });
+        // As hyper does, and as a client must that wants to come back, it reads up to the first event.
+        let (mut stream, event) = client.begin(call, "work", arguments).await?;
         let mut end = End {
             call,
             ..End::default()
         };
         let Some(after) = self.leaves else {
-            end.answered = is_answered(&mut stream, call, lasts).await;
+            end.answered = is_answered(stream, call, run).await;
             return Ok(end);
-        };
-        // As hyper does, and as a client must that wants to come back.
-        let event = match client.session() {
-            Some(_) => Some(stream.event_id().await?),
-            None => None,
         };
         sleep(after).await;
         stream.before_close(Close::Fin)?;
         let gone = ledger.now();
-        stream.close();
-        match (self.returns, event) {
-            (Some(away), Some(event)) => {
-                sleep(away).await;
-                // One that had its answer before it left would not.
-                if ledger.life(call).ended.get().is_some_and(|at| *at < gone) {
-                    return Ok(end);
-                }
-                // A client that a busy machine held up may be too late.
-                end.came_back = ledger.now() - gone <= 2 * away;
-                let mut stream = client.resume(&event).await?;
-                end.answered = is_answered(&mut stream, call, lasts).await;
-            }
-            _ => end.gone = Some(gone),
+        drop(stream);
+        let (Some(away), Some(event)) = (self.returns, event) else {
+            end.gone = Some(gone);
+            return Ok(end);
+        };
+        sleep(away).await;
+        // One that had its answer before it left would not.
+        let ended = ledger.life(call).ended.get();
+        if ended.is_none_or(|at| *at >= gone) {
+            // A client that a busy machine held up may be too late.
+            end.came_back = ledger.now() - gone <= 2 * away;
+            end.answered = is_answered(client.resume(&event).await?, call, run).await;
         }
         Ok(end)
     }
 }
 
-async fn is_answered(stream: &mut Stream, call: usize, lasts: Duration) -> bool {
+async fn is_answered(mut stream: Stream, call: usize, run: Run) -> bool {
     let answer = format!("\"{}\"", done(call));
     // A client gives up at some time.
-    let limit = lasts * 2;
-    matches!(
-        tokio::time::timeout(limit, stream.wait_for(&answer)).await,
-        Ok(Ok(()))
-    )
+    let come = timeout(2 * run.lasts, stream.wait_for(&answer)).await;
+    matches!(come, Ok(Ok(())))
 }
 
 // === impl Found ===
@@ -321,16 +292,15 @@ impl Found {
             let over = ledger.life(end.call).ended.get()?;
             Some(over.saturating_sub(end.gone?).as_secs_f64())
         };
-        let back = || ends.iter().filter(|end| end.came_back);
-        let is_cancelled = |end: &&End| ledger.life(end.call).token.get().is_some();
-        let there = ends.iter().filter(|end| end.gone.is_none());
+        let is_destroyed = |end: &End| end.came_back && ledger.life(end.call).token.get().is_some();
+        let count = |is_it: &dyn Fn(&End) -> bool| ends.iter().filter(|end| is_it(end)).count();
         Self {
             run,
-            left: ends.iter().filter(|end| end.gone.is_some()).count(),
+            left: count(&|end| end.gone.is_some()),
             wasted: ends.iter().filter_map(after).sum(),
-            back: back().count(),
-            destroyed: back().filter(is_cancelled).count(),
-            unanswered: there.filter(|end| !end.answered).count(),
+            back: count(&|end| end.came_back),
+            destroyed: count(&is_destroyed),
+            unanswered: count(&|end| end.gone.is_none() && !end.answered),
         }
     }
 
@@ -361,15 +331,13 @@ impl Found {
             (Case::Grace, Clock::Real) => (None, Case::Grace),
             (Case::Immediate | Case::Stateless, _) => (Some(500.0), Case::Immediate),
         };
-        let is_bare = |run: Run| run.setup == Setup::Bare && run.clock == clock;
-        let bare = all.iter().filter(|found| is_bare(found.run));
-        let mut bare = bare.filter(|found| found.run.case == reference);
-        let bare = bare.next().map_or(f64::NAN, Self::each);
-        let factor = bare / self.each().max(1e-3);
+        let is_it = |run: Run| (run.setup, run.clock, run.case) == (Setup::Bare, clock, reference);
+        let bare = all.iter().find(|found| is_it(found.run));
+        let factor = bare.map_or(f64::NAN, Self::each) / self.each().max(1e-3);
         let what = format!("{}: times less for nobody than bare", self.run);
-        let factor = least.map(|least| Target::at_least(least, what, factor));
+        let factor = least.map(|least| Target::new(AtLeast(least), what, factor));
         let what = format!("{}: calls destroyed", self.run);
-        let destroyed = Target::at_most(0.0, what, self.destroyed as f64);
+        let destroyed = Target::new(AtMost(0.0), what, self.destroyed as f64);
         let destroyed = (case == Case::Grace).then_some(destroyed);
         factor.into_iter().chain(destroyed).collect()
     }

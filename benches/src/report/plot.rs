@@ -30,6 +30,8 @@ const COLOURS: [(&str, RGBColor); 8] = [
     ("", RGBColor(0, 0, 0)),
 ];
 
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
 // === impl Plot ===
 
 impl Plot {
@@ -40,25 +42,19 @@ impl Plot {
         let (left, legend) = root.split_horizontally(SIZE.0 - LEGEND);
         self.figures(&left)?;
         self.legend(&legend)?;
-        root.present()?;
-        Ok(())
+        Ok(root.present()?)
     }
 
-    fn figures(&self, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
+    fn figures(&self, area: &Area<'_>) -> Result<()> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let ys = points().map(|point| point.1);
-        let has_bars = !self.categories.is_empty();
-        let (x, y) = if has_bars {
-            let x = -0.5..self.categories.len() as f64 - 0.5;
-            (x, self.y.range(ys.chain([0.0])))
-        } else {
-            let xs = points().map(|point| point.0);
-            (self.x.range(xs), self.y.range(ys))
-        };
-        // Where bars stand.
-        let floor = match self.y.is_logarithmic {
-            true => y.start,
-            false => 0.0,
+        let bars = self.categories.len();
+        let (x, y) = match bars {
+            0 => (
+                self.x.range(points().map(|point| point.0)),
+                self.y.range(ys),
+            ),
+            _ => (-0.5..bars as f64 - 0.5, self.y.range(ys.chain([0.0]))),
         };
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, (FONT, 17).into_font().color(&INK))
@@ -66,13 +62,13 @@ impl Plot {
             .x_label_area_size(44)
             .y_label_area_size(64)
             .build_cartesian_2d(x.clone(), y.clone())?;
-        let x_label = |x: &f64| match has_bars {
-            true => self.category_at(*x),
-            false => self.x.figure_at(*x),
+        let x_label = |x: &f64| match bars {
+            0 => self.x.figure_at(*x),
+            _ => self.category_at(*x),
         };
         let y_label = |y: &f64| self.y.figure_at(*y);
         let mut mesh = chart.configure_mesh();
-        if has_bars {
+        if bars > 0 {
             mesh.disable_x_mesh();
         }
         mesh.light_line_style(TRANSPARENT)
@@ -80,25 +76,30 @@ impl Plot {
             .axis_style(INK)
             .label_style((FONT, 13).into_font().color(&INK))
             .axis_desc_style((FONT, 14).into_font().color(&INK))
-            .x_labels(self.x.labels(&x).max(self.categories.len() + 1))
+            .x_labels(self.x.labels(&x).max(bars + 1))
             .y_labels(self.y.labels(&y))
             .x_label_formatter(&x_label)
             .y_label_formatter(&y_label)
-            .x_desc(&*self.x.label)
-            .y_desc(&*self.y.label)
+            .x_desc(self.x.label())
+            .y_desc(self.y.label())
             .draw()?;
+        // Where bars stand.
+        let floor = match self.y {
+            Axis::Linear(_) => 0.0,
+            Axis::Logarithmic(_) => y.start,
+        };
         let width = 0.8 / self.series.len().max(1) as f64;
         for (index, series) in self.series.iter().enumerate() {
             let colour = series.colour(index);
             let points = series.points.iter();
-            if has_bars {
-                chart.draw_series(points.map(|(category, figure)| {
+            let points = points.map(|(x, y)| (self.x.place(*x), self.y.place(*y)));
+            if bars > 0 {
+                chart.draw_series(points.map(|(category, top)| {
                     let left = category - 0.4 + (index as f64 + 0.06) * width;
-                    let top = self.y.place(*figure).max(y.start);
-                    Rectangle::new([(left, floor), (left + width * 0.88, top)], colour.filled())
+                    let corner = (left + width * 0.88, top.max(y.start));
+                    Rectangle::new([(left, floor), corner], colour.filled())
                 }))?;
             } else {
-                let points = points.map(|(x, y)| (self.x.place(*x), self.y.place(*y)));
                 let points = points.filter(|(x, y)| x.is_finite() && y.is_finite());
                 let mark = |point| Circle::new(point, 4, colour.filled());
                 chart.draw_series(points.clone().map(mark))?;
@@ -115,7 +116,7 @@ impl Plot {
         category.filter(|_| is_middle).cloned().unwrap_or_default()
     }
 
-    fn legend(&self, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<()> {
+    fn legend(&self, area: &Area<'_>) -> Result<()> {
         let middle_left = Pos::new(HPos::Left, VPos::Center);
         let style = (FONT, 14).into_font().color(&INK).pos(middle_left);
         for (index, series) in self.series.iter().enumerate() {
@@ -140,11 +141,16 @@ impl Series {
 // === impl Axis ===
 
 impl Axis {
+    fn label(&self) -> &str {
+        let (Self::Linear(label) | Self::Logarithmic(label)) = self;
+        label
+    }
+
     /// Where a figure is: on a logarithmic axis, at its power of ten.
     fn place(&self, figure: f64) -> f64 {
-        match self.is_logarithmic {
-            true => figure.log10(),
-            false => figure,
+        match self {
+            Self::Linear(_) => figure,
+            Self::Logarithmic(_) => figure.log10(),
         }
     }
 
@@ -154,31 +160,29 @@ impl Axis {
         let places = Vec::from_iter(places.filter(|place| place.is_finite()));
         let from = places.iter().copied().fold(f64::MAX, f64::min);
         let to = places.iter().copied().fold(f64::MIN, f64::max);
-        if from > to {
-            0.0..1.0
-        } else if self.is_logarithmic {
-            from.floor()..to.ceil().max(from.floor() + 1.0)
-        } else {
-            let room = if to > from { 0.05 * (to - from) } else { 1.0 };
-            // Many figures begin with nothing.
-            let below = if from == 0.0 { 0.0 } else { room };
-            from - below..to + room
+        let room = if to > from { 0.05 * (to - from) } else { 1.0 };
+        // Many figures begin with nothing.
+        let below = if from == 0.0 { 0.0 } else { room };
+        match self {
+            _ if from > to => 0.0..1.0,
+            Self::Linear(_) => from - below..to + room,
+            Self::Logarithmic(_) => from.floor()..to.ceil().max(from.floor() + 1.0),
         }
     }
 
     /// About how many labels it has. All powers of ten have one.
     fn labels(&self, range: &Range<f64>) -> usize {
-        match self.is_logarithmic {
-            true => (range.end - range.start) as usize + 1,
-            false => 8,
+        match self {
+            Self::Linear(_) => 8,
+            Self::Logarithmic(_) => (range.end - range.start) as usize + 1,
         }
     }
 
     /// What the label at a place says.
     fn figure_at(&self, place: f64) -> String {
-        let figure = match self.is_logarithmic {
-            true => 10_f64.powf(place),
-            false => place,
+        let figure = match self {
+            Self::Linear(_) => place,
+            Self::Logarithmic(_) => 10_f64.powf(place),
         };
         let (figure, unit) = match figure.abs() {
             1e9.. => (figure / 1e9, " G"),
@@ -198,38 +202,25 @@ mod tests {
     use super::{super::tests::section, *};
 
     #[test]
-    fn all_figures_are_on_the_axis() {
+    fn all_figures_are_on_the_axis_and_zeros_can_be_drawn() {
         let axis = Axis::linear("");
         let range = axis.range([-0.3, 4.0].into_iter());
         assert!(range.start < -0.3 && range.end > 4.0);
         assert_eq!(axis.range([0.0, 4.0].into_iter()).start, 0.0);
+        for axis in [axis, Axis::logarithmic("")] {
+            assert!(!axis.range([0.0, 0.0].into_iter()).is_empty());
+        }
     }
 
     #[test]
-    fn a_logarithmic_axis_has_the_powers_of_ten_at_equal_distances() {
-        let axis = Axis::logarithmic("");
+    fn labels_have_units_and_stand_at_powers_of_ten_on_a_logarithmic_axis() {
+        let (linear, axis) = (Axis::linear(""), Axis::logarithmic(""));
         let range = axis.range([0.0, 20.0, 900.0].into_iter());
         assert_eq!((range.clone(), axis.labels(&range)), (1.0..3.0, 3));
         let labels = [1.0, 2.0, 3.0].map(|place| axis.figure_at(place));
         assert_eq!(labels, ["10", "100", "1000"]);
-    }
-
-    #[test]
-    fn large_figures_have_units() {
-        let figures = [0.5, 5_000.0, 1e4, 2.5e6];
-        let labels = ["0.5", "5000", "10 k", "2.5 M"];
-        assert_eq!(
-            figures.map(|figure| Axis::linear("").figure_at(figure)),
-            labels
-        );
-    }
-
-    #[test]
-    fn nothing_but_zeros_can_be_drawn() {
-        for axis in [Axis::linear(""), Axis::logarithmic("")] {
-            let range = axis.range([0.0, 0.0].into_iter());
-            assert!(range.start < range.end);
-        }
+        let labels = [0.5, 5_000.0, 1e4, 2.5e6].map(|figure| linear.figure_at(figure));
+        assert_eq!(labels, ["0.5", "5000", "10 k", "2.5 M"]);
     }
 
     #[test]

@@ -57,22 +57,19 @@ impl Crowd {
                         Call::begin(client, call, number, &tool).await
                     }
                 });
-                let calls = all(begin).await?;
-                self.groups.insert((*group).to_owned(), calls);
+                self.groups.insert((*group).to_owned(), all(begin).await?);
             }
             ["cut", group] => {
                 let calls = self.groups.get_mut(*group).context("no such group")?;
                 calls.iter_mut().try_for_each(Call::cut)?;
             }
             ["resume", group] => {
-                let calls = self.remove(group)?;
-                let calls = all(calls.into_iter().map(Call::resume)).await?;
+                let calls = all(self.take(group)?.map(Call::resume)).await?;
                 self.groups.insert((*group).to_owned(), calls);
             }
             ["answers", group, seconds] => {
                 let limit = Duration::from_secs(seconds.parse()?);
-                let calls = self.remove(group)?;
-                let right = all(calls.into_iter().map(|call| call.check(limit))).await?;
+                let right = all(self.take(group)?.map(|call| call.check(limit))).await?;
                 let right = right.into_iter().filter(|right| *right).count();
                 return Ok(right.to_string());
             }
@@ -82,8 +79,9 @@ impl Crowd {
         Ok("done".to_owned())
     }
 
-    fn remove(&mut self, group: &str) -> Result<Vec<Call>> {
-        self.groups.remove(group).context("no such group")
+    fn take(&mut self, group: &str) -> Result<impl Iterator<Item = Call> + use<>> {
+        let calls = self.groups.remove(group).context("no such group")?;
+        Ok(calls.into_iter())
     }
 }
 
@@ -100,25 +98,21 @@ async fn all<T: Send + 'static>(
 impl Call {
     async fn begin(client: Client, number: usize, group: usize, tool: &str) -> Result<Self> {
         let arguments = json!({ "call": number, "group": group });
-        let mut stream = client.begin(number, tool, arguments).await?;
+        let (stream, event) = client.begin(number, tool, arguments).await?;
         Ok(Self {
             number,
             client,
-            event: stream.event_id().await?,
+            event: event.context("no event to come back with")?,
             stream: Some(stream),
         })
     }
 
     /// A FIN or an RST.
     fn cut(&mut self) -> Result<()> {
-        if let Some(mut stream) = self.stream.take() {
-            stream.before_close(match self.number % 2 {
-                0 => Close::Fin,
-                _ => Close::Rst,
-            })?;
-            stream.close();
-        }
-        Ok(())
+        let is_even = self.number.is_multiple_of(2);
+        let close = if is_even { Close::Fin } else { Close::Rst };
+        let stream = self.stream.take();
+        stream.map_or(Ok(()), |mut stream| stream.before_close(close))
     }
 
     async fn resume(mut self) -> Result<Self> {

@@ -53,6 +53,9 @@ pub struct Life {
 /// A moment that may not have come yet, by the epoch of the ledger.
 pub type Stamp = OnceLock<Duration>;
 
+/// One of a call's moments.
+pub type Which = fn(&Life) -> &Stamp;
+
 // === impl Ledger ===
 
 impl Ledger {
@@ -94,22 +97,19 @@ impl Ledger {
     }
 
     /// The moments of these calls, as far as they have come.
-    pub fn times(&self, calls: Range<usize>, which: impl Fn(&Life) -> &Stamp) -> Vec<Duration> {
-        let lives = &self.0.lives[calls];
-        let times = lives.iter().filter_map(|life| which(life).get());
-        times.copied().collect()
+    pub fn times(&self, calls: Range<usize>, which: Which) -> Vec<Duration> {
+        let lives = self.0.lives[calls].iter();
+        lives
+            .filter_map(|life| which(life).get())
+            .copied()
+            .collect()
     }
 
     /// Waits until all of these moments have come, for at most `limit`; tells how many had.
-    pub async fn reaches(
-        &self,
-        calls: Range<usize>,
-        which: impl Fn(&Life) -> &Stamp,
-        limit: Duration,
-    ) -> usize {
+    pub async fn reaches(&self, calls: Range<usize>, which: Which, limit: Duration) -> usize {
         let end = Instant::now() + limit;
         loop {
-            let come = self.times(calls.clone(), &which).len();
+            let come = self.times(calls.clone(), which).len();
             if come == calls.len() || Instant::now() >= end {
                 return come;
             }
@@ -118,12 +118,7 @@ impl Ledger {
     }
 
     /// The same, if it is an error that one is missing.
-    pub async fn all(
-        &self,
-        calls: Range<usize>,
-        which: impl Fn(&Life) -> &Stamp,
-        limit: Duration,
-    ) -> Result<()> {
+    pub async fn all(&self, calls: Range<usize>, which: Which, limit: Duration) -> Result<()> {
         let count = calls.len();
         let come = self.reaches(calls, which, limit).await;
         ensure!(come == count, "{come} of {count} calls got so far");
@@ -135,10 +130,10 @@ impl Ledger {
         let ledger = self.clone();
         move |event| {
             if let Event::Ended { call, outcome, .. } = event
-                && let (RequestId::Number(number), Outcome::Cancelled(_)) =
-                    (call.request_id(), outcome)
-                && let Ok(number) = usize::try_from(*number)
-                && let Some(life) = ledger.0.lives.get(number)
+                && let (RequestId::Number(id), Outcome::Cancelled(_)) = (call.request_id(), outcome)
+                && let Some(life) = usize::try_from(*id)
+                    .ok()
+                    .and_then(|id| ledger.0.lives.get(id))
             {
                 ledger.stamp(&life.cancelled);
             }

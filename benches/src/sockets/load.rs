@@ -1,25 +1,42 @@
-//! A load generator: keep-alive connections on which one call follows the other.
+//! Connections on which one request follows the other: a load generator, and pings that tell whether a server answers while
+//! other things happen to it.
 
-use std::{collections::HashMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::HashMap,
+    mem,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 use serde_json::json;
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 
 use crate::{
-    client::{Client, Stream, Way, call, wire},
+    client::{Client, Stream, Way, call, ping, wire},
+    runtime,
     setup::Mode,
 };
 
 /// Before it counts.
 const WARM_UP: Duration = Duration::from_millis(100);
 
+/// Between two pings.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// What is told to do `run ADDRESS session|stateless CONNECTIONS MILLISECONDS` and answers with
 /// calls a second, and with how many there were, warm-up and all. Connections and sessions are kept for the next time.
 #[derive(Default)]
-pub struct Load {
-    callers: HashMap<SocketAddr, Vec<Caller>>,
-}
+pub struct Load(HashMap<SocketAddr, Vec<Caller>>);
+
+/// One `ping` after the other, from a thread of its own, until this is dropped.
+#[derive(Debug)]
+pub struct Pings(Arc<Mutex<Duration>>);
 
 /// One connection, with a session of its own.
 struct Caller {
@@ -35,26 +52,71 @@ impl Load {
         let ["run", address, mode, connections, millis] = words else {
             bail!("no command {words:?}");
         };
-        let address = address.parse()?;
-        let mut callers = self.callers.remove(&address).unwrap_or_default();
+        let callers = self.0.entry(address.parse()?).or_default();
         while callers.len() < connections.parse()? {
-            callers.push(Caller::open(address, mode.parse()?).await?);
+            callers.push(Caller::open(address.parse()?, mode.parse()?).await?);
         }
         let begun = Instant::now() + WARM_UP;
         let end = begun + Duration::from_millis(millis.parse()?);
-        let running = callers.into_iter().map(|caller| caller.run(begun, end));
+        let running = callers.drain(..).map(|caller| caller.run(begun, end));
         let running: JoinSet<_> = running.collect();
-        let (mut counted, mut all, mut callers) = (0, 0, Vec::new());
+        let (mut counted, mut all) = (0, 0);
         for done in running.join_all().await {
-            let (caller, before, during) = done?;
-            all += before + during;
-            counted += during;
+            let (caller, outside, between) = done?;
+            all += outside + between;
+            counted += between;
             callers.push(caller);
         }
-        self.callers.insert(address, callers);
         let rate = f64::from(counted) / (end - begun).as_secs_f64();
         Ok(format!("{rate} {all}"))
     }
+}
+
+// === impl Pings ===
+
+impl Pings {
+    pub async fn start(address: SocketAddr) -> Result<Self> {
+        let client = Client::open(Way::Socket(address), Mode::Session).await?;
+        let request = wire(client.post(&ping())?).await?;
+        let worst = Arc::default();
+        let noted = Arc::downgrade(&worst);
+        let runtime = runtime()?;
+        thread::spawn(move || runtime.block_on(keep_asking(address, request, noted)));
+        Ok(Self(worst))
+    }
+
+    /// The longest that one took, since this was asked last.
+    pub fn worst(&self) -> Duration {
+        mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+async fn keep_asking(
+    address: SocketAddr,
+    request: Vec<u8>,
+    noted: Weak<Mutex<Duration>>,
+) -> Result<()> {
+    let mut connection = Stream::connect(address).await?;
+    while let Some(worst) = noted.upgrade() {
+        let begun = Instant::now();
+        let done = connection.exchange(&request, "\"result\"").await;
+        // A server that closes the connection is as bad as one that never answers.
+        let taken = if done.is_ok() {
+            begun.elapsed()
+        } else {
+            Duration::MAX
+        };
+        note(&worst, taken);
+        drop(worst);
+        done?;
+        sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
+fn note(worst: &Mutex<Duration>, taken: Duration) {
+    let mut worst = worst.lock().unwrap_or_else(PoisonError::into_inner);
+    *worst = taken.max(*worst);
 }
 
 // === impl Caller ===
@@ -77,10 +139,9 @@ impl Caller {
             let request = wire(self.client.post(&message)?).await?;
             self.connection.exchange(&request, "xxxxx").await?;
             let now = Instant::now();
-            if (begun..end).contains(&now) {
-                between += 1;
-            } else {
-                outside += 1;
+            match (begun..end).contains(&now) {
+                true => between += 1,
+                false => outside += 1,
             }
             if now >= end {
                 return Ok((self, outside, between));

@@ -11,21 +11,20 @@ use http::{Request, Response};
 use tokio::{net::TcpSocket, runtime::Handle};
 use tower::{ServiceExt, service_fn, util::BoxCloneSyncService};
 
-use crate::{
-    client::CALL,
-    guard::Tied,
-    setup::Server,
-    sockets::ledger::{Ledger, Life},
-};
+use crate::{client::CALL, guard::Tied, setup::Server, sockets::ledger::Ledger};
 
 /// What Linux allows a listener to keep waiting, at most.
 const BACKLOG: u32 = 4096;
 
-/// Listens on as many addresses of this machine, so that neither ports nor accept queues run out, for as long as the
-/// current runtime.
-pub fn serve(server: Server<Body>, addresses: u8) -> Result<Vec<SocketAddr>> {
-    let runtime = Handle::current();
-    let app = Router::new().nest_service("/mcp", server);
+/// Makes a server, and has it listen on as many addresses of this machine, so that neither ports nor accept queues run
+/// out, for as long as the runtime.
+pub fn serve(
+    runtime: &Handle,
+    addresses: u8,
+    server: impl FnOnce() -> Server<Body>,
+) -> Result<Vec<SocketAddr>> {
+    let _inside = runtime.enter();
+    let app = Router::new().nest_service("/mcp", server());
     let listen = |last| {
         let socket = TcpSocket::new_v4()?;
         socket.bind((Ipv4Addr::new(127, 0, 0, last), 0).into())?;
@@ -44,15 +43,14 @@ pub fn serve(server: Server<Body>, addresses: u8) -> Result<Vec<SocketAddr>> {
 pub fn witnessed(server: Server<Body>, ledger: &Ledger) -> Server<Body> {
     let ledger = ledger.clone();
     BoxCloneSyncService::new(service_fn(move |request: Request<Body>| {
-        let ledger = ledger.clone();
-        let call = number(&request);
+        let (ledger, call) = (ledger.clone(), number(&request));
         let response = server.clone().oneshot(request);
         async move {
             let response = response.await?;
             let Some(call) = call else {
                 return Ok(response);
             };
-            let witness = Witness { ledger, call };
+            let witness = Witness(ledger, call);
             let body = |body| Body::new(Tied::new(body, witness, drop));
             Ok::<Response<Body>, Infallible>(response.map(body))
         }
@@ -63,16 +61,13 @@ fn number<A>(request: &Request<A>) -> Option<usize> {
     request.headers().get(CALL)?.to_str().ok()?.parse().ok()
 }
 
-struct Witness {
-    ledger: Ledger,
-    call: usize,
-}
+/// Of the response to a call.
+struct Witness(Ledger, usize);
 
 // === impl Witness ===
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        let life: &Life = self.ledger.life(self.call);
-        self.ledger.stamp(&life.dropped);
+        self.0.stamp(&self.0.life(self.1).dropped);
     }
 }

@@ -8,7 +8,6 @@ use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock},
     service::RequestContext,
-    transport::streamable_http_server::session::local::SessionConfig,
 };
 use serde::Deserialize;
 
@@ -22,9 +21,7 @@ use crate::{
 /// `echo` answers at once. Every other tool is at work until it is released, or until its time is over, or
 /// until it is cancelled, and notes all of it.
 #[derive(Debug, Clone)]
-pub struct Tools {
-    ledger: Ledger,
-}
+pub struct Tools(pub Ledger);
 
 /// Arguments of a tool that is at work.
 #[derive(Debug, Deserialize)]
@@ -32,7 +29,7 @@ struct Work {
     call: usize,
     #[serde(default)]
     group: usize,
-    /// How long the work takes, in milliseconds. For ever, if it is not said.
+    /// How long the work takes, in milliseconds. Without an end, if it is not said.
     lasts: Option<u64>,
 }
 
@@ -42,35 +39,24 @@ struct Ending<'a>(&'a Ledger, &'a Life);
 // === impl Tools ===
 
 impl Tools {
-    pub fn new(ledger: &Ledger) -> Self {
-        let ledger = ledger.clone();
-        Self { ledger }
-    }
-
     /// A server of this handler. Here, so that it is compiled once for all benches.
     pub fn served(self, setup: Setup, mode: Mode, layer: CancelOnDisconnectLayer) -> Server<Body> {
-        setup.serve(mode, self, layer)
+        setup.serve(mode.config(), self, layer)
     }
 
     /// The same in this process, for a paused clock. What goes by the real one in rmcp is off: keep-alives would never
     /// pause, and completed streams would stay.
-    pub fn on_a_paused_clock(
-        self,
-        setup: Setup,
-        mode: Mode,
-        layer: CancelOnDisconnectLayer,
-    ) -> Way {
+    pub fn in_process(self, setup: Setup, mode: Mode, layer: CancelOnDisconnectLayer) -> Way {
         let mut config = mode.config();
-        config.sse_keep_alive = None;
-        let mut sessions = SessionConfig::default();
-        sessions.completed_cache_ttl = Duration::ZERO;
-        Way::Direct(setup.serve_with(config, sessions, self, layer))
+        config.0.sse_keep_alive = None;
+        config.1.completed_cache_ttl = Duration::ZERO;
+        Way::Direct(setup.serve(config, self, layer))
     }
 
     async fn work(&self, work: Work, context: RequestContext<RoleServer>) -> String {
-        let life = self.ledger.life(work.call);
-        self.ledger.stamp(&life.started);
-        let _ending = Ending(&self.ledger, life);
+        let (ledger, life) = (&self.0, self.0.life(work.call));
+        ledger.stamp(&life.started);
+        let _ending = Ending(ledger, life);
         let over = async {
             match work.lasts {
                 Some(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
@@ -80,10 +66,10 @@ impl Tools {
         tokio::select! {
             biased;
             () = gone(&context) => {
-                self.ledger.stamp(&life.token);
+                ledger.stamp(&life.token);
                 format!("cancelled {}", work.call)
             }
-            () = self.ledger.release(work.group).cancelled() => done(work.call),
+            () = ledger.release(work.group).cancelled() => done(work.call),
             () = over => done(work.call),
         }
     }

@@ -3,7 +3,7 @@
 use benches::{case::Case, role, work::Work};
 
 fn main() -> anyhow::Result<()> {
-    let case: Case = role().parse()?;
+    let case = Case::named(&role())?;
     let (_, repetitions) = case.what.repetitions();
     let mut work = Work::warm(case)?;
     let mut gone = Ok(());
