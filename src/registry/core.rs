@@ -107,6 +107,8 @@ pub(crate) struct Core<T, A> {
     calls: ById<Entry<T>>,
     /// Requests and streams of calls in flight, by name.
     index: Slots<CallId>,
+    /// Two calls had the same event id, or might have: from then on all are looked through.
+    has_rivals: bool,
     memory: Memory<A>,
     due: BTreeSet<(Instant, CallId)>,
     detached: usize,
@@ -121,6 +123,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
             session,
             calls: ById::default(),
             index: Slots::default(),
+            has_rivals: false,
             memory: Memory::default(),
             due: BTreeSet::new(),
             detached: 0,

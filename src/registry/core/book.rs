@@ -77,17 +77,16 @@ impl<T: Clone, A: Clone> Core<T, A> {
         if numbers.is_some_and(|(index, stream)| entry.streams.continue_run(index, stream)) {
             return None;
         }
-        let is_first = entry.streams.is_empty();
         let event = EventId {
             numbers,
             hash: self.common.names.event(event_id),
         };
-        self.contest(id, session, event);
-        let starts_run = numbers.filter(|(_, stream)| {
-            is_first && self.owner(session, StreamId::Numbered(*stream)).is_none()
-        });
-        if let Some((index, stream)) = starts_run
-            && self.calls.get_mut(&id)?.streams.start_run(index, stream)
+        let mut owners = event.streams().filter_map(|name| self.owner(session, name));
+        let has_rival = owners.any(|(owner, _)| owner != id);
+        self.has_rivals |= has_rival;
+        let entry = self.calls.get_mut(&id)?;
+        if let Some((index, stream)) = numbers.filter(|_| !has_rival)
+            && entry.streams.start_run(index, stream)
         {
             let slot = self
                 .common
@@ -97,18 +96,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
             return None;
         }
         Some(StreamId::Opaque(event.hash))
-    }
-
-    /// Notes that two calls have the same event, which MCP forbids, if another call has it already.
-    fn contest(&mut self, id: CallId, session: Slot, event: EventId) {
-        let other = self.on(session, event).map(|(other, _)| other);
-        if let Some(other) = other.filter(|other| *other != id) {
-            for id in [other, id] {
-                if let Some(entry) = self.calls.get_mut(&id) {
-                    entry.streams.contest();
-                }
-            }
-        }
     }
 
     /// Notes that a call's event ids are not all known, because its stream cannot be read.
@@ -164,20 +151,16 @@ impl<T: Clone, A: Clone> Core<T, A> {
             return Named::Nothing;
         };
         let event = self.common.names.event_id(event_id);
-        let sole = self.on(session, event);
-        if let Some((id, entry)) = sole.filter(|(_, entry)| !entry.streams.are_contested()) {
-            return Named::Call(id, entry.call.clone());
-        }
-        let contested =
-            |entry: &Entry<T>| entry.streams.are_contested() && entry.streams.have(event);
-        let mut contested = self.calls_that(contested);
-        match (contested.pop(), contested.is_empty()) {
-            (None, _) => {}
-            (Some((id, call)), true) => return Named::Call(id, call),
-            (Some(call), false) => {
-                contested.push(call);
-                return Named::OneOf(contested);
+        let mut calls = match self.has_rivals {
+            true => self.calls_that(|entry| entry.streams.have(event)),
+            false => self.on(session, event).into_iter().collect(),
+        };
+        if let Some((id, call)) = calls.pop() {
+            if calls.is_empty() {
+                return Named::Call(id, call);
             }
+            calls.push((id, call));
+            return Named::OneOf(calls);
         }
         if let Some(end) = self.memory.end_of(event) {
             return Named::Ended(end.clone());
@@ -194,13 +177,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    /// The call in flight that an event was seen on.
-    fn on(&self, session: Slot, event: EventId) -> Option<(CallId, &Entry<T>)> {
-        let owners = event
-            .streams()
-            .filter_map(|stream| self.owner(session, stream));
-        let mut owners = owners;
-        owners.find(|(_, entry)| entry.streams.have(event))
+    /// The call in flight that an event was seen on, if no two have the same.
+    fn on(&self, session: Slot, event: EventId) -> Option<(CallId, T)> {
+        let mut owners = event.streams().filter_map(|name| self.owner(session, name));
+        let (id, entry) = owners.find(|(_, entry)| entry.streams.have(event))?;
+        Some((id, entry.call.clone()))
     }
 
     /// The call that a stream is entered for.

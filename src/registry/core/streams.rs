@@ -49,8 +49,6 @@ struct More {
     latest: VecDeque<StreamId>,
     /// Not all are known by name.
     overflowed: bool,
-    /// Other calls have some of the same events.
-    contested: bool,
 }
 
 // === impl Streams ===
@@ -120,15 +118,6 @@ impl Streams {
 
     pub(super) fn are_blurred(&self) -> bool {
         self.more.as_ref().is_some_and(|more| more.overflowed)
-    }
-
-    /// Notes that another call has some of the same events.
-    pub(super) fn contest(&mut self) {
-        self.more.get_or_insert_default().contested = true;
-    }
-
-    pub(super) fn are_contested(&self) -> bool {
-        self.more.as_ref().is_some_and(|more| more.contested)
     }
 
     /// Whether an event is of one of these streams.
