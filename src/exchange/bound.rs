@@ -8,9 +8,9 @@ use std::{
 };
 
 use super::{
-    identity::Session,
+    identity::SessionHeader,
     request_body::{RequestBody, Settled},
-    state::{Attachment, Copied, Core, Exchange, Handover, Passage, Phase, State},
+    state::{Attachment, Copied, Core, Exchange, Handover, Locked, Passage, Phase},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},
@@ -70,9 +70,9 @@ impl Attachment {
     }
 }
 
-// === impl State ===
+// === impl Locked ===
 
-impl State {
+impl Locked {
     /// The session manager has the call. Gives out who would have cancelled it without one.
     fn bind_to(&mut self, canceller: Arc<dyn Canceller>) -> Option<Arc<dyn Canceller>> {
         self.handover = Handover::Opening(None);
@@ -94,7 +94,7 @@ impl Exchange {
         canceller: Arc<dyn Canceller>,
         fingerprint: impl FnOnce() -> u64,
     ) -> Option<CallId> {
-        if matches!(self.session, Session::Doubtful) || call.method() == "initialize" {
+        if matches!(self.session, SessionHeader::Doubtful) || call.method() == "initialize" {
             return None;
         }
         let key = call.key(canceller.scope())?;

@@ -20,7 +20,7 @@ use crate::{
 const REMEMBERED_FOR: Duration = Duration::from_secs(60);
 
 /// A call that was cancelled here just now, and of which its server is to be told.
-pub(super) struct Cancelled {
+pub(super) struct JustCancelled {
     finished: Finished,
     /// From before the call had ended: who finds that it has, and closes its session, waits for the injection.
     announced: Option<Announced>,
@@ -141,7 +141,7 @@ impl Exchange {
         id: CallId,
         reason: CancelReason,
         outcome: Option<Outcome>,
-    ) -> Option<Cancelled> {
+    ) -> Option<JustCancelled> {
         let finish = |core: &mut Core, ended| core.finish(id, Some(ended));
         let cancelled = self.end_as_cancelled(id, reason, finish)?;
         let seen = self.stop(id, reason, cancelled.finished);
@@ -198,7 +198,7 @@ impl Exchange {
         id: CallId,
         reason: CancelReason,
         finish: impl FnOnce(&mut Core, Ended<Answer>) -> Option<Finished>,
-    ) -> Option<Cancelled> {
+    ) -> Option<JustCancelled> {
         let call = self.call(id)?;
         let canceller = self.state().canceller.clone();
         // No session manager has it yet, so it has no key that could be another's. One may get it in this very moment.
@@ -211,7 +211,7 @@ impl Exchange {
         };
         let mut finished = self.at_home(|core| finish(core, ended))??;
         finished.injectable |= is_on_its_way;
-        Some(Cancelled {
+        Some(JustCancelled {
             finished,
             announced,
         })
@@ -255,7 +255,7 @@ impl Exchange {
         &self,
         id: CallId,
         reason: CancelReason,
-        cancelled: Cancelled,
+        cancelled: JustCancelled,
     ) -> Option<Injection> {
         let cancelled = self.keep_due(reason, cancelled)?;
         let canceller = self.state().canceller.clone();
@@ -264,7 +264,7 @@ impl Exchange {
     }
 
     /// Keeps what is to be told until the call was handed over. Gives it back if it was, and its server is to be told now.
-    fn keep_due(&self, reason: CancelReason, cancelled: Cancelled) -> Option<Cancelled> {
+    fn keep_due(&self, reason: CancelReason, cancelled: JustCancelled) -> Option<JustCancelled> {
         let mut state = self.state();
         match &mut state.handover {
             Handover::Opening(due) => {

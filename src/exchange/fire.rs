@@ -4,7 +4,7 @@
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    signal::{Hook, Task},
+    signal::{CleanUpTask, Hook},
     state::Exchange,
 };
 use crate::{call::CancelReason, timer::Moves};
@@ -35,7 +35,7 @@ impl Exchange {
     }
 
     /// Runs a clean-up. One that has begun may have to do with its runtime, and ends with that.
-    fn spawn(&self, clean_up: Task) {
+    fn spawn(&self, clean_up: CleanUpTask) {
         let registry = &self.instance.registry;
         registry.timer().spawn(Moves::BeforeItBegins, clean_up);
     }

@@ -12,7 +12,7 @@ const FIRST_STATELESS: &str = "2026-07-28";
 
 /// The session header of a request.
 #[derive(Debug, Clone)]
-pub(super) enum Session {
+pub(super) enum SessionHeader {
     None,
     One(HeaderValue),
     /// More than one, or not visible ASCII: whose call it is cannot be said.
@@ -28,9 +28,9 @@ pub(super) enum Revision {
     Doubtful,
 }
 
-// === impl Session ===
+// === impl SessionHeader ===
 
-impl Session {
+impl SessionHeader {
     pub(super) fn of(field: Field<'_>) -> Self {
         match field {
             Field::Absent => Self::None,
@@ -106,15 +106,23 @@ mod tests {
     #[test]
     fn exactly_one_readable_session_header_names_a_session() {
         let one = value(b"abc");
-        assert!(matches!(Session::of(Field::One(&one)), Session::One(id) if id == "abc"));
-        assert!(matches!(Session::of(Field::Absent), Session::None));
+        assert!(
+            matches!(SessionHeader::of(Field::One(&one)), SessionHeader::One(id) if id == "abc")
+        );
+        assert!(matches!(
+            SessionHeader::of(Field::Absent),
+            SessionHeader::None
+        ));
         let [empty, unreadable] = [&b""[..], b"\xff"].map(value);
         for doubtful in [
             Field::Several(&one),
             Field::One(&empty),
             Field::One(&unreadable),
         ] {
-            assert!(matches!(Session::of(doubtful), Session::Doubtful));
+            assert!(matches!(
+                SessionHeader::of(doubtful),
+                SessionHeader::Doubtful
+            ));
         }
     }
 

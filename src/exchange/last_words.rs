@@ -12,11 +12,11 @@ pub(super) struct LastWords {
     /// Nearly always the only one. It needs no allocation.
     newest: Option<Weak<dyn Outlet>>,
     /// Of exchanges that were resumed, or whose call was cancelled here.
-    more: Option<Box<More>>,
+    more: Option<Box<MoreOutlets>>,
 }
 
 #[derive(Default)]
-struct More {
+struct MoreOutlets {
     older: Vec<Weak<dyn Outlet>>,
     message: Option<Bytes>,
 }

@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::state::{Exchange, Kind};
+use super::state::{Exchange, RequestKind};
 use crate::{
     call::{CallId, CallInfo, CancelReason},
     jsonrpc,
@@ -27,7 +27,7 @@ impl Exchange {
     /// A stream of its call is open, or of the call that it resumes.
     pub(crate) fn open(&self, outlet: Weak<dyn Outlet>) {
         match &self.kind {
-            Kind::Resume(resume) => {
+            RequestKind::Resume(resume) => {
                 if let Some(exchange) = resume.target(&self.instance) {
                     exchange.add_outlet(outlet.clone());
                 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::{
     request_body::{RequestBody, Settled},
     resuming::Accepted,
-    state::{Attachment, Exchange, Handover, Kind, Phase},
+    state::{Attachment, Exchange, Handover, Phase, RequestKind},
     tap::Tap,
 };
 use crate::{
@@ -66,7 +66,7 @@ impl Exchange {
     /// Whatever the request was, the inner service took it.
     fn accepted_notice(&self) {
         let registry = &self.instance.registry;
-        if let Kind::Delete(session) = &self.kind {
+        if let RequestKind::Delete(session) = &self.kind {
             for (id, exchange) in registry.take_session(session) {
                 exchange.cancelled_elsewhere(id, CancelReason::SessionClosed);
             }
@@ -76,7 +76,9 @@ impl Exchange {
         }
         self.accepted_unread();
         let (key, meant) = match (&self.kind, &self.state().request) {
-            (Kind::Post, RequestBody::Settled(Settled::Cancel(key, id))) => (key.clone(), *id),
+            (RequestKind::Post, RequestBody::Settled(Settled::Cancel(key, id))) => {
+                (key.clone(), *id)
+            }
             _ => return,
         };
         // Meanwhile that call may have ended, and another may have its id.
@@ -97,7 +99,7 @@ impl Exchange {
             return BodyPlan::Pass;
         }
         let attached = match &self.kind {
-            Kind::Resume(resume) => match resume.accept(&self.instance) {
+            RequestKind::Resume(resume) => match resume.accept(&self.instance) {
                 Accepted::Nothing => None,
                 Accepted::Attached(attached) => Some(attached),
                 Accepted::Cancelled(request, reason) => {
@@ -201,7 +203,7 @@ impl Exchange {
             observers.on_stalled_stream(self.session.id());
         }
         match &self.kind {
-            Kind::Resume(resume) => resume.is_going(&self.instance, cause),
+            RequestKind::Resume(resume) => resume.is_going(&self.instance, cause),
             // No call and no session: a plain request, which nobody can resume.
             _ if self.session.is_none() && !other => self.fire(cause.reason()),
             _ => {}
@@ -209,7 +211,7 @@ impl Exchange {
     }
 
     fn release_hold(&self) {
-        if let Kind::Resume(resume) = &self.kind {
+        if let RequestKind::Resume(resume) = &self.kind {
             resume.release();
         }
     }

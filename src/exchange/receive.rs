@@ -5,9 +5,9 @@ use std::sync::Arc;
 use http::{Method, Request};
 
 use super::{
-    identity::{Revision, Session},
+    identity::{Revision, SessionHeader},
     resume::Resume,
-    state::{Exchange, Instance, Kind},
+    state::{Exchange, Instance, RequestKind},
 };
 use crate::{call::Scope, fields::Fields};
 
@@ -19,17 +19,17 @@ impl Exchange {
         request: &Request<B>,
         fields: &Fields<'_>,
     ) -> Self {
-        let session = Session::of(fields.session_id);
+        let session = SessionHeader::of(fields.session_id);
         let revision = Revision::of(fields.protocol_version);
-        let kind = Kind::of(&instance, request, &session);
+        let kind = RequestKind::of(&instance, request, &session);
         Self::of_parts(instance, session, revision, kind)
     }
 }
 
-// === impl Kind ===
+// === impl RequestKind ===
 
-impl Kind {
-    fn of<B>(instance: &Instance, request: &Request<B>, session: &Session) -> Self {
+impl RequestKind {
+    fn of<B>(instance: &Instance, request: &Request<B>, session: &SessionHeader) -> Self {
         let path = request.uri().path();
         match *request.method() {
             Method::POST => Self::Post,

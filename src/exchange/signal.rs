@@ -27,12 +27,12 @@ pub(super) struct Signal {
     reason: OnceLock<CancelReason>,
     /// Somebody outside the crate has the token.
     heard: AtomicBool,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Pending>,
 }
 
 /// What waits for it.
 #[derive(Default)]
-struct Waiting {
+struct Pending {
     token: Option<CancellationToken>,
     hooks: Hooks,
 }
@@ -44,10 +44,10 @@ pub(super) enum Hook {
     CleanUp(CleanUp),
 }
 
-type CleanUp = Box<dyn FnOnce(CancelReason) -> Task + Send>;
+type CleanUp = Box<dyn FnOnce(CancelReason) -> CleanUpTask + Send>;
 
 /// What a clean-up does.
-pub(super) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type CleanUpTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 #[derive(Default)]
 enum Hooks {
@@ -92,7 +92,7 @@ impl Signal {
     }
 
     /// Has `hook` run when it fires.
-    pub(super) fn add(&self, hook: Hook, spawn: impl Fn(Task)) {
+    pub(super) fn add(&self, hook: Hook, spawn: impl Fn(CleanUpTask)) {
         let unwanted = {
             let mut waiting = self.waiting();
             // As for the token.
@@ -108,7 +108,7 @@ impl Signal {
         }
     }
 
-    pub(super) fn fire(&self, reason: CancelReason, spawn: impl Fn(Task)) {
+    pub(super) fn fire(&self, reason: CancelReason, spawn: impl Fn(CleanUpTask)) {
         if self.reason.set(reason).is_err() {
             return;
         }
@@ -130,7 +130,7 @@ impl Signal {
         hooks.into_iter().for_each(Hook::forget);
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, Pending> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -178,7 +178,7 @@ impl Hook {
         }))
     }
 
-    fn run(self, reason: CancelReason, spawn: &impl Fn(Task)) {
+    fn run(self, reason: CancelReason, spawn: &impl Fn(CleanUpTask)) {
         match self {
             #[cfg(feature = "rmcp")]
             Self::Fire(token) => token.cancel(),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    identity::{Revision, Session},
+    identity::{Revision, SessionHeader},
     lodging::Lodging,
     request_body::{RequestBody, Settled},
     state::{Exchange, Left, Phase},
@@ -186,9 +186,11 @@ impl Exchange {
             self.revision.and(Revision::from_version(version))
         });
         let session = match (&self.session, revision) {
-            (Session::None, _) | (Session::One(_), Revision::Stateless) => None,
-            (Session::One(id), Revision::WithSessions) => Some(Arc::from(id.to_str().ok()?)),
-            (Session::One(_), Revision::Doubtful) | (Session::Doubtful, _) => return None,
+            (SessionHeader::None, _) | (SessionHeader::One(_), Revision::Stateless) => None,
+            (SessionHeader::One(id), Revision::WithSessions) => Some(Arc::from(id.to_str().ok()?)),
+            (SessionHeader::One(_), Revision::Doubtful) | (SessionHeader::Doubtful, _) => {
+                return None;
+            }
         };
         let mut call = CallInfo::new(request.id, &request.method);
         call.set_tool(request.tool);

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
 use super::{
-    identity::{Revision, Session},
+    identity::{Revision, SessionHeader},
     last_words::LastWords,
     lodging::Lodging,
     request_body::RequestBody,
@@ -50,9 +50,9 @@ pub(crate) struct Instance {
 
 pub(crate) struct Exchange {
     pub(super) instance: Arc<Instance>,
-    pub(super) session: Session,
+    pub(super) session: SessionHeader,
     pub(super) revision: Revision,
-    pub(super) kind: Kind,
+    pub(super) kind: RequestKind,
     pub(super) call: OnceLock<Lodging<Self>>,
     pub(super) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
@@ -70,11 +70,11 @@ pub(crate) struct Exchange {
     pub(super) answerer: AtomicWaker,
     /// Notified when a call of it was accepted or has ended, if anybody ever waited for that.
     pub(super) decided: OnceLock<Box<Notify>>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<Locked>,
 }
 
 /// What a request may be to the layer.
-pub(super) enum Kind {
+pub(super) enum RequestKind {
     /// A POST: may carry a call, or the client's own cancel of one.
     Post,
     /// A GET with `Last-Event-ID`, for a stream of its session.
@@ -84,7 +84,7 @@ pub(super) enum Kind {
     Other,
 }
 
-pub(super) struct State {
+pub(super) struct Locked {
     pub(super) phase: Phase,
     pub(super) request: RequestBody,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
@@ -163,9 +163,9 @@ impl Instance {
 impl Exchange {
     pub(super) fn of_parts(
         instance: Arc<Instance>,
-        session: Session,
+        session: SessionHeader,
         revision: Revision,
-        kind: Kind,
+        kind: RequestKind,
     ) -> Self {
         Self {
             instance,
@@ -182,7 +182,7 @@ impl Exchange {
             is_behind_cancel: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
             decided: OnceLock::new(),
-            state: Mutex::new(State {
+            state: Mutex::new(Locked {
                 phase: Phase::Open,
                 request: RequestBody::Passing,
                 canceller: None,
@@ -199,7 +199,7 @@ impl Exchange {
     /// Whether a cancel of the call in this request may have to be replayed into the inner service:
     /// it may carry a session call, and nobody is known to bind it.
     pub(crate) fn may_need_replay(&self) -> bool {
-        matches!(self.kind, Kind::Post)
+        matches!(self.kind, RequestKind::Post)
             && self.revision == Revision::WithSessions
             && self.session.id().is_some_and(|id| {
                 let registry = &self.instance.registry;
@@ -277,7 +277,7 @@ impl Exchange {
         self.signal.hear();
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, Locked> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -23,11 +23,11 @@ const MAX_NOTED: usize = 65_536;
 #[derive(Debug, Default)]
 pub(super) struct EventOwners {
     names: RandomState,
-    state: Mutex<State>,
+    state: Mutex<Noted>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Noted {
     sessions: HashMap<u64, u64>,
     oldest: VecDeque<u64>,
 }
@@ -50,7 +50,7 @@ impl EventOwners {
         };
         let (session, event) = (self.names.hash_one(session), self.names.hash_one(&**id));
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let State { sessions, oldest } = &mut *state;
+        let Noted { sessions, oldest } = &mut *state;
         if sessions.insert(event, session).is_none() {
             oldest.push_back(event);
         }

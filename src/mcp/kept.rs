@@ -19,7 +19,7 @@ use rmcp::{
 use super::{answers, error_for};
 use crate::{
     call::{CancelReason, RequestId},
-    registry::{Answer, Content, End},
+    registry::{Answer, AnswerContent, End},
     timer::in_time,
 };
 
@@ -56,9 +56,9 @@ pub(super) fn keep(event: &ServerSseMessage, shelf: Option<&Shelf>) -> Option<(A
     let (content, weight) = match shelf.and_then(|shelf| Some((shelf, as_small_text(message)?))) {
         Some((shelf, (id, text))) => {
             let weight = text_of(id) + text.len();
-            (Content::Text(id.into(), shelf.put(text)), weight)
+            (AnswerContent::Text(id.into(), shelf.put(text)), weight)
         }
-        None => (Content::Message(message.clone()), weigh(message)?),
+        None => (AnswerContent::Message(message.clone()), weigh(message)?),
     };
     let answer = Answer {
         content,
@@ -132,14 +132,14 @@ fn repeated(last_event_id: &str, answer: &Answer) -> ServerSseMessage {
 fn answered(answer: Answer) -> ServerSseMessage {
     let mut answered = ServerSseMessage::default();
     answered.message = match answer.content {
-        Content::Text(id, text) => {
+        AnswerContent::Text(id, text) => {
             let text = str::from_utf8(&text).ok();
             text.map(|text| {
                 let result = ServerResult::CallToolResult(from_text(text));
                 Arc::new(ServerJsonRpcMessage::response(result, (&id).into()))
             })
         }
-        Content::Message(message) => message.downcast().ok(),
+        AnswerContent::Message(message) => message.downcast().ok(),
     };
     answered
 }

@@ -12,11 +12,11 @@ use std::{
 use tokio::time::Instant;
 
 #[derive(Debug)]
-pub(super) struct Life(Mutex<State>);
+pub(super) struct Life(Mutex<OpenOrClosed>);
 
 /// A closed session has no uses and no last use, so nothing can bring it back.
 #[derive(Debug)]
-enum State {
+enum OpenOrClosed {
     Open {
         /// How many uses are under way.
         uses: usize,
@@ -30,7 +30,7 @@ enum State {
 impl Life {
     /// A session that starts now and is not used yet.
     pub(super) fn new(now: Instant) -> Self {
-        Self(Mutex::new(State::Open {
+        Self(Mutex::new(OpenOrClosed::Open {
             uses: 0,
             last_use: now,
         }))
@@ -43,7 +43,7 @@ impl Life {
 
     /// A use begins. It does not open a closed session.
     pub(super) fn begin(&self) {
-        if let State::Open { uses, .. } = &mut *self.state() {
+        if let OpenOrClosed::Open { uses, .. } = &mut *self.state() {
             *uses += 1;
         }
     }
@@ -63,23 +63,23 @@ impl Life {
         let mut state = self.state();
         let left = state.left(now, time);
         if left.is_none() {
-            *state = State::Closed;
+            *state = OpenOrClosed::Closed;
         }
         left
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        matches!(*self.state(), State::Closed)
+        matches!(*self.state(), OpenOrClosed::Closed)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, OpenOrClosed> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl State ===
+// === impl OpenOrClosed ===
 
-impl State {
+impl OpenOrClosed {
     /// Says whether it is open. Of the times that two threads read, the later one stays.
     fn use_at(&mut self, now: Instant, change: impl FnOnce(usize) -> usize) -> bool {
         match self {

@@ -41,20 +41,20 @@ const REMEMBERED: usize = 256;
 pub(super) struct Muted {
     /// Whether there is anything in `state`, so that a session without cancels and questions takes no lock.
     any: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<MutedIds>,
     receiver: AtomicWaker,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MutedIds {
     names: RandomState,
-    cancelled: VecDeque<Cancelled>,
+    cancelled: VecDeque<MutedCall>,
     asked: Asked,
 }
 
 /// The ids of a cancelled call, by keyed hashes: a client may choose ids of many MiB, and a session outlives its calls.
 #[derive(Debug)]
-struct Cancelled {
+struct MutedCall {
     request_id: u64,
     progress_token: Option<u64>,
 }
@@ -77,7 +77,7 @@ impl Muted {
             if state.cancelled.len() == REMEMBERED {
                 state.cancelled.pop_front();
             }
-            let cancelled = Cancelled::new(&state.names, call);
+            let cancelled = MutedCall::new(&state.names, call);
             state.cancelled.push_back(cancelled);
             state.asked.give_up(call.request_id());
         });
@@ -90,7 +90,7 @@ impl Muted {
             return;
         }
         self.change(|state| {
-            let new = Cancelled::new(&state.names, call);
+            let new = MutedCall::new(&state.names, call);
             state.cancelled.retain(|cancelled| {
                 let token = new.progress_token;
                 cancelled.request_id != new.request_id
@@ -150,10 +150,10 @@ impl Muted {
         self.any.load(Ordering::Acquire)
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut MutedIds) -> T) -> T {
         let mut state = self.state();
         let changed = change(&mut state);
-        let State {
+        let MutedIds {
             cancelled, asked, ..
         } = &*state;
         let none = cancelled.is_empty() && asked.is_empty();
@@ -161,14 +161,14 @@ impl Muted {
         changed
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MutedIds> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl State ===
+// === impl MutedIds ===
 
-impl State {
+impl MutedIds {
     /// Whether a message is of a cancelled call.
     fn is_muted(&self, message: &ServerJsonRpcMessage) -> bool {
         match message {
@@ -218,9 +218,9 @@ impl State {
     }
 }
 
-// === impl Cancelled ===
+// === impl MutedCall ===
 
-impl Cancelled {
+impl MutedCall {
     fn new(names: &impl BuildHasher, call: &CallInfo) -> Self {
         let hash = |id: &RequestId| names.hash_one(id);
         Self {

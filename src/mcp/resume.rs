@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// A resume: which event it names in which session.
-pub(super) struct Resume<'a, M> {
+pub(super) struct ResumeRequest<'a, M> {
     pub(super) shared: &'a Arc<Shared<M>>,
     pub(super) session: &'a SessionId,
     pub(super) last_event_id: String,
@@ -43,9 +43,9 @@ type MyTurn = (Turn, Reading);
 /// How long a resume may take whose client has gone: 10 s. A manager whose client does not read may hold it back.
 const UNREAD_LIMIT: Duration = Duration::from_secs(10);
 
-// === impl Resume ===
+// === impl ResumeRequest ===
 
-impl<M: SessionManager> Resume<'_, M> {
+impl<M: SessionManager> ResumeRequest<'_, M> {
     pub(super) async fn stream(
         self,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + use<M>, M::Error> {

@@ -22,7 +22,7 @@ use rmcp::{
 };
 
 use super::{
-    resume::Resume,
+    resume::ResumeRequest,
     session::Session,
     shared::Shared,
     stream::{BoundCall, CallStream, standalone},
@@ -297,7 +297,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         id: &SessionId,
         last_event_id: String,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
-        let resume = Resume {
+        let resume = ResumeRequest {
             shared: &self.shared,
             session: id,
             last_event_id,

@@ -47,10 +47,10 @@ pin_project! {
 
 /// Why a message was not sent.
 #[derive(Debug)]
-pub struct TransportError<E>(Kind<E>);
+pub struct TransportError<E>(SendError<E>);
 
 #[derive(Debug)]
-enum Kind<E> {
+enum SendError<E> {
     Transport(E),
     Cancelled,
 }
@@ -82,7 +82,7 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
         match self.session.muted.fate(&item) {
             Fate::Sent => Either::Left(self.inner.send(item).map_err(TransportError::from_inner)),
             Fate::Dropped => Either::Right(ready(Ok(()))),
-            Fate::Refused => Either::Right(ready(Err(TransportError(Kind::Cancelled)))),
+            Fate::Refused => Either::Right(ready(Err(TransportError(SendError::Cancelled)))),
         }
     }
 
@@ -144,20 +144,20 @@ where
 
 impl<E> TransportError<E> {
     fn from_inner(error: E) -> Self {
-        Self(Kind::Transport(error))
+        Self(SendError::Transport(error))
     }
 
     /// Whether it was a request to the client, made for a call that is cancelled.
     pub fn is_cancelled(&self) -> bool {
-        matches!(self.0, Kind::Cancelled)
+        matches!(self.0, SendError::Cancelled)
     }
 }
 
 impl<E> fmt::Display for TransportError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Kind::Transport(_) => "the transport failed",
-            Kind::Cancelled => "the call is cancelled",
+            SendError::Transport(_) => "the transport failed",
+            SendError::Cancelled => "the call is cancelled",
         })
     }
 }
@@ -165,8 +165,8 @@ impl<E> fmt::Display for TransportError<E> {
 impl<E: std::error::Error + 'static> std::error::Error for TransportError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.0 {
-            Kind::Transport(error) => Some(error),
-            Kind::Cancelled => None,
+            SendError::Transport(error) => Some(error),
+            SendError::Cancelled => None,
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::call::RequestId;
     expect(dead_code, reason = "only a session manager sees answers")
 )]
 pub(crate) struct Answer {
-    pub(crate) content: Content,
+    pub(crate) content: AnswerContent,
     /// A hash of the id of its own event.
     pub(crate) event: Option<u64>,
     /// How long the server told its client to wait before it comes back.
@@ -26,7 +26,7 @@ pub(crate) struct Answer {
     not(feature = "rmcp"),
     expect(dead_code, reason = "only a session manager sees answers")
 )]
-pub(crate) enum Content {
+pub(crate) enum AnswerContent {
     /// A tool's text, which is UTF-8.
     Text(RequestId, Bytes),
     /// What it is only its session manager knows.

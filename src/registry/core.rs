@@ -40,8 +40,8 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use self::{
-    entry::{Look, Place, Times},
-    index::ById,
+    entry::{Due, Place, Times},
+    index::Entries,
     memory::Memory,
 };
 use super::totals::Totals;
@@ -65,7 +65,7 @@ pub(crate) use self::{
     book::Named,
     entry::{Entry, Expired, FIRST, Finished, Generation, Wait},
     give_back::GiveBack,
-    index::{Names, Slot, Slots},
+    index::{NameHash, Names, Slots},
     memory::Dropped,
     records::{End, Ended, Rank, Ranked},
     streams::Form,
@@ -103,8 +103,8 @@ pub(crate) struct Common {
 pub(crate) struct Core<T, A> {
     common: Arc<Common>,
     /// The session and the hash of its name. Calls without one have no names.
-    session: Option<(SessionKey, Slot)>,
-    calls: ById<Entry<T>>,
+    session: Option<(SessionKey, NameHash)>,
+    calls: Entries<Entry<T>>,
     /// Requests and streams of calls in flight, by name.
     index: Slots<CallId>,
     /// Two calls had the same event id, or might have: from then on all are looked through.
@@ -117,11 +117,11 @@ pub(crate) struct Core<T, A> {
 // === impl Core ===
 
 impl<T: Clone, A: Clone> Core<T, A> {
-    pub(crate) fn new(common: Arc<Common>, session: Option<(SessionKey, Slot)>) -> Self {
+    pub(crate) fn new(common: Arc<Common>, session: Option<(SessionKey, NameHash)>) -> Self {
         Self {
             common,
             session,
-            calls: ById::default(),
+            calls: Entries::default(),
             index: Slots::default(),
             has_rivals: false,
             memory: Memory::default(),
@@ -336,15 +336,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
                 let times = entry.times_mut();
                 times.due = None;
                 match times.look(now, at, starved) {
-                    Look::Over(Expired::Deadline) => {
+                    Due::Over(Expired::Deadline) => {
                         over.push((id, entry.call.clone(), Expired::Deadline));
                     }
-                    Look::Over(expired) => {
+                    Due::Over(expired) => {
                         over.push((id, entry.call.clone(), expired));
                         self.schedule(id);
                     }
-                    Look::PutOff => self.schedule(id),
-                    Look::Forget => {
+                    Due::PutOff => self.schedule(id),
+                    Due::Forget => {
                         let call = entry.call.clone();
                         let finished = self.finish(id, None);
                         over.extend(finished.map(|it| (id, call, Expired::Unseen(it))));

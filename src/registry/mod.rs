@@ -14,7 +14,7 @@ use std::{
 
 use tokio::{sync::Notify, time::Instant};
 
-use self::{managers::Managers, notes::Notes, streams::Streams, street::Street};
+use self::{managers::Managers, notes::Notes, streams::OpenStreams, street::Street};
 use crate::{
     call::{CallId, Key, Scope, SessionKey},
     limits::{Limit, Limits},
@@ -46,7 +46,7 @@ pub(crate) use self::{
 };
 #[cfg(feature = "rmcp")]
 pub(crate) use self::{
-    answer::Content,
+    answer::AnswerContent,
     core::{NOBODYS, numbers},
     managers::Manager,
 };
@@ -60,7 +60,7 @@ pub(crate) struct Registry<T> {
     /// Held by who makes room in the memory.
     makes_room: Mutex<()>,
     /// The streams that no call keeps.
-    streams: Mutex<Streams>,
+    streams: Mutex<OpenStreams>,
     /// Nothing is to go on: the server is through.
     closed: AtomicBool,
     /// How many calls were cancelled by drains.
@@ -262,7 +262,7 @@ impl<T: Tracked> Registry<T> {
         self.closed.load(Ordering::Acquire)
     }
 
-    fn streams(&self) -> MutexGuard<'_, Streams> {
+    fn streams(&self) -> MutexGuard<'_, OpenStreams> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

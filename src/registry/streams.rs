@@ -20,15 +20,15 @@ pub(crate) trait Outlet: Send + Sync {
 }
 
 #[derive(Default)]
-pub(super) struct Streams {
+pub(super) struct OpenStreams {
     open: Vec<Weak<dyn Outlet>>,
     /// How many were left when those that ended were taken out last.
     left: usize,
 }
 
-// === impl Streams ===
+// === impl OpenStreams ===
 
-impl Streams {
+impl OpenStreams {
     pub(super) fn add(&mut self, stream: Weak<dyn Outlet>) {
         if self.open.len() >= FEW.max(2 * self.left) {
             self.open.retain(|stream| stream.strong_count() > 0);

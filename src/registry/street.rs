@@ -11,7 +11,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::{
     answer::Answer,
-    core::{self, Common, Expired, GiveBack, Slot, Slots},
+    core::{self, Common, Expired, GiveBack, NameHash, Slots},
     tracked::Tracked,
 };
 #[cfg(feature = "rmcp")]
@@ -46,13 +46,13 @@ type Shard<T> = Slots<Arc<Home<T>>>;
 pub(crate) struct Home<T> {
     street: Weak<Street<T>>,
     /// `None` if its calls have no session.
-    session: Option<(SessionKey, Slot)>,
-    state: Mutex<State<T>>,
+    session: Option<(SessionKey, NameHash)>,
+    state: Mutex<Inside<T>>,
     /// Has the timer look at it, once anything of it came to have a time.
     ticket: OnceLock<Ticket>,
 }
 
-struct State<T> {
+struct Inside<T> {
     core: Core<T>,
     /// When the timer looks at it, if it does.
     awake_at: Option<Instant>,
@@ -216,7 +216,7 @@ impl<T: Tracked> Street<T> {
         self.shard(slot).unwrap().insert(slot, home);
     }
 
-    fn shard(&self, slot: Slot) -> Option<MutexGuard<'_, Shard<T>>> {
+    fn shard(&self, slot: NameHash) -> Option<MutexGuard<'_, Shard<T>>> {
         self.shards.get(slot.part(SHARDS)).map(lock)
     }
 }
@@ -231,12 +231,12 @@ impl<T: Tracked> Home<T> {
     fn new(
         street: Weak<Street<T>>,
         common: Arc<Common>,
-        session: Option<(SessionKey, Slot)>,
+        session: Option<(SessionKey, NameHash)>,
     ) -> Self {
         Self {
             street,
             session: session.clone(),
-            state: Mutex::new(State {
+            state: Mutex::new(Inside {
                 core: Core::new(common, session),
                 awake_at: None,
                 is_gone: false,
@@ -274,7 +274,7 @@ impl<T: Tracked> Home<T> {
 
     fn run<R>(
         self: &Arc<Self>,
-        mut state: MutexGuard<'_, State<T>>,
+        mut state: MutexGuard<'_, Inside<T>>,
         operation: impl FnOnce(&mut Core<T>) -> R,
     ) -> R {
         let (result, after) = state.run(operation);
@@ -328,7 +328,7 @@ impl<T: Tracked> Home<T> {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, Inside<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -368,9 +368,9 @@ impl<T: Tracked> Timed for Home<T> {
     }
 }
 
-// === impl State ===
+// === impl Inside ===
 
-impl<T: Tracked> State<T> {
+impl<T: Tracked> Inside<T> {
     fn run<R>(&mut self, operation: impl FnOnce(&mut Core<T>) -> R) -> (R, After) {
         let before = self.core.len();
         let result = operation(&mut self.core);

@@ -37,11 +37,14 @@ fn only_a_small_text_alone_is_put_on_the_shelf() {
     let plain = json!({ "content": [{ "type": "text", "text": "a" }], "isError": false });
     assert!(matches!(
         keep_one(&answer(plain)).content,
-        Content::Text(..)
+        AnswerContent::Text(..)
     ));
     for result in results() {
         let kept = keep_one(&answer(result.clone()));
-        assert!(matches!(kept.content, Content::Message(_)), "{result}");
+        assert!(
+            matches!(kept.content, AnswerContent::Message(_)),
+            "{result}"
+        );
     }
 }
 

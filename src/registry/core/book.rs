@@ -6,7 +6,7 @@ use super::{
     Core,
     entry::Entry,
     give_back::GiveBack,
-    index::{self, EventId, Slot, StreamId},
+    index::{self, EventId, NameHash, StreamId},
     records::End,
     streams::{Form, Streams},
 };
@@ -69,7 +69,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     fn name_of_any(
         &mut self,
         id: CallId,
-        session: Slot,
+        session: NameHash,
         event_id: &[u8],
         numbers: Option<(u64, u64)>,
     ) -> Option<StreamId> {
@@ -113,13 +113,13 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    fn unname(&mut self, session: Slot, stream: StreamId, id: CallId) {
+    fn unname(&mut self, session: NameHash, stream: StreamId, id: CallId) {
         let slot = self.common.names.stream(session, stream);
         self.free(slot, id);
     }
 
     /// Frees a name if it is a call's own, and says whether it was. `None` if it is nobody's.
-    fn free(&mut self, slot: Slot, id: CallId) -> Option<bool> {
+    fn free(&mut self, slot: NameHash, id: CallId) -> Option<bool> {
         let hash_map::Entry::Occupied(owner) = self.index.entry(slot) else {
             return None;
         };
@@ -178,20 +178,20 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// The call in flight that an event was seen on, if no two have the same.
-    fn on(&self, session: Slot, event: EventId) -> Option<(CallId, T)> {
+    fn on(&self, session: NameHash, event: EventId) -> Option<(CallId, T)> {
         let mut owners = event.streams().filter_map(|name| self.owner(session, name));
         let (id, entry) = owners.find(|(_, entry)| entry.streams.have(event))?;
         Some((id, entry.call.clone()))
     }
 
     /// The call that a stream is entered for.
-    fn owner(&self, session: Slot, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
+    fn owner(&self, session: NameHash, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
         let id = *self.index.get(&self.common.names.stream(session, stream))?;
         Some((id, self.calls.get(&id)?))
     }
 
     /// The slot of a JSON-RPC id.
-    pub(super) fn request(&self, request: &RequestId) -> Option<Slot> {
+    pub(super) fn request(&self, request: &RequestId) -> Option<NameHash> {
         let (_, session) = self.session.as_ref()?;
         Some(self.common.names.request(*session, request))
     }

@@ -31,12 +31,12 @@ pub(super) struct EventId {
 
 /// The hash of a name. Already keyed, so the maps below take it as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Slot(u64);
+pub(crate) struct NameHash(u64);
 
-pub(crate) type Slots<V> = HashMap<Slot, V, BuildHasherDefault<AsIs>>;
-pub(super) type ById<V> = HashMap<CallId, V, BuildHasherDefault<AsIs>>;
+pub(crate) type Slots<V> = HashMap<NameHash, V, BuildHasherDefault<AsIs>>;
+pub(super) type Entries<V> = HashMap<CallId, V, BuildHasherDefault<AsIs>>;
 
-/// A hasher for keys that are spread already ([`Slot`]), or that count up ([`CallId`]).
+/// A hasher for keys that are spread already ([`NameHash`]), or that count up ([`CallId`]).
 #[derive(Debug, Default)]
 pub(crate) struct AsIs(u64);
 
@@ -53,9 +53,9 @@ pub(crate) struct Names {
     opaque_streams: u64,
 }
 
-// === impl Slot ===
+// === impl NameHash ===
 
-impl Slot {
+impl NameHash {
     /// Which of so many parts it is in.
     pub(crate) fn part(self, parts: usize) -> usize {
         (self.0 >> 32) as usize % parts
@@ -95,18 +95,18 @@ impl Default for Names {
 }
 
 impl Names {
-    pub(crate) fn session(&self, session: &SessionKey) -> Slot {
+    pub(crate) fn session(&self, session: &SessionKey) -> NameHash {
         match session.scope {
             #[cfg(feature = "rmcp")]
             Scope::Manager(number) => self.own_session(number, session.id.as_bytes()),
-            Scope::Path(_) => Slot(self.keyed.hash_one(session)),
+            Scope::Path(_) => NameHash(self.keyed.hash_one(session)),
         }
     }
 
     /// Calls of such a session are many, and its id is the server's own: no client chooses one that calls are entered
     /// under. So less of a hash will do, with the same secrets.
     #[cfg(feature = "rmcp")]
-    fn own_session(&self, manager: u64, id: &[u8]) -> Slot {
+    fn own_session(&self, manager: u64, id: &[u8]) -> NameHash {
         let [one, other] = self.own_sessions;
         let (words, rest) = id.as_chunks();
         let words = words.iter().map(|word| u64::from_le_bytes(*word));
@@ -114,17 +114,17 @@ impl Names {
             .iter()
             .fold(id.len() as u64, |word, byte| word << 8 | u64::from(*byte));
         let hash = words.fold(manager, |hash, word| fold(hash ^ word, one));
-        Slot(fold(hash ^ last, other))
+        NameHash(fold(hash ^ last, other))
     }
 
-    pub(super) fn request(&self, session: Slot, request: &RequestId) -> Slot {
+    pub(super) fn request(&self, session: NameHash, request: &RequestId) -> NameHash {
         match request {
             RequestId::Number(number) => session.mix(number.cast_unsigned(), self.number_ids),
             RequestId::String(text) => session.mix(self.keyed.hash_one(text), self.string_ids),
         }
     }
 
-    pub(super) fn stream(&self, session: Slot, stream: StreamId) -> Slot {
+    pub(super) fn stream(&self, session: NameHash, stream: StreamId) -> NameHash {
         match stream {
             StreamId::Numbered(number) => session.mix(number, self.numbered_streams),
             StreamId::Opaque(hash) => session.mix(hash, self.opaque_streams),

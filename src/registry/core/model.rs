@@ -674,7 +674,7 @@ fn ended(remember: &Remember) -> Ended<Answer> {
 }
 
 /// The session of which the core is.
-pub(super) fn session(common: &Common) -> (SessionKey, Slot) {
+pub(super) fn session(common: &Common) -> (SessionKey, NameHash) {
     let key = SessionKey {
         scope: Scope::Path("/mcp".into()),
         id: "s".into(),

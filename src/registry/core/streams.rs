@@ -27,7 +27,7 @@ pub(crate) enum Form {
 pub(super) struct Streams {
     /// Nearly always all there is. It needs no allocation.
     first: Option<First>,
-    more: Option<Box<More>>,
+    more: Option<Box<MoreIds>>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +43,7 @@ enum First {
 
 /// What few calls have.
 #[derive(Debug, Default)]
-struct More {
+struct MoreIds {
     /// The names after the first.
     first: Vec<StreamId>,
     latest: VecDeque<StreamId>,
