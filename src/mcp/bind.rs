@@ -7,7 +7,7 @@ use rmcp::{
     transport::streamable_http_server::{SessionManager, session::SessionId},
 };
 
-use super::{shared::Shared, stream::BoundCall};
+use super::{shared::SharedManager, stream::BoundCall};
 use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},
     exchange::Attachment,
@@ -16,9 +16,9 @@ use crate::{
     token::CallToken,
 };
 
-// === impl Shared ===
+// === impl SharedManager ===
 
-impl<M: SessionManager> Shared<M> {
+impl<M: SessionManager> SharedManager<M> {
     /// Binds the call in `message` to the exchange it came with.
     pub(super) fn bind(
         self: &Arc<Self>,

@@ -11,7 +11,7 @@ use rmcp::transport::streamable_http_server::{
 use super::{
     kept::{self, Completed},
     session::InUse,
-    shared::{Shared, is_rmcps},
+    shared::{SharedManager, is_rmcps},
     spawn_on_drop::SpawnOnDrop,
     stream::{BoundCall, CallStream, read_on, without_muted},
     turns::Turn,
@@ -25,7 +25,7 @@ use crate::{
 
 /// A resume: which event it names in which session.
 pub(super) struct ResumeRequest<'a, M> {
-    pub(super) shared: &'a Arc<Shared<M>>,
+    pub(super) shared: &'a Arc<SharedManager<M>>,
     pub(super) session: &'a SessionId,
     pub(super) last_event_id: String,
     pub(super) used: Option<InUse>,
@@ -178,7 +178,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
 /// Asks the manager for a stream.
 async fn ask<M: SessionManager>(
-    shared: Arc<Shared<M>>,
+    shared: Arc<SharedManager<M>>,
     session: SessionId,
     last_event_id: String,
     turn: Option<MyTurn>,

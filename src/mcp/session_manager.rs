@@ -24,7 +24,7 @@ use rmcp::{
 use super::{
     resume::ResumeRequest,
     session::Session,
-    shared::Shared,
+    shared::SharedManager,
     stream::{BoundCall, CallStream, standalone},
     transport::CancellableTransport,
 };
@@ -58,7 +58,7 @@ use crate::{call::RequestId, exchange::INJECTION_LIMIT, token::CallToken};
 /// # drop(app);
 /// ```
 pub struct CancellableSessionManager<M> {
-    shared: Arc<Shared<M>>,
+    shared: Arc<SharedManager<M>>,
     idle_timeout: Option<Duration>,
 }
 
@@ -99,7 +99,7 @@ impl<M> CancellableSessionManager<M> {
     /// rmcp's own timer, `SessionConfig::keep_alive`, still closes them under silent calls.
     pub fn new(manager: M) -> Self {
         Self {
-            shared: Arc::new(Shared::new(manager)),
+            shared: Arc::new(SharedManager::new(manager)),
             idle_timeout: None,
         }
     }

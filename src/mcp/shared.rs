@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// A session manager's own state, which its calls share: they need it to be cancelled.
-pub(super) struct Shared<M> {
+pub(super) struct SharedManager<M> {
     pub(super) manager: M,
     scope: u64,
     pub(super) sessions: Sessions,
@@ -62,9 +62,9 @@ pub(super) struct Shared<M> {
     pub(super) early_ends: Arc<AtomicBool>,
 }
 
-// === impl Shared ===
+// === impl SharedManager ===
 
-impl<M> Shared<M> {
+impl<M> SharedManager<M> {
     pub(super) fn new(manager: M) -> Self {
         static NEXT_SCOPE: AtomicU64 = AtomicU64::new(0);
         Self {
@@ -163,7 +163,7 @@ impl<M> Shared<M> {
     }
 }
 
-impl<M: SessionManager> Shared<M> {
+impl<M: SessionManager> SharedManager<M> {
     /// Whether calls that come through a layer can be bound: those of the first layer that was met can.
     pub(super) fn belongs_to(self: &Arc<Self>, registry: &Arc<Registry>) -> bool {
         let own = self.registry.get_or_init(|| {
@@ -248,7 +248,7 @@ impl<M: SessionManager> Shared<M> {
     }
 }
 
-impl<M: SessionManager> Owner for Shared<M> {
+impl<M: SessionManager> Owner for SharedManager<M> {
     fn has_calls(&self, session: &SessionId) -> bool {
         let registry = self.registry.get();
         registry.is_some_and(|registry| !registry.detached_in(&self.key_of(session)).is_empty())
@@ -269,7 +269,7 @@ impl<M: SessionManager> Owner for Shared<M> {
     }
 }
 
-impl<M: SessionManager> Manager for Shared<M> {
+impl<M: SessionManager> Manager for SharedManager<M> {
     fn scope(&self) -> Scope {
         Scope::Manager(self.scope)
     }
@@ -283,7 +283,7 @@ impl<M: SessionManager> Manager for Shared<M> {
     }
 }
 
-impl<M: SessionManager> Canceller for Shared<M> {
+impl<M: SessionManager> Canceller for SharedManager<M> {
     fn scope(&self) -> Scope {
         Scope::Manager(self.scope)
     }

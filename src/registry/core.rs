@@ -40,7 +40,7 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use self::{
-    entry::{Due, Place, Times},
+    entry::{Judged, Place, Times},
     index::Entries,
     memory::Memory,
 };
@@ -336,15 +336,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
                 let times = entry.times_mut();
                 times.due = None;
                 match times.look(now, at, starved) {
-                    Due::Over(Expired::Deadline) => {
+                    Judged::Over(Expired::Deadline) => {
                         over.push((id, entry.call.clone(), Expired::Deadline));
                     }
-                    Due::Over(expired) => {
+                    Judged::Over(expired) => {
                         over.push((id, entry.call.clone(), expired));
                         self.schedule(id);
                     }
-                    Due::PutOff => self.schedule(id),
-                    Due::Forget => {
+                    Judged::PutOff => self.schedule(id),
+                    Judged::Forget => {
                         let call = entry.call.clone();
                         let finished = self.finish(id, None);
                         over.extend(finished.map(|it| (id, call, Expired::Unseen(it))));

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that the modules of `src` import only downwards, and in no circle.
+"""Checks that the modules of `src` import only downwards and in no circle, that none is long, and that no two types have
+one name.
 
     tests/layers/check.py          fails, and names every arrow that is wrong
     tests/layers/check.py --list   prints every arrow
@@ -7,7 +8,8 @@
 An arrow goes from the module that says `use` (or writes a path in its code) to the module that defines the name: what a
 module re-exports from its children is followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The
 layers are those of ARCHITECTURE.md, in the block that begins with the line `lib`; each line names the modules of a layer,
-and a module may import from lines below its own only. Modules of one line do not import one another.
+and a module may import from lines below its own only. Modules of one line do not import one another. An alias may have the
+name of the type that it stands for.
 """
 
 import re
@@ -17,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 LEFT_OUT = {"tests", "model", "fuzzing", "manual"}
+MOST_LINES = 450
 
 
 def main():
@@ -34,6 +37,8 @@ def main():
         return 0
     wrong = [f"circle: {circle}" for circle in circles(arrows)]
     wrong += upwards(arrows, layers())
+    wrong += long(modules)
+    wrong += names(modules)
     for line in wrong:
         print(line)
     return 1 if wrong else 0
@@ -54,7 +59,12 @@ class Source:
     """What one file imports, re-exports and defines."""
 
     def __init__(self, path):
-        code = without_tests(strip(path.read_text()))
+        text = path.read_text()
+        code = without_tests(strip(text))
+        self.lines = without_tests(text).count("\n")
+        self.types = set(re.findall(r"^(?:pub(?:\([^)]*\))? )?(?:struct|enum|trait|union) (\w+)", code, re.M))
+        aliases = re.findall(r"^(?:pub(?:\([^)]*\))? )?type (\w+)(?:<[^=]*>)? =([^;]*);", code, re.M)
+        self.types |= {name for name, of in aliases if not re.search(rf"\b{name}\b", of)}
         self.exports = {}
         self.paths = []
         for visible, tree in re.findall(r"\b(pub(?:\([^)]*\))?\s+)?use\s+([^;]+);", code):
@@ -147,6 +157,22 @@ def resolve(modules, here, path, depth=0):
         found = resolve(modules, at, modules[at].exports[rest[0]], depth + 1)
         return found if found is not None else at
     return at
+
+
+def long(modules):
+    for module, source in sorted(modules.items()):
+        if source.lines > MOST_LINES:
+            yield f"long: {text(module)} has {source.lines} lines without its tests, {MOST_LINES} at most"
+
+
+def names(modules):
+    places = {}
+    for module, source in sorted(modules.items()):
+        for name in source.types:
+            places.setdefault(name, []).append(text(module))
+    for name, found in sorted(places.items()):
+        if len(found) > 1:
+            yield f"name: {name} is a type of {' and of '.join(found)}"
 
 
 def circles(arrows):

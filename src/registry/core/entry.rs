@@ -126,7 +126,7 @@ pub(crate) enum Expired {
 }
 
 /// What a look at a call whose time has come decides.
-pub(super) enum Due {
+pub(super) enum Judged {
     Over(Expired),
     PutOff,
     Forget,
@@ -362,18 +362,18 @@ impl Times {
     }
 
     /// Looks at a call at `now` that was to be looked at at `at`. `starved`: it is known that a runtime stands still.
-    pub(super) fn look(&mut self, now: Instant, at: Instant, starved: bool) -> Due {
+    pub(super) fn look(&mut self, now: Instant, at: Instant, starved: bool) -> Judged {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
-            return Due::Over(Expired::Deadline);
+            return Judged::Over(Expired::Deadline);
         }
         match self.clock.map(|clock| clock.wait) {
-            Some(Wait::Until { .. }) if self.put_off_if_late(now, at, starved) => Due::PutOff,
+            Some(Wait::Until { .. }) if self.put_off_if_late(now, at, starved) => Judged::PutOff,
             Some(Wait::Until { .. }) => {
                 self.give_out();
-                Due::Over(Expired::Grace)
+                Judged::Over(Expired::Grace)
             }
-            Some(Wait::Unseen(_) | Wait::ForItsEnd) => Due::Forget,
-            None => Due::PutOff,
+            Some(Wait::Unseen(_) | Wait::ForItsEnd) => Judged::Forget,
+            None => Judged::PutOff,
         }
     }
 
