@@ -76,9 +76,7 @@ impl Exchange {
         }
         self.accepted_unread();
         let (key, meant) = match (&self.kind, &self.state().request) {
-            (RequestKind::Post, RequestBody::Settled(Settled::Cancel(key, id))) => {
-                (key.clone(), *id)
-            }
+            (RequestKind::Post, RequestBody::Settled(Settled::Cancel(meant))) => (**meant).clone(),
             _ => return,
         };
         // Meanwhile that call may have ended, and another may have its id.

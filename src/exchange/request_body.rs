@@ -22,8 +22,8 @@ pub(super) enum Settled {
     Plain,
     /// JSON-RPC, or an array, which may be; but no call.
     Other,
-    /// The client's own cancel of a call that was in flight then.
-    Cancel(Key, CallId),
+    /// The client's own cancel of a call that was in flight then. In a box: few bodies are one.
+    Cancel(Box<(Key, CallId)>),
 }
 
 // === impl RequestBody ===

@@ -101,7 +101,7 @@ impl Exchange {
             Message::Response => None,
             Message::Notification(notification) => {
                 let meant = notification.cancels.and_then(|request| self.meant(request));
-                let settled = meant.map(|(key, id)| Settled::Cancel(key, id));
+                let settled = meant.map(|meant| Settled::Cancel(Box::new(meant)));
                 self.settled(settled.unwrap_or(Settled::Other));
                 return;
             }
