@@ -16,7 +16,7 @@ use tokio::{
 use crate::serialize::{seconds, seconds_if_any};
 use crate::{
     call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
-    exchange::{Exchange, Registry},
+    exchange::{Core, Exchange, Registry},
     registry::Entry,
 };
 
@@ -116,13 +116,11 @@ impl Calls {
     /// The call of a session with this JSON-RPC id. `None` if there is none, or more than one because
     /// two servers behind the layer gave out the same session id.
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
-        let homes = self.registry.homes_of(session);
-        let mut found = homes.filter_map(|home| {
-            let found = home.with(|core| core.find_any(request));
-            found.map(|(id, _)| id)
-        });
-        match (found.next(), found.next()) {
-            (Some(id), None) => Some(id),
+        let found = self
+            .registry
+            .visit(session, |core| core.find_in_all(request));
+        match found.as_deref() {
+            Some([(id, _)]) => Some(*id),
             _ => None,
         }
     }
@@ -137,11 +135,12 @@ impl Calls {
 
     /// Cancels all calls of a session, and tells how many they were.
     pub fn cancel_session(&self, session: &str, reason: CancelReason) -> usize {
-        let calls = self.registry.look_at_calls(|id, entry| {
-            let call = entry.call.call(id);
-            let is_its = call.is_some_and(|call| call.session() == Some(session));
-            is_its.then(|| (id, entry.call.clone()))
-        });
+        let all = |core: &mut Core| {
+            core.calls()
+                .map(|(id, entry)| (id, entry.call.clone()))
+                .collect()
+        };
+        let calls: Vec<_> = self.registry.visit(session, all).unwrap_or_default();
         calls
             .into_iter()
             .filter(|(id, exchange)| exchange.end_here(*id, reason))
@@ -152,17 +151,13 @@ impl Calls {
     /// event store: the call runs on, however long its client stays away from here. `false` if no call in flight
     /// goes by that event id.
     pub fn keep(&self, session: &str, last_event_id: &str) -> bool {
-        let mut any = false;
-        for home in self.registry.homes_of(session) {
-            any |= home.with(|core| {
-                let calls = core.named(last_event_id.as_bytes()).in_flight();
-                calls
-                    .iter()
-                    .for_each(|(id, _)| core.spare(*id, Instant::now()));
-                !calls.is_empty()
-            });
-        }
-        any
+        let kept = self.registry.visit(session, |core| {
+            let now = Instant::now();
+            let calls = core.that_may_have(last_event_id.as_bytes());
+            calls.iter().for_each(|(id, _)| core.spare(*id, now));
+            !calls.is_empty()
+        });
+        kept.unwrap_or(false)
     }
 
     /// Brings everything to an end: waits until all calls have ended, `limit` at most, and cancels the

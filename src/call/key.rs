@@ -150,15 +150,6 @@ impl fmt::Display for ParseCallIdError {
 
 impl std::error::Error for ParseCallIdError {}
 
-// === impl SessionKey ===
-
-impl SessionKey {
-    /// How long the texts in it are, which a client may have chosen.
-    pub(crate) fn text_len(&self) -> usize {
-        self.scope.path().map_or(0, str::len) + self.id.len()
-    }
-}
-
 // === impl Scope ===
 
 impl Scope {

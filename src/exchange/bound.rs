@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     identity::SessionHeader,
+    lodging::Lodging,
     request_body::{RequestBody, Settled},
     state::{Attachment, Copied, Core, Exchange, Handover, Locked, Passage, Phase},
 };
@@ -16,7 +17,7 @@ use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},
     cancel::Canceller,
     limits::Limit,
-    registry::FIRST,
+    registry::{FIRST, report},
     timer::in_time,
 };
 
@@ -118,12 +119,12 @@ impl Exchange {
             drop(state);
             return self.rebind(call, key, canceller);
         }
-        let (left, started) = self.enter(call, Some(key), true);
+        let entered = self.enter(call, Some(key), true);
         let replay = state.bind_to(canceller);
         drop(state);
         // It owns a copy of the request's head, and whatever that owns.
         drop(replay);
-        self.entered(left, started);
+        self.entered(entered);
         Some(id)
     }
 
@@ -174,21 +175,26 @@ impl Exchange {
         key: Key,
         canceller: Arc<dyn Canceller>,
     ) -> Option<CallId> {
-        let call = self.info()?;
+        let Lodging { info: call, home } = self.call.get()?;
         if *call.request_id() != key.request || call.session_id() != Some(&key.session.id) {
             return None;
         }
         call.learn(typed);
-        let replay = self.state().bind_to(canceller);
+        let Key { session, request } = key;
+        let mut state = self.state();
+        // What cancels it from now on finds the name under which its server knows it.
+        let (left, later) = home.begin(|core| core.rename(call.id(), &session.scope, request));
+        let replay = state.bind_to(canceller);
+        drop(state);
+        later.done();
         drop(replay);
+        report(left);
+        self.tell_decided();
         if !self.is_in_flight(call.id())
             && let Some(reason) = self.reason()
             && let Handover::Opening(due) = &mut self.state().handover
         {
             due.get_or_insert((reason, None));
-        }
-        if let Some(lodging) = self.call.get() {
-            lodging.go(&self.instance.registry, key);
         }
         Some(call.id())
     }

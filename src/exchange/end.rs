@@ -221,12 +221,10 @@ impl Exchange {
     fn stop(&self, id: CallId, reason: CancelReason, finished: Finished) -> Outcome {
         let is_told = self.is_told(id, finished);
         self.tell_decided();
-        if !self.has_another(id) {
-            let older_stay = self.note_call_over();
-            self.fire(reason);
-            if older_stay {
-                self.hand_over();
-            }
+        let older_stay = self.note_call_over();
+        self.fire(reason);
+        if older_stay {
+            self.hand_over();
         }
         match is_told {
             true => Outcome::Cancelled(reason),
@@ -326,19 +324,11 @@ impl Exchange {
     /// Goes through with the end of a call that was not cancelled.
     fn ended_as(&self, id: CallId, outcome: Outcome, finished: Finished) {
         self.tell_decided();
-        if !self.has_another(id) {
-            if self.note_call_over() {
-                self.hand_over();
-            }
-            self.signal.forget();
+        if self.note_call_over() {
+            self.hand_over();
         }
+        self.signal.forget();
         self.report_end(id, outcome, finished);
-    }
-
-    /// Whether its call is another than the one that has ended: that was read from the body, and a session manager
-    /// bound the call meanwhile.
-    pub(super) fn has_another(&self, id: CallId) -> bool {
-        self.info().is_some_and(|call| call.id() != id)
     }
 
     /// Waits until a call is accepted, or not in flight any more.
@@ -378,7 +368,7 @@ impl Exchange {
                 detachment: finished.detachment,
             });
         }
-        self.release_span(id);
+        self.release_span();
         if finished.is_too_much {
             self.report_dropped();
         }

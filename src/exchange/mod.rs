@@ -73,5 +73,5 @@ pub(crate) use self::{
 pub(crate) use self::{
     guard::Guard,
     progress::{BodyPlan, Head},
-    state::{Exchange, Instance, Registry},
+    state::{Core, Exchange, Instance, Registry},
 };

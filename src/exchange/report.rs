@@ -7,7 +7,7 @@
 use tracing::{Span, level_filters::LevelFilter};
 
 use super::state::Exchange;
-use crate::{call::CallId, observe::Event};
+use crate::observe::Event;
 
 // === impl Exchange ===
 
@@ -23,9 +23,9 @@ impl Exchange {
         }
     }
 
-    /// A call has ended. Lets go of the span, unless its call is another.
-    pub(super) fn release_span(&self, id: CallId) {
-        if is_subscribed() && !self.has_another(id) {
+    /// Its call has ended.
+    pub(super) fn release_span(&self) {
+        if is_subscribed() {
             // A subscriber may do anything when a span closes: no lock is held then.
             let span = self.state().span.take();
             drop(span);

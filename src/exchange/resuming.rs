@@ -72,9 +72,9 @@ impl Resume<Exchange> {
             return None;
         };
         let event_id = event_id.as_bytes();
-        let holds = instance.registry.visit(&session, |core| {
+        let holds = instance.registry.visit(&session.id, |core| {
             let now = Instant::now();
-            let mut calls = core.named(event_id).in_flight();
+            let mut calls = core.named(&session.scope, event_id).in_flight();
             calls.retain(|(id, _)| core.hold(*id, now));
             calls
         });

@@ -16,8 +16,16 @@ use crate::{
     envelope::{self, Frames, Message, Request, Unknown},
     limits::Limit,
     observe::{Event, Remark},
-    registry::{Started, report},
+    registry::{Later, Started, report},
 };
+
+/// A call that has just been entered in its session.
+#[must_use]
+pub(super) struct Entered {
+    left: Option<Left>,
+    later: Later<Exchange>,
+    started: Started,
+}
 
 // === impl Exchange ===
 
@@ -130,32 +138,48 @@ impl Exchange {
             return;
         }
         state.request = RequestBody::Settled(Settled::Plain);
-        let (left, started) = self.enter(call, key, false);
+        let entered = self.enter(call, key, false);
         drop(state);
-        self.entered(left, started);
+        self.entered(entered);
     }
 
-    /// Has a call live in its session. Under the lock of the state, so that it is entered once.
+    /// Has a call live in its session. Under the lock of the state, so that it is entered once. A home may be locked under
+    /// that lock, and nothing under a home.
     pub(super) fn enter(
         self: &Arc<Self>,
         call: CallInfo,
         key: Option<Key>,
         is_accepted: bool,
-    ) -> (Option<Left>, Started) {
+    ) -> Entered {
         let (id, deadline) = (call.id(), call.deadline());
-        let (session, request) = key.map(|key| (key.session, key.request)).unzip();
+        let session_id = call.session_id().cloned();
+        let name = key.map(|key| (key.session.scope, key.request));
         let registry = &self.instance.registry;
-        registry.start(id, session.as_ref(), |home, core| {
-            core.start(id, request, self.clone(), deadline);
+        let (left, later, started) = registry.start(id, session_id.as_ref(), |home, core| {
+            core.start(id, name, self.clone(), deadline);
             // Who finds it at home finds it here, and the other way round: the home is locked. `get_or_init` is compiled
             // for size: it would move it once more, byte by byte.
-            let _first = self.call.set(Lodging::new(call, home.clone()));
+            let _first = self.call.set(Lodging {
+                info: call,
+                home: home.clone(),
+            });
             is_accepted.then(|| core.claim(id)).flatten()
-        })
+        });
+        Entered {
+            left,
+            later,
+            started,
+        }
     }
 
-    /// Reports that its call has started, and who left for it.
-    pub(super) fn entered(self: &Arc<Self>, left: Option<Left>, started: Started) {
+    /// Reports that its call has started, and who left for it. Nothing is locked any more.
+    pub(super) fn entered(self: &Arc<Self>, entered: Entered) {
+        let Entered {
+            left,
+            later,
+            started,
+        } = entered;
+        later.done();
         report(left);
         let Some(call) = self.info() else {
             return;

@@ -226,7 +226,6 @@ impl Exchange {
         &self.instance.registry
     }
 
-    /// Its call, if that has this id. What was read from a body that a session manager bound meanwhile has another.
     /// Its call, if it is known to carry one.
     pub(super) fn info(&self) -> Option<&CallInfo> {
         Some(&self.call.get()?.info)
@@ -234,7 +233,7 @@ impl Exchange {
 
     /// Runs one operation on the core in which its call lives. `None` if it carries none.
     pub(crate) fn at_home<R>(&self, operation: impl FnOnce(&mut Core) -> R) -> Option<R> {
-        Some(self.call.get()?.with(operation))
+        Some(self.call.get()?.home.with(operation))
     }
 
     pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
@@ -259,6 +258,7 @@ impl Exchange {
         self.at_home(|core| core.lose_sight(id, Instant::now()));
     }
 
+    /// Its call, if that has this id.
     pub(crate) fn call(&self, id: CallId) -> Option<&CallInfo> {
         self.info().filter(|call| call.id() == id)
     }

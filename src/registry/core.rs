@@ -1,8 +1,9 @@
-//! The calls of one session, in flight and remembered, without clock, lock or task.
+//! The calls of one session id, in flight and remembered, without clock, lock or task.
 //!
 //! `now` is always passed in, and nothing here calls out: the caller acts on what is returned. `T` is
 //! whatever the caller wants back for a call, `A` an answer that is kept for a client to come back for. What sessions
-//! have together is counted in [`Totals`]. Calls without a session live in cores too, of which nobody knows a name.
+//! have together is counted in [`Totals`]. An id means one session in each scope that gave it out, nearly always one in all. Calls
+//! without a session live in cores too, where they have no names.
 //!
 //! # Invariants
 //!
@@ -46,7 +47,7 @@ use self::{
 };
 use super::totals::Totals;
 use crate::{
-    call::{CallId, Detachment, RequestId, SessionKey},
+    call::{CallId, Detachment, RequestId, Scope},
     limits::Limit,
 };
 
@@ -102,14 +103,16 @@ pub(crate) struct Common {
 #[derive(Debug)]
 pub(crate) struct Core<T, A> {
     common: Arc<Common>,
-    /// The session and the hash of its name. Calls without one have no names.
-    session: Option<(SessionKey, NameHash)>,
+    /// The session id and its hash. Calls without one have no names.
+    session_id: Option<(Arc<str>, NameHash)>,
     calls: Entries<Entry<T>>,
     /// Requests and streams of calls in flight, by name.
     index: Slots<CallId>,
     /// Two calls had the same event id, or might have: from then on all are looked through.
     has_rivals: bool,
     memory: Memory<A>,
+    /// Since somebody last asked.
+    has_finished: bool,
     due: BTreeSet<(Instant, CallId)>,
     detached: usize,
 }
@@ -117,19 +120,21 @@ pub(crate) struct Core<T, A> {
 // === impl Core ===
 
 impl<T: Clone, A: Clone> Core<T, A> {
-    pub(crate) fn new(common: Arc<Common>, session: Option<(SessionKey, NameHash)>) -> Self {
+    pub(crate) fn new(common: Arc<Common>, session_id: Option<(Arc<str>, NameHash)>) -> Self {
         Self {
             common,
-            session,
+            session_id,
             calls: Entries::default(),
             index: Slots::default(),
             has_rivals: false,
             memory: Memory::default(),
+            has_finished: false,
             due: BTreeSet::new(),
             detached: 0,
         }
     }
 
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn len(&self) -> usize {
         self.calls.len()
     }
@@ -139,9 +144,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
         self.calls.is_empty() && self.memory.is_empty()
     }
 
-    /// Whether somebody waits for calls to end.
-    pub(crate) fn counts_ends(&self) -> bool {
-        self.common.totals.counts_ends()
+    /// Whether calls have ended since this was asked last, and somebody waits for that.
+    pub(crate) fn take_finished(&mut self) -> bool {
+        mem::take(&mut self.has_finished) && self.common.totals.counts_ends()
     }
 
     /// The calls in flight.
@@ -151,15 +156,18 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     // --- A call comes ---
 
-    /// A call that may last to `deadline`. It has a `request` id if it is a call of the session.
+    /// A call that may last to `deadline`. It is found by its `name`, if it is known who gave out its session's id.
     pub(crate) fn start(
         &mut self,
         id: CallId,
-        request: Option<RequestId>,
+        name: Option<(Scope, RequestId)>,
         call: T,
         deadline: Option<Instant>,
     ) {
-        let place = request.filter(|_| self.session.is_some()).map(Place::new);
+        let place = name.and_then(|(scope, request)| {
+            let session = self.session(&scope)?;
+            Some(Place::new(session, request))
+        });
         self.common.totals.add_call();
         self.calls.insert(id, Entry::new(call, place, deadline));
         if deadline.is_some() {
@@ -171,41 +179,32 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn claim(&mut self, id: CallId) -> Option<Left<T>> {
         let place = self.calls.get_mut(&id)?.place.as_mut()?;
         place.owns_id = true;
-        let request = place.request.clone();
-        let slot = self.request(&request)?;
+        let slot = self.common.names.request(place.session, &place.request);
         let older = self.index.insert(slot, id).filter(|older| *older != id)?;
+        let place = self.calls.get(&id)?.place.as_ref()?;
         // Else it is another name with the same hash.
         let former = self.calls.get(&older);
-        let former = former.filter(|former| former.is(&request))?;
+        let former = former.filter(|former| former.is(place.session, &place.request))?;
         let call = former.call.clone();
         Some((older, call, self.finish(older, None)?))
     }
 
-    /// Takes a call out that goes on in another session's core, without its names.
+    /// Claims another name for a call than the one it was started with, or than none. Its streams get new names.
     #[cfg(any(feature = "rmcp", test, fuzzing))]
-    pub(crate) fn take_out(&mut self, id: CallId) -> Option<Entry<T>> {
-        let mut entry = self.take(id)?;
-        self.free_id(id, &entry);
-        self.forget_streams(id, &mem::take(&mut entry.streams));
-        Some(entry)
-    }
-
-    /// Puts a call in that was taken out of another core, and claims its id.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
-    pub(crate) fn put_in(
+    pub(crate) fn rename(
         &mut self,
         id: CallId,
-        mut entry: Entry<T>,
+        scope: &Scope,
         request: RequestId,
     ) -> Option<Left<T>> {
-        entry.place = Some(Place::new(request));
-        if entry.clock().is_some() {
-            self.detached += 1;
-            self.common.totals.add_detached();
+        let session = self.session(scope)?;
+        let entry = self.calls.get_mut(&id)?;
+        let streams = mem::take(&mut entry.streams);
+        let former = entry.place.replace(Place::new(session, request));
+        if let Some(former) = former {
+            self.forget_streams(id, former.session, &streams);
+            self.free_id(id, &former);
         }
-        self.common.totals.add_call();
-        self.calls.insert(id, entry);
-        self.schedule(id);
         self.claim(id)
     }
 
@@ -252,7 +251,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// is counted among all.
     fn beyond(&self) -> Option<Limit> {
         let totals = &self.common.totals;
-        if self.session.is_some() && self.detached >= totals.most(Limit::DetachedOfSession) {
+        if self.session_id.is_some() && self.detached >= totals.most(Limit::DetachedOfSession) {
             return Some(Limit::DetachedOfSession);
         }
         (!totals.try_add_detached()).then_some(Limit::Detached)

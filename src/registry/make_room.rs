@@ -1,6 +1,6 @@
 //! What is forgotten when all sessions together remember too much.
 
-use std::sync::{Arc, TryLockError};
+use std::sync::{Arc, atomic::Ordering};
 
 use tokio::time::Instant;
 
@@ -22,16 +22,25 @@ impl<T: Tracked> Registry<T> {
     ///
     /// By so much less, that it is not to be done for each record.
     pub(crate) fn make_room(&self) -> Vec<Dropped> {
+        let mut dropped = Vec::new();
+        if self.want_room.fetch_add(1, Ordering::AcqRel) > 0 {
+            // Who makes it now looks once more.
+            return dropped;
+        }
+        let mut wanted = 1;
+        while wanted > 0 {
+            let seen = self.want_room.load(Ordering::Acquire);
+            self.make_room_once(&mut dropped);
+            wanted = self.want_room.fetch_sub(seen, Ordering::AcqRel) - seen;
+        }
+        dropped
+    }
+
+    fn make_room_once(&self, dropped: &mut Vec<Dropped>) {
         let totals = &self.street.common.totals;
         let most = totals.most_bytes();
-        let _one_at_a_time = match self.makes_room.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Vec::new(),
-        };
-        let mut dropped = Vec::new();
         if totals.bytes() <= most {
-            return dropped;
+            return;
         }
         let target = most - most / 8;
         for rank in Rank::ALL {
@@ -52,7 +61,6 @@ impl<T: Tracked> Registry<T> {
                 }));
             }
         }
-        dropped
     }
 
     fn holders(&self, rank: Rank) -> Vec<Holder<T>> {

@@ -41,7 +41,7 @@ pub(crate) use self::{
         Detached, Dropped, End, Ended, Entry, FIRST, Finished, Form, Generation, UNSEEN_FOR, Wait,
     },
     streams::Outlet,
-    street::{Core, Home, Left},
+    street::{Core, Home, Later, Left},
     tracked::Tracked,
 };
 #[cfg(feature = "rmcp")]
@@ -57,8 +57,8 @@ type Call<T> = (CallId, Arc<T>);
 
 pub(crate) struct Registry<T> {
     street: Arc<Street<T>>,
-    /// Held by who makes room in the memory.
-    makes_room: Mutex<()>,
+    /// How many want room in the memory.
+    want_room: AtomicUsize,
     /// The streams that no call keeps.
     streams: Mutex<OpenStreams>,
     /// Nothing is to go on: the server is through.
@@ -84,7 +84,7 @@ impl<T: Tracked> Registry<T> {
     pub(crate) fn new() -> Self {
         Self {
             street: Street::new(),
-            makes_room: Mutex::default(),
+            want_room: AtomicUsize::new(0),
             streams: Mutex::default(),
             closed: AtomicBool::new(false),
             drained: AtomicUsize::new(0),
@@ -114,75 +114,66 @@ impl<T: Tracked> Registry<T> {
         &self.street.ended
     }
 
-    /// Has `start` start a call in the home of its session, or in one for calls that have none.
+    /// Has `start` start a call in the home of its session id, or in one for calls that have none.
     pub(crate) fn start<R>(
         &self,
         id: CallId,
-        session: Option<&SessionKey>,
+        session_id: Option<&Arc<str>>,
         start: impl FnOnce(&Arc<Home<T>>, &mut Core<T>) -> R,
-    ) -> (R, Started) {
-        let result = self.street.enter(session, id, start);
+    ) -> (R, Later<T>, Started) {
+        let (result, later) = self.street.enter(session_id, id, start);
         let started = match self.is_closed() {
             // Who closed the registry did so before looking for calls: one of the two sees the other.
             true => Started::TooLate,
             false => Started::InTime,
         };
-        (result, started)
+        (result, later, started)
     }
 
-    /// Moves a call to the home of the session that it turned out to be of, and claims its id. `moved` is told while
-    /// nobody is at either core.
-    #[cfg(feature = "rmcp")]
-    pub(crate) fn move_call(
-        &self,
-        id: CallId,
-        from: &Arc<Home<T>>,
-        to: Key,
-        moved: impl FnOnce(&Arc<Home<T>>),
-    ) {
-        report(self.street.move_call(id, from, to, moved));
-    }
-
-    /// Runs one operation on the core of a session of which something is known.
+    /// Runs one operation on the core of a session id of which something is known.
     pub(crate) fn visit<R>(
         &self,
-        session: &SessionKey,
+        session_id: &str,
         operation: impl FnOnce(&mut Core<T>) -> R,
     ) -> Option<R> {
-        Some(self.street.find(session)?.with(operation))
+        Some(self.street.find(session_id)?.with(operation))
     }
 
     /// What an event id of a session names.
     pub(crate) fn named(&self, session: &SessionKey, event_id: &[u8]) -> Named<T> {
-        let named = self.visit(session, |core| core.named(event_id));
+        let named = self.visit(&session.id, |core| core.named(&session.scope, event_id));
         named.unwrap_or(Named::Nothing)
     }
 
     /// The call with this key, if its request was accepted.
     pub(crate) fn find(&self, key: &Key) -> Option<Call<T>> {
-        self.visit(&key.session, |core| core.find(&key.request))?
+        let Key { session, request } = key;
+        self.visit(&session.id, |core| core.find(&session.scope, request))?
     }
 
     /// The same, also if its request is not accepted yet.
     pub(crate) fn find_any(&self, key: &Key) -> Option<Call<T>> {
-        self.visit(&key.session, |core| core.find_any(&key.request))?
+        let Key { session, request } = key;
+        self.visit(&session.id, |core| core.find_any(&session.scope, request))?
     }
 
     /// The accepted calls of a session that is ending.
     pub(crate) fn take_session(&self, session: &SessionKey) -> Vec<Call<T>> {
-        self.visit(session, Core::take_accepted).unwrap_or_default()
+        let taken = self.visit(&session.id, |core| core.take_accepted(&session.scope));
+        taken.unwrap_or_default()
     }
 
     #[cfg(feature = "rmcp")]
     pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call<T>> {
-        self.visit(session, |core| core.detached())
-            .unwrap_or_default()
+        let detached = self.visit(&session.id, |core| core.detached(&session.scope));
+        detached.unwrap_or_default()
     }
 
     /// Whether anything is known of a session: calls in flight, or some that ended.
     #[cfg(feature = "rmcp")]
     pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
-        self.street.find(session).is_some()
+        let has = self.visit(&session.id, |core| core.has(&session.scope));
+        has.unwrap_or(false)
     }
 
     /// A call in flight, wherever it lives.
@@ -201,12 +192,6 @@ impl<T: Tracked> Registry<T> {
             home.with(|core| seen.extend(core.calls().filter_map(|(id, entry)| look(id, entry))));
         }
         seen
-    }
-
-    /// The homes of the sessions that have this id: one in each scope that gave it out.
-    pub(crate) fn homes_of<'a>(&'a self, session: &'a str) -> impl Iterator<Item = Arc<Home<T>>> {
-        let homes = self.street.homes();
-        homes.filter(move |home| home.has_session(session))
     }
 
     /// How many calls are in flight.

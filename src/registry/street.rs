@@ -1,6 +1,7 @@
 //! The homes of all sessions. A call lives in its session: the session's home is its core, behind a lock of its own.
 //!
-//! No two sessions meet at a lock, but for the moment in which a home is looked for.
+//! A home is that of a session id: it stays the same whoever turns out to have given out that id, so a call never moves. No
+//! two ids meet at a lock, but for the moment in which a home is looked for.
 
 use std::{
     collections::hash_map::Entry,
@@ -14,10 +15,8 @@ use super::{
     core::{self, Common, Expired, GiveBack, NameHash, Slots},
     tracked::Tracked,
 };
-#[cfg(feature = "rmcp")]
-use crate::call::Key;
 use crate::{
-    call::{CallId, CancelReason, SessionKey},
+    call::{CallId, CancelReason},
     quietly::quietly,
     timer::{NextLook, Noticed, Ticket, Timed, Timer},
 };
@@ -45,8 +44,8 @@ type Shard<T> = Slots<Arc<Home<T>>>;
 
 pub(crate) struct Home<T> {
     street: Weak<Street<T>>,
-    /// `None` if its calls have no session.
-    session: Option<(SessionKey, NameHash)>,
+    /// The session id and its hash. `None` if its calls have no session.
+    session_id: Option<(Arc<str>, NameHash)>,
     state: Mutex<Inside<T>>,
     /// Has the timer look at it, once anything of it came to have a time.
     ticket: OnceLock<Ticket>,
@@ -60,14 +59,20 @@ struct Inside<T> {
     is_gone: bool,
 }
 
-/// What an operation leaves to be done without the lock.
-#[must_use]
+/// What that is.
 struct After {
     /// There is an earlier deadline than the timer knows.
     sooner: Option<Instant>,
     /// Somebody waits for calls to end, and one has.
     has_ended: bool,
     is_empty: bool,
+}
+
+/// What an operation on a home leaves to be done once nothing is locked.
+#[must_use]
+pub(crate) struct Later<T> {
+    home: Arc<Home<T>>,
+    after: After,
 }
 
 // === impl Street ===
@@ -87,74 +92,35 @@ impl<T: Tracked> Street<T> {
         })
     }
 
-    /// The home of a session of which something is known.
-    pub(super) fn find(&self, session: &SessionKey) -> Option<Arc<Home<T>>> {
-        let slot = self.common.names.session(session);
-        let shard = self.shard(slot)?;
-        let home = shard.get(&slot).filter(|home| home.is_of(session))?;
+    /// The home of a session id of which something is known.
+    pub(super) fn find(&self, session_id: &str) -> Option<Arc<Home<T>>> {
+        let hash = self.common.names.id(session_id);
+        let shard = self.shard(hash)?;
+        let home = shard.get(&hash).filter(|home| home.is_of(session_id))?;
         Some(home.clone())
     }
 
-    /// Runs one operation in the home of a session, which is built if there is none.
+    /// Runs one operation in the home of a session id, which is built if there is none. What is left to be done comes
+    /// back: nothing else is locked then.
     ///
-    /// If another session has its slot, its calls and those of this one could not be told apart: then they live where
+    /// If another id has its hash, its calls and those of this one could not be told apart: then they live where
     /// calls without a session do.
     pub(super) fn enter<R>(
         self: &Arc<Self>,
-        session: Option<&SessionKey>,
+        session_id: Option<&Arc<str>>,
         id: CallId,
         operation: impl FnOnce(&Arc<Home<T>>, &mut Core<T>) -> R,
-    ) -> R {
+    ) -> (R, Later<T>) {
         loop {
-            let home = session.and_then(|session| self.find_or_build(session));
+            let home = session_id.and_then(|session_id| self.find_or_build(session_id));
             let home = home.unwrap_or_else(|| self.lone(id).clone());
-            let state = home.state();
+            let mut state = home.state();
             // Else it left the street meanwhile.
             if !state.is_gone {
-                return home.run(state, |core| operation(&home, core));
+                let (result, after) = state.run(|core| operation(&home, core));
+                drop(state);
+                return (result, Later { home, after });
             }
-        }
-    }
-
-    /// Moves a call from its home to that of another session. `moved` is told while nobody is at either core.
-    #[cfg(feature = "rmcp")]
-    pub(super) fn move_call(
-        self: &Arc<Self>,
-        id: CallId,
-        from: &Arc<Home<T>>,
-        to: Key,
-        moved: impl FnOnce(&Arc<Home<T>>),
-    ) -> Option<Left<T>> {
-        loop {
-            let home = self.find_or_build(&to.session);
-            let home = home.filter(|home| !Arc::ptr_eq(home, from));
-            let Some(home) = home else {
-                return from.with(|core| core.claim(id));
-            };
-            // Always in the same order, so that two that move calls to and fro do not wait for each other.
-            let (mut here, mut there) = match Arc::as_ptr(&home) < Arc::as_ptr(from) {
-                true => {
-                    let here = home.state();
-                    (here, from.state())
-                }
-                false => {
-                    let there = from.state();
-                    (home.state(), there)
-                }
-            };
-            if here.is_gone {
-                continue;
-            }
-            let (entry, after_there) = there.run(|core| core.take_out(id));
-            let (left, after_here) = here.run(|core| {
-                let left = core.put_in(id, entry?, to.request);
-                moved(&home);
-                left
-            });
-            drop((here, there));
-            from.after(after_there);
-            home.after(after_here);
-            return left;
         }
     }
 
@@ -165,14 +131,15 @@ impl<T: Tracked> Street<T> {
         &self.lone[at]
     }
 
-    fn find_or_build(self: &Arc<Self>, session: &SessionKey) -> Option<Arc<Home<T>>> {
-        let slot = self.common.names.session(session);
-        match self.shard(slot)?.entry(slot) {
-            Entry::Occupied(home) if !home.get().is_of(session) => None,
+    fn find_or_build(self: &Arc<Self>, session_id: &Arc<str>) -> Option<Arc<Home<T>>> {
+        let hash = self.common.names.id(session_id);
+        match self.shard(hash)?.entry(hash) {
+            Entry::Occupied(home) if !home.get().is_of(session_id) => None,
             Entry::Occupied(home) => Some(home.get().clone()),
             Entry::Vacant(vacant) => {
                 let street = Arc::downgrade(self);
-                let home = Home::new(street, self.common.clone(), Some((session.clone(), slot)));
+                let session_id = Some((session_id.clone(), hash));
+                let home = Home::new(street, self.common.clone(), session_id);
                 Some(vacant.insert(Arc::new(home)).clone())
             }
         }
@@ -180,7 +147,7 @@ impl<T: Tracked> Street<T> {
 
     /// Removes a home of whose session nothing is known. Here alone a home is locked while its shard is.
     fn remove_if_empty(&self, home: &Home<T>) {
-        let Some((_, slot)) = home.session else {
+        let Some((_, slot)) = home.session_id else {
             return;
         };
         let Some(mut shard) = self.shard(slot) else {
@@ -210,9 +177,9 @@ impl<T: Tracked> Street<T> {
 
     /// Has the home of one session found where that of another would be.
     #[cfg(test)]
-    pub(super) fn pretend_collision(&self, session: &SessionKey, other: &SessionKey) {
-        let home = self.find(session).unwrap();
-        let slot = self.common.names.session(other);
+    pub(super) fn pretend_collision(&self, session_id: &str, other: &str) {
+        let home = self.find(session_id).unwrap();
+        let slot = self.common.names.id(other);
         self.shard(slot).unwrap().insert(slot, home);
     }
 
@@ -225,19 +192,27 @@ fn lock<T>(shard: &Mutex<Shard<T>>) -> MutexGuard<'_, Shard<T>> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+// === impl Later ===
+
+impl<T: Tracked> Later<T> {
+    pub(crate) fn done(self) {
+        self.home.after(&self.after);
+    }
+}
+
 // === impl Home ===
 
 impl<T: Tracked> Home<T> {
     fn new(
         street: Weak<Street<T>>,
         common: Arc<Common>,
-        session: Option<(SessionKey, NameHash)>,
+        session_id: Option<(Arc<str>, NameHash)>,
     ) -> Self {
         Self {
             street,
-            session: session.clone(),
+            session_id: session_id.clone(),
             state: Mutex::new(Inside {
-                core: Core::new(common, session),
+                core: Core::new(common, session_id),
                 awake_at: None,
                 is_gone: false,
             }),
@@ -245,45 +220,29 @@ impl<T: Tracked> Home<T> {
         }
     }
 
-    fn is_of(&self, session: &SessionKey) -> bool {
-        self.session.as_ref().is_some_and(|(its, _)| its == session)
-    }
-
-    /// Whether it is the home of a session with this id, in whatever scope.
-    pub(super) fn has_session(&self, id: &str) -> bool {
-        self.session.as_ref().is_some_and(|(its, _)| *its.id == *id)
+    fn is_of(&self, session_id: &str) -> bool {
+        let its = self.session_id.as_ref();
+        its.is_some_and(|(its, _)| **its == *session_id)
     }
 
     /// Runs one operation on its core.
     pub(crate) fn with<R>(self: &Arc<Self>, operation: impl FnOnce(&mut Core<T>) -> R) -> R {
-        self.run(self.state(), operation)
-    }
-
-    /// The same, unless a condition holds, which is looked at while nobody else is at the core.
-    pub(crate) fn with_unless<R, F: FnOnce(&mut Core<T>) -> R>(
-        self: &Arc<Self>,
-        condition: impl FnOnce() -> bool,
-        operation: F,
-    ) -> Result<R, F> {
-        let state = self.state();
-        match condition() {
-            true => Err(operation),
-            false => Ok(self.run(state, operation)),
-        }
-    }
-
-    fn run<R>(
-        self: &Arc<Self>,
-        mut state: MutexGuard<'_, Inside<T>>,
-        operation: impl FnOnce(&mut Core<T>) -> R,
-    ) -> R {
-        let (result, after) = state.run(operation);
-        drop(state);
-        self.after(after);
+        let (result, after) = self.state().run(operation);
+        self.after(&after);
         result
     }
 
-    fn after(self: &Arc<Self>, after: After) {
+    /// The same, but for what is left to be done.
+    pub(crate) fn begin<R>(
+        self: &Arc<Self>,
+        operation: impl FnOnce(&mut Core<T>) -> R,
+    ) -> (R, Later<T>) {
+        let (result, after) = self.state().run(operation);
+        let home = self.clone();
+        (result, Later { home, after })
+    }
+
+    fn after(self: &Arc<Self>, after: &After) {
         if after.has_ended {
             self.tell_ended();
         }
@@ -321,7 +280,7 @@ impl<T: Tracked> Home<T> {
 
     /// Leaves the street if nothing is known of its session.
     fn leave(&self) {
-        if self.session.is_some()
+        if self.session_id.is_some()
             && let Some(street) = self.street.upgrade()
         {
             street.remove_if_empty(self);
@@ -372,7 +331,6 @@ impl<T: Tracked> Timed for Home<T> {
 
 impl<T: Tracked> Inside<T> {
     fn run<R>(&mut self, operation: impl FnOnce(&mut Core<T>) -> R) -> (R, After) {
-        let before = self.core.len();
         let result = operation(&mut self.core);
         let next = self.core.next_deadline();
         let sooner = next.filter(|next| self.awake_at.is_none_or(|at| *next < at));
@@ -381,7 +339,7 @@ impl<T: Tracked> Inside<T> {
         }
         let after = After {
             sooner,
-            has_ended: self.core.len() < before && self.core.counts_ends(),
+            has_ended: self.core.take_finished(),
             is_empty: self.core.is_empty(),
         };
         (result, after)

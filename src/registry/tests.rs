@@ -13,7 +13,6 @@ const SECOND: Duration = Duration::from_secs(1);
 #[derive(Default)]
 struct Call {
     home: OnceLock<Arc<Home<Call>>>,
-    moved: OnceLock<Arc<Home<Call>>>,
     heard: Mutex<Vec<Heard>>,
 }
 
@@ -36,11 +35,7 @@ impl Tracked for Call {
 
 impl Call {
     fn with<R>(&self, operation: impl FnOnce(&mut Core<Call>) -> R) -> R {
-        let home = self.home.get().unwrap();
-        match home.with_unless(|| self.moved.get().is_some(), operation) {
-            Ok(result) => result,
-            Err(operation) => self.moved.get().unwrap().with(operation),
-        }
+        self.home.get().unwrap().with(operation)
     }
 
     fn heard(&self) -> Vec<Heard> {
@@ -65,11 +60,13 @@ fn key(id: &str, request: i64) -> Key {
 /// Starts a call and claims its id.
 fn accepted(registry: &Registry<Call>, key: &Key) -> (CallId, Arc<Call>) {
     let (id, call) = (CallId::next(), Arc::new(Call::default()));
-    let (left, started) = registry.start(id, Some(&key.session), |home, core| {
+    let name = (key.session.scope.clone(), key.request.clone());
+    let (left, later, started) = registry.start(id, Some(&key.session.id), |home, core| {
         call.home.set(home.clone()).ok();
-        core.start(id, Some(key.request.clone()), call.clone(), None);
+        core.start(id, Some(name), call.clone(), None);
         core.claim(id)
     });
+    later.done();
     report(left);
     assert_eq!(started, Started::InTime);
     (id, call)
@@ -95,8 +92,8 @@ fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, owed: bool) -> C
     id
 }
 
-fn homes(registry: &Registry<Call>, id: &str) -> usize {
-    registry.homes_of(id).count()
+fn has_home(registry: &Registry<Call>, id: &str) -> bool {
+    registry.street.find(id).is_some()
 }
 
 #[test]
@@ -104,15 +101,15 @@ fn a_session_has_a_home_as_long_as_something_is_known_of_it() {
     let registry = Registry::new();
     let key = key("s", 1);
     for _again in 0..2 {
-        assert_eq!(homes(&registry, "s"), 0);
+        assert!(!has_home(&registry, "s"));
         assert!(registry.find(&key).is_none() && registry.find_any(&key).is_none());
         let (id, call) = accepted(&registry, &key);
         assert_eq!(registry.find(&key).unwrap().0, id);
-        assert_eq!((homes(&registry, "s"), registry.len()), (1, 1));
+        assert_eq!((has_home(&registry, "s"), registry.len()), (true, 1));
         assert!(call.with(|core| core.finish(id, None)).is_some());
         assert!(call.with(|core| core.finish(id, None)).is_none(), "once");
     }
-    assert_eq!((homes(&registry, "s"), registry.len()), (0, 0));
+    assert_eq!((has_home(&registry, "s"), registry.len()), (false, 0));
 }
 
 #[test]
@@ -125,7 +122,6 @@ fn invariant_8_the_same_id_in_another_scope_is_another_session() {
     let [one, other] = [&here, &there].map(|key| accepted(&registry, key));
     assert_eq!(registry.find(&here).unwrap().0, one.0);
     assert_eq!(registry.find(&there).unwrap().0, other.0);
-    assert_eq!((homes(&registry, "s"), homes(&registry, "t")), (2, 0));
     one.1.with(|core| core.name(one.0, b"0/0", Form::Rmcp));
     let named = |key: &Key| registry.named(&key.session, b"0/0").in_flight().len();
     assert_eq!((named(&here), named(&there)), (1, 0));
@@ -150,9 +146,7 @@ fn a_full_collision_of_two_sessions_leaves_the_calls_of_the_second_where_nobody_
     let registry = Registry::new();
     let (victim, stranger) = (key("victim", 7), key("stranger", 7));
     let (id, call) = accepted(&registry, &victim);
-    registry
-        .street
-        .pretend_collision(&victim.session, &stranger.session);
+    registry.street.pretend_collision("victim", "stranger");
 
     let (second, other) = accepted(&registry, &stranger);
     assert!(registry.find_any(&stranger).is_none());
@@ -189,47 +183,7 @@ fn no_call_is_entered_where_nobody_looks() {
             });
         }
     });
-    assert_eq!((homes(&registry, "s"), registry.len()), (0, 0));
-}
-
-/// It moves to the session that it turned out to be of while somebody else ends it: it ends once, and stays nowhere.
-#[cfg(feature = "rmcp")]
-#[test]
-fn a_call_that_moves_ends_once() {
-    let registry = Registry::new();
-    for round in 0..5_000 {
-        let (id, call) = accepted(&registry, &key("s", 1));
-        let to = key("t", 1);
-        let barrier = Barrier::new(2);
-        let ended = thread::scope(|scope| {
-            let ends = scope.spawn(|| {
-                barrier.wait();
-                call.with(|core| core.finish(id, None)).is_some()
-            });
-            barrier.wait();
-            registry.move_call(id, call.home.get().unwrap(), to.clone(), |home| {
-                assert!(call.moved.set(home.clone()).is_ok());
-            });
-            ends.join().unwrap()
-        });
-        assert!(ended, "round {round}");
-        assert_eq!(registry.len(), 0);
-    }
-    assert_eq!((homes(&registry, "s"), homes(&registry, "t")), (0, 0));
-}
-
-#[cfg(feature = "rmcp")]
-#[test]
-fn a_call_that_moves_takes_its_id_from_an_older_one() {
-    let registry = Registry::new();
-    let (_, older) = accepted(&registry, &key("t", 1));
-    let (id, call) = accepted(&registry, &key("s", 1));
-    registry.move_call(id, call.home.get().unwrap(), key("t", 1), |home| {
-        call.moved.set(home.clone()).ok();
-    });
-    assert_eq!(older.heard(), [Heard::Left]);
-    assert_eq!(registry.find(&key("t", 1)).unwrap().0, id);
-    assert_eq!(homes(&registry, "s"), 0);
+    assert_eq!((has_home(&registry, "s"), registry.len()), (false, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -272,7 +226,7 @@ fn the_sessions_that_hold_the_most_forget_first() {
     assert!(totals.bytes() > 80_000, "{}", totals.bytes());
     let of = |id: &str| {
         let bytes = |core: &mut Core<Call>| core.bytes_of(Rank::Owed);
-        registry.visit(&session("/mcp", id), bytes).unwrap()
+        registry.visit(id, bytes).unwrap()
     };
     assert!(of("small") >= 1_000);
     assert!(!dropped.is_empty());
@@ -310,9 +264,11 @@ fn whoever_drains_and_who_starts_see_each_other() {
                 barrier.wait();
                 let (id, call) = (CallId::next(), Arc::new(Call::default()));
                 let start = |_: &Arc<Home<Call>>, core: &mut Core<Call>| {
-                    core.start(id, Some(RequestId::Number(1)), call.clone(), None);
+                    core.start(id, None, call.clone(), None);
                 };
-                registry.start(id, Some(&session("/mcp", "s")), start).1
+                let (_, later, started) = registry.start(id, Some(&"s".into()), start);
+                later.done();
+                started
             });
             barrier.wait();
             let (taken, _) = registry.close();

@@ -98,12 +98,12 @@ impl Totals {
 
     /// Counts a call without a client, unless there are too many.
     pub(super) fn try_add_detached(&self) -> bool {
-        let before = self.detached.fetch_add(1, Ordering::Relaxed);
-        let is_room = before < self.most(Limit::Detached);
-        if !is_room {
-            self.remove_detached();
-        }
-        is_room
+        let most = self.most(Limit::Detached);
+        let one_more = |detached| (detached < most).then_some(detached + 1);
+        let added = self
+            .detached
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        added.is_ok()
     }
 
     pub(super) fn add_detached(&self) {

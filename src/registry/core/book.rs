@@ -4,13 +4,13 @@ use std::collections::hash_map;
 
 use super::{
     Core,
-    entry::Entry,
+    entry::{Entry, Place},
     give_back::GiveBack,
     index::{self, EventId, NameHash, StreamId},
     records::End,
     streams::{Form, Streams},
 };
-use crate::call::{CallId, Detachment, RequestId};
+use crate::call::{CallId, Detachment, RequestId, Scope};
 
 /// What an event id names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +42,8 @@ impl<T, A> Named<T, A> {
 impl<T: Clone, A: Clone> Core<T, A> {
     /// Notes an event id of a call's stream.
     pub(crate) fn name(&mut self, id: CallId, event_id: &[u8], form: Form) {
-        let Some((_, session)) = self.session else {
+        let session = self.calls.get(&id).and_then(Entry::session);
+        let Some(session) = session else {
             return;
         };
         let stream = match (form, index::numbers(event_id)) {
@@ -105,11 +106,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    pub(super) fn forget_streams(&mut self, id: CallId, streams: &Streams) {
-        if let Some((_, session)) = self.session {
-            for stream in streams.iter() {
-                self.unname(session, stream, id);
-            }
+    pub(super) fn forget_streams(&mut self, id: CallId, session: NameHash, streams: &Streams) {
+        for stream in streams.iter() {
+            self.unname(session, stream, id);
         }
     }
 
@@ -131,28 +130,25 @@ impl<T: Clone, A: Clone> Core<T, A> {
         Some(is_owner)
     }
 
-    /// Gives up the id of a call that left. `false` if it has none, or another call may be meant by it.
-    pub(super) fn free_id(&mut self, id: CallId, entry: &Entry<T>) -> bool {
-        let Some(place) = &entry.place else {
-            return false;
-        };
-        let Some(slot) = self.request(&place.request) else {
-            return false;
-        };
+    /// Gives up the id of a call that left. `false` if another call may be meant by it.
+    pub(super) fn free_id(&mut self, id: CallId, place: &Place) -> bool {
+        let slot = self.common.names.request(place.session, &place.request);
         if let Some(was_its_own) = self.free(slot, id) {
             return was_its_own;
         }
-        !self.calls.values().any(|other| other.is(&place.request))
+        let mut others = self.calls().filter(|(other, _)| *other != id);
+        !others.any(|(_, other)| other.is(place.session, &place.request))
     }
 
     /// What an event id names.
-    pub(crate) fn named(&self, event_id: &[u8]) -> Named<T, A> {
-        let Some((_, session)) = self.session else {
+    pub(crate) fn named(&self, scope: &Scope, event_id: &[u8]) -> Named<T, A> {
+        let Some(session) = self.session(scope) else {
             return Named::Nothing;
         };
+        let is_its = |entry: &Entry<T>| entry.session() == Some(session);
         let event = self.common.names.event_id(event_id);
         let mut calls = match self.has_rivals {
-            true => self.calls_that(|entry| entry.streams.have(event)),
+            true => self.calls_that(|entry| is_its(entry) && entry.streams.have(event)),
             false => self.on(session, event).into_iter().collect(),
         };
         if let Some((id, call)) = calls.pop() {
@@ -162,15 +158,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
             calls.push((id, call));
             return Named::OneOf(calls);
         }
-        if let Some(end) = self.memory.end_of(event) {
+        if let Some(end) = self.memory.end_of(session, event) {
             return Named::Ended(end.clone());
         }
-        let blurred = self
-            .calls()
-            .filter(|(_, entry)| entry.streams.are_blurred());
-        let blurred: Vec<_> = blurred
-            .map(|(id, entry)| (id, entry.call.clone()))
-            .collect();
+        let blurred = self.calls_that(|entry| is_its(entry) && entry.streams.are_blurred());
         match blurred.is_empty() {
             true => Named::Nothing,
             false => Named::OneOf(blurred),
@@ -190,24 +181,52 @@ impl<T: Clone, A: Clone> Core<T, A> {
         Some((id, self.calls.get(&id)?))
     }
 
-    /// The slot of a JSON-RPC id.
-    pub(super) fn request(&self, request: &RequestId) -> Option<NameHash> {
-        let (_, session) = self.session.as_ref()?;
-        Some(self.common.names.request(*session, request))
+    /// The session with this id in a scope.
+    pub(super) fn session(&self, scope: &Scope) -> Option<NameHash> {
+        let (_, id) = self.session_id.as_ref()?;
+        Some(self.common.names.session(*id, scope))
     }
 
-    /// The call with this JSON-RPC id, if its request was accepted.
-    pub(crate) fn find(&self, request: &RequestId) -> Option<(CallId, T)> {
-        let id = *self.index.get(&self.request(request)?)?;
+    /// The call of a session with this JSON-RPC id, if its request was accepted.
+    pub(crate) fn find(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
+        let session = self.session(scope)?;
+        let slot = self.common.names.request(session, request);
+        let id = *self.index.get(&slot)?;
         let entry = self.calls.get(&id)?;
-        entry.is(request).then(|| (id, entry.call.clone()))
+        let is_it = entry.is(session, request);
+        is_it.then(|| (id, entry.call.clone()))
     }
 
     /// The same, also if its request is not accepted yet.
-    pub(crate) fn find_any(&self, request: &RequestId) -> Option<(CallId, T)> {
-        self.find(request).or_else(|| {
-            let found = self.calls().find(|(_, entry)| entry.is(request));
-            found.map(|(id, entry)| (id, entry.call.clone()))
+    pub(crate) fn find_any(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
+        self.find(scope, request).or_else(|| {
+            let session = self.session(scope)?;
+            self.calls_that(|entry| entry.is(session, request)).pop()
+        })
+    }
+
+    /// The calls with this JSON-RPC id, of the sessions of all scopes.
+    pub(crate) fn find_in_all(&self, request: &RequestId) -> Vec<(CallId, T)> {
+        let is_it = |place: &Place| place.request == *request;
+        self.calls_that(|entry| entry.place.as_ref().is_some_and(is_it))
+    }
+
+    /// The calls in flight that an event id may name, of the sessions of all scopes.
+    pub(crate) fn that_may_have(&self, event_id: &[u8]) -> Vec<(CallId, T)> {
+        let event = self.common.names.event_id(event_id);
+        let calls = self.calls_that(|entry| entry.streams.have(event));
+        match calls.is_empty() {
+            true => self.calls_that(|entry| entry.streams.are_blurred()),
+            false => calls,
+        }
+    }
+
+    /// Whether anything is known of a session.
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
+    pub(crate) fn has(&self, scope: &Scope) -> bool {
+        self.session(scope).is_some_and(|session| {
+            let mut calls = self.calls.values();
+            calls.any(|entry| entry.session() == Some(session)) || self.memory.has(session)
         })
     }
 
@@ -235,13 +254,16 @@ impl<T: Clone, A: Clone> Core<T, A> {
         self.calls.get(&id)?.detachment()
     }
 
-    /// The calls without a client.
+    /// The calls of a session that have no client.
     #[cfg(any(feature = "rmcp", test, fuzzing))]
-    pub(crate) fn detached(&self) -> Vec<(CallId, T)> {
-        self.calls_that(|entry| entry.clock().is_some())
+    pub(crate) fn detached(&self, scope: &Scope) -> Vec<(CallId, T)> {
+        let Some(session) = self.session(scope) else {
+            return Vec::new();
+        };
+        self.calls_that(|entry| entry.session() == Some(session) && entry.clock().is_some())
     }
 
-    fn calls_that(&self, are: impl Fn(&Entry<T>) -> bool) -> Vec<(CallId, T)> {
+    pub(super) fn calls_that(&self, are: impl Fn(&Entry<T>) -> bool) -> Vec<(CallId, T)> {
         let calls = self.calls().filter(|(_, entry)| are(entry));
         calls.map(|(id, entry)| (id, entry.call.clone())).collect()
     }

@@ -6,11 +6,11 @@ use tokio::time::Instant;
 
 use super::{
     Core,
-    entry::Finished,
+    entry::{Finished, Place},
     memory::Dropped,
     records::{Ended, Leaving, Rank},
 };
-use crate::call::CallId;
+use crate::call::{CallId, Scope};
 
 // === impl Core ===
 
@@ -19,18 +19,23 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// known under its streams.
     pub(crate) fn finish(&mut self, id: CallId, remember: Option<Ended<A>>) -> Option<Finished> {
         let entry = self.take(id)?;
-        let injectable = self.free_id(id, &entry);
+        self.has_finished = true;
         let detachment = entry.detachment();
-        self.forget_streams(id, &entry.streams);
-        let remember = remember.filter(|_| !entry.streams.is_empty());
-        let is_too_much = remember.is_some_and(|ended| {
-            self.remember(Leaving {
-                call: id,
-                streams: entry.streams,
-                had_client: detachment.is_none(),
-                ended,
-            })
-        });
+        let (mut injectable, mut is_too_much) = (false, false);
+        if let Some(place) = entry.place {
+            injectable = self.free_id(id, &place);
+            self.forget_streams(id, place.session, &entry.streams);
+            let remember = remember.filter(|_| !entry.streams.is_empty());
+            is_too_much = remember.is_some_and(|ended| {
+                self.remember(Leaving {
+                    call: id,
+                    session: place.session,
+                    streams: entry.streams,
+                    had_client: detachment.is_none(),
+                    ended,
+                })
+            });
+        }
         Some(Finished {
             injectable,
             detachment,
@@ -39,16 +44,16 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     fn remember(&mut self, leaving: Leaving<A>) -> bool {
-        let Some((session, _)) = &self.session else {
+        let Some((id, _)) = &self.session_id else {
             return false;
         };
-        self.memory.keep(session, leaving, &self.common.totals)
+        self.memory.keep(id, leaving, &self.common.totals)
     }
 
     /// Forgets the oldest of a rank until not more than so many bytes of it are left.
     pub(crate) fn shrink_memory(&mut self, rank: Rank, to: usize) {
-        if let Some((session, _)) = &self.session {
-            self.memory.shrink(session, rank, to, &self.common.totals);
+        if let Some((id, _)) = &self.session_id {
+            self.memory.shrink(id, rank, to, &self.common.totals);
         }
     }
 
@@ -84,17 +89,18 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// The accepted calls of a session that is ending. What is remembered of it goes, and so do their streams: should
     /// the session start anew, it counts them anew.
-    pub(crate) fn take_accepted(&mut self) -> Vec<(CallId, T)> {
-        self.memory.clear(&self.common.totals);
-        let entries = self.calls.iter_mut();
-        let owners = entries.filter(|(_, entry)| entry.place.as_ref().is_some_and(|it| it.owns_id));
-        let owners = owners.map(|(id, entry)| (*id, mem::take(&mut entry.streams), &entry.call));
-        let owners = owners.map(|(id, streams, call)| (id, streams, call.clone()));
-        let owners: Vec<_> = owners.collect();
-        let mut taken = Vec::with_capacity(owners.len());
-        for (id, streams, call) in owners {
-            self.forget_streams(id, &streams);
-            taken.push((id, call));
+    pub(crate) fn take_accepted(&mut self, scope: &Scope) -> Vec<(CallId, T)> {
+        let Some(session) = self.session(scope) else {
+            return Vec::new();
+        };
+        self.memory.clear(session, &self.common.totals);
+        let owns_id = |place: &Place| place.owns_id && place.session == session;
+        let taken = self.calls_that(|entry| entry.place.as_ref().is_some_and(owns_id));
+        for (id, _) in &taken {
+            if let Some(entry) = self.calls.get_mut(id) {
+                let streams = mem::take(&mut entry.streams);
+                self.forget_streams(*id, session, &streams);
+            }
         }
         taken
     }

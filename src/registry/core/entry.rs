@@ -4,7 +4,7 @@ use std::{mem, time::Duration};
 
 use tokio::time::Instant;
 
-use super::streams::Streams;
+use super::{index::NameHash, streams::Streams};
 use crate::{
     call::{Detachment, RequestId},
     timer::{GLANCE, LATE, MAX_GLANCES, ON_TIME},
@@ -57,9 +57,10 @@ pub(crate) struct Entry<T> {
     pub(super) times: Option<Box<Times>>,
 }
 
-/// What a session call is found by in its session.
+/// What a session call is found by among those whose session has the same id.
 #[derive(Debug)]
 pub(super) struct Place {
+    pub(super) session: NameHash,
     pub(super) request: RequestId,
     pub(super) owns_id: bool,
 }
@@ -143,8 +144,9 @@ impl Generation {
 // === impl Place ===
 
 impl Place {
-    pub(super) fn new(request: RequestId) -> Self {
+    pub(super) fn new(session: NameHash, request: RequestId) -> Self {
         Self {
+            session,
             request,
             owns_id: false,
         }
@@ -196,10 +198,14 @@ impl<T> Entry<T> {
         self.posted || resumed.is_some_and(|resumed| !resumed.is_empty())
     }
 
-    /// Whether it is a call with this JSON-RPC id.
-    pub(super) fn is(&self, request: &RequestId) -> bool {
+    /// Whether it is the call of this session with this JSON-RPC id.
+    pub(super) fn is(&self, session: NameHash, request: &RequestId) -> bool {
         let place = self.place.as_ref();
-        place.is_some_and(|place| place.request == *request)
+        place.is_some_and(|place| place.session == session && place.request == *request)
+    }
+
+    pub(super) fn session(&self) -> Option<NameHash> {
+        self.place.as_ref().map(|place| place.session)
     }
 
     pub(super) fn clock(&self) -> Option<&Clock> {

@@ -9,7 +9,7 @@ use std::{
     hash::{BuildHasher, BuildHasherDefault, Hasher},
 };
 
-use crate::call::{CallId, RequestId, Scope, SessionKey};
+use crate::call::{CallId, RequestId, Scope};
 
 /// What streams are entered under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,9 +44,10 @@ pub(crate) struct AsIs(u64);
 #[derive(Debug)]
 pub(crate) struct Names {
     keyed: RandomState,
+    /// An odd number for each kind of name.
     #[cfg(feature = "rmcp")]
-    own_sessions: [u64; 2],
-    /// An odd number for each kind of name that a session has.
+    managers: u64,
+    paths: u64,
     number_ids: u64,
     string_ids: u64,
     numbered_streams: u64,
@@ -84,7 +85,8 @@ impl Default for Names {
         let multiplier = |kind: &str| keyed.hash_one(kind) | 1;
         Self {
             #[cfg(feature = "rmcp")]
-            own_sessions: ["own sessions", "and again"].map(multiplier),
+            managers: multiplier("managers"),
+            paths: multiplier("paths"),
             number_ids: multiplier("number ids"),
             string_ids: multiplier("string ids"),
             numbered_streams: multiplier("numbered streams"),
@@ -95,26 +97,18 @@ impl Default for Names {
 }
 
 impl Names {
-    pub(crate) fn session(&self, session: &SessionKey) -> NameHash {
-        match session.scope {
-            #[cfg(feature = "rmcp")]
-            Scope::Manager(number) => self.own_session(number, session.id.as_bytes()),
-            Scope::Path(_) => NameHash(self.keyed.hash_one(session)),
-        }
+    /// The hash of a session id.
+    pub(crate) fn id(&self, id: &str) -> NameHash {
+        NameHash(self.keyed.hash_one(id))
     }
 
-    /// Calls of such a session are many, and its id is the server's own: no client chooses one that calls are entered
-    /// under. So less of a hash will do, with the same secrets.
-    #[cfg(feature = "rmcp")]
-    fn own_session(&self, manager: u64, id: &[u8]) -> NameHash {
-        let [one, other] = self.own_sessions;
-        let (words, rest) = id.as_chunks();
-        let words = words.iter().map(|word| u64::from_le_bytes(*word));
-        let last = rest
-            .iter()
-            .fold(id.len() as u64, |word, byte| word << 8 | u64::from(*byte));
-        let hash = words.fold(manager, |hash, word| fold(hash ^ word, one));
-        NameHash(fold(hash ^ last, other))
+    /// The session with this id in a scope.
+    pub(super) fn session(&self, id: NameHash, scope: &Scope) -> NameHash {
+        match scope {
+            #[cfg(feature = "rmcp")]
+            Scope::Manager(number) => id.mix(*number, self.managers),
+            Scope::Path(path) => id.mix(self.keyed.hash_one(path), self.paths),
+        }
     }
 
     pub(super) fn request(&self, session: NameHash, request: &RequestId) -> NameHash {
@@ -219,11 +213,7 @@ mod tests {
     #[test]
     fn chosen_ids_collide_no_more_than_random_ones() {
         let names = Names::default();
-        let key = SessionKey {
-            scope: Scope::Path("/".into()),
-            id: "a".into(),
-        };
-        let session = names.session(&key);
+        let session = names.session(names.id("a"), &Scope::Path("/".into()));
         let of_request = |id: RequestId| names.request(session, &id).0;
         let counted = (0..4_096).map(|n| of_request(RequestId::Number(n << 32)));
         let spelled = (0..4_096).map(|n| of_request(RequestId::String(format!("{n:x}").into())));
@@ -231,11 +221,8 @@ mod tests {
         let streams = (0..4_096).map(|n| names.stream(session, StreamId::Numbered(n << 48)).0);
         #[cfg(feature = "rmcp")]
         let sessions = (0..4_096).map(|n| {
-            let key = SessionKey {
-                scope: Scope::Manager(n % 2),
-                id: format!("{:032x}", n / 2).into(),
-            };
-            names.session(&key).0
+            let id = names.id(&format!("{:032x}", n / 2));
+            names.session(id, &Scope::Manager(n % 2)).0
         });
         let sets: Vec<Vec<u64>> = vec![
             counted.collect(),
@@ -264,12 +251,13 @@ mod tests {
     #[test]
     fn names_of_different_kinds_do_not_meet() {
         let names = Names::default();
-        let session = |id: &str| SessionKey {
-            scope: Scope::Path("/".into()),
-            id: id.into(),
+        let session = |id: &str, path: &str| {
+            let scope = Scope::Path(path.into());
+            names.session(names.id(id), &scope)
         };
-        let slot = names.session(&session("a"));
-        assert_ne!(slot, names.session(&session("b")));
+        let slot = session("a", "/");
+        assert_ne!(slot, session("b", "/"));
+        assert_ne!(slot, session("a", "/b"));
         assert_ne!(
             names.request(slot, &RequestId::Number(1)),
             names.request(slot, &RequestId::String("1".into())),

@@ -21,10 +21,10 @@ use tokio::time::Instant;
 
 use super::{
     super::totals::Totals,
-    index::{EventId, StreamId},
+    index::{EventId, NameHash, StreamId},
     records::{End, Leaving, Rank, Ranked, Record, Records},
 };
-use crate::call::{CallId, Outcome, SessionKey};
+use crate::call::{CallId, Outcome};
 
 /// A record that its client may have come for, and that was let go or never kept because there was no room.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,65 +58,68 @@ struct Remembered<A> {
 impl<A> Memory<A> {
     /// Keeps an ended call if it can, and forgets what is then too much for its session. Says whether it dropped
     /// something, or all sessions together remember too much.
-    pub(super) fn keep(
-        &mut self,
-        session: &SessionKey,
-        leaving: Leaving<A>,
-        totals: &Totals,
-    ) -> bool {
+    pub(super) fn keep(&mut self, id: &Arc<str>, leaving: Leaving<A>, totals: &Totals) -> bool {
         let kept = self.0.get_or_insert_default();
         let rank = leaving.rank();
-        let record = kept.record(session, leaving);
+        let record = kept.record(id, leaving);
         if record.weight > kept.most(rank, totals) {
-            kept.note_dropped(session, rank, &record);
+            kept.note_dropped(id, rank, &record);
         } else {
             totals.add_bytes(rank, record.weight);
             kept.records.of_mut(rank).push(record);
             while kept.bytes() > totals.most_bytes_of_session() {
-                kept.drop_oldest(session, kept.goes_first(), totals);
+                kept.drop_oldest(id, kept.goes_first(), totals);
             }
         }
         !kept.dropped.is_empty() || totals.bytes() > totals.most_bytes()
     }
 
     /// Drops the oldest of a rank until not more than so many bytes of it are left.
-    pub(super) fn shrink(&mut self, session: &SessionKey, rank: Rank, to: usize, totals: &Totals) {
+    pub(super) fn shrink(&mut self, id: &Arc<str>, rank: Rank, to: usize, totals: &Totals) {
         if let Some(kept) = &mut self.0 {
             while kept.records.of(rank).bytes() > to {
-                kept.drop_oldest(session, rank, totals);
+                kept.drop_oldest(id, rank, totals);
             }
         }
     }
 
     /// Forgets those whose time is over by `now`.
     pub(super) fn forget_due(&mut self, now: Instant, totals: &Totals) {
-        let is_due = |record: &Record<A>| record.until <= now;
-        self.forget(is_due, totals);
-    }
-
-    pub(super) fn clear(&mut self, totals: &Totals) {
-        self.forget(|_| true, totals);
-    }
-
-    /// Forgets the oldest of each rank as long as they are to go.
-    fn forget(&mut self, is_to_go: impl Fn(&Record<A>) -> bool, totals: &Totals) {
         let Some(kept) = &mut self.0 else {
             return;
         };
+        let is_due = |record: &Record<A>| record.until <= now;
         for rank in Rank::ALL {
-            while kept.records.of(rank).oldest().is_some_and(&is_to_go) {
+            while kept.records.of(rank).oldest().is_some_and(is_due) {
                 kept.pop(rank, totals);
             }
         }
     }
 
+    /// Forgets what is remembered of a session.
+    pub(super) fn clear(&mut self, session: NameHash, totals: &Totals) {
+        if let Some(kept) = &mut self.0 {
+            for rank in Rank::ALL {
+                let bytes = kept.records.of_mut(rank).clear(session);
+                totals.remove_bytes(rank, bytes);
+            }
+        }
+    }
+
     /// How the latest of these calls ended that had this event.
-    pub(super) fn end_of(&self, event: EventId) -> Option<&End<A>> {
+    pub(super) fn end_of(&self, session: NameHash, event: EventId) -> Option<&End<A>> {
         let kept = self.0.as_ref()?;
-        let latest = Rank::ALL.map(|rank| kept.records.of(rank).latest_with(event));
+        let latest = Rank::ALL.map(|rank| kept.records.of(rank).latest_with(session, event));
         let latest = latest.into_iter().flatten();
         let latest = latest.max_by_key(|record| record.number);
         latest.map(|record| &record.end)
+    }
+
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
+    pub(super) fn has(&self, session: NameHash) -> bool {
+        let kept = self.0.iter();
+        let mut ranks = kept.flat_map(|kept| Rank::ALL.map(|rank| kept.records.of(rank)));
+        ranks.any(|records| records.have(session))
     }
 
     /// When the first of the oldest is to be forgotten.
@@ -163,19 +166,21 @@ impl<A> Default for Memory<A> {
 // === impl Remembered ===
 
 impl<A> Remembered<A> {
-    fn record(&mut self, session: &SessionKey, leaving: Leaving<A>) -> Record<A> {
+    fn record(&mut self, id: &Arc<str>, leaving: Leaving<A>) -> Record<A> {
         let Leaving {
             call,
+            session,
             streams,
             ended,
             ..
         } = leaving;
-        let texts = session.text_len() + ended.end.text_len();
+        let texts = id.len() + ended.end.text_len();
         let number = self.next;
         self.next += 1;
         Record {
             number,
             call,
+            session,
             weight: RECORD + ended.weight + texts + streams.len() * size_of::<StreamId>(),
             streams,
             end: ended.end,
@@ -210,9 +215,9 @@ impl<A> Remembered<A> {
         }
     }
 
-    fn drop_oldest(&mut self, session: &SessionKey, rank: Rank, totals: &Totals) {
+    fn drop_oldest(&mut self, id: &Arc<str>, rank: Rank, totals: &Totals) {
         if let Some(record) = self.pop(rank, totals) {
-            self.note_dropped(session, rank, &record);
+            self.note_dropped(id, rank, &record);
         }
     }
 
@@ -222,11 +227,11 @@ impl<A> Remembered<A> {
         Some(record)
     }
 
-    fn note_dropped(&mut self, session: &SessionKey, rank: Rank, record: &Record<A>) {
+    fn note_dropped(&mut self, id: &Arc<str>, rank: Rank, record: &Record<A>) {
         if rank == Rank::Owed {
             self.dropped.push(Dropped {
                 call: record.call,
-                session: session.id.clone(),
+                session: id.clone(),
                 outcome: record.end.outcome(),
                 bytes: record.weight,
             });

@@ -8,7 +8,7 @@ use std::ops::Range;
 use self::naive::{Answer, Model, Remember, Stream};
 use super::*;
 use crate::{
-    call::{CancelReason, DetachCause, RequestId, Scope, SessionKey},
+    call::{CancelReason, DetachCause, RequestId, Scope},
     limits::Limits,
 };
 
@@ -33,7 +33,9 @@ const TIGHT: usize = 2;
 /// How late a deadline may be noticed before something else happens, in milliseconds.
 const LATE_MS: [u64; 3] = [2, 20, 1_000];
 
-const REQUESTS: Range<usize> = 0..7;
+/// Who gave out the session id.
+const SCOPES: Range<usize> = 0..2;
+const REQUESTS: Range<usize> = 0..5;
 
 /// The streams of a call that are nobody else's.
 const OWN_STREAMS: u64 = 100;
@@ -90,13 +92,12 @@ enum Pass {
 #[derive(Debug, Clone)]
 enum Op {
     Start {
-        request: usize,
+        name: (usize, usize),
         accepted: bool,
         may_last_ms: Option<u64>,
     },
     Claim(Pick),
-    /// To another core and back, under this id.
-    Move(Pick, usize),
+    Rename(Pick, (usize, usize)),
     Name(Pick, Name),
     Detach {
         call: Pick,
@@ -132,6 +133,7 @@ enum Op {
         remember: Remembering,
     },
     TakeAccepted {
+        scope: usize,
         end: Option<Remembering>,
     },
     Pass(Pass),
@@ -193,7 +195,7 @@ impl Run {
             .totals
             .limit(limits.retained_of_session(room * UNIT + UNIT / 2));
         Self {
-            core: Core::new(common.clone(), Some(session(&common))),
+            core: Core::new(common.clone(), Some(session_id(&common))),
             common,
             model: Model::new(room),
             now: Instant::now(),
@@ -208,14 +210,12 @@ impl Run {
     fn run(&mut self, op: &Op) {
         match *op {
             Op::Start {
-                request,
+                name,
                 accepted,
                 may_last_ms,
-            } => self.start(request_of(request), accepted, may_last_ms),
+            } => self.start(name, accepted, may_last_ms),
             Op::Claim(call) => self.on(call, Self::claim),
-            Op::Move(call, request) => {
-                self.on(call, |run, id| run.go(id, request_of(request)));
-            }
+            Op::Rename(call, name) => self.on(call, |run, id| run.rename(id, name)),
             Op::Name(call, name) => self.on(call, |run, id| run.name(id, name)),
             Op::Detach {
                 call,
@@ -267,7 +267,7 @@ impl Run {
                 });
             }),
             Op::Whole { away, remember } => self.whole(away, remember),
-            Op::TakeAccepted { end } => self.take_accepted(end),
+            Op::TakeAccepted { scope, end } => self.take_accepted(scope, end),
             Op::Pass(pass) => self.pass(pass),
             Op::Expire { end } => self.expire(end),
             Op::Late { looks, and_ms } => {
@@ -293,15 +293,21 @@ impl Run {
         operation(self, id);
     }
 
-    fn start(&mut self, request: RequestId, accepted: bool, may_last_ms: Option<u64>) {
+    fn start(
+        &mut self,
+        (scope, request): (usize, usize),
+        accepted: bool,
+        may_last_ms: Option<u64>,
+    ) {
         let id = CallId::next();
         let deadline = may_last_ms.map(|ms| self.now + Duration::from_millis(ms));
         let payload = u32::try_from(self.calls.len()).unwrap();
         self.calls.push(id);
         self.generations.push(vec![FIRST]);
-        let named = Some(request.clone());
-        self.core.start(id, named, payload, deadline);
-        self.model.start(id, request, deadline);
+        let request = request_of(request);
+        let name = (scope_of(scope), request.clone());
+        self.core.start(id, Some(name), payload, deadline);
+        self.model.start(id, (scope, request), deadline);
         if accepted {
             self.claim(id);
         }
@@ -314,11 +320,11 @@ impl Run {
         self.leaves(left, expected, &detachments);
     }
 
-    fn go(&mut self, id: CallId, request: RequestId) {
+    fn rename(&mut self, id: CallId, (scope, request): (usize, usize)) {
         let detachments = self.detachments();
-        let entry = self.core.take_out(id);
-        let left = entry.and_then(|entry| self.core.put_in(id, entry, request.clone()));
-        let expected = self.model.go(id, request);
+        let request = request_of(request);
+        let left = self.core.rename(id, &scope_of(scope), request.clone());
+        let expected = self.model.rename(id, (scope, request));
         self.leaves(left, expected, &detachments);
     }
 
@@ -467,7 +473,7 @@ impl Run {
     }
 
     fn whole(&mut self, away: bool, remember: Remembering) {
-        self.start(request_of(REQUESTS.start), true, None);
+        self.start((SCOPES.start, REQUESTS.start), true, None);
         let Some(id) = self.calls.last().copied() else {
             return;
         };
@@ -489,16 +495,16 @@ impl Run {
         self.now = from + Duration::from_millis(ms);
     }
 
-    fn take_accepted(&mut self, end: Option<Remembering>) {
-        let taken = self.core.take_accepted().into_iter();
+    fn take_accepted(&mut self, scope: usize, end: Option<Remembering>) {
+        let taken = self.core.take_accepted(&scope_of(scope)).into_iter();
         let taken = sorted(taken.map(|(id, _)| id).collect());
         taken.iter().for_each(|id| self.witness.is_alive(*id));
-        assert_eq!(taken, sorted(self.model.take_accepted()));
+        assert_eq!(taken, sorted(self.model.take_accepted(scope)));
         if end.is_some() {
             for id in taken {
                 self.finish(id, end);
             }
-            let none = self.core.take_accepted();
+            let none = self.core.take_accepted(&scope_of(scope));
             assert!(none.is_empty(), "{none:?}");
         }
     }
@@ -572,21 +578,24 @@ impl Run {
             assert_eq!(core.call(*id).copied(), expected);
             assert_eq!(core.detachment(*id), model.detachment(*id));
         }
-        for request in REQUESTS {
-            let request = request_of(request);
-            let found = core.find(&request).map(|(id, _)| id);
-            assert_eq!(found, model.find(&request));
-        }
-        let detached = core.detached().into_iter();
-        let detached = sorted(detached.map(|(id, _)| id).collect());
-        assert_eq!(detached, sorted(model.detached()));
-        for stream in &self.streams {
-            self.compare_named(*stream);
+        for scope in SCOPES {
+            let at = scope_of(scope);
+            for request in REQUESTS {
+                let request = request_of(request);
+                let found = core.find(&at, &request).map(|(id, _)| id);
+                assert_eq!(found, model.find(scope, &request));
+            }
+            let detached = core.detached(&at).into_iter();
+            let detached = sorted(detached.map(|(id, _)| id).collect());
+            assert_eq!(detached, sorted(model.detached(scope)));
+            for stream in &self.streams {
+                self.compare_named(scope, *stream);
+            }
         }
     }
 
-    fn compare_named(&self, stream: Stream) {
-        let named = match self.core.named(&event_id(stream, 7)) {
+    fn compare_named(&self, scope: usize, stream: Stream) {
+        let named = match self.core.named(&scope_of(scope), &event_id(stream, 7)) {
             Named::Call(id, _) => naive::Named::Call(id),
             Named::OneOf(calls) => {
                 naive::Named::OneOf(sorted(calls.into_iter().map(|(id, _)| id).collect()))
@@ -600,7 +609,7 @@ impl Run {
             naive::Named::Nothing | naive::Named::Ended(_) => &[],
         };
         in_flight.iter().for_each(|id| self.witness.is_alive(*id));
-        let allowed = self.model.named(stream);
+        let allowed = self.model.named(scope, stream);
         assert!(
             allowed.contains(&named),
             "{stream:?} names {named:?}, not {allowed:?}"
@@ -673,14 +682,13 @@ fn ended(remember: &Remember) -> Ended<Answer> {
     }
 }
 
-/// The session of which the core is.
-pub(super) fn session(common: &Common) -> (SessionKey, NameHash) {
-    let key = SessionKey {
-        scope: Scope::Path("/mcp".into()),
-        id: "s".into(),
-    };
-    let slot = common.names.session(&key);
-    (key, slot)
+/// The session id of which the core is.
+pub(super) fn session_id(common: &Common) -> (Arc<str>, NameHash) {
+    ("s".into(), common.names.id("s"))
+}
+
+pub(super) fn scope_of(scope: usize) -> Scope {
+    Scope::Path(["/mcp", "/other"][scope].into())
 }
 
 fn request_of(request: usize) -> RequestId {

@@ -7,7 +7,11 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
-use super::{give_back::GiveBack, index::EventId, streams::Streams};
+use super::{
+    give_back::GiveBack,
+    index::{EventId, NameHash},
+    streams::Streams,
+};
 use crate::call::{CallId, CancelReason, Outcome, RequestId};
 
 /// How a remembered call ended.
@@ -30,6 +34,7 @@ pub(crate) struct Ended<A> {
 #[derive(Debug)]
 pub(super) struct Leaving<A> {
     pub(super) call: CallId,
+    pub(super) session: NameHash,
     pub(super) streams: Streams,
     pub(super) had_client: bool,
     pub(super) ended: Ended<A>,
@@ -63,6 +68,7 @@ pub(super) struct Record<A> {
     /// Counts up in its session.
     pub(super) number: u64,
     pub(super) call: CallId,
+    pub(super) session: NameHash,
     pub(super) streams: Streams,
     pub(super) end: End<A>,
     pub(super) weight: usize,
@@ -126,13 +132,32 @@ impl<A> Records<A> {
         Some(record)
     }
 
+    /// Takes all of a session out. Returns how many bytes they counted.
+    pub(super) fn clear(&mut self, session: NameHash) -> usize {
+        let before = self.bytes;
+        self.kept.retain(|record| {
+            let stays = record.session != session;
+            if !stays {
+                self.bytes -= record.weight;
+            }
+            stays
+        });
+        self.kept.give_back();
+        before - self.bytes
+    }
+
     pub(super) fn oldest(&self) -> Option<&Record<A>> {
         self.kept.front()
     }
 
-    pub(super) fn latest_with(&self, event: EventId) -> Option<&Record<A>> {
+    pub(super) fn latest_with(&self, session: NameHash, event: EventId) -> Option<&Record<A>> {
         let mut kept = self.kept.iter().rev();
-        kept.find(|record| record.streams.have(event))
+        kept.find(|record| record.session == session && record.streams.have(event))
+    }
+
+    #[cfg(any(feature = "rmcp", test, fuzzing))]
+    pub(super) fn have(&self, session: NameHash) -> bool {
+        self.kept.iter().any(|record| record.session == session)
     }
 
     pub(super) fn bytes(&self) -> usize {

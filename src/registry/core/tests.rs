@@ -1,7 +1,7 @@
 use super::{
     entry::{JITTER, MAX_BARREN, MAX_HOLD},
     index::StreamId,
-    model::{assert_empty, session},
+    model::{assert_empty, scope_of, session_id},
     streams::MAX_EVENT_IDS,
     *,
 };
@@ -24,27 +24,31 @@ fn core() -> TestCore {
 fn limited(limits: Limits) -> TestCore {
     let common = Arc::new(Common::default());
     common.totals.limit(limits);
-    Core::new(common.clone(), Some(session(&common)))
+    Core::new(common.clone(), Some(session_id(&common)))
 }
 
-fn request(id: i64) -> Option<RequestId> {
-    Some(RequestId::Number(id))
+fn here() -> Scope {
+    scope_of(0)
+}
+
+fn request(id: i64) -> Option<(Scope, RequestId)> {
+    Some((here(), RequestId::Number(id)))
 }
 
 /// Starts and claims a call, as an accepted exchange does.
-fn accepted(core: &mut TestCore, request: Option<RequestId>, name: &'static str) -> CallId {
-    lasting(core, request, name, None)
+fn accepted(core: &mut TestCore, name: Option<(Scope, RequestId)>, call: &'static str) -> CallId {
+    lasting(core, name, call, None)
 }
 
 /// The same with a time that it may last to.
 fn lasting(
     core: &mut TestCore,
-    request: Option<RequestId>,
-    name: &'static str,
+    name: Option<(Scope, RequestId)>,
+    call: &'static str,
     deadline: Option<Instant>,
 ) -> CallId {
     let id = CallId::next();
-    core.start(id, request, name, deadline);
+    core.start(id, name, call, deadline);
     core.claim(id);
     id
 }
@@ -81,7 +85,10 @@ fn invariant_1_a_call_that_was_not_accepted_never_takes_a_key() {
     core.start(stranger, request(7), "stranger", None);
 
     assert!(!core.finish(stranger, None).unwrap().injectable);
-    assert_eq!(core.find(&request(7).unwrap()), Some((victim, "victim")));
+    assert_eq!(
+        core.find(&here(), &RequestId::Number(7)),
+        Some((victim, "victim"))
+    );
     assert!(core.finish(victim, None).unwrap().injectable);
     assert_empty(&core);
 }
@@ -92,7 +99,7 @@ fn invariant_1_a_session_ends_only_calls_that_were_accepted() {
     let mine = accepted(&mut core, request(1), "mine");
     let refused = CallId::next();
     core.start(refused, request(2), "refused", None);
-    assert_eq!(core.take_accepted(), [(mine, "mine")]);
+    assert_eq!(core.take_accepted(&here()), [(mine, "mine")]);
 }
 
 #[test]
@@ -645,11 +652,11 @@ fn invariant_8_ids_of_rmcps_form_are_not_taken_for_rmcps_where_they_may_be_anybo
         }
         for (id, names) in calls.iter().zip(ids) {
             for name in names {
-                let named = core.named(name.as_bytes());
+                let named = core.named(&here(), name.as_bytes());
                 assert_eq!(named, Named::Call(*id, "call"), "{name} of {ids:?}");
             }
         }
-        assert_eq!(core.named(b"99/7"), Named::Nothing);
+        assert_eq!(core.named(&here(), b"99/7"), Named::Nothing);
         for id in calls {
             core.finish(id, None);
         }
@@ -671,9 +678,13 @@ fn invariant_8_opaque_ids_are_known_first_and_latest() {
         2 * MAX_EVENT_IDS,
         3 * MAX_EVENT_IDS - 1,
     ] {
-        assert_eq!(core.named(&event(n)), Named::Call(id, "call"), "{n}");
+        assert_eq!(
+            core.named(&here(), &event(n)),
+            Named::Call(id, "call"),
+            "{n}"
+        );
     }
-    let forgotten = core.named(&event(MAX_EVENT_IDS));
+    let forgotten = core.named(&here(), &event(MAX_EVENT_IDS));
     assert_eq!(forgotten, Named::OneOf(vec![(id, "call")]));
     core.finish(id, None);
     assert_empty(&core);
@@ -686,10 +697,10 @@ fn invariant_8_a_call_whose_stream_cannot_be_read_may_be_meant_by_any_unknown_id
     core.name(known, b"0/1", Form::Rmcp);
     let blurred = accepted(&mut core, request(2), "blurred");
     core.blur(blurred);
-    assert_eq!(core.named(b"0/1"), Named::Call(known, "known"));
+    assert_eq!(core.named(&here(), b"0/1"), Named::Call(known, "known"));
     for unknown in [&b"0/2"[..], b"7", b"opaque"] {
         assert_eq!(
-            core.named(unknown),
+            core.named(&here(), unknown),
             Named::OneOf(vec![(blurred, "blurred")])
         );
     }
@@ -711,7 +722,7 @@ fn invariant_9_a_reused_id_makes_the_older_call_leave_untouched() {
         is_too_much: false,
     };
     assert_eq!(core.claim(newer), Some((older, "older", left)));
-    assert_eq!(core.named(b"0/0"), Named::Nothing);
+    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
     assert!(core.expire(now + UNSEEN_FOR).is_empty());
     assert!(core.finish(older, None).is_none());
     assert!(core.finish(newer, None).unwrap().injectable);
@@ -736,12 +747,12 @@ fn invariant_11_an_ended_call_is_remembered_by_its_streams() {
     core.finish(id, answered("42", now + SECOND));
 
     for _ in 0..3 {
-        let named = core.named(b"1/0");
+        let named = core.named(&here(), b"1/0");
         assert_eq!(named, Named::Ended(End::Answered("42")));
     }
     assert_eq!(core.len(), 0);
     core.expire(now + SECOND);
-    assert_eq!(core.named(b"1/0"), Named::Nothing);
+    assert_eq!(core.named(&here(), b"1/0"), Named::Nothing);
     assert_empty(&core);
 }
 
@@ -764,15 +775,15 @@ fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
     detach(&mut core, victim, now);
     accepted(&mut core, request(1), "other");
     let names = &core.common.names;
-    let slot = core.session.as_ref().unwrap().1;
+    let slot = core.session(&here()).unwrap();
     let colliding = names.request(slot, &RequestId::Number(9));
     let stream = names.stream(slot, StreamId::Numbered(5));
     core.index.insert(colliding, victim);
     core.index.insert(stream, victim);
 
     let request = request(9);
-    assert!(core.find(request.as_ref().unwrap()).is_none());
-    assert_eq!(core.named(b"0/5"), Named::Nothing);
+    assert!(core.find(&here(), &RequestId::Number(9)).is_none());
+    assert_eq!(core.named(&here(), b"0/5"), Named::Nothing);
     let call = CallId::next();
     core.start(call, request, "stranger", None);
     assert!(core.claim(call).is_none(), "the victim does not leave");
@@ -783,8 +794,8 @@ fn a_full_collision_of_two_names_is_no_find_and_touches_neither_call() {
 
 /// It is found as before, and its client may still come back.
 fn assert_untouched(core: &TestCore, victim: CallId) {
-    assert_eq!(core.named(b"0/0"), Named::Call(victim, "victim"));
-    let found = core.find(&request(7).unwrap());
+    assert_eq!(core.named(&here(), b"0/0"), Named::Call(victim, "victim"));
+    let found = core.find(&here(), &RequestId::Number(7));
     assert_eq!(found, Some((victim, "victim")));
     assert!(core.is_detached(victim));
 }
@@ -800,7 +811,7 @@ fn invariant_11_a_record_waits_for_one_before_it_that_stays_longer() {
     }
     assert_eq!(core.next_deadline(), Some(now + SECOND));
     core.expire(now + SECOND);
-    let kept = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| core.named(id));
+    let kept = [&b"0/0"[..], b"0/1", b"0/2"].map(|id| core.named(&here(), id));
     let ended = || Named::Ended(End::Answered("42"));
     assert_eq!(kept, [Named::Nothing, ended(), ended()]);
     assert_eq!(core.next_deadline(), Some(now + 9 * SECOND));
@@ -837,7 +848,7 @@ fn end_with(core: &mut TestCore, now: Instant, stream: i64, away: bool, weight: 
 }
 
 fn keeps(core: &TestCore, stream: i64) -> bool {
-    core.named(format!("0/{stream}").as_bytes()) != Named::Nothing
+    core.named(&here(), format!("0/{stream}").as_bytes()) != Named::Nothing
 }
 
 #[test]
@@ -880,7 +891,7 @@ fn invariant_11_an_answer_that_was_taken_does_not_fit_beside_what_other_sessions
     let now = Instant::now();
     let common = Arc::new(Common::default());
     common.totals.limit(Limits::default().retained(3_000));
-    let mut cores = [(), ()].map(|()| TestCore::new(common.clone(), Some(session(&common))));
+    let mut cores = [(), ()].map(|()| TestCore::new(common.clone(), Some(session_id(&common))));
     end_with(&mut cores[0], now, 0, true, 2_000);
     end_with(&mut cores[1], now, 0, false, 488);
     assert!(!keeps(&cores[1], 0));
@@ -916,7 +927,7 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
     ];
     assert_eq!(told, expected);
     assert!(core.take_dropped().is_empty());
-    core.take_accepted();
+    core.take_accepted(&here());
     let told = core.take_dropped();
     assert!(told.is_empty(), "{last:?} went with its session");
     assert_empty(&core);
@@ -936,7 +947,7 @@ fn invariant_11_the_latest_of_two_ends_counts_whoever_was_there() {
             }
             core.finish(id, answered(answer, now + SECOND));
         }
-        let named = core.named(b"0/0");
+        let named = core.named(&here(), b"0/0");
         assert_eq!(named, Named::Ended(End::Answered("second")));
     }
 }
@@ -950,8 +961,8 @@ fn invariant_12_the_end_of_a_session_takes_its_calls_and_its_memory() {
     core.name(ended, b"0/2", Form::Rmcp);
     core.finish(ended, answered("42", now + SECOND));
 
-    assert_eq!(core.take_accepted(), [(live, "live")]);
-    assert_eq!(core.named(b"0/2"), Named::Nothing);
+    assert_eq!(core.take_accepted(&here()), [(live, "live")]);
+    assert_eq!(core.named(&here(), b"0/2"), Named::Nothing);
     assert!(core.finish(live, None).is_some());
     assert_empty(&core);
 }
@@ -962,10 +973,10 @@ fn invariant_12_a_session_that_starts_anew_finds_nothing_of_its_former_calls() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     core.name(id, b"0/0", Form::Rmcp);
-    core.take_accepted();
-    assert_eq!(core.named(b"0/0"), Named::Nothing);
+    core.take_accepted(&here());
+    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
     core.finish(id, answered("cancelled", now + SECOND));
-    assert_eq!(core.named(b"0/0"), Named::Nothing);
+    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
     assert_empty(&core);
 }
 
@@ -1063,10 +1074,10 @@ fn invariant_8_an_event_id_names_its_stream() {
     let id = accepted(&mut core, request(1), "call");
     core.name(id, b"0/4", Form::Rmcp);
     for its in [&b"0/4"[..], b"17/4"] {
-        assert_eq!(core.named(its), Named::Call(id, "call"));
+        assert_eq!(core.named(&here(), its), Named::Call(id, "call"));
     }
     for other in [&b"0/5"[..], b"0"] {
-        assert_eq!(core.named(other), Named::Nothing);
+        assert_eq!(core.named(&here(), other), Named::Nothing);
     }
     core.name(CallId::next(), b"0/5", Form::Rmcp);
     core.finish(id, None);
@@ -1078,8 +1089,8 @@ fn a_number_and_a_text_are_two_ids() {
     let mut core = core();
     let number = accepted(&mut core, request(7), "number");
     let text = RequestId::String("7".into());
-    let id = accepted(&mut core, Some(text.clone()), "text");
-    assert_eq!(core.find(&text), Some((id, "text")));
+    let id = accepted(&mut core, Some((here(), text.clone())), "text");
+    assert_eq!(core.find(&here(), &text), Some((id, "text")));
     for id in [number, id] {
         assert!(core.finish(id, None).is_some());
     }
@@ -1092,8 +1103,8 @@ fn calls_without_a_session_have_no_names() {
     let mut core = TestCore::new(Arc::default(), None);
     let ids = [(); 2].map(|()| accepted(&mut core, request(7), "call"));
     core.name(ids[0], b"0/0", Form::Rmcp);
-    assert_eq!(core.named(b"0/0"), Named::Nothing);
-    assert!(core.find_any(&RequestId::Number(7)).is_none());
+    assert_eq!(core.named(&here(), b"0/0"), Named::Nothing);
+    assert!(core.find_any(&here(), &RequestId::Number(7)).is_none());
     for id in ids {
         let finished = core.finish(id, answered("42", now)).unwrap();
         assert!(!finished.injectable);
@@ -1102,27 +1113,54 @@ fn calls_without_a_session_have_no_names() {
 }
 
 #[test]
-fn a_call_that_moves_is_as_it_was_but_for_its_names() {
+fn a_call_that_is_renamed_is_as_it_was_but_for_its_names() {
     let now = Instant::now();
-    let common = Arc::new(Common::default());
-    let [mut from, mut to] = [(), ()].map(|()| Core::new(common.clone(), Some(session(&common))));
-    let id = accepted(&mut from, request(7), "call");
-    from.name(id, b"0/0", Form::Any);
-    detach(&mut from, id, now);
-    let older = accepted(&mut to, request(7), "older");
+    let mut core = core();
+    let id = CallId::next();
+    core.start(id, None, "call", None);
+    core.name(id, b"0/0", Form::Any);
+    assert!(core.find_any(&here(), &RequestId::Number(7)).is_none());
+    detach(&mut core, id, now);
+    let older = accepted(&mut core, request(7), "older");
 
-    let entry = from.take_out(id).unwrap();
-    assert!(from.is_empty() && from.index.is_empty() && from.due.is_empty());
-    let left = to.put_in(id, entry, RequestId::Number(7));
+    let left = core.rename(id, &here(), RequestId::Number(7));
     assert_eq!(left.map(|(id, ..)| id), Some(older));
+    assert_eq!(
+        core.find(&here(), &RequestId::Number(7)),
+        Some((id, "call"))
+    );
+    core.name(id, b"0/1", Form::Any);
 
-    assert_eq!(to.find(&RequestId::Number(7)), Some((id, "call")));
-    assert_eq!(to.named(b"0/0"), Named::Nothing);
-    assert_eq!(to.detachment(id), Some(gone(now)));
-    assert_eq!(to.expire(now + SECOND), [(id, "call", Expired::Grace)]);
-    assert_eq!(to.finish(id, None).unwrap().detachment, Some(gone(now)));
-    assert_empty(&from);
-    assert_empty(&to);
+    core.rename(id, &scope_of(1), RequestId::Number(8));
+    assert!(core.find_any(&here(), &RequestId::Number(7)).is_none());
+    assert_eq!(core.named(&here(), b"0/1"), Named::Nothing);
+    assert_eq!(core.named(&scope_of(1), b"0/1"), Named::Nothing);
+    assert_eq!(core.find_in_all(&RequestId::Number(8)), [(id, "call")]);
+    assert_eq!(core.detachment(id), Some(gone(now)));
+    assert_eq!(core.expire(now + SECOND), [(id, "call", Expired::Grace)]);
+    assert_eq!(core.finish(id, None).unwrap().detachment, Some(gone(now)));
+    assert_empty(&core);
+}
+
+#[test]
+fn invariant_8_the_same_id_in_another_scope_is_another_session() {
+    let mut core = core();
+    let there = scope_of(1);
+    let one = accepted(&mut core, request(7), "one");
+    let name = (there.clone(), RequestId::Number(7));
+    let other = accepted(&mut core, Some(name), "other");
+    core.name(one, b"0/0", Form::Rmcp);
+    assert_eq!(core.named(&here(), b"0/0"), Named::Call(one, "one"));
+    assert_eq!(core.named(&there, b"0/0"), Named::Nothing);
+    assert_eq!(core.find_in_all(&RequestId::Number(7)).len(), 2);
+    assert_eq!(core.that_may_have(b"0/0"), [(one, "one")]);
+    assert_eq!(core.take_accepted(&there), [(other, "other")]);
+    assert!(core.has(&here()));
+    for id in [one, other] {
+        core.finish(id, None);
+    }
+    assert!(!core.has(&here()));
+    assert_empty(&core);
 }
 
 /// As servers have them that number the events of each response anew.
@@ -1134,10 +1172,13 @@ fn invariant_8_an_event_id_that_two_calls_have_names_neither_for_sure() {
         for (id, event) in calls.iter().zip(ids) {
             core.name(*id, event.as_bytes(), Form::Any);
         }
-        let named = core.named(ids[0].as_bytes());
+        let named = core.named(&here(), ids[0].as_bytes());
         assert_eq!(named.in_flight().len(), 2, "{ids:?}");
         core.finish(calls[1], None);
-        assert_eq!(core.named(ids[0].as_bytes()), Named::Call(calls[0], "call"));
+        assert_eq!(
+            core.named(&here(), ids[0].as_bytes()),
+            Named::Call(calls[0], "call")
+        );
         core.finish(calls[0], None);
         assert_empty(&core);
     }

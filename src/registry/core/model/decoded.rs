@@ -64,6 +64,10 @@ impl Choices<'_> {
         range.start + usize::from(self.byte()) % range.len()
     }
 
+    fn name_of_call(&mut self) -> (usize, usize) {
+        (self.index(SCOPES), self.index(REQUESTS))
+    }
+
     fn pick(&mut self) -> Pick {
         match self.byte() {
             byte @ 0..224 => Pick::InFlight(byte.into()),
@@ -150,12 +154,12 @@ impl Choices<'_> {
     fn op(&mut self, floods_left: &mut u32) -> Op {
         match self.one_of(24) {
             0..4 => Op::Start {
-                request: self.index(REQUESTS),
+                name: self.name_of_call(),
                 accepted: self.one_of(4) > 0,
                 may_last_ms: self.maybe(|choices| choices.ms(60_000)),
             },
             4 => Op::Claim(self.pick()),
-            5 => Op::Move(self.pick(), self.index(REQUESTS)),
+            5 => Op::Rename(self.pick(), self.name_of_call()),
             6..9 => Op::Name(self.pick(), self.name(floods_left)),
             9..12 => Op::Detach {
                 call: self.pick(),
@@ -182,6 +186,7 @@ impl Choices<'_> {
             17 => Op::LoseSight(self.pick()),
             18..20 => Op::Finish(self.pick(), self.maybe(Self::remembering)),
             20 => Op::TakeAccepted {
+                scope: self.index(SCOPES),
                 end: self.maybe(Self::remembering),
             },
             21 => Op::Pass(self.pass()),

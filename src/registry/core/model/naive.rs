@@ -58,12 +58,13 @@ pub(super) struct Model {
     /// Whose records had to go though their clients may come for them, and was not asked yet.
     dropped: Vec<CallId>,
     /// Streams that two calls go by, which MCP forbids. Either may be found, or both, or none.
-    contested: Vec<Stream>,
+    contested: Vec<(usize, Stream)>,
 }
 
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) id: CallId,
+    scope: usize,
     request: RequestId,
     accepted: bool,
     /// How many resumes were accepted.
@@ -93,6 +94,7 @@ pub(super) struct Call {
 #[derive(Debug)]
 struct Kept {
     id: CallId,
+    scope: usize,
     names: Vec<Stream>,
     remember: Remember,
     /// Nobody was there to take the answer.
@@ -129,9 +131,15 @@ impl Model {
         Some(self.calls.remove(at))
     }
 
-    pub(super) fn start(&mut self, id: CallId, request: RequestId, may_last_to: Option<Instant>) {
+    pub(super) fn start(
+        &mut self,
+        id: CallId,
+        (scope, request): (usize, RequestId),
+        may_last_to: Option<Instant>,
+    ) {
         self.calls.push(Call {
             id,
+            scope,
             request,
             accepted: false,
             resumes: 0,
@@ -155,34 +163,38 @@ impl Model {
     /// Rules 1 and 9. Returns who leaves.
     pub(super) fn claim(&mut self, id: CallId) -> Option<CallId> {
         let call = self.get_mut(id)?;
-        let request = call.request.clone();
+        let (scope, request) = (call.scope, call.request.clone());
         call.accepted = true;
         let older = self
             .calls
             .iter()
-            .find(|call| call.id != id && call.accepted && call.request == request)?;
+            .find(|call| call.id != id && call.accepted && call.is(scope, &request))?;
         let older = older.id;
         self.remove(older);
         Some(older)
     }
 
-    /// The same call under another id, without its names.
-    pub(super) fn go(&mut self, id: CallId, request: RequestId) -> Option<CallId> {
-        let mut call = self.remove(id)?;
-        call.request = request;
+    /// The same call under another name, without those of its streams.
+    pub(super) fn rename(
+        &mut self,
+        id: CallId,
+        (scope, request): (usize, RequestId),
+    ) -> Option<CallId> {
+        let call = self.get_mut(id)?;
+        (call.scope, call.request) = (scope, request);
         call.accepted = false;
         call.names.clear();
-        self.calls.push(call);
         self.claim(id)
     }
 
     /// Rule 8.
     pub(super) fn name(&mut self, id: CallId, stream: Stream) {
-        if self.get(id).is_none_or(|call| call.goes_by(stream)) {
+        let call = self.get(id).filter(|call| !call.goes_by(stream));
+        let Some(scope) = call.map(|call| call.scope) else {
             return;
-        }
-        if !self.holders(stream).is_empty() {
-            self.contested.push(stream);
+        };
+        if !self.holders(scope, stream).is_empty() {
+            self.contested.push((scope, stream));
         }
         if let Some(call) = self.get_mut(id) {
             call.names.push(stream);
@@ -309,13 +321,14 @@ impl Model {
     /// Rules 2 and 11. Returns whether a cancel may be injected.
     pub(super) fn finish(&mut self, id: CallId, remember: Option<Remember>) -> Option<bool> {
         let call = self.remove(id)?;
-        let is_for_it = |other: &Call| other.request == call.request;
+        let is_for_it = |other: &Call| other.is(call.scope, &call.request);
         let injectable = call.accepted || !self.calls.iter().any(is_for_it);
         if let Some(remember) = remember.filter(|_| !call.names.is_empty()) {
             let names = call.known_names();
             let answered = matches!(remember.end, End::Answered(_));
             self.keep(Kept {
                 id,
+                scope: call.scope,
                 names,
                 remember,
                 owed: !answered || call.wait.is_some(),
@@ -355,9 +368,10 @@ impl Model {
     }
 
     /// Rule 12: the accepted calls, whose names are forgotten with what is remembered.
-    pub(super) fn take_accepted(&mut self) -> Vec<CallId> {
-        self.kept.clear();
-        let accepted = self.calls.iter_mut().filter(|call| call.accepted);
+    pub(super) fn take_accepted(&mut self, scope: usize) -> Vec<CallId> {
+        self.kept.retain(|kept| kept.scope != scope);
+        let its = self.calls.iter_mut().filter(|call| call.scope == scope);
+        let accepted = its.filter(|call| call.accepted);
         let taken = accepted.map(|call| {
             call.names.clear();
             call.id
@@ -410,9 +424,9 @@ impl Model {
         calls.count() + self.kept.len()
     }
 
-    pub(super) fn find(&self, request: &RequestId) -> Option<CallId> {
+    pub(super) fn find(&self, scope: usize, request: &RequestId) -> Option<CallId> {
         let mut accepted = self.calls.iter().filter(|call| call.accepted);
-        let found = accepted.find(|call| call.request == *request);
+        let found = accepted.find(|call| call.is(scope, request));
         found.map(|call| call.id)
     }
 
@@ -420,24 +434,25 @@ impl Model {
         self.get(id)?.detachment
     }
 
-    pub(super) fn detached(&self) -> Vec<CallId> {
-        let detached = self.calls.iter().filter(|call| call.wait.is_some());
+    pub(super) fn detached(&self, scope: usize) -> Vec<CallId> {
+        let its = self.calls.iter().filter(|call| call.scope == scope);
+        let detached = its.filter(|call| call.wait.is_some());
         detached.map(|call| call.id).collect()
     }
 
     /// What an event id may name.
-    pub(super) fn named(&self, stream: Stream) -> Vec<Named> {
-        let mut allowed = self.holders(stream);
-        if !allowed.is_empty() && !self.contested.contains(&stream) {
+    pub(super) fn named(&self, scope: usize, stream: Stream) -> Vec<Named> {
+        let mut allowed = self.holders(scope, stream);
+        if !allowed.is_empty() && !self.contested.contains(&(scope, stream)) {
             assert_eq!(allowed.len(), 1, "the model lost track of who is contested");
             return allowed;
         }
-        let in_flight = self.calls.iter().filter(|call| call.goes_by(stream));
+        let its = || self.calls.iter().filter(|call| call.scope == scope);
+        let in_flight = its().filter(|call| call.goes_by(stream));
         let mut in_flight: Vec<_> = in_flight.map(|call| call.id).collect();
         in_flight.sort_unstable();
         allowed.push(Named::OneOf(in_flight));
-        let calls = self.calls.iter();
-        let overflowed = calls.filter(|call| call.names.len() > 2 * MAX_EVENT_IDS);
+        let overflowed = its().filter(|call| call.names.len() > 2 * MAX_EVENT_IDS);
         let mut overflowed: Vec<_> = overflowed.map(|call| call.id).collect();
         overflowed.sort_unstable();
         allowed.push(match overflowed.is_empty() {
@@ -447,9 +462,10 @@ impl Model {
         allowed
     }
 
-    fn holders(&self, stream: Stream) -> Vec<Named> {
-        let calls = self.calls.iter().filter(|call| call.goes_by(stream));
-        let kept = self.kept.iter();
+    fn holders(&self, scope: usize, stream: Stream) -> Vec<Named> {
+        let calls = self.calls.iter().filter(|call| call.scope == scope);
+        let calls = calls.filter(|call| call.goes_by(stream));
+        let kept = self.kept.iter().filter(|kept| kept.scope == scope);
         let kept = kept.filter(|kept| kept.names.contains(&stream));
         calls
             .map(|call| Named::Call(call.id))
@@ -460,7 +476,7 @@ impl Model {
     /// Nobody contests what nobody has.
     pub(super) fn settle_contests(&mut self) {
         let mut contested = std::mem::take(&mut self.contested);
-        contested.retain(|stream| !self.holders(*stream).is_empty());
+        contested.retain(|(scope, stream)| !self.holders(*scope, *stream).is_empty());
         self.contested = contested;
     }
 
@@ -472,6 +488,10 @@ impl Model {
 // === impl Call ===
 
 impl Call {
+    fn is(&self, scope: usize, request: &RequestId) -> bool {
+        self.scope == scope && self.request == *request
+    }
+
     pub(super) fn is_attached(&self) -> bool {
         self.wait.is_none()
     }

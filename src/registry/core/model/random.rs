@@ -76,9 +76,9 @@ fn pass() -> impl Strategy<Value = Pass> {
 
 fn start() -> impl Strategy<Value = Op> {
     let may_last_ms = option::weighted(0.2, 0..60_000_u64);
-    (REQUESTS, prop::bool::weighted(0.8), may_last_ms).prop_map(
-        |(request, accepted, may_last_ms)| Op::Start {
-            request,
+    ((SCOPES, REQUESTS), prop::bool::weighted(0.8), may_last_ms).prop_map(
+        |(name, accepted, may_last_ms)| Op::Start {
+            name,
             accepted,
             may_last_ms,
         },
@@ -89,7 +89,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => start(),
         3 => pick().prop_map(Op::Claim),
-        2 => (pick(), REQUESTS).prop_map(|(call, request)| Op::Move(call, request)),
+        2 => (pick(), (SCOPES, REQUESTS)).prop_map(|(call, name)| Op::Rename(call, name)),
         12 => (pick(), name()).prop_map(|(call, name)| Op::Name(call, name)),
         16 => (pick(), generations(), waiting(), prop::bool::weighted(0.1), prop::bool::weighted(0.7))
             .prop_map(|(call, generation, wait, barren, end)| Op::Detach {
@@ -116,7 +116,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (pick(), remembering()).prop_map(|(call, how)| Op::FinishDetached(call, how)),
         8 => (pick(), option::weighted(0.7, remembering()))
             .prop_map(|(call, remember)| Op::Finish(call, remember)),
-        2 => option::weighted(0.7, remembering()).prop_map(|end| Op::TakeAccepted { end }),
+        2 => (SCOPES, option::weighted(0.7, remembering()))
+            .prop_map(|(scope, end)| Op::TakeAccepted { scope, end }),
         12 => pass().prop_map(Op::Pass),
         1 => (1..12_u32, 19..22_u64).prop_map(|(looks, and_ms)| Op::Late { looks, and_ms }),
         12 => prop::bool::weighted(0.8).prop_map(|end| Op::Expire { end }),
