@@ -303,3 +303,6 @@ impl Exchange {
         self.until(|| !self.is_in_flight(id)).await;
     }
 }
+
+#[cfg(test)]
+mod tests;

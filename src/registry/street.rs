@@ -287,6 +287,14 @@ impl<T: Tracked> Home<T> {
         }
     }
 
+    /// Whether it has a deadline at which nobody would look at it.
+    #[cfg(test)]
+    pub(super) fn is_forgotten(&self) -> bool {
+        let next = self.state().core.next_deadline();
+        let looked_at = self.ticket.get().and_then(Ticket::at);
+        next.is_some_and(|next| looked_at.is_none_or(|at| at > next))
+    }
+
     fn state(&self) -> MutexGuard<'_, Inside<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,7 +5,10 @@ use std::{
 };
 
 use super::{core::Rank, *};
-use crate::call::{CancelReason, DetachCause, Detachment, RequestId};
+use crate::{
+    call::{CancelReason, DetachCause, Detachment, RequestId},
+    timer::{Noticed, Timed},
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -275,5 +278,182 @@ fn whoever_drains_and_who_starts_see_each_other() {
             (starts.join().unwrap(), taken.len())
         });
         assert!(started == Started::TooLate || taken == 1, "{started:?}");
+    }
+}
+
+/// As `Exchange::report_dropped` does: who has ended a call makes room, if that is too much.
+#[test]
+fn when_all_have_made_room_no_more_is_remembered_than_may_be() {
+    const MOST: usize = 1_000_000;
+    for round in 0..500 {
+        let registry = Registry::new();
+        registry.limit(Limits::default().retained(MOST));
+        for n in 0..300 {
+            end_with(&registry, &key(&format!("small-{n}"), 1), 2_000, true);
+        }
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                end_with(&registry, &key("one", 1), 600_000, true);
+                registry.make_room();
+                is_over.store(true, Ordering::Release);
+            });
+            // While the other one makes room.
+            while registry.want_room.load(Ordering::Acquire) == 0
+                && !is_over.load(Ordering::Acquire)
+            {
+                std::hint::spin_loop();
+            }
+            end_with(&registry, &key("other", 1), 600_000, true);
+            registry.make_room();
+        });
+        let bytes = registry.street.common.totals.bytes();
+        assert!(bytes <= MOST, "round {round}: {bytes} bytes are remembered");
+    }
+}
+
+/// Calls that lose their clients, get them back, move, end, are looked at and remembered, all at the same time: nothing of
+/// them is left.
+#[test]
+fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_end() {
+    const CALLS: usize = 400;
+    const THREADS: usize = 3;
+    for round in 0..10_u64 {
+        let registry = Registry::new();
+        registry.limit(
+            Limits::default()
+                .detached(40)
+                .detached_of_session(9)
+                .retained(30_000),
+        );
+        let keys = |n: usize| key(&format!("s{}", n % 7), (n / 7) as i64 % 5);
+        let calls: Vec<_> = (0..CALLS).map(|n| accepted(&registry, &keys(n))).collect();
+        let barrier = Barrier::new(THREADS);
+        let now = Instant::now();
+        thread::scope(|scope| {
+            for thread in 0..THREADS as u64 {
+                let (registry, barrier, calls, keys) = (&registry, &barrier, &calls, &keys);
+                scope.spawn(move || {
+                    let mut dice = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round * 8 + thread + 1);
+                    barrier.wait();
+                    for _ in 0..4_000 {
+                        dice ^= dice << 13;
+                        dice ^= dice >> 7;
+                        dice ^= dice << 17;
+                        let n = (dice >> 8) as usize % CALLS;
+                        let (id, call) = &calls[n];
+                        match dice % 7 {
+                            0 => drop(call.with(|core| core.attach(*id))),
+                            1 | 2 => {
+                                let wait = match dice & 64 {
+                                    0 => Wait::ForItsEnd,
+                                    _ => Wait::Until {
+                                        deadline: now,
+                                        retry: SECOND,
+                                    },
+                                };
+                                let gone = Detachment::new(DetachCause::HungUp, now);
+                                let _done =
+                                    call.with(|core| core.detach(*id, FIRST, wait, false, gone));
+                            }
+                            3 => {
+                                let held = call.with(|core| core.hold(*id, now));
+                                if held {
+                                    call.with(|core| core.release(*id, now));
+                                }
+                            }
+                            4 => {
+                                let ended = Ended {
+                                    end: End::Cancelled(
+                                        RequestId::Number(1),
+                                        CancelReason::Orphaned,
+                                    ),
+                                    weight: (dice >> 40) as usize % 4_000,
+                                    until: now + SECOND,
+                                };
+                                call.with(|core| core.name(*id, b"0/0", Form::Any));
+                                call.with(|core| core.finish(*id, Some(ended)));
+                                call.with(Core::take_dropped);
+                                registry.make_room();
+                            }
+                            5 => {
+                                if let Some(home) = registry.street.find(&keys(n).session.id) {
+                                    home.look(now, Noticed::InTime);
+                                }
+                            }
+                            _ => drop(registry.find(&keys(n))),
+                        }
+                    }
+                });
+            }
+        });
+        for (id, call) in &calls {
+            call.with(|core| core.finish(*id, None));
+        }
+        assert_eq!(
+            (registry.len(), registry.detached()),
+            (0, 0),
+            "round {round}"
+        );
+        for n in 0..CALLS {
+            registry.take_session(&keys(n).session);
+        }
+        let bytes = registry.street.common.totals.bytes();
+        assert_eq!(bytes, 0, "round {round}");
+        assert_eq!(registry.street.homes().count(), 16, "round {round}");
+    }
+}
+
+/// Clocks start, stop and end while several keepers look.
+#[test]
+fn no_deadline_is_left_at_which_nobody_looks() {
+    const CALLS: usize = 24;
+    const THREADS: u64 = 3;
+    let start = Instant::now();
+    for round in 0..60_u64 {
+        let registry = Registry::new();
+        let keys = |n: usize| key(&format!("s{}", n % 3), n as i64);
+        let calls: Vec<_> = (0..CALLS).map(|n| accepted(&registry, &keys(n))).collect();
+        let barrier = Barrier::new(THREADS as usize);
+        thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (registry, barrier, calls) = (&registry, &barrier, &calls);
+                scope.spawn(move || {
+                    let mut dice = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round * 8 + thread + 1);
+                    barrier.wait();
+                    for step in 0..2_000 {
+                        dice ^= dice << 13;
+                        dice ^= dice >> 7;
+                        dice ^= dice << 17;
+                        let now = start + step * Duration::from_millis(1);
+                        let (id, call) = &calls[(dice >> 8) as usize % CALLS];
+                        match dice % 4 {
+                            0 => registry.street.timer.look_now(now),
+                            1 => {
+                                let stream = call.with(|core| core.attach(*id));
+                                let wait = Wait::Until {
+                                    deadline: now + Duration::from_millis(dice >> 40 & 31),
+                                    retry: SECOND,
+                                };
+                                let gone = Detachment::new(DetachCause::HungUp, now);
+                                call.with(|core| {
+                                    core.detach(*id, FIRST, wait, false, gone);
+                                    stream.map(|it| core.detach(*id, it, wait, false, gone))
+                                });
+                            }
+                            2 => {
+                                if call.with(|core| core.hold(*id, now)) {
+                                    call.with(|core| core.release(*id, now));
+                                }
+                            }
+                            _ => drop(call.with(|core| core.attach(*id))),
+                        }
+                    }
+                });
+            }
+        });
+        for home in registry.street.homes() {
+            assert!(!home.is_forgotten(), "round {round}");
+        }
     }
 }

@@ -107,6 +107,11 @@ impl Alarms {
         id
     }
 
+    #[cfg(test)]
+    pub(super) fn at(&self, id: AlarmId) -> Option<Instant> {
+        self.all.get(&id)?.at
+    }
+
     /// Its ticket is gone.
     pub(super) fn remove(&mut self, id: AlarmId) -> Option<Weak<dyn Timed>> {
         let alarm = self.all.remove(&id)?;

@@ -153,6 +153,12 @@ impl Timer {
         alarms.come_back()
     }
 
+    /// Looks at what is due, as a keeper does.
+    #[cfg(test)]
+    pub(crate) fn look_now(&self, now: Instant) {
+        let _next = self.look(now, Noticed::InTime);
+    }
+
     /// When it is to be looked at next, as far as the keepers were told.
     fn due(&self) -> Option<Instant> {
         self.alarms().awake_at()
@@ -190,6 +196,14 @@ impl Ticket {
     /// the earlier time counts, and none is lost.
     pub(crate) fn by(&self, at: Instant) {
         self.timer.change(|alarms| alarms.by(self.id, at));
+    }
+}
+
+#[cfg(test)]
+impl Ticket {
+    /// When it is looked at next.
+    pub(crate) fn at(&self) -> Option<Instant> {
+        self.timer.alarms().at(self.id)
     }
 }
 

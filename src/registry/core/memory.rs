@@ -37,8 +37,11 @@ pub(crate) struct Dropped {
     pub(crate) bytes: usize,
 }
 
-/// What a record costs besides its answer and the texts in it, in bytes, about: its queues and its session.
+/// What a record costs besides its answer and the texts in it, in bytes, about.
 pub(super) const RECORD: usize = 512;
+
+/// What the first record of a session costs besides, in bytes, about: the session would be forgotten without it.
+pub(super) const SESSION: usize = 832;
 
 /// What is remembered of a session. In a box: a session is large enough without any.
 #[derive(Debug)]
@@ -175,13 +178,21 @@ impl<A> Remembered<A> {
             ..
         } = leaving;
         let texts = id.len() + ended.end.text_len();
+        let session_too = match self.bytes() {
+            0 => SESSION,
+            _ => 0,
+        };
         let number = self.next;
         self.next += 1;
         Record {
             number,
             call,
             session,
-            weight: RECORD + ended.weight + texts + streams.len() * size_of::<StreamId>(),
+            weight: RECORD
+                + session_too
+                + ended.weight
+                + texts
+                + streams.len() * size_of::<StreamId>(),
             streams,
             end: ended.end,
             until: ended.until,
