@@ -40,7 +40,8 @@
 //! 3. A cancel takes this order: reason, token, inner streams, injection.
 //!    It is announced before its call leaves the registry: who closes the session waits for calls in flight, and for
 //!    what is announced.
-//! 4. No lock is held while a token fires, an observer runs, a hook runs or is dropped, or the registry is asked.
+//! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. The registry is asked under the
+//!    lock of the state only where a call is entered or gets its name: the state, then the shard, then the home.
 
 #[cfg(feature = "rmcp")]
 mod bound;

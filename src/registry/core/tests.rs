@@ -822,7 +822,7 @@ fn invariant_11_a_record_waits_for_one_before_it_that_stays_longer() {
 #[test]
 fn invariant_11_the_oldest_answers_go_first() {
     let now = Instant::now();
-    let mut core = limited(Limits::default().retained_of_session(2_132));
+    let mut core = limited(Limits::default().retained_of_session(1_400));
     for stream in 0..4 {
         end_with(&mut core, now, stream, false, 2);
     }
