@@ -1,4 +1,4 @@
-//! What the lines since the last blank one said: the event to come.
+//! The event to come, as the lines since the last blank one give it.
 
 use std::{borrow::Cow, mem, time::Duration};
 
@@ -108,12 +108,9 @@ impl<'f> Block<'f> {
         }
     }
 
-    /// What the block says, now that it has ended; `None` if nothing.
+    /// What the block says once it has ended; `None` if nothing.
     pub(super) fn event(&self) -> Option<Event<'_>> {
-        if self.data.is_none() && self.id.is_none() && self.retry.is_none() {
-            return None;
-        }
-        Some(Event {
+        self.says_something().then(|| Event {
             id: self.id.as_deref(),
             retry: self.retry,
             answers: match &self.data {
@@ -124,7 +121,7 @@ impl<'f> Block<'f> {
         })
     }
 
-    /// Takes what is borrowed into buffers, for the frame goes on its way.
+    /// Takes what is borrowed from the frame into buffers.
     pub(super) fn keep(self) -> Block<'static> {
         Block {
             data: self.data.map(|data| data.keep(MAX_DATA)),
@@ -134,10 +131,13 @@ impl<'f> Block<'f> {
         }
     }
 
-    /// Nothing was said.
+    fn says_something(&self) -> bool {
+        self.data.is_some() || self.id.is_some() || self.retry.is_some()
+    }
+
+    /// Whether nothing of it has come.
     pub(super) fn is_empty(&self) -> bool {
-        let says_nothing = self.data.is_none() && self.id.is_none() && self.retry.is_none();
-        says_nothing && matches!(&self.value, Text::Whole(text) if text.is_empty())
+        !self.says_something() && matches!(&self.value, Text::Whole(text) if text.is_empty())
     }
 
     /// How much it has allocated.

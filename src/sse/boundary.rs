@@ -1,4 +1,4 @@
-//! Where something can be put into a body without changing its events.
+//! The places in a body where something can be put in without changing its events.
 
 use super::lines::{Lines, Piece};
 
@@ -7,7 +7,7 @@ use super::lines::{Lines, Piece};
 /// The start of the body is such a place, and so is the one after a comment, which belongs to no event.
 /// After a carriage return a line feed may still come: parted from it by what was put in, it makes a
 /// blank line that ends nothing.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Boundary {
     lines: Lines,
     line: Line,
@@ -15,8 +15,9 @@ pub(crate) struct Boundary {
     in_event: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Line {
+    #[default]
     Start,
     Comment,
     Other,
@@ -32,7 +33,7 @@ impl Boundary {
 
     /// Follows the next frame of the body.
     pub(crate) fn pass(&mut self, frame: &[u8]) {
-        // Whatever came before, this is a blank line. Most frames are whole events that end so.
+        // This ends with a blank line, whatever came before. Most frames are whole events that end so.
         if frame.ends_with(b"\n\n") || frame.ends_with(b"\r\n\r\n") {
             *self = Self {
                 lines: Lines::begun(),
@@ -46,36 +47,20 @@ impl Boundary {
                 Piece::Mark => (self.line, self.in_event) = (Line::Start, false),
                 Piece::PartOfMark => (self.line, self.in_event) = (Line::Other, true),
                 Piece::Text { text, ends } => {
-                    self.go_on(text);
+                    if self.line == Line::Start && !text.is_empty() {
+                        let is_comment = text.starts_with(b":");
+                        self.line = match is_comment {
+                            true => Line::Comment,
+                            false => Line::Other,
+                        };
+                        self.in_event |= !is_comment;
+                    }
                     if ends {
                         self.in_event &= self.line != Line::Start;
                         self.line = Line::Start;
                     }
                 }
             }
-        }
-    }
-
-    fn go_on(&mut self, text: &[u8]) {
-        if self.line == Line::Start && !text.is_empty() {
-            let is_comment = text.starts_with(b":");
-            self.line = if is_comment {
-                Line::Comment
-            } else {
-                Line::Other
-            };
-            self.in_event |= !is_comment;
-        }
-    }
-}
-
-impl Default for Boundary {
-    /// At the start of a body.
-    fn default() -> Self {
-        Self {
-            lines: Lines::default(),
-            line: Line::Start,
-            in_event: false,
         }
     }
 }

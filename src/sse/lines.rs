@@ -7,8 +7,8 @@ use memchr::memchr2;
 /// The byte order mark that a body may start with.
 pub(super) const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Cuts a body into lines: any of the three line ends ends one, and a byte order mark at the start is of none.
-#[derive(Debug)]
+/// Cuts a body into lines: any of the three line ends ends one, and a byte order mark at the start is part of none.
+#[derive(Debug, Default)]
 pub(super) struct Lines {
     /// How many bytes of the mark have come: all, once something else came.
     marked: u8,
@@ -18,7 +18,7 @@ pub(super) struct Lines {
 
 const MARKED: u8 = MARK.len() as u8;
 
-/// The next of a frame.
+/// The next piece of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece<'f> {
     /// A part of the mark. If the rest does not come, it is a line that begins like no field.
@@ -72,15 +72,5 @@ impl Lines {
             _ => (mem::take(frame), false),
         };
         Some(Piece::Text { text, ends })
-    }
-}
-
-impl Default for Lines {
-    /// Those of a body of which nothing has come.
-    fn default() -> Self {
-        Self {
-            marked: 0,
-            after_return: false,
-        }
     }
 }

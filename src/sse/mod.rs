@@ -42,6 +42,7 @@ pub(crate) use self::{block::Event, boundary::Boundary, start::Start};
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
 /// Reads the events of one response body.
+#[derive(Default)]
 pub(crate) struct Reader {
     lines: Lines,
     line: Line,
@@ -50,9 +51,10 @@ pub(crate) struct Reader {
 }
 
 /// How far the current line has come.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 enum Line {
     /// Nothing of it has come.
+    #[default]
     Start,
     /// It can still become this field. So many bytes of the name and its colon have come.
     Name(Field, u8),
@@ -100,16 +102,6 @@ impl Reader {
         }
         if !block.is_empty() {
             self.cut = Some(block.keep());
-        }
-    }
-}
-
-impl Default for Reader {
-    fn default() -> Self {
-        Self {
-            lines: Lines::default(),
-            line: Line::Start,
-            cut: None,
         }
     }
 }

@@ -6,8 +6,8 @@ use super::lines::MARK;
 
 /// Passes a body on so that it may follow what was put in before it.
 ///
-/// A byte order mark is one only at the very start. Where something stands before it, it would be a part of
-/// the first line, so it goes. Frames may cut it: what could still become one is held back.
+/// A byte order mark counts only at the very start. After something else it would be a part of the first line, so
+/// it is removed. Frames may cut it: what could still become one is held back.
 #[derive(Debug, Default)]
 pub(crate) enum Start {
     /// Nothing was sent.
@@ -29,7 +29,7 @@ impl Start {
         }
     }
 
-    /// What is to be sent for the next frame of the body. What is held back at its end is no event, and goes.
+    /// What is to be sent for the next frame of the body. What is held back at the end of the body is dropped.
     pub(crate) fn pass(&mut self, mut frame: Bytes) -> Bytes {
         if frame.is_empty() {
             return frame;

@@ -1,8 +1,8 @@
-//! Looks at things when their time comes, and runs tasks, on every runtime that serves requests.
+//! The timer: it looks at things when their times come, and runs tasks, on every runtime that serves requests.
 //!
 //! `Drop` code may run anywhere: on a thread without a runtime, or while a runtime shuts down. A process may have
-//! several runtimes (servers with one for each core have), and each may stand still: its thread computes, or nobody
-//! drives it any more. So nothing waits for one runtime alone.
+//! several runtimes, one for each core for example, and each may stand still: its thread computes, or nobody drives it
+//! any more. So nothing waits for one runtime alone.
 //!
 //! 1. Every runtime that serves requests has a keeper, a task of its own. One of them, the first, looks at what is due
 //!    on time; the others look [`SLACK`] later, and the one that finds it overdue becomes the first. The runtime
@@ -11,9 +11,10 @@
 //!    ends, another runtime takes it (see [`errand`]).
 //! 3. A keeper wakes once for a time that it waits for, and once when it is told of an earlier one.
 //! 4. No lock is held while something is looked at, dropped or woken. Each thing is taken out just before its own
-//!    look, so one whose look panics or lasts leaves the others to whichever keeper looks next.
+//!    look, so a look that panics or lasts leaves the others to the keeper that looks next.
 
 use std::{
+    ops::ControlFlow,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
@@ -21,13 +22,12 @@ use std::{
 use futures_util::future::select;
 use tokio::{
     runtime::{Handle, Id},
-    time::{Instant, Sleep, sleep_until},
+    time::{Instant, sleep_until},
 };
 
 use self::{
     alarms::{AlarmId, Alarms},
-    errand::Errand,
-    runner::Runner,
+    errand::{Errand, Runner},
     shared::{SLACK, Shared},
 };
 use crate::quietly::quietly;
@@ -36,7 +36,6 @@ mod alarms;
 mod errand;
 mod in_time;
 mod roll;
-mod runner;
 mod shared;
 
 pub(crate) use self::{
@@ -46,39 +45,29 @@ pub(crate) use self::{
 };
 
 /// Keeps the time of what has a [`Ticket`], and the tasks that have not begun.
+#[derive(Default)]
 pub(crate) struct Timer {
     shared: Arc<Shared>,
     alarms: Mutex<Alarms>,
 }
 
-/// Belongs to what is looked at: once it is dropped, nothing of the alarm is left.
+/// Keeps an alarm set. What is looked at owns it; nothing of the alarm is left once it is dropped.
 pub(crate) struct Ticket {
     timer: Arc<Timer>,
     id: AlarmId,
 }
 
-/// Keeps time on one runtime. Dropped, also with its runtime, it is none of the keepers any more.
+/// Keeps time on one runtime, until it is dropped, alone or with its runtime.
 struct Keeper {
     shared: Arc<Shared>,
     runtime: Id,
-}
-
-/// What a look at the clock decides.
-enum Look {
-    /// To come back at this time, if at all.
-    Sleep(Option<Instant>),
-    /// The runtime takes no tasks any more.
-    Ended,
 }
 
 // === impl Timer ===
 
 impl Timer {
     pub(crate) fn new() -> Self {
-        Self {
-            shared: Arc::new(Shared::new()),
-            alarms: Mutex::default(),
-        }
+        Self::default()
     }
 
     /// Has the current runtime keep time too, if it does not yet. Called with every request.
@@ -108,10 +97,15 @@ impl Timer {
         }
     }
 
-    /// Runs a task, here or where somebody comes to it: on another runtime that keeps time. Without any, or when they
-    /// all end, the task is dropped.
+    /// Runs a task on this runtime, or on another one that keeps time if this one does not come to it. When none is
+    /// left, the task is dropped.
     pub(crate) fn spawn(&self, moves: Moves, task: impl Future<Output = ()> + Send + 'static) {
-        Runner::start(&self.shared, Errand::new(moves, Box::pin(task)));
+        let errand = Errand {
+            moves,
+            task: Box::pin(task),
+            moved: 0,
+        };
+        Runner::start(&self.shared, errand);
     }
 
     /// Has something looked at when its time comes, as long as its ticket is kept.
@@ -142,7 +136,7 @@ impl Timer {
         let due = self.alarms().due(now);
         for id in due {
             let taken = self.alarms().take(id, now);
-            // What is let go of is the user's. A destructor that panics harms nothing else.
+            // A user's destructor that panics in it harms nothing else.
             let again = taken.and_then(|due| quietly(|| due.look(now, noticed)));
             if let Some(again) = again {
                 // Another keeper may have looked meanwhile, and sleep past what was taken out here.
@@ -157,11 +151,6 @@ impl Timer {
     #[cfg(test)]
     pub(crate) fn look_now(&self, now: Instant) {
         let _next = self.look(now, Noticed::InTime);
-    }
-
-    /// When it is to be looked at next, as far as the keepers were told.
-    fn due(&self) -> Option<Instant> {
-        self.alarms().awake_at()
     }
 
     fn alarms(&self) -> MutexGuard<'_, Alarms> {
@@ -192,8 +181,8 @@ impl Drop for Timer {
 // === impl Ticket ===
 
 impl Ticket {
-    /// Has it looked at by `at`, if it would be looked at later or not at all. Also from within a look, or beside one:
-    /// the earlier time counts, and none is lost.
+    /// Has it looked at by `at`, if it would be looked at later or not at all. During a look too the earlier time counts,
+    /// and none is lost.
     pub(crate) fn by(&self, at: Instant) {
         self.timer.change(|alarms| alarms.by(self.id, at));
     }
@@ -223,51 +212,50 @@ impl Keeper {
             let mut woken = pin!(self.shared.wake.notified());
             woken.as_mut().enable();
             let look = timer.upgrade().map(|timer| self.look(&timer));
-            let alarm = match look {
-                Some(Look::Sleep(at)) => at.filter(|_| can_sleep).map(alarm),
-                Some(Look::Ended) | None => return,
+            let Some(ControlFlow::Continue(at)) = look else {
+                return;
             };
+            let at = at.filter(|_| can_sleep);
+            // Where the runtime has no clock, tokio tells only by a panic.
+            let alarm = at.map(|at| quietly(|| sleep_until(at)));
             match alarm {
                 Some(Some(alarm)) => {
                     select(woken, pin!(alarm)).await;
                 }
                 Some(None) => {
+                    // All times are left to the others.
                     can_sleep = false;
-                    self.cannot_sleep();
+                    self.shared.state().cannot_sleep(self.runtime);
+                    self.shared.wake.notify_waiters();
                 }
                 None => woken.await,
             }
         }
     }
 
-    fn look(&self, timer: &Timer) -> Look {
+    /// Says when to come back, if at all. `Break` if the runtime takes no tasks any more.
+    fn look(&self, timer: &Timer) -> ControlFlow<(), Option<Instant>> {
         let now = Instant::now();
         let (errands, next_errand) = self.shared.state().errands.take_due(now);
         if !Runner::take_over(&self.shared, errands) {
-            return Look::Ended;
+            return ControlFlow::Break(());
         }
         let is_first = self.shared.state().is_first(self.runtime);
         let deadline = match is_first {
             true => timer.look(now, Noticed::InTime),
             false => self.stand_by(timer, now),
         };
-        Look::Sleep(deadline.into_iter().chain(next_errand).min())
+        ControlFlow::Continue(deadline.into_iter().chain(next_errand).min())
     }
 
-    /// Does what the first has not done.
+    /// Does what the first keeper has not done in time.
     fn stand_by(&self, timer: &Timer, now: Instant) -> Option<Instant> {
-        let overdue = timer.due()?.checked_add(SLACK)?;
+        let overdue = timer.alarms().awake_at?.checked_add(SLACK)?;
         if overdue > now {
             return Some(overdue);
         }
         self.shared.state().prefer(self.runtime);
         timer.look(now, Noticed::Late)
-    }
-
-    /// Leaves all times to the others.
-    fn cannot_sleep(&self) {
-        self.shared.state().cannot_sleep(self.runtime);
-        self.shared.wake.notify_waiters();
     }
 }
 
@@ -283,14 +271,9 @@ impl Drop for Keeper {
             }
         };
         self.shared.wake.notify_waiters();
-        // They may be the user's.
+        // These may be the user's.
         quietly(|| drop(nobody_takes));
     }
-}
-
-/// `None` if the runtime has no clock, of which tokio tells by a panic only.
-fn alarm(at: Instant) -> Option<Sleep> {
-    quietly(|| sleep_until(at))
 }
 
 #[cfg(test)]

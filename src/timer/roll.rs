@@ -1,9 +1,9 @@
-//! On which runtimes a timer has a keeper, as far as each thread knows.
+//! The runtimes on which a timer has a keeper, as far as each thread knows.
 //!
-//! It is asked for every request, so it costs one relaxed load and a look at what the thread knows. A runtime of
-//! several threads is driven by these, whatever a thread of it does next: what was found out once stays true
-//! until a keeper ends. A thread that drives a runtime by itself may drive another one next, so there the
-//! runtime's id is compared. Its handle is cloned for that, which no other thread does at the same time.
+//! Every request asks for it, so it costs one relaxed load and a look at what the thread knows. A thread of a
+//! multi-threaded runtime stays with it: what was found out once holds until a keeper ends. A thread that drives a
+//! runtime by itself may drive another one next, so there the runtime's id is compared. Its handle is cloned for
+//! that, which no other thread does at the same time.
 
 use std::{
     cell::Cell,
@@ -12,7 +12,7 @@ use std::{
 
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
-/// Of how many timers a thread knows something: 16. A server has two.
+/// How many timers a thread can know: 16. A server has two.
 const KNOWN: usize = 16;
 
 /// Changes whenever a runtime leaves. No two timers ever have the same number.
@@ -28,7 +28,7 @@ pub(super) struct Roll {
     place: usize,
 }
 
-/// What a thread knows.
+/// What a thread knows of one timer.
 #[derive(Debug, Clone, Copy)]
 struct Here {
     /// The number of the roll when it was found out.
@@ -40,14 +40,6 @@ struct Here {
 // === impl Roll ===
 
 impl Roll {
-    pub(super) fn new() -> Self {
-        let number = next_number();
-        Self {
-            number: AtomicU64::new(number),
-            place: usize::try_from(number).map_or(0, |number| number % KNOWN),
-        }
-    }
-
     /// Whether the current runtime is known to keep time.
     pub(super) fn is_here(&self) -> bool {
         let number = self.number.load(Ordering::Relaxed);
@@ -69,9 +61,19 @@ impl Roll {
         });
     }
 
-    /// A keeper has ended: nobody knows anything any more. Under the timer's lock.
+    /// Makes all threads forget what they know: a keeper has ended. Under the timer's lock.
     pub(super) fn renew(&self) {
         self.number.store(next_number(), Ordering::Relaxed);
+    }
+}
+
+impl Default for Roll {
+    fn default() -> Self {
+        let number = next_number();
+        Self {
+            number: AtomicU64::new(number),
+            place: usize::try_from(number).map_or(0, |number| number % KNOWN),
+        }
     }
 }
 
@@ -84,10 +86,8 @@ impl Here {
     };
 
     fn is_current(&self) -> bool {
-        let Some(only) = self.only else {
-            return true;
-        };
-        Handle::try_current().is_ok_and(|current| current.id() == only)
+        let is_current = |only| Handle::try_current().is_ok_and(|current| current.id() == only);
+        self.only.is_none_or(is_current)
     }
 }
 

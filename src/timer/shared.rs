@@ -1,4 +1,4 @@
-//! What a timer and its tasks share: the runtimes that keep time, and the tasks that wait for one.
+//! The state that a timer shares with its tasks: the runtimes that keep time, and the tasks that wait for one.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -9,11 +9,11 @@ use tokio::{runtime::Id, sync::Notify};
 
 use super::{errand::Errands, roll::Roll};
 
-/// How long a runtime is left to do what is its own to do: 100 ms. A thread that polls its tasks as it should comes
-/// to each of them sooner.
+/// How long a runtime has to do its own work before another one does it: 100 ms. A thread that polls its tasks as it
+/// should comes to each of them sooner.
 pub(super) const SLACK: Duration = Duration::from_millis(100);
 
-/// What a timer and its tasks share.
+#[derive(Default)]
 pub(super) struct Shared {
     pub(super) roll: Roll,
     pub(super) wake: Notify,
@@ -32,21 +32,13 @@ pub(super) struct State {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Member {
     pub(super) runtime: Id,
-    /// Not if it was built without `enable_time`.
+    /// False if it was built without `enable_time`.
     pub(super) can_sleep: bool,
 }
 
 // === impl Shared ===
 
 impl Shared {
-    pub(super) fn new() -> Self {
-        Self {
-            roll: Roll::new(),
-            wake: Notify::new(),
-            state: Mutex::default(),
-        }
-    }
-
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -55,7 +47,7 @@ impl Shared {
 // === impl State ===
 
 impl State {
-    /// Says whether the runtime was not known.
+    /// Adds a keeper. Says whether its runtime was not known.
     pub(super) fn enter(&mut self, runtime: Id) -> bool {
         if self.keepers.iter().any(|member| member.runtime == runtime) {
             return false;
@@ -72,7 +64,7 @@ impl State {
         self.first.take_if(|first| *first == runtime);
     }
 
-    /// Makes the keeper of this runtime the first, if it is one that can be.
+    /// Makes the keeper of this runtime the first, if it can sleep.
     pub(super) fn prefer(&mut self, runtime: Id) {
         let mut keepers = self.keepers.iter();
         if keepers.any(|member| member.runtime == runtime && member.can_sleep) {
@@ -80,7 +72,7 @@ impl State {
         }
     }
 
-    /// Says whether the keeper of this runtime is the first, which it becomes if none is.
+    /// Says whether the keeper of this runtime is the first. It becomes that if none is.
     pub(super) fn is_first(&mut self, runtime: Id) -> bool {
         if self.first.is_none() {
             self.prefer(runtime);
