@@ -1,4 +1,6 @@
-//! Counts calls, through the `metrics` facade.
+//! Metrics: calls, counted through the `metrics` facade.
+
+use std::fmt;
 
 use metrics::{
     Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
@@ -6,10 +8,7 @@ use metrics::{
 };
 
 use super::{Event, Observer};
-use crate::{
-    call::{CallInfo, CancelReason, DetachCause, Detachment, Outcome},
-    envelope::Unknown,
-};
+use crate::call::{CallInfo, Detachment, Outcome};
 
 const IN_FLIGHT: &str = "mcp_calls_in_flight";
 const DETACHED: &str = "mcp_calls_detached";
@@ -25,7 +24,7 @@ const DURATION: &str = "mcp_call_duration_seconds";
 const DETACHED_FOR: &str = "mcp_call_detached_seconds";
 const TO_TOKEN: &str = "mcp_call_disconnect_to_token_seconds";
 
-/// The label of what is not known, and comes from a client.
+/// The label of names that are the client's own.
 const OTHER: &str = "other";
 
 /// An [`Observer`] that counts calls through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`).
@@ -109,10 +108,10 @@ impl Metrics {
     fn labels<const N: usize>(
         &self,
         call: &CallInfo,
-        more: [(&'static str, &'static str); N],
+        more: [(&'static str, SharedString); N],
     ) -> Vec<Label> {
         let method = Label::from_static_parts("method", method(call.method()));
-        let more = more.map(|(key, value)| Label::from_static_parts(key, value));
+        let more = more.map(|(key, value)| Label::new(key, value));
         let tool = self.tool(call).map(|tool| Label::new("tool", tool));
         [method].into_iter().chain(more).chain(tool).collect()
     }
@@ -124,27 +123,29 @@ impl Metrics {
     }
 
     fn ended(&self, call: &CallInfo, outcome: Outcome, detachment: Option<Detachment>) {
-        let outcome_label = ("outcome", outcome_name(outcome));
+        let until = outcome_name(outcome);
+        let outcome_label = || ("outcome", SharedString::const_str(until));
         gauge!(IN_FLIGHT, self.labels(call, [])).decrement(1);
-        histogram!(DURATION, self.labels(call, [outcome_label])).record(call.age());
+        histogram!(DURATION, self.labels(call, [outcome_label()])).record(call.age());
         if let Outcome::Cancelled(reason) | Outcome::Abandoned(reason) = outcome {
-            let reason_label = ("reason", reason_name(reason));
-            counter!(ENDED, self.labels(call, [outcome_label, reason_label])).increment(1);
+            let reason_label = ("reason", snake_case(&reason));
+            let labels = self.labels(call, [outcome_label(), reason_label.clone()]);
+            counter!(ENDED, labels).increment(1);
             if let Some(detachment) = detachment {
                 let labels = self.labels(call, [reason_label]);
                 histogram!(TO_TOKEN, labels).record(detachment.lasted());
             }
         } else {
-            counter!(ENDED, self.labels(call, [outcome_label])).increment(1);
+            counter!(ENDED, self.labels(call, [outcome_label()])).increment(1);
         }
-        self.attached(call, outcome_label.1, detachment);
+        self.attached(call, until, detachment);
     }
 
-    /// A time without a client is over.
+    /// Counts a time without a client that is over, if there was one.
     fn attached(&self, call: &CallInfo, until: &'static str, detachment: Option<Detachment>) {
         if let Some(detachment) = detachment {
             gauge!(DETACHED, self.labels(call, [])).decrement(1);
-            let labels = self.labels(call, [("until", until)]);
+            let labels = self.labels(call, [("until", SharedString::const_str(until))]);
             histogram!(DETACHED_FOR, labels).record(detachment.lasted());
         }
     }
@@ -163,12 +164,12 @@ impl Observer for Metrics {
                 let labels = self.labels(call, []);
                 gauge!(IN_FLIGHT, labels.clone()).increment(1);
                 counter!(STARTED, labels.clone()).increment(1);
-                // So that its first increase is seen as one.
+                // It is there from the start, so that its first increase is seen as one.
                 counter!(CANCELS_FAILED, labels).increment(0);
             }
             Event::Detached { call, cause, .. } => {
                 gauge!(DETACHED, self.labels(call, [])).increment(1);
-                let cause = ("cause", cause_name(*cause));
+                let cause = ("cause", snake_case(cause));
                 counter!(DETACHES, self.labels(call, [cause])).increment(1);
             }
             Event::Resumed { call, detachment } => {
@@ -190,61 +191,53 @@ impl Observer for Metrics {
                 counter!(ANSWERS_DROPPED, "outcome" => outcome_name(*outcome)).increment(1);
             }
             Event::Unknown { why } => {
-                counter!(UNWATCHED, "why" => why_name(*why)).increment(1);
+                counter!(UNWATCHED, "why" => snake_case(why)).increment(1);
             }
         }
     }
 }
 
 fn describe() {
-    describe_gauge!(IN_FLIGHT, Unit::Count, "Calls in flight");
-    describe_gauge!(DETACHED, Unit::Count, "Calls in flight without a client");
-    describe_counter!(STARTED, Unit::Count, "Calls that started");
-    describe_counter!(ENDED, Unit::Count, "Calls that ended, by outcome");
-    describe_counter!(DETACHES, Unit::Count, "Times that a call lost its client");
-    describe_counter!(
-        RESUMES,
-        Unit::Count,
-        "Times that a client came back for its call"
-    );
-    describe_counter!(
-        CANCELS_FAILED,
-        Unit::Count,
-        "Cancels of which the server could not be told"
-    );
-    describe_counter!(
-        UNTRACKED,
-        Unit::Count,
-        "Calls beyond a limit, which run on untracked"
-    );
-    describe_counter!(
-        ANSWERS_DROPPED,
-        Unit::Count,
-        "Answers for which there was no room until their clients came back"
-    );
-    describe_counter!(
-        UNWATCHED,
-        Unit::Count,
-        "Request bodies that could not be read as JSON-RPC"
-    );
-    describe_histogram!(
-        DURATION,
-        Unit::Seconds,
-        "From the start of a call to its end"
-    );
-    describe_histogram!(
-        DETACHED_FOR,
-        Unit::Seconds,
-        "One time of a call without its client"
-    );
-    describe_histogram!(
-        TO_TOKEN,
-        Unit::Seconds,
-        "From a disconnect to the token of the cancelled call"
-    );
+    for (name, what) in [
+        (IN_FLIGHT, "Calls in flight"),
+        (DETACHED, "Calls in flight without a client"),
+    ] {
+        describe_gauge!(name, Unit::Count, what);
+    }
+    for (name, what) in [
+        (STARTED, "Calls that started"),
+        (ENDED, "Calls that ended, by outcome"),
+        (DETACHES, "Times that a call lost its client"),
+        (RESUMES, "Times that a client came back for its call"),
+        (
+            CANCELS_FAILED,
+            "Cancels of which the server could not be told",
+        ),
+        (UNTRACKED, "Calls beyond a limit, which run on untracked"),
+        (
+            ANSWERS_DROPPED,
+            "Answers for which there was no room until their clients came back",
+        ),
+        (
+            UNWATCHED,
+            "Request bodies that could not be read as JSON-RPC",
+        ),
+    ] {
+        describe_counter!(name, Unit::Count, what);
+    }
+    for (name, what) in [
+        (DURATION, "From the start of a call to its end"),
+        (DETACHED_FOR, "One time of a call without its client"),
+        (
+            TO_TOKEN,
+            "From a disconnect to the token of the cancelled call",
+        ),
+    ] {
+        describe_histogram!(name, Unit::Seconds, what);
+    }
 }
 
-/// The requests that clients send, in all revisions; the text of any other is the client's.
+/// The name of a request that clients send in some revision, or [`OTHER`].
 fn method(name: &str) -> &'static str {
     const KNOWN: [&str; 18] = [
         "tools/call",
@@ -283,46 +276,14 @@ fn outcome_name(outcome: Outcome) -> &'static str {
     }
 }
 
-fn reason_name(reason: CancelReason) -> &'static str {
-    match reason {
-        CancelReason::ClientDisconnected => "client_disconnected",
-        CancelReason::Orphaned => "orphaned",
-        CancelReason::Superseded => "superseded",
-        CancelReason::TimedOut => "timed_out",
-        CancelReason::Requested => "requested",
-        CancelReason::ShuttingDown => "shutting_down",
-        CancelReason::SessionClosed => "session_closed",
-        CancelReason::ClientCancelled => "client_cancelled",
-        CancelReason::ResponseDropped => "response_dropped",
-        CancelReason::ServicePanicked => "service_panicked",
+/// The name of a variant in snake case.
+fn snake_case(variant: &impl fmt::Debug) -> SharedString {
+    let mut name = String::new();
+    for letter in format!("{variant:?}").chars() {
+        if letter.is_ascii_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.push(letter.to_ascii_lowercase());
     }
-}
-
-fn cause_name(cause: DetachCause) -> &'static str {
-    match cause {
-        DetachCause::HungUp => "hung_up",
-        DetachCause::PeerGone => "peer_gone",
-        DetachCause::Stalled => "stalled",
-        DetachCause::EndedByServer => "ended_by_server",
-        DetachCause::ResponseDropped => "response_dropped",
-        DetachCause::ServicePanicked => "service_panicked",
-    }
-}
-
-fn why_name(why: Unknown) -> &'static str {
-    match why {
-        Unknown::NotJson => "not_json",
-        Unknown::Truncated => "truncated",
-        Unknown::TooDeep => "too_deep",
-        Unknown::DuplicateKey => "duplicate_key",
-        Unknown::EscapedKey => "escaped_key",
-        Unknown::WrongType => "wrong_type",
-        Unknown::BadId => "bad_id",
-        Unknown::NotAMessage => "not_a_message",
-        Unknown::Batch => "batch",
-        Unknown::TooLarge => "too_large",
-        Unknown::ContentType => "content_type",
-        Unknown::ContentEncoding => "content_encoding",
-        Unknown::NotRead => "not_read",
-    }
+    name.into()
 }

@@ -1,4 +1,4 @@
-//! What the layer saw, for logs and for whoever wants to know.
+//! Events: what the layer saw, for the log and for observers.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -83,10 +83,10 @@ pub enum Event<'a> {
         /// What there are too many of.
         limit: Limit,
     },
-    /// What was kept of an ended call had to go, or could not be kept: there is no room. Its client, which was away
+    /// What was kept of an ended call was dropped, or could not be kept, for want of room. Its client, which was away
     /// when the answer came, or whose call was cancelled, may come for it in vain.
     ///
-    /// Told by the call that needed the room, mostly another one, to its observers.
+    /// The call that needed the room, mostly another one, tells its own observers.
     #[non_exhaustive]
     AnswerDropped {
         /// The call.
@@ -147,24 +147,21 @@ impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Observer for F {
 }
 
 macro_rules! tuples {
-    ($($name:ident)*) => {
-        impl<$($name: Observer),*> Observer for ($($name,)*) {
+    () => {};
+    ($first:ident $($name:ident)*) => {
+        tuples!($($name)*);
+
+        impl<$first: Observer, $($name: Observer),*> Observer for ($first, $($name,)*) {
             #[allow(non_snake_case, reason = "the types of a tuple name its fields as well")]
             fn on_event(&self, event: &Event<'_>) {
-                let ($($name,)*) = self;
+                let ($first, $($name,)*) = self;
+                tell($first, event);
                 $(tell($name, event);)*
             }
         }
     };
 }
 
-tuples!(A);
-tuples!(A B);
-tuples!(A B C);
-tuples!(A B C D);
-tuples!(A B C D E);
-tuples!(A B C D E F);
-tuples!(A B C D E F G);
 tuples!(A B C D E F G H);
 
 /// The log, and the observers that were added.
@@ -188,13 +185,13 @@ impl Observers {
         }
     }
 
-    /// A stream of no call was let go, because its client did not read it. That is logged only.
+    /// Logs that a stream of no call was let go, because its client did not read it.
     pub(crate) fn on_stalled_stream(&self, session: Option<&str>) {
         trace::log_stalled(session, self.session_ids);
     }
 }
 
-/// A broken observer must not take a call down with it, nor another observer.
+/// Tells an observer. If it panics, neither the call nor another observer is harmed.
 fn tell(observer: &(impl Observer + ?Sized), event: &Event<'_>) {
     quietly(|| observer.on_event(event));
 }

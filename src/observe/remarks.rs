@@ -1,7 +1,6 @@
-//! What is said of a set-up that does less than whoever wrote it may think.
+//! Remarks on a set-up that does less than its author may think, each with what mends it.
 //!
-//! Each remark is made once for each layer, or for each session manager where there is no layer, and brings what mends
-//! the set-up.
+//! Each is made once for a layer, or for a session manager where there is no layer.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -10,19 +9,19 @@ use tracing::{info, warn};
 /// Something to know about the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Remark {
-    /// A policy supersedes, and no session manager knows what calls are the same.
+    /// A policy supersedes, and no session manager knows which calls are the same.
     SupersedeHasNoEffect,
     /// The events of calls are stored, so detached calls run on.
     StoredCallsRunOn,
     /// The layer stands inside another one.
     Nested,
-    /// A session manager of ours takes calls that passed no layer.
+    /// Our session manager takes calls that passed no layer.
     #[cfg(feature = "rmcp")]
     NoLayer,
-    /// A session manager of ours has calls of another layer already, so it leaves those of this one alone.
+    /// Our session manager has calls of another layer already, so it leaves those of this one alone.
     #[cfg(feature = "rmcp")]
     TwoLayers,
-    /// Sessions like those of rmcp, and no session manager of ours.
+    /// The sessions look like those of rmcp, and our session manager is not in use.
     #[cfg(feature = "rmcp")]
     NoSessionManager,
 }
@@ -43,6 +42,7 @@ impl Remarks {
         }
     }
 
+    /// Whether a remark was made.
     pub(crate) fn include(&self, remark: Remark) -> bool {
         self.0.load(Ordering::Relaxed) & remark.bit() != 0
     }

@@ -1,7 +1,7 @@
-//! Events as log lines. A cancel is no error: it is what was asked for.
+//! Events as log lines. A cancel is logged at info and not as an error: it is what was asked for.
 //!
-//! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. What a client chose, it may have chosen to
-//! break the log: see [`plain`]. Header values are not logged, and session ids as [`SessionIds`] says.
+//! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. A client may choose texts that break the
+//! log: see [`plain`]. Header values are not logged, and session ids only as [`SessionIds`] says.
 
 use std::{
     borrow::Cow,
@@ -26,7 +26,7 @@ use crate::{
 /// may have 4 MiB.
 const MAX_TEXT: usize = 128;
 
-/// How the layer's log shows session ids. Who knows one can speak for the session.
+/// How the layer's log shows session ids. Anybody who knows one can speak for the session.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, SessionIds};
@@ -47,7 +47,7 @@ pub enum SessionIds {
     Omitted,
 }
 
-/// How a handler ended that did not end by itself.
+/// How a handler was ended, if not by itself.
 #[cfg(feature = "rmcp")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandlerEnd {
@@ -56,8 +56,8 @@ pub(crate) enum HandlerEnd {
     Panicked,
 }
 
-/// One `macro` instead of a function, because `tracing` wants its level at compile time. Its arguments are
-/// evaluated only if somebody wants the line.
+/// Logs a line about a call. A macro, because `tracing` wants its level at compile time; its arguments are evaluated
+/// only if somebody wants the line.
 macro_rules! log_call {
     ($level:ident, $call:expr, $sessions:expr, $($rest:tt)+) => {{
         let call: &CallInfo = $call;
@@ -181,7 +181,7 @@ fn lasted(detachment: Detachment) -> tracing::field::DebugValue<Duration> {
     tracing::field::debug(detachment.lasted())
 }
 
-/// A stream of no call was let go: its client did not read it.
+/// Logs that a stream of no call was let go, because its client did not read it.
 pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
     debug!(
         target: "mcp_cancel_on_disconnect",
@@ -191,7 +191,7 @@ pub(super) fn log_stalled(session: Option<&str>, sessions: SessionIds) {
     );
 }
 
-/// So many calls met a limit since that was said last.
+/// Logs how many calls met a limit since the last such line.
 pub(crate) fn log_limit(limit: Limit, calls: u64) {
     warn!(
         target: "mcp_cancel_on_disconnect",
@@ -201,7 +201,7 @@ pub(crate) fn log_limit(limit: Limit, calls: u64) {
     );
 }
 
-/// So many answers were dropped since that was said last.
+/// Logs how many answers were dropped since the last such line.
 pub(crate) fn log_dropped(answers: u64) {
     warn!(
         target: "mcp_cancel_on_disconnect",
@@ -210,8 +210,8 @@ pub(crate) fn log_dropped(answers: u64) {
     );
 }
 
-/// A text that stays on its line in any log, and within it: control characters escaped, as are those that turn the
-/// direction of text or separate lines in Unicode, and cut after [`MAX_TEXT`] characters.
+/// The text as it can stand on one line of any log: characters that control, separate lines or turn the direction of
+/// text are escaped, and it is cut after [`MAX_TEXT`] characters.
 fn plain(text: &str) -> Cow<'_, str> {
     let is_plain = |text: char| text == ' ' || text.is_ascii_graphic();
     if text.len() <= MAX_TEXT && text.chars().all(is_plain) {
@@ -222,7 +222,7 @@ fn plain(text: &str) -> Cow<'_, str> {
     for character in characters.by_ref().take(MAX_TEXT) {
         match character {
             ' '..='~' => shown.push(character),
-            // Escapes what cannot be seen, and leaves letters of all languages as they are.
+            // This escapes what cannot be seen, and leaves letters of all languages as they are.
             other => shown.extend(other.escape_debug()),
         }
     }
@@ -236,7 +236,7 @@ fn plain(text: &str) -> Cow<'_, str> {
 
 #[cfg(feature = "rmcp")]
 impl HandlerEnd {
-    /// `call` is not known of a handler that is not served through the layer.
+    /// Logs the end. `call` is `None` for a handler that is not served through the layer.
     pub(crate) fn log(
         self,
         call: Option<CallId>,
