@@ -1,4 +1,4 @@
-//! How a cancel gets into the server.
+//! Cancels on their way into the server.
 
 use std::{fmt, pin::Pin, sync::Arc};
 
@@ -9,12 +9,12 @@ use crate::call::{CallInfo, CancelReason, Scope};
 /// A cancel on its way into the server.
 pub(crate) type Injection = Pin<Box<dyn Future<Output = Result<(), CancelError>> + Send>>;
 
-/// That a cancel may follow. Whoever closes the session of its call waits as long as this lives.
+/// Announces that a cancel may follow: the session of its call is not closed as long as this lives.
 pub(crate) type Announced = Box<dyn Send>;
 
 /// Injects a cancel into the server that runs a call.
 pub(crate) trait Canceller: Send + Sync {
-    /// Where the session ids of the calls that it cancels are unique.
+    /// The scope in which the session ids of its calls are unique.
     fn scope(&self) -> Scope;
 
     /// Whether another server may go on with the streams of its calls.
@@ -59,25 +59,17 @@ enum Kind {
 // === impl CancelError ===
 
 impl CancelError {
+    pub(crate) const TIMED_OUT: Self = Self(Kind::TimedOut);
+    pub(crate) const UNDELIVERED: Self = Self(Kind::Undelivered);
+    /// It would have met another call.
+    pub(crate) const REUSED: Self = Self(Kind::Reused);
+
     pub(crate) fn refused(status: StatusCode) -> Self {
         Self(Kind::Refused(status))
     }
 
     pub(crate) fn failed(why: impl Into<Box<str>>) -> Self {
         Self(Kind::Failed(why.into()))
-    }
-
-    pub(crate) fn timed_out() -> Self {
-        Self(Kind::TimedOut)
-    }
-
-    pub(crate) fn undelivered() -> Self {
-        Self(Kind::Undelivered)
-    }
-
-    /// It would have met another call.
-    pub(crate) fn reused() -> Self {
-        Self(Kind::Reused)
     }
 
     /// The status with which the inner service refused the replayed cancel.
@@ -100,10 +92,10 @@ impl fmt::Display for CancelError {
             Kind::Refused(status) => write!(f, "the service refused the cancel with {status}"),
             Kind::Failed(why) => write!(f, "the cancel could not be delivered: {why}"),
             Kind::TimedOut => f.write_str("the service did not take the cancel in time"),
-            Kind::Reused => f.write_str("another call has its id by now"),
             Kind::Undelivered => {
                 f.write_str("no runtime took the cancel, or its delivery ended too soon")
             }
+            Kind::Reused => f.write_str("another call has its id by now"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the user says of calls: how long one goes on without its client, and how long it may last.
+//! The user's rules for calls: how long one goes on without its client, and how long it may last.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 
 /// How long a call goes on after its client went away.
 ///
-/// That is, how long the *layer* lets it. rmcp itself stops the handler of a stateless call as soon as its
+/// This is how long the *layer* lets it go on. rmcp itself stops the handler of a stateless call as soon as its
 /// stream is dropped.
 ///
 /// ```
@@ -39,7 +39,7 @@ pub enum Grace {
     Never,
 }
 
-/// What is to become of a call, chosen when it is known. What a policy does not set is as the layer says.
+/// The rules for one call, chosen when it is known. For what a policy does not set, those of the layer hold.
 ///
 /// ```
 /// use std::time::Duration;
@@ -68,7 +68,7 @@ pub(crate) struct Rules {
     pub(crate) grace: Grace,
     pub(crate) call_timeout: Option<Duration>,
     pub(crate) supersede: bool,
-    /// Nothing that its client does ends it.
+    /// Whether nothing that its client does ends it.
     pub(crate) is_exempt: bool,
 }
 
@@ -105,7 +105,7 @@ impl Policy {
         self
     }
 
-    /// With `layer` for what is not set.
+    /// Completes it with the rules of the layer.
     pub(crate) fn or(self, layer: Rules) -> Rules {
         Rules {
             grace: self.grace.unwrap_or(layer.grace),

@@ -1,4 +1,4 @@
-//! What a handler holds to learn that its client has gone.
+//! The token from which a handler learns that its client has gone.
 
 use std::{fmt, sync::Arc};
 
@@ -75,8 +75,7 @@ impl CallToken {
 
     /// Whether the call was cancelled.
     pub fn is_cancelled(&self) -> bool {
-        self.0.hear();
-        self.0.reason().is_some()
+        self.reason().is_some()
     }
 
     /// Why the call was cancelled, once it is.
@@ -98,15 +97,15 @@ impl CallToken {
     /// bill, tell another server.
     ///
     /// It gets the reason, and runs on a task of the runtime that serves the requests: also when the handler ignores
-    /// its token, was dropped or has returned. After a cancel that was before, it runs at once. If the call
-    /// completes it never runs and is dropped, with all it owns.
+    /// its token, was dropped or has returned. If the call is already cancelled, it runs at once. If the call
+    /// completes, it is dropped without a run, with all it owns.
     ///
-    /// It runs on the runtime on which the call was cancelled. If that one does not come to it, or ends before it begins,
-    /// another runtime that serves requests runs it.
+    /// It runs on the runtime on which the call was cancelled, or, if that one does not come to it or ends before it
+    /// begins, on another runtime that serves requests.
     ///
-    /// A call may have several. They run side by side, in no order, and none is harmed by another one's panic. What has
-    /// to run in *any* case belongs into a destructor in the handler. A clean-up should not own a `CallToken` of its
-    /// own call: where the end of a call cannot be seen, the two would keep each other.
+    /// A call may have several clean-ups. They run side by side, in no order, and none is harmed by another one's panic.
+    /// Put what must run in *any* case into a destructor in the handler. A clean-up should not own a `CallToken` of its
+    /// own call: where the end of a call cannot be seen, the two would keep each other alive.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU32, Ordering};
@@ -178,8 +177,7 @@ mod extract {
 
     use super::CallToken;
 
-    /// The route has no [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer): answered with
-    /// status 500. A handler that takes an `Option<CallToken>` serves such routes too.
+    /// The route has no [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer). The answer is status 500. A handler that takes an `Option<CallToken>` serves such routes too.
     ///
     /// ```
     /// use axum::{Router, body::Body, routing::get};

@@ -1,4 +1,4 @@
-//! What a disconnect means for a call.
+//! Verdicts: what a disconnect means for a call.
 //!
 //! | at the hang-up | [`Grace::Auto`] |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | no response head, or no event with an id yet | cancel now: the client has nothing to come back with |
 //! | no session, but event ids | runs on: only an event store makes them, and the client may resume elsewhere |
 //! | a session call with event ids | cancel after max([`MIN_GRACE`], 5 × `retry` + 5 s) without a resume |
-//! | the same, its stream ended by the server (SEP-1699 polling) | likewise |
+//! | the same, its stream ended by the server (SEP-1699 polling) | the same |
 //! | the session manager has an event store | runs on: the client may resume elsewhere |
 //! | `subscriptions/listen` | cancel now: closing it is its end |
 //! | a request with `params.task` (2025-11-25) | runs on: only `tasks/cancel` may end it |
@@ -47,7 +47,7 @@ pub(crate) enum Verdict {
 // === impl Going ===
 
 impl Going {
-    /// Its client may come back to another server, and nobody here will know.
+    /// Whether its client may come back to another server, unseen by this one.
     pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
         let without_session = call.session().is_none() && !call.ends_with_its_stream();
         self.replayable && (self.stored || without_session)
@@ -76,11 +76,10 @@ impl Grace {
 
 fn auto(call: &CallInfo, going: Going) -> Verdict {
     if call.ends_with_its_stream() || !going.replayable {
-        // That its stream ended on purpose is no hang-up.
-        return if going.by_server {
-            Verdict::RunOn
-        } else {
-            Verdict::CancelNow
+        // A stream that the server ended on purpose was not hung up.
+        return match going.by_server {
+            true => Verdict::RunOn,
+            false => Verdict::CancelNow,
         };
     }
     if going.may_be_resumed_elsewhere(call) {

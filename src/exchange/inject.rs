@@ -31,17 +31,17 @@ impl Exchange {
         let delivery = Delivery {
             exchange: self.clone(),
             id,
-            result: Err(CancelError::undelivered()),
+            result: Err(CancelError::UNDELIVERED),
         };
         let delivered = async move {
             let injected = async {
                 match delivery.exchange.is_reused(id).await {
-                    true => Err(CancelError::reused()),
+                    true => Err(CancelError::REUSED),
                     false => injection.await,
                 }
             };
             let result = in_time(INJECTION_LIMIT, injected).await;
-            delivery.end(result.unwrap_or(Err(CancelError::timed_out())));
+            delivery.end(result.unwrap_or(Err(CancelError::TIMED_OUT)));
         };
         let registry = &self.instance.registry;
         registry

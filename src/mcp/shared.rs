@@ -306,7 +306,7 @@ impl<M: SessionManager> Canceller for SharedManager<M> {
         self.cancels.store(true, Ordering::Relaxed);
         let injecting = self.announce(call);
         if self.is_reused(&session, call) {
-            return Box::pin(async { Err(CancelError::reused()) });
+            return Box::pin(async { Err(CancelError::REUSED) });
         }
         self.mute(&session, call);
         let cancelled = CancelledNotificationParam::new(

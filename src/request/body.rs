@@ -1,8 +1,7 @@
 //! The request body as it passes: a tee that never delays, re-frames or alters it.
 //!
 //! The tee keeps the frames, which are reference counted, until the body has ended, then hands them to the
-//! [`Exchange`], which reads them only if no session manager bound the call by then. Every doubt makes the
-//! body [`Unknown`].
+//! [`Exchange`], which reads them only if no session manager bound the call by then.
 
 use std::{
     fmt, mem,
@@ -30,7 +29,7 @@ pin_project! {
     /// The client's body, frame by frame as it came; or, in a cancel that the layer replays, the
     /// notification.
     ///
-    /// It is a type of its own, so a service that takes one certain body type wants a map between:
+    /// A service that takes one certain body type needs a map before it:
     ///
     /// ```
     /// use axum::{body::Body, middleware::from_fn, routing::post, Router};

@@ -1,8 +1,8 @@
-//! Cancelling by an HTTP POST into the inner service, for servers that no session manager of ours wraps.
+//! Replays: cancels as HTTP POSTs into the inner service, for servers without our session manager.
 //!
-//! The POST looks like the client's own: the original request's URI, headers and extensions, so that
-//! whatever stands inside the layer (routing, auth, limits) treats it as it treated the call. Only what
-//! describes the body is replaced.
+//! The POST looks like the client's own: it has the original request's URI, headers and extensions, so that
+//! everything inside the layer (routing, auth, limits) treats it as it treated the call. Only what describes the body
+//! is replaced.
 
 use std::{
     future::poll_fn,
@@ -23,8 +23,8 @@ use crate::{
     jsonrpc,
 };
 
-/// Headers that describe the original body, the original connection, or that make the request one that must not be served
-/// twice: a service that knows such a one answers in the server's place.
+/// Headers that describe the original body or connection, or that let a service answer in the server's place what it
+/// has seen before.
 const NOT_REPLAYED: [HeaderName; 15] = [
     header::CONTENT_LENGTH,
     header::CONTENT_ENCODING,
@@ -43,8 +43,8 @@ const NOT_REPLAYED: [HeaderName; 15] = [
     HeaderName::from_static(LAST_EVENT_ID),
 ];
 
-/// Headers by prefix: digests of the body, signatures over it (RFC 9421), keys by which a service recognizes a request
-/// that it has served before, and what SEP-2243 repeats from the body (`Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
+/// Prefixes of more such headers: digests of the body, signatures over it (RFC 9421), keys by which a service recognizes
+/// a request that it has served before, and what SEP-2243 repeats from the body (`Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
 const NOT_REPLAYED_PREFIXES: [&str; 11] = [
     "mcp-method",
     "mcp-name",
@@ -61,8 +61,7 @@ const NOT_REPLAYED_PREFIXES: [&str; 11] = [
 
 /// The inner service as it was layered, never called itself: every replay clones it and waits for its own
 /// clone to be ready.
-#[derive(Debug)]
-pub(crate) struct Template<S>(Mutex<S>);
+pub(crate) type Template<S> = Mutex<S>;
 
 /// The original request without its body.
 pub(crate) struct Replay<S, B> {
@@ -72,21 +71,6 @@ pub(crate) struct Replay<S, B> {
     headers: HeaderMap,
     extensions: Extensions,
     body: PhantomData<fn(B)>,
-}
-
-// === impl Template ===
-
-impl<S: Clone> Template<S> {
-    pub(crate) fn new(service: S) -> Self {
-        Self(Mutex::new(service))
-    }
-
-    fn instantiate(&self) -> S {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
 }
 
 // === impl Replay ===
@@ -140,7 +124,8 @@ where
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection {
         let request = self.request(call, reason);
         Box::pin(async move {
-            let mut service = self.service.instantiate();
+            let template = self.service.lock();
+            let mut service = template.unwrap_or_else(PoisonError::into_inner).clone();
             let ready = poll_fn(|cx| service.poll_ready(cx)).await.is_ok();
             let sent = match ready {
                 true => service.call(request).await.ok(),
@@ -156,9 +141,6 @@ where
 }
 
 fn is_replayed(name: &HeaderName) -> bool {
-    let name_text = name.as_str();
-    !NOT_REPLAYED.contains(name)
-        && !NOT_REPLAYED_PREFIXES
-            .iter()
-            .any(|prefix| name_text.starts_with(prefix))
+    let mut prefixes = NOT_REPLAYED_PREFIXES.into_iter();
+    !NOT_REPLAYED.contains(name) && !prefixes.any(|prefix| name.as_str().starts_with(prefix))
 }

@@ -1,13 +1,13 @@
 //! The response body: from the head to the end.
 //!
-//! A body that is dropped before its end was abandoned. What counts as the end, in the order in which hyper
-//! may show it:
+//! A body that is dropped before its end was abandoned. Three things count as the end, in the order in which hyper
+//! may show them:
 //!
 //! 1. the body says it is at its end ([`Body::is_end_stream`]), also before the first poll;
 //! 2. all bytes of a body of known length have passed: hyper polls it no more;
 //! 3. `None`.
 //!
-//! An error is no end: the client did not get its answer and its connection is closed.
+//! An error does not count as the end: the client did not get its answer and its connection is closed.
 
 use std::{
     fmt,

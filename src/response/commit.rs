@@ -1,8 +1,8 @@
 //! The inner answer as events, where the head went out before it.
 //!
-//! Once the client has been answered `200 text/event-stream`, whatever the inner service answers must
-//! become events: its own events as they are, a JSON body as the data of one, and anything else as
-//! a JSON-RPC error. What its head said beyond that is lost.
+//! Once the client has been answered `200 text/event-stream`, every answer of the inner service must become events: its
+//! own events as they are, a JSON body as the data of one, and anything else as a JSON-RPC error. The rest of its head
+//! is lost.
 
 use std::{
     fmt,
@@ -30,7 +30,7 @@ use crate::{
 /// How much of a refusal is read for a JSON-RPC error: 64 KiB.
 const MAX_REFUSAL: usize = 64 * 1024;
 
-/// An answer of the inner service to come. `None` if it fails.
+/// The answer to come of the inner service. `None` if it fails.
 pub(super) type Answering<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> + Send>>;
 
 /// The answer to one request, as events.
@@ -120,7 +120,8 @@ where
         let Some(answer) = answer else {
             guard.fail();
             self.stage = Stage::Ended;
-            return Some(error(&self.request, "the service failed", Value::Null));
+            let error = json!({ "code": jsonrpc::INTERNAL_ERROR, "message": "the service failed" });
+            return Some(error_event((&self.request).into(), error));
         };
         let (parts, body) = answer.into_parts();
         let fields = Fields::of(&parts.headers);
@@ -132,16 +133,12 @@ where
         }
         let is_encoded = !fields.content_encoding.is_absent();
         self.stage = match head {
-            Head::Stream { readable: true } => {
-                self.stage = Stage::Events(Box::pin(body));
-                return None;
-            }
+            Head::Stream { readable: true } => Stage::Events(Box::pin(body)),
             Head::Answer if has_type(&fields, "application/json") && !is_encoded => {
-                self.stage = Stage::Json(Box::pin(body));
-                return Some(Bytes::from_static(b"data: "));
+                Stage::Json(Box::pin(body))
             }
             Head::Stream { readable: false } => {
-                // Its encoding is not that of the head that went out.
+                // The head that went out does not name its encoding.
                 guard.abandon(DetachCause::ResponseDropped);
                 Stage::Ended
             }
@@ -153,6 +150,7 @@ where
             Head::Answer | Head::Refusal => Stage::Ended,
         };
         match self.stage {
+            Stage::Json(_) => Some(Bytes::from_static(b"data: ")),
             Stage::Ended => Some(refusal(&self.request, parts.status, &[])),
             _ => None,
         }
@@ -170,11 +168,11 @@ fn on_one_line(json: Bytes) -> Bytes {
     if memchr2(b'\n', b'\r', &json).is_none() {
         return json;
     }
-    let is_line_end = |byte: &u8| matches!(byte, b'\n' | b'\r');
-    let bytes = json.iter();
-    bytes
-        .map(|byte| if is_line_end(byte) { b' ' } else { *byte })
-        .collect()
+    let on_line = |byte: &u8| match byte {
+        b'\n' | b'\r' => b' ',
+        other => *other,
+    };
+    json.iter().map(on_line).collect()
 }
 
 /// A refusal as an event: with the JSON-RPC error in its body if it has one, under the request's id.
@@ -189,24 +187,14 @@ fn refusal(request: &RequestId, status: StatusCode, body: &[u8]) -> Bytes {
             let is_error = error.get("code")?.is_i64() && error.get("message")?.is_string();
             is_error.then_some(error)
         });
-    match said {
-        Some(error) => error_event(id, error),
-        None => error(
-            request,
-            &format!("HTTP status {status}"),
-            json!({ "status": status.as_u16() }),
-        ),
-    }
-}
-
-fn error(request: &RequestId, message: &str, data: Value) -> Bytes {
-    let mut error = json!({ "code": jsonrpc::INTERNAL_ERROR, "message": message });
-    if !data.is_null()
-        && let Some(error) = error.as_object_mut()
-    {
-        error.insert("data".to_owned(), data);
-    }
-    error_event(request.into(), error)
+    let error = said.unwrap_or_else(|| {
+        json!({
+            "code": jsonrpc::INTERNAL_ERROR,
+            "message": format!("HTTP status {status}"),
+            "data": { "status": status.as_u16() },
+        })
+    });
+    error_event(id, error)
 }
 
 fn error_event(id: Value, error: Value) -> Bytes {

@@ -1,7 +1,7 @@
 //! The response future: from the request to the head.
 //!
-//! It ends without the inner service where that is too late: the call was cancelled here, the head went
-//! out before it, or the client is gone and hyper does not see it.
+//! It ends before the inner service answers where the call was cancelled here, where the head goes out early, and where
+//! the client is gone and hyper does not see it.
 
 use std::{
     fmt, mem,
@@ -16,11 +16,12 @@ use http_body::Body;
 use pin_project_lite::pin_project;
 
 use super::{
-    Timer,
+    Departure, Timer,
     body::ResponseBody,
     commit::Committed,
-    departure::Departure,
+    departure,
     head::{accepts_events, content_length, has_no_content, read_head},
+    is_ready,
     slot::Inner,
     stream::{Content, EventStream, Probes, set_unbuffered},
     timer,
@@ -32,13 +33,13 @@ use crate::{
     options::Options,
 };
 
-/// How often a stream is probed that was committed early, where [`keep_alive`] does not say: 15 s, a quarter
+/// How often a stream that was committed early is probed, unless [`keep_alive`] says: 15 s, a quarter
 /// of the shortest idle limit that proxies have by default.
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const PROBE_COMMITTED: Duration = Duration::from_secs(15);
 
-/// What nginx logs for a client that left before its response.
+/// The status that nginx logs for a client that left before its response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 pin_project! {
@@ -87,7 +88,7 @@ impl<F> ResponseFuture<F> {
         }
     }
 
-    /// Of a request that another layer watches already.
+    /// The future of a request that another layer watches already.
     pub(crate) fn unwatched(future: F) -> Self {
         Self::new(Guard::inert(), future, Terms::default())
     }
@@ -126,11 +127,11 @@ where
                 this.guard.fail();
                 Poll::Ready(Err(error))
             }
-            Poll::Pending if this.terms.is_peer_gone(cx) => {
+            Poll::Pending if is_ready(&mut this.terms.peer, cx) => {
                 this.guard.abandon(DetachCause::PeerGone);
                 Poll::Ready(Ok(nobody_there()))
             }
-            Poll::Pending if this.terms.is_commit_due(cx) => {
+            Poll::Pending if is_ready(&mut this.terms.commit, cx) => {
                 let call = this
                     .guard
                     .exchange()
@@ -188,7 +189,7 @@ impl Terms {
         Self {
             head_only: request.method() == Method::HEAD,
             commit: commit_after.and_then(timer),
-            peer: Departure::of(request.extensions()),
+            peer: departure(request.extensions()),
         }
     }
 
@@ -197,17 +198,7 @@ impl Terms {
         self.commit.is_some()
     }
 
-    fn is_peer_gone(&mut self, cx: &mut Context<'_>) -> bool {
-        let peer = self.peer.as_mut();
-        peer.is_some_and(|peer| peer.poll(cx).is_ready())
-    }
-
-    fn is_commit_due(&mut self, cx: &mut Context<'_>) -> bool {
-        let commit = self.commit.as_mut();
-        commit.is_some_and(|sleep| sleep.as_mut().poll(cx).is_ready())
-    }
-
-    /// The response with the inner service's answer.
+    /// The response with the answer of the inner service.
     fn respond<RB>(
         &mut self,
         mut guard: Guard,
@@ -255,7 +246,7 @@ impl Terms {
         Response::from_parts(parts, ResponseBody::events(stream))
     }
 
-    /// The response without an answer yet.
+    /// The response before there is an answer.
     fn commit<RB>(&mut self, guard: Guard, committed: Committed<RB>) -> Response<ResponseBody<RB>>
     where
         RB: Body + Send + 'static,

@@ -1,4 +1,4 @@
-//! What the heads of a request and of its response say.
+//! The heads of a request and of its response: what matters of their fields.
 
 use http::{HeaderMap, StatusCode, header};
 

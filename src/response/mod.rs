@@ -8,8 +8,13 @@
 //! | `slot` | where a stream keeps the inner body, so that others can let go of it |
 //! | `commit` | the inner answer as events, where the head went out before it |
 
-use std::{pin::Pin, task::Poll, time::Duration};
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
+use http::Extensions;
 use http_body::{Body, Frame};
 use tokio::{
     runtime::Handle,
@@ -18,7 +23,6 @@ use tokio::{
 
 mod body;
 mod commit;
-mod departure;
 mod future;
 mod head;
 mod slot;
@@ -32,7 +36,31 @@ type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error
 
 type Timer = Pin<Box<Sleep>>;
 
-/// A timer of the current runtime. Without one nothing waits for anything.
+/// Ends when the client's connection does, also where hyper does not look.
+type Departure = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+
+/// `None` where nobody watches the client's socket.
+#[cfg(feature = "socket")]
+fn departure(extensions: &Extensions) -> Option<Departure> {
+    crate::socket::Peer::of(extensions).map(crate::socket::Peer::watch)
+}
+
+#[cfg(not(feature = "socket"))]
+fn departure(_: &Extensions) -> Option<Departure> {
+    None
+}
+
+/// Polls what may not be there, and then is never ready.
+fn is_ready<F>(future: &mut Option<Pin<Box<F>>>, cx: &mut Context<'_>) -> bool
+where
+    F: Future + ?Sized,
+{
+    future
+        .as_mut()
+        .is_some_and(|future| future.as_mut().poll(cx).is_ready())
+}
+
+/// A timer of the current runtime, if there is one.
 fn timer(time: Duration) -> Option<Timer> {
     Handle::try_current().ok()?;
     Some(Box::pin(sleep(time)))

@@ -1,9 +1,9 @@
-//! Where a stream keeps the inner body, so that others than its reader can let go of it.
+//! The slot in which a stream keeps the inner body, so that others than its reader can let go of it.
 //!
-//! hyper polls a body only while the client takes it. A client that does not read would keep the inner body
-//! for ever, and with it whatever fills it: rmcp's session worker waits for a channel of 16 messages. So the
-//! body is not in the [`EventStream`](super::stream::EventStream) itself. It is taken out for every poll, put
-//! back after it, and whoever closes the slot drops it. No lock is held while it is polled or dropped.
+//! hyper polls a body only while the client takes it. A client that does not read would keep the inner body without
+//! end, and with it what fills it: rmcp's session worker waits for a channel of 16 messages. So the body is not in the
+//! [`EventStream`](super::stream::EventStream) itself. It is taken out for every poll and put back after it, and the one
+//! who closes the slot drops it. No lock is held while it is polled or dropped.
 
 use std::{
     collections::VecDeque,
@@ -31,15 +31,15 @@ use crate::{
 
 pub(super) struct Slot<B> {
     state: Mutex<State<B>>,
-    /// In a box: few layers have a limit.
+    /// In a box, because few layers have a limit.
     stall: Option<Box<Stall>>,
 }
 
 struct State<B> {
     held: Option<Pin<Box<Held<B>>>>,
-    /// Here, and not beside the lock: one lock costs less than two.
+    /// Under the same lock, because one costs less than two.
     reader: Option<Waker>,
-    /// In a box, because hardly a stream hears of others.
+    /// In a box, because others hardly ever say something.
     said: Option<Box<Said>>,
 }
 
@@ -54,7 +54,7 @@ pin_project! {
     /// The inner body, and who is told when it goes.
     pub(super) struct Held<B> {
         // First, so that the token fires before the inner body's destructors run.
-        pub(super) guard: Guard,
+        guard: Guard,
         #[pin]
         inner: Inner<B>,
     }
@@ -106,11 +106,18 @@ impl<B> Slot<B> {
                 reader: None,
                 said: None,
             }),
-            stall: stall_timeout.map(|limit| Box::new(Stall::new(limit))),
+            stall: stall_timeout.map(|limit| {
+                Box::new(Stall {
+                    limit,
+                    since: Instant::now(),
+                    given_at: AtomicU64::new(0),
+                    ticket: OnceLock::new(),
+                })
+            }),
         }
     }
 
-    /// It is watched for a reader that stays away.
+    /// Keeps the ticket by which it is watched for a reader that stays away.
     pub(super) fn keep_ticket(&self, ticket: Ticket) {
         if let Some(stall) = &self.stall {
             // A slot is watched once.
@@ -118,14 +125,14 @@ impl<B> Slot<B> {
         }
     }
 
-    /// The reader is here.
+    /// Notes that the reader is here.
     pub(super) fn came(&self) {
         if let Some(stall) = &self.stall {
             stall.given_at.store(0, Ordering::Relaxed);
         }
     }
 
-    /// The reader goes with a frame. If it does not come back, the client does not read.
+    /// Notes that the reader goes with a frame. If it does not come back, the client does not read.
     pub(super) fn gave(&self) {
         if let Some(stall) = &self.stall {
             let elapsed = u64::try_from(stall.since.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
@@ -133,14 +140,14 @@ impl<B> Slot<B> {
         }
     }
 
-    /// What the reader does next, who is woken by this waker from now on. A message only where one can be put in.
+    /// What the reader does next. It is woken by this waker from now on, and gets a message only at a boundary.
     pub(super) fn next(&self, at_boundary: bool, waker: &Waker) -> Next<B> {
         let (next, former) = {
             let mut state = self.state();
             let former = state.wake_by(waker);
             (state.next(at_boundary), former)
         };
-        // It may be the last of its task: no lock is held.
+        // It may be the last of its task, so it is dropped without the lock.
         drop(former);
         next
     }
@@ -163,7 +170,7 @@ impl<B> Slot<B> {
         drop(held);
     }
 
-    /// The client is gone, or as good as gone.
+    /// Lets go of the inner body, because the client is gone or does not read.
     pub(super) fn abandon(&self, cause: DetachCause) {
         self.shut(Closing::Gone(cause));
     }
@@ -222,7 +229,7 @@ fn wake(reader: Option<Waker>) {
 }
 
 fn end<B>(mut held: Pin<Box<Held<B>>>, closing: Closing) {
-    let guard = held.as_mut().project().guard;
+    let guard = held.as_mut().guard();
     match closing {
         Closing::Told => guard.complete(),
         Closing::Gone(cause) => guard.abandon(cause),
@@ -262,7 +269,7 @@ impl<B: Send> Timed for Slot<B> {
             return Some(NextLook::At(deadline));
         }
         match noticed {
-            // The runtime stood still, and the reader with it.
+            // The runtime stood still, and with it the reader.
             Noticed::Late => again.map(NextLook::At),
             Noticed::Delayed => Some(NextLook::Soon),
             Noticed::InTime => {
@@ -273,30 +280,11 @@ impl<B: Send> Timed for Slot<B> {
     }
 }
 
-// === impl Stall ===
-
-impl Stall {
-    fn new(limit: Duration) -> Self {
-        Self {
-            limit,
-            since: Instant::now(),
-            given_at: AtomicU64::new(0),
-            ticket: OnceLock::new(),
-        }
-    }
-}
-
 // === impl Held ===
 
 impl<B> Held<B> {
-    /// Ends the exchange: the client has everything.
-    pub(super) fn complete(self: Pin<&mut Self>) {
-        self.project().guard.complete();
-    }
-
-    /// Ends the exchange: its body failed.
-    pub(super) fn fail(self: Pin<&mut Self>) {
-        self.project().guard.abandon(DetachCause::ResponseDropped);
+    pub(super) fn guard(self: Pin<&mut Self>) -> &mut Guard {
+        self.project().guard
     }
 }
 
@@ -322,9 +310,5 @@ where
             Inner::Body { body } => body.is_end_stream(),
             Inner::Committed { .. } => false,
         }
-    }
-
-    pub(super) fn guard(self: Pin<&mut Self>) -> &mut Guard {
-        self.project().guard
     }
 }

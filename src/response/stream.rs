@@ -1,8 +1,7 @@
 //! A response body of server-sent events.
 //!
-//! The inner body frame by frame, and between two events what the layer has to say: probes, which show
-//! whether the client is still there, and the last message for a client whose call was cancelled here.
-//! An event is never broken. Where the inner body has not ended its event, nothing is put in.
+//! It passes the inner body frame by frame. Between two events, and only there, it puts in what the layer has to say:
+//! probes, which show whether the client is still there, and the last message for a client whose call was cancelled here.
 
 use std::{
     mem,
@@ -18,8 +17,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::{
-    Polled, Timer,
-    departure::Departure,
+    Departure, Polled, Timer, is_ready,
     slot::{Held, Inner, Next, Slot},
     timer,
 };
@@ -36,17 +34,16 @@ const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering
 pub(super) struct EventStream<B> {
     slot: Arc<Slot<B>>,
     content: Content,
-    /// It ends when the client's connection does, where that is known.
     peer: Option<Departure>,
     start: Start,
-    /// It stays open although its call has ended, and the registry was told.
+    /// Whether the registry was told that the stream stays open although its call has ended.
     outlives_call: bool,
     ended: bool,
 }
 
 /// What can be done with a body of events.
 pub(super) enum Content {
-    /// Nothing is put in: it is encoded, or its length is known, and so much of it is to come.
+    /// Nothing is put in: it is encoded, or its length is known, and this much of it is to come.
     Sealed { remaining: Option<u64> },
     /// Between two events something can be put in.
     Open {
@@ -141,11 +138,12 @@ where
                     }
                     Poll::Ready(Some(Ok(frame))) => return self.pass(held, frame),
                     Poll::Ready(Some(Err(error))) => {
-                        held.as_mut().fail();
+                        let guard = held.as_mut().guard();
+                        guard.abandon(DetachCause::ResponseDropped);
                         return Poll::Ready(Some(Err(error)));
                     }
                     Poll::Ready(None) => {
-                        held.as_mut().complete();
+                        held.as_mut().guard().complete();
                         break;
                     }
                 },
@@ -162,7 +160,7 @@ where
         };
         self.ended = held.is_end_stream();
         if self.ended || self.content.has_passed() {
-            held.as_mut().complete();
+            held.as_mut().guard().complete();
         }
         self.slot.put_back(held);
         Poll::Ready(Some(Ok(frame)))
@@ -185,11 +183,9 @@ where
         is_news.then(|| exchange.clone())
     }
 
-    /// The inner body has nothing to say for now.
+    /// Does what is to be done while the inner body is pending.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Polled<B> {
-        if let Some(peer) = &mut self.peer
-            && peer.poll(cx).is_ready()
-        {
+        if is_ready(&mut self.peer, cx) {
             self.slot.abandon(DetachCause::PeerGone);
             return Poll::Ready(None);
         }
@@ -242,7 +238,7 @@ impl Content {
         }
     }
 
-    /// Something was sent.
+    /// Notes that something was sent.
     fn reset_probes(&mut self) {
         if let Self::Open {
             probes: Some(probes),
@@ -278,7 +274,7 @@ impl Probes {
         })
     }
 
-    /// Something was sent. The timer is set again only when it goes off.
+    /// Notes that something was sent. The timer is set again only when it goes off.
     fn reset(&mut self) {
         self.quiet_since = Instant::now();
     }
@@ -294,7 +290,7 @@ impl Probes {
     }
 }
 
-/// Asks whoever passes the events on not to hold them back.
+/// Asks proxies not to hold the events back.
 pub(super) fn set_unbuffered(headers: &mut HeaderMap) {
     for (name, value) in [
         (header::CACHE_CONTROL, "no-cache"),

@@ -1,9 +1,13 @@
 //! The socket options that find a dead peer.
 //!
-//! Why both: `SO_KEEPALIVE` probes a connection on which nothing is under way, and is suspended while sent data
+//! Both are needed: `SO_KEEPALIVE` probes a connection on which nothing is under way, and is suspended while sent data
 //! waits to be acknowledged. `TCP_USER_TIMEOUT` limits that wait, and does nothing while no data is sent. Either
 //! alone misses half of the cases for the quarter of an hour that the kernel retries by default.
 
+#[cfg(unix)]
+use std::os::fd::AsFd;
+#[cfg(windows)]
+use std::os::windows::io::AsSocket as AsFd;
 use std::{fmt, io, time::Duration};
 
 use socket2::{SockRef, TcpKeepalive};
@@ -47,8 +51,8 @@ use socket2::{SockRef, TcpKeepalive};
 ///
 /// # HTTP/2
 ///
-/// hyper's keep-alive pings are no replacement. They end the streams of a dead peer, but the connection's task
-/// hangs on in its last write until the kernel gives up. Set both.
+/// hyper's keep-alive pings do not replace these options. They end the streams of a dead peer, but the connection's task
+/// hangs in its last write until the kernel gives up. Set both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "nothing is set before `apply`"]
 pub struct DeadPeer {
@@ -117,75 +121,39 @@ impl DeadPeer {
     /// # Errors
     ///
     /// What the kernel says of values out of its range, or of a socket that is not TCP.
-    #[cfg(unix)]
-    pub fn apply(&self, socket: &impl std::os::fd::AsFd) -> io::Result<Applied> {
-        self.set(SockRef::from(socket))
-    }
-
-    /// Sets the options on a listening or a connected TCP socket.
-    ///
-    /// # Errors
-    ///
-    /// What the kernel says of values out of its range, or of a socket that is not TCP.
-    #[cfg(windows)]
-    pub fn apply(&self, socket: &impl std::os::windows::io::AsSocket) -> io::Result<Applied> {
-        self.set(SockRef::from(socket))
-    }
-
-    fn set(self, socket: SockRef<'_>) -> io::Result<Applied> {
-        let (keep_alive, probes) = self.probing(TcpKeepalive::new().with_time(self.idle));
-        socket.set_tcp_keepalive(&keep_alive)?;
-        Ok(Applied {
-            asked: self,
-            probes,
-            user_timeout: self.limit(&socket)?,
-        })
-    }
-
-    /// Adds interval and probes where they can be set, and says whether they can.
-    #[cfg(any(
-        target_vendor = "apple",
-        target_os = "android",
-        target_os = "freebsd",
-        target_os = "fuchsia",
-        target_os = "linux",
-        target_os = "netbsd",
-        target_os = "windows",
-    ))]
-    fn probing(&self, keep_alive: TcpKeepalive) -> (TcpKeepalive, bool) {
-        let keep_alive = keep_alive.with_interval(self.interval);
-        (keep_alive.with_retries(self.probes), true)
-    }
-
-    #[cfg(not(any(
-        target_vendor = "apple",
-        target_os = "android",
-        target_os = "freebsd",
-        target_os = "fuchsia",
-        target_os = "linux",
-        target_os = "netbsd",
-        target_os = "windows",
-    )))]
-    fn probing(&self, keep_alive: TcpKeepalive) -> (TcpKeepalive, bool) {
-        (keep_alive, false)
-    }
-
-    /// Sets the user timeout where it exists, and says whether it does.
-    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
-    fn limit(&self, socket: &SockRef<'_>) -> io::Result<bool> {
-        // The kernel counts milliseconds, and reads none of them as "no limit".
-        let limit = match self.user_timeout {
-            Duration::ZERO => None,
-            limit => Some(limit.max(Duration::from_millis(1))),
+    #[allow(unused_mut, reason = "not every platform has all options")]
+    pub fn apply(&self, socket: &impl AsFd) -> io::Result<Applied> {
+        let socket = SockRef::from(socket);
+        let mut keep_alive = TcpKeepalive::new().with_time(self.idle);
+        let mut applied = Applied {
+            asked: *self,
+            probes: false,
+            user_timeout: self.user_timeout.is_zero(),
         };
-        socket.set_tcp_user_timeout(limit)?;
-        Ok(true)
-    }
-
-    /// macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own, which socket2 does not know.
-    #[cfg(not(any(target_os = "android", target_os = "fuchsia", target_os = "linux")))]
-    fn limit(&self, _: &SockRef<'_>) -> io::Result<bool> {
-        Ok(self.user_timeout.is_zero())
+        #[cfg(any(
+            target_vendor = "apple",
+            target_os = "android",
+            target_os = "freebsd",
+            target_os = "fuchsia",
+            target_os = "linux",
+            target_os = "netbsd",
+            target_os = "windows",
+        ))]
+        {
+            keep_alive = keep_alive.with_interval(self.interval);
+            keep_alive = keep_alive.with_retries(self.probes);
+            applied.probes = true;
+        }
+        socket.set_tcp_keepalive(&keep_alive)?;
+        // macOS (`TCP_RXT_CONNDROPTIME`) and Windows (`TCP_MAXRT`) have their own, which socket2 does not know.
+        #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+        {
+            // The kernel counts milliseconds, and reads none of them as "no limit".
+            let limit = self.user_timeout.max(Duration::from_millis(1));
+            socket.set_tcp_user_timeout((!self.user_timeout.is_zero()).then_some(limit))?;
+            applied.user_timeout = true;
+        }
+        Ok(applied)
     }
 }
 
@@ -195,7 +163,7 @@ impl Default for DeadPeer {
     }
 }
 
-/// Fractions of a second would be cut off, and zero is refused.
+/// Rounds up, because fractions of a second would be cut off and zero is refused.
 fn whole_seconds(time: Duration) -> Duration {
     let fraction = u64::from(time.subsec_nanos() > 0);
     Duration::from_secs(time.as_secs().saturating_add(fraction).max(1))

@@ -7,14 +7,14 @@ use tracing::error;
 
 use super::stream::WatchedStream;
 
-/// How long nothing is accepted after an error that is not of one connection, such as too many open files.
+/// How long to wait after an error that is not of one connection, such as too many open files.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A listener that lets the layer see each connection's [`Peer`](super::Peer).
 ///
 /// With it a client's hang-up is noticed although hyper does not read: bytes of a next request wait in its
-/// buffer, or the handler left its request body unread. On plain `TcpListener`s that takes until a write fails,
-/// and for ever if nothing is written.
+/// buffer, or the handler left its request body unread. On plain `TcpListener`s it is noticed only when a write fails,
+/// and never if nothing is written.
 ///
 /// An accept loop puts the peer of the stream into the extensions of each request that comes on it:
 ///
@@ -93,8 +93,8 @@ impl WatchedListener {
 
     /// Waits for the next connection, and the address of its client.
     ///
-    /// Errors are met as `axum::serve` meets them: one that is of a connection is passed over, and after any other, such
-    /// as too many open files, it logs that and tries again a second later.
+    /// Errors are handled as in `axum::serve`: one that is of a connection is passed over, and any other, such as too
+    /// many open files, is logged, and accepting is tried again a second later.
     ///
     /// # Cancel safety
     ///

@@ -1,6 +1,6 @@
-//! The socket below HTTP: what the kernel must be asked for, and what it knows before hyper does.
+//! The socket below HTTP: the kernel can be made to look for dead peers, and knows before hyper that one is gone.
 //!
-//! Why: hyper learns that a client is gone by reading from, or writing to, its socket. There are two gaps.
+//! hyper learns that a client is gone by reading from, or writing to, its socket. That leaves two gaps:
 //!
 //! 1. The network swallows packets. Nothing arrives, and nothing tells the kernel to look. [`DeadPeer`] sets the
 //!    socket options that make it look, and that make it give up.
@@ -9,8 +9,8 @@
 //!    instead, through the one registration that tokio has for the socket anyway.
 //!
 //! Contract:
-//! 1. A [`Peer`] never keeps a connection open. It holds no part of the socket but while [`Peer::gone`] is being
-//!    awaited, and that lets go in the first poll after the [`WatchedStream`] was dropped.
+//! 1. A [`Peer`] never keeps a connection open. It holds the socket only while [`Peer::gone`] is being awaited, and
+//!    lets go in the first poll after the [`WatchedStream`] was dropped.
 //! 2. [`Peer::gone`] returns because of what the peer or the network did, never because of what this side did.
 //! 3. Nothing is read from the socket and nothing polls by time: while nobody closes, nobody is woken.
 
@@ -19,7 +19,6 @@ mod listener;
 mod peer;
 #[cfg(feature = "axum")]
 mod serve;
-mod shared;
 mod stream;
 
 pub use self::{

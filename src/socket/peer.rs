@@ -1,12 +1,20 @@
-//! The other end of a connection, to be watched while hyper owns the stream.
+//! The other end of a connection, which can be watched while hyper owns the stream.
 
-use std::{fmt, future, net::SocketAddr, pin::Pin, sync::Weak};
+use std::{
+    fmt, future,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Weak, atomic::AtomicBool},
+};
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use std::{io, sync::atomic::Ordering};
 
 #[cfg(feature = "axum")]
 use axum::extract::ConnectInfo;
 use http::Extensions;
-
-use super::shared::Shared;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use tokio::io::Interest;
+use tokio::net::TcpStream;
 
 /// The client's end of a connection.
 ///
@@ -36,11 +44,18 @@ use super::shared::Shared;
 /// # }
 /// ```
 ///
-/// It does not keep the connection open, however long it is kept itself.
+/// A `Peer` does not keep the connection open, however long it is kept itself.
 #[derive(Clone)]
 pub struct Peer {
     addr: SocketAddr,
     shared: Weak<Shared>,
+}
+
+/// A stream, shared by its owner and those who await its peer's end.
+pub(super) struct Shared {
+    pub(super) stream: TcpStream,
+    /// Set when the [`WatchedStream`](super::WatchedStream) goes: what happens to the socket from then on is this side's doing.
+    pub(super) let_go: AtomicBool,
 }
 
 /// Ends when a peer has gone.
@@ -79,7 +94,7 @@ impl Peer {
     ///
     /// Nobody needs to read or write for that. It returns even if unread bytes of the peer lie before its end.
     ///
-    /// - It never returns if this side ends the connection first: then it waits for ever, and holds nothing.
+    /// - It never returns if this side ends the connection first. It holds nothing then.
     /// - A peer that closes only its own direction and still reads counts as gone, as it does for hyper. Do not
     ///   await this on a server that sets hyper's `half_close`.
     /// - Linux and Android only. Elsewhere it never returns.
@@ -103,7 +118,7 @@ impl Peer {
             .is_some_and(|shared| shared.is_closed_by_peer())
     }
 
-    /// The same as [`gone`](Self::gone), for whoever keeps it beside a response.
+    /// The same as [`gone`](Self::gone), to be kept beside a response.
     pub(crate) fn watch(&self) -> Gone {
         let peer = self.clone();
         Box::pin(async move { peer.gone().await })
@@ -115,6 +130,56 @@ impl fmt::Debug for Peer {
         f.debug_struct("Peer")
             .field("addr", &self.addr)
             .finish_non_exhaustive()
+    }
+}
+
+// === impl Shared ===
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+impl Shared {
+    pub(super) const CAN_BE_WATCHED: bool = true;
+
+    /// Waits until no more can come from the peer; true if that is not this side's doing.
+    ///
+    /// tokio asks epoll for `EPOLLRDHUP` with every TCP stream. "Priority" is the one interest that is told of it
+    /// and not of mere data. It has no single slot for a waker, as reading and writing have, so that requests
+    /// which share a connection can all wait, and hyper with them.
+    pub(super) async fn closed_by_peer(&self) -> bool {
+        loop {
+            let ready = self.stream.ready(Interest::PRIORITY).await;
+            if self.let_go.load(Ordering::Acquire) {
+                return false;
+            }
+            match ready {
+                Ok(ready) if ready.is_read_closed() => return true,
+                // tokio does not ask for urgent data, so this is not known to happen. Clearing it prevents a spin.
+                Ok(_) => {
+                    let unblock = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+                    let _cleared = self.stream.try_io(Interest::PRIORITY, unblock);
+                }
+                // The runtime shuts down.
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// The same, without waiting.
+    pub(super) fn is_closed_by_peer(&self) -> bool {
+        let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
+        closed.is_ok() && !self.let_go.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+impl Shared {
+    pub(super) const CAN_BE_WATCHED: bool = false;
+
+    pub(super) async fn closed_by_peer(&self) -> bool {
+        false
+    }
+
+    pub(super) fn is_closed_by_peer(&self) -> bool {
+        false
     }
 }
 

@@ -1,4 +1,4 @@
-//! A TCP stream whose end somebody else may watch for while hyper owns it.
+//! A TCP stream whose peer can be watched while hyper owns it.
 //!
 //! It reads and writes as tokio's own `TcpStream` does, through what that offers on a shared reference. That
 //! includes tokio's saving of a system call: after a read that did not fill the buffer (a write that did not
@@ -22,7 +22,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{peer::Peer, shared::Shared};
+use super::peer::{Peer, Shared};
 
 /// Only where the kernel tells of changes (epoll, kqueue) does a short transfer mean that the next would block.
 const IS_EDGE_TRIGGERED: bool = cfg!(any(
@@ -33,8 +33,8 @@ const IS_EDGE_TRIGGERED: bool = cfg!(any(
 
 /// A TCP stream whose peer can be watched: what [`WatchedListener`](super::WatchedListener) accepts.
 ///
-/// For accept loops of your own, around hyper for example. Whoever makes the requests' extensions puts the
-/// [`Peer`] there; the layer looks for it.
+/// It is for accept loops of your own, around hyper for example. They put the [`Peer`] into the extensions of the
+/// requests, where the layer looks for it.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::WatchedStream;
@@ -184,8 +184,8 @@ fn transfer(
 }
 
 impl Drop for WatchedStream {
-    /// Whoever awaits the peer's end holds the socket open. Shutting the read side down wakes them, sends nothing,
-    /// and lets them see that there is nothing to wait for any more.
+    /// Those who await the peer's end hold the socket open. Shutting down the read side sends nothing, wakes them, and
+    /// shows them that there is nothing to wait for any more.
     fn drop(&mut self) {
         self.shared.let_go.store(true, Ordering::Release);
         if Shared::CAN_BE_WATCHED {
