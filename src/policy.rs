@@ -90,7 +90,7 @@ impl Policy {
     /// How long the call may last, counted from when it is known, whether its client is there or not.
     /// Then it is cancelled as [`TimedOut`](crate::CancelReason::TimedOut), and its client gets the JSON-RPC
     /// error -32001. Not for `subscriptions/listen`, nor for what runs as a task. It replaces the layer's
-    /// [`call_timeout`](crate::CancelOnDisconnectLayer::call_timeout); [`Duration::MAX`] is no limit.
+    /// [`call_timeout`](crate::CancelOnDisconnectLayer::call_timeout); [`Duration::MAX`] means no limit.
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = Some(timeout);
         self

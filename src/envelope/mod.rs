@@ -1,4 +1,4 @@
-//! What a JSON-RPC body says, and no more than that is needed of it.
+//! The envelope of a JSON-RPC body: as much of what it says as is needed.
 
 use bytes::{Bytes, BytesMut};
 

@@ -1,4 +1,4 @@
-//! What a POST body says about the call in it: id, method, tool name, and nothing more.
+//! The reader of a POST body: it takes id, method and tool name of the call from it, and nothing more.
 //!
 //! A disconnect can only be turned into a cancel if it is known which request was in the body. Most
 //! of a body is arguments that only the tool understands, so [`read`] walks three objects (the

@@ -6,7 +6,7 @@
 //!
 //! 1. A value it stepped over has the structure of RFC 8259: commas, colons, brackets, literals and
 //!    numbers. What lies between the quotes of a string is not looked at: its escapes, its control
-//!    characters and its UTF-8 are up to whoever uses that span.
+//!    characters and its UTF-8 are up to the user of that span.
 //! 2. A string ends where a JSON parser would end it, a malformed one too. Otherwise text that a
 //!    caller chose could pass for keys.
 //! 3. Nothing recurses: the open containers are bits of one integer, up to the depth at which
@@ -183,7 +183,7 @@ impl<'a> Cursor<'a> {
         Ok(key)
     }
 
-    /// Steps over the value with this `first` byte, which is no container.
+    /// Steps over the value with this `first` byte, which is not a container.
     #[inline(always)]
     fn scalar(&mut self, first: Option<u8>) -> Result<(), Unknown> {
         match first {
@@ -203,7 +203,7 @@ impl<'a> Cursor<'a> {
     fn rest_of_string(&mut self) -> Result<&'a [u8], Unknown> {
         let text = self.body.get(self.at..).ok_or(Unknown::Truncated)?;
         let quote = match near_quote(text) {
-            // Right before it is no backslash, or nothing.
+            // There is no backslash right before it.
             Some(quote) if text.get(quote.wrapping_sub(1)) != Some(&b'\\') => quote,
             _ => far_closing_quote(text).ok_or(Unknown::Truncated)?,
         };

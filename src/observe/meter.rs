@@ -87,8 +87,8 @@ impl Metrics {
         Self { tools: None }
     }
 
-    /// Adds the label `tool` to all metrics of calls. These tools get their name, others `other`, and what calls
-    /// no tool none. A client may name any tool, so there is no label for all of them.
+    /// Adds the label `tool` to all metrics of calls: the names of these tools, and `other` for all others. Calls of no
+    /// tool do not get it. A client may name any tool, so labels are not made from what it names.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Metrics};

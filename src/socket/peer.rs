@@ -58,9 +58,6 @@ pub(super) struct Shared {
     pub(super) let_go: AtomicBool,
 }
 
-/// Ends when a peer has gone.
-pub(crate) type Gone = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
-
 // === impl Peer ===
 
 impl Peer {
@@ -119,7 +116,7 @@ impl Peer {
     }
 
     /// The same as [`gone`](Self::gone), to be kept beside a response.
-    pub(crate) fn watch(&self) -> Gone {
+    pub(crate) fn watch(&self) -> Pin<Box<dyn Future<Output = ()> + Send + Sync>> {
         let peer = self.clone();
         Box::pin(async move { peer.gone().await })
     }

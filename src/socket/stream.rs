@@ -73,7 +73,7 @@ impl WatchedStream {
         }
     }
 
-    /// The other end, to be watched while somebody else owns the stream.
+    /// The other end, which can be watched while hyper owns the stream.
     pub fn peer(&self) -> Peer {
         Peer::new(self.addr, Arc::downgrade(&self.shared))
     }
@@ -91,16 +91,9 @@ impl AsyncRead for WatchedStream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let stream = self.tcp();
-        loop {
-            ready!(stream.poll_read_ready(cx))?;
-            let room = buf.remaining();
-            match transfer(stream, Interest::READABLE, room, || {
-                stream.try_read_buf(buf)
-            }) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return Poll::Ready(read.map(drop)),
-            }
-        }
+        let room = buf.remaining();
+        let read = || stream.try_read_buf(buf);
+        poll_transfer(stream, cx, Interest::READABLE, room, read).map_ok(drop)
     }
 }
 
@@ -111,7 +104,8 @@ impl AsyncWrite for WatchedStream {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let stream = self.tcp();
-        poll_write(stream, cx, buf.len(), || stream.try_write(buf))
+        let write = || stream.try_write(buf);
+        poll_transfer(stream, cx, Interest::WRITABLE, buf.len(), write)
     }
 
     fn poll_write_vectored(
@@ -120,8 +114,9 @@ impl AsyncWrite for WatchedStream {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let stream = self.tcp();
-        // Written short says nothing here: the kernel takes a limited number of buffers at a time.
-        poll_write(stream, cx, 0, || stream.try_write_vectored(bufs))
+        let write = || stream.try_write_vectored(bufs);
+        // A short write says nothing here: the kernel takes a limited number of buffers at a time.
+        poll_transfer(stream, cx, Interest::WRITABLE, 0, write)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -141,17 +136,22 @@ impl AsyncWrite for WatchedStream {
     }
 }
 
-fn poll_write(
+/// Runs `io` when the stream is ready for it.
+fn poll_transfer(
     stream: &TcpStream,
     cx: &mut Context<'_>,
-    size: usize,
-    mut write: impl FnMut() -> io::Result<usize>,
+    interest: Interest,
+    wanted: usize,
+    mut io: impl FnMut() -> io::Result<usize>,
 ) -> Poll<io::Result<usize>> {
     loop {
-        ready!(stream.poll_write_ready(cx))?;
-        match transfer(stream, Interest::WRITABLE, size, &mut write) {
+        ready!(match interest.is_readable() {
+            true => stream.poll_read_ready(cx),
+            false => stream.poll_write_ready(cx),
+        })?;
+        match transfer(stream, interest, wanted, &mut io) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            written => return Poll::Ready(written),
+            moved => return Poll::Ready(moved),
         }
     }
 }

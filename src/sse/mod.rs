@@ -38,7 +38,7 @@ mod start;
 
 pub(crate) use self::{block::Event, boundary::Boundary, start::Start};
 
-/// A comment, which is no event: it only shows whether the client is still there.
+/// A comment. It is not an event, and only shows whether the client is still there.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 
 /// Reads the events of one response body.

@@ -47,9 +47,9 @@ pub(super) struct Errands {
 }
 
 pub(super) struct Waiting {
-    pub(super) errand: Errand,
+    errand: Errand,
     /// When any runtime may take it. `None` if it has none of its own: at once.
-    pub(super) overdue: Option<Instant>,
+    overdue: Option<Instant>,
 }
 
 /// The task of a runtime that runs an errand.
@@ -76,11 +76,6 @@ impl Errands {
         self.added += 1;
         self.waiting.insert(self.added, Waiting { errand, overdue });
         self.added
-    }
-
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.waiting.len()
     }
 
     pub(super) fn take(&mut self, id: u64) -> Option<Errand> {

@@ -93,7 +93,7 @@ fn keepers(timer: &Timer) -> usize {
 }
 
 fn waiting(timer: &Timer) -> usize {
-    timer.shared.state().errands.len()
+    timer.shared.state().errands.waiting.len()
 }
 
 #[test]
