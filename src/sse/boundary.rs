@@ -4,23 +4,15 @@ use super::lines::{Lines, Piece};
 
 /// Follows a body to the places between two events.
 ///
-/// The start of the body is such a place, and so is the one after a comment, which belongs to no event.
-/// After a carriage return a line feed may still come: parted from it by what was put in, it makes a
-/// blank line that ends nothing.
+/// The start of the body is such a place, and so is the one after a comment. A line feed that belongs to the carriage
+/// return before it may still come: after what was put in it makes a blank line, which ends nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Boundary {
     lines: Lines,
-    line: Line,
+    /// Whether a line has begun and not ended.
+    in_line: bool,
     /// Whether a line of an event has come since the last blank one.
     in_event: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Line {
-    #[default]
-    Start,
-    Comment,
-    Other,
 }
 
 // === impl Boundary ===
@@ -28,7 +20,7 @@ enum Line {
 impl Boundary {
     /// Whether the bytes so far end between two events.
     pub(crate) fn is_here(&self) -> bool {
-        self.line == Line::Start && !self.in_event
+        !self.in_line && !self.in_event
     }
 
     /// Follows the next frame of the body.
@@ -44,20 +36,17 @@ impl Boundary {
         let mut rest = frame;
         while let Some(piece) = self.lines.next(&mut rest) {
             match piece {
-                Piece::Mark => (self.line, self.in_event) = (Line::Start, false),
-                Piece::PartOfMark => (self.line, self.in_event) = (Line::Other, true),
+                Piece::Mark => (self.in_line, self.in_event) = (false, false),
+                Piece::PartOfMark => (self.in_line, self.in_event) = (true, true),
                 Piece::Text { text, ends } => {
-                    if self.line == Line::Start && !text.is_empty() {
-                        let is_comment = text.starts_with(b":");
-                        self.line = match is_comment {
-                            true => Line::Comment,
-                            false => Line::Other,
-                        };
-                        self.in_event |= !is_comment;
+                    if !self.in_line && !text.is_empty() {
+                        self.in_line = true;
+                        // A comment belongs to no event.
+                        self.in_event |= !text.starts_with(b":");
                     }
                     if ends {
-                        self.in_event &= self.line != Line::Start;
-                        self.line = Line::Start;
+                        self.in_event &= self.in_line;
+                        self.in_line = false;
                     }
                 }
             }

@@ -62,9 +62,7 @@ enum Line {
     Space(Field),
     /// It goes on with the value.
     Value(Field),
-    /// A comment, which belongs to no event.
-    Comment,
-    /// No field that matters.
+    /// A comment, or no field that matters.
     Other,
 }
 
@@ -117,7 +115,6 @@ impl Line {
                 Some(b'd') => Self::Name(Field::Data, 0),
                 Some(b'i') => Self::Name(Field::Id, 0),
                 Some(b'r') => Self::Name(Field::Retry, 0),
-                Some(b':') => return Self::Comment,
                 Some(_) => return Self::Other,
             };
         }
@@ -154,7 +151,7 @@ impl Line {
                 block.end(field);
             }
             Self::Space(field) | Self::Value(field) => block.end(field),
-            Self::Name(..) | Self::Other | Self::Comment => {}
+            Self::Name(..) | Self::Other => {}
         }
         false
     }

@@ -27,7 +27,8 @@ use tokio::{
 
 use self::{
     alarms::{AlarmId, Alarms},
-    errand::{Errand, Runner},
+    errand::Errand,
+    runner::Runner,
     shared::{SLACK, Shared},
 };
 use crate::quietly::quietly;
@@ -36,6 +37,7 @@ mod alarms;
 mod errand;
 mod in_time;
 mod roll;
+mod runner;
 mod shared;
 
 pub(crate) use self::{
@@ -126,7 +128,14 @@ impl Timer {
             (change(&mut alarms), alarms.must_tell())
         };
         if is_news {
-            self.wake();
+            let mut state = self.shared.state();
+            if state.keepers.len() > 1
+                && let Ok(here) = Handle::try_current()
+            {
+                state.prefer(here.id());
+            }
+            drop(state);
+            self.shared.wake.notify_waiters();
         }
         result
     }
@@ -155,19 +164,6 @@ impl Timer {
 
     fn alarms(&self) -> MutexGuard<'_, Alarms> {
         self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has the keepers look again: there is an earlier time.
-    fn wake(&self) {
-        {
-            let mut state = self.shared.state();
-            if state.keepers.len() > 1
-                && let Ok(here) = Handle::try_current()
-            {
-                state.prefer(here.id());
-            }
-        }
-        self.shared.wake.notify_waiters();
     }
 }
 
