@@ -50,7 +50,7 @@ fn departure(_: &Extensions) -> Option<Departure> {
     None
 }
 
-/// Polls what may not be there, and then is never ready.
+/// Polls a future, if there is one.
 fn is_ready<F>(future: &mut Option<Pin<Box<F>>>, cx: &mut Context<'_>) -> bool
 where
     F: Future + ?Sized,

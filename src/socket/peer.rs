@@ -160,7 +160,7 @@ impl Shared {
         }
     }
 
-    /// The same, without waiting.
+    /// Says the same of this moment, without waiting.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
         closed.is_ok() && !self.let_go.load(Ordering::Acquire)
