@@ -17,7 +17,7 @@ use rmcp::{
     ErrorData, ServerHandler,
     handler::server::{router::tool::ToolRouter, wrapper::Parameters},
     schemars, tool, tool_handler, tool_router,
-    transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
+    transport::streamable_http_server::StreamableHttpService,
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -120,7 +120,7 @@ async fn serve(
     gone: UnboundedSender<()>,
     servers: &mut JoinSet<()>,
 ) -> Result<SocketAddr, Failure> {
-    let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+    let sessions = Arc::new(CancellableSessionManager::default());
     let office = Office {
         desk,
         tool_router: Office::tool_router(),

@@ -24,9 +24,7 @@ use rmcp::{
     handler::server::router::tool::ToolRouter,
     service::RequestContext,
     tool, tool_handler, tool_router,
-    transport::streamable_http_server::{
-        StreamableHttpServerConfig, StreamableHttpService, session::local::SessionConfig,
-    },
+    transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService},
 };
 use tokio::{
     net::TcpListener,
@@ -72,7 +70,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
         .with_ansi(io::stdout().is_terminal())
         .init();
 
-    let sessions = CancellableSessionManager::local(SessionConfig::default());
+    let sessions = CancellableSessionManager::default();
     let config = StreamableHttpServerConfig::default().with_legacy_session_mode(!options.stateless);
     let mcp = StreamableHttpService::new(|| Ok(Sleeper::new()), Arc::new(sessions), config);
     let app = Router::new()

@@ -40,7 +40,7 @@ mod unix {
         ErrorData, ServerHandler,
         handler::server::{router::tool::ToolRouter, wrapper::Parameters},
         schemars, tool, tool_handler, tool_router,
-        transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
+        transport::streamable_http_server::StreamableHttpService,
     };
     use rustix::process::{Pid, Signal, kill_process_group};
     use serde_json::json;
@@ -97,7 +97,7 @@ mod unix {
         let mut servers = JoinSet::new();
         let addr = {
             let handler = AbortOnCancel::new(Shell::new(writer)).after(Duration::from_millis(200));
-            let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+            let sessions = Arc::new(CancellableSessionManager::default());
             let mcp = StreamableHttpService::new(
                 move || Ok(handler.clone()),
                 sessions,

@@ -22,16 +22,15 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, CancellableSessionManager, DeadPeer, Peer, WatchedListener,
+    CancelOnDisconnectLayer, CancellableSessionManager,
+    socket::{DeadPeer, Peer, WatchedListener},
 };
 use rmcp::{
     RoleServer, ServerHandler,
     handler::server::router::tool::ToolRouter,
     service::RequestContext,
     tool, tool_handler, tool_router,
-    transport::streamable_http_server::{
-        StreamableHttpServerConfig, StreamableHttpService, session::local::SessionConfig,
-    },
+    transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService},
 };
 use tokio::{net::TcpListener, time::Instant};
 use tower::ServiceExt as _;
@@ -51,7 +50,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(LOG))
         .init();
-    let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+    let sessions = Arc::new(CancellableSessionManager::default());
     let config = StreamableHttpServerConfig::default().with_legacy_session_mode(false);
     let mcp = StreamableHttpService::new(|| Ok(Waiter::new()), sessions, config);
     let app = Router::new()

@@ -20,10 +20,7 @@ use rmcp::{
         ErrorCode, ServerResult,
     },
     service::{Peer, PeerRequestOptions, RequestContext, RunningService, ServiceError},
-    transport::{
-        StreamableHttpClientTransport,
-        streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
-    },
+    transport::{StreamableHttpClientTransport, streamable_http_server::StreamableHttpService},
 };
 use serde_json::json;
 use tokio::{
@@ -153,7 +150,7 @@ fn failed(error: ServiceError) -> ErrorData {
 
 impl Server {
     async fn serve(self, servers: &mut JoinSet<()>) -> Result<SocketAddr, Failure> {
-        let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+        let sessions = Arc::new(CancellableSessionManager::default());
         // The worker never looks at its token.
         let handler = AbortOnCancel::new(self).after(Duration::from_millis(100));
         let mcp =

@@ -12,11 +12,10 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-#[cfg(feature = "serde")]
-use crate::serialize::{seconds, seconds_if_any};
 use crate::{
     call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
     exchange::{Core, Exchange, Registry},
+    observe::{CallSnapshot, CallState},
     registry::Entry,
 };
 
@@ -38,38 +37,6 @@ const TAKING: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Calls {
     registry: Arc<Registry>,
-}
-
-/// A call as it was when it was looked at.
-#[derive(Debug, Clone)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-pub struct CallSnapshot {
-    info: CallInfo,
-    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
-    age: Duration,
-    state: CallState,
-    #[cfg_attr(feature = "serde", serde(serialize_with = "seconds_if_any"))]
-    time_left: Option<Duration>,
-}
-
-/// Whether a call has a client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[non_exhaustive]
-pub enum CallState {
-    /// A stream of it lives.
-    Attached,
-    /// Its client has gone.
-    #[non_exhaustive]
-    Detached {
-        /// For how long.
-        #[cfg_attr(feature = "serde", serde(serialize_with = "seconds"))]
-        since: Duration,
-        /// How long it may still wait for its client; `None` if it runs on to its end.
-        #[cfg_attr(feature = "serde", serde(serialize_with = "seconds_if_any"))]
-        grace_left: Option<Duration>,
-    },
 }
 
 /// How a [drain](Calls::drain) went.
@@ -107,7 +74,7 @@ impl Calls {
     /// All calls as they are now, oldest first.
     pub fn snapshot(&self) -> Vec<CallSnapshot> {
         let now = Instant::now();
-        let look = |id, entry: &Entry<_>| CallSnapshot::of(id, entry, now);
+        let look = |id, entry: &Entry<_>| look_at(id, entry, now);
         let mut calls = self.registry.look_at_calls(look);
         calls.sort_unstable_by_key(|call| call.info.id());
         calls
@@ -150,7 +117,7 @@ impl Calls {
     /// Notes that the client of a session resumed a call on another server, where the sessions have an
     /// event store: the call runs on, however long its client stays away from here. `false` if no call in flight
     /// goes by that event id.
-    pub fn keep(&self, session: &str, last_event_id: &str) -> bool {
+    pub fn resumed_elsewhere(&self, session: &str, last_event_id: &str) -> bool {
         let kept = self.registry.visit(session, |core| {
             let now = Instant::now();
             let calls = core.that_may_have(last_event_id.as_bytes());
@@ -254,51 +221,23 @@ impl fmt::Debug for Calls {
     }
 }
 
-// === impl CallSnapshot ===
-
-impl CallSnapshot {
-    fn of(id: CallId, entry: &Entry<Arc<Exchange>>, now: Instant) -> Option<Self> {
-        let info = entry.call.call(id)?.clone();
-        let left = |at: Instant| at.saturating_duration_since(now);
-        let state = match entry.detached_at() {
-            None => CallState::Attached,
-            Some(at) => CallState::Detached {
-                since: now.saturating_duration_since(at),
-                grace_left: entry.waits_to().map(left),
-            },
-        };
-        Some(Self {
-            age: now.saturating_duration_since(info.started_at()),
-            info,
-            state,
-            time_left: entry.deadline().map(left),
-        })
-    }
-
-    /// The call's identity in this process, for [`Calls::cancel`].
-    pub fn id(&self) -> CallId {
-        self.info.id()
-    }
-
-    /// What is known of the call itself.
-    pub fn info(&self) -> &CallInfo {
-        &self.info
-    }
-
-    /// How long it has been known.
-    pub fn age(&self) -> Duration {
-        self.age
-    }
-
-    /// Whether it has a client.
-    pub fn state(&self) -> CallState {
-        self.state
-    }
-
-    /// How long it may still last, by its [`call_timeout`](crate::Policy::call_timeout).
-    pub fn time_left(&self) -> Option<Duration> {
-        self.time_left
-    }
+/// A call as it stands at `now`.
+fn look_at(id: CallId, entry: &Entry<Arc<Exchange>>, now: Instant) -> Option<CallSnapshot> {
+    let info = entry.call.call(id)?.clone();
+    let left = |at: Instant| at.saturating_duration_since(now);
+    let state = match entry.detached_at() {
+        None => CallState::Attached,
+        Some(at) => CallState::Detached {
+            since: now.saturating_duration_since(at),
+            grace_left: entry.waits_to().map(left),
+        },
+    };
+    Some(CallSnapshot {
+        age: now.saturating_duration_since(info.started_at()),
+        info,
+        state,
+        time_left: entry.deadline().map(left),
+    })
 }
 
 /// Whether nothing is left to wait for. Subscriptions have no end of their own.

@@ -12,16 +12,13 @@
 //! use std::sync::Arc;
 //! use axum::Router;
 //! use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
-//! use rmcp::{
-//!     ServerHandler,
-//!     transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
-//! };
+//! use rmcp::{ServerHandler, transport::streamable_http_server::StreamableHttpService};
 //!
 //! #[derive(Clone)]
 //! struct MyServer;
 //! impl ServerHandler for MyServer {}
 //!
-//! let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+//! let sessions = Arc::new(CancellableSessionManager::default());
 //! let mcp = StreamableHttpService::new(|| Ok(MyServer), sessions, Default::default());
 //! let app: Router = Router::new()
 //!     .nest_service("/mcp", mcp)
@@ -70,7 +67,7 @@
 //! that ends only when nobody came back narrows that; [`Grace::Never`] keeps to it. From 2026-07-28 on a
 //! disconnect MUST cancel, and it does.
 //!
-//! When in doubt, nothing is cancelled: see [`Unknown`].
+//! When in doubt, nothing is cancelled: see [`Unreadable`](observe::Unreadable).
 //!
 //! # What it is not
 //!
@@ -83,15 +80,30 @@
 //! is logged with `tracing`, in the span of the request: cancels at info, what comes before them at debug and
 //! trace. [`Observer`]s get every [`Event`]; a call that starts ends once.
 //!
+//! # Where things are
+//!
+//! The root has what most servers name. [`observe`] has what comes with events and snapshots, [`body`] the types that
+//! pass through the layer, `socket` what is below HTTP, `transport` what serves a session, and the [`manual`] the why.
+//!
 //! # Features
 //!
 //! `rmcp` (default): the session manager, and the helpers for handlers. `axum`: [`CallToken`] as an extractor.
-//! `metrics`: `Metrics`, an observer that counts through the `metrics` facade.
-//! `socket`: `DeadPeer`, the socket options that find a dead network, and `WatchedListener`, which lets the kernel
-//! say that a client is gone where hyper does not read; with `axum` as well, it is a listener for `axum::serve`.
+//! `metrics`: `observe::Metrics`, an observer that counts through the `metrics` facade.
+//! `socket`: the module `socket` with `DeadPeer`, the socket options that find a dead network, and `WatchedListener`,
+//! which lets the kernel say that a client is gone where hyper does not read; with `axum` as well, it is a listener for
+//! `axum::serve`.
 //! `serde`: `Serialize` for snapshots of calls and what is in them, without session ids.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(feature = "rmcp"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "a part of each module is there for the session manager alone"
+    )
+)]
 
+pub mod body;
 mod call;
 mod calls;
 mod cancel;
@@ -107,7 +119,7 @@ mod limits;
 pub mod manual;
 #[cfg(feature = "rmcp")]
 mod mcp;
-mod observe;
+pub mod observe;
 mod options;
 mod policy;
 mod quietly;
@@ -118,36 +130,27 @@ mod response;
 mod serialize;
 mod service;
 #[cfg(feature = "socket")]
-mod socket;
+pub mod socket;
 mod source;
 mod sse;
 mod timer;
 mod token;
+#[cfg(feature = "rmcp")]
+pub mod transport;
 mod verdict;
 
 #[cfg(feature = "rmcp")]
-pub use self::mcp::{
-    AbortOnCancel, CancellableSessionManager, CancellableTransport, TransportError,
-};
-#[cfg(feature = "metrics")]
-pub use self::observe::Metrics;
-#[cfg(feature = "socket")]
-pub use self::socket::{Applied, DeadPeer, Peer, WatchedListener, WatchedStream};
+pub use self::mcp::{AbortOnCancel, CancellableSessionManager};
 #[cfg(feature = "axum")]
 pub use self::token::MissingLayer;
 pub use self::{
     call::{CallId, CallInfo, CancelReason, Outcome, ParseCallIdError, RequestId},
-    call::{DetachCause, Detachment},
-    calls::{CallSnapshot, CallState, Calls, DrainReport},
-    cancel::CancelError,
-    envelope::Unknown,
+    calls::{Calls, DrainReport},
     layer::CancelOnDisconnectLayer,
-    limits::{Limit, Limits},
-    observe::{Event, Observer, SessionIds},
+    limits::Limits,
+    observe::event::{Event, Observer},
     options::Retain,
     policy::{Grace, MIN_GRACE, Policy},
-    request::TeeBody,
-    response::{ResponseBody, ResponseFuture},
     service::CancelOnDisconnect,
     token::CallToken,
 };

@@ -14,7 +14,7 @@
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits};
 ///
 /// let limits = Limits::default().detached(1_000).detached_of_session(20);
-/// assert_eq!(limits.most(mcp_cancel_on_disconnect::Limit::DetachedOfSession), 20);
+/// assert_eq!(limits.most(mcp_cancel_on_disconnect::observe::Limit::DetachedOfSession), 20);
 /// let layer = CancelOnDisconnectLayer::new().limits(limits);
 /// # drop(layer);
 /// ```

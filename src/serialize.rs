@@ -2,11 +2,9 @@
 //!
 //! A session id is left out. Who knows it can speak for the session.
 
-use std::time::Duration;
-
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
-use crate::call::{CallInfo, RequestId};
+use crate::call::{CallId, CallInfo, CancelReason, DetachCause, Outcome, RequestId};
 
 impl Serialize for RequestId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -17,7 +15,7 @@ impl Serialize for RequestId {
     }
 }
 
-// Not derived: what is to be seen of a call is chosen field by field.
+// What is to be seen of a call is chosen field by field.
 impl Serialize for CallInfo {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut info = serializer.serialize_struct("CallInfo", 5)?;
@@ -30,13 +28,39 @@ impl Serialize for CallInfo {
     }
 }
 
-pub(crate) fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(time.as_secs_f64())
+impl Serialize for CallId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_newtype_struct("CallId", &u64::from(*self))
+    }
 }
 
-pub(crate) fn seconds_if_any<S: Serializer>(
-    time: &Option<Duration>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    time.map(|time| time.as_secs_f64()).serialize(serializer)
+impl Serialize for CancelReason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_unit_variant("CancelReason", *self as u32, self.name())
+    }
+}
+
+impl Serialize for DetachCause {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_unit_variant("DetachCause", *self as u32, self.name())
+    }
+}
+
+impl Serialize for Outcome {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (index, reason) = match self {
+            Self::Completed => (0, None),
+            Self::Cancelled(reason) => (1, Some(reason)),
+            Self::Abandoned(reason) => (2, Some(reason)),
+            Self::ClientCancelled => (3, None),
+            Self::Failed => (4, None),
+            Self::Unknown => (5, None),
+        };
+        match reason {
+            Some(reason) => {
+                serializer.serialize_newtype_variant("Outcome", index, self.name(), reason)
+            }
+            None => serializer.serialize_unit_variant("Outcome", index, self.name()),
+        }
+    }
 }

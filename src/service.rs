@@ -29,7 +29,7 @@ use crate::{
 ///
 /// ```
 /// use axum::body::Body;
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, TeeBody};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, body::TeeBody};
 /// use http::{Request, Response};
 /// use tower::{ServiceBuilder, ServiceExt, service_fn};
 ///

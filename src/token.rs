@@ -68,7 +68,6 @@ impl CallToken {
         Self(exchange)
     }
 
-    #[cfg(feature = "rmcp")]
     pub(crate) fn exchange(&self) -> &Arc<Exchange> {
         &self.0
     }
@@ -150,9 +149,9 @@ impl CallToken {
         self.0.on_cancel(clean_up);
     }
 
-    /// The same as a [`CancellationToken`], for what takes one. Cancelling it cancels what watches it
-    /// here, not the call.
-    pub fn token(&self) -> CancellationToken {
+    /// A child of its [`CancellationToken`], for what takes one: it fires with the call's own. Cancelling the child cancels
+    /// what watches it, not the call.
+    pub fn child_token(&self) -> CancellationToken {
         self.0.token().child_token()
     }
 }

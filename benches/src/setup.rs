@@ -5,7 +5,7 @@ use std::{convert::Infallible, fmt, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, TeeBody};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, body::TeeBody};
 use rmcp::{
     ServerHandler,
     transport::streamable_http_server::{

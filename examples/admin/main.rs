@@ -18,7 +18,7 @@ use rmcp::{
     ErrorData, RoleServer, ServerHandler,
     model::{CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock},
     service::RequestContext,
-    transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
+    transport::streamable_http_server::StreamableHttpService,
 };
 use tokio::{net::TcpListener, time::sleep};
 use tracing::info;
@@ -45,7 +45,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         _ => Policy::new(),
     });
     let admin = calls_page::routes(layer.calls()).layer(from_fn(calls_page::local_names_only));
-    let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+    let sessions = Arc::new(CancellableSessionManager::default());
     let mcp = StreamableHttpService::new(|| Ok(Slow), sessions, Default::default());
     let mcp = Router::new().nest_service("/mcp", mcp).layer(layer);
 

@@ -6,10 +6,7 @@ use axum::Router;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
 use rmcp::transport::streamable_http_server::{
     StreamableHttpServerConfig, StreamableHttpService,
-    session::{
-        SessionManager,
-        local::{LocalSessionManager, SessionConfig},
-    },
+    session::{SessionManager, local::LocalSessionManager},
 };
 
 use crate::tool::{Log, Worker};
@@ -36,7 +33,7 @@ pub(crate) fn router(set_up: SetUp, mode: Mode, grace: Grace, log: &Log) -> Rout
         SetUp::Bare => mcp(mode, log, LocalSessionManager::default()),
         SetUp::Layer => mcp(mode, log, LocalSessionManager::default()).layer(layer),
         SetUp::LayerAndWrapper => {
-            let sessions = CancellableSessionManager::local(SessionConfig::default());
+            let sessions = CancellableSessionManager::default();
             mcp(mode, log, sessions).layer(layer)
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{Router, http::header, routing::get};
-use mcp_cancel_on_disconnect::Metrics;
+use mcp_cancel_on_disconnect::observe::Metrics;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 /// How often samples are taken out of their buffers, if nobody scrapes: 5 s.

@@ -11,16 +11,16 @@
 use std::{error::Error, sync::Arc, time::Duration};
 
 use axum::Router;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Metrics};
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, CancellableSessionManager, observe::Metrics,
+};
 use rmcp::{
     RoleServer, ServerHandler,
     handler::server::{router::tool::ToolRouter, wrapper::Parameters},
     schemars,
     service::RequestContext,
     tool, tool_handler, tool_router,
-    transport::streamable_http_server::{
-        StreamableHttpServerConfig, StreamableHttpService, session::local::SessionConfig,
-    },
+    transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService},
 };
 use tokio::net::TcpListener;
 
@@ -41,7 +41,7 @@ struct Work {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let prometheus = endpoint::install()?;
-    let sessions = CancellableSessionManager::local(SessionConfig::default());
+    let sessions = CancellableSessionManager::default();
     let config = StreamableHttpServerConfig::default();
     let mcp = StreamableHttpService::new(|| Ok(Worker::new()), Arc::new(sessions), config);
     let layer = CancelOnDisconnectLayer::new().observe(Metrics::new().tools(["work"]));

@@ -36,7 +36,7 @@ use rmcp::{
     schemars,
     service::RequestContext,
     tool, tool_handler, tool_router,
-    transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
+    transport::streamable_http_server::StreamableHttpService,
 };
 use tokio::{
     net::TcpListener,
@@ -101,7 +101,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
 fn app() -> (Router, Calls) {
     let layer = CancelOnDisconnectLayer::new();
     let calls = layer.calls();
-    let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+    let sessions = Arc::new(CancellableSessionManager::default());
     let mcp = StreamableHttpService::new(|| Ok(Worker::new()), sessions, Default::default());
     let app = Router::new().nest_service("/mcp", mcp).layer(layer);
     (app, calls)

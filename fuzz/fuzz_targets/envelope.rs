@@ -23,8 +23,10 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, Empty, StreamBody};
 use libfuzzer_sys::fuzz_target;
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, Event, Outcome, RequestId, TeeBody, Unknown,
+    CancelOnDisconnectLayer, Event, Outcome, RequestId,
+    body::TeeBody,
     fuzzing::{self, Read},
+    observe::Unreadable,
 };
 use tower_layer::Layer as _;
 use tower_service::Service;
@@ -40,7 +42,7 @@ type Call = (RequestId, String, Option<String>, Option<String>);
 struct Reported {
     started: Vec<Call>,
     ended: Vec<Outcome>,
-    unknown: Option<Unknown>,
+    unknown: Option<Unreadable>,
 }
 
 /// An inner service that parses what it gets, and refuses what is no JSON.
@@ -67,10 +69,10 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 /// The crate's reading against that of `serde_json`.
-fn judge(body: &[u8], read: &Result<Read, Unknown>) {
+fn judge(body: &[u8], read: &Result<Read, Unreadable>) {
     assert_eq!(
         is_array(body),
-        *read == Err(Unknown::Batch),
+        *read == Err(Unreadable::Batch),
         "{}",
         body.escape_ascii()
     );
@@ -102,7 +104,7 @@ fn judge(body: &[u8], read: &Result<Read, Unknown>) {
 }
 
 /// The body on its way through the layer.
-fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, Unknown>) {
+fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, Unreadable>) {
     let reported = Arc::new(Mutex::new(Reported::default()));
     let log = reported.clone();
     let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
@@ -115,7 +117,7 @@ fn pass(body: &[u8], frames: Vec<Bytes>, read: Result<Read, Unknown>) {
                 call.protocol_version().map(str::to_owned),
             )),
             Event::Ended { outcome, .. } => reported.ended.push(*outcome),
-            Event::Unknown { why, .. } => reported.unknown = Some(*why),
+            Event::Unwatched { why, .. } => reported.unknown = Some(*why),
             _ => panic!("{event:?}"),
         }
     });

@@ -20,7 +20,8 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use libfuzzer_sys::fuzz_target;
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, RequestId, TeeBody,
+    CancelOnDisconnectLayer, RequestId,
+    body::TeeBody,
     fuzzing::{self, Seen},
 };
 use tokio::time::sleep;

@@ -9,7 +9,7 @@ use crate::call::CancelReason;
 /// How the stream of a call went without the call's answer.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, DetachCause, Event};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, observe::DetachCause};
 ///
 /// let layer = CancelOnDisconnectLayer::new().observe(|event: &Event<'_>| {
 ///     if let Event::Detached { call, cause: DetachCause::Stalled, .. } = event {
@@ -20,8 +20,6 @@ use crate::call::CancelReason;
 /// # drop(layer);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum DetachCause {
     /// The client closed its connection, or reset its stream: hyper let go of the response, or failed to
@@ -59,6 +57,19 @@ impl DetachCause {
             Self::EndedByServer => CancelReason::Orphaned,
             Self::ResponseDropped => CancelReason::ResponseDropped,
             Self::ServicePanicked => CancelReason::ServicePanicked,
+        }
+    }
+
+    /// In metrics and in data.
+    #[cfg(any(feature = "metrics", feature = "serde"))]
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::HungUp => "hung_up",
+            Self::PeerGone => "peer_gone",
+            Self::Stalled => "stalled",
+            Self::EndedByServer => "ended_by_server",
+            Self::ResponseDropped => "response_dropped",
+            Self::ServicePanicked => "service_panicked",
         }
     }
 

@@ -1,8 +1,11 @@
 //! What is known of a call.
 
-#[cfg(feature = "rmcp")]
-use std::sync::OnceLock;
-use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
+use std::{
+    borrow::Cow,
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -40,7 +43,6 @@ pub struct CallInfo {
     /// In a box, because most calls have nothing of it.
     special: Option<Box<Special>>,
     /// The same of a message that came typed.
-    #[cfg(feature = "rmcp")]
     typed: OnceLock<Box<Typed>>,
 }
 
@@ -51,7 +53,6 @@ struct Special {
 }
 
 /// What few calls have, and only a session manager tells.
-#[cfg(feature = "rmcp")]
 #[derive(Clone, Default)]
 struct Typed {
     progress_token: Option<RequestId>,
@@ -78,7 +79,6 @@ impl CallInfo {
             must_run_on: false,
             ends_with_its_stream: false,
             special: None,
-            #[cfg(feature = "rmcp")]
             typed: OnceLock::new(),
         }
     }
@@ -91,7 +91,6 @@ impl CallInfo {
         self.session = session;
     }
 
-    #[cfg(feature = "rmcp")]
     pub(crate) fn set_progress_token(&mut self, token: Option<RequestId>) {
         if let Some(token) = token {
             let mut typed = self.typed.take().unwrap_or_default();
@@ -100,7 +99,6 @@ impl CallInfo {
         }
     }
 
-    #[cfg(feature = "rmcp")]
     pub(crate) fn set_fingerprint(&mut self, fingerprint: u64) {
         let mut typed = self.typed.take().unwrap_or_default();
         typed.fingerprint = Some(fingerprint);
@@ -108,7 +106,6 @@ impl CallInfo {
     }
 
     /// Takes over what only the typed message of the same call says.
-    #[cfg(feature = "rmcp")]
     pub(crate) fn learn(&self, mut typed: Self) {
         if let Some(typed) = typed.typed.take() {
             // A call is bound once.
@@ -117,7 +114,6 @@ impl CallInfo {
     }
 
     /// Whether it takes the place of `other`: the same call, sent again.
-    #[cfg(feature = "rmcp")]
     pub(crate) fn supersedes(&self, other: &Self) -> bool {
         !other.policy().is_exempt
             && self.fingerprint().is_some()
@@ -140,7 +136,6 @@ impl CallInfo {
         self.started_at
     }
 
-    #[cfg(feature = "rmcp")]
     fn fingerprint(&self) -> Option<u64> {
         self.typed.get()?.fingerprint
     }
@@ -217,7 +212,6 @@ impl CallInfo {
         self.protocol_version.as_deref()
     }
 
-    #[cfg(feature = "rmcp")]
     pub(crate) fn session_id(&self) -> Option<&Arc<str>> {
         self.session.as_ref()
     }
@@ -234,7 +228,6 @@ impl CallInfo {
         })
     }
 
-    #[cfg(feature = "rmcp")]
     pub(crate) fn progress_token(&self) -> Option<&RequestId> {
         self.typed.get()?.progress_token.as_ref()
     }

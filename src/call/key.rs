@@ -52,7 +52,6 @@ pub enum RequestId {
 /// # }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CallId(u64);
 
 /// A text is no [`CallId`].
@@ -77,7 +76,6 @@ pub(crate) struct SessionKey {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Scope {
     /// A session manager of ours, by its instance.
-    #[cfg(feature = "rmcp")]
     Manager(u64),
     /// Whatever serves this request path.
     Path(Box<str>),
@@ -157,7 +155,6 @@ impl Scope {
     pub(crate) fn path(&self) -> Option<&str> {
         match self {
             Self::Path(path) => Some(path),
-            #[cfg(feature = "rmcp")]
             Self::Manager(_) => None,
         }
     }

@@ -11,8 +11,6 @@ use std::fmt;
 /// assert_eq!(CancelReason::ClientDisconnected.to_string(), "client disconnected");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum CancelReason {
     /// The client closed its connection, or its stream of it, and no grace was due.
@@ -46,8 +44,6 @@ pub enum CancelReason {
 /// assert_ne!(Outcome::Completed, Outcome::Cancelled(CancelReason::Orphaned));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Outcome {
     /// Its answer was seen: a JSON-RPC result or error.
@@ -72,6 +68,23 @@ pub enum Outcome {
 // === impl CancelReason ===
 
 impl CancelReason {
+    /// In metrics and in data.
+    #[cfg(any(feature = "metrics", feature = "serde"))]
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::ClientDisconnected => "client_disconnected",
+            Self::Orphaned => "orphaned",
+            Self::Superseded => "superseded",
+            Self::TimedOut => "timed_out",
+            Self::Requested => "requested",
+            Self::ShuttingDown => "shutting_down",
+            Self::SessionClosed => "session_closed",
+            Self::ClientCancelled => "client_cancelled",
+            Self::ResponseDropped => "response_dropped",
+            Self::ServicePanicked => "service_panicked",
+        }
+    }
+
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::ClientDisconnected => "client disconnected",
@@ -91,5 +104,22 @@ impl CancelReason {
 impl fmt::Display for CancelReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.text())
+    }
+}
+
+// === impl Outcome ===
+
+#[cfg(any(feature = "metrics", feature = "serde"))]
+impl Outcome {
+    /// In metrics and in data.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Cancelled(_) => "cancelled",
+            Self::Abandoned(_) => "abandoned",
+            Self::ClientCancelled => "client_cancelled",
+            Self::Failed => "failed",
+            Self::Unknown => "unknown",
+        }
     }
 }

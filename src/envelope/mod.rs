@@ -1,13 +1,16 @@
 //! The envelope of a JSON-RPC body: as much of what it says as is needed.
 
+use std::iter;
+
 use bytes::{Bytes, BytesMut};
 
 mod read;
 mod scan;
-mod unknown;
+mod unreadable;
 
 pub(crate) use self::read::{Answers, Message, Request, answers, read};
-pub use self::unknown::Unknown;
+pub(crate) use self::unreadable::NotKept;
+pub use self::unreadable::Unreadable;
 
 /// The largest body that is kept to be read: 4 MiB, which is also the most that rmcp accepts by default.
 const MAX_BODY: usize = 4 * 1024 * 1024;
@@ -48,6 +51,19 @@ impl Frames {
         rest.length = rest.length.saturating_add(bytes.len());
         rest.frames.push(bytes);
         self.first.len().saturating_add(rest.length) <= MAX_BODY && rest.frames.len() < MAX_FRAMES
+    }
+
+    /// What is there of a body that is not kept any further.
+    pub(crate) fn not_kept(self, why: Unreadable) -> NotKept {
+        let rest = self.rest.iter().flat_map(|rest| &rest.frames);
+        let mut frames = iter::once(&self.first)
+            .chain(rest)
+            .map(|frame| frame.trim_ascii_start());
+        let beginning = frames.find(|frame| !frame.is_empty());
+        NotKept {
+            why,
+            is_doubtful: why.is_doubtful(beginning.unwrap_or_default()),
+        }
     }
 
     /// The body in one piece: without a copy if it came in one frame.

@@ -28,7 +28,7 @@ use std::borrow::Cow;
 
 use self::id::id;
 use super::{
-    Unknown,
+    Unreadable,
     scan::{Cursor, is_plain},
 };
 use crate::call::RequestId;
@@ -107,8 +107,8 @@ struct Meta<'a> {
 ///
 /// # Errors
 ///
-/// Anything doubtful is an [`Unknown`]. It names the first reason that was met.
-pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, Unknown> {
+/// Anything doubtful is an [`Unreadable`]. It names the first reason that was met.
+pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, Unreadable> {
     let mut cursor = Cursor::new(body);
     let message = members(&mut cursor, params)?.message()?;
     cursor.end()?;
@@ -117,15 +117,15 @@ pub(crate) fn read(body: &[u8]) -> Result<Message<'_>, Unknown> {
 
 fn members<'a>(
     cursor: &mut Cursor<'a>,
-    params: impl Fn(&mut Cursor<'a>) -> Result<Params<'a>, Unknown>,
-) -> Result<Members<'a>, Unknown> {
+    params: impl Fn(&mut Cursor<'a>) -> Result<Params<'a>, Unreadable>,
+) -> Result<Members<'a>, Unreadable> {
     match cursor.next_byte() {
         Some(b'{') => {}
-        Some(b'[') => return Err(Unknown::Batch),
+        Some(b'[') => return Err(Unreadable::Batch),
         _ => {
             // Looked at all the same: the reason should tell another value from no JSON at all.
             cursor.value()?;
-            return Err(Unknown::NotAMessage);
+            return Err(Unreadable::NotAMessage);
         }
     }
     let mut members = Members::default();
@@ -145,7 +145,7 @@ fn members<'a>(
     Ok(members)
 }
 
-fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, Unknown> {
+fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, Unreadable> {
     if cursor.next_byte() != Some(b'{') {
         return Ok(match cursor.value()? {
             // rmcp takes this for no parameters.
@@ -168,7 +168,7 @@ fn params<'a>(cursor: &mut Cursor<'a>) -> Result<Params<'a>, Unknown> {
     Ok(Params::Object(members))
 }
 
-fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, Unknown> {
+fn meta<'a>(cursor: &mut Cursor<'a>) -> Result<Meta<'a>, Unreadable> {
     let mut meta = Meta::default();
     if cursor.next_byte() != Some(b'{') {
         // No id depends on it: a `_meta` of another type only has no version.
@@ -196,15 +196,15 @@ fn decodes_to(key: &[u8], name: &[u8]) -> bool {
 }
 
 /// Fills a slot that a second member of the same name must not find filled.
-fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Unknown> {
+fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Unreadable> {
     match slot.replace(value) {
         None => Ok(()),
-        Some(_) => Err(Unknown::DuplicateKey),
+        Some(_) => Err(Unreadable::DuplicateKey),
     }
 }
 
 /// Steps over a member without a meaning, if its key is in plain sight.
-fn pass(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), Unknown> {
+fn pass(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), Unreadable> {
     if !is_plain(key) {
         check_key(key)?;
     }
@@ -212,36 +212,36 @@ fn pass(key: &[u8], cursor: &mut Cursor<'_>) -> Result<(), Unknown> {
 }
 
 #[cold]
-fn check_key(key: &[u8]) -> Result<(), Unknown> {
-    let key = str::from_utf8(key).map_err(|_| Unknown::NotJson)?;
+fn check_key(key: &[u8]) -> Result<(), Unreadable> {
+    let key = str::from_utf8(key).map_err(|_| Unreadable::NotJson)?;
     if key.bytes().any(|byte| byte == b'\\') {
-        return Err(Unknown::EscapedKey);
+        return Err(Unreadable::EscapedKey);
     }
     if key.bytes().any(|byte| byte < b' ') {
-        return Err(Unknown::NotJson);
+        return Err(Unreadable::NotJson);
     }
     Ok(())
 }
 
 /// Decodes a string from its span.
-fn text(span: &[u8]) -> Result<Cow<'_, str>, Unknown> {
+fn text(span: &[u8]) -> Result<Cow<'_, str>, Unreadable> {
     let Some(quoted) = span.strip_prefix(b"\"") else {
-        return Err(Unknown::WrongType);
+        return Err(Unreadable::WrongType);
     };
     // What `serde_json` would read from almost every string, without the call of it.
     let plain = quoted.strip_suffix(b"\"").filter(|text| is_plain(text));
     match plain.map(str::from_utf8) {
         Some(Ok(text)) => Ok(Cow::Borrowed(text)),
-        _ => serde_json::from_slice(span).map_err(|_| Unknown::NotJson),
+        _ => serde_json::from_slice(span).map_err(|_| Unreadable::NotJson),
     }
 }
 
 /// Decodes a member that is of no use unless it is a string.
 ///
 /// Another type is `None` and not unknown: no id depends on it.
-fn optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, Unknown> {
+fn optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, Unreadable> {
     match span.map(text) {
-        None | Some(Err(Unknown::WrongType)) => Ok(None),
+        None | Some(Err(Unreadable::WrongType)) => Ok(None),
         Some(text) => text.map(Some),
     }
 }
@@ -249,7 +249,7 @@ fn optional_text(span: Option<&[u8]>) -> Result<Option<Cow<'_, str>>, Unknown> {
 // === impl Members ===
 
 impl<'a> Members<'a> {
-    fn message(self) -> Result<Message<'a>, Unknown> {
+    fn message(self) -> Result<Message<'a>, Unreadable> {
         match (self.method()?, self.id) {
             (Some(method), Some(id)) => request(method, id, self.params).map(Message::Request),
             (Some(method), None) => notification(method, self.params).map(Message::Notification),
@@ -258,14 +258,14 @@ impl<'a> Members<'a> {
     }
 
     /// Its `method`, which a response does not have.
-    fn method(&self) -> Result<Option<&'a [u8]>, Unknown> {
+    fn method(&self) -> Result<Option<&'a [u8]>, Unreadable> {
         if self.jsonrpc != Some(br#""2.0""#) {
-            return Err(Unknown::NotAMessage);
+            return Err(Unreadable::NotAMessage);
         }
         match (self.method, self.result, self.error) {
             (Some(method), None, None) => Ok(Some(method)),
             (None, Some(_), None) | (None, None, Some(_)) => Ok(None),
-            _ => Err(Unknown::NotAMessage),
+            _ => Err(Unreadable::NotAMessage),
         }
     }
 }
@@ -274,7 +274,7 @@ fn request<'a>(
     method: &'a [u8],
     id_span: &[u8],
     params: Option<Params<'a>>,
-) -> Result<Request<'a>, Unknown> {
+) -> Result<Request<'a>, Unreadable> {
     let method = match method {
         // Nearly all of them.
         br#""tools/call""# => Cow::Borrowed("tools/call"),
@@ -283,7 +283,7 @@ fn request<'a>(
     let params = match params {
         None => ParamMembers::default(),
         Some(Params::Object(params)) => params,
-        Some(Params::Other) => return Err(Unknown::WrongType),
+        Some(Params::Other) => return Err(Unreadable::WrongType),
     };
     let name = params.name.filter(|_| &*method == "tools/call");
     let version = params.meta.and_then(|meta| meta.protocol_version);
@@ -299,7 +299,7 @@ fn request<'a>(
 fn notification<'a>(
     method: &'a [u8],
     params: Option<Params<'_>>,
-) -> Result<Notification<'a>, Unknown> {
+) -> Result<Notification<'a>, Unreadable> {
     let method = text(method)?;
     let request_id = match params {
         Some(Params::Object(params)) if &*method == "notifications/cancelled" => params.request_id,
@@ -307,7 +307,7 @@ fn notification<'a>(
         _ => None,
     };
     let cancels = match request_id.map(id) {
-        None | Some(Err(Unknown::BadId)) => None,
+        None | Some(Err(Unreadable::BadId)) => None,
         Some(id) => Some(id?),
     };
     Ok(Notification { method, cancels })

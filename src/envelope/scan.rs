@@ -15,7 +15,7 @@
 
 use memchr::memchr_iter;
 
-use super::Unknown;
+use super::Unreadable;
 
 /// Containers that may be open at once; `serde_json` refuses the 128th.
 const MAX_DEPTH: u32 = 127;
@@ -68,7 +68,7 @@ impl<'a> Cursor<'a> {
     /// again.
     ///
     /// A key is the text between its quotes, as it stands.
-    pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, Unknown> {
+    pub(super) fn enter_object(&mut self) -> Result<Option<&'a [u8]>, Unreadable> {
         if self.next_byte() != Some(b'{') {
             return Err(self.unexpected());
         }
@@ -80,7 +80,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// After a value of an object: the next key, or `None` if the object was closed instead.
-    pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, Unknown> {
+    pub(super) fn next_key(&mut self) -> Result<Option<&'a [u8]>, Unreadable> {
         if self.comma_or_close()? {
             self.key().map(Some)
         } else {
@@ -89,7 +89,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Steps over the value that starts here and answers its text, without white space around it.
-    pub(super) fn value(&mut self) -> Result<&'a [u8], Unknown> {
+    pub(super) fn value(&mut self) -> Result<&'a [u8], Unreadable> {
         let first = self.next_byte();
         let start = self.at;
         match first {
@@ -100,15 +100,15 @@ impl<'a> Cursor<'a> {
     }
 
     /// Checks that nothing but white space is left.
-    pub(super) fn end(&mut self) -> Result<(), Unknown> {
+    pub(super) fn end(&mut self) -> Result<(), Unreadable> {
         match self.next_byte() {
             None => Ok(()),
-            Some(_) => Err(Unknown::NotJson),
+            Some(_) => Err(Unreadable::NotJson),
         }
     }
 
     /// Steps over the container that starts here.
-    fn container(&mut self) -> Result<(), Unknown> {
+    fn container(&mut self) -> Result<(), Unreadable> {
         let outside = self.depth;
         loop {
             let opened = match self.next_byte() {
@@ -133,9 +133,9 @@ impl<'a> Cursor<'a> {
     }
 
     /// Eats an opening bracket; `false` if the closing one follows, which is eaten too.
-    fn open(&mut self, kind: u128) -> Result<bool, Unknown> {
+    fn open(&mut self, kind: u128) -> Result<bool, Unreadable> {
         if self.depth == MAX_DEPTH {
-            return Err(Unknown::TooDeep);
+            return Err(Unreadable::TooDeep);
         }
         self.at += 1;
         self.depth += 1;
@@ -148,7 +148,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// `true`: a comma was eaten, the innermost container goes on. `false`: it was closed.
-    fn comma_or_close(&mut self) -> Result<bool, Unknown> {
+    fn comma_or_close(&mut self) -> Result<bool, Unreadable> {
         match self.next_byte() {
             Some(b',') => {
                 self.at += 1;
@@ -176,7 +176,7 @@ impl<'a> Cursor<'a> {
     // In line, these two make text with many keys cost a quarter less.
 
     #[inline(always)]
-    fn key(&mut self) -> Result<&'a [u8], Unknown> {
+    fn key(&mut self) -> Result<&'a [u8], Unreadable> {
         self.expect(b'"')?;
         let key = self.rest_of_string()?;
         self.expect(b':')?;
@@ -185,7 +185,7 @@ impl<'a> Cursor<'a> {
 
     /// Steps over the value with this `first` byte, which is not a container.
     #[inline(always)]
-    fn scalar(&mut self, first: Option<u8>) -> Result<(), Unknown> {
+    fn scalar(&mut self, first: Option<u8>) -> Result<(), Unreadable> {
         match first {
             Some(b'"') => {
                 self.at += 1;
@@ -200,18 +200,18 @@ impl<'a> Cursor<'a> {
     }
 
     /// Steps over a string whose opening quote was eaten and answers the text up to the closing one.
-    fn rest_of_string(&mut self) -> Result<&'a [u8], Unknown> {
-        let text = self.body.get(self.at..).ok_or(Unknown::Truncated)?;
+    fn rest_of_string(&mut self) -> Result<&'a [u8], Unreadable> {
+        let text = self.body.get(self.at..).ok_or(Unreadable::Truncated)?;
         let quote = match near_quote(text) {
             // There is no backslash right before it.
             Some(quote) if text.get(quote.wrapping_sub(1)) != Some(&b'\\') => quote,
-            _ => far_closing_quote(text).ok_or(Unknown::Truncated)?,
+            _ => far_closing_quote(text).ok_or(Unreadable::Truncated)?,
         };
         self.at += quote + 1;
-        text.get(..quote).ok_or(Unknown::Truncated)
+        text.get(..quote).ok_or(Unreadable::Truncated)
     }
 
-    fn number(&mut self) -> Result<(), Unknown> {
+    fn number(&mut self) -> Result<(), Unreadable> {
         self.eat(b'-');
         // A leading zero stands alone; a digit after it fails where a comma is expected.
         if !self.eat(b'0') {
@@ -228,7 +228,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn digits(&mut self) -> Result<(), Unknown> {
+    fn digits(&mut self) -> Result<(), Unreadable> {
         let start = self.at;
         while let Some(b'0'..=b'9') = self.peek() {
             self.at += 1;
@@ -239,7 +239,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    fn literal(&mut self, word: &[u8]) -> Result<(), Unknown> {
+    fn literal(&mut self, word: &[u8]) -> Result<(), Unreadable> {
         if !word.iter().all(|byte| self.eat(*byte)) {
             return Err(self.unexpected());
         }
@@ -247,7 +247,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Eats this byte, and white space before it.
-    fn expect(&mut self, byte: u8) -> Result<(), Unknown> {
+    fn expect(&mut self, byte: u8) -> Result<(), Unreadable> {
         if self.next_byte() != Some(byte) {
             return Err(self.unexpected());
         }
@@ -269,10 +269,10 @@ impl<'a> Cursor<'a> {
 
     /// Why the text cannot go on like this: it is over, or it is wrong.
     #[cold]
-    fn unexpected(&self) -> Unknown {
+    fn unexpected(&self) -> Unreadable {
         match self.peek() {
-            None => Unknown::Truncated,
-            Some(_) => Unknown::NotJson,
+            None => Unreadable::Truncated,
+            Some(_) => Unreadable::NotJson,
         }
     }
 }
@@ -355,7 +355,7 @@ mod tests {
                     assert_eq!(cursor.rest_of_string(), Ok(text.as_bytes()), "{body}");
                 }
                 let mut cut = Cursor::new(text.as_bytes());
-                assert_eq!(cut.rest_of_string(), Err(Unknown::Truncated), "{text}");
+                assert_eq!(cut.rest_of_string(), Err(Unreadable::Truncated), "{text}");
             }
         }
     }

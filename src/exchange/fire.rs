@@ -1,6 +1,5 @@
 //! What fires with the token of an exchange, and where clean-ups run.
 
-#[cfg(feature = "rmcp")]
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -25,7 +24,6 @@ impl Exchange {
     }
 
     /// Has `token` fire with the exchange's own.
-    #[cfg(feature = "rmcp")]
     pub(crate) fn link(&self, token: CancellationToken) {
         self.hook(Hook::Fire(token));
     }

@@ -61,7 +61,6 @@ impl Exchange {
         };
         let registry = &self.instance.registry;
         while let Some((other, exchange)) = registry.find_any(&key).filter(|it| it.0 != id) {
-            #[cfg(feature = "rmcp")]
             if exchange.is_behind_cancel() {
                 return false;
             }

@@ -43,7 +43,6 @@
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. The registry is asked under the
 //!    lock of the state only where a call is entered or gets its name: the state, then the shard, then the home.
 
-#[cfg(feature = "rmcp")]
 mod bound;
 mod end;
 mod fire;
@@ -64,15 +63,10 @@ mod start;
 mod state;
 mod tap;
 
-#[cfg(feature = "rmcp")]
 pub(crate) use self::{
-    bound::BEFORE_CLOSE,
-    bound::Reading,
-    inject::INJECTION_LIMIT,
-    state::{Attachment, Copied},
-};
-pub(crate) use self::{
+    bound::{BEFORE_CLOSE, Reading},
     guard::Guard,
+    inject::INJECTION_LIMIT,
     progress::{BodyPlan, Head},
-    state::{Core, Exchange, Instance, Registry},
+    state::{Attachment, Copied, Core, Exchange, Instance, Registry},
 };

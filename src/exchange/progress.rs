@@ -187,10 +187,7 @@ impl Exchange {
                 return;
             }
             state.phase = Phase::Abandoned;
-            match &state.request {
-                RequestBody::Settled(settled) => *settled != Settled::Plain,
-                _ => false,
-            }
+            state.request.is_other()
         };
         if let Some(call) = self.info() {
             self.let_go(call, FIRST, cause, false);

@@ -2,13 +2,13 @@
 
 use crate::{
     call::{CallId, Key},
-    envelope::{Frames, Unknown},
+    envelope::{Frames, NotKept, Unreadable},
 };
 
 /// What is known of the request body.
 pub(super) enum RequestBody {
     Passing,
-    Ended(Result<Frames, Unknown>),
+    Ended(Result<Frames, NotKept>),
     /// Somebody reads it. A session manager that binds the call meanwhile comes first.
     Reading,
     /// Read, or not needed any more.
@@ -18,12 +18,24 @@ pub(super) enum RequestBody {
 /// What a body turned out to be that carries no call to watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Settled {
-    /// A call, or nothing that is JSON-RPC.
+    /// A call, or plainly nothing that is JSON-RPC.
     Plain,
-    /// JSON-RPC, or an array, which may be; but no call.
+    /// JSON-RPC, or what may be; but no call that is watched.
     Other,
     /// The client's own cancel of a call that was in flight then. In a box: few bodies are one.
     Cancel(Box<(Key, CallId)>),
+}
+
+// === impl Settled ===
+
+impl Settled {
+    /// A body that could not be read.
+    pub(super) fn unread(is_doubtful: bool) -> Self {
+        match is_doubtful {
+            true => Self::Other,
+            false => Self::Plain,
+        }
+    }
 }
 
 // === impl RequestBody ===
@@ -31,6 +43,23 @@ pub(super) enum Settled {
 impl RequestBody {
     /// Whether it was dropped before its end.
     pub(super) fn is_unread(&self) -> bool {
-        matches!(self, Self::Ended(Err(Unknown::NotRead)))
+        self.not_read().is_some()
+    }
+
+    /// What is known of one that was dropped before its end.
+    pub(super) fn not_read(&self) -> Option<NotKept> {
+        match self {
+            Self::Ended(Err(body)) if body.why == Unreadable::NotRead => Some(*body),
+            _ => None,
+        }
+    }
+
+    /// Whether that the client has gone means nothing for its request: it is, or may be, JSON-RPC without a call.
+    pub(super) fn is_other(&self) -> bool {
+        match self {
+            Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
+            Self::Ended(Err(body)) => body.is_doubtful,
+            Self::Settled(settled) => *settled != Settled::Plain,
+        }
     }
 }

@@ -39,7 +39,6 @@ struct Pending {
 
 /// Something to be done once, when it fires.
 pub(super) enum Hook {
-    #[cfg(feature = "rmcp")]
     Fire(CancellationToken),
     CleanUp(CleanUp),
 }
@@ -180,7 +179,6 @@ impl Hook {
 
     fn run(self, reason: CancelReason, spawn: &impl Fn(CleanUpTask)) {
         match self {
-            #[cfg(feature = "rmcp")]
             Self::Fire(token) => token.cancel(),
             // Without a runtime the task is dropped here.
             Self::CleanUp(clean_up) => drop(quietly(|| spawn(clean_up(reason)))),

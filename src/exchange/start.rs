@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
-    envelope::{self, Frames, Message, Request, Unknown},
+    envelope::{self, Frames, Message, NotKept, Request},
     limits::Limit,
     observe::{Event, Remark},
     registry::{Later, Started, report},
@@ -31,7 +31,7 @@ pub(super) struct Entered {
 
 impl Exchange {
     /// The request body has passed: its frames, or why they say nothing.
-    pub(crate) fn body_ended(&self, frames: Result<Frames, Unknown>) {
+    pub(crate) fn body_ended(&self, frames: Result<Frames, NotKept>) {
         let mut state = self.state();
         if matches!(state.request, RequestBody::Passing) {
             state.request = RequestBody::Ended(frames);
@@ -60,18 +60,23 @@ impl Exchange {
                 }
             }
         };
-        let body = frames.map(Frames::into_bytes);
-        let message = body.as_ref().map_err(|why| *why);
-        match message.and_then(|body| envelope::read(body)) {
+        let body = match frames {
+            Ok(frames) => frames.into_bytes(),
+            Err(body) => return self.not_kept(body),
+        };
+        match envelope::read(&body) {
             Ok(message) => self.start(message),
-            Err(why) => {
-                self.settled(match why {
-                    Unknown::Batch => Settled::Other,
-                    _ => Settled::Plain,
-                });
-                self.instance.report(&Event::Unknown { why });
-            }
+            Err(why) => self.not_kept(NotKept {
+                why,
+                is_doubtful: why.is_doubtful(&body),
+            }),
         }
+    }
+
+    /// It cannot be said which call the body carries, or whether it is JSON-RPC at all.
+    fn not_kept(&self, body: NotKept) {
+        self.settled(Settled::unread(body.is_doubtful));
+        self.instance.report(&Event::Unwatched { why: body.why });
     }
 
     /// The body was read. `false` if a session manager bound the call meanwhile.
@@ -86,20 +91,19 @@ impl Exchange {
 
     /// The inner service took a request that carries no call. If it left the body unread, that is reported now.
     pub(super) fn accepted_unread(&self) {
-        let is_unread = {
+        let not_read = {
             let mut state = self.state();
             if state.phase == Phase::Open {
                 state.phase = Phase::Streaming;
             }
-            let is_unread = state.request.is_unread();
-            if is_unread {
-                state.request = RequestBody::Settled(Settled::Plain);
+            let not_read = state.request.not_read();
+            if let Some(body) = not_read {
+                state.request = RequestBody::Settled(Settled::unread(body.is_doubtful));
             }
-            is_unread
+            not_read
         };
-        if is_unread {
-            let why = Unknown::NotRead;
-            self.instance.report(&Event::Unknown { why });
+        if let Some(body) = not_read {
+            self.instance.report(&Event::Unwatched { why: body.why });
         }
     }
 

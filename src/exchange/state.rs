@@ -1,8 +1,7 @@
 //! What an exchange is made of.
 
-#[cfg(feature = "rmcp")]
-use std::any::Any;
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -11,9 +10,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
-use tokio::sync::Notify;
-#[cfg(feature = "rmcp")]
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
@@ -25,10 +22,8 @@ use super::{
     resume::Resume,
     signal::Signal,
 };
-#[cfg(feature = "rmcp")]
-use crate::call::RequestId;
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, SessionKey},
+    call::{CallId, CallInfo, CancelReason, DetachCause, RequestId, SessionKey},
     cancel::{Announced, Canceller},
     observe::Event,
     options::Options,
@@ -64,7 +59,6 @@ pub(crate) struct Exchange {
     /// Its call has ended, see `outlet`.
     pub(super) call_over: AtomicBool,
     /// Its call is not handed over before a cancel on its way has arrived, which means an older call with its id.
-    #[cfg(feature = "rmcp")]
     pub(super) is_behind_cancel: AtomicBool,
     /// The response future.
     pub(super) answerer: AtomicWaker,
@@ -89,7 +83,6 @@ pub(super) struct Locked {
     pub(super) request: RequestBody,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) handover: Handover,
-    #[cfg(feature = "rmcp")]
     pub(super) passage: Passage,
     /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
     pub(super) going: Option<DetachCause>,
@@ -99,11 +92,9 @@ pub(super) struct Locked {
 }
 
 /// A message that only its session manager can read.
-#[cfg(feature = "rmcp")]
 pub(crate) type Copied = Arc<dyn Any + Send + Sync>;
 
 /// How the answer of its call gets from the session's transport to its client.
-#[cfg(feature = "rmcp")]
 pub(super) enum Passage {
     /// By a stream, as far as it is known.
     Open,
@@ -122,10 +113,6 @@ pub(crate) struct Attachment {
 }
 
 /// How far a call has come on its way into a session manager, which then watches its streams.
-#[cfg_attr(
-    not(feature = "rmcp"),
-    expect(dead_code, reason = "only a session manager takes calls over")
-)]
 pub(super) enum Handover {
     /// No session manager has bound it.
     None,
@@ -178,7 +165,6 @@ impl Exchange {
             passed: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             call_over: AtomicBool::new(false),
-            #[cfg(feature = "rmcp")]
             is_behind_cancel: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
             decided: OnceLock::new(),
@@ -187,7 +173,6 @@ impl Exchange {
                 request: RequestBody::Passing,
                 canceller: None,
                 handover: Handover::None,
-                #[cfg(feature = "rmcp")]
                 passage: Passage::Open,
                 going: None,
                 last_words: LastWords::default(),
@@ -221,7 +206,6 @@ impl Exchange {
         self.signal.token()
     }
 
-    #[cfg(feature = "rmcp")]
     pub(crate) fn registry(&self) -> &Arc<Registry> {
         &self.instance.registry
     }
@@ -247,13 +231,11 @@ impl Exchange {
     }
 
     /// A task reads a stream of its call on, to see its end.
-    #[cfg(feature = "rmcp")]
     pub(crate) fn read_on(&self, id: CallId) {
         self.at_home(|core| core.read_on(id));
     }
 
     /// Such a task has ended.
-    #[cfg(feature = "rmcp")]
     pub(crate) fn lose_sight(&self, id: CallId) {
         self.at_home(|core| core.lose_sight(id, Instant::now()));
     }
@@ -263,7 +245,6 @@ impl Exchange {
         self.info().filter(|call| call.id() == id)
     }
 
-    #[cfg(feature = "rmcp")]
     pub(crate) fn call_with(&self, request: &RequestId) -> Option<&CallInfo> {
         self.info().filter(|call| call.request_id() == request)
     }

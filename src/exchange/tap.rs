@@ -6,11 +6,10 @@ use super::state::Attachment;
 use crate::{
     call::{DetachCause, Outcome},
     envelope::Answers,
-    registry::{FIRST, Form},
+    observe::Remark,
+    registry::{FIRST, Form, numbers},
     sse::Reader,
 };
-#[cfg(feature = "rmcp")]
-use crate::{observe::Remark, registry::numbers};
 
 /// Reads the events of a response body for a call that no session manager watches.
 pub(crate) struct Tap {
@@ -67,7 +66,6 @@ impl Tap {
             let named = event.id.filter(|id| !id.is_empty());
             call.exchange.mark_passed(named.is_some(), event.retry);
             if let Some(id) = named {
-                #[cfg(feature = "rmcp")]
                 if *events == 1 {
                     remark_on_sessions(call, id);
                 }
@@ -103,7 +101,6 @@ impl Tap {
 }
 
 /// The events of a session call are read from bytes. That may not be meant if the server is rmcp.
-#[cfg(feature = "rmcp")]
 fn remark_on_sessions(call: &Attachment, event_id: &[u8]) {
     let registry = &call.exchange.instance.registry;
     let info = call.exchange.call(call.id);

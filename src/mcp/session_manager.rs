@@ -42,15 +42,12 @@ use crate::{call::RequestId, exchange::INJECTION_LIMIT, token::CallToken};
 /// use std::sync::Arc;
 /// use axum::Router;
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
-/// use rmcp::{
-///     ServerHandler,
-///     transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
-/// };
+/// use rmcp::{ServerHandler, transport::streamable_http_server::StreamableHttpService};
 ///
 /// struct MyServer;
 /// impl ServerHandler for MyServer {}
 ///
-/// let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+/// let sessions = Arc::new(CancellableSessionManager::default());
 /// let mcp = StreamableHttpService::new(|| Ok(MyServer), sessions, Default::default());
 /// let app: Router = Router::new()
 ///     .nest_service("/mcp", mcp)
@@ -92,6 +89,20 @@ impl CancellableSessionManager<LocalSessionManager> {
     }
 }
 
+/// Sessions in this process's memory, with rmcp's defaults: [`local`](Self::local) with a default [`SessionConfig`].
+///
+/// ```
+/// use mcp_cancel_on_disconnect::CancellableSessionManager;
+///
+/// let sessions = CancellableSessionManager::default();
+/// assert!(format!("{sessions:?}").contains("idle_timeout: Some(300s)"));
+/// ```
+impl Default for CancellableSessionManager<LocalSessionManager> {
+    fn default() -> Self {
+        Self::local(SessionConfig::default())
+    }
+}
+
 impl<M> CancellableSessionManager<M> {
     /// Sessions as `manager` keeps them.
     ///
@@ -130,8 +141,7 @@ impl<M> CancellableSessionManager<M> {
     ///
     /// ```
     /// # use mcp_cancel_on_disconnect::CancellableSessionManager;
-    /// # use rmcp::transport::streamable_http_server::session::local::SessionConfig;
-    /// let sessions = CancellableSessionManager::local(SessionConfig::default()).keep_idle();
+    /// let sessions = CancellableSessionManager::default().keep_idle();
     /// assert!(format!("{sessions:?}").contains("idle_timeout: None"));
     /// ```
     pub fn keep_idle(mut self) -> Self {

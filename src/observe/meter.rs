@@ -53,7 +53,7 @@ const OTHER: &str = "other";
 /// histograms only with buckets takes [`BUCKETS`](Self::BUCKETS):
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Metrics};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
 /// use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -91,7 +91,7 @@ impl Metrics {
     /// tool do not get it. A client may name any tool, so labels are not made from what it names.
     ///
     /// ```
-    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Metrics};
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
     ///
     /// let metrics = Metrics::new().tools(["upload", "deploy"]);
     /// let layer = CancelOnDisconnectLayer::new().observe(metrics);
@@ -108,10 +108,10 @@ impl Metrics {
     fn labels<const N: usize>(
         &self,
         call: &CallInfo,
-        more: [(&'static str, SharedString); N],
+        more: [(&'static str, &'static str); N],
     ) -> Vec<Label> {
         let method = Label::from_static_parts("method", method(call.method()));
-        let more = more.map(|(key, value)| Label::new(key, value));
+        let more = more.map(|(key, value)| Label::from_static_parts(key, value));
         let tool = self.tool(call).map(|tool| Label::new("tool", tool));
         [method].into_iter().chain(more).chain(tool).collect()
     }
@@ -123,29 +123,27 @@ impl Metrics {
     }
 
     fn ended(&self, call: &CallInfo, outcome: Outcome, detachment: Option<Detachment>) {
-        let until = outcome_name(outcome);
-        let outcome_label = || ("outcome", SharedString::const_str(until));
+        let outcome_label = ("outcome", outcome.name());
         gauge!(IN_FLIGHT, self.labels(call, [])).decrement(1);
-        histogram!(DURATION, self.labels(call, [outcome_label()])).record(call.age());
+        histogram!(DURATION, self.labels(call, [outcome_label])).record(call.age());
         if let Outcome::Cancelled(reason) | Outcome::Abandoned(reason) = outcome {
-            let reason_label = ("reason", snake_case(&reason));
-            let labels = self.labels(call, [outcome_label(), reason_label.clone()]);
-            counter!(ENDED, labels).increment(1);
+            let reason_label = ("reason", reason.name());
+            counter!(ENDED, self.labels(call, [outcome_label, reason_label])).increment(1);
             if let Some(detachment) = detachment {
                 let labels = self.labels(call, [reason_label]);
                 histogram!(TO_TOKEN, labels).record(detachment.lasted());
             }
         } else {
-            counter!(ENDED, self.labels(call, [outcome_label()])).increment(1);
+            counter!(ENDED, self.labels(call, [outcome_label])).increment(1);
         }
-        self.attached(call, until, detachment);
+        self.attached(call, outcome_label.1, detachment);
     }
 
     /// Counts a time without a client that is over, if there was one.
     fn attached(&self, call: &CallInfo, until: &'static str, detachment: Option<Detachment>) {
         if let Some(detachment) = detachment {
             gauge!(DETACHED, self.labels(call, [])).decrement(1);
-            let labels = self.labels(call, [("until", SharedString::const_str(until))]);
+            let labels = self.labels(call, [("until", until)]);
             histogram!(DETACHED_FOR, labels).record(detachment.lasted());
         }
     }
@@ -169,7 +167,7 @@ impl Observer for Metrics {
             }
             Event::Detached { call, cause, .. } => {
                 gauge!(DETACHED, self.labels(call, [])).increment(1);
-                let cause = ("cause", snake_case(cause));
+                let cause = ("cause", cause.name());
                 counter!(DETACHES, self.labels(call, [cause])).increment(1);
             }
             Event::Resumed { call, detachment } => {
@@ -188,9 +186,9 @@ impl Observer for Metrics {
                 counter!(UNTRACKED, "limit" => limit.name()).increment(1);
             }
             Event::AnswerDropped { outcome, .. } => {
-                counter!(ANSWERS_DROPPED, "outcome" => outcome_name(*outcome)).increment(1);
+                counter!(ANSWERS_DROPPED, "outcome" => outcome.name()).increment(1);
             }
-            Event::Unknown { why } => {
+            Event::Unwatched { why } => {
                 counter!(UNWATCHED, "why" => snake_case(why)).increment(1);
             }
         }
@@ -263,17 +261,6 @@ fn method(name: &str) -> &'static str {
         .into_iter()
         .find(|known| *known == name)
         .unwrap_or(OTHER)
-}
-
-fn outcome_name(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Completed => "completed",
-        Outcome::Cancelled(_) => "cancelled",
-        Outcome::Abandoned(_) => "abandoned",
-        Outcome::ClientCancelled => "client_cancelled",
-        Outcome::Failed => "failed",
-        Outcome::Unknown => "unknown",
-    }
 }
 
 /// The name of a variant in snake case.

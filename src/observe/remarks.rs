@@ -16,13 +16,10 @@ pub(crate) enum Remark {
     /// The layer stands inside another one.
     Nested,
     /// Our session manager takes calls that passed no layer.
-    #[cfg(feature = "rmcp")]
     NoLayer,
     /// Our session manager has calls of another layer already, so it leaves those of this one alone.
-    #[cfg(feature = "rmcp")]
     TwoLayers,
     /// The sessions look like those of rmcp, and our session manager is not in use.
-    #[cfg(feature = "rmcp")]
     NoSessionManager,
 }
 
@@ -77,25 +74,22 @@ impl Remark {
                 "a request passed two CancelOnDisconnectLayers: the options of the inner one have no effect; \
                  set them on the outer one, and remove the inner one"
             ),
-            #[cfg(feature = "rmcp")]
             Self::NoLayer => log_remark!(
                 warn,
                 "a call reached CancellableSessionManager without CancelOnDisconnectLayer: nobody sees its client \
                  hang up; add .layer(CancelOnDisconnectLayer::new()) to the router, and let requests keep their \
                  extensions on the way"
             ),
-            #[cfg(feature = "rmcp")]
             Self::TwoLayers => log_remark!(
                 warn,
                 "a CancellableSessionManager has the calls of two CancelOnDisconnectLayers: those of the second are \
                  watched as if it had no session manager; put .layer(layer.clone()) of one layer on all routes"
             ),
-            #[cfg(feature = "rmcp")]
             Self::NoSessionManager => log_remark!(
                 warn,
                 "event ids look like rmcp's, and no CancellableSessionManager binds their calls: answers that come \
                  while a client is away are lost. If rmcp runs in this process, give StreamableHttpService an \
-                 Arc::new(CancellableSessionManager::local(SessionConfig::default())); if the layer stands before \
+                 Arc::new(CancellableSessionManager::default()); if the layer stands before \
                  another process, all is as it should be"
             ),
         }

@@ -10,15 +10,11 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "rmcp")]
-use tracing::error;
-use tracing::{debug, info, trace, warn};
+use tracing::{debug, error, info, trace, warn};
 
 use super::Event;
-#[cfg(feature = "rmcp")]
-use crate::call::{CallId, RequestId};
 use crate::{
-    call::{CallInfo, CancelReason, DetachCause, Detachment, Outcome},
+    call::{CallId, CallInfo, CancelReason, DetachCause, Detachment, Outcome, RequestId},
     limits::Limit,
 };
 
@@ -29,7 +25,7 @@ const MAX_TEXT: usize = 128;
 /// How the layer's log shows session ids. Anybody who knows one can speak for the session.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, SessionIds};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::SessionIds};
 ///
 /// let layer = CancelOnDisconnectLayer::new().log_session_ids(SessionIds::Omitted);
 /// # drop(layer);
@@ -48,7 +44,6 @@ pub enum SessionIds {
 }
 
 /// How a handler was ended, if not by itself.
-#[cfg(feature = "rmcp")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HandlerEnd {
     /// It did not heed the cancel of its call, and was dropped.
@@ -129,7 +124,7 @@ pub(super) fn log(event: &Event<'_>, sessions: SessionIds) {
             bytes,
             "kept answer dropped",
         ),
-        Event::Unknown { why } => {
+        Event::Unwatched { why } => {
             debug!(target: "mcp_cancel_on_disconnect", %why, "request body is not watched");
         }
     }
@@ -234,7 +229,6 @@ fn plain(text: &str) -> Cow<'_, str> {
 
 // === impl HandlerEnd ===
 
-#[cfg(feature = "rmcp")]
 impl HandlerEnd {
     /// Logs the end. `call` is `None` for a handler that is not served through the layer.
     pub(crate) fn log(

@@ -8,10 +8,6 @@ use crate::call::RequestId;
 
 /// An answer that is kept for a client to come back for.
 #[derive(Debug, Clone)]
-#[cfg_attr(
-    not(feature = "rmcp"),
-    expect(dead_code, reason = "only a session manager sees answers")
-)]
 pub(crate) struct Answer {
     pub(crate) content: AnswerContent,
     /// A hash of the id of its own event.
@@ -22,10 +18,6 @@ pub(crate) struct Answer {
 
 /// What an answer says.
 #[derive(Debug, Clone)]
-#[cfg_attr(
-    not(feature = "rmcp"),
-    expect(dead_code, reason = "only a session manager sees answers")
-)]
 pub(crate) enum AnswerContent {
     /// A tool's text, which is UTF-8.
     Text(RequestId, Bytes),

@@ -64,15 +64,13 @@ mod streams;
 pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
     book::Named,
-    entry::{Entry, Expired, FIRST, Finished, Generation, Wait},
+    entry::{Entry, Expired, FIRST, Finished, Generation, NOBODYS, Wait},
     give_back::GiveBack,
-    index::{NameHash, Names, Slots},
+    index::{NameHash, Names, Slots, numbers},
     memory::Dropped,
     records::{End, Ended, Rank, Ranked},
     streams::Form,
 };
-#[cfg(feature = "rmcp")]
-pub(crate) use self::{entry::NOBODYS, index::numbers};
 
 /// How long a detached call is kept that has no deadline and whose end nobody watches: 1 h, longer than
 /// any proxy keeps a silent stream open.
@@ -190,7 +188,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Claims another name for a call than the one it was started with, or than none. Its streams get new names.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn rename(
         &mut self,
         id: CallId,
@@ -296,7 +293,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// A task reads a stream of a call on, to see its end.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn read_on(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(&id) {
             entry.times_mut().add_reader();
@@ -305,7 +301,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Such a task has ended. After the last of them nobody watches for the call's end any more.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn lose_sight(&mut self, id: CallId, now: Instant) {
         if let Some(times) = self.times_of(id) {
             times.remove_reader(now + UNSEEN_FOR);

@@ -31,7 +31,6 @@ pub(super) struct Managers {
 // === impl Managers ===
 
 impl Managers {
-    #[cfg(feature = "rmcp")]
     pub(super) fn add(&self, manager: Weak<dyn Manager>) {
         let mut left = Some(manager);
         for place in &self.first {

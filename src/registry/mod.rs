@@ -36,19 +36,15 @@ mod tracked;
 #[cfg(fuzzing)]
 pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
-    answer::Answer,
+    answer::{Answer, AnswerContent},
     core::{
-        Detached, Dropped, End, Ended, Entry, FIRST, Finished, Form, Generation, UNSEEN_FOR, Wait,
+        Detached, Dropped, End, Ended, Entry, FIRST, Finished, Form, Generation, NOBODYS,
+        UNSEEN_FOR, Wait, numbers,
     },
+    managers::Manager,
     streams::Outlet,
     street::{Core, Home, Later, Left},
     tracked::Tracked,
-};
-#[cfg(feature = "rmcp")]
-pub(crate) use self::{
-    answer::AnswerContent,
-    core::{NOBODYS, numbers},
-    managers::Manager,
 };
 
 pub(crate) type Named<T> = core::Named<Arc<T>, Answer>;
@@ -95,7 +91,6 @@ impl<T: Tracked> Registry<T> {
     }
 
     /// Knows the sessions of a session manager from now on.
-    #[cfg(feature = "rmcp")]
     pub(crate) fn add_manager(&self, manager: Weak<dyn Manager>) {
         self.managers.add(manager);
     }
@@ -163,14 +158,12 @@ impl<T: Tracked> Registry<T> {
         taken.unwrap_or_default()
     }
 
-    #[cfg(feature = "rmcp")]
     pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call<T>> {
         let detached = self.visit(&session.id, |core| core.detached(&session.scope));
         detached.unwrap_or_default()
     }
 
     /// Whether anything is known of a session: calls in flight, or some that ended.
-    #[cfg(feature = "rmcp")]
     pub(crate) fn has_session(&self, session: &SessionKey) -> bool {
         let has = self.visit(&session.id, |core| core.has(&session.scope));
         has.unwrap_or(false)
@@ -229,7 +222,6 @@ impl<T: Tracked> Registry<T> {
         self.remarks.make(remark);
     }
 
-    #[cfg(feature = "rmcp")]
     pub(crate) fn has_remarked(&self, remark: Remark) -> bool {
         self.remarks.include(remark)
     }

@@ -17,7 +17,7 @@ use pin_project_lite::pin_project;
 
 use crate::{
     call::DetachCause,
-    envelope::{Frames, Unknown},
+    envelope::{Frames, NotKept, Unreadable},
     exchange::Exchange,
     fields::{self, Field, Fields},
     source::Source,
@@ -62,8 +62,8 @@ pub(crate) enum Capture {
     Off,
     /// It may be a JSON-RPC message.
     On(Frames),
-    /// It cannot be read.
-    Unknown(Unknown),
+    /// It is not kept.
+    Not(NotKept),
 }
 
 // === impl TeeBody ===
@@ -161,7 +161,8 @@ impl Watch {
             Ok(mut data) => {
                 let bytes = data.copy_to_bytes(data.remaining());
                 if !frames.push(bytes.clone()) {
-                    self.capture = Capture::Unknown(Unknown::TooLarge);
+                    let frames = mem::take(frames);
+                    self.capture = Capture::Not(frames.not_kept(Unreadable::TooLarge));
                 }
                 Frame::data(bytes.into())
             }
@@ -173,15 +174,16 @@ impl Watch {
         match mem::replace(&mut self.capture, Capture::Off) {
             Capture::Off => {}
             Capture::On(frames) => self.exchange.body_ended(Ok(frames)),
-            Capture::Unknown(why) => self.exchange.body_ended(Err(why)),
+            Capture::Not(kept) => self.exchange.body_ended(Err(kept)),
         }
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if let Capture::On(_) = self.capture {
-            self.capture = Capture::Unknown(Unknown::NotRead);
+        if let Capture::On(frames) = &mut self.capture {
+            let frames = mem::take(frames);
+            self.capture = Capture::Not(frames.not_kept(Unreadable::NotRead));
         }
         self.end();
     }
@@ -196,11 +198,16 @@ impl Capture {
         }
         match fields.content_type {
             Field::One(value) if fields::names_media_type(value, "application/json") => {}
-            _ => return Self::Unknown(Unknown::ContentType),
+            Field::Several(_) => return Self::not(Unreadable::ContentType, true),
+            Field::One(_) | Field::Absent => return Self::not(Unreadable::ContentType, false),
         }
         match fields.content_encoding {
             Field::Absent => Self::On(Frames::default()),
-            _ => Self::Unknown(Unknown::ContentEncoding),
+            _ => Self::not(Unreadable::ContentEncoding, true),
         }
+    }
+
+    fn not(why: Unreadable, is_doubtful: bool) -> Self {
+        Self::Not(NotKept { why, is_doubtful })
     }
 }

@@ -36,10 +36,10 @@ pub(super) type Answering<B> = Pin<Box<dyn Future<Output = Option<Response<B>>> 
 /// The answer to one request, as events.
 pub(super) struct Committed<B> {
     request: RequestId,
-    stage: Stage<B>,
+    stage: CommitStage<B>,
 }
 
-enum Stage<B> {
+enum CommitStage<B> {
     Answering(Answering<B>),
     Events(Pin<Box<B>>),
     /// The data of one event, which has begun.
@@ -62,7 +62,7 @@ where
     pub(super) fn new(request: RequestId, answering: Answering<B>) -> Self {
         Self {
             request,
-            stage: Stage::Answering(answering),
+            stage: CommitStage::Answering(answering),
         }
     }
 
@@ -70,7 +70,7 @@ where
         loop {
             let polling = guard.polling();
             match &mut self.stage {
-                Stage::Answering(answering) => {
+                CommitStage::Answering(answering) => {
                     let answered = answering.as_mut().poll(cx);
                     drop(polling);
                     if let Some(exchange) = guard.exchange() {
@@ -80,8 +80,8 @@ where
                         return Poll::Ready(Some(Ok(Frame::data(first.into()))));
                     }
                 }
-                Stage::Events(body) => return body.as_mut().poll_frame(cx),
-                Stage::Json(body) => {
+                CommitStage::Events(body) => return body.as_mut().poll_frame(cx),
+                CommitStage::Json(body) => {
                     let data = match ready!(body.as_mut().poll_frame(cx)) {
                         Some(Ok(frame)) => match frame.into_data() {
                             Ok(mut data) => on_one_line(data.copy_to_bytes(data.remaining())),
@@ -90,13 +90,13 @@ where
                         },
                         Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                         None => {
-                            self.stage = Stage::Ended;
+                            self.stage = CommitStage::Ended;
                             Bytes::from_static(b"\n\n")
                         }
                     };
                     return Poll::Ready(Some(Ok(Frame::data(data.into()))));
                 }
-                Stage::Refusal { status, body, read } => {
+                CommitStage::Refusal { status, body, read } => {
                     match ready!(body.as_mut().poll_frame(cx)) {
                         Some(Ok(frame)) if read.len() <= MAX_REFUSAL => {
                             if let Ok(mut data) = frame.into_data() {
@@ -105,12 +105,12 @@ where
                         }
                         _ => {
                             let event = refusal(&self.request, *status, read);
-                            self.stage = Stage::Ended;
+                            self.stage = CommitStage::Ended;
                             return Poll::Ready(Some(Ok(Frame::data(event.into()))));
                         }
                     }
                 }
-                Stage::Ended => return Poll::Ready(None),
+                CommitStage::Ended => return Poll::Ready(None),
             }
         }
     }
@@ -119,7 +119,7 @@ where
     fn answered(&mut self, guard: &mut Guard, answer: Option<Response<B>>) -> Option<Bytes> {
         let Some(answer) = answer else {
             guard.fail();
-            self.stage = Stage::Ended;
+            self.stage = CommitStage::Ended;
             let error = json!({ "code": jsonrpc::INTERNAL_ERROR, "message": "the service failed" });
             return Some(error_event((&self.request).into(), error));
         };
@@ -133,25 +133,25 @@ where
         }
         let is_encoded = !fields.content_encoding.is_absent();
         self.stage = match head {
-            Head::Stream { readable: true } => Stage::Events(Box::pin(body)),
+            Head::Stream { readable: true } => CommitStage::Events(Box::pin(body)),
             Head::Answer if has_type(&fields, "application/json") && !is_encoded => {
-                Stage::Json(Box::pin(body))
+                CommitStage::Json(Box::pin(body))
             }
             Head::Stream { readable: false } => {
                 // The head that went out does not name its encoding.
                 guard.abandon(DetachCause::ResponseDropped);
-                Stage::Ended
+                CommitStage::Ended
             }
-            Head::Refusal if !is_encoded => Stage::Refusal {
+            Head::Refusal if !is_encoded => CommitStage::Refusal {
                 status: parts.status,
                 body: Box::pin(body),
                 read: BytesMut::new(),
             },
-            Head::Answer | Head::Refusal => Stage::Ended,
+            Head::Answer | Head::Refusal => CommitStage::Ended,
         };
         match self.stage {
-            Stage::Json(_) => Some(Bytes::from_static(b"data: ")),
-            Stage::Ended => Some(refusal(&self.request, parts.status, &[])),
+            CommitStage::Json(_) => Some(Bytes::from_static(b"data: ")),
+            CommitStage::Ended => Some(refusal(&self.request, parts.status, &[])),
             _ => None,
         }
     }

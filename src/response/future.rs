@@ -16,7 +16,7 @@ use http_body::Body;
 use pin_project_lite::pin_project;
 
 use super::{
-    Departure, Timer,
+    Departure, Sleeper,
     body::ResponseBody,
     commit::Committed,
     departure,
@@ -67,7 +67,7 @@ pin_project! {
 #[derive(Default)]
 pub(crate) struct Terms {
     head_only: bool,
-    commit: Option<Timer>,
+    commit: Option<Sleeper>,
     peer: Option<Departure>,
 }
 

@@ -34,7 +34,7 @@ pub use self::{body::ResponseBody, future::ResponseFuture};
 /// What a poll of a body gives.
 type Polled<B> = Poll<Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>>;
 
-type Timer = Pin<Box<Sleep>>;
+type Sleeper = Pin<Box<Sleep>>;
 
 /// Ends when the client's connection does, also where hyper does not look.
 type Departure = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
@@ -61,7 +61,7 @@ where
 }
 
 /// A timer of the current runtime, if there is one.
-fn timer(time: Duration) -> Option<Timer> {
+fn timer(time: Duration) -> Option<Sleeper> {
     Handle::try_current().ok()?;
     Some(Box::pin(sleep(time)))
 }

@@ -17,7 +17,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::{
-    Departure, Polled, Timer, is_ready,
+    Departure, Polled, Sleeper, is_ready,
     slot::{Held, Inner, Next, Slot},
     timer,
 };
@@ -56,7 +56,7 @@ pub(super) enum Content {
 pub(super) struct Probes {
     every: Duration,
     quiet_since: Instant,
-    timer: Timer,
+    timer: Sleeper,
 }
 
 // === impl EventStream ===

@@ -19,7 +19,7 @@ use socket2::{SockRef, TcpKeepalive};
 /// accepted one, with axum's `ListenerExt::tap_io` for example.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::DeadPeer;
+/// use mcp_cancel_on_disconnect::socket::DeadPeer;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> std::io::Result<()> {
@@ -65,7 +65,7 @@ pub struct DeadPeer {
 /// What [`DeadPeer::apply`] has set. Its `Display` also says what this platform lacks, for the log.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::DeadPeer;
+/// use mcp_cancel_on_disconnect::socket::DeadPeer;
 ///
 /// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// let applied = DeadPeer::new().apply(&listener)?;

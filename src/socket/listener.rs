@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// use http::{Request, Response};
 /// use hyper::body::Incoming;
 /// use hyper_util::{rt::{TokioExecutor, TokioIo}, server::conn::auto, service::TowerToHyperService};
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, WatchedListener};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, socket::WatchedListener};
 /// use tower::{Layer, ServiceExt, service_fn};
 ///
 /// async fn serve(listener: WatchedListener) {
@@ -63,7 +63,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
 /// use axum::{Router, serve::ListenerExt};
-/// use mcp_cancel_on_disconnect::{DeadPeer, Peer, WatchedListener};
+/// use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer, WatchedListener};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> std::io::Result<()> {

@@ -25,7 +25,7 @@ use tokio::net::TcpStream;
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
 /// use axum::{Router, extract::ConnectInfo, routing::get};
-/// use mcp_cancel_on_disconnect::{Peer, WatchedListener};
+/// use mcp_cancel_on_disconnect::socket::{Peer, WatchedListener};
 ///
 /// async fn report(ConnectInfo(peer): ConnectInfo<Peer>) -> String {
 ///     tokio::select! {
@@ -48,11 +48,11 @@ use tokio::net::TcpStream;
 #[derive(Clone)]
 pub struct Peer {
     addr: SocketAddr,
-    shared: Weak<Shared>,
+    shared: Weak<SharedStream>,
 }
 
 /// A stream, shared by its owner and those who await its peer's end.
-pub(super) struct Shared {
+pub(super) struct SharedStream {
     pub(super) stream: TcpStream,
     /// Set when the [`WatchedStream`](super::WatchedStream) goes: what happens to the socket from then on is this side's doing.
     pub(super) let_go: AtomicBool,
@@ -61,7 +61,7 @@ pub(super) struct Shared {
 // === impl Peer ===
 
 impl Peer {
-    pub(super) fn new(addr: SocketAddr, shared: Weak<Shared>) -> Self {
+    pub(super) fn new(addr: SocketAddr, shared: Weak<SharedStream>) -> Self {
         Self { addr, shared }
     }
 
@@ -130,10 +130,10 @@ impl fmt::Debug for Peer {
     }
 }
 
-// === impl Shared ===
+// === impl SharedStream ===
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
-impl Shared {
+impl SharedStream {
     pub(super) const CAN_BE_WATCHED: bool = true;
 
     /// Waits until no more can come from the peer; true if that is not this side's doing.
@@ -168,7 +168,7 @@ impl Shared {
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-impl Shared {
+impl SharedStream {
     pub(super) const CAN_BE_WATCHED: bool = false;
 
     pub(super) async fn closed_by_peer(&self) -> bool {

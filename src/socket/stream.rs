@@ -22,7 +22,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::peer::{Peer, Shared};
+use super::peer::{Peer, SharedStream};
 
 /// Only where the kernel tells of changes (epoll, kqueue) does a short transfer mean that the next would block.
 const IS_EDGE_TRIGGERED: bool = cfg!(any(
@@ -37,7 +37,7 @@ const IS_EDGE_TRIGGERED: bool = cfg!(any(
 /// requests, where the layer looks for it.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::WatchedStream;
+/// use mcp_cancel_on_disconnect::socket::WatchedStream;
 /// use tokio::net::{TcpListener, TcpStream};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
@@ -57,7 +57,7 @@ const IS_EDGE_TRIGGERED: bool = cfg!(any(
 /// # }
 /// ```
 pub struct WatchedStream {
-    shared: Arc<Shared>,
+    shared: Arc<SharedStream>,
     addr: SocketAddr,
 }
 
@@ -68,7 +68,7 @@ impl WatchedStream {
     pub fn new(stream: TcpStream, addr: SocketAddr) -> Self {
         let let_go = AtomicBool::new(false);
         Self {
-            shared: Arc::new(Shared { stream, let_go }),
+            shared: Arc::new(SharedStream { stream, let_go }),
             addr,
         }
     }
@@ -188,7 +188,7 @@ impl Drop for WatchedStream {
     /// shows them that there is nothing to wait for any more.
     fn drop(&mut self) {
         self.shared.let_go.store(true, Ordering::Release);
-        if Shared::CAN_BE_WATCHED {
+        if SharedStream::CAN_BE_WATCHED {
             // It fails when the connection is gone, and then they are awake.
             let _woken = SockRef::from(self.tcp()).shutdown(Shutdown::Read);
         }

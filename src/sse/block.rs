@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, mem, time::Duration};
 
-use crate::envelope::{Answers, Unknown, answers};
+use crate::envelope::{Answers, Unreadable, answers};
 
 /// How much data is gathered: as much as is kept of a request body.
 const MAX_DATA: usize = 4 * 1024 * 1024;
@@ -16,7 +16,7 @@ const MAX_RETRY: Duration = Duration::from_secs(10 * 60);
 
 /// What one event says about the calls on its stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Event<'a> {
+pub(crate) struct StreamEvent<'a> {
     /// Its `id`, as it was sent. An empty one: the client has no last event id any more.
     pub(crate) id: Option<&'a [u8]>,
     /// How long the client should wait before it comes back, at most 10 minutes.
@@ -27,7 +27,7 @@ pub(crate) struct Event<'a> {
 
 /// The fields that matter.
 #[derive(Clone, Copy)]
-pub(super) enum Field {
+pub(super) enum EventField {
     Data,
     Id,
     Retry,
@@ -52,9 +52,9 @@ enum Text<'f> {
     TooLong,
 }
 
-// === impl Field ===
+// === impl EventField ===
 
-impl Field {
+impl EventField {
     /// Its name and the colon.
     pub(super) fn name(self) -> &'static [u8] {
         match self {
@@ -69,32 +69,32 @@ impl Field {
 
 impl<'f> Block<'f> {
     /// Starts the value of a line.
-    pub(super) fn start(&mut self, field: Field) {
+    pub(super) fn start(&mut self, field: EventField) {
         match (field, &mut self.data) {
-            (Field::Data, Some(data)) => data.push(b"\n", MAX_DATA),
-            (Field::Data, none) => *none = Some(Text::default()),
-            (Field::Id | Field::Retry, _) => {}
+            (EventField::Data, Some(data)) => data.push(b"\n", MAX_DATA),
+            (EventField::Data, none) => *none = Some(Text::default()),
+            (EventField::Id | EventField::Retry, _) => {}
         }
     }
 
     /// Adds to the value of a line.
-    pub(super) fn go_on(&mut self, field: Field, piece: &'f [u8]) {
+    pub(super) fn go_on(&mut self, field: EventField, piece: &'f [u8]) {
         match field {
-            Field::Data => self.data.get_or_insert_default().push(piece, MAX_DATA),
-            Field::Id | Field::Retry => self.value.push(piece, MAX_VALUE),
+            EventField::Data => self.data.get_or_insert_default().push(piece, MAX_DATA),
+            EventField::Id | EventField::Retry => self.value.push(piece, MAX_VALUE),
         }
     }
 
     /// Ends the value of a line.
-    pub(super) fn end(&mut self, field: Field) {
+    pub(super) fn end(&mut self, field: EventField) {
         match field {
-            Field::Data => {}
-            Field::Id => {
+            EventField::Data => {}
+            EventField::Id => {
                 if let Some(id) = self.take_value().filter(|id| !id.contains(&0)) {
                     self.id = Some(id);
                 }
             }
-            Field::Retry => {
+            EventField::Retry => {
                 let retry = self.take_value().and_then(|digits| milliseconds(&digits));
                 self.retry = retry.or(self.retry);
             }
@@ -109,14 +109,14 @@ impl<'f> Block<'f> {
     }
 
     /// What the block says once it has ended; `None` if nothing.
-    pub(super) fn event(&self) -> Option<Event<'_>> {
-        self.says_something().then(|| Event {
+    pub(super) fn event(&self) -> Option<StreamEvent<'_>> {
+        self.says_something().then(|| StreamEvent {
             id: self.id.as_deref(),
             retry: self.retry,
             answers: match &self.data {
                 None => Answers::Nothing,
                 Some(Text::Whole(data)) => answers(data),
-                Some(Text::TooLong) => Answers::Unclear(Unknown::TooLarge),
+                Some(Text::TooLong) => Answers::Unclear(Unreadable::TooLarge),
             },
         })
     }

@@ -27,7 +27,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use self::{
-    block::{Block, Field},
+    block::{Block, EventField},
     lines::{Lines, Piece},
 };
 
@@ -36,7 +36,7 @@ mod boundary;
 mod lines;
 mod start;
 
-pub(crate) use self::{block::Event, boundary::Boundary, start::Start};
+pub(crate) use self::{block::StreamEvent, boundary::Boundary, start::Start};
 
 /// A comment. It is not an event, and only shows whether the client is still there.
 pub(crate) const COMMENT: Bytes = Bytes::from_static(b":\n\n");
@@ -57,11 +57,11 @@ enum Line {
     #[default]
     Start,
     /// It can still become this field. So many bytes of the name and its colon have come.
-    Name(Field, u8),
+    Name(EventField, u8),
     /// The colon has come; one space after it is not of the value.
-    Space(Field),
+    Space(EventField),
     /// It goes on with the value.
-    Value(Field),
+    Value(EventField),
     /// A comment, or no field that matters.
     Other,
 }
@@ -79,7 +79,7 @@ pub(crate) fn event(data: &[u8]) -> Bytes {
 
 impl Reader {
     /// Reads the next frame of the body and gives every event that ends in it to `event`, in order.
-    pub(crate) fn read(&mut self, frame: &[u8], mut event: impl FnMut(Event<'_>)) {
+    pub(crate) fn read(&mut self, frame: &[u8], mut event: impl FnMut(StreamEvent<'_>)) {
         let mut block: Block<'_> = self.cut.take().unwrap_or_default();
         let mut rest = frame;
         while let Some(piece) = self.lines.next(&mut rest) {
@@ -112,9 +112,9 @@ impl Line {
         if let Self::Start = self {
             self = match text.first() {
                 None => return Self::Start,
-                Some(b'd') => Self::Name(Field::Data, 0),
-                Some(b'i') => Self::Name(Field::Id, 0),
-                Some(b'r') => Self::Name(Field::Retry, 0),
+                Some(b'd') => Self::Name(EventField::Data, 0),
+                Some(b'i') => Self::Name(EventField::Id, 0),
+                Some(b'r') => Self::Name(EventField::Retry, 0),
                 Some(_) => return Self::Other,
             };
         }

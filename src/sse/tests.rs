@@ -14,7 +14,7 @@ use sse_stream::{Sse, SseStream};
 use super::*;
 use crate::{
     call::RequestId,
-    envelope::{Answers, Unknown, answers},
+    envelope::{Answers, Unreadable, answers},
 };
 
 const MIB: usize = 1024 * 1024;
@@ -71,10 +71,16 @@ fn requests_and_notifications_of_the_server_answer_nothing() {
 #[test]
 fn what_is_no_message_is_unclear() {
     for (data, why) in [
-        ("hello", Unknown::NotJson),
-        ("{", Unknown::Truncated),
-        (r#"[{"jsonrpc":"2.0","id":1,"result":1}]"#, Unknown::Batch),
-        (r#"{"jsonrpc":"2.0","id":null,"error":{}}"#, Unknown::BadId),
+        ("hello", Unreadable::NotJson),
+        ("{", Unreadable::Truncated),
+        (
+            r#"[{"jsonrpc":"2.0","id":1,"result":1}]"#,
+            Unreadable::Batch,
+        ),
+        (
+            r#"{"jsonrpc":"2.0","id":null,"error":{}}"#,
+            Unreadable::BadId,
+        ),
     ] {
         let text = format!("data: {data}\n\n");
         assert_events(&text, &[with(Answers::Unclear(why))]);
@@ -105,11 +111,11 @@ fn data_lines_are_joined_by_line_feeds() {
         ),
         (
             ["{\"jsonrpc\":\"2.0\",\"result\":1,\"id\":1", "2}"],
-            with(Answers::Unclear(Unknown::NotJson)),
+            with(Answers::Unclear(Unreadable::NotJson)),
         ),
         (
             ["{\"jsonrpc\":\"2.0\",\"result\":1,\"id\":\"1", "2\"}"],
-            with(Answers::Unclear(Unknown::NotJson)),
+            with(Answers::Unclear(Unreadable::NotJson)),
         ),
     ] {
         let text = format!("data:{}\nid:x\ndata:{}\n\n", lines[0], lines[1]);
@@ -382,14 +388,14 @@ fn an_event_that_is_cut_is_gathered_up_to_the_limit() {
     let over = long_answer(4 * MIB + 1);
     for size in [1000, 8 * 1024, MIB, 3 * MIB, 4 * MIB + 10] {
         assert_eq!(gathered(&fits, size), [answer_to(7).id("1/0")], "{size}");
-        let unclear = with(Answers::Unclear(Unknown::TooLarge));
+        let unclear = with(Answers::Unclear(Unreadable::TooLarge));
         assert_eq!(gathered(&over, size), [unclear.id("1/0")], "{size}");
     }
 }
 
 #[test]
 fn data_lines_are_gathered_up_to_the_limit_in_one_frame_too() {
-    let unclear = with(Answers::Unclear(Unknown::TooLarge));
+    let unclear = with(Answers::Unclear(Unreadable::TooLarge));
     for (second, expected) in [(MIB - 1, nothing()), (MIB, unclear)] {
         let lines = [3 * MIB, second].map(|length| format!("data: {}\n", " ".repeat(length)));
         let text = [&lines.concat(), "id: 1\n\nid: 2\n\n"].concat();
@@ -420,7 +426,7 @@ fn an_id_over_the_limit_is_ignored() {
 #[test]
 fn events_after_one_that_is_too_long_are_read() {
     let text = [&*long_answer(5 * MIB), &long_answer(MIB)].concat();
-    let expected = [with(Answers::Unclear(Unknown::TooLarge)), answer_to(7)];
+    let expected = [with(Answers::Unclear(Unreadable::TooLarge)), answer_to(7)];
     assert_eq!(
         gathered(&text, 64 * 1024),
         expected.map(|event| event.id("1/0"))
@@ -688,7 +694,7 @@ fn message() -> impl Strategy<Value = (String, Answers)> {
             }
             (message, Answers::Nothing)
         }),
-        1 => Just((json!({ "jsonrpc": "2.0", "id": null, "error": {} }), Answers::Unclear(Unknown::BadId))),
+        1 => Just((json!({ "jsonrpc": "2.0", "id": null, "error": {} }), Answers::Unclear(Unreadable::BadId))),
     ];
     let text = (message, any::<bool>()).prop_map(|((message, answers), pretty)| {
         let text = if pretty {
@@ -702,7 +708,7 @@ fn message() -> impl Strategy<Value = (String, Answers)> {
         6 => text,
         1 => Just((String::new(), Answers::Nothing)),
         1 => Just(("\n".to_owned(), Answers::Nothing)),
-        1 => Just(("no json".to_owned(), Answers::Unclear(Unknown::NotJson))),
+        1 => Just(("no json".to_owned(), Answers::Unclear(Unreadable::NotJson))),
     ]
 }
 
@@ -788,8 +794,8 @@ impl Layout {
 
 // === impl Seen ===
 
-impl From<Event<'_>> for Seen {
-    fn from(event: Event<'_>) -> Self {
+impl From<StreamEvent<'_>> for Seen {
+    fn from(event: StreamEvent<'_>) -> Self {
         Self {
             id: event.id.map(<[u8]>::to_vec),
             retry: event.retry.map(|retry| retry.as_millis() as u64),

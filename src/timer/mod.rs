@@ -29,7 +29,7 @@ use self::{
     alarms::{AlarmId, Alarms},
     errand::Errand,
     runner::Runner,
-    shared::{SLACK, Shared},
+    shared::{Keepers, SLACK},
 };
 use crate::quietly::quietly;
 
@@ -49,7 +49,7 @@ pub(crate) use self::{
 /// Keeps the time of what has a [`Ticket`], and the tasks that have not begun.
 #[derive(Default)]
 pub(crate) struct Timer {
-    shared: Arc<Shared>,
+    shared: Arc<Keepers>,
     alarms: Mutex<Alarms>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Ticket {
 
 /// Keeps time on one runtime, until it is dropped, alone or with its runtime.
 struct Keeper {
-    shared: Arc<Shared>,
+    shared: Arc<Keepers>,
     runtime: Id,
 }
 

@@ -11,7 +11,7 @@ use tokio::{runtime::Handle, time::Instant};
 
 use super::{
     errand::{Errand, Moves, Waiting},
-    shared::{SLACK, Shared},
+    shared::{Keepers, SLACK},
 };
 
 /// How often a task may go on to another runtime: 8 times.
@@ -19,7 +19,7 @@ pub(super) const MAX_MOVES: u8 = 8;
 
 /// The task of a runtime that runs an errand.
 pub(super) struct Runner {
-    shared: Arc<Shared>,
+    shared: Arc<Keepers>,
     id: u64,
     stage: Stage,
 }
@@ -38,7 +38,7 @@ enum Stage {
 
 impl Runner {
     /// Has an errand run on the current runtime, or on another one.
-    pub(super) fn start(shared: &Arc<Shared>, errand: Errand) {
+    pub(super) fn start(shared: &Arc<Keepers>, errand: Errand) {
         let here = Handle::try_current().ok();
         let now = Instant::now();
         let overdue = here.as_ref().and_then(|_| now.checked_add(SLACK));
@@ -65,7 +65,7 @@ impl Runner {
     }
 
     /// Has errands of other runtimes run on the current one. `false` if this one takes no tasks any more.
-    pub(super) fn take_over(shared: &Arc<Shared>, errands: Vec<(u64, Errand)>) -> bool {
+    pub(super) fn take_over(shared: &Arc<Keepers>, errands: Vec<(u64, Errand)>) -> bool {
         let mut goes_on = true;
         for (id, errand) in errands {
             let runner = Self::new(shared, id, Stage::Taken(errand));
@@ -79,7 +79,7 @@ impl Runner {
         goes_on
     }
 
-    fn new(shared: &Arc<Shared>, id: u64, stage: Stage) -> Self {
+    fn new(shared: &Arc<Keepers>, id: u64, stage: Stage) -> Self {
         Self {
             shared: shared.clone(),
             id,

@@ -14,14 +14,14 @@ use super::{errand::Errands, roll::Roll};
 pub(super) const SLACK: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct Keepers {
     pub(super) roll: Roll,
     pub(super) wake: Notify,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<Roster>,
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct Roster {
     /// The runtimes that keep time.
     pub(super) keepers: Vec<Member>,
     /// The one whose keeper looks on time.
@@ -36,17 +36,17 @@ pub(super) struct Member {
     pub(super) can_sleep: bool,
 }
 
-// === impl Shared ===
+// === impl Keepers ===
 
-impl Shared {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+impl Keepers {
+    pub(super) fn state(&self) -> MutexGuard<'_, Roster> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl State ===
+// === impl Roster ===
 
-impl State {
+impl Roster {
     /// Adds a keeper. Says whether its runtime was not known.
     pub(super) fn enter(&mut self, runtime: Id) -> bool {
         if self.keepers.iter().any(|member| member.runtime == runtime) {

@@ -7,8 +7,8 @@ use std::{
 
 use axum::{Extension, Router, extract::Path, routing::get};
 use mcp_cancel_on_disconnect::{
-    CallToken, CancelOnDisconnectLayer, CancellableSessionManager, DeadPeer, Grace, Peer,
-    WatchedListener,
+    CallToken, CancelOnDisconnectLayer, CancellableSessionManager, Grace,
+    socket::{DeadPeer, Peer, WatchedListener},
 };
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
 use test_support::{Mode, Tools, Witness, router, within};

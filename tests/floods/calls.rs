@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::Request;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, Limit, Limits};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, Limits, observe::Limit};
 use serde_json::json;
 
 use crate::{

@@ -6,7 +6,9 @@ use axum::body::{Body, Bytes, to_bytes};
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use mcp_cancel_on_disconnect::{CallInfo, Calls, CancelOnDisconnectLayer, RequestId, TeeBody};
+use mcp_cancel_on_disconnect::{
+    CallInfo, Calls, CancelOnDisconnectLayer, RequestId, body::TeeBody,
+};
 use serde_json::{Value, json};
 use tower::{ServiceExt as _, layer::Layer as _, service_fn, util::BoxCloneSyncService};
 

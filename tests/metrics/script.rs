@@ -10,7 +10,7 @@ use axum::{
     middleware::{Next, from_fn},
     response::IntoResponse,
 };
-use mcp_cancel_on_disconnect::{Grace, Limits, Metrics};
+use mcp_cancel_on_disconnect::{Grace, Limits, observe::Metrics};
 use serde_json::json;
 use test_support::{Connection, Mcp, serve};
 use tokio::sync::OnceCell;

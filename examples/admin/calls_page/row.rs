@@ -2,7 +2,7 @@
 
 use std::{hash::BuildHasher, time::Duration};
 
-use mcp_cancel_on_disconnect::{CallSnapshot, CallState};
+use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState};
 use serde::Serialize;
 use serde_json::Value;
 

@@ -9,7 +9,7 @@ use std::{
 
 use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
-use mcp_cancel_on_disconnect::{CallToken, TeeBody};
+use mcp_cancel_on_disconnect::{CallToken, body::TeeBody};
 use serde_json::Value;
 use tower_service::Service;
 

@@ -179,7 +179,7 @@ impl Ledger {
         let cleaned = Arc::new(Mutex::new(0));
         let cleans = cleaned.clone();
         token.on_cancel(move |_| async move { *cleans.lock().expect("no panic") += 1 });
-        let child = token.token();
+        let child = token.child_token();
         let fired = Box::new(move || child.is_cancelled());
         self.book().seats[seat].child = Some(Child { fired, cleaned });
     }
@@ -236,7 +236,7 @@ impl Ledger {
                 let call = book.calls.get(&call.id()).expect("it has started");
                 assert!(matches!(call.ended, Some(Outcome::Cancelled(_))));
             }
-            Event::Unknown { .. } => {}
+            Event::Unwatched { .. } => {}
             other => panic!("{other:?}"),
         }
     }

@@ -16,8 +16,8 @@ use http::Request;
 use http_body::Body as _;
 use libfuzzer_sys::fuzz_target;
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnect, CancelOnDisconnectLayer, CancelReason, Event, Grace, ResponseBody,
-    ResponseFuture,
+    CancelOnDisconnect, CancelOnDisconnectLayer, CancelReason, Event, Grace,
+    body::{ResponseBody, ResponseFuture},
 };
 use tokio::{task::yield_now, time::advance};
 use tower_layer::Layer as _;
@@ -58,7 +58,7 @@ enum Open {
             Box<
                 ResponseFuture<
                     <Inner as tower_service::Service<
-                        Request<mcp_cancel_on_disconnect::TeeBody<Scripted>>,
+                        Request<mcp_cancel_on_disconnect::body::TeeBody<Scripted>>,
                     >>::Future,
                 >,
             >,
@@ -170,7 +170,8 @@ impl World {
             }
             _ => {
                 let calls = self.layer.calls();
-                let _known = calls.keep(choices.pick(&["s", "t"]), choices.pick(&["0/0", "x"]));
+                let _known =
+                    calls.resumed_elsewhere(choices.pick(&["s", "t"]), choices.pick(&["0/0", "x"]));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Which request a message of the server answers.
 
-use super::{Cursor, Params, Unknown, id, members};
+use super::{Cursor, Params, Unreadable, id, members};
 use crate::call::RequestId;
 
 /// Which request a message answers.
@@ -15,8 +15,8 @@ pub(crate) enum Answers {
     /// [`BadId`]: a response without an id, or with `null`, which stands for a request whose id the
     /// server could not read (JSON-RPC 2.0, section 5). The other reasons are those of a POST body.
     ///
-    /// [`BadId`]: Unknown::BadId
-    Unclear(Unknown),
+    /// [`BadId`]: Unreadable::BadId
+    Unclear(Unreadable),
 }
 
 /// Reads which request is answered by `data`, a message in one piece.
@@ -27,7 +27,7 @@ pub(crate) fn answers(data: &[u8]) -> Answers {
     message(data).unwrap_or_else(Answers::Unclear)
 }
 
-fn message(data: &[u8]) -> Result<Answers, Unknown> {
+fn message(data: &[u8]) -> Result<Answers, Unreadable> {
     let mut cursor = Cursor::new(data);
     if cursor.next_byte().is_none() {
         return Ok(Answers::Nothing);
@@ -37,7 +37,7 @@ fn message(data: &[u8]) -> Result<Answers, Unknown> {
         Some(_) => Answers::Nothing,
         None => members
             .id
-            .map_or(Err(Unknown::BadId), id)
+            .map_or(Err(Unreadable::BadId), id)
             .map(Answers::One)?,
     };
     cursor.end()?;
@@ -96,7 +96,7 @@ mod tests {
             r#""id":{},"#,
         ] {
             let data = format!(r#"{{{id}"jsonrpc":"2.0","error":{{"code":-32700}}}}"#);
-            let expected = Answers::Unclear(Unknown::BadId);
+            let expected = Answers::Unclear(Unreadable::BadId);
             assert_eq!(answers(data.as_bytes()), expected, "{data}");
         }
     }
@@ -104,34 +104,43 @@ mod tests {
     #[test]
     fn what_is_not_beyond_doubt_one_message_is_unclear() {
         for (data, why) in [
-            ("hello", Unknown::NotJson),
+            ("hello", Unreadable::NotJson),
             (
                 r#"{"jsonrpc":"2.0","id":"\x","result":1}"#,
-                Unknown::NotJson,
+                Unreadable::NotJson,
             ),
-            (r#"{"jsonrpc":"2.0","id":1,"result":1}{}"#, Unknown::NotJson),
-            (r#"{"jsonrpc":"2.0","id":1,"result":{"#, Unknown::Truncated),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"result":1}{}"#,
+                Unreadable::NotJson,
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"result":{"#,
+                Unreadable::Truncated,
+            ),
             (
                 r#"{"jsonrpc":"2.0","id":1,"id":2,"result":1}"#,
-                Unknown::DuplicateKey,
+                Unreadable::DuplicateKey,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":1,"\u0069d":2,"result":1}"#,
-                Unknown::EscapedKey,
+                Unreadable::EscapedKey,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":1,"result":1,"error":{}}"#,
-                Unknown::NotAMessage,
+                Unreadable::NotAMessage,
             ),
             (
                 r#"{"jsonrpc":"2.0","id":1,"method":"a","result":1}"#,
-                Unknown::NotAMessage,
+                Unreadable::NotAMessage,
             ),
-            (r#"{"jsonrpc":"2.0","id":1}"#, Unknown::NotAMessage),
-            (r#"{"id":1,"result":1}"#, Unknown::NotAMessage),
-            ("[]", Unknown::Batch),
-            (r#"[{"jsonrpc":"2.0","id":1,"result":1}]"#, Unknown::Batch),
-            ("null", Unknown::NotAMessage),
+            (r#"{"jsonrpc":"2.0","id":1}"#, Unreadable::NotAMessage),
+            (r#"{"id":1,"result":1}"#, Unreadable::NotAMessage),
+            ("[]", Unreadable::Batch),
+            (
+                r#"[{"jsonrpc":"2.0","id":1,"result":1}]"#,
+                Unreadable::Batch,
+            ),
+            ("null", Unreadable::NotAMessage),
         ] {
             assert_eq!(answers(data.as_bytes()), Answers::Unclear(why), "{data}");
         }

@@ -2,25 +2,25 @@
 
 use serde_json::{Number, Value};
 
-use crate::{call::RequestId, envelope::Unknown};
+use crate::{call::RequestId, envelope::Unreadable};
 
 /// Decodes an id from its span, to the same value as rmcp 3.9.
-pub(super) fn id(span: &[u8]) -> Result<RequestId, Unknown> {
+pub(super) fn id(span: &[u8]) -> Result<RequestId, Unreadable> {
     // Nothing but a string or a number reaches `serde_json`: with its `arbitrary_precision` or
     // `raw_value` on, which any crate of a build can do, some objects read as numbers too.
     if !matches!(span.first(), Some(b'"' | b'-' | b'0'..=b'9')) {
-        return Err(Unknown::BadId);
+        return Err(Unreadable::BadId);
     }
     // What `serde_json` would read from almost every id, without the way through a `Value`.
     if let Some(number) = digits(span) {
         return Ok(RequestId::Number(number));
     }
-    match serde_json::from_slice(span).map_err(|_| Unknown::NotJson)? {
+    match serde_json::from_slice(span).map_err(|_| Unreadable::NotJson)? {
         Value::String(string) => Ok(RequestId::String(string.into())),
         Value::Number(number) => integer(&number, span)
             .map(RequestId::Number)
-            .ok_or(Unknown::BadId),
-        _ => Err(Unknown::BadId),
+            .ok_or(Unreadable::BadId),
+        _ => Err(Unreadable::BadId),
     }
 }
 

@@ -29,16 +29,13 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// use std::{sync::Arc, time::Duration};
 /// use axum::Router;
 /// use mcp_cancel_on_disconnect::{AbortOnCancel, CancelOnDisconnectLayer, CancellableSessionManager};
-/// use rmcp::{
-///     ServerHandler,
-///     transport::streamable_http_server::{StreamableHttpService, session::local::SessionConfig},
-/// };
+/// use rmcp::{ServerHandler, transport::streamable_http_server::StreamableHttpService};
 ///
 /// #[derive(Clone)]
 /// struct MyServer;
 /// impl ServerHandler for MyServer {}
 ///
-/// let sessions = Arc::new(CancellableSessionManager::local(SessionConfig::default()));
+/// let sessions = Arc::new(CancellableSessionManager::default());
 /// let handler = AbortOnCancel::new(MyServer).after(Duration::from_millis(200));
 /// let mcp = StreamableHttpService::new(move || Ok(handler.clone()), sessions, Default::default());
 /// let app: Router = Router::new()

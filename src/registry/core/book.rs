@@ -47,7 +47,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
             return;
         };
         let stream = match (form, index::numbers(event_id)) {
-            #[cfg(any(feature = "rmcp", test, fuzzing))]
             (Form::Rmcp, Some((_, stream))) => StreamId::Numbered(stream),
             (_, numbers) => match self.name_of_any(id, session, event_id, numbers) {
                 Some(stream) => stream,
@@ -222,7 +221,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Whether anything is known of a session.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn has(&self, scope: &Scope) -> bool {
         self.session(scope).is_some_and(|session| {
             let mut calls = self.calls.values();
@@ -255,7 +253,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// The calls of a session that have no client.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn detached(&self, scope: &Scope) -> Vec<(CallId, T)> {
         let Some(session) = self.session(scope) else {
             return Vec::new();

@@ -80,7 +80,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// Ends a call that has no client, and none that is coming back.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(crate) fn finish_detached(&mut self, id: CallId, ended: Ended<A>) -> Option<Finished> {
         let times = self.times_of(id)?;
         let is_alone = times.clock.is_some() && !times.is_held();

@@ -25,7 +25,6 @@ pub(crate) const MAX_BARREN: u32 = 20;
 pub(crate) const FIRST: Generation = Generation(1);
 
 /// Of a stream that no client has.
-#[cfg(feature = "rmcp")]
 pub(crate) const NOBODYS: Generation = Generation(0);
 
 /// Which stream of its call a stream is.
@@ -79,7 +78,6 @@ pub(super) struct Times {
     /// How many resumes were received and are not answered.
     holds: u32,
     /// How many tasks read a stream of it on, and will see its end.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     readers: u32,
     barren: u32,
     last_deadline: Option<Instant>,
@@ -348,7 +346,6 @@ impl Times {
     }
 
     /// A task reads a stream of the call on.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(super) fn add_reader(&mut self) {
         self.readers = self.readers.saturating_add(1);
         if let Some(clock) = &mut self.clock {
@@ -357,7 +354,6 @@ impl Times {
     }
 
     /// Such a task has ended without having seen the call's end.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(super) fn remove_reader(&mut self, unseen_until: Instant) {
         self.readers = self.readers.saturating_sub(1);
         if self.readers == 0

@@ -45,7 +45,6 @@ pub(crate) struct AsIs(u64);
 pub(crate) struct Names {
     keyed: RandomState,
     /// An odd number for each kind of name.
-    #[cfg(feature = "rmcp")]
     managers: u64,
     paths: u64,
     number_ids: u64,
@@ -84,7 +83,6 @@ impl Default for Names {
         let keyed = RandomState::new();
         let multiplier = |kind: &str| keyed.hash_one(kind) | 1;
         Self {
-            #[cfg(feature = "rmcp")]
             managers: multiplier("managers"),
             paths: multiplier("paths"),
             number_ids: multiplier("number ids"),
@@ -105,7 +103,6 @@ impl Names {
     /// The session with this id in a scope.
     pub(super) fn session(&self, id: NameHash, scope: &Scope) -> NameHash {
         match scope {
-            #[cfg(feature = "rmcp")]
             Scope::Manager(number) => id.mix(*number, self.managers),
             Scope::Path(path) => id.mix(self.keyed.hash_one(path), self.paths),
         }
@@ -219,7 +216,6 @@ mod tests {
         let spelled = (0..4_096).map(|n| of_request(RequestId::String(format!("{n:x}").into())));
         let padded = (1..4_096).map(|n| of_request(RequestId::String("x".repeat(n).into())));
         let streams = (0..4_096).map(|n| names.stream(session, StreamId::Numbered(n << 48)).0);
-        #[cfg(feature = "rmcp")]
         let sessions = (0..4_096).map(|n| {
             let id = names.id(&format!("{:032x}", n / 2));
             names.session(id, &Scope::Manager(n % 2)).0
@@ -229,7 +225,6 @@ mod tests {
             spelled.collect(),
             padded.collect(),
             streams.collect(),
-            #[cfg(feature = "rmcp")]
             sessions.collect(),
         ];
         for hashes in sets {

@@ -118,7 +118,6 @@ impl<A> Memory<A> {
         latest.map(|record| &record.end)
     }
 
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(super) fn has(&self, session: NameHash) -> bool {
         let kept = self.0.iter();
         let mut ranks = kept.flat_map(|kept| Rank::ALL.map(|rank| kept.records.of(rank)));

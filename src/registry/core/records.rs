@@ -155,7 +155,6 @@ impl<A> Records<A> {
         kept.find(|record| record.session == session && record.streams.have(event))
     }
 
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     pub(super) fn have(&self, session: NameHash) -> bool {
         self.kept.iter().any(|record| record.session == session)
     }

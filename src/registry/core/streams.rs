@@ -16,7 +16,6 @@ pub(crate) const MAX_EVENT_IDS: usize = 1_024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// They are rmcp's own: what stands behind the slash names the stream.
-    #[cfg(any(feature = "rmcp", test, fuzzing))]
     Rmcp,
     /// Nothing: each names the stream that it was seen on.
     Any,

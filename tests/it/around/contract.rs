@@ -8,6 +8,7 @@
 )]
 
 mod clean_up;
+mod doubtful;
 mod elsewhere;
 mod exchange;
 mod options;

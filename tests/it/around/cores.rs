@@ -7,8 +7,8 @@ use std::{
 
 use axum::Router;
 use mcp_cancel_on_disconnect::{
-    CallSnapshot, CallState, Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace,
-    Outcome,
+    Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace, Outcome,
+    observe::{CallSnapshot, CallState},
 };
 use rmcp::transport::streamable_http_server::{
     SessionManager as _,

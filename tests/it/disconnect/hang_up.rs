@@ -165,7 +165,7 @@ async fn a_completed_call_ends_once_and_never_fires_its_token(server: Server) {
     setup.assert_usable(&mcp).await;
     let token = setup.tokens.of("a");
     assert!(!token.is_cancelled());
-    assert!(!token.token().is_cancelled());
+    assert!(!token.child_token().is_cancelled());
     let expected = [What::Started, What::Ended(Outcome::Completed)];
     assert_eq!(setup.events.of(&mcp, 1), expected);
     assert!(setup.calls.is_empty());
@@ -349,7 +349,7 @@ async fn assert_cancelled(setup: &Setup, mcp: &Mcp, id: i32, label: &str) {
     assert_eq!(setup.events.ended(mcp, id).await, DISCONNECTED);
     let token = setup.tokens.of(label);
     assert_eq!(token.reason(), Some(CancelReason::ClientDisconnected));
-    assert!(token.token().is_cancelled());
+    assert!(token.child_token().is_cancelled());
     setup.exchanges.over_for(label).await;
     setup.assert_usable(mcp).await;
     let expected = [What::Started, What::Ended(DISCONNECTED)];

@@ -7,7 +7,7 @@ use std::{collections::HashMap, error::Error as _, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt as _};
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, CancellableSessionManager, CancellableTransport, Grace,
+    CancelOnDisconnectLayer, CancellableSessionManager, Grace, transport::CancellableTransport,
 };
 use rmcp::{
     model::{ClientJsonRpcMessage, ServerJsonRpcMessage},

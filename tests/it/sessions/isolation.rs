@@ -16,7 +16,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{StatusCode, header::AUTHORIZATION};
-use mcp_cancel_on_disconnect::{CancelReason, Outcome, Unknown};
+use mcp_cancel_on_disconnect::{CancelReason, Outcome, observe::Unreadable};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower_http::validate_request::ValidateRequestHeaderLayer;
@@ -174,7 +174,7 @@ async fn a_request_refused_unread_changes_nothing(server: Server) {
 
     assert_eq!(refused.head().await.status, 401);
     setup.exchanges.over_for("stranger").await;
-    let unread = What::Unknown(Unknown::NotRead);
+    let unread = What::Unwatched(Unreadable::NotRead);
     assert!(!setup.events.all().contains(&unread), "a 401 is no doubt");
     assert_untouched(&setup, &mcp, call).await;
 }

@@ -13,7 +13,7 @@ use axum::body::{Body, Bytes};
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, Method, Response};
 use http_body_util::BodyExt as _;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, TeeBody};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, body::TeeBody};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};

@@ -12,7 +12,7 @@ use std::{
 
 use http::StatusCode;
 use mcp_cancel_on_disconnect::{
-    CallInfo, CancelOnDisconnectLayer, CancelReason, Event, Outcome, RequestId, Unknown,
+    CallInfo, CancelOnDisconnectLayer, CancelReason, Event, Outcome, RequestId, observe::Unreadable,
 };
 
 /// The layer's events in order. Clones share them.
@@ -26,7 +26,7 @@ pub enum Happened {
     Detached(Call),
     Ended(Call, Outcome),
     CancelFailed(Call, Option<StatusCode>),
-    Unknown(Unknown),
+    Unwatched(Unreadable),
     Other(String),
 }
 
@@ -99,7 +99,7 @@ impl Log {
             Event::CancelFailed { call, error, .. } => {
                 Happened::CancelFailed(Call::of(call), error.status())
             }
-            Event::Unknown { why, .. } => Happened::Unknown(*why),
+            Event::Unwatched { why, .. } => Happened::Unwatched(*why),
             other => Happened::Other(format!("{other:?}")),
         };
         self.lock().push(happened);

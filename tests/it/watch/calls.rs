@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mcp_cancel_on_disconnect::{CallState, CancelReason, Grace, Outcome, RequestId};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, RequestId, observe::CallState};
 use serde_json::{Value, json};
 
 use crate::setup::{Plan, Server, StoppedClock, for_servers};
@@ -176,7 +176,11 @@ async fn a_call_that_was_resumed_elsewhere_is_kept(server: Server) {
     setup.events.detached(&mcp, 1).await;
 
     let session = mcp.session_id().unwrap();
-    assert!(setup.calls.keep(session, &priming.id.expect("an id")));
+    assert!(
+        setup
+            .calls
+            .resumed_elsewhere(session, &priming.id.expect("an id"))
+    );
     clock.advance(2 * GRACE).await;
 
     setup.assert_usable(&mcp).await;
@@ -193,8 +197,16 @@ async fn an_id_that_nobody_gave_out_keeps_nothing(server: Server) {
     call.fin();
     setup.events.detached(&mcp, 1).await;
 
-    assert!(!setup.calls.keep(mcp.session_id().unwrap(), "0/99"));
-    assert!(!setup.calls.keep("another", &priming.id.expect("an id")));
+    assert!(
+        !setup
+            .calls
+            .resumed_elsewhere(mcp.session_id().unwrap(), "0/99")
+    );
+    assert!(
+        !setup
+            .calls
+            .resumed_elsewhere("another", &priming.id.expect("an id"))
+    );
     clock.advance(2 * GRACE).await;
 
     assert!(setup.witness.ended("a").await.is_cancelled());

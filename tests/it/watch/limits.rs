@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Limit, Limits, Outcome};
+use mcp_cancel_on_disconnect::{CancelReason, Grace, Limits, Outcome, observe::Limit};
 use tracing::Level;
 
 use crate::{

@@ -5,13 +5,13 @@
 use std::{convert::Infallible, time::Duration};
 
 use axum::{
-    Router,
+    Extension, Router,
     body::{Body, Bytes},
     response::{IntoResponse, Response},
     routing::post,
 };
 use futures_util::stream;
-use mcp_cancel_on_disconnect::{CallToken, Grace, Unknown};
+use mcp_cancel_on_disconnect::{CallToken, Grace, observe::Unreadable};
 use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -62,7 +62,7 @@ async fn a_batch_and_its_answer_pass_as_they_are() {
         assert_eq!(client.head().await.status, 200);
         assert_eq!(client.answer().await, Some(answers));
         assert!(setup.calls.is_empty());
-        let unknown = vec![What::Unknown(Unknown::Batch); number + 1];
+        let unknown = vec![What::Unwatched(Unreadable::Batch); number + 1];
         assert_eq!(setup.events.all(), unknown);
     }
 }
@@ -91,7 +91,11 @@ async fn the_work_for_a_batch_runs_on_when_its_client_hangs_up() {
             assert_eq!(end.expect("it does not panic"), "done");
         }
         let reported = setup.events.all();
-        assert_eq!(reported, [What::Unknown(Unknown::Batch); 3], "{answers:?}");
+        assert_eq!(
+            reported,
+            [What::Unwatched(Unreadable::Batch); 3],
+            "{answers:?}"
+        );
     }
 }
 
@@ -99,29 +103,31 @@ async fn the_work_for_a_batch_runs_on_when_its_client_hangs_up() {
 #[allow(clippy::disallowed_methods, reason = "tasks of the test's own")]
 async fn start(answers: Answers) -> (Setup, mpsc::UnboundedReceiver<Job>) {
     let (take, jobs) = mpsc::unbounded_channel();
-    let route = post(async move |token: CallToken, body: Bytes| {
-        let (finish, finished) = oneshot::channel();
-        let (events, given) = mpsc::unbounded_channel();
-        let stopped = token.clone();
-        let work = tokio::spawn(async move {
-            tokio::select! {
-                () = stopped.cancelled() => "stopped",
-                _ = finished => "done",
+    let route = post(
+        async move |Extension(token): Extension<CallToken>, body: Bytes| {
+            let (finish, finished) = oneshot::channel();
+            let (events, given) = mpsc::unbounded_channel();
+            let stopped = token.clone();
+            let work = tokio::spawn(async move {
+                tokio::select! {
+                    () = stopped.cancelled() => "stopped",
+                    _ = finished => "done",
+                }
+            });
+            let job = Job {
+                body,
+                token,
+                events,
+                finish,
+                work,
+            };
+            take.send(job).expect("the test listens");
+            match answers {
+                Answers::Early => event_stream(given),
+                Answers::Late => std::future::pending().await,
             }
-        });
-        let job = Job {
-            body,
-            token,
-            events,
-            finish,
-            work,
-        };
-        take.send(job).expect("the test listens");
-        match answers {
-            Answers::Early => event_stream(given),
-            Answers::Late => std::future::pending().await,
-        }
-    });
+        },
+    );
     let router = Router::new().route(PATH, route);
     let plan = Plan::of(Server::LayerOnly).grace(Grace::After(GRACE));
     (plan.inside(|_| router).start().await, jobs)

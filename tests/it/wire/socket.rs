@@ -15,7 +15,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
-use mcp_cancel_on_disconnect::{Peer, WatchedStream};
+use mcp_cancel_on_disconnect::socket::{Peer, WatchedStream};
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 

@@ -13,7 +13,7 @@ use futures_util::stream;
 use http::{Request, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, TeeBody};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, body::TeeBody};
 use proptest::{
     collection::vec,
     prelude::*,

@@ -10,7 +10,7 @@ use http::{Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{
     CallToken, CancelOnDisconnectLayer, CancelReason, CancelReason::ClientDisconnected,
-    ResponseBody,
+    body::ResponseBody,
 };
 use tokio::sync::mpsc;
 

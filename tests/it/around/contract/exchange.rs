@@ -14,7 +14,8 @@ use http::{Method, Request, Response, header};
 use http_body::Body;
 use http_body_util::{BodyExt as _, Full};
 use mcp_cancel_on_disconnect::{
-    CallToken, CancelOnDisconnectLayer, CancelReason, Grace, ResponseBody, TeeBody,
+    CallToken, CancelOnDisconnectLayer, CancelReason, Grace,
+    body::{ResponseBody, TeeBody},
 };
 use tower::{Layer as _, Service, ServiceExt as _, service_fn};
 

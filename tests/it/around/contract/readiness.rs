@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use mcp_cancel_on_disconnect::{
-    CallToken, CancelOnDisconnectLayer, CancelReason::ClientDisconnected, TeeBody,
+    CallToken, CancelOnDisconnectLayer, CancelReason::ClientDisconnected, body::TeeBody,
 };
 use tokio::sync::mpsc;
 use tower::{Layer as _, Service, ServiceBuilder, ServiceExt as _};

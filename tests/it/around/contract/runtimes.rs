@@ -8,7 +8,8 @@ use http_body_util::BodyExt as _;
 use mcp_cancel_on_disconnect::{
     CallToken, CancelOnDisconnectLayer,
     CancelReason::{self, ClientDisconnected, Orphaned, TimedOut},
-    Grace, Outcome, ResponseBody,
+    Grace, Outcome,
+    body::ResponseBody,
 };
 use tokio::{
     runtime::{Builder, Runtime},

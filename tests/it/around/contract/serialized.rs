@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use mcp_cancel_on_disconnect::{
-    CallState, CancelOnDisconnectLayer, CancelReason, DetachCause, Grace, Outcome, RequestId,
+    CancelOnDisconnectLayer, CancelReason, Grace, Outcome, RequestId,
+    observe::{CallState, DetachCause},
 };
 use serde_json::{Value, json};
 

@@ -5,9 +5,11 @@ use std::{error::Error, fmt::Debug};
 use bytes::Bytes;
 use http_body_util::Full;
 use mcp_cancel_on_disconnect::{
-    CallId, CallToken, Calls, CancelError, CancelOnDisconnect, CancelOnDisconnectLayer,
-    CancelReason, CancellableSessionManager, CancellableTransport, DetachCause, Detachment, Grace,
-    Outcome, RequestId, ResponseBody, ResponseFuture, SessionIds, TeeBody, TransportError, Unknown,
+    CallId, CallToken, Calls, CancelOnDisconnect, CancelOnDisconnectLayer, CancelReason,
+    CancellableSessionManager, Grace, Outcome, RequestId,
+    body::{ResponseBody, ResponseFuture, TeeBody},
+    observe::{CancelError, DetachCause, Detachment, SessionIds, Unreadable},
+    transport::{CancellableTransport, TransportError},
 };
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use tower::util::BoxCloneSyncService;
@@ -54,7 +56,7 @@ const _: fn() = || {
     copy::<SessionIds>();
     copy::<Grace>();
     copy::<Outcome>();
-    copy::<Unknown>();
+    copy::<Unreadable>();
 
     debug::<CancelOnDisconnectLayer>();
     debug::<CancelOnDisconnect<OnlySend>>();
@@ -68,9 +70,9 @@ const _: fn() = || {
 
     #[cfg(feature = "metrics")]
     {
-        sync::<mcp_cancel_on_disconnect::Metrics>();
-        clone::<mcp_cancel_on_disconnect::Metrics>();
-        debug::<mcp_cancel_on_disconnect::Metrics>();
+        sync::<mcp_cancel_on_disconnect::observe::Metrics>();
+        clone::<mcp_cancel_on_disconnect::observe::Metrics>();
+        debug::<mcp_cancel_on_disconnect::observe::Metrics>();
     }
 
     error::<CancelError>();

@@ -3,7 +3,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::StatusCode;
-use mcp_cancel_on_disconnect::{CallInfo, Event, Limit, Outcome, Unknown};
+use mcp_cancel_on_disconnect::{
+    CallInfo, Event, Outcome,
+    observe::{Limit, Unreadable},
+};
 use serde_json::Value;
 use tokio::{sync::watch, time::Instant};
 
@@ -23,7 +26,7 @@ pub(crate) enum What {
     CancelFailed(Option<StatusCode>),
     Untracked(Limit),
     AnswerDropped(Outcome),
-    Unknown(Unknown),
+    Unwatched(Unreadable),
 }
 
 #[derive(Clone, Debug)]
@@ -190,7 +193,7 @@ impl Seen {
             }
             Event::Untracked { call, limit, .. } => (What::Untracked(*limit), Some(call)),
             Event::AnswerDropped { outcome, .. } => (What::AnswerDropped(*outcome), None),
-            Event::Unknown { why, .. } => (What::Unknown(*why), None),
+            Event::Unwatched { why, .. } => (What::Unwatched(*why), None),
             other => panic!("an event these tests do not know: {other:?}"),
         };
         Self {

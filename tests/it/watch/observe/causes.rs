@@ -10,7 +10,7 @@ use axum::{
     extract::Request,
     middleware::{Next, from_fn},
 };
-use mcp_cancel_on_disconnect::{CancelReason, DetachCause, Event, Grace, Outcome};
+use mcp_cancel_on_disconnect::{CancelReason, Event, Grace, Outcome, observe::DetachCause};
 use serde_json::json;
 
 use super::{GRACE, TICK, cut};

@@ -1,6 +1,6 @@
 //! What the log shows of a session, and of other secrets.
 
-use mcp_cancel_on_disconnect::SessionIds;
+use mcp_cancel_on_disconnect::observe::SessionIds;
 
 use crate::{
     setup::{Lines, Plan, Server, Setup},

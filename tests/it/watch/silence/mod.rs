@@ -10,7 +10,10 @@ use bytes::Bytes;
 use futures_util::stream;
 use http::{Extensions, HeaderMap, Request, Response, header};
 use http_body_util::BodyExt as _;
-use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, Grace, ResponseBody, TeeBody};
+use mcp_cancel_on_disconnect::{
+    CallToken, CancelOnDisconnectLayer, Grace,
+    body::{ResponseBody, TeeBody},
+};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};

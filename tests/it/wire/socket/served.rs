@@ -11,8 +11,9 @@ use axum::{
 };
 use futures_util::stream;
 use mcp_cancel_on_disconnect::{
-    CallToken, CancelOnDisconnectLayer, CancelReason, DeadPeer, DetachCause, Event as LayerEvent,
-    Peer, WatchedListener,
+    CallToken, CancelOnDisconnectLayer, CancelReason, Event as LayerEvent,
+    observe::DetachCause,
+    socket::{DeadPeer, Peer, WatchedListener},
 };
 use socket2::SockRef;
 use tokio::{net::TcpListener, sync::mpsc};

@@ -7,7 +7,7 @@
 use std::{collections::HashMap, error::Error, path::Path, sync::Arc};
 
 use axum::serve::ListenerExt as _;
-use mcp_cancel_on_disconnect::{Peer, WatchedListener};
+use mcp_cancel_on_disconnect::socket::{Peer, WatchedListener};
 use serde_json::json;
 use soak::{
     fact::{Fact, Log},

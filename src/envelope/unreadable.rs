@@ -2,15 +2,26 @@
 
 use std::fmt;
 
-/// Why the calls of a POST body are not known.
+use memchr::memmem;
+
+/// Why the call of a POST body is not known.
 ///
-/// Such a body is passed on as it is, and no disconnect cancels what comes of it. [`Display`] gives a
-/// few words for a log line.
+/// Such a body is passed on as it is, and makes no call. In doubt, nothing is cancelled: if it may be JSON-RPC, the
+/// request's [`CallToken`](crate::CallToken) does not fire when the client hangs up. If it is plainly another kind of
+/// request, and without a session, the token fires as on any route without MCP:
 ///
-/// [`Display`]: fmt::Display
+/// | the body | fires |
+/// |---|---|
+/// | [`ContentType`](Self::ContentType) | yes, unless the field comes more than once |
+/// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | unless it begins like an object or an array |
+/// | [`NotAMessage`](Self::NotAMessage) | unless it contains `"jsonrpc"` |
+/// | [`NotRead`](Self::NotRead) | unless what was read of it begins like an object or an array |
+/// | any other | no |
+///
+/// [`Display`](fmt::Display) gives a few words for a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Unknown {
+pub enum Unreadable {
     /// The body is not JSON (RFC 8259), or not as `serde_json` reads it.
     NotJson,
     /// The body ends inside a JSON value, or is empty.
@@ -40,9 +51,42 @@ pub enum Unknown {
     NotRead,
 }
 
-// === impl Unknown ===
+/// A body that was not kept to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotKept {
+    pub(crate) why: Unreadable,
+    /// It may be JSON-RPC.
+    pub(crate) is_doubtful: bool,
+}
 
-impl fmt::Display for Unknown {
+// === impl Unreadable ===
+
+impl Unreadable {
+    /// Whether a body that could not be read for this reason may be JSON-RPC all the same.
+    pub(crate) fn is_doubtful(self, body: &[u8]) -> bool {
+        match self {
+            Self::NotJson | Self::Truncated | Self::NotRead => begins_like_a_message(body),
+            Self::NotAMessage => memmem::find(body, br#""jsonrpc""#).is_some(),
+            Self::ContentType => false,
+            Self::TooDeep
+            | Self::DuplicateKey
+            | Self::EscapedKey
+            | Self::WrongType
+            | Self::BadId
+            | Self::Batch
+            | Self::TooLarge
+            | Self::ContentEncoding => true,
+        }
+    }
+}
+
+/// Whether the first thing in it is an object or an array. A byte order mark may stand before it: some servers take that.
+fn begins_like_a_message(body: &[u8]) -> bool {
+    let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
+    matches!(body.trim_ascii_start().first(), Some(b'{' | b'['))
+}
+
+impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotJson => "not json",
