@@ -130,7 +130,8 @@ impl<M> SharedManager<M> {
 
     /// Mutes what the call still sends.
     pub(super) fn mute(&self, session: &SessionId, call: &CallInfo) {
-        // The registry's lock orders it: a cancel looks there after this, and a new call does so before it reads this.
+        // The lock of the session's home orders it: a cancel looks there after this, and a new call does so before it reads
+        // this.
         self.cancels.store(true, Ordering::Relaxed);
         if let Some(session) = self.sessions.find(session) {
             session.muted.mute(call);

@@ -42,7 +42,7 @@ fn patient() -> (CancelOnDisconnectLayer, Log) {
     Log::of(CancelOnDisconnectLayer::new().grace(Grace::After(HOUR)))
 }
 
-/// The body of a call in flight. The driver starts on the current runtime, if there is one.
+/// The body of a call in flight. The timer starts on the current runtime, if there is one.
 fn in_flight(
     layer: &CancelOnDisconnectLayer,
     kind: Kind,

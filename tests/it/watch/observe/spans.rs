@@ -22,14 +22,14 @@ use crate::{
 };
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
-    a_cancel_on_the_drivers_task_belongs_to_the_request,
+    a_cancel_on_the_timers_task_belongs_to_the_request,
     a_cancel_in_a_destructor_belongs_to_the_request,
     a_resume_belongs_to_the_request_of_the_call,
     the_span_closes_with_the_call_though_its_token_is_kept,
     the_span_of_a_call_that_is_cancelled_closes_as_well,
 });
 
-async fn a_cancel_on_the_drivers_task_belongs_to_the_request(server: Server) {
+async fn a_cancel_on_the_timers_task_belongs_to_the_request(server: Server) {
     let lines = Lines::all();
     let clock = StoppedClock::stop();
     let setup = traced(Plan::of(server).grace(Grace::After(GRACE)))
