@@ -7,7 +7,7 @@ use tokio::{sync::mpsc, time::Instant};
 use super::state::{Attachment, Core, Exchange, Handover};
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Detachment, Outcome},
-    cancel::{Announced, Injection},
+    cancel::{Announced, Canceller, Injection},
     limits::Limit,
     observe::{Event, Remark, log_dropped, log_limit},
     options::Retain,
@@ -255,14 +255,19 @@ impl Exchange {
         reason: CancelReason,
         cancelled: JustCancelled,
     ) -> Option<Injection> {
-        let cancelled = self.keep_due(reason, cancelled)?;
-        let canceller = self.state().canceller.clone();
+        // What was announced stays so until there is an injection.
+        let (cancelled, canceller) = self.keep_due(reason, cancelled)?;
         let canceller = canceller.filter(|_| cancelled.finished.injectable)?;
         Some(canceller.cancel(self.call(id)?, reason))
     }
 
-    /// Keeps what is to be told until the call was handed over. Gives it back if it was, and its server is to be told now.
-    fn keep_due(&self, reason: CancelReason, cancelled: JustCancelled) -> Option<JustCancelled> {
+    /// Keeps what is to be told until the call was handed over. Returns who is to tell it now, if it was, or nobody has the
+    /// call: in the same moment, because a session manager that binds the call next tells it then.
+    fn keep_due(
+        &self,
+        reason: CancelReason,
+        cancelled: JustCancelled,
+    ) -> Option<(JustCancelled, Option<Arc<dyn Canceller>>)> {
         let mut state = self.state();
         match &mut state.handover {
             Handover::Opening(due) => {
@@ -273,7 +278,9 @@ impl Exchange {
                 None
             }
             Handover::Open { cancelled: true } => None,
-            Handover::Open { cancelled: false } | Handover::None => Some(cancelled),
+            Handover::Open { cancelled: false } | Handover::None => {
+                Some((cancelled, state.canceller.clone()))
+            }
         }
     }
 
