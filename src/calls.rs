@@ -85,11 +85,8 @@ impl Calls {
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
         let found = self
             .registry
-            .visit(session, |core| core.find_in_all(request));
-        match found.as_deref() {
-            Some([(id, _)]) => Some(*id),
-            _ => None,
-        }
+            .visit(session, |core| core.find_in_any(request));
+        found.flatten()
     }
 
     /// Cancels a call, attached or not: its token fires, its server is told, and its client, if it is still

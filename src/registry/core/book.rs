@@ -170,7 +170,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// The call in flight that an event was seen on, if no two have the same.
     fn on(&self, session: NameHash, event: EventId) -> Option<(CallId, T)> {
         let mut owners = event.streams().filter_map(|name| self.owner(session, name));
-        let (id, entry) = owners.find(|(_, entry)| entry.streams.have(event))?;
+        let is_it =
+            |entry: &Entry<T>| entry.session() == Some(session) && entry.streams.have(event);
+        let (id, entry) = owners.find(|(_, entry)| is_it(entry))?;
         Some((id, entry.call.clone()))
     }
 
@@ -204,10 +206,22 @@ impl<T: Clone, A: Clone> Core<T, A> {
         })
     }
 
-    /// The calls with this JSON-RPC id, of the sessions of all scopes.
-    pub(crate) fn find_in_all(&self, request: &RequestId) -> Vec<(CallId, T)> {
-        let is_it = |place: &Place| place.request == *request;
-        self.calls_that(|entry| entry.place.as_ref().is_some_and(is_it))
+    /// The call with this JSON-RPC id, in whatever scope. `None` if there is none, or one in more than one scope.
+    pub(crate) fn find_in_any(&self, request: &RequestId) -> Option<CallId> {
+        let places = self
+            .calls()
+            .filter_map(|(id, entry)| Some((id, entry.place.as_ref()?)));
+        let its = places.filter(|(_, place)| place.request == *request);
+        let mut its: Vec<_> = its
+            .map(|(id, place)| (place.session, !place.owns_id, id))
+            .collect();
+        // Of each session the one that was accepted, if one was.
+        its.sort_unstable();
+        its.dedup_by_key(|(session, ..)| *session);
+        match *its {
+            [(.., id)] => Some(id),
+            _ => None,
+        }
     }
 
     /// The calls in flight that an event id may name, of the sessions of all scopes.

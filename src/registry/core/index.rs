@@ -30,7 +30,7 @@ pub(super) struct EventId {
 }
 
 /// The hash of a name. Already keyed, so the maps below take it as it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NameHash(u64);
 
 pub(crate) type Slots<V> = HashMap<NameHash, V, BuildHasherDefault<AsIs>>;
