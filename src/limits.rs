@@ -80,7 +80,7 @@ impl Limits {
         self
     }
 
-    /// The same of one session: 1 MiB by default.
+    /// The same of one session id: 1 MiB by default.
     pub fn retained_of_session(mut self, bytes: usize) -> Self {
         self.retained_of_session = bytes;
         self

@@ -74,7 +74,8 @@ impl Resume<Exchange> {
         let event_id = event_id.as_bytes();
         let holds = instance.registry.visit(&session.id, |core| {
             let now = Instant::now();
-            let mut calls = core.named(&session.scope, event_id).in_flight();
+            // In whatever scope: who gave out the id may not be known yet.
+            let mut calls = core.that_may_have(event_id);
             calls.retain(|(id, _)| core.hold(*id, now));
             calls
         });

@@ -228,7 +228,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         if is_due {
             times.give_out();
             self.common.totals.add_detached();
-        } else if let Some(limit) = self.beyond() {
+        } else if let Some(limit) = self.beyond(id) {
             if let Some(times) = self.times_of(id) {
                 // It never was among them.
                 times.clock = None;
@@ -246,12 +246,21 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// The limit that keeps another call without a client out, if one does. That of the session comes first. Else it
     /// is counted among all.
-    fn beyond(&self) -> Option<Limit> {
+    fn beyond(&self, id: CallId) -> Option<Limit> {
         let totals = &self.common.totals;
-        if self.session_id.is_some() && self.detached >= totals.most(Limit::DetachedOfSession) {
+        let most = totals.most(Limit::DetachedOfSession);
+        if self.session_id.is_some() && self.detached >= most && self.detached_beside(id) >= most {
             return Some(Limit::DetachedOfSession);
         }
         (!totals.try_add_detached()).then_some(Limit::Detached)
+    }
+
+    /// How many other calls of its session have no client. The id of a session may be one of several.
+    fn detached_beside(&self, id: CallId) -> usize {
+        let session = self.calls.get(&id).and_then(Entry::session);
+        let others = self.calls().filter(|(other, _)| *other != id);
+        let its = others.filter(|(_, entry)| entry.session() == session);
+        its.filter(|(_, entry)| entry.clock().is_some()).count()
     }
 
     /// Notes that a resume of a call was accepted: another stream of it lives from now on.

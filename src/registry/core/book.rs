@@ -28,6 +28,7 @@ pub(crate) enum Named<T, A> {
 
 impl<T, A> Named<T, A> {
     /// The calls in flight that may be meant.
+    #[cfg(test)]
     pub(crate) fn in_flight(self) -> Vec<(CallId, T)> {
         match self {
             Self::Call(id, call) => vec![(id, call)],
@@ -227,11 +228,13 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// The calls in flight that an event id may name, of the sessions of all scopes.
     pub(crate) fn that_may_have(&self, event_id: &[u8]) -> Vec<(CallId, T)> {
         let event = self.common.names.event_id(event_id);
-        let calls = self.calls_that(|entry| entry.streams.have(event));
-        match calls.is_empty() {
-            true => self.calls_that(|entry| entry.streams.are_blurred()),
-            false => calls,
-        }
+        let has_it = |entry: &Entry<T>| entry.place.is_some() && entry.streams.have(event);
+        let having = self.calls.values().filter(|entry| has_it(entry));
+        let known: Vec<_> = having.map(Entry::session).collect();
+        // In a session where one call has it, no other is meant.
+        let may =
+            |entry: &Entry<T>| entry.streams.are_blurred() && !known.contains(&entry.session());
+        self.calls_that(|entry| has_it(entry) || may(entry))
     }
 
     /// Whether anything is known of a session.

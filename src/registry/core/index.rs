@@ -2,7 +2,7 @@
 //!
 //! Requests and streams of a session's calls in flight live in one map from a keyed 64-bit hash to a [`CallId`], sessions
 //! in another: the hash of a session is computed once, and no client can choose names that collide. A hit is only a
-//! hint: the full names are compared, so a collision finds nothing, and never the wrong call.
+//! hint: sessions and request ids are compared, so a collision finds nothing, and never the wrong call.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},

@@ -7,7 +7,7 @@
 //! time: it is forgotten when it is at the head of its queue and its time is over, so it may wait for one before it that
 //! stays longer.
 //!
-//! Bounded twice, by bytes a session and by bytes of all sessions. What cannot fit is not kept, and nothing is forgotten
+//! Bounded twice, by bytes a session id and by bytes of all sessions. What cannot fit is not kept, and nothing is forgotten
 //! for it: a record that is larger than a bound, or a spare one beside the owed ones. For the others the oldest spare
 //! records of the session go, and then its oldest owed ones. Of these the [`Dropped`] tell: their clients get what they
 //! would get without this crate. If all sessions together remember too much, the registry makes room

@@ -1249,3 +1249,39 @@ fn an_event_of_two_calls_still_names_the_first_when_the_second_has_ended() {
     core.finish(first, None);
     assert_empty(&core);
 }
+
+/// Its client says that it went on elsewhere, and nobody says in which of the two sessions.
+#[test]
+fn an_event_that_a_blurred_call_of_another_scope_may_have_means_that_call_too() {
+    let mut core = core();
+    let known = accepted(&mut core, request(7), "known");
+    core.name(known, b"x", Form::Any);
+    let there = Some((scope_of(1), RequestId::Number(7)));
+    let blurred = accepted(&mut core, there, "blurred");
+    core.blur(blurred);
+    assert_eq!(core.named(&scope_of(1), b"x").in_flight().len(), 1);
+    assert_eq!(core.that_may_have(b"x").len(), 2);
+}
+
+#[test]
+fn the_limit_of_a_session_is_not_met_by_calls_of_another_scope() {
+    let now = Instant::now();
+    let mut core = limited(Limits::default().detached_of_session(1));
+    let here = accepted(&mut core, request(7), "here");
+    let there = Some((scope_of(1), RequestId::Number(7)));
+    let there = accepted(&mut core, there, "there");
+    assert_eq!(detach(&mut core, here, now), Detached::Waiting);
+    assert_eq!(detach(&mut core, there, now), Detached::Waiting);
+}
+
+/// As if the hashes of two names were the same in all 64 bits, which nobody can bring about.
+#[test]
+fn a_full_collision_of_two_streams_finds_no_call_of_another_scope() {
+    let mut core = core();
+    let victim = accepted(&mut core, request(7), "victim");
+    core.name(victim, b"0/0", Form::Rmcp);
+    let there = core.session(&scope_of(1)).unwrap();
+    let colliding = core.common.names.stream(there, StreamId::Numbered(0));
+    core.index.insert(colliding, victim);
+    assert_eq!(core.named(&scope_of(1), b"0/0"), Named::Nothing);
+}
