@@ -113,10 +113,10 @@ impl Resume<Exchange> {
 
     /// The exchange of the call in flight that it asks for.
     pub(super) fn target(&self, instance: &Instance) -> Option<Arc<Exchange>> {
-        match instance.registry.named(&self.session, &self.event_id) {
-            Named::Call(_, exchange) => Some(exchange),
-            Named::Nothing | Named::OneOf(_) | Named::Ended(_) => None,
-        }
+        let sole = instance
+            .registry
+            .visit(&self.session.id, |core| core.sole_with(&self.event_id));
+        Some(sole??.1)
     }
 
     /// Says how its stream goes, before it does. A session manager's stream only sees that it is dropped.

@@ -42,7 +42,7 @@ use tokio::time::Instant;
 
 use self::{
     entry::{Judged, Place, Times},
-    index::Entries,
+    index::{Entries, SessionsOfId},
     memory::Memory,
 };
 use super::totals::Totals;
@@ -103,6 +103,7 @@ pub(crate) struct Core<T, A> {
     common: Arc<Common>,
     /// The session id and its hash. Calls without one have no names.
     session_id: Option<(Arc<str>, NameHash)>,
+    sessions: SessionsOfId,
     calls: Entries<Entry<T>>,
     /// Requests and streams of calls in flight, by name.
     index: Slots<CallId>,
@@ -122,6 +123,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         Self {
             common,
             session_id,
+            sessions: SessionsOfId::None,
             calls: Entries::default(),
             index: Slots::default(),
             has_rivals: false,
@@ -164,6 +166,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     ) {
         let place = name.and_then(|(scope, request)| {
             let session = self.session(&scope)?;
+            self.sessions = self.sessions.with(session);
             Some(Place::new(session, request))
         });
         self.common.totals.add_call();
@@ -196,6 +199,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     ) -> Option<Left<T>> {
         let session = self.session(scope)?;
         let entry = self.calls.get_mut(&id)?;
+        self.sessions = self.sessions.with(session);
         let streams = mem::take(&mut entry.streams);
         let former = entry.place.replace(Place::new(session, request));
         if let Some(former) = former {

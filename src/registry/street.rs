@@ -59,20 +59,19 @@ struct Inside<T> {
     is_gone: bool,
 }
 
-/// What that is.
+/// What an operation on a home leaves to be done once nothing is locked.
+#[must_use]
+pub(crate) struct Later<T> {
+    home: Arc<Home<T>>,
+    after: After,
+}
+
 struct After {
     /// There is an earlier deadline than the timer knows.
     sooner: Option<Instant>,
     /// Somebody waits for calls to end, and one has.
     has_ended: bool,
     is_empty: bool,
-}
-
-/// What an operation on a home leaves to be done once nothing is locked.
-#[must_use]
-pub(crate) struct Later<T> {
-    home: Arc<Home<T>>,
-    after: After,
 }
 
 // === impl Street ===
@@ -147,10 +146,10 @@ impl<T: Tracked> Street<T> {
 
     /// Removes a home of whose session nothing is known. Here alone a home is locked while its shard is.
     fn remove_if_empty(&self, home: &Home<T>) {
-        let Some((_, slot)) = home.session_id else {
+        let Some((_, hash)) = home.session_id else {
             return;
         };
-        let Some(mut shard) = self.shard(slot) else {
+        let Some(mut shard) = self.shard(hash) else {
             return;
         };
         {
@@ -160,7 +159,7 @@ impl<T: Tracked> Street<T> {
             }
             state.is_gone = true;
         }
-        let removed = shard.remove(&slot);
+        let removed = shard.remove(&hash);
         shard.give_back();
         drop(shard);
         drop(removed);
@@ -179,12 +178,12 @@ impl<T: Tracked> Street<T> {
     #[cfg(test)]
     pub(super) fn pretend_collision(&self, session_id: &str, other: &str) {
         let home = self.find(session_id).unwrap();
-        let slot = self.common.names.id(other);
-        self.shard(slot).unwrap().insert(slot, home);
+        let hash = self.common.names.id(other);
+        self.shard(hash).unwrap().insert(hash, home);
     }
 
-    fn shard(&self, slot: NameHash) -> Option<MutexGuard<'_, Shard<T>>> {
-        self.shards.get(slot.part(SHARDS)).map(lock)
+    fn shard(&self, hash: NameHash) -> Option<MutexGuard<'_, Shard<T>>> {
+        self.shards.get(hash.part(SHARDS)).map(lock)
     }
 }
 

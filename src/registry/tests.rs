@@ -312,7 +312,7 @@ fn when_all_have_made_room_no_more_is_remembered_than_may_be() {
     }
 }
 
-/// Calls that lose their clients, get them back, move, end, are looked at and remembered, all at the same time: nothing of
+/// Calls that lose their clients, get them back, end, are looked at and remembered, all at the same time: nothing of
 /// them is left.
 #[test]
 fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_end() {

@@ -6,11 +6,15 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::Request;
+use http::{Method, Request};
 use tokio::runtime::Builder;
 
 use super::{
-    super::state::{Instance, Registry},
+    super::{
+        progress::{BodyPlan, Head},
+        state::{Instance, Registry},
+        tap::Tap,
+    },
     *,
 };
 use crate::{
@@ -20,6 +24,7 @@ use crate::{
     envelope::Frames,
     fields::Fields,
     options::Options,
+    registry::{Form, Manager, Outlet},
 };
 
 /// A session manager that counts what it is told.
@@ -235,4 +240,222 @@ fn a_call_that_is_cancelled_while_a_session_manager_binds_it_is_cancelled_there(
         let told = cancelled_while_bound(round % 500);
         assert_eq!(told, 1, "round {round}: its handler runs for nobody");
     }
+}
+
+/// A session manager as the registry knows it: it has the session "s".
+struct HasSession(u64);
+
+impl Manager for HasSession {
+    fn scope(&self) -> Scope {
+        Scope::Manager(self.0)
+    }
+
+    fn has(&self, session: &str) -> bool {
+        session == "s"
+    }
+}
+
+/// What would cancel a call that no session manager binds. It counts.
+struct CountsReplays(AtomicUsize);
+
+impl Canceller for CountsReplays {
+    fn scope(&self) -> Scope {
+        Scope::Path("/mcp".into())
+    }
+
+    fn cancel(self: Arc<Self>, _call: &CallInfo, _reason: CancelReason) -> Injection {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// A stream that is told something.
+#[derive(Default)]
+struct Told(AtomicUsize);
+
+impl Outlet for Told {
+    fn tell(&self, _message: Bytes) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn close(&self) {}
+}
+
+/// Another request of the session.
+fn asked(registry: &Arc<Registry>, method: Method, last_event_id: &str) -> Arc<Exchange> {
+    let request = Request::builder().method(method).uri("/mcp");
+    let request = request.header("mcp-session-id", "s");
+    let request = request.header("last-event-id", last_event_id).body(());
+    let request = request.unwrap();
+    let instance = Arc::new(Instance::new(Options::default(), registry.clone()));
+    let fields = Fields::of(request.headers());
+    Arc::new(Exchange::new(instance, &request, &fields))
+}
+
+/// A call that no session manager binds, as the service and the response make it: accepted, with one event if so asked.
+fn streamed(
+    registry: &Arc<Registry>,
+    event: bool,
+) -> (Arc<Exchange>, Arc<CountsReplays>, Option<Box<Tap>>) {
+    let exchange = unread(registry);
+    let replay = Arc::new(CountsReplays(AtomicUsize::new(0)));
+    if exchange.may_need_replay() {
+        exchange.set_replay(replay.clone());
+    }
+    read(&exchange);
+    let BodyPlan::Tap(mut tap) = exchange.head(Head::Stream { readable: true }) else {
+        panic!("its events are to be read");
+    };
+    if event {
+        tap.read(&Bytes::from_static(b"id: 1\ndata: {}\n\n"));
+    }
+    (exchange, replay, Some(tap))
+}
+
+/// A registry that knows a session manager, elsewhere, which has a session with the same id. Or not.
+fn beside(has: bool) -> (Arc<Registry>, Arc<HasSession>) {
+    let (registry, manager) = (Arc::new(Registry::new()), Arc::new(HasSession(7)));
+    if has {
+        let weak: std::sync::Weak<HasSession> = Arc::downgrade(&manager);
+        registry.add_manager(weak);
+    }
+    (registry, manager)
+}
+
+async fn a_call_of_a_path_outlives_its_grace_when_its_client_comes_back(has: bool) {
+    let (registry, _manager) = beside(has);
+    let (exchange, _, tap) = streamed(&registry, true);
+    let id = exchange.info().unwrap().id();
+    exchange.abandon(DetachCause::HungUp, tap);
+    assert!(exchange.is_detached(id));
+    let resume = asked(&registry, Method::GET, "1");
+    let _stream = resume.head(Head::Stream { readable: true });
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(exchange.reason(), None);
+    assert!(exchange.is_in_flight(id));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_comes_back_to_a_path_keeps_its_call() {
+    a_call_of_a_path_outlives_its_grace_when_its_client_comes_back(false).await;
+}
+
+async fn the_server_of_a_path_is_told_of_a_hang_up(has: bool) {
+    let (registry, _manager) = beside(has);
+    let (exchange, replay, tap) = streamed(&registry, false);
+    exchange.abandon(DetachCause::HungUp, tap);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(exchange.reason(), Some(CancelReason::ClientDisconnected));
+    assert_eq!(replay.0.load(Ordering::Relaxed), 1, "its work runs on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_server_of_a_path_is_told_that_its_client_hung_up() {
+    the_server_of_a_path_is_told_of_a_hang_up(false).await;
+}
+
+fn a_delete_ends_the_calls_of_its_path(has: bool) {
+    let (registry, _manager) = beside(has);
+    let (exchange, ..) = streamed(&registry, true);
+    let delete = asked(&registry, Method::DELETE, "");
+    let _body = delete.head(Head::Answer);
+    assert_eq!(exchange.reason(), Some(CancelReason::SessionClosed));
+}
+
+#[test]
+fn a_delete_ends_the_calls_of_a_session_of_its_path() {
+    a_delete_ends_the_calls_of_its_path(false);
+}
+
+/// A call that a session manager of this scope has bound, with an event of rmcp's.
+fn bound(registry: &Arc<Registry>, scope: u64) -> (Arc<Exchange>, Attachment) {
+    let exchange = unread(registry);
+    let id = exchange.bind(typed(), Arc::new(Counts::of(scope)), || 0);
+    let id = id.unwrap();
+    exchange.opened(id);
+    let _body = exchange.head(Head::Stream { readable: true });
+    exchange.at_home(|core| core.name(id, b"0/0", Form::Rmcp));
+    exchange.mark_passed(true, None);
+    let generation = FIRST;
+    let attachment = Attachment {
+        exchange: exchange.clone(),
+        id,
+        generation,
+    };
+    (exchange, attachment)
+}
+
+/// As two services have them whose sessions are restored from one store, or whose managers share the one inside.
+fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
+    let registry = Arc::new(Registry::new());
+    let managers = [first, 15 - first].map(|scope| Arc::new(HasSession(scope)));
+    for manager in &managers {
+        let weak: std::sync::Weak<HasSession> = Arc::downgrade(manager);
+        registry.add_manager(weak);
+    }
+    (registry, managers)
+}
+
+/// The call is the one of scope 8. Its client comes back while its grace lasts, and is answered a second after that.
+async fn a_resume_on_its_way_keeps_the_call(first: u64) {
+    let (registry, _managers) = two_managers(first);
+    let (exchange, attachment) = bound(&registry, 8);
+    attachment.detach(DetachCause::HungUp, false);
+    assert!(exchange.is_detached(attachment.id));
+    tokio::time::sleep(crate::policy::MIN_GRACE - Duration::from_millis(100)).await;
+    let _resume = asked(&registry, Method::GET, "0/0");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(exchange.reason(), None);
+    assert!(exchange.attach(attachment.id).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resume_on_its_way_keeps_the_call_of_the_first_of_two_managers() {
+    a_resume_on_its_way_keeps_the_call(8).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_resume_on_its_way_keeps_the_call_of_the_second_of_two_managers() {
+    a_resume_on_its_way_keeps_the_call(7).await;
+}
+
+/// The stream resumes the call of scope 8, and that of scope 7 is cancelled.
+fn a_resumed_stream_hears_of_its_own_call_only(first: u64) {
+    let (registry, _managers) = two_managers(first);
+    let (victim, _stream) = bound(&registry, 8);
+    let (other, attachment) = bound(&registry, 7);
+    let resume = asked(&registry, Method::GET, "0/0");
+    let _body = resume.head(Head::Stream { readable: true });
+    let id = victim.info().unwrap().id();
+    let _newest = victim.attach(id);
+    let told = Arc::new(Told::default());
+    let stream: std::sync::Weak<Told> = Arc::downgrade(&told);
+    resume.open(stream);
+    assert!(other.end_here(attachment.id, CancelReason::TimedOut));
+    assert!(victim.is_in_flight(id));
+    assert_eq!(told.0.load(Ordering::Relaxed), 0, "of another's cancel");
+}
+
+#[test]
+fn a_resumed_stream_hears_of_its_own_call_where_its_manager_is_the_first() {
+    a_resumed_stream_hears_of_its_own_call_only(8);
+}
+
+#[test]
+fn a_resumed_stream_hears_of_its_own_call_where_its_manager_is_the_second() {
+    a_resumed_stream_hears_of_its_own_call_only(7);
+}
+
+#[test]
+fn a_call_is_found_by_its_id_also_while_another_request_with_it_may_be_refused() {
+    let registry = Arc::new(Registry::new());
+    let (exchange, ..) = streamed(&registry, false);
+    let id = exchange.info().unwrap().id();
+    let calls = Calls::new(registry.clone());
+    let request = RequestId::Number(1);
+    assert_eq!(calls.find("s", &request), Some(id));
+    let refused = unread(&registry);
+    refused.set_replay(Arc::new(Replays));
+    read(&refused);
+    assert_eq!(calls.find("s", &request), Some(id), "in one session");
 }

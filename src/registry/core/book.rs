@@ -6,7 +6,7 @@ use super::{
     Core,
     entry::{Entry, Place},
     give_back::GiveBack,
-    index::{self, EventId, NameHash, StreamId},
+    index::{self, EventId, NameHash, SessionsOfId, StreamId},
     records::End,
     streams::{Form, Streams},
 };
@@ -28,7 +28,6 @@ pub(crate) enum Named<T, A> {
 
 impl<T, A> Named<T, A> {
     /// The calls in flight that may be meant.
-    #[cfg(test)]
     pub(crate) fn in_flight(self) -> Vec<(CallId, T)> {
         match self {
             Self::Call(id, call) => vec![(id, call)],
@@ -140,11 +139,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
         !others.any(|(_, other)| other.is(place.session, &place.request))
     }
 
-    /// What an event id names.
+    /// What an event id of a session names.
     pub(crate) fn named(&self, scope: &Scope, event_id: &[u8]) -> Named<T, A> {
-        let Some(session) = self.session(scope) else {
-            return Named::Nothing;
-        };
+        match self.session(scope) {
+            Some(session) => self.named_in(session, event_id),
+            None => Named::Nothing,
+        }
+    }
+
+    fn named_in(&self, session: NameHash, event_id: &[u8]) -> Named<T, A> {
         let is_its = |entry: &Entry<T>| entry.session() == Some(session);
         let event = self.common.names.event_id(event_id);
         let mut calls = match self.has_rivals {
@@ -227,6 +230,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// The calls in flight that an event id may name, of the sessions of all scopes.
     pub(crate) fn that_may_have(&self, event_id: &[u8]) -> Vec<(CallId, T)> {
+        match self.sessions {
+            SessionsOfId::None => return Vec::new(),
+            SessionsOfId::One(session) => return self.named_in(session, event_id).in_flight(),
+            SessionsOfId::Several => {}
+        }
         let event = self.common.names.event_id(event_id);
         let has_it = |entry: &Entry<T>| entry.place.is_some() && entry.streams.have(event);
         let having = self.calls.values().filter(|entry| has_it(entry));
@@ -235,6 +243,23 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let may =
             |entry: &Entry<T>| entry.streams.are_blurred() && !known.contains(&entry.session());
         self.calls_that(|entry| has_it(entry) || may(entry))
+    }
+
+    /// The call in flight that an event was seen on, in whatever scope. `None` if several have it.
+    pub(crate) fn sole_with(&self, event_id: &[u8]) -> Option<(CallId, T)> {
+        let named = match self.sessions {
+            SessionsOfId::None => return None,
+            SessionsOfId::One(session) => self.named_in(session, event_id),
+            SessionsOfId::Several => {
+                let event = self.common.names.event_id(event_id);
+                let mut having = self.calls_that(|entry| entry.streams.have(event));
+                return having.pop().filter(|_| having.is_empty());
+            }
+        };
+        match named {
+            Named::Call(id, call) => Some((id, call)),
+            Named::Nothing | Named::OneOf(_) | Named::Ended(_) => None,
+        }
     }
 
     /// Whether anything is known of a session.

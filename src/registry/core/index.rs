@@ -53,6 +53,14 @@ pub(crate) struct Names {
     opaque_streams: u64,
 }
 
+/// The sessions with the id of a core, as far as calls were named so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SessionsOfId {
+    None,
+    One(NameHash),
+    Several,
+}
+
 // === impl NameHash ===
 
 impl NameHash {
@@ -74,6 +82,18 @@ impl NameHash {
 fn fold(a: u64, b: u64) -> u64 {
     let product = u128::from(a) * u128::from(b);
     product as u64 ^ (product >> 64) as u64
+}
+
+// === impl SessionsOfId ===
+
+impl SessionsOfId {
+    pub(super) fn with(self, session: NameHash) -> Self {
+        match self {
+            Self::None => Self::One(session),
+            Self::One(known) if known == session => self,
+            Self::One(_) | Self::Several => Self::Several,
+        }
+    }
 }
 
 // === impl Names ===

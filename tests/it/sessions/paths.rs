@@ -16,7 +16,7 @@ use rmcp::transport::streamable_http_server::session::local::LocalSessionManager
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
-    setup::{Events, StoppedClock, arguments},
+    setup::{Events, SavedSessions, StoppedClock, arguments},
     support::*,
 };
 
@@ -37,13 +37,40 @@ struct Bench {
 
 impl Bench {
     async fn start(build: impl FnOnce(Router, CancelOnDisconnectLayer) -> Router) -> Self {
+        let service = |tools: &Tools| {
+            let sessions = CancellableSessionManager::new(LocalSessionManager::default());
+            let rmcp = tools.service(Mode::Session, Arc::new(sessions));
+            Router::new().fallback_service(rmcp)
+        };
+        Self::of(service, build).await
+    }
+
+    /// Two services with a session manager each, whose sessions are restored from one store.
+    async fn two() -> Self {
+        let services = |tools: &Tools| {
+            let store = Arc::new(SavedSessions::default());
+            let service = || {
+                let sessions = CancellableSessionManager::new(LocalSessionManager::default());
+                let mut config = Mode::Session.config();
+                config.session_store = Some(store.clone());
+                tools.service_with(config, Arc::new(sessions))
+            };
+            Router::new()
+                .nest_service("/a", service())
+                .nest_service("/b", service())
+        };
+        Self::of(services, |rmcp, layer| rmcp.layer(layer)).await
+    }
+
+    async fn of(
+        services: impl FnOnce(&Tools) -> Router,
+        build: impl FnOnce(Router, CancelOnDisconnectLayer) -> Router,
+    ) -> Self {
         let witness = Witness::new();
         let events = Events::default();
         let layer = CancelOnDisconnectLayer::new()
             .grace(Grace::After(GRACE))
             .observe(events.observer());
-        let sessions = CancellableSessionManager::new(LocalSessionManager::default());
-        let rmcp = Tools::new(&witness).service(Mode::Session, Arc::new(sessions));
         let (ask, asked) = mpsc::unbounded_channel();
         let go_on = Arc::new(Notify::new());
         let waits = go_on.clone();
@@ -57,7 +84,7 @@ impl Bench {
                 next.run(request).await
             }
         });
-        let rmcp = Router::new().fallback_service(rmcp).layer(slow);
+        let rmcp = services(&Tools::new(&witness)).layer(slow);
         Self {
             served: serve(build(rmcp, layer.clone())).await,
             layer,
@@ -72,6 +99,10 @@ impl Bench {
     /// and hears of a cancel.
     async fn check(&mut self, clock: &StoppedClock, path: &str, label: &str) {
         let mcp = Mcp::session(self.served.addr, path).await;
+        self.check_of(clock, &mcp, path, label).await;
+    }
+
+    async fn check_of(&mut self, clock: &StoppedClock, mcp: &Mcp, path: &str, label: &str) {
         for (id, is_cancelled) in [(1, false), (2, true)] {
             let label = format!("{label}-{id}");
             let mut call = mcp.call(id, "hold", arguments(&label)).await;
@@ -79,7 +110,7 @@ impl Bench {
             call.head().await;
             let primed = call.event().await.expect("the priming event");
             call.fin();
-            self.events.detached(&mcp, id).await;
+            self.events.detached(mcp, id).await;
             clock.advance(GRACE - TICK).await;
             let mut resumed = mcp.resume(&primed.id.expect("an id")).await;
             within("the resume", self.asked.recv()).await;
@@ -94,7 +125,7 @@ impl Bench {
             self.go_on.notify_one();
 
             assert_eq!(resumed.head().await.status, 200);
-            self.events.resumed(&mcp, id, 1).await;
+            self.events.resumed(mcp, id, 1).await;
             assert!(self.witness.is_running(&label), "{path}");
             if is_cancelled {
                 let call = self.layer.calls().snapshot()[0].info().id();
@@ -106,7 +137,7 @@ impl Bench {
             } else {
                 self.witness.release(&label);
                 assert!(resumed.answer().await.is_some(), "{path}");
-                assert_eq!(self.events.ended(&mcp, id).await, Outcome::Completed);
+                assert_eq!(self.events.ended(mcp, id).await, Outcome::Completed);
             }
         }
     }
@@ -155,4 +186,55 @@ async fn a_session_is_found_after_many_paths_that_clients_made_up() {
         assert!(call.answer().await.is_some());
     }
     bench.check(&clock, "/mcp", "a").await;
+}
+
+#[tokio::test]
+async fn a_session_is_found_at_each_of_two_services_with_one_store_of_sessions() {
+    let clock = StoppedClock::stop();
+    let mut bench = Bench::two().await;
+    for path in ["/a", "/b"] {
+        bench.check(&clock, path, path).await;
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_found_also_where_it_was_restored_from_that_of_another_service() {
+    let clock = StoppedClock::stop();
+    let mut bench = Bench::two().await;
+    let opened = Mcp::session(bench.served.addr, "/a").await;
+    let restored = Mcp::stateless(bench.served.addr, "/b");
+    let restored = restored.in_session(opened.session_id().expect("a session"));
+    bench.check_of(&clock, &restored, "/b", "restored").await;
+}
+
+/// A call of a session at one service, and one at the other: both on the first stream there.
+#[tokio::test]
+async fn the_cancel_of_a_call_at_one_service_ends_no_stream_of_another() {
+    let bench = Bench::two().await;
+    let here = Mcp::session(bench.served.addr, "/a").await;
+    let there = Mcp::stateless(bench.served.addr, "/b");
+    let there = there.in_session(here.session_id().expect("a session"));
+    let mut calls = Vec::new();
+    for (mcp, id, label) in [(&here, 1, "here"), (&there, 2, "there")] {
+        let mut call = mcp.call(id, "hold", arguments(label)).await;
+        bench.witness.started(label).await;
+        call.head().await;
+        let primed = call.event().await.expect("the priming event");
+        calls.push((call, primed.id.expect("an id")));
+    }
+    let (lost, event) = calls.pop().expect("two");
+    assert_eq!(event, calls[0].1, "the same stream");
+    lost.fin();
+    bench.events.detached(&there, 2).await;
+    bench.go_on.notify_one();
+    let mut resumed = there.resume(&event).await;
+    assert_eq!(resumed.head().await.status, 200);
+    bench.events.resumed(&there, 2, 1).await;
+
+    let other = bench.layer.calls().snapshot()[0].info().id();
+    assert!(bench.layer.calls().cancel(other, CancelReason::Requested));
+    assert!(bench.witness.ended("here").await.is_cancelled());
+    bench.witness.release("there");
+    let answer = resumed.answer().await.expect("its own answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:there");
 }
