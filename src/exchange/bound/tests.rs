@@ -1,6 +1,6 @@
 use std::{
     pin::pin,
-    sync::{Barrier, atomic::AtomicUsize},
+    sync::{Barrier, Weak, atomic::AtomicUsize},
     thread,
 };
 
@@ -51,8 +51,9 @@ impl Canceller for Counts {
     }
 }
 
-/// What would cancel a call that no session manager binds.
-struct Replays;
+/// What would cancel a call that no session manager binds. It counts.
+#[derive(Default)]
+struct Replays(AtomicUsize);
 
 impl Canceller for Replays {
     fn scope(&self) -> Scope {
@@ -60,6 +61,7 @@ impl Canceller for Replays {
     }
 
     fn cancel(self: Arc<Self>, _call: &CallInfo, _reason: CancelReason) -> Injection {
+        self.0.fetch_add(1, Ordering::Relaxed);
         Box::pin(async { Ok(()) })
     }
 }
@@ -68,7 +70,16 @@ const BODY: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"n
 
 /// An exchange of which no body was read.
 fn unread(registry: &Arc<Registry>) -> Arc<Exchange> {
-    let request = Request::post("/mcp").header("mcp-session-id", "s");
+    asked(registry, Method::POST, None)
+}
+
+/// A request of the session.
+fn asked(registry: &Arc<Registry>, method: Method, last_event_id: Option<&str>) -> Arc<Exchange> {
+    let mut request = Request::builder().method(method).uri("/mcp");
+    request = request.header("mcp-session-id", "s");
+    if let Some(id) = last_event_id {
+        request = request.header("last-event-id", id);
+    }
     let request = request.body(()).unwrap();
     let instance = Arc::new(Instance::new(Options::default(), registry.clone()));
     let fields = Fields::of(request.headers());
@@ -125,7 +136,7 @@ fn all_the_time_while_bound(is_seen: impl Fn(&Calls, CallId) -> bool + Sync) -> 
     let registry = Arc::new(Registry::new());
     let calls = Calls::new(registry.clone());
     let exchange = unread(&registry);
-    exchange.set_replay(Arc::new(Replays));
+    exchange.set_replay(Arc::new(Replays::default()));
     read(&exchange);
     let id = exchange.info().unwrap().id();
     let barrier = Barrier::new(2);
@@ -162,7 +173,7 @@ fn a_snapshot_has_a_call_once_also_while_a_session_manager_binds_it() {
 fn who_waits_for_a_call_to_be_accepted_hears_that_a_session_manager_bound_it() {
     let registry = Arc::new(Registry::new());
     let exchange = unread(&registry);
-    exchange.set_replay(Arc::new(Replays));
+    exchange.set_replay(Arc::new(Replays::default()));
     read(&exchange);
     let id = exchange.info().unwrap().id();
     let mut decided = pin!(exchange.until_decided(id));
@@ -255,20 +266,6 @@ impl Manager for HasSession {
     }
 }
 
-/// What would cancel a call that no session manager binds. It counts.
-struct CountsReplays(AtomicUsize);
-
-impl Canceller for CountsReplays {
-    fn scope(&self) -> Scope {
-        Scope::Path("/mcp".into())
-    }
-
-    fn cancel(self: Arc<Self>, _call: &CallInfo, _reason: CancelReason) -> Injection {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async { Ok(()) })
-    }
-}
-
 /// A stream that is told something.
 #[derive(Default)]
 struct Told(AtomicUsize);
@@ -281,24 +278,13 @@ impl Outlet for Told {
     fn close(&self) {}
 }
 
-/// Another request of the session.
-fn asked(registry: &Arc<Registry>, method: Method, last_event_id: &str) -> Arc<Exchange> {
-    let request = Request::builder().method(method).uri("/mcp");
-    let request = request.header("mcp-session-id", "s");
-    let request = request.header("last-event-id", last_event_id).body(());
-    let request = request.unwrap();
-    let instance = Arc::new(Instance::new(Options::default(), registry.clone()));
-    let fields = Fields::of(request.headers());
-    Arc::new(Exchange::new(instance, &request, &fields))
-}
-
 /// A call that no session manager binds, as the service and the response make it: accepted, with one event if so asked.
 fn streamed(
     registry: &Arc<Registry>,
     event: bool,
-) -> (Arc<Exchange>, Arc<CountsReplays>, Option<Box<Tap>>) {
+) -> (Arc<Exchange>, Arc<Replays>, Option<Box<Tap>>) {
     let exchange = unread(registry);
-    let replay = Arc::new(CountsReplays(AtomicUsize::new(0)));
+    let replay = Arc::new(Replays::default());
     if exchange.may_need_replay() {
         exchange.set_replay(replay.clone());
     }
@@ -312,23 +298,14 @@ fn streamed(
     (exchange, replay, Some(tap))
 }
 
-/// A registry that knows a session manager, elsewhere, which has a session with the same id. Or not.
-fn beside(has: bool) -> (Arc<Registry>, Arc<HasSession>) {
-    let (registry, manager) = (Arc::new(Registry::new()), Arc::new(HasSession(7)));
-    if has {
-        let weak: std::sync::Weak<HasSession> = Arc::downgrade(&manager);
-        registry.add_manager(weak);
-    }
-    (registry, manager)
-}
-
-async fn a_call_of_a_path_outlives_its_grace_when_its_client_comes_back(has: bool) {
-    let (registry, _manager) = beside(has);
+#[tokio::test(start_paused = true)]
+async fn a_client_that_comes_back_to_a_path_keeps_its_call() {
+    let registry = Arc::new(Registry::new());
     let (exchange, _, tap) = streamed(&registry, true);
     let id = exchange.info().unwrap().id();
     exchange.abandon(DetachCause::HungUp, tap);
     assert!(exchange.is_detached(id));
-    let resume = asked(&registry, Method::GET, "1");
+    let resume = asked(&registry, Method::GET, Some("1"));
     let _stream = resume.head(Head::Stream { readable: true });
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(exchange.reason(), None);
@@ -336,12 +313,8 @@ async fn a_call_of_a_path_outlives_its_grace_when_its_client_comes_back(has: boo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_comes_back_to_a_path_keeps_its_call() {
-    a_call_of_a_path_outlives_its_grace_when_its_client_comes_back(false).await;
-}
-
-async fn the_server_of_a_path_is_told_of_a_hang_up(has: bool) {
-    let (registry, _manager) = beside(has);
+async fn the_server_of_a_path_is_told_that_its_client_hung_up() {
+    let registry = Arc::new(Registry::new());
     let (exchange, replay, tap) = streamed(&registry, false);
     exchange.abandon(DetachCause::HungUp, tap);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -349,22 +322,13 @@ async fn the_server_of_a_path_is_told_of_a_hang_up(has: bool) {
     assert_eq!(replay.0.load(Ordering::Relaxed), 1, "its work runs on");
 }
 
-#[tokio::test(start_paused = true)]
-async fn the_server_of_a_path_is_told_that_its_client_hung_up() {
-    the_server_of_a_path_is_told_of_a_hang_up(false).await;
-}
-
-fn a_delete_ends_the_calls_of_its_path(has: bool) {
-    let (registry, _manager) = beside(has);
-    let (exchange, ..) = streamed(&registry, true);
-    let delete = asked(&registry, Method::DELETE, "");
-    let _body = delete.head(Head::Answer);
-    assert_eq!(exchange.reason(), Some(CancelReason::SessionClosed));
-}
-
 #[test]
 fn a_delete_ends_the_calls_of_a_session_of_its_path() {
-    a_delete_ends_the_calls_of_its_path(false);
+    let registry = Arc::new(Registry::new());
+    let (exchange, ..) = streamed(&registry, true);
+    let delete = asked(&registry, Method::DELETE, None);
+    let _body = delete.head(Head::Answer);
+    assert_eq!(exchange.reason(), Some(CancelReason::SessionClosed));
 }
 
 /// A call that a session manager of this scope has bound, with an event of rmcp's.
@@ -390,7 +354,7 @@ fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
     let registry = Arc::new(Registry::new());
     let managers = [first, 15 - first].map(|scope| Arc::new(HasSession(scope)));
     for manager in &managers {
-        let weak: std::sync::Weak<HasSession> = Arc::downgrade(manager);
+        let weak: Weak<HasSession> = Arc::downgrade(manager);
         registry.add_manager(weak);
     }
     (registry, managers)
@@ -403,7 +367,7 @@ async fn a_resume_on_its_way_keeps_the_call(first: u64) {
     attachment.detach(DetachCause::HungUp, false);
     assert!(exchange.is_detached(attachment.id));
     tokio::time::sleep(crate::policy::MIN_GRACE - Duration::from_millis(100)).await;
-    let _resume = asked(&registry, Method::GET, "0/0");
+    let _resume = asked(&registry, Method::GET, Some("0/0"));
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(exchange.reason(), None);
     assert!(exchange.attach(attachment.id).is_some());
@@ -424,12 +388,12 @@ fn a_resumed_stream_hears_of_its_own_call_only(first: u64) {
     let (registry, _managers) = two_managers(first);
     let (victim, _stream) = bound(&registry, 8);
     let (other, attachment) = bound(&registry, 7);
-    let resume = asked(&registry, Method::GET, "0/0");
+    let resume = asked(&registry, Method::GET, Some("0/0"));
     let _body = resume.head(Head::Stream { readable: true });
     let id = victim.info().unwrap().id();
     let _newest = victim.attach(id);
     let told = Arc::new(Told::default());
-    let stream: std::sync::Weak<Told> = Arc::downgrade(&told);
+    let stream: Weak<Told> = Arc::downgrade(&told);
     resume.open(stream);
     assert!(other.end_here(attachment.id, CancelReason::TimedOut));
     assert!(victim.is_in_flight(id));
@@ -455,7 +419,7 @@ fn a_call_is_found_by_its_id_also_while_another_request_with_it_may_be_refused()
     let request = RequestId::Number(1);
     assert_eq!(calls.find("s", &request), Some(id));
     let refused = unread(&registry);
-    refused.set_replay(Arc::new(Replays));
+    refused.set_replay(Arc::new(Replays::default()));
     read(&refused);
     assert_eq!(calls.find("s", &request), Some(id), "in one session");
 }
