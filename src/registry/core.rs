@@ -2,8 +2,8 @@
 //!
 //! `now` is always passed in, and nothing here calls out: the caller acts on what is returned. `T` is
 //! whatever the caller wants back for a call, `A` an answer that is kept for a client to come back for. What sessions
-//! have together is counted in [`Totals`]. An id means one session in each scope that gave it out, nearly always one in all. Calls
-//! without a session live in cores too, where they have no names.
+//! have together is counted in [`Totals`]. An id means one session in each scope that gave it out, nearly always one in
+//! all. Calls without a session live in cores too, where they have no names.
 //!
 //! # Invariants
 //!
@@ -24,7 +24,8 @@
 //!    resumes wait in the accept queue. More than [`LATE`](crate::timer::LATE) late, or noticed by another
 //!    runtime because its own stands still, it is put off for long, once. Else more than [`entry::JITTER`] late, it is
 //!    looked at again [`GLANCE`](crate::timer::GLANCE) later, until that look is not more than
-//!    [`ON_TIME`](crate::timer::ON_TIME) late itself, [`MAX_GLANCES`](crate::timer::MAX_GLANCES) times at most. A hold may be what notices; its own time is not late.
+//!    [`ON_TIME`](crate::timer::ON_TIME) late itself, [`MAX_GLANCES`](crate::timer::MAX_GLANCES) times at most. A hold
+//!    may be what notices; its own time is not late.
 //! 8. **Names.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
 //!    ([`Form`]). Of a call's event ids the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came,
 //!    any unknown id of the session may be one of them.
@@ -253,13 +254,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
     fn beyond(&self, id: CallId) -> Option<Limit> {
         let totals = &self.common.totals;
         let most = totals.most(Limit::DetachedOfSession);
-        if self.session_id.is_some() && self.detached >= most && self.detached_beside(id) >= most {
+        let is_met = self.detached >= most
+            && (self.sessions != SessionsOfId::Several || self.detached_beside(id) >= most);
+        if self.session_id.is_some() && is_met {
             return Some(Limit::DetachedOfSession);
         }
         (!totals.try_add_detached()).then_some(Limit::Detached)
     }
 
-    /// How many other calls of its session have no client. The id of a session may be one of several.
+    /// How many other calls of its session have no client, where others have its id.
     fn detached_beside(&self, id: CallId) -> usize {
         let session = self.calls.get(&id).and_then(Entry::session);
         let others = self.calls().filter(|(other, _)| *other != id);

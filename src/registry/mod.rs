@@ -1,7 +1,7 @@
 //! All calls in flight, and what is remembered of some that ended.
 //!
-//! A call lives in its session: `core` is the state machine of one session, without clock or lock; `street` has the cores
-//! of all sessions, each behind a lock of its own, and the timer looks at those that have something due. A lock is held
+//! A call lives in its session: `core` is the state machine of one session id, without clock or lock; `street` has the
+//! cores of all, each behind a lock of its own, and the timer looks at those that have something due. A lock is held
 //! for a map operation, never across an await or a callback.
 
 use std::{

@@ -206,7 +206,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn find_any(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         self.find(scope, request).or_else(|| {
             let session = self.session(scope)?;
-            self.calls_that(|entry| entry.is(session, request)).pop()
+            let mut calls = self.calls();
+            let (id, entry) = calls.find(|(_, entry)| entry.is(session, request))?;
+            Some((id, entry.call.clone()))
         })
     }
 
