@@ -129,6 +129,7 @@ mod response;
 #[cfg(feature = "serde")]
 mod serialize;
 mod service;
+mod shards;
 #[cfg(feature = "socket")]
 pub mod socket;
 mod source;

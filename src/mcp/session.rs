@@ -26,14 +26,13 @@ use super::{
 use crate::{
     call::{CallId, RequestId},
     exchange::Exchange,
+    shards::Shards,
     timer::{LATE, NextLook, Noticed, Ticket, Timed, Timer, in_time},
 };
 
-/// Over how many locks the sessions are spread: 64, so that requests of two sessions seldom meet at one.
-const SHARDS: usize = 64;
-
 /// The open sessions of a manager.
-pub(super) struct Sessions(Box<[RwLock<ById>]>);
+#[derive(Default)]
+pub(super) struct Sessions(Shards<RwLock<ById>>);
 
 type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
 
@@ -146,17 +145,8 @@ impl Sessions {
     }
 
     fn shard(&self, id: &str) -> &RwLock<ById> {
-        let hash = BuildHasherDefault::<IdHasher>::default().hash_one(id);
-        // Not the bits that the map of the shard takes.
-        let at = (hash >> 32) as usize % SHARDS;
-        #[expect(clippy::indexing_slicing, reason = "there are so many")]
-        &self.0[at]
-    }
-}
-
-impl Default for Sessions {
-    fn default() -> Self {
-        Self((0..SHARDS).map(|_| RwLock::default()).collect())
+        let hasher = BuildHasherDefault::<IdHasher>::default();
+        self.0.of(hasher.hash_one(id))
     }
 }
 

@@ -18,11 +18,9 @@ use super::{
 use crate::{
     call::{CallId, CancelReason},
     quietly::quietly,
+    shards::Shards,
     timer::{NextLook, Noticed, Ticket, Timed, Timer},
 };
-
-/// Over how many locks the sessions are spread: 64, so that two that are looked for at the same time seldom meet.
-const SHARDS: usize = 64;
 
 /// In how many homes calls live that have no session: 16.
 const LONE: usize = 16;
@@ -32,7 +30,7 @@ pub(crate) type Core<T> = core::Core<Arc<T>, Answer>;
 pub(crate) type Left<T> = core::Left<Arc<T>>;
 
 pub(crate) struct Street<T> {
-    shards: Box<[Mutex<Shard<T>>]>,
+    shards: Shards<Mutex<Shard<T>>>,
     lone: [Arc<Home<T>>; LONE],
     pub(super) common: Arc<Common>,
     pub(super) timer: Arc<Timer>,
@@ -82,7 +80,7 @@ impl<T: Tracked> Street<T> {
             let common = Arc::new(Common::default());
             let lone = || Arc::new(Home::new(street.clone(), common.clone(), None));
             Self {
-                shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+                shards: Shards::default(),
                 lone: [(); LONE].map(|()| lone()),
                 common,
                 timer: Arc::new(Timer::new()),
@@ -94,7 +92,7 @@ impl<T: Tracked> Street<T> {
     /// The home of a session id of which something is known.
     pub(super) fn find(&self, session_id: &str) -> Option<Arc<Home<T>>> {
         let hash = self.common.names.id(session_id);
-        let shard = self.shard(hash)?;
+        let shard = self.shard(hash);
         let home = shard.get(&hash).filter(|home| home.is_of(session_id))?;
         Some(home.clone())
     }
@@ -132,7 +130,7 @@ impl<T: Tracked> Street<T> {
 
     fn find_or_build(self: &Arc<Self>, session_id: &Arc<str>) -> Option<Arc<Home<T>>> {
         let hash = self.common.names.id(session_id);
-        match self.shard(hash)?.entry(hash) {
+        match self.shard(hash).entry(hash) {
             Entry::Occupied(home) if !home.get().is_of(session_id) => None,
             Entry::Occupied(home) => Some(home.get().clone()),
             Entry::Vacant(vacant) => {
@@ -149,9 +147,7 @@ impl<T: Tracked> Street<T> {
         let Some((_, hash)) = home.session_id else {
             return;
         };
-        let Some(mut shard) = self.shard(hash) else {
-            return;
-        };
+        let mut shard = self.shard(hash);
         {
             let mut state = home.state();
             if state.is_gone || !state.core.is_empty() {
@@ -179,11 +175,11 @@ impl<T: Tracked> Street<T> {
     pub(super) fn pretend_collision(&self, session_id: &str, other: &str) {
         let home = self.find(session_id).unwrap();
         let hash = self.common.names.id(other);
-        self.shard(hash).unwrap().insert(hash, home);
+        self.shard(hash).insert(hash, home);
     }
 
-    fn shard(&self, hash: NameHash) -> Option<MutexGuard<'_, Shard<T>>> {
-        self.shards.get(hash.part(SHARDS)).map(lock)
+    fn shard(&self, hash: NameHash) -> MutexGuard<'_, Shard<T>> {
+        lock(self.shards.of(hash.number()))
     }
 }
 

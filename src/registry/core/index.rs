@@ -64,9 +64,8 @@ pub(super) enum SessionsOfId {
 // === impl NameHash ===
 
 impl NameHash {
-    /// Which of so many parts it is in.
-    pub(crate) fn part(self, parts: usize) -> usize {
-        (self.0 >> 32) as usize % parts
+    pub(crate) fn number(self) -> u64 {
+        self.0
     }
 
     /// The slot of a name in this session. A client chooses the name, and knows neither the session's hash nor
