@@ -1,9 +1,12 @@
 //! The header fields that say something to the layer, found in one pass: a lookup each costs more than
 //! looking at all of a head.
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 pub(crate) const LAST_EVENT_ID: &str = "last-event-id";
+
+static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+static PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
 /// What of a request's or a response's head is read.
 #[derive(Debug, Default)]
@@ -31,13 +34,19 @@ impl<'a> Fields<'a> {
     pub(crate) fn of(headers: &'a HeaderMap) -> Self {
         let mut fields = Self::default();
         for (name, value) in headers {
-            let field = match name.as_str() {
-                "mcp-session-id" => &mut fields.session_id,
-                "mcp-protocol-version" => &mut fields.protocol_version,
-                "content-type" => &mut fields.content_type,
-                "content-length" => &mut fields.content_length,
-                "content-encoding" => &mut fields.content_encoding,
-                _ => continue,
+            // Names that HTTP knows are compared as numbers.
+            let field = if *name == header::CONTENT_TYPE {
+                &mut fields.content_type
+            } else if *name == header::CONTENT_LENGTH {
+                &mut fields.content_length
+            } else if *name == header::CONTENT_ENCODING {
+                &mut fields.content_encoding
+            } else if *name == SESSION_ID {
+                &mut fields.session_id
+            } else if *name == PROTOCOL_VERSION {
+                &mut fields.protocol_version
+            } else {
+                continue;
             };
             *field = match *field {
                 Field::Absent => Field::One(value),

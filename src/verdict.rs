@@ -74,6 +74,22 @@ impl Grace {
     }
 }
 
+impl Grace {
+    /// No verdict lets a call wait for longer than this.
+    pub(crate) fn longest(self, retry: Option<Duration>) -> Duration {
+        match self {
+            Self::After(grace) => grace,
+            Self::Auto | Self::Immediate | Self::Never => after(retry),
+        }
+    }
+}
+
+/// How long a client that may come back is waited for.
+fn after(retry: Option<Duration>) -> Duration {
+    let retry = retry.unwrap_or_default().min(MAX_RETRY);
+    MIN_GRACE.max(5 * retry + Duration::from_secs(5))
+}
+
 fn auto(call: &CallInfo, going: Going) -> Verdict {
     if call.ends_with_its_stream() || !going.replayable {
         // A stream that the server ended on purpose was not hung up.
@@ -85,8 +101,7 @@ fn auto(call: &CallInfo, going: Going) -> Verdict {
     if going.may_be_resumed_elsewhere(call) {
         return Verdict::RunOn;
     }
-    let retry = going.retry.unwrap_or_default().min(MAX_RETRY);
-    Verdict::CancelAfter(MIN_GRACE.max(5 * retry + Duration::from_secs(5)))
+    Verdict::CancelAfter(after(going.retry))
 }
 
 #[cfg(test)]

@@ -157,6 +157,7 @@ impl Exchange {
     }
 
     /// A call is not tracked. An older one with its id leaves all the same: a cancel of that one would meet this.
+    #[cold]
     fn pass_by(&self, call: &CallInfo, key: &Key) {
         let older = self.instance.registry.find(key);
         if let Some((older, exchange)) = older
@@ -169,6 +170,7 @@ impl Exchange {
 
     /// The body was read before the session manager got the message: the same call, known better. One that was
     /// cancelled meanwhile is handed over all the same, and its cancel follows it.
+    #[cold]
     fn rebind(
         self: &Arc<Self>,
         typed: CallInfo,
@@ -216,6 +218,7 @@ impl Exchange {
     }
 
     /// Cancels the detached calls of a session that `call` repeats.
+    #[cold]
     pub(super) fn supersede(&self, session: &SessionKey, call: &CallInfo) {
         for (id, exchange) in self.instance.registry.detached_in(session) {
             if exchange

@@ -41,6 +41,7 @@ impl Attachment {
 
 impl Exchange {
     /// A stream of a call has gone without its answer.
+    #[cold]
     pub(super) fn let_go(
         self: &Arc<Self>,
         call: &CallInfo,
@@ -313,6 +314,7 @@ impl Exchange {
     }
 
     /// The registry let a call go whose end nobody will see.
+    #[cold]
     pub(crate) fn left_unseen(&self, id: CallId, finished: Finished) {
         self.ended_as(id, Outcome::Unknown, finished);
         if self.is_call_over() {
@@ -321,6 +323,7 @@ impl Exchange {
     }
 
     /// There is no room for a call, which runs on as without the layer.
+    #[cold]
     pub(super) fn untracked(&self, call: &CallInfo, limit: Limit) {
         self.report(&Event::Untracked { call, limit });
         if let Some(calls) = self.instance.registry.reached(limit) {
@@ -382,6 +385,7 @@ impl Exchange {
     }
 
     /// There was no room for what is kept of some calls, be it this one or others.
+    #[cold]
     fn report_dropped(&self) {
         let registry = &self.instance.registry;
         let mut dropped = self.at_home(Core::take_dropped).unwrap_or_default();
@@ -401,9 +405,14 @@ impl Exchange {
     }
 
     fn remembered_until(&self, call: &CallInfo) -> Instant {
-        let grace = match call.policy().grace.verdict(call, self.going(false)) {
-            Verdict::CancelAfter(grace) => grace,
-            Verdict::CancelNow | Verdict::RunOn => Duration::ZERO,
+        let its_grace = call.policy().grace;
+        let grace = match its_grace.longest(self.retry()) {
+            // Nearly always: no verdict says more.
+            short if short <= REMEMBERED_FOR => short,
+            _ => match its_grace.verdict(call, self.going(false)) {
+                Verdict::CancelAfter(grace) => grace,
+                Verdict::CancelNow | Verdict::RunOn => Duration::ZERO,
+            },
         };
         let now = Instant::now();
         now.checked_add(grace.max(REMEMBERED_FOR))

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// The first revision without sessions: closing the response stream is the cancellation.
-const FIRST_STATELESS: &str = "2026-07-28";
+const FIRST_STATELESS: &[u8] = b"2026-07-28";
 
 /// The session header of a request.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ impl SessionHeader {
     pub(super) fn of(field: Field<'_>) -> Self {
         match field {
             Field::Absent => Self::None,
-            Field::One(id) if !id.is_empty() && id.to_str().is_ok() => Self::One(id.clone()),
+            Field::One(id) if is_readable(id.as_bytes()) => Self::One(id.clone()),
             Field::One(_) | Field::Several(_) => Self::Doubtful,
         }
     }
@@ -45,7 +45,7 @@ impl SessionHeader {
 
     pub(super) fn id(&self) -> Option<&str> {
         match self {
-            Self::One(id) => id.to_str().ok(),
+            Self::One(id) => str::from_utf8(id.as_bytes()).ok(),
             _ => None,
         }
     }
@@ -60,28 +60,32 @@ impl SessionHeader {
     }
 }
 
+/// Whether it is a text of visible ASCII, as `HeaderValue::to_str` takes it, without a branch for each byte.
+fn is_readable(id: &[u8]) -> bool {
+    let is_visible = |byte: u8| matches!(byte, b' '..=b'~' | b'\t');
+    !id.is_empty() && id.iter().fold(true, |all, byte| all & is_visible(*byte))
+}
+
 // === impl Revision ===
 
 impl Revision {
     pub(super) fn of(field: Field<'_>) -> Self {
         match field {
             Field::Absent => Self::WithSessions,
-            Field::One(version) => version.to_str().map_or(Self::Doubtful, Self::from_version),
+            Field::One(version) => Self::from_version(version.as_bytes()),
             Field::Several(_) => Self::Doubtful,
         }
     }
 
     /// Revisions are named by their ISO 8601 date, so the order of the text is the order in time.
-    pub(super) fn from_version(version: &str) -> Self {
-        let is_date = version.len() == FIRST_STATELESS.len()
-            && version.bytes().enumerate().all(|(i, byte)| match i {
-                4 | 7 => byte == b'-',
-                _ => byte.is_ascii_digit(),
-            });
-        match is_date {
-            false => Self::Doubtful,
-            true if version < FIRST_STATELESS => Self::WithSessions,
-            true => Self::Stateless,
+    pub(super) fn from_version(version: &[u8]) -> Self {
+        let [_, _, _, _, b'-', _, _, b'-', _, _] = version else {
+            return Self::Doubtful;
+        };
+        match version.iter().filter(|byte| byte.is_ascii_digit()).count() {
+            8 if version < FIRST_STATELESS => Self::WithSessions,
+            8 => Self::Stateless,
+            _ => Self::Doubtful,
         }
     }
 

@@ -59,6 +59,7 @@ impl Exchange {
     }
 
     /// Has the registry keep its open streams as well: a drain would not find them by a call.
+    #[cold]
     pub(crate) fn hand_over(&self) {
         let outlets = self.state().last_words.open();
         for outlet in outlets {
@@ -81,6 +82,7 @@ impl Exchange {
     }
 
     /// Tells whoever is attached that its call was cancelled.
+    #[cold]
     pub(super) fn tell_client(&self, id: CallId, reason: CancelReason) {
         let Some(call) = self.call(id) else {
             return;

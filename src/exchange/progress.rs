@@ -178,6 +178,7 @@ impl Exchange {
         }
     }
 
+    #[cold]
     fn leave(self: &Arc<Self>, cause: DetachCause) {
         self.settle();
         self.release_hold();

@@ -4,10 +4,10 @@
 //! the span is taken when the call is known. It stays open until that has ended.
 //! Where nobody subscribes to spans, none is taken.
 
-use tracing::{Span, level_filters::LevelFilter};
+use tracing::Span;
 
 use super::state::Exchange;
-use crate::observe::Event;
+use crate::observe::{Event, is_subscribed};
 
 // === impl Exchange ===
 
@@ -45,8 +45,4 @@ impl Exchange {
             false => report(),
         }
     }
-}
-
-fn is_subscribed() -> bool {
-    LevelFilter::current() != LevelFilter::OFF
 }

@@ -74,6 +74,7 @@ impl Exchange {
     }
 
     /// It cannot be said which call the body carries, or whether it is JSON-RPC at all.
+    #[cold]
     fn not_kept(&self, body: NotKept) {
         self.settled(Settled::unread(body.is_doubtful));
         self.instance.report(&Event::Unwatched { why: body.why });
@@ -211,11 +212,12 @@ impl Exchange {
         }
         let in_body = request.protocol_version.as_deref();
         let revision = in_body.map_or(self.revision, |version| {
-            self.revision.and(Revision::from_version(version))
+            self.revision
+                .and(Revision::from_version(version.as_bytes()))
         });
         let session = match (&self.session, revision) {
             (SessionHeader::None, _) | (SessionHeader::One(_), Revision::Stateless) => None,
-            (SessionHeader::One(id), Revision::WithSessions) => Some(Arc::from(id.to_str().ok()?)),
+            (SessionHeader::One(_), Revision::WithSessions) => Some(Arc::from(self.session.id()?)),
             (SessionHeader::One(_), Revision::Doubtful) | (SessionHeader::Doubtful, _) => {
                 return None;
             }

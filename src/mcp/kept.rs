@@ -4,11 +4,7 @@
 //! client gets an event that repeats the id it named, so that a second cut is no worse than the first, and then the answer
 //! without an id. Of a cancelled call it gets the error alone.
 
-use std::{
-    hash::{DefaultHasher, Hasher as _},
-    sync::Arc,
-    time::Duration,
-};
+use std::{cell::RefCell, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt, stream};
 use rmcp::{
@@ -16,7 +12,7 @@ use rmcp::{
     transport::streamable_http_server::session::ServerSseMessage,
 };
 
-use super::{answers, error_for};
+use super::{answers, error_for, id_hash};
 use crate::{
     call::{CancelReason, RequestId},
     registry::{Answer, AnswerContent, End},
@@ -62,7 +58,7 @@ pub(super) fn keep(event: &ServerSseMessage, shelf: Option<&Shelf>) -> Option<(A
     };
     let answer = Answer {
         content,
-        event: event.event_id.as_deref().map(hash),
+        event: event.event_id.as_deref().map(id_hash::of),
         retry: None,
     };
     Some((answer, weight))
@@ -79,8 +75,25 @@ fn as_small_text(message: &ServerJsonRpcMessage) -> Option<(&NumberOrString, &st
     let [ContentBlock::Text(content)] = result.content.as_slice() else {
         return None;
     };
-    let is_alone = content.text.len() <= SMALL && *result == from_text(&content.text);
+    let is_alone = content.text.len() <= SMALL && is_from_text(result, &content.text);
     is_alone.then_some((&response.id, &content.text))
+}
+
+/// Whether a result is what [`from_text`] makes of a text. Nothing is allocated to compare them.
+fn is_from_text(result: &CallToolResult, text: &str) -> bool {
+    thread_local! {
+        static LIKE: RefCell<CallToolResult> = RefCell::new(from_text(""));
+    }
+    let is_like = |like: &RefCell<CallToolResult>| {
+        let mut like = like.borrow_mut();
+        if let [ContentBlock::Text(content)] = like.content.as_mut_slice() {
+            content.text.clear();
+            content.text.push_str(text);
+        }
+        *result == *like
+    };
+    // While a thread ends there is none any more.
+    LIKE.try_with(is_like).unwrap_or(false)
 }
 
 /// What a tool that returns a string answers in a session.
@@ -95,16 +108,9 @@ fn from_text(text: &str) -> CallToolResult {
 /// the streams of completed calls again and again, and are not to get every answer twice.
 pub(super) fn is_known(end: &End<Answer>, last_event_id: &str) -> bool {
     match end {
-        End::Answered(answer) => answer.event == Some(hash(last_event_id)),
+        End::Answered(answer) => answer.event == Some(id_hash::of(last_event_id)),
         End::Cancelled(..) => false,
     }
-}
-
-/// A collision only affects the client that made it.
-fn hash(event_id: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(event_id.as_bytes());
-    hasher.finish()
 }
 
 /// The stream of an ended call, or an empty one.

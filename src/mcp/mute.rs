@@ -130,10 +130,8 @@ impl Muted {
     }
 
     /// An answer in the client's place, to what a cancelled call has asked.
+    #[cold]
     pub(super) fn answer(&self) -> Option<RxJsonRpcMessage<RoleServer>> {
-        if !self.any() {
-            return None;
-        }
         let id = self.change(|state| state.asked.next_vain())?;
         let error = error_for(CancelReason::Requested);
         Some(JsonRpcMessage::error(error, Some(id)))
@@ -141,15 +139,15 @@ impl Muted {
 
     /// Has `waker` woken when there may be an answer.
     pub(super) fn wake(&self, waker: &Waker) {
-        if self.any() {
-            self.receiver.register(waker);
-        }
+        self.receiver.register(waker);
     }
 
-    fn any(&self) -> bool {
+    /// Whether there is anything to be muted, or to be answered.
+    pub(super) fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
+    #[cold]
     fn change<T>(&self, change: impl FnOnce(&mut MutedIds) -> T) -> T {
         let mut state = self.state();
         let changed = change(&mut state);

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasher, BuildHasherDefault, Hasher},
+    hash::BuildHasherDefault,
     ops::Deref,
     sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
     time::Duration,
@@ -21,7 +21,13 @@ use tokio::{
 };
 
 use super::{
-    answers, event_owners::EventOwners, kept::Shelf, life::Life, mute::Muted, passing::EarlyEnds,
+    answers,
+    event_owners::EventOwners,
+    id_hash::{self, IdHasher},
+    kept::Shelf,
+    life::Life,
+    mute::Muted,
+    passing::EarlyEnds,
 };
 use crate::{
     call::{CallId, RequestId},
@@ -35,11 +41,6 @@ use crate::{
 pub(super) struct Sessions(Shards<RwLock<ById>>);
 
 type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
-
-/// An unkeyed hash, because every request looks for its session twice. The ids are the server's own, so no client can
-/// fill the map with ids that collide.
-#[derive(Default)]
-struct IdHasher(u64);
 
 /// What is known of a session.
 pub(super) struct Session {
@@ -89,6 +90,10 @@ impl Sessions {
         // Dropped when nothing is locked any more.
         let id = session.id.clone();
         let _former = self.write(&id).insert(id.clone(), session);
+    }
+
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.read(id).contains_key(id)
     }
 
     pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
@@ -145,44 +150,12 @@ impl Sessions {
     }
 
     fn shard(&self, id: &str) -> &RwLock<ById> {
-        let hasher = BuildHasherDefault::<IdHasher>::default();
-        self.0.of(hasher.hash_one(id))
+        self.0.of(id_hash::of_ends(id))
     }
 }
 
 fn read(shard: &RwLock<ById>) -> RwLockReadGuard<'_, ById> {
     shard.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-// === impl IdHasher ===
-
-impl Hasher for IdHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks();
-        for word in words {
-            self.write_u64(u64::from_le_bytes(*word));
-        }
-        // The last word once more, and whole: cheaper than the rest byte by byte.
-        match bytes.last_chunk() {
-            Some(word) if !rest.is_empty() => self.write_u64(u64::from_le_bytes(*word)),
-            Some(_) => {}
-            None => rest.iter().for_each(|byte| self.write_u64((*byte).into())),
-        }
-    }
-
-    /// What follows a string: nothing else is hashed with it.
-    fn write_u8(&mut self, _end: u8) {}
-
-    fn write_u64(&mut self, word: u64) {
-        // An odd number without a pattern: 2^64 divided by the golden ratio.
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        // The map takes the lowest bits and the highest: both halves of a whole product depend on all of it.
-        let product = u128::from(self.0) * 0x9e37_79b9_7f4a_7c15;
-        (product as u64) ^ (product >> 64) as u64
-    }
 }
 
 // === impl Session ===
@@ -344,22 +317,5 @@ impl Drop for Injecting {
                 under_way.swap_remove(found);
             }
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{collections::HashSet, hash::BuildHasher};
-
-    use super::*;
-
-    #[test]
-    fn ids_that_differ_little_differ_in_the_bits_that_the_map_takes() {
-        let hasher = BuildHasherDefault::<IdHasher>::default();
-        for prefix in ["", "session-", "0c0ffee0-0000-4000-8000-00000000"] {
-            let ids = (0..4096).map(|n| format!("{prefix}{n:04x}"));
-            let low: HashSet<u64> = ids.map(|id| hasher.hash_one(&*id) & 0xffff).collect();
-            assert!(low.len() > 3_000, "{prefix:?}: {}", low.len());
-        }
     }
 }

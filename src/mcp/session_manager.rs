@@ -22,10 +22,11 @@ use rmcp::{
 };
 
 use super::{
+    opening::Opening,
     resume::ResumeRequest,
     session::Session,
     shared::SharedManager,
-    stream::{BoundCall, CallStream, standalone},
+    stream::{BoundCall, standalone},
     transport::CancellableTransport,
 };
 use crate::{call::RequestId, exchange::INJECTION_LIMIT, token::CallToken};
@@ -246,23 +247,10 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 if let Some(info) = info {
                     shared.unmute(id, info);
                 }
-                Either::Left(shared.manager.create_stream(id, message))
+                Either::Left(Box::pin(shared.manager.create_stream(id, message)))
             }
         };
-        opened.map(|opened| match (opened, call) {
-            (Ok(stream), call) => {
-                if let Some(call) = &call {
-                    call.opened();
-                }
-                Ok(CallStream::new(stream, call, used))
-            }
-            (Err(error), call) => {
-                if let Some(call) = call {
-                    call.failed();
-                }
-                Err(error)
-            }
-        })
+        Opening::new(opened, call, used)
     }
 
     fn accept_message(

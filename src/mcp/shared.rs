@@ -276,7 +276,7 @@ impl<M: SessionManager> Manager for SharedManager<M> {
     }
 
     fn has(&self, session: &str) -> bool {
-        self.sessions.find(session).is_some()
+        self.sessions.has(session)
             // The manager inside may have sessions of its own: shared with others, or restored by itself.
             || self.registry.get().is_some_and(|registry| {
                 registry.has_session(&self.key_of(&session.into()))

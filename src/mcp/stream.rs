@@ -207,6 +207,7 @@ impl BoundCall {
     }
 
     /// A task will read its stream on.
+    #[cold]
     fn hand_to_task(&mut self) {
         self.watched = Watched::ByTask;
         let Attachment { exchange, id, .. } = &self.attachment;
@@ -274,6 +275,7 @@ impl BoundCall {
             .finish(self.attachment.id, Outcome::Failed);
     }
 
+    #[cold]
     fn ended_by_server(mut self, used: Option<&InUse>) {
         self.watched = Watched::NoMore;
         self.attachment.detach(DetachCause::EndedByServer, false);

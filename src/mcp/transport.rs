@@ -3,13 +3,12 @@
 use std::{
     borrow::Cow,
     fmt,
-    future::ready,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
 
-use futures_util::{TryFutureExt, future::Either};
+use futures_util::TryFutureExt;
 use pin_project_lite::pin_project;
 use rmcp::{
     RoleServer,
@@ -30,6 +29,17 @@ pub struct CancellableTransport<T> {
     session: Arc<Session>,
     /// Taken when the task that serves the session takes its first message.
     serving: Option<Arc<Serving>>,
+}
+
+pin_project! {
+    /// A message on its way to the client. A type of its own, in which the future inside is built where it stays: it holds
+    /// the message, which is large.
+    #[project = SendingProj]
+    enum Sending<F> {
+        Handed { #[pin] sent: F },
+        Dropped,
+        Refused,
+    }
 }
 
 pin_project! {
@@ -80,9 +90,11 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for CancellableTransport<T>
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
         self.session.pass(&item);
         match self.session.muted.fate(&item) {
-            Fate::Sent => Either::Left(self.inner.send(item).map_err(TransportError::from_inner)),
-            Fate::Dropped => Either::Right(ready(Ok(()))),
-            Fate::Refused => Either::Right(ready(Err(TransportError(SendError::Cancelled)))),
+            Fate::Sent => Sending::Handed {
+                sent: self.inner.send(item),
+            },
+            Fate::Dropped => Sending::Dropped,
+            Fate::Refused => Sending::Refused,
         }
     }
 
@@ -108,6 +120,23 @@ impl<T> fmt::Debug for CancellableTransport<T> {
     }
 }
 
+// === impl Sending ===
+
+impl<F, E> Future for Sending<F>
+where
+    F: Future<Output = Result<(), E>>,
+{
+    type Output = Result<(), TransportError<E>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project() {
+            SendingProj::Handed { sent } => sent.poll(cx).map_err(TransportError::from_inner),
+            SendingProj::Dropped => Poll::Ready(Ok(())),
+            SendingProj::Refused => Poll::Ready(Err(TransportError(SendError::Cancelled))),
+        }
+    }
+}
+
 // === impl Receive ===
 
 impl<F> Future for Receive<'_, F>
@@ -118,7 +147,9 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        if let Some(answer) = this.muted.answer() {
+        if this.muted.any()
+            && let Some(answer) = this.muted.answer()
+        {
             return Poll::Ready(Some(answer));
         }
         // A message is large, and most polls have none: nothing is moved for them.
@@ -129,13 +160,14 @@ where
                 }
                 Poll::Ready(received)
             }
-            Poll::Pending => {
+            Poll::Pending if this.muted.any() => {
                 this.muted.wake(cx.waker());
                 // An answer may have come before the waker was there.
                 this.muted
                     .answer()
                     .map_or(Poll::Pending, |answer| Poll::Ready(Some(answer)))
             }
+            Poll::Pending => Poll::Pending,
         }
     }
 }

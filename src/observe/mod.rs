@@ -30,6 +30,8 @@
 
 use std::{fmt, sync::Arc};
 
+use tracing::level_filters::LevelFilter;
+
 use crate::quietly::quietly;
 
 pub(crate) mod event;
@@ -72,7 +74,9 @@ impl Observers {
     }
 
     pub(crate) fn on_event(&self, event: &Event<'_>) {
-        trace::log(event, self.session_ids);
+        if is_subscribed() {
+            trace::log(event, self.session_ids);
+        }
         for observer in &self.added {
             tell(&**observer, event);
         }
@@ -82,6 +86,11 @@ impl Observers {
     pub(crate) fn on_stalled_stream(&self, session: Option<&str>) {
         trace::log_stalled(session, self.session_ids);
     }
+}
+
+/// Whether anybody listens to the log, or follows spans.
+pub(crate) fn is_subscribed() -> bool {
+    LevelFilter::current() != LevelFilter::OFF
 }
 
 /// Tells an observer. If it panics, neither the call nor another observer is harmed.

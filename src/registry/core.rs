@@ -43,8 +43,9 @@ use tokio::time::Instant;
 
 use self::{
     entry::{Judged, Place, Times},
-    index::{Entries, SessionsOfId},
+    index::SessionsOfId,
     memory::Memory,
+    small_map::SmallMap,
 };
 use super::totals::Totals;
 use crate::{
@@ -59,6 +60,7 @@ mod give_back;
 mod index;
 mod memory;
 mod records;
+mod small_map;
 mod streams;
 
 #[cfg(fuzzing)]
@@ -105,9 +107,9 @@ pub(crate) struct Core<T, A> {
     /// The session id and its hash. Calls without one have no names.
     session_id: Option<(Arc<str>, NameHash)>,
     sessions: SessionsOfId,
-    calls: Entries<Entry<T>>,
+    calls: SmallMap<CallId, Entry<T>>,
     /// Requests and streams of calls in flight, by name.
-    index: Slots<CallId>,
+    index: SmallMap<NameHash, CallId>,
     /// Two calls had the same event id, or might have: from then on all are looked through.
     has_rivals: bool,
     memory: Memory<A>,
@@ -125,8 +127,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
             common,
             session_id,
             sessions: SessionsOfId::None,
-            calls: Entries::default(),
-            index: Slots::default(),
+            calls: SmallMap::default(),
+            index: SmallMap::default(),
             has_rivals: false,
             memory: Memory::default(),
             has_finished: false,
@@ -152,7 +154,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// The calls in flight.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (CallId, &Entry<T>)> {
-        self.calls.iter().map(|(id, entry)| (*id, entry))
+        self.calls.iter()
     }
 
     // --- A call comes ---
@@ -179,13 +181,13 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// Makes an accepted call the owner of its id. Another owner leaves (invariant 9).
     pub(crate) fn claim(&mut self, id: CallId) -> Option<Left<T>> {
-        let place = self.calls.get_mut(&id)?.place.as_mut()?;
+        let place = self.calls.get_mut(id)?.place.as_mut()?;
         place.owns_id = true;
         let slot = self.common.names.request(place.session, &place.request);
         let older = self.index.insert(slot, id).filter(|older| *older != id)?;
-        let place = self.calls.get(&id)?.place.as_ref()?;
+        let place = self.calls.get(id)?.place.as_ref()?;
         // Else it is another name with the same hash.
-        let former = self.calls.get(&older);
+        let former = self.calls.get(older);
         let former = former.filter(|former| former.is(place.session, &place.request))?;
         let call = former.call.clone();
         Some((older, call, self.finish(older, None)?))
@@ -199,7 +201,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         request: RequestId,
     ) -> Option<Left<T>> {
         let session = self.session(scope)?;
-        let entry = self.calls.get_mut(&id)?;
+        let entry = self.calls.get_mut(id)?;
         self.sessions = self.sessions.with(session);
         let streams = mem::take(&mut entry.streams);
         let former = entry.place.replace(Place::new(session, request));
@@ -221,7 +223,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         barren: bool,
         detachment: Detachment,
     ) -> Detached {
-        let Some(entry) = self.calls.get_mut(&id) else {
+        let Some(entry) = self.calls.get_mut(id) else {
             return Detached::Stale;
         };
         if !entry.remove_stream(stream) || entry.has_stream() {
@@ -264,7 +266,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// How many other calls of its session have no client, where others have its id.
     fn detached_beside(&self, id: CallId) -> usize {
-        let session = self.calls.get(&id).and_then(Entry::session);
+        let session = self.calls.get(id).and_then(Entry::session);
         let others = self.calls().filter(|(other, _)| *other != id);
         let its = others.filter(|(_, entry)| entry.session() == session);
         its.filter(|(_, entry)| entry.clock().is_some()).count()
@@ -272,7 +274,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// Notes that a resume of a call was accepted: another stream of it lives from now on.
     pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
-        let entry = self.calls.get_mut(&id)?;
+        let entry = self.calls.get_mut(id)?;
         let stream = entry.add_stream();
         if entry.times_mut().clock.take().is_some() {
             self.remove_detached();
@@ -283,7 +285,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// Adds a hold to a call: its clock stops. `false` if it has ended.
     pub(crate) fn hold(&mut self, id: CallId, now: Instant) -> bool {
-        let Some(entry) = self.calls.get_mut(&id) else {
+        let Some(entry) = self.calls.get_mut(id) else {
             return false;
         };
         entry.times_mut().hold(now);
@@ -310,7 +312,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// A task reads a stream of a call on, to see its end.
     pub(crate) fn read_on(&mut self, id: CallId) {
-        if let Some(entry) = self.calls.get_mut(&id) {
+        if let Some(entry) = self.calls.get_mut(id) {
             entry.times_mut().add_reader();
             self.schedule(id);
         }
@@ -342,7 +344,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
                 self.due.insert((at, id));
                 break;
             }
-            if let Some(entry) = self.calls.get_mut(&id) {
+            if let Some(entry) = self.calls.get_mut(id) {
                 let times = entry.times_mut();
                 times.due = None;
                 match times.look(now, at, starved) {
@@ -367,15 +369,17 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let call = self.due.first().map(|(at, _)| *at);
-        call.into_iter().chain(self.memory.next_end()).min()
+        match (call, self.memory.next_end()) {
+            (Some(call), Some(record)) => Some(call.min(record)),
+            (call, record) => call.or(record),
+        }
     }
 
     // --- The parts ---
 
     /// Takes a call out of everything but the index.
     fn take(&mut self, id: CallId) -> Option<Entry<T>> {
-        let mut entry = self.calls.remove(&id)?;
-        self.calls.give_back();
+        let mut entry = self.calls.remove(id)?;
         self.common.totals.remove_call();
         if let Some(times) = &mut entry.times {
             if let Some(at) = times.due.take() {
@@ -412,7 +416,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     fn times_of(&mut self, id: CallId) -> Option<&mut Times> {
-        self.calls.get_mut(&id)?.times.as_deref_mut()
+        self.calls.get_mut(id)?.times.as_deref_mut()
     }
 }
 

@@ -247,6 +247,7 @@ impl Terms {
     }
 
     /// The response before there is an answer.
+    #[cold]
     fn commit<RB>(&mut self, guard: Guard, committed: Committed<RB>) -> Response<ResponseBody<RB>>
     where
         RB: Body + Send + 'static,
@@ -267,6 +268,7 @@ impl Terms {
 }
 
 /// The answer to calls that were cancelled here.
+#[cold]
 fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(message));
     let json = HeaderValue::from_static("application/json");
@@ -275,6 +277,7 @@ fn json<RB: Body>(message: Bytes) -> Response<ResponseBody<RB>> {
 }
 
 /// An answer that nobody gets.
+#[cold]
 fn nobody_there<RB: Body>() -> Response<ResponseBody<RB>> {
     let mut response = Response::new(ResponseBody::bytes(Bytes::new()));
     if let Ok(status) = StatusCode::from_u16(CLIENT_CLOSED_REQUEST) {

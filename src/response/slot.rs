@@ -175,6 +175,7 @@ impl<B> Slot<B> {
         self.shut(Closing::Gone(cause));
     }
 
+    #[cold]
     fn shut(&self, closing: Closing) {
         let (held, reader) = {
             let mut state = self.state();
@@ -228,6 +229,7 @@ fn wake(reader: Option<Waker>) {
     }
 }
 
+#[cold]
 fn end<B>(mut held: Pin<Box<Held<B>>>, closing: Closing) {
     let guard = held.as_mut().guard();
     match closing {

@@ -201,6 +201,7 @@ where
         Poll::Pending
     }
 
+    #[cold]
     fn put_in(&mut self, bytes: Bytes) -> Polled<B> {
         self.start.put_in();
         self.content.reset_probes();

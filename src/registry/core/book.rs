@@ -1,11 +1,8 @@
 //! The calls in flight of a session and all their names.
 
-use std::collections::hash_map;
-
 use super::{
     Core,
     entry::{Entry, Place},
-    give_back::GiveBack,
     index::{self, EventId, NameHash, SessionsOfId, StreamId},
     records::End,
     streams::{Form, Streams},
@@ -42,7 +39,7 @@ impl<T, A> Named<T, A> {
 impl<T: Clone, A: Clone> Core<T, A> {
     /// Notes an event id of a call's stream.
     pub(crate) fn name(&mut self, id: CallId, event_id: &[u8], form: Form) {
-        let session = self.calls.get(&id).and_then(Entry::session);
+        let session = self.calls.get(id).and_then(Entry::session);
         let Some(session) = session else {
             return;
         };
@@ -53,7 +50,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
                 None => return,
             },
         };
-        let entry = self.calls.get_mut(&id);
+        let entry = self.calls.get_mut(id);
         let Some(forgotten) = entry.and_then(|entry| entry.streams.add(stream)) else {
             return;
         };
@@ -73,7 +70,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         event_id: &[u8],
         numbers: Option<(u64, u64)>,
     ) -> Option<StreamId> {
-        let entry = self.calls.get_mut(&id)?;
+        let entry = self.calls.get_mut(id)?;
         if numbers.is_some_and(|(index, stream)| entry.streams.continue_run(index, stream)) {
             return None;
         }
@@ -84,7 +81,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let mut owners = event.streams().filter_map(|name| self.owner(session, name));
         let has_rival = owners.any(|(owner, _)| owner != id);
         self.has_rivals |= has_rival;
-        let entry = self.calls.get_mut(&id)?;
+        let entry = self.calls.get_mut(id)?;
         if let Some((index, stream)) = numbers.filter(|_| !has_rival)
             && entry.streams.start_run(index, stream)
         {
@@ -100,7 +97,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// Notes that a call's event ids are not all known, because its stream cannot be read.
     pub(crate) fn blur(&mut self, id: CallId) {
-        if let Some(entry) = self.calls.get_mut(&id) {
+        if let Some(entry) = self.calls.get_mut(id) {
             entry.streams.blur();
         }
     }
@@ -118,13 +115,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// Frees a name if it is a call's own, and says whether it was. `None` if it is nobody's.
     fn free(&mut self, slot: NameHash, id: CallId) -> Option<bool> {
-        let hash_map::Entry::Occupied(owner) = self.index.entry(slot) else {
-            return None;
-        };
-        let is_owner = *owner.get() == id;
+        let is_owner = *self.index.get(slot)? == id;
         if is_owner {
-            owner.remove();
-            self.index.give_back();
+            self.index.remove(slot);
         }
         Some(is_owner)
     }
@@ -182,8 +175,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// The call that a stream is entered for.
     fn owner(&self, session: NameHash, stream: StreamId) -> Option<(CallId, &Entry<T>)> {
-        let id = *self.index.get(&self.common.names.stream(session, stream))?;
-        Some((id, self.calls.get(&id)?))
+        let id = *self.index.get(self.common.names.stream(session, stream))?;
+        Some((id, self.calls.get(id)?))
     }
 
     /// The session with this id in a scope.
@@ -196,8 +189,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn find(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
         let session = self.session(scope)?;
         let slot = self.common.names.request(session, request);
-        let id = *self.index.get(&slot)?;
-        let entry = self.calls.get(&id)?;
+        let id = *self.index.get(slot)?;
+        let entry = self.calls.get(id)?;
         let is_it = entry.is(session, request);
         is_it.then(|| (id, entry.call.clone()))
     }
@@ -239,8 +232,8 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
         let event = self.common.names.event_id(event_id);
         let has_it = |entry: &Entry<T>| entry.place.is_some() && entry.streams.have(event);
-        let having = self.calls.values().filter(|entry| has_it(entry));
-        let known: Vec<_> = having.map(Entry::session).collect();
+        let having = self.calls().filter(|(_, entry)| has_it(entry));
+        let known: Vec<_> = having.map(|(_, entry)| entry.session()).collect();
         // In a session where one call has it, no other is meant.
         let may =
             |entry: &Entry<T>| entry.streams.are_blurred() && !known.contains(&entry.session());
@@ -267,24 +260,24 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// Whether anything is known of a session.
     pub(crate) fn has(&self, scope: &Scope) -> bool {
         self.session(scope).is_some_and(|session| {
-            let mut calls = self.calls.values();
-            calls.any(|entry| entry.session() == Some(session)) || self.memory.has(session)
+            let mut calls = self.calls();
+            calls.any(|(_, entry)| entry.session() == Some(session)) || self.memory.has(session)
         })
     }
 
     /// Whether a session call is in flight whose request is not accepted yet.
     pub(crate) fn is_undecided(&self, id: CallId) -> bool {
-        let entry = self.calls.get(&id);
+        let entry = self.calls.get(id);
         let place = entry.and_then(|entry| entry.place.as_ref());
         place.is_some_and(|place| !place.owns_id)
     }
 
     pub(crate) fn call(&self, id: CallId) -> Option<&T> {
-        self.calls.get(&id).map(|entry| &entry.call)
+        self.calls.get(id).map(|entry| &entry.call)
     }
 
     pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
-        self.calls.contains_key(&id)
+        self.calls.get(id).is_some()
     }
 
     pub(crate) fn is_detached(&self, id: CallId) -> bool {
@@ -293,7 +286,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// Since when and how a call has no client.
     pub(crate) fn detachment(&self, id: CallId) -> Option<Detachment> {
-        self.calls.get(&id)?.detachment()
+        self.calls.get(id)?.detachment()
     }
 
     /// The calls of a session that have no client.

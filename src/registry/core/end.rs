@@ -75,7 +75,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// Ends a call whose time without a client is over, as [`finish`](Self::finish) does: unless its client has come
     /// back, or is about to. Between the look at a clock and the cancel the lock is free (invariant 6).
     pub(crate) fn finish_due(&mut self, id: CallId, ended: Ended<A>) -> Option<Finished> {
-        let is_due = self.calls.get(&id)?.clock()?.given_out;
+        let is_due = self.calls.get(id)?.clock()?.given_out;
         is_due.then(|| self.finish(id, Some(ended)))?
     }
 
@@ -96,7 +96,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let owns_id = |place: &Place| place.owns_id && place.session == session;
         let taken = self.calls_that(|entry| entry.place.as_ref().is_some_and(owns_id));
         for (id, _) in &taken {
-            if let Some(entry) = self.calls.get_mut(id) {
+            if let Some(entry) = self.calls.get_mut(*id) {
                 let streams = mem::take(&mut entry.streams);
                 self.forget_streams(*id, session, &streams);
             }

@@ -9,7 +9,7 @@ use std::{
     hash::{BuildHasher, BuildHasherDefault, Hasher},
 };
 
-use crate::call::{CallId, RequestId, Scope};
+use crate::call::{RequestId, Scope};
 
 /// What streams are entered under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,12 +29,11 @@ pub(super) struct EventId {
     pub(super) hash: u64,
 }
 
-/// The hash of a name. Already keyed, so the maps below take it as it is.
+/// The hash of a name. Already keyed, so maps take it as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct NameHash(u64);
 
 pub(crate) type Slots<V> = HashMap<NameHash, V, BuildHasherDefault<AsIs>>;
-pub(super) type Entries<V> = HashMap<CallId, V, BuildHasherDefault<AsIs>>;
 
 /// A hasher for keys that are spread already ([`NameHash`]), or that count up ([`CallId`]).
 #[derive(Debug, Default)]
@@ -164,23 +163,24 @@ impl EventId {
     }
 }
 
-/// The numbers in `<index>/<stream>`, both decimal, as rmcp writes and reads them.
+/// The numbers in `<index>/<stream>`, both decimal and of at most 19 digits, as rmcp writes and reads them.
 pub(crate) fn numbers(event_id: &[u8]) -> Option<(u64, u64)> {
-    let slash = memchr::memchr(b'/', event_id)?;
-    let (index, stream) = event_id.split_at_checked(slash)?;
-    let stream = stream.get(1..)?;
-    Some((number(index)?, number(stream)?))
-}
-
-/// A decimal number of at most 19 digits: no such number overflows.
-fn number(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() || digits.len() > 19 {
-        return None;
+    let (mut index, mut number, mut digits) = (None, 0_u64, 0);
+    for byte in event_id {
+        match byte {
+            // No such number overflows.
+            b'0'..=b'9' if digits < 19 => {
+                number = 10 * number + u64::from(byte - b'0');
+                digits += 1;
+            }
+            b'/' if digits > 0 && index.is_none() => {
+                index = Some(number);
+                (number, digits) = (0, 0);
+            }
+            _ => return None,
+        }
     }
-    digits.iter().try_fold(0, |number, digit| {
-        let digit = u64::from(digit.wrapping_sub(b'0'));
-        (digit < 10).then_some(10 * number + digit)
-    })
+    index.filter(|_| digits > 0).zip(Some(number))
 }
 
 // === impl AsIs ===

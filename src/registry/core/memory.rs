@@ -126,8 +126,10 @@ impl<A> Memory<A> {
 
     /// When the first of the oldest is to be forgotten.
     pub(super) fn next_end(&self) -> Option<Instant> {
-        let ends = Rank::ALL.map(|rank| self.forgotten_at(rank));
-        ends.into_iter().flatten().min()
+        let kept = self.0.as_ref()?;
+        let [spare, owed] = Rank::ALL.map(|rank| kept.records.of(rank).oldest());
+        let earlier = spare.zip(owed).map(|(a, b)| a.until.min(b.until));
+        earlier.or_else(|| Some(spare.or(owed)?.until))
     }
 
     /// When the oldest of a rank is.
@@ -143,7 +145,10 @@ impl<A> Memory<A> {
 
     /// Whether nothing is remembered, and nothing is left to be said.
     pub(super) fn is_empty(&self) -> bool {
-        self.next_end().is_none() && self.0.as_ref().is_none_or(|kept| kept.dropped.is_empty())
+        self.0.as_ref().is_none_or(|kept| {
+            let is_empty = |rank| kept.records.of(rank).oldest().is_none();
+            Rank::ALL.into_iter().all(is_empty) && kept.dropped.is_empty()
+        })
     }
 
     pub(super) fn take_dropped(&mut self) -> Vec<Dropped> {
@@ -237,6 +242,7 @@ impl<A> Remembered<A> {
         Some(record)
     }
 
+    #[cold]
     fn note_dropped(&mut self, id: &Arc<str>, rank: Rank, record: &Record<A>) {
         if rank == Rank::Owed {
             self.dropped.push(Dropped {

@@ -1,0 +1,57 @@
+//! A request on its way into the manager inside, and the stream that comes back.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use futures_util::Stream;
+use rmcp::transport::streamable_http_server::session::ServerSseMessage;
+
+use super::{
+    session::InUse,
+    stream::{BoundCall, CallStream},
+};
+
+/// Opens the stream of a request. `F` is in a box: it holds the message, which is large, and rmcp moves this twice.
+pub(super) struct Opening<F> {
+    opened: F,
+    call: Option<BoundCall>,
+    /// Last, so that the session is in use until the call is seen to be given up.
+    used: Option<InUse>,
+}
+
+// === impl Opening ===
+
+impl<F> Opening<F> {
+    pub(super) fn new(opened: F, call: Option<BoundCall>, used: Option<InUse>) -> Self {
+        Self { opened, call, used }
+    }
+}
+
+impl<F, S, E> Future for Opening<F>
+where
+    F: Future<Output = Result<S, E>> + Unpin,
+    S: Stream<Item = ServerSseMessage> + Send + 'static,
+{
+    type Output = Result<CallStream<S>, E>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let opened = ready!(Pin::new(&mut self.opened).poll(cx));
+        let call = self.call.take();
+        Poll::Ready(match opened {
+            Ok(stream) => {
+                if let Some(call) = &call {
+                    call.opened();
+                }
+                Ok(CallStream::new(stream, call, self.used.take()))
+            }
+            Err(error) => {
+                if let Some(call) = call {
+                    call.failed();
+                }
+                Err(error)
+            }
+        })
+    }
+}
