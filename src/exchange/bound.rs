@@ -121,6 +121,8 @@ impl Exchange {
         }
         let entered = self.enter(call, Some(key), true);
         let replay = state.bind_to(canceller);
+        // The body is not read any more.
+        self.body_ended.store(false, Ordering::Relaxed);
         drop(state);
         // It owns a copy of the request's head, and whatever that owns.
         drop(replay);

@@ -10,11 +10,11 @@ use bytes::Bytes;
 use super::{
     request_body::{RequestBody, Settled},
     resuming::Accepted,
-    state::{Attachment, Exchange, Handover, Phase, RequestKind},
+    state::{Attachment, Exchange, Phase, RequestKind},
     tap::Tap,
 };
 use crate::{
-    call::{CancelReason, DetachCause, Outcome},
+    call::{CallId, CallInfo, CancelReason, DetachCause, Outcome},
     jsonrpc,
     registry::{FIRST, report},
     sse,
@@ -59,7 +59,11 @@ impl Exchange {
             Head::Refusal => Outcome::Failed,
         };
         self.release_hold();
-        self.end_call(outcome);
+        if let Some(call) = self.info()
+            && !self.is_bound()
+        {
+            self.finish(call.id(), outcome);
+        }
         BodyPlan::Pass
     }
 
@@ -86,14 +90,14 @@ impl Exchange {
     }
 
     fn streaming(self: &Arc<Self>, readable: bool) -> BodyPlan {
-        let bound = {
+        let is_bound = {
             let mut state = self.state();
             if state.phase == Phase::Open {
                 state.phase = Phase::Streaming;
             }
-            !matches!(state.handover, Handover::None)
+            state.is_bound()
         };
-        if bound {
+        if is_bound {
             return BodyPlan::Pass;
         }
         let attached = match &self.kind {
@@ -130,44 +134,36 @@ impl Exchange {
     /// The client was told everything. `tap` has read it.
     pub(crate) fn complete(self: &Arc<Self>, tap: Option<Box<Tap>>) {
         match (self.over(), tap) {
-            (true, Some(tap)) => tap.gone(DetachCause::EndedByServer),
-            (true, None) => self.end_call(Outcome::Unknown),
-            (false, _) => {}
+            (Some(_), Some(tap)) => tap.gone(DetachCause::EndedByServer),
+            (Some(Some(call)), None) => self.finish(call, Outcome::Unknown),
+            (Some(None), None) | (None, _) => {}
         }
     }
 
     /// The inner service returned an error instead of a response.
     pub(crate) fn fail(self: &Arc<Self>) {
-        if self.over() {
-            self.end_call(Outcome::Failed);
+        if let Some(Some(call)) = self.over() {
+            self.finish(call, Outcome::Failed);
         }
     }
 
-    /// `false` if it was over before.
-    fn over(self: &Arc<Self>) -> bool {
+    /// Gives its call, if that ends with it: no session manager watches it. `None` if it was over before.
+    fn over(self: &Arc<Self>) -> Option<Option<CallId>> {
         self.settle();
         self.release_hold();
-        let open = {
+        let (call, is_bound) = {
             let mut state = self.state();
-            let open = matches!(state.phase, Phase::Open | Phase::Streaming);
-            if open {
-                state.phase = Phase::Ended;
+            if !matches!(state.phase, Phase::Open | Phase::Streaming) {
+                return None;
             }
-            open
+            state.phase = Phase::Ended;
+            // Both under one lock: a session manager may bind a call in this moment.
+            (self.info().map(CallInfo::id), state.is_bound())
         };
-        if open && self.info().is_none() {
+        if call.is_none() {
             self.signal.forget();
         }
-        open
-    }
-
-    /// Ends its call, if no session manager watches it.
-    fn end_call(&self, outcome: Outcome) {
-        if let Some(call) = self.info()
-            && !self.is_bound()
-        {
-            self.finish(call.id(), outcome);
-        }
+        Some(call.filter(|_| !is_bound))
     }
 
     /// Nobody will read the rest. `tap` has read what there was.

@@ -250,7 +250,7 @@ impl Exchange {
     }
 
     pub(super) fn is_bound(&self) -> bool {
-        !matches!(self.state().handover, Handover::None)
+        self.state().is_bound()
     }
 
     /// Somebody outside the crate gets its token, and so may hear of a cancel.
@@ -260,6 +260,15 @@ impl Exchange {
 
     pub(super) fn state(&self) -> MutexGuard<'_, Locked> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Locked ===
+
+impl Locked {
+    /// Whether a session manager watches its call.
+    pub(super) fn is_bound(&self) -> bool {
+        !matches!(self.handover, Handover::None)
     }
 }
 
