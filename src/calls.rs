@@ -14,7 +14,7 @@ use tokio::{
 
 use crate::{
     call::{CallId, CallInfo, CancelReason, LISTEN, RequestId},
-    exchange::{Core, Exchange, Registry},
+    exchange::{Exchange, Registry},
     observe::{CallSnapshot, CallState},
     registry::Entry,
 };
@@ -49,6 +49,15 @@ pub struct DrainReport {
     pub cancelled: usize,
 }
 
+/// What is taken of a call while its session is locked. The rest is copied afterwards.
+struct Taken {
+    id: CallId,
+    call: Arc<Exchange>,
+    detached_at: Option<Instant>,
+    waits_to: Option<Instant>,
+    deadline: Option<Instant>,
+}
+
 // === impl Calls ===
 
 impl Calls {
@@ -74,8 +83,10 @@ impl Calls {
     /// All calls as they are now, oldest first.
     pub fn snapshot(&self) -> Vec<CallSnapshot> {
         let now = Instant::now();
-        let look = |id, entry: &Entry<_>| look_at(id, entry, now);
-        let mut calls = self.registry.look_at_calls(look);
+        let taken = self
+            .registry
+            .look_at_calls(|id, entry| Some(Taken::of(id, entry)));
+        let mut calls: Vec<_> = taken.filter_map(|taken| taken.snapshot(now)).collect();
         calls.sort_unstable_by_key(|call| call.info.id());
         calls
     }
@@ -99,14 +110,8 @@ impl Calls {
 
     /// Cancels all calls of a session, and tells how many they were.
     pub fn cancel_session(&self, session: &str, reason: CancelReason) -> usize {
-        let all = |core: &mut Core| {
-            core.calls()
-                .map(|(id, entry)| (id, entry.call.clone()))
-                .collect()
-        };
-        let calls: Vec<_> = self.registry.visit(session, all).unwrap_or_default();
+        let calls = self.registry.calls_of(session);
         calls
-            .into_iter()
             .filter(|(id, exchange)| exchange.end_here(*id, reason))
             .count()
     }
@@ -212,36 +217,50 @@ impl Calls {
     }
 }
 
+// === impl Taken ===
+
+impl Taken {
+    fn of(id: CallId, entry: &Entry<Arc<Exchange>>) -> Self {
+        Self {
+            id,
+            call: entry.call.clone(),
+            detached_at: entry.detached_at(),
+            waits_to: entry.waits_to(),
+            deadline: entry.deadline(),
+        }
+    }
+
+    /// The call as it stands at `now`.
+    fn snapshot(self, now: Instant) -> Option<CallSnapshot> {
+        let info = self.call.call(self.id)?.clone();
+        let left = |at: Instant| at.saturating_duration_since(now);
+        let state = match self.detached_at {
+            None => CallState::Attached,
+            Some(at) => CallState::Detached {
+                since: now.saturating_duration_since(at),
+                grace_left: self.waits_to.map(left),
+            },
+        };
+        Some(CallSnapshot {
+            age: now.saturating_duration_since(info.started_at()),
+            info,
+            state,
+            time_left: self.deadline.map(left),
+        })
+    }
+}
+
 impl fmt::Debug for Calls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Calls").field("len", &self.len()).finish()
     }
 }
 
-/// A call as it stands at `now`.
-fn look_at(id: CallId, entry: &Entry<Arc<Exchange>>, now: Instant) -> Option<CallSnapshot> {
-    let info = entry.call.call(id)?.clone();
-    let left = |at: Instant| at.saturating_duration_since(now);
-    let state = match entry.detached_at() {
-        None => CallState::Attached,
-        Some(at) => CallState::Detached {
-            since: now.saturating_duration_since(at),
-            grace_left: entry.waits_to().map(left),
-        },
-    };
-    Some(CallSnapshot {
-        age: now.saturating_duration_since(info.started_at()),
-        info,
-        state,
-        time_left: entry.deadline().map(left),
-    })
-}
-
 /// Whether nothing is left to wait for. Subscriptions have no end of their own.
 fn is_drained(registry: &Registry) -> bool {
-    let waited_for = registry.look_at_calls(|id, entry| {
+    let mut waited_for = registry.look_at_calls(|id, entry| {
         let call = entry.call.call(id);
         call.filter(|call| call.method() != LISTEN).map(|_| ())
     });
-    waited_for.is_empty()
+    waited_for.next().is_none()
 }

@@ -285,14 +285,16 @@ impl Exchange {
         }
     }
 
-    /// The answer of a call was seen: what to keep of it, and how many bytes that is.
-    pub(crate) fn answered(&self, id: CallId, answer: Option<(Answer, usize)>) {
+    /// The answer of a call was seen. `answer` says what to keep of it, and how many bytes that is; it is not asked if
+    /// nothing is to be kept.
+    pub(crate) fn answered(&self, id: CallId, answer: impl FnOnce() -> Option<(Answer, usize)>) {
         let kept = match self.instance.options.retain {
             Retain::All => true,
             Retain::Detached => self.is_detached(id),
             Retain::Off => false,
         };
-        let ended = answer.filter(|_| kept).and_then(|(mut answer, weight)| {
+        let answer = if kept { answer() } else { None };
+        let ended = answer.and_then(|(mut answer, weight)| {
             answer.retry = self.retry();
             Some(Ended {
                 end: End::Answered(answer),

@@ -68,5 +68,5 @@ pub(crate) use self::{
     guard::Guard,
     inject::INJECTION_LIMIT,
     progress::{BodyPlan, Head},
-    state::{Attachment, Copied, Core, Exchange, Instance, Registry},
+    state::{Attachment, Copied, Exchange, Instance, Registry},
 };

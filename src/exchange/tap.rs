@@ -77,7 +77,7 @@ impl Tap {
                 Answers::One(request) => {
                     let info = call.exchange.call(call.id);
                     if info.is_some_and(|info| *info.request_id() == request) {
-                        call.exchange.answered(call.id, None);
+                        call.exchange.answered(call.id, || None);
                         *attached = None;
                     }
                 }

@@ -68,6 +68,6 @@ impl Exchange {
     fn answered_in_passing(&self, id: CallId, answer: Copied) {
         let mut event = ServerSseMessage::default();
         event.message = answer.downcast().ok();
-        self.answered(id, kept::keep(&event, None));
+        self.answered(id, || kept::keep(&event, None));
     }
 }

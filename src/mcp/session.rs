@@ -33,7 +33,7 @@ use crate::{
     call::{CallId, RequestId},
     exchange::Exchange,
     shards::Shards,
-    timer::{LATE, NextLook, Noticed, Ticket, Timed, Timer, in_time},
+    timer::{LATE, NextLook, Noticed, Ticket, Timed, Timer, Watch, in_time},
 };
 
 /// The open sessions of a manager.
@@ -259,7 +259,8 @@ impl Session {
 }
 
 impl Timed for Session {
-    fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
+    fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook> {
+        let now = watch.now();
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;
         if owner.has_calls(&self.id) {

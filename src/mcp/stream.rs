@@ -258,13 +258,12 @@ impl BoundCall {
     fn answered(mut self, event: &ServerSseMessage, used: Option<&InUse>) {
         // The others are kept longer, and each would keep a whole board of the shelf.
         let shelf = used.filter(|_| self.watched == Watched::ByClient);
-        let kept = kept::keep(event, shelf.map(|used| &used.shelf));
         self.watched = Watched::NoMore;
         let Attachment { exchange, id, .. } = &self.attachment;
         if used.is_some_and(|used| used.early_ends.are_possible()) {
             let _copy = exchange.close_passage();
         }
-        exchange.answered(*id, kept);
+        exchange.answered(*id, || kept::keep(event, shelf.map(|used| &used.shelf)));
     }
 
     /// Ends the call whose stream the manager could not open.

@@ -25,7 +25,8 @@
 //!    runtime because its own stands still, it is put off for long, once. Else more than [`entry::JITTER`] late, it is
 //!    looked at again [`GLANCE`](crate::timer::GLANCE) later, until that look is not more than
 //!    [`ON_TIME`](crate::timer::ON_TIME) late itself, [`MAX_GLANCES`](crate::timer::MAX_GLANCES) times at most. A hold
-//!    may be what notices; its own time is not late.
+//!    may be what notices; its own time is not late. Nor is what the timer comes to late because it has much to do, while
+//!    it lets the runtime serve its clients ([`Watch`]).
 //! 8. **Names.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number
 //!    ([`Form`]). Of a call's event ids the first and the latest [`streams::MAX_EVENT_IDS`] are known; when more came,
 //!    any unknown id of the session may be one of them.
@@ -48,9 +49,12 @@ use self::{
     small_map::SmallMap,
 };
 use super::totals::Totals;
+#[cfg(any(test, fuzzing))]
+use crate::timer::Noticed;
 use crate::{
     call::{CallId, Detachment, RequestId, Scope},
     limits::Limit,
+    timer::Watch,
 };
 
 mod book;
@@ -112,6 +116,8 @@ pub(crate) struct Core<T, A> {
     index: SmallMap<NameHash, CallId>,
     /// Two calls had the same event id, or might have: from then on all are looked through.
     has_rivals: bool,
+    /// Of some call not all event ids were known by name.
+    has_blurred: bool,
     memory: Memory<A>,
     /// Since somebody last asked.
     has_finished: bool,
@@ -130,6 +136,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
             calls: SmallMap::default(),
             index: SmallMap::default(),
             has_rivals: false,
+            has_blurred: false,
             memory: Memory::default(),
             has_finished: false,
             due: BTreeSet::new(),
@@ -155,6 +162,16 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// The calls in flight.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (CallId, &Entry<T>)> {
         self.calls.iter()
+    }
+
+    /// Those of them that came after one and before another, oldest first.
+    pub(crate) fn calls_between(
+        &self,
+        after: Option<CallId>,
+        before: CallId,
+    ) -> impl Iterator<Item = (CallId, &Entry<T>)> {
+        let calls = self.calls.after(after);
+        calls.take_while(move |(id, _)| *id < before)
     }
 
     // --- A call comes ---
@@ -332,22 +349,24 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// forgotten.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T, Expired)> {
-        self.expire_when(now, false)
+        self.expire_some(&Watch::new(now, Noticed::InTime), usize::MAX)
     }
 
-    /// The same. `starved`: a runtime that serves requests is known to stand still (invariant 7).
-    pub(crate) fn expire_when(&mut self, now: Instant, starved: bool) -> Vec<(CallId, T, Expired)> {
-        self.memory.forget_due(now, &self.common.totals);
+    /// The first of them, so many looks at most, and as many records of those that ended. How late each was noticed the
+    /// watch tells (invariant 7).
+    pub(crate) fn expire_some(&mut self, watch: &Watch, most: usize) -> Vec<(CallId, T, Expired)> {
+        let now = watch.now();
+        self.memory.forget_due(now, most, &self.common.totals);
         let mut over = Vec::new();
-        while let Some((at, id)) = self.due.pop_first() {
-            if at > now {
-                self.due.insert((at, id));
+        for _ in 0..most {
+            let Some((at, id)) = self.due.first().copied().filter(|(at, _)| *at <= now) else {
                 break;
-            }
+            };
+            self.due.remove(&(at, id));
             if let Some(entry) = self.calls.get_mut(id) {
                 let times = entry.times_mut();
                 times.due = None;
-                match times.look(now, at, starved) {
+                match times.look(now, at, watch.late(at), watch.was_starved(at)) {
                     Judged::Over(Expired::Deadline) => {
                         over.push((id, entry.call.clone(), Expired::Deadline));
                     }

@@ -24,6 +24,6 @@ impl<T: Tracked> Registry<T> {
         // Before anybody looks for calls and streams: one of the two sees the other.
         self.closed.store(true, Ordering::Release);
         let calls = self.look_at_calls(|id, entry| Some((id, entry.call.clone())));
-        (calls, self.streams().take())
+        (calls.collect(), self.streams().take())
     }
 }

@@ -47,6 +47,9 @@ impl<T: Tracked> Registry<T> {
             let Some(too_much) = totals.bytes().checked_sub(target) else {
                 break;
             };
+            if totals.bytes_of(rank) == 0 {
+                continue;
+            }
             let mut holders = self.holders(rank);
             let level = level(holders.iter().map(|holder| holder.bytes), too_much);
             holders.retain(|holder| holder.bytes > level);
@@ -65,7 +68,7 @@ impl<T: Tracked> Registry<T> {
 
     fn holders(&self, rank: Rank) -> Vec<Holder<T>> {
         let holders = self.street.homes().filter_map(|home| {
-            let (bytes, until) = home.with(|core| (core.bytes_of(rank), core.forgotten_at(rank)));
+            let (bytes, until) = home.peek(|core| (core.bytes_of(rank), core.forgotten_at(rank)));
             (bytes > 0).then_some(Holder { home, bytes, until })
         });
         holders.collect()

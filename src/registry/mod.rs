@@ -172,19 +172,26 @@ impl<T: Tracked> Registry<T> {
     /// A call in flight, wherever it lives.
     pub(crate) fn call(&self, id: CallId) -> Option<Arc<T>> {
         let mut homes = self.street.homes();
-        homes.find_map(|home| home.with(|core| core.call(id).cloned()))
+        homes.find_map(|home| home.peek(|core| core.call(id).cloned()))
     }
 
-    /// Looks at every call in flight. Each core is locked while its own are looked at.
+    /// Looks at every call that is in flight now, a few at a time: no other call waits long for a lock. One that ends
+    /// or comes meanwhile may be among them; each of the others is, once.
     pub(crate) fn look_at_calls<R>(
         &self,
-        mut look: impl FnMut(CallId, &Entry<Arc<T>>) -> Option<R>,
-    ) -> Vec<R> {
-        let mut seen = Vec::new();
-        for home in self.street.homes() {
-            home.with(|core| seen.extend(core.calls().filter_map(|(id, entry)| look(id, entry))));
-        }
-        seen
+        look: impl Fn(CallId, &Entry<Arc<T>>) -> Option<R> + Clone,
+    ) -> impl Iterator<Item = R> {
+        let before = CallId::next();
+        let homes = self.street.homes();
+        homes.flat_map(move |home| home.look_at_calls(before, look.clone()))
+    }
+
+    /// The same, for those of a session id.
+    pub(crate) fn calls_of(&self, session_id: &str) -> impl Iterator<Item = Call<T>> {
+        let home = self.street.find(session_id).into_iter();
+        let before = CallId::next();
+        let call = |id, entry: &Entry<Arc<T>>| Some((id, entry.call.clone()));
+        home.flat_map(move |home| home.look_at_calls(before, call))
     }
 
     /// How many calls are in flight.

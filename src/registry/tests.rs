@@ -4,10 +4,14 @@ use std::{
     time::Duration,
 };
 
-use super::{core::Rank, *};
+use super::{
+    core::Rank,
+    street::{PAGE, PORTION},
+    *,
+};
 use crate::{
     call::{CancelReason, DetachCause, Detachment, RequestId},
-    timer::{Noticed, Timed},
+    timer::{Noticed, Timed, Watch},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -378,7 +382,7 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                             }
                             5 => {
                                 if let Some(home) = registry.street.find(&keys(n).session.id) {
-                                    home.look(now, Noticed::InTime);
+                                    home.look(&Watch::new(now, Noticed::InTime), Noticed::InTime);
                                 }
                             }
                             _ => drop(registry.find(&keys(n))),
@@ -428,7 +432,7 @@ fn no_deadline_is_left_at_which_nobody_looks() {
                         let now = start + step * Duration::from_millis(1);
                         let (id, call) = &calls[(dice >> 8) as usize % CALLS];
                         match dice % 4 {
-                            0 => registry.street.timer.look_now(now),
+                            0 => drop(registry.street.timer.look_now(now)),
                             1 => {
                                 let stream = call.with(|core| core.attach(*id));
                                 let wait = Wait::Until {
@@ -456,4 +460,84 @@ fn no_deadline_is_left_at_which_nobody_looks() {
             assert!(!home.is_forgotten(), "round {round}");
         }
     }
+}
+
+/// Detaches a call at `now`, with its deadline then.
+fn let_go((id, call): &(CallId, Arc<Call>), now: Instant) {
+    let wait = Wait::Until {
+        deadline: now + SECOND,
+        retry: SECOND,
+    };
+    let gone = Detachment::new(DetachCause::HungUp, now);
+    call.with(|core| core.detach(*id, FIRST, wait, false, gone));
+}
+
+/// Other calls of the session are served in between.
+#[test]
+fn what_is_due_in_a_home_is_done_in_portions() {
+    const PORTIONS: usize = 5;
+    let registry = Registry::new();
+    let calls: Vec<_> = (0..PORTION * PORTIONS)
+        .map(|n| accepted(&registry, &key("s", n as i64)))
+        .collect();
+    let now = Instant::now();
+    calls.iter().for_each(|call| let_go(call, now));
+    let watch = Watch::new(now + SECOND, Noticed::InTime);
+    let home = registry.street.find("s").unwrap();
+    for portions in 1..=PORTIONS {
+        home.look(&watch, Noticed::InTime);
+        let over = calls.iter().filter(|(_, call)| !call.heard().is_empty());
+        assert_eq!(over.count(), portions * PORTION);
+        assert!(!home.is_forgotten());
+    }
+    assert_eq!((has_home(&registry, "s"), registry.len()), (false, 0));
+}
+
+/// Whoever looks at all calls has no lock while it does something with one of them.
+#[test]
+fn calls_are_looked_at_page_by_page() {
+    let registry = Registry::new();
+    let ids: Vec<_> = (0..2 * PAGE + 1)
+        .map(|n| accepted(&registry, &key("s", n as i64)).0)
+        .collect();
+    let mut seen = Vec::new();
+    for id in registry.look_at_calls(|id, _| Some(id)) {
+        // One that comes meanwhile does not make it endless.
+        accepted(&registry, &key("s", 100_000 + seen.len() as i64));
+        seen.push(id);
+    }
+    assert_eq!(seen, ids);
+}
+
+#[test]
+fn a_call_in_flight_is_seen_once_whatever_comes_and_goes() {
+    const STAY: usize = 3 * PAGE;
+    let registry = Registry::new();
+    let start = |n: usize| accepted(&registry, &key(&format!("s{}", n % 2), n as i64));
+    let mut stay = Vec::new();
+    let mut go = Vec::new();
+    for n in 0..STAY {
+        stay.push(start(2 * n).0);
+        go.push(start(2 * n + 1));
+    }
+    let barrier = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            barrier.wait();
+            for (n, (id, call)) in go.into_iter().enumerate() {
+                call.with(|core| core.finish(id, None));
+                start(2 * STAY + n);
+            }
+        });
+        barrier.wait();
+        for _ in 0..20 {
+            let mut seen: Vec<_> = registry.look_at_calls(|id, _| Some(id)).collect();
+            seen.sort_unstable();
+            let all = seen.len();
+            seen.dedup();
+            assert_eq!(seen.len(), all, "none twice");
+            seen.retain(|id| stay.binary_search(id).is_ok());
+            assert_eq!(seen, stay);
+        }
+    });
 }

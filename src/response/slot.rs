@@ -26,7 +26,7 @@ use crate::{
     call::DetachCause,
     exchange::Guard,
     registry::Outlet,
-    timer::{NextLook, Noticed, Ticket, Timed},
+    timer::{NextLook, Noticed, Ticket, Timed, Watch},
 };
 
 pub(super) struct Slot<B> {
@@ -254,7 +254,8 @@ impl<B: Send> Outlet for Slot<B> {
 }
 
 impl<B: Send> Timed for Slot<B> {
-    fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
+    fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook> {
+        let now = watch.now();
         let stall = self.stall.as_ref()?;
         if self.state().closing().is_some() {
             return None;

@@ -8,6 +8,8 @@ use std::{
 
 use tokio::time::Instant;
 
+use super::watch::Watch;
+
 /// How late something may be noticed before the runtime counts as starved: 1 s.
 pub(crate) const LATE: Duration = Duration::from_secs(1);
 
@@ -23,15 +25,12 @@ pub(crate) const MAX_GLANCES: u8 = 10;
 
 /// Something that has a time.
 pub(crate) trait Timed: Send + Sync {
-    /// Looks at it at `now`. Says when to look again, if at all. Looks may overlap if its ticket was told an
+    /// Looks at it. Says when to look again, if at all. Looks may overlap if its ticket was told an
     /// [earlier](super::Ticket::by) time meanwhile.
-    fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook>;
-
-    /// Whether it has several times and judges for each how late it was noticed. It is then told only whether its
-    /// runtime stood still.
-    fn judges_lateness(&self) -> bool {
-        false
-    }
+    ///
+    /// If it has several times it judges for each by the watch how late that was noticed. It does a part of what is due,
+    /// and has its ticket told when the rest is.
+    fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook>;
 }
 
 /// How it was noticed that a time has come.
@@ -68,6 +67,8 @@ pub(super) struct Alarms {
     added: u64,
     /// When somebody looks next, as far as the keepers were told.
     pub(super) awake_at: Option<Instant>,
+    /// When a keeper last had a turn after which more was due.
+    pub(super) behind_at: Option<Instant>,
 }
 
 struct Alarm {
@@ -133,22 +134,20 @@ impl Alarms {
         }
     }
 
-    /// What is to be looked at now.
-    pub(super) fn due(&self, now: Instant) -> Vec<AlarmId> {
-        let due = self.due.iter().take_while(|(at, _)| *at <= now);
-        due.map(|(_, id)| *id).collect()
-    }
-
-    /// Takes out what is still to be looked at now. The caller drops it, without the lock.
-    pub(super) fn take(&mut self, id: AlarmId, now: Instant) -> Option<Due> {
-        let alarm = self.all.get_mut(&id)?;
-        let at = alarm.at.take_if(|at| *at <= now)?;
-        self.due.remove(&(at, id));
-        Some(Due {
-            at,
-            timed: alarm.timed.upgrade()?,
-            glances: alarm.glances,
-        })
+    /// Takes out what is to be looked at now, the earliest first. The caller drops it, without the lock.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<(AlarmId, Due)> {
+        loop {
+            let (at, id) = *self.due.first().filter(|(at, _)| *at <= now)?;
+            self.due.remove(&(at, id));
+            // One that is about to lose its ticket has gone already.
+            if let Some(alarm) = self.all.get_mut(&id)
+                && let Some(at) = alarm.at.take()
+                && let Some(timed) = alarm.timed.upgrade()
+            {
+                let glances = alarm.glances;
+                return Some((id, Due { at, timed, glances }));
+            }
+        }
     }
 
     /// Has it looked at again, if its ticket was not dropped meanwhile.
@@ -175,27 +174,33 @@ impl Alarms {
         is_news
     }
 
-    /// Notes that a keeper has looked at all that was due, and says when it comes back.
-    pub(super) fn come_back(&mut self) -> Option<Instant> {
+    /// Notes that a keeper has had a turn, and says when it comes back: at once if more is due.
+    pub(super) fn come_back(&mut self, now: Instant) -> Option<Instant> {
         self.awake_at = self.next();
+        self.behind_at = self.awake_at.filter(|at| *at <= now).map(|_| now);
         self.awake_at
+    }
+
+    /// When somebody should have looked, if somebody is to.
+    pub(super) fn looked_at_by(&self) -> Option<Instant> {
+        let awake_at = self.awake_at?;
+        Some(self.behind_at.map_or(awake_at, |at| at.max(awake_at)))
     }
 }
 
 // === impl Due ===
 
 impl Due {
-    pub(super) fn look(self, now: Instant, noticed: Noticed) -> Again {
-        let noticed = match now.saturating_duration_since(self.at) {
-            _ if self.timed.judges_lateness() => noticed,
+    pub(super) fn look(self, watch: &Watch) -> Again {
+        let now = watch.now();
+        let noticed = match watch.late(self.at) {
             late if late > LATE => Noticed::Late,
+            _ if watch.was_starved(self.at) => Noticed::Late,
             // After so many glances a machine that is never on time ends it all the same.
-            late if late > ON_TIME && noticed == Noticed::InTime && self.glances < MAX_GLANCES => {
-                Noticed::Delayed
-            }
-            _ => noticed,
+            late if late > ON_TIME && self.glances < MAX_GLANCES => Noticed::Delayed,
+            _ => Noticed::InTime,
         };
-        let (at, glances) = match self.timed.look(now, noticed) {
+        let (at, glances) = match self.timed.look(watch, noticed) {
             Some(NextLook::At(at)) => (Some(at), 0),
             Some(NextLook::Soon) => (now.checked_add(GLANCE), self.glances.saturating_add(1)),
             None => (None, 0),

@@ -26,32 +26,45 @@ pub(super) struct Errand {
     pub(super) moved: u8,
 }
 
-/// The tasks that have not begun, or lost their runtime.
+/// The tasks that have not begun, or lost their runtime, those first that any runtime may take first.
 #[derive(Default)]
 pub(super) struct Errands {
-    pub(super) waiting: BTreeMap<u64, Waiting>,
+    pub(super) waiting: BTreeMap<ErrandId, Errand>,
     added: u64,
     /// When the keepers look for what is overdue, if they were told to.
     looked_at: Option<Instant>,
 }
 
-pub(super) struct Waiting {
-    pub(super) errand: Errand,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ErrandId {
     /// When any runtime may take it. `None` if it has none of its own: at once.
-    pub(super) overdue: Option<Instant>,
+    overdue: Option<Instant>,
+    number: u64,
+}
+
+// === impl ErrandId ===
+
+impl ErrandId {
+    /// The same, once it has no runtime of its own.
+    pub(super) fn free(self) -> Self {
+        let overdue = None;
+        Self { overdue, ..self }
+    }
 }
 
 // === impl Errands ===
 
 impl Errands {
-    pub(super) fn add(&mut self, errand: Errand, overdue: Option<Instant>) -> u64 {
+    pub(super) fn add(&mut self, errand: Errand, overdue: Option<Instant>) -> ErrandId {
         self.added += 1;
-        self.waiting.insert(self.added, Waiting { errand, overdue });
-        self.added
+        let number = self.added;
+        let id = ErrandId { overdue, number };
+        self.waiting.insert(id, errand);
+        id
     }
 
-    pub(super) fn take(&mut self, id: u64) -> Option<Errand> {
-        Some(self.waiting.remove(&id)?.errand)
+    pub(super) fn take(&mut self, id: ErrandId) -> Option<Errand> {
+        self.waiting.remove(&id)
     }
 
     /// Whether the keepers must be told that they are to look at this time.
@@ -64,26 +77,27 @@ impl Errands {
     }
 
     /// What any runtime may take, and when to look again.
-    pub(super) fn take_due(&mut self, now: Instant) -> (Vec<(u64, Errand)>, Option<Instant>) {
-        let is_due = |waiting: &Waiting| waiting.overdue.is_none_or(|at| at <= now);
-        let due = self.take_if(is_due);
+    pub(super) fn take_due(&mut self, now: Instant) -> (Vec<(ErrandId, Errand)>, Option<Instant>) {
+        let due = self.take_while(|id| id.overdue.is_none_or(|at| at <= now));
         if self.looked_at.is_none_or(|at| at <= now) {
-            let overdue = self.waiting.values().filter_map(|waiting| waiting.overdue);
-            self.looked_at = overdue.min();
+            let next = self.waiting.first_key_value();
+            self.looked_at = next.and_then(|(id, _)| id.overdue);
         }
         (due, self.looked_at)
     }
 
     /// What has no runtime of its own.
-    pub(super) fn take_free(&mut self) -> Vec<(u64, Errand)> {
-        self.take_if(|waiting| waiting.overdue.is_none())
+    pub(super) fn take_free(&mut self) -> Vec<(ErrandId, Errand)> {
+        self.take_while(|id| id.overdue.is_none())
     }
 
-    fn take_if(&mut self, is_due: impl Fn(&Waiting) -> bool) -> Vec<(u64, Errand)> {
-        let waiting = self.waiting.iter();
-        let due = waiting.filter_map(|(id, waiting)| is_due(waiting).then_some(*id));
-        let due: Vec<u64> = due.collect();
-        let take = |id| Some((id, self.take(id)?));
-        due.into_iter().filter_map(take).collect()
+    fn take_while(&mut self, is_due: impl Fn(&ErrandId) -> bool) -> Vec<(ErrandId, Errand)> {
+        let mut taken = Vec::new();
+        while let Some(first) = self.waiting.first_entry()
+            && is_due(first.key())
+        {
+            taken.push(first.remove_entry());
+        }
+        taken
     }
 }

@@ -10,23 +10,27 @@
 //! 2. A task runs on the runtime on which it was wanted. If it has not begun there [`SLACK`] later, or that runtime
 //!    ends, another runtime takes it (see [`errand`]).
 //! 3. A keeper wakes once for a time that it waits for, and once when it is told of an earlier one.
-//! 4. No lock is held while something is looked at, dropped or woken. Each thing is taken out just before its own
+//! 4. What is due is done in turns of [`TURN`], with other tasks of the runtime in between; see [`watch`] for what is late
+//!    then.
+//! 5. No lock is held while something is looked at, dropped or woken. Each thing is taken out just before its own
 //!    look, so a look that panics or lasts leaves the others to the keeper that looks next.
 
 use std::{
     ops::ControlFlow,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
 };
 
 use futures_util::future::select;
 use tokio::{
     runtime::{Handle, Id},
+    task::yield_now,
     time::{Instant, sleep_until},
 };
 
 use self::{
-    alarms::{AlarmId, Alarms},
+    alarms::{AlarmId, Alarms, Due},
     errand::Errand,
     runner::Runner,
     shared::{Keepers, SLACK},
@@ -39,12 +43,20 @@ mod in_time;
 mod roll;
 mod runner;
 mod shared;
+mod watch;
 
 pub(crate) use self::{
     alarms::{GLANCE, LATE, MAX_GLANCES, NextLook, Noticed, ON_TIME, Timed},
     errand::Moves,
     in_time::in_time,
+    watch::Watch,
 };
+
+/// How long a keeper goes on with what is due before others are served: 0.1 ms, and one look.
+const TURN: Duration = Duration::from_micros(100);
+
+/// How often it looks at something in a turn at most: 64 times, where a clock stands still.
+const LOOKS: usize = 64;
 
 /// Keeps the time of what has a [`Ticket`], and the tasks that have not begun.
 #[derive(Default)]
@@ -63,6 +75,8 @@ pub(crate) struct Ticket {
 struct Keeper {
     shared: Arc<Keepers>,
     runtime: Id,
+    /// Its last turn, if more was due after it.
+    behind: Option<Watch>,
 }
 
 // === impl Timer ===
@@ -94,6 +108,7 @@ impl Timer {
             let keeper = Keeper {
                 shared: self.shared.clone(),
                 runtime: id,
+                behind: None,
             };
             drop(runtime.spawn(keeper.run(Arc::downgrade(self))));
         }
@@ -140,26 +155,43 @@ impl Timer {
         result
     }
 
-    /// Looks at what is due, and tells when to come back. Any number of keepers may do so at the same time.
-    fn look(&self, now: Instant, noticed: Noticed) -> Option<Instant> {
-        let due = self.alarms().due(now);
-        for id in due {
-            let taken = self.alarms().take(id, now);
+    /// Looks at what is due for a [`TURN`], and tells when to come back. Any number of keepers may do so at the same time.
+    fn look(&self, watch: &Watch) -> Option<Instant> {
+        let begun = Instant::now();
+        for _ in 0..LOOKS {
+            let Some((id, due)) = self.take_due(watch.now()) else {
+                break;
+            };
             // A user's destructor that panics in it harms nothing else.
-            let again = taken.and_then(|due| quietly(|| due.look(now, noticed)));
-            if let Some(again) = again {
+            if let Some(again) = quietly(|| due.look(watch)) {
                 // Another keeper may have looked meanwhile, and sleep past what was taken out here.
                 self.change(|alarms| alarms.again(id, &again));
             }
+            if begun.elapsed() >= TURN {
+                break;
+            }
         }
-        let mut alarms = self.alarms();
-        alarms.come_back()
+        self.alarms().come_back(watch.now())
     }
 
-    /// Looks at what is due, as a keeper does.
+    fn take_due(&self, now: Instant) -> Option<(AlarmId, Due)> {
+        self.alarms().take_due(now)
+    }
+
+    /// Looks at all that is due, as a keeper does.
     #[cfg(test)]
-    pub(crate) fn look_now(&self, now: Instant) {
-        let _next = self.look(now, Noticed::InTime);
+    pub(crate) fn look_now(&self, now: Instant) -> Option<Instant> {
+        self.look_all(&Watch::new(now, Noticed::InTime))
+    }
+
+    #[cfg(test)]
+    fn look_all(&self, watch: &Watch) -> Option<Instant> {
+        loop {
+            let next = self.look(watch);
+            if next.is_none_or(|next| next > watch.now()) {
+                return next;
+            }
+        }
     }
 
     fn alarms(&self) -> MutexGuard<'_, Alarms> {
@@ -201,16 +233,22 @@ impl Drop for Ticket {
 // === impl Keeper ===
 
 impl Keeper {
-    async fn run(self, timer: Weak<Timer>) {
+    async fn run(mut self, timer: Weak<Timer>) {
         let mut can_sleep = true;
         loop {
+            let shared = self.shared.clone();
             // Listens before it looks.
-            let mut woken = pin!(self.shared.wake.notified());
+            let mut woken = pin!(shared.wake.notified());
             woken.as_mut().enable();
             let look = timer.upgrade().map(|timer| self.look(&timer));
             let Some(ControlFlow::Continue(at)) = look else {
                 return;
             };
+            if self.behind.is_some() {
+                // Others are served before it goes on.
+                yield_now().await;
+                continue;
+            }
             let at = at.filter(|_| can_sleep);
             // Where the runtime has no clock, tokio tells only by a panic.
             let alarm = at.map(|at| quietly(|| sleep_until(at)));
@@ -230,28 +268,48 @@ impl Keeper {
     }
 
     /// Says when to come back, if at all. `Break` if the runtime takes no tasks any more.
-    fn look(&self, timer: &Timer) -> ControlFlow<(), Option<Instant>> {
+    fn look(&mut self, timer: &Timer) -> ControlFlow<(), Option<Instant>> {
         let now = Instant::now();
         let (errands, next_errand) = self.shared.state().errands.take_due(now);
         if !Runner::take_over(&self.shared, errands) {
             return ControlFlow::Break(());
         }
         let is_first = self.shared.state().is_first(self.runtime);
+        let behind = self.behind.take();
         let deadline = match is_first {
-            true => timer.look(now, Noticed::InTime),
+            true => self.turn(timer, now, behind),
             false => self.stand_by(timer, now),
         };
         ControlFlow::Continue(deadline.into_iter().chain(next_errand).min())
     }
 
+    /// Does what is due, or goes on with it.
+    fn turn(&mut self, timer: &Timer, now: Instant, behind: Option<Watch>) -> Option<Instant> {
+        let watch = match behind {
+            Some(mut watch) => {
+                watch.go_on(now);
+                watch
+            }
+            None => Watch::new(now, Noticed::InTime),
+        };
+        self.watch(timer, watch)
+    }
+
     /// Does what the first keeper has not done in time.
-    fn stand_by(&self, timer: &Timer, now: Instant) -> Option<Instant> {
-        let overdue = timer.alarms().awake_at?.checked_add(SLACK)?;
+    fn stand_by(&mut self, timer: &Timer, now: Instant) -> Option<Instant> {
+        let overdue = timer.alarms().looked_at_by()?.checked_add(SLACK)?;
         if overdue > now {
             return Some(overdue);
         }
         self.shared.state().prefer(self.runtime);
-        timer.look(now, Noticed::Late)
+        self.watch(timer, Watch::new(now, Noticed::Late))
+    }
+
+    fn watch(&mut self, timer: &Timer, watch: Watch) -> Option<Instant> {
+        let next = timer.look(&watch);
+        let is_behind = next.is_some_and(|at| at <= watch.now());
+        self.behind = is_behind.then_some(watch);
+        next
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 use tokio::{runtime::Handle, time::Instant};
 
 use super::{
-    errand::{Errand, Moves, Waiting},
+    errand::{Errand, ErrandId, Moves},
     shared::{Keepers, SLACK},
 };
 
@@ -20,7 +20,7 @@ pub(super) const MAX_MOVES: u8 = 8;
 /// The task of a runtime that runs an errand.
 pub(super) struct Runner {
     shared: Arc<Keepers>,
-    id: u64,
+    id: ErrandId,
     stage: Stage,
 }
 
@@ -65,7 +65,7 @@ impl Runner {
     }
 
     /// Has errands of other runtimes run on the current one. `false` if this one takes no tasks any more.
-    pub(super) fn take_over(shared: &Arc<Keepers>, errands: Vec<(u64, Errand)>) -> bool {
+    pub(super) fn take_over(shared: &Arc<Keepers>, errands: Vec<(ErrandId, Errand)>) -> bool {
         let mut goes_on = true;
         for (id, errand) in errands {
             let runner = Self::new(shared, id, Stage::Taken(errand));
@@ -74,12 +74,12 @@ impl Runner {
                 // Dropped, it leaves its errand to yet another runtime.
                 Ok(_) | Err(_) => drop(runner),
             }
-            goes_on &= !shared.state().errands.waiting.contains_key(&id);
+            goes_on &= !shared.state().errands.waiting.contains_key(&id.free());
         }
         goes_on
     }
 
-    fn new(shared: &Arc<Keepers>, id: u64, stage: Stage) -> Self {
+    fn new(shared: &Arc<Keepers>, id: ErrandId, stage: Stage) -> Self {
         Self {
             shared: shared.clone(),
             id,
@@ -90,14 +90,12 @@ impl Runner {
     /// Leaves an errand to the other runtimes, if there are any and it can go on.
     fn leave(&self, mut errand: Errand) {
         errand.moved += 1;
-        let overdue = None;
         let mut state = self.shared.state();
         if errand.moved > MAX_MOVES || state.keepers.is_empty() {
             drop(state);
             return drop(errand);
         }
-        let waiting = Waiting { errand, overdue };
-        state.errands.waiting.insert(self.id, waiting);
+        state.errands.waiting.insert(self.id.free(), errand);
         drop(state);
         self.shared.wake.notify_waiters();
     }

@@ -42,7 +42,7 @@ impl Target {
 }
 
 impl Timed for Target {
-    fn look(&self, _now: Instant, noticed: Noticed) -> Option<NextLook> {
+    fn look(&self, _watch: &Watch, noticed: Noticed) -> Option<NextLook> {
         self.noticed.lock().expect("no panic").push(noticed);
         None
     }
@@ -68,6 +68,7 @@ fn meet_and_count(runtime: &Runtime, timer: &Arc<Timer>) -> Arc<AtomicUsize> {
     let keeper = Keeper {
         shared: timer.shared.clone(),
         runtime: runtime.handle().id(),
+        behind: None,
     };
     assert!(timer.shared.state().enter(keeper.runtime));
     let mut run = Box::pin(keeper.run(Arc::downgrade(timer)));
@@ -392,4 +393,51 @@ fn no_task_is_lost_or_runs_twice_while_runtimes_come_and_go() {
     // From one that goes to the next that goes, a few may come to their end.
     let ended = fates.ended.load(Ordering::Relaxed);
     assert!(ended > all - all / 20, "{ended} of {all}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn others_have_a_turn_while_much_is_due() {
+    const ALL: usize = 20 * LOOKS;
+    let timer = Arc::new(Timer::new());
+    let start = Instant::now();
+    let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
+    let set = |target: &Arc<Target>| target.set(&timer, start + HOUR);
+    let _tickets: Vec<_> = targets.iter().map(set).collect();
+    sleep(HOUR).await;
+    let looked_at = || targets.iter().filter(|it| !it.noticed().is_empty()).count();
+    let (mut before, mut turns) = (0, 0);
+    while before < ALL {
+        yield_now().await;
+        let now = looked_at();
+        assert!(now - before <= 2 * LOOKS, "{before} to {now}");
+        before = now;
+        turns += 1;
+        assert!(turns < 10 * ALL, "it does not end");
+    }
+    for target in targets {
+        assert_eq!(target.noticed(), [Noticed::InTime]);
+    }
+}
+
+/// A keeper that has much to do is at it: no other takes over and finds all of it late.
+#[test]
+fn who_is_behind_and_at_it_stays_in_charge() {
+    let timer = Arc::new(Timer::new());
+    let start = Instant::now();
+    let target = Arc::<Target>::default();
+    let _ticket = target.set(&timer, start);
+    let behind = Watch::new(start + HOUR, Noticed::InTime);
+    timer.alarms().come_back(behind.now());
+    let other = paused();
+    let mut keeper = Keeper {
+        shared: timer.shared.clone(),
+        runtime: other.handle().id(),
+        behind: None,
+    };
+    assert!(timer.shared.state().enter(keeper.runtime));
+    let next = keeper.stand_by(&timer, start + HOUR + SLACK / 2);
+    assert_eq!(next, Some(start + HOUR + SLACK));
+    assert_eq!(target.noticed(), []);
+    keeper.stand_by(&timer, start + HOUR + SLACK);
+    assert_eq!(target.noticed(), [Noticed::Late], "it stopped");
 }

@@ -202,7 +202,7 @@ fn a_call_that_two_session_managers_bind_ends() {
         exchange.opened(id);
         assert_eq!(registry.len(), 1);
         assert!(exchange.is_in_flight(id), "read first: {is_read_first}");
-        exchange.answered(id, None);
+        exchange.answered(id, || None);
         assert_eq!(registry.len(), 0, "read first: {is_read_first}");
     }
 }
@@ -231,7 +231,7 @@ fn drained_while_bound(spins: usize) -> DrainReport {
         for _ in 0..100 {
             thread::yield_now();
         }
-        exchange.answered(id, None);
+        exchange.answered(id, || None);
         drained.join().unwrap()
     })
 }

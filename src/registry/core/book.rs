@@ -57,6 +57,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let slot = self.common.names.stream(session, stream);
         self.index.insert(slot, id);
         if let Some(forgotten) = forgotten {
+            self.has_blurred = true;
             self.unname(session, forgotten, id);
         }
     }
@@ -99,6 +100,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
     pub(crate) fn blur(&mut self, id: CallId) {
         if let Some(entry) = self.calls.get_mut(id) {
             entry.streams.blur();
+            self.has_blurred = true;
         }
     }
 
@@ -157,7 +159,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
         if let Some(end) = self.memory.end_of(session, event) {
             return Named::Ended(end.clone());
         }
-        let blurred = self.calls_that(|entry| is_its(entry) && entry.streams.are_blurred());
+        // A late client asks for what is forgotten: that must not take longer the more calls there are.
+        let blurred = match self.has_blurred {
+            true => self.calls_that(|entry| is_its(entry) && entry.streams.are_blurred()),
+            false => Vec::new(),
+        };
         match blurred.is_empty() {
             true => Named::Nothing,
             false => Named::OneOf(blurred),
@@ -187,7 +193,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// The call of a session with this JSON-RPC id, if its request was accepted.
     pub(crate) fn find(&self, scope: &Scope, request: &RequestId) -> Option<(CallId, T)> {
-        let session = self.session(scope)?;
+        self.accepted(self.session(scope)?, request)
+    }
+
+    fn accepted(&self, session: NameHash, request: &RequestId) -> Option<(CallId, T)> {
         let slot = self.common.names.request(session, request);
         let id = *self.index.get(slot)?;
         let entry = self.calls.get(id)?;
@@ -207,6 +216,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
 
     /// The call with this JSON-RPC id, in whatever scope. `None` if there is none, or one in more than one scope.
     pub(crate) fn find_in_any(&self, request: &RequestId) -> Option<CallId> {
+        if let SessionsOfId::One(session) = self.sessions
+            && let Some((id, _)) = self.accepted(session, request)
+        {
+            return Some(id);
+        }
         let places = self
             .calls()
             .filter_map(|(id, entry)| Some((id, entry.place.as_ref()?)));

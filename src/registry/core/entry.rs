@@ -316,7 +316,7 @@ impl Times {
         if !self.is_held()
             && let Some(at) = self.grace_ends()
         {
-            self.put_off_if_late(now, at, false);
+            self.put_off_if_late(now, at, now.duration_since(at), false);
         }
         self.holds = self.holds.saturating_add(1);
         self.take_back();
@@ -363,13 +363,22 @@ impl Times {
         }
     }
 
-    /// Looks at a call at `now` that was to be looked at at `at`. `starved`: it is known that a runtime stands still.
-    pub(super) fn look(&mut self, now: Instant, at: Instant, starved: bool) -> Judged {
+    /// Looks at a call at `now` that was to be looked at at `at`, which was noticed so late. `starved`: it is known that a
+    /// runtime stood still.
+    pub(super) fn look(
+        &mut self,
+        now: Instant,
+        at: Instant,
+        late: Duration,
+        starved: bool,
+    ) -> Judged {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             return Judged::Over(Expired::Deadline);
         }
         match self.clock.map(|clock| clock.wait) {
-            Some(Wait::Until { .. }) if self.put_off_if_late(now, at, starved) => Judged::PutOff,
+            Some(Wait::Until { .. }) if self.put_off_if_late(now, at, late, starved) => {
+                Judged::PutOff
+            }
             Some(Wait::Until { .. }) => {
                 self.give_out();
                 Judged::Over(Expired::Grace)
@@ -379,14 +388,19 @@ impl Times {
         }
     }
 
-    fn put_off_if_late(&mut self, now: Instant, at: Instant, starved: bool) -> bool {
+    fn put_off_if_late(
+        &mut self,
+        now: Instant,
+        at: Instant,
+        late: Duration,
+        starved: bool,
+    ) -> bool {
         let Some(clock) = &mut self.clock else {
             return false;
         };
         let Wait::Until { deadline, retry } = &mut clock.wait else {
             return false;
         };
-        let late = now.duration_since(at);
         let tolerated = match clock.again == Some(at) {
             true => ON_TIME,
             false => JITTER,

@@ -35,7 +35,7 @@ pub(crate) struct NameHash(u64);
 
 pub(crate) type Slots<V> = HashMap<NameHash, V, BuildHasherDefault<AsIs>>;
 
-/// A hasher for keys that are spread already ([`NameHash`]), or that count up ([`CallId`]).
+/// A hasher for keys that are spread already.
 #[derive(Debug, Default)]
 pub(crate) struct AsIs(u64);
 
@@ -193,7 +193,6 @@ impl Hasher for AsIs {
     }
 
     fn write_u64(&mut self, value: u64) {
-        // The maps look at the top bits too, and a counter has none.
         self.0 = (self.0 ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 

@@ -86,14 +86,17 @@ impl<A> Memory<A> {
         }
     }
 
-    /// Forgets those whose time is over by `now`.
-    pub(super) fn forget_due(&mut self, now: Instant, totals: &Totals) {
+    /// Forgets those whose time is over by `now`, so many of a rank at most.
+    pub(super) fn forget_due(&mut self, now: Instant, most: usize, totals: &Totals) {
         let Some(kept) = &mut self.0 else {
             return;
         };
         let is_due = |record: &Record<A>| record.until <= now;
         for rank in Rank::ALL {
-            while kept.records.of(rank).oldest().is_some_and(is_due) {
+            for _ in 0..most {
+                if !kept.records.of(rank).oldest().is_some_and(is_due) {
+                    break;
+                }
                 kept.pop(rank, totals);
             }
         }

@@ -1,29 +1,27 @@
 //! A map that is a list while it is small, as nearly every session's is: most have one call at a time.
+//!
+//! A large one moves no more than a few entries at a time, also when it grows: the session's other calls would wait for
+//! that.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hash},
-};
+use std::{collections::BTreeMap, mem, ops::Bound};
 
-use super::{give_back::GiveBack, index::AsIs};
-
-/// How many entries a list has at most: 8. To look through so many takes no longer than to hash.
+/// How many entries a list has at most: 8. To look through so many takes no longer than to search a tree.
 const FEW: usize = 8;
 
-/// Keys are hashed as they are: they are hashes, or they count up.
+/// Ordered by their keys, both ways.
 #[derive(Debug)]
 pub(super) enum SmallMap<K, V> {
     List(Vec<(K, V)>),
-    Map(HashMap<K, V, BuildHasherDefault<AsIs>>),
+    Tree(BTreeMap<K, V>),
 }
 
 // === impl SmallMap ===
 
-impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
+impl<K: Copy + Ord, V> SmallMap<K, V> {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::List(list) => list.len(),
-            Self::Map(map) => map.len(),
+            Self::Tree(tree) => tree.len(),
         }
     }
 
@@ -31,48 +29,40 @@ impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
         self.len() == 0
     }
 
-    #[cfg(test)]
-    pub(super) fn capacity(&self) -> usize {
-        match self {
-            Self::List(list) => list.capacity(),
-            Self::Map(map) => map.capacity(),
-        }
-    }
-
     pub(super) fn get(&self, key: K) -> Option<&V> {
         match self {
             Self::List(list) => list.iter().find(|(k, _)| *k == key).map(|(_, v)| v),
-            Self::Map(map) => map.get(&key),
+            Self::Tree(tree) => tree.get(&key),
         }
     }
 
     pub(super) fn get_mut(&mut self, key: K) -> Option<&mut V> {
         match self {
             Self::List(list) => list.iter_mut().find(|(k, _)| *k == key).map(|(_, v)| v),
-            Self::Map(map) => map.get_mut(&key),
+            Self::Tree(tree) => tree.get_mut(&key),
         }
     }
 
     /// Gives back what the key had before.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let list = match self {
-            Self::Map(map) => return map.insert(key, value),
+            Self::Tree(tree) => return tree.insert(key, value),
             Self::List(list) => list,
         };
-        if let Some((_, former)) = list.iter_mut().find(|(k, _)| *k == key) {
-            return Some(std::mem::replace(former, value));
+        let at = list.iter().take_while(|(k, _)| *k < key).count();
+        if let Some((_, former)) = list.get_mut(at).filter(|(k, _)| *k == key) {
+            return Some(mem::replace(former, value));
         }
         if list.len() == FEW {
-            let mut map: HashMap<_, _, _> = list.drain(..).collect();
-            map.insert(key, value);
-            *self = Self::Map(map);
+            let entries = list.drain(..).chain([(key, value)]);
+            *self = Self::Tree(entries.collect());
             return None;
         }
         if list.len() == list.capacity() {
             // Most have one entry and never a second one.
             list.reserve_exact(list.len().max(1));
         }
-        list.push((key, value));
+        list.insert(at, (key, value));
         None
     }
 
@@ -80,13 +70,12 @@ impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
         match self {
             Self::List(list) => {
                 let at = list.iter().position(|(k, _)| *k == key)?;
-                Some(list.swap_remove(at).1)
+                Some(list.remove(at).1)
             }
-            Self::Map(map) => {
-                let removed = map.remove(&key);
-                map.give_back();
-                if map.len() <= FEW / 2 {
-                    *self = Self::List(map.drain().collect());
+            Self::Tree(tree) => {
+                let removed = tree.remove(&key);
+                if tree.len() <= FEW / 2 {
+                    *self = Self::List(mem::take(tree).into_iter().collect());
                 }
                 removed
             }
@@ -94,13 +83,21 @@ impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (K, &V)> {
-        let (list, map) = match self {
+        self.after(None)
+    }
+
+    /// Those behind a key, or all.
+    pub(super) fn after(&self, key: Option<K>) -> impl Iterator<Item = (K, &V)> {
+        let (list, tree) = match self {
             Self::List(list) => (Some(list), None),
-            Self::Map(map) => (None, Some(map)),
+            Self::Tree(tree) => (None, Some(tree)),
         };
         let list = list.into_iter().flatten().map(|(k, v)| (*k, v));
-        let map = map.into_iter().flatten().map(|(k, v)| (*k, v));
-        list.chain(map)
+        let list = list.skip_while(move |(k, _)| key.is_some_and(|key| *k <= key));
+        let from = key.map_or(Bound::Unbounded, Bound::Excluded);
+        let tree = tree.map(|tree| tree.range((from, Bound::Unbounded)));
+        let tree = tree.into_iter().flatten().map(|(k, v)| (*k, v));
+        list.chain(tree)
     }
 }
 
@@ -118,8 +115,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_map_while_it_grows_and_shrinks(steps in vec((0..24_u64, any::<bool>()), 0..200)) {
-            let (mut small, mut map) = (SmallMap::default(), HashMap::new());
+        fn it_is_an_ordered_map_while_it_grows_and_shrinks(
+            steps in vec((0..24_u64, any::<bool>()), 0..200),
+        ) {
+            let (mut small, mut map) = (SmallMap::default(), BTreeMap::new());
             for (step, (key, inserts)) in steps.into_iter().enumerate() {
                 match inserts {
                     true => prop_assert_eq!(small.insert(key, step), map.insert(key, step)),
@@ -128,8 +127,11 @@ mod tests {
                 prop_assert_eq!(small.len(), map.len());
                 prop_assert_eq!(small.is_empty(), map.is_empty());
                 prop_assert_eq!(small.get(key), map.get(&key));
-                let listed: HashMap<_, _> = small.iter().map(|(k, v)| (k, *v)).collect();
-                prop_assert_eq!(&listed, &map);
+                let all: Vec<_> = small.iter().map(|(k, v)| (k, *v)).collect();
+                prop_assert_eq!(all, map.clone().into_iter().collect::<Vec<_>>());
+                let behind: Vec<_> = small.after(Some(key)).map(|(k, _)| k).collect();
+                let expected: Vec<_> = map.range(key + 1..).map(|(k, _)| *k).collect();
+                prop_assert_eq!(behind, expected);
             }
         }
     }
@@ -147,7 +149,7 @@ mod tests {
         for key in 0..100 {
             small.insert(key, key);
         }
-        assert!(matches!(small, SmallMap::Map(_)));
+        assert!(matches!(small, SmallMap::Tree(_)));
         for key in 0..96 {
             assert_eq!(small.remove(key), Some(key));
         }

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     call::{CancelReason, DetachCause, Outcome, RequestId},
     limits::Limits,
-    timer::{GLANCE, LATE, MAX_GLANCES, ON_TIME},
+    timer::{GLANCE, LATE, MAX_GLANCES, Noticed, ON_TIME, Watch},
 };
 
 type TestCore = Core<&'static str, &'static str>;
@@ -485,13 +485,55 @@ fn invariant_7_a_deadline_that_another_runtime_had_to_notice_is_put_off_once() {
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     let noticed = now + SECOND;
-    assert!(core.expire_when(noticed, true).is_empty());
+    assert!(
+        core.expire_some(&Watch::new(noticed, Noticed::Late), 9)
+            .is_empty()
+    );
     let put_off = noticed + 2 * RETRY;
     assert_eq!(core.next_deadline(), Some(put_off));
-    assert!(core.expire_when(put_off, true).is_empty());
+    assert!(
+        core.expire_some(&Watch::new(put_off, Noticed::Late), 9)
+            .is_empty()
+    );
     assert_eq!(core.next_deadline(), Some(put_off + GLANCE), "not as long");
     let over = look(&mut core, Duration::ZERO);
     assert_eq!(over, [(id, "call", Expired::Grace)]);
+}
+
+#[test]
+fn invariant_7_what_fell_due_while_the_keeper_was_behind_is_not_late() {
+    let now = Instant::now();
+    let mut core = core();
+    let ids: Vec<_> = (0..8)
+        .map(|n| accepted(&mut core, request(n), "call"))
+        .collect();
+    for (id, n) in ids.iter().zip(0..) {
+        detach(&mut core, *id, now + n * SECOND / 1_000);
+    }
+    let mut watch = Watch::new(now + SECOND, Noticed::InTime);
+    let turn = |n: u32| now + SECOND + n * SECOND / 100;
+    watch.go_on(turn(1));
+    for (id, n) in ids.iter().zip(2..) {
+        watch.go_on(turn(n));
+        let over = core.expire_some(&watch, 1);
+        assert_eq!(over, [(*id, "call", Expired::Grace)]);
+    }
+}
+
+#[test]
+fn invariant_7_what_fell_due_while_a_runtime_stood_still_between_two_turns_is_late() {
+    let now = Instant::now();
+    let mut core = core();
+    let ids = [1, 2].map(|n| accepted(&mut core, request(n), "call"));
+    detach(&mut core, ids[0], now);
+    detach(&mut core, ids[1], now + SECOND);
+    let mut watch = Watch::new(now + SECOND, Noticed::InTime);
+    watch.go_on(now + SECOND + SECOND / 100);
+    watch.go_on(now + 12 * SECOND);
+    watch.go_on(now + 12 * SECOND + SECOND / 100);
+    let over = core.expire_some(&watch, 9);
+    assert_eq!(over, [(ids[0], "call", Expired::Grace)]);
+    assert_eq!(core.next_deadline(), Some(watch.now() + 2 * RETRY));
 }
 
 #[test]
@@ -1047,25 +1089,6 @@ fn the_time_without_a_client_ends_with_a_resume() {
     core.attach(id);
     assert_eq!(core.detachment(id), None);
     assert_eq!(core.finish(id, None).unwrap().detachment, None);
-}
-
-#[test]
-fn after_a_peak_its_room_is_given_back() {
-    let mut core = core();
-    let calls = (0..6_000).map(|n| {
-        let id = accepted(&mut core, request(n), "call");
-        core.name(id, format!("0/{n}").as_bytes(), Form::Rmcp);
-        id
-    });
-    let mut calls: Vec<_> = calls.collect();
-    let last = calls.pop().unwrap();
-    for id in calls {
-        core.finish(id, None);
-    }
-    let (in_flight, names) = (core.calls.capacity(), core.index.capacity());
-    assert!(in_flight < 200 && names < 200, "{in_flight}, {names}");
-    core.finish(last, None);
-    assert_empty(&core);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
 use tokio::time::sleep;
 
 use super::{
-    super::{Ticket, Timer},
+    super::{LOOKS, Ticket, Timer},
     *,
 };
 
@@ -30,7 +30,8 @@ impl Stream {
 }
 
 impl Timed for Stream {
-    fn look(&self, now: Instant, _noticed: Noticed) -> Option<NextLook> {
+    fn look(&self, watch: &Watch, _noticed: Noticed) -> Option<NextLook> {
+        let now = watch.now();
         let mut keeps = self.keeps.lock().unwrap_or_else(PoisonError::into_inner);
         drop(keeps.take());
         Some(NextLook::At(now + MINUTE))
@@ -64,7 +65,7 @@ fn what_stays_is_looked_at_again() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
     let stream = Stream::timed(&timer, now);
-    assert_eq!(timer.look(now, Noticed::InTime), Some(now + MINUTE));
+    assert_eq!(timer.look_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 1));
     drop(stream);
     assert_eq!(counts(&timer), (0, 0));
@@ -81,15 +82,11 @@ fn what_goes_while_it_is_looked_at_leaves_no_alarm() {
     *next.keeps.lock().expect("no panic") = Some(later);
     *first.keeps.lock().expect("no panic") = Some(next);
     let weak = Arc::downgrade(&first);
-    let due = timer.alarms().due(now);
-    let [id, next] = due[..] else {
-        panic!("two are due: {due:?}")
-    };
-    let taken = timer.alarms().take(id, now).expect("due");
+    let (id, taken) = timer.take_due(now).expect("due");
     drop(first);
-    let again = taken.look(now, Noticed::InTime);
+    let again = taken.look(&Watch::new(now, Noticed::InTime));
     assert_eq!(weak.strong_count(), 0);
-    assert!(timer.alarms().take(next, now).is_none());
+    assert!(timer.take_due(now).is_none());
     timer.alarms().again(id, &again);
     assert_eq!(counts(&timer), (0, 0));
 }
@@ -99,8 +96,9 @@ fn what_goes_while_it_is_looked_at_leaves_no_alarm() {
 fn two_that_look_at_once_forget_nothing() {
     struct Looking(Arc<Timer>, OnceLock<Ticket>);
     impl Timed for Looking {
-        fn look(&self, now: Instant, _noticed: Noticed) -> Option<NextLook> {
-            let other = self.0.look(now, Noticed::Late);
+        fn look(&self, watch: &Watch, _noticed: Noticed) -> Option<NextLook> {
+            let now = watch.now();
+            let other = self.0.look_all(&Watch::new(now, Noticed::Late));
             assert_eq!(other, None, "it is taken out");
             Some(NextLook::At(now + MINUTE))
         }
@@ -110,7 +108,7 @@ fn two_that_look_at_once_forget_nothing() {
     let looking = Arc::new(Looking(timer.clone(), OnceLock::new()));
     let weak: Weak<Looking> = Arc::downgrade(&looking);
     assert!(looking.1.set(timer.set(now, weak)).is_ok());
-    assert_eq!(timer.look(now, Noticed::InTime), Some(now + MINUTE));
+    assert_eq!(timer.look_now(now), Some(now + MINUTE));
     assert_eq!(timer.alarms().awake_at, Some(now + MINUTE));
     drop(looking);
     assert_eq!(counts(&timer), (0, 0));
@@ -121,8 +119,9 @@ fn two_that_look_at_once_forget_nothing() {
 fn what_is_behind_a_look_that_lasts_is_left_to_others() {
     struct Lasts(Arc<Timer>, OnceLock<Ticket>);
     impl Timed for Lasts {
-        fn look(&self, now: Instant, _noticed: Noticed) -> Option<NextLook> {
-            let other = self.0.look(now, Noticed::Late);
+        fn look(&self, watch: &Watch, _noticed: Noticed) -> Option<NextLook> {
+            let now = watch.now();
+            let other = self.0.look_all(&Watch::new(now, Noticed::Late));
             assert_eq!(other, Some(now + MINUTE));
             None
         }
@@ -133,7 +132,7 @@ fn what_is_behind_a_look_that_lasts_is_left_to_others() {
     let weak: Weak<Lasts> = Arc::downgrade(&lasts);
     assert!(lasts.1.set(timer.set(now, weak)).is_ok());
     let _behind = Stream::timed(&timer, now);
-    assert_eq!(timer.look(now, Noticed::InTime), Some(now + MINUTE));
+    assert_eq!(timer.look_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));
 }
 
@@ -141,7 +140,7 @@ fn what_is_behind_a_look_that_lasts_is_left_to_others() {
 fn a_look_that_panics_harms_no_other() {
     struct Panics(OnceLock<Ticket>);
     impl Timed for Panics {
-        fn look(&self, _now: Instant, _noticed: Noticed) -> Option<NextLook> {
+        fn look(&self, _watch: &Watch, _noticed: Noticed) -> Option<NextLook> {
             std::panic::panic_any("on purpose");
         }
     }
@@ -151,7 +150,7 @@ fn a_look_that_panics_harms_no_other() {
     let weak: Weak<Panics> = Arc::downgrade(&panics);
     assert!(panics.0.set(timer.set(now, weak)).is_ok());
     let _other = Stream::timed(&timer, now);
-    assert_eq!(timer.look(now, Noticed::InTime), Some(now + MINUTE));
+    assert_eq!(timer.look_now(now), Some(now + MINUTE));
     assert_eq!(counts(&timer), (1, 2));
 }
 
@@ -161,7 +160,8 @@ fn what_was_used_meanwhile_is_looked_at_again_as_often_as_at_first() {
     #[derive(Default)]
     struct Used(Mutex<(bool, Vec<Noticed>)>, OnceLock<Ticket>);
     impl Timed for Used {
-        fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
+        fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook> {
+            let now = watch.now();
             let (used, looks) = &mut *self.0.lock().expect("no panic");
             looks.push(noticed);
             match noticed {
@@ -181,7 +181,7 @@ fn what_was_used_meanwhile_is_looked_at_again_as_often_as_at_first() {
         for _ in 0..looks {
             stream.0.lock().expect("no panic").0 = used;
             now = next(&timer).expect("not over") + 2 * ON_TIME;
-            timer.look(now, Noticed::InTime);
+            timer.look_now(now);
         }
     }
     assert_eq!(next(&timer), None);
@@ -193,7 +193,6 @@ fn what_was_used_meanwhile_is_looked_at_again_as_often_as_at_first() {
 
 /// Has times of its own, as a registry has.
 struct Several {
-    judges: bool,
     ticket: OnceLock<Ticket>,
     noticed: Mutex<Vec<(Instant, Noticed)>>,
     /// What its ticket is told within the next look, and what that look says.
@@ -201,9 +200,8 @@ struct Several {
 }
 
 impl Several {
-    fn timed(timer: &Arc<Timer>, at: Instant, judges: bool) -> Arc<Self> {
+    fn timed(timer: &Arc<Timer>, at: Instant) -> Arc<Self> {
         let several = Arc::new(Self {
-            judges,
             ticket: OnceLock::new(),
             noticed: Mutex::default(),
             next: Mutex::default(),
@@ -228,17 +226,14 @@ impl Several {
 }
 
 impl Timed for Several {
-    fn look(&self, now: Instant, noticed: Noticed) -> Option<NextLook> {
+    fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook> {
+        let now = watch.now();
         self.noticed.lock().expect("no panic").push((now, noticed));
         let (within, next) = std::mem::take(&mut *self.next.lock().expect("no panic"));
         for at in within {
             self.by(at);
         }
         next
-    }
-
-    fn judges_lateness(&self) -> bool {
-        self.judges
     }
 }
 
@@ -247,7 +242,7 @@ async fn the_earlier_time_counts() {
     let timer = Arc::new(Timer::new());
     let start = Instant::now();
     let [early, late] = [start + MINUTE, start + 2 * MINUTE];
-    let several = Several::timed(&timer, late, true);
+    let several = Several::timed(&timer, late);
     sleep(MINUTE / 2).await;
     several.by(early);
     several.by(late);
@@ -280,7 +275,7 @@ async fn a_time_that_comes_up_during_a_look_is_not_lost() {
     ] {
         let start = Instant::now();
         let at = |minutes: &u32| start + *minutes * MINUTE;
-        let several = Several::timed(&timer, at(&1), true);
+        let several = Several::timed(&timer, at(&1));
         let within: Vec<_> = within.iter().map(at).collect();
         several.say(&within, says.as_ref().map(at));
         sleep(10 * MINUTE).await;
@@ -295,29 +290,52 @@ async fn a_time_that_comes_up_during_a_look_is_not_lost() {
 fn a_time_beside_a_look_that_lasts_is_seen_by_others() {
     let timer = Arc::new(Timer::new());
     let now = Instant::now();
-    let several = Several::timed(&timer, now, true);
-    let due = timer.alarms().take(AlarmId(1), now).expect("due");
+    let several = Several::timed(&timer, now);
+    let (id, due) = timer.take_due(now).expect("due");
     several.by(now + MINUTE);
-    let other = timer.look(now + MINUTE, Noticed::Late);
+    let other = timer.look_all(&Watch::new(now + MINUTE, Noticed::Late));
     assert_eq!((several.looks(), other), (vec![now + MINUTE], None));
     several.say(&[], Some(now + 2 * MINUTE));
-    let again = due.look(now, Noticed::InTime);
-    timer.change(|alarms| alarms.again(AlarmId(1), &again));
+    let again = due.look(&Watch::new(now, Noticed::InTime));
+    timer.change(|alarms| alarms.again(id, &again));
     assert_eq!(timer.alarms().awake_at, Some(now + 2 * MINUTE));
 }
 
 #[test]
-fn who_judges_lateness_hears_only_what_the_runtime_noticed() {
-    let (now, late) = (Instant::now(), 2 * LATE);
-    for (judges, told, heard) in [
-        (false, Noticed::InTime, Noticed::Late),
-        (true, Noticed::InTime, Noticed::InTime),
-        (true, Noticed::Late, Noticed::Late),
+fn it_is_told_how_late_it_was_noticed() {
+    let now = Instant::now();
+    for (late, noticed, told) in [
+        (Duration::ZERO, Noticed::InTime, Noticed::InTime),
+        (ON_TIME, Noticed::InTime, Noticed::InTime),
+        (2 * ON_TIME, Noticed::InTime, Noticed::Delayed),
+        (2 * LATE, Noticed::InTime, Noticed::Late),
+        (Duration::ZERO, Noticed::Late, Noticed::Late),
     ] {
         let timer = Arc::new(Timer::new());
-        let several = Several::timed(&timer, now, judges);
-        timer.look(now + late, told);
-        let noticed = several.noticed.lock().expect("no panic");
-        assert_eq!(*noticed, [(now + late, heard)]);
+        let several = Several::timed(&timer, now);
+        timer.look_all(&Watch::new(now + late, noticed));
+        let heard = several.noticed.lock().expect("no panic");
+        assert_eq!(*heard, [(now + late, told)]);
     }
+}
+
+/// However much is due, a keeper stops in between, and knows that it has not done all.
+#[test]
+fn what_is_due_is_looked_at_in_turns() {
+    let timer = Arc::new(Timer::new());
+    let now = Instant::now();
+    let all: Vec<_> = (0..3 * LOOKS)
+        .map(|_| Several::timed(&timer, now))
+        .collect();
+    let looked_at = || all.iter().filter(|it| !it.looks().is_empty()).count();
+    let watch = Watch::new(now + MINUTE, Noticed::InTime);
+    let mut turns = 0;
+    while timer.look(&watch).is_some() {
+        turns += 1;
+        assert!(looked_at() <= turns * LOOKS);
+        let looked_at_by = timer.alarms().looked_at_by();
+        assert_eq!(looked_at_by, Some(now + MINUTE), "nobody takes over");
+    }
+    assert!(turns >= 2);
+    assert_eq!(looked_at(), all.len());
 }

@@ -1,0 +1,258 @@
+//! How long others wait while much is done at once: a task that wants to run every millisecond, and a thread that looks a
+//! call up.
+//!
+//! `stalls [graces | looks | traffic] [--quick]`. In process, without sockets.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use benches::prelude::*;
+use mcp_cancel_on_disconnect::{CallInfo, Calls, CancelReason, Limits, Policy, RequestId};
+use tokio::{runtime::Builder, time::Instant};
+
+const GRACE: Duration = Duration::from_secs(2);
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A runtime for the server: threads, 0 means that it is that of the thread.
+fn serving(threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
+    match threads {
+        0 => Builder::new_current_thread().enable_all().build(),
+        _ => Builder::new_multi_thread()
+            .worker_threads(threads)
+            .enable_all()
+            .build(),
+    }
+}
+
+fn policy(_call: &CallInfo) -> Policy {
+    Policy::new().grace(Grace::After(GRACE))
+}
+
+/// No call is beyond a limit.
+fn limits(calls: usize) -> Limits {
+    Limits::default()
+        .calls(4 * calls)
+        .detached(4 * calls)
+        .detached_of_session(4 * calls)
+}
+
+struct Scene {
+    ledger: Ledger,
+    calls: Calls,
+    clients: Vec<Client>,
+    group: Group,
+    streams: Vec<Stream>,
+}
+
+impl Scene {
+    async fn set(setup: Setup, sessions: usize, count: usize) -> Result<Self> {
+        let ledger = Ledger::new(count, 1);
+        let layer = CancelOnDisconnectLayer::new()
+            .policy(policy)
+            .limits(limits(count));
+        let calls = layer.calls();
+        let way = Tools(ledger.clone()).in_process(setup, Mode::Session, layer);
+        let clients = Client::open_many(&way, Mode::Session, sessions).await?;
+        let group = ledger.group(count);
+        let mut streams = Vec::with_capacity(count);
+        for call in group.calls.clone() {
+            let arguments = json!({ "call": call, "group": group.number });
+            let client = &clients[call % sessions];
+            let (mut stream, _) = client.begin(call, "work", arguments).await?;
+            stream.forget();
+            streams.push(stream);
+        }
+        ledger
+            .all(group.calls.clone(), |life| &life.started, LIMIT)
+            .await?;
+        Ok(Self {
+            ledger,
+            calls,
+            clients,
+            group,
+            streams,
+        })
+    }
+}
+
+/// The longest waits of a task that wants to run every millisecond, in milliseconds.
+async fn tick(stop: Arc<AtomicBool>) -> Vec<f64> {
+    let mut waits = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let at = Instant::now() + Duration::from_millis(1);
+        tokio::time::sleep_until(at).await;
+        waits.push(at.elapsed().as_secs_f64() * 1e3);
+    }
+    waits.sort_by(|a, b| b.total_cmp(a));
+    waits
+}
+
+/// All graces of so many calls end at about the same time.
+async fn graces(setup: Setup, sessions: usize, count: usize) -> Result<()> {
+    let scene = Scene::set(setup, sessions, count).await?;
+    // At once: nobody else has a turn meanwhile.
+    let begun = Instant::now();
+    drop(scene.streams);
+    let dropped = begun.elapsed();
+    tokio::time::sleep(GRACE.mul_f64(0.7).saturating_sub(dropped)).await;
+    let (stop, first) = (Arc::new(AtomicBool::new(false)), scene.ledger.now());
+    let ticking = tokio::spawn(tick(stop.clone()));
+    let due = scene.group.calls.clone();
+    loop {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if scene.calls.is_empty() || scene.ledger.now() > first + LIMIT {
+            break;
+        }
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    stop.store(true, Ordering::Relaxed);
+    let waits = ticking.await?;
+    let cancelled = scene.ledger.reaches(due.clone(), |life| &life.token, LIMIT).await;
+    let mut tokens = scene.ledger.times(due, |life| &life.token);
+    tokens.sort();
+    let from = |at: Duration| (at.saturating_sub(first)).as_secs_f64() * 1e3;
+    println!(
+        "graces {setup} {sessions} sessions {count} calls: dropped in {:.0} ms, {cancelled} tokens, first {:.0} last {:.0} ms, waits {:.1} {:.1} {:.1} p99 {:.2}",
+        dropped.as_secs_f64() * 1e3,
+        tokens.first().map_or(0.0, |at| from(*at)),
+        tokens.last().map_or(0.0, |at| from(*at)),
+        waits[0], waits[1], waits[2], waits[waits.len() / 100],
+    );
+    Ok(())
+}
+
+/// How long a look-up by another thread takes at most, while this does something.
+fn beside<R>(calls: &Calls, session: &str, act: impl FnOnce() -> R) -> (R, Vec<f64>) {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            let mut waits = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                // Nobody has this id. It locks the home all the same.
+                calls.resumed_elsewhere(session, "nothing");
+                waits.push(begun.elapsed().as_secs_f64() * 1e3);
+                thread::yield_now();
+            }
+            waits.sort_by(|a, b| b.total_cmp(a));
+            waits
+        });
+        let result = act();
+        stop.store(true, Ordering::Relaxed);
+        (result, looking.join().unwrap_or_default())
+    })
+}
+
+async fn looks(setup: Setup, sessions: usize, count: usize) -> Result<()> {
+    let scene = Scene::set(setup, sessions, count).await?;
+    let session = scene.clients[0].session().context("a session")?.to_owned();
+    let calls = &scene.calls;
+    let show = |what: &str, took: Duration, waits: Vec<f64>| {
+        println!(
+            "looks {setup} {sessions} sessions {count} calls: {what} {:.2} ms, waits {:.2?}",
+            took.as_secs_f64() * 1e3,
+            waits.iter().take(4).collect::<Vec<_>>(),
+        );
+    };
+    for _ in 0..3 {
+        let (took, waits) = beside(calls, &session, || {
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(100) {}
+            begun.elapsed()
+        });
+        show("nothing", took, waits);
+        let (took, waits) = beside(calls, &session, || {
+            let begun = Instant::now();
+            let seen = calls.snapshot().len();
+            assert_eq!(seen, count);
+            begun.elapsed()
+        });
+        show("snapshot", took, waits);
+        let (took, waits) = beside(calls, &session, || {
+            let begun = Instant::now();
+            let id = RequestId::String("no".into());
+            let _ = calls.find(&session, &id);
+            begun.elapsed()
+        });
+        show("find", took, waits);
+    }
+    let (took, waits) = beside(calls, &session, || {
+        let begun = Instant::now();
+        calls.cancel_session(&session, CancelReason::Requested);
+        begun.elapsed()
+    });
+    show("cancel_session", took, waits);
+    Ok(())
+}
+
+/// Calls come, and then all go. How long the longest of the steps took that change the maps.
+async fn traffic(setup: Setup, sessions: usize, count: usize) -> Result<()> {
+    let ledger = Ledger::new(count, 1);
+    let layer = CancelOnDisconnectLayer::new().limits(limits(count));
+    let calls = layer.calls();
+    let way = Tools(ledger.clone()).in_process(setup, Mode::Session, layer);
+    let clients = Client::open_many(&way, Mode::Session, sessions).await?;
+    let group = ledger.group(count);
+    let mut streams = Vec::with_capacity(count);
+    let mut longest = [0.0_f64; 4];
+    let session = clients[0].session().context("a session")?.to_owned();
+    let begun = Instant::now();
+    let runtime = tokio::runtime::Handle::current();
+    let (done, mut waits) = beside(&calls, &session, || {
+        tokio::task::block_in_place(|| runtime.block_on(async {
+        for call in group.calls.clone() {
+            let arguments = json!({ "call": call, "group": group.number });
+            let begun = Instant::now();
+            let (mut stream, _) = clients[call % sessions].begin(call, "work", arguments).await?;
+            longest[3] = begun.elapsed().as_secs_f64() * 1e3;
+            longest.sort_by(|a, b| b.total_cmp(a));
+            stream.forget();
+            streams.push(stream);
+        }
+        ledger.release(group.number).cancel();
+        anyhow::Ok(())
+        }))
+    });
+    done?;
+    waits.truncate(4);
+    println!(
+        "traffic {setup} {sessions} sessions {count} calls: {:.1} s, longest starts {:.2?}, look-ups beside {:.2?}",
+        begun.elapsed().as_secs_f64(),
+        longest, waits,
+    );
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let role = role();
+    let mut words = role.split(' ');
+    let what = words.next().context("what?")?;
+    let setup: Setup = words.next().context("which set-up?")?.parse()?;
+    let sessions = words.next().context("how many sessions?")?.parse()?;
+    let count = words.next().context("how many calls?")?.parse()?;
+    let threads = words.next().unwrap_or("0").parse()?;
+    let runtime = serving(threads)?;
+    let done = async move {
+        match what {
+            "graces" => graces(setup, sessions, count).await,
+            "looks" => looks(setup, sessions, count).await,
+            "traffic" => traffic(setup, sessions, count).await,
+            _ => bail!("what is {what:?}?"),
+        }
+    };
+    match threads {
+        0 => runtime.block_on(done)?,
+        _ => {
+            let what = role.clone();
+            let _ = what;
+            runtime.block_on(done)?;
+        }
+    }
+    std::process::exit(0)
+}
