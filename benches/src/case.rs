@@ -1,6 +1,13 @@
 //! What is asked of a server, and who watches over it meanwhile.
 
-use std::{fmt, hint::black_box, iter};
+use std::{
+    fmt,
+    hint::black_box,
+    iter,
+    net::SocketAddr,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use axum::{Router, routing::get};
@@ -8,6 +15,7 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use mcp_cancel_on_disconnect::{AbortOnCancel, CancelOnDisconnectLayer};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use strum::{Display, IntoEnumIterator};
 use tower::ServiceExt;
@@ -15,15 +23,21 @@ use tower::ServiceExt;
 use crate::{
     client::{Client, Way, call},
     named,
-    setup::{Mode, Server, Setup, boxed},
+    setup::{Mode, Server, Setup, bare, boxed},
+    stats::Dice,
     tools::Tools,
+    usual::Usual,
 };
 
 /// Rounds of a loop of four instructions: together about 3 % of a bare call of 100 B.
 const WASTED_ROUNDS: u32 = 1_100;
 
+/// About 5 % of the locked instructions of such a call, and four times as many looks at data: as much of what it misses.
+const WASTED_LOCKS: usize = 25;
+
 /// One thing to measure, in words that are also its command line: `wrapped session arguments 100`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Case {
     pub who: Who,
     pub what: What,
@@ -35,10 +49,15 @@ pub struct Case {
 pub enum Who {
     #[strum(to_string = "{0}")]
     Setup(Setup),
+    /// Not this crate, but a layer that everybody accepts.
+    #[strum(to_string = "{0}")]
+    Usual(Usual),
     /// As [`Setup::Wrapped`], with the handler in `AbortOnCancel`.
     Abortable,
     /// As [`Setup::Wrapped`], and about 3 % slower than it has to be: what the gate must not let through.
     Slowed,
+    /// The same with everything else that the gate counts.
+    Sprawling,
 }
 
 /// What is asked.
@@ -92,13 +111,21 @@ impl Case {
     }
 
     fn all() -> impl Iterator<Item = Self> {
-        let slowed = What::all().map(|what| Self::new(Who::Slowed, what));
-        Self::compared().chain(slowed)
+        let usual = Usual::iter().map(Who::Usual);
+        let others = [Who::Slowed, Who::Sprawling].into_iter().chain(usual);
+        let calls = || What::all().filter(|what| *what != What::Plain);
+        let others = others.flat_map(move |who| calls().map(move |what| Self::new(who, what)));
+        Self::compared().chain(others)
     }
 
     /// The same without anybody who watches.
     pub fn bare(self) -> Self {
         Self::new(Who::BARE, self.what)
+    }
+
+    /// How many are counted.
+    pub fn calls(self) -> f64 {
+        f64::from(self.what.repetitions().1)
     }
 
     pub async fn run(self) -> Result<Running> {
@@ -133,7 +160,7 @@ impl Case {
         let tools = Tools::default();
         let setup = match self.who {
             Who::Setup(setup) => setup,
-            Who::Abortable | Who::Slowed => Setup::Wrapped,
+            _ => Setup::Wrapped,
         };
         match (self.what, self.who) {
             (What::Plain, _) => {
@@ -141,21 +168,65 @@ impl Case {
                 setup.around(route, layer)
             }
             (What::Call(mode, _), Who::Setup(_)) => setup.serve(mode.config(), tools, layer),
+            (What::Call(mode, _), Who::Usual(usual)) => usual.around(bare(mode.config(), tools)),
             (What::Call(mode, _), Who::Abortable) => {
                 setup.serve(mode.config(), AbortOnCancel::new(tools), layer)
             }
             (What::Call(mode, _), Who::Slowed) => {
                 boxed(setup.serve(mode.config(), tools, layer).map_request(slowly))
             }
+            (What::Call(mode, _), Who::Sprawling) => boxed(
+                setup
+                    .serve(mode.config(), tools, layer)
+                    .map_request(sprawling),
+            ),
         }
     }
 }
 
-/// Wastes time, to see whether the gate notices.
+impl TryFrom<String> for Case {
+    type Error = anyhow::Error;
+
+    fn try_from(words: String) -> Result<Self> {
+        Self::named(&words)
+    }
+}
+
+/// Wastes instructions.
 fn slowly<A>(request: Request<A>) -> Request<A> {
     for round in 0..WASTED_ROUNDS {
         black_box(round);
     }
+    request
+}
+
+/// Takes a lock, looks at data where nobody foresees it, and decides by it; and executes code that nothing else does.
+fn sprawling<A>(request: Request<A>) -> Request<A> {
+    static WASTE: Mutex<Dice> = Mutex::new(Dice(1));
+    static CELLS: [u8; 1 << 18] = [1; 1 << 18];
+    let mut odd = 0;
+    for _ in 0..WASTED_LOCKS {
+        let mut dice = WASTE.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..4 {
+            let place = (dice.share() * CELLS.len() as f64) as usize;
+            odd += usize::from(black_box(&CELLS)[place]);
+            if place.is_multiple_of(2) {
+                odd = black_box(odd);
+            }
+        }
+    }
+    for figure in [1.5e300, 0.1, odd as f64] {
+        let text = format!(
+            "{figure:e} {figure:?} {:?}",
+            Duration::from_secs(odd as u64)
+        );
+        let _ = black_box(text.parse::<f64>());
+        let _ = black_box("-1.25e-7".parse::<f64>());
+    }
+    let address = "[fe80::1%3]:80, 10.0.0.1:7"
+        .split(", ")
+        .map(str::parse::<SocketAddr>);
+    black_box(Vec::from_iter(address));
     request
 }
 
@@ -194,6 +265,29 @@ impl What {
         calls.chain([Self::Plain])
     }
 
+    /// For a reader.
+    pub fn request(self) -> &'static str {
+        match self {
+            Self::Call(Mode::Session, _) => "call in a session",
+            Self::Call(Mode::Stateless, _) => "call without a session",
+            Self::Plain => "GET without MCP",
+        }
+    }
+
+    /// What it carries, for a reader.
+    pub fn load(self) -> String {
+        let (of, bytes) = match self {
+            Self::Call(_, Load::Arguments(bytes)) => ("arguments", bytes),
+            Self::Call(_, Load::Result(bytes)) => ("result", bytes),
+            Self::Plain => return String::new(),
+        };
+        match bytes {
+            1_000_000.. => format!("{} MB {of}", bytes / 1_000_000),
+            1_000.. => format!("{} kB {of}", bytes / 1_000),
+            _ => format!("{bytes} B {of}"),
+        }
+    }
+
     /// How often it is asked before anything is counted, so that what is kept of calls is as full as it gets, and how
     /// often after that.
     pub fn repetitions(self) -> (u32, u32) {
@@ -208,6 +302,14 @@ impl What {
 // === impl Running ===
 
 impl Running {
+    /// Asks so often.
+    pub async fn go(&mut self, times: u32) -> Result<()> {
+        for _ in 0..times {
+            self.ask().await?;
+        }
+        Ok(())
+    }
+
     /// Asks once, and looks at the answer.
     pub async fn ask(&mut self) -> Result<()> {
         let request = match &self.call {

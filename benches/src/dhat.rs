@@ -1,17 +1,15 @@
 //! Where allocations come from, by valgrind's `dhat`.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs};
 
 use anyhow::Result;
 use serde::Deserialize;
 
 use crate::{
     case::Case,
+    place::{Owner, owner, root},
     valgrind::{self, Allocator, in_scratch},
 };
-
-/// Crates that allocate for whoever calls them: a place in one of these says nothing.
-const CONTAINERS: &str = "bytes futures-channel futures-core futures-util hashbrown http http-body-util tokio tokio-util";
 
 /// Allocations of one place in the crate.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -38,17 +36,6 @@ struct Point {
     fs: Vec<usize>,
 }
 
-/// Whose code a frame is.
-#[derive(Debug, PartialEq)]
-enum Owner<'a> {
-    /// Allocates for its caller.
-    Container,
-    /// The crate, at this place.
-    Layer(&'a str),
-    /// rmcp, the bench, ...
-    Other,
-}
-
 /// What the crate allocates for each call of the case: the difference of two runs.
 pub fn places(case: Case) -> Result<Places> {
     let (few, many) = (100, 1_100);
@@ -73,16 +60,14 @@ fn run(case: Case, times: u32) -> Result<Places> {
         valgrind::run("dhat", &options, Allocator::Glibc, &arguments)?;
         Ok(serde_json::from_slice(&fs::read(&file)?)?)
     })?;
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src");
-    let root = format!("{}/", source.canonicalize()?.display());
-    Ok(by_place(&profile, &root))
+    Ok(by_place(&profile, &root()?))
 }
 
 fn by_place(profile: &Profile, root: &str) -> Places {
     let mut places = Places::new();
     for point in &profile.pps {
         let frames = point.fs.iter().map(|frame| &profile.ftbl[*frame]);
-        let owners = frames.map(|frame| owner(frame, root));
+        let owners = frames.map(|frame| owner(place(frame), root));
         let mut owners = owners.skip_while(|owner| *owner == Owner::Container);
         if let Some(Owner::Layer(place)) = owners.next() {
             let allocated = places.entry(format!("src/{place}")).or_default();
@@ -94,24 +79,9 @@ fn by_place(profile: &Profile, root: &str) -> Places {
 }
 
 /// A frame is `0xADDRESS: function (path:line)`, or `(in library)` in place of the path.
-fn owner<'a>(frame: &'a str, root: &str) -> Owner<'a> {
+fn place(frame: &str) -> &str {
     let place = frame.rsplit_once('(').map_or("in ", |(_, place)| place);
-    let place = place.trim_end_matches(')');
-    if let Some(place) = place.strip_prefix(root) {
-        return Owner::Layer(place);
-    }
-    let unknown = ["in ", "/rustc/", "/rust/"];
-    if unknown.iter().any(|start| place.starts_with(start)) {
-        return Owner::Container;
-    }
-    // A package is `NAME-VERSION`, in a folder of its registry.
-    let package = place.split_once("/registry/src/");
-    let package = package.and_then(|(_, path)| path.split('/').nth(1));
-    let name = package.and_then(|package| package.rsplit_once('-'));
-    match name {
-        Some((name, _)) if CONTAINERS.split(' ').any(|one| one == name) => Owner::Container,
-        _ => Owner::Other,
-    }
+    place.trim_end_matches(')')
 }
 
 #[cfg(test)]

@@ -2,13 +2,10 @@
 
 use std::fs;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Deserialize;
 
-use crate::case::Case;
-
-/// By how much a limit is above what was measured: a few times what a count wavers.
-pub const MARGIN: f64 = 0.01;
+use crate::{case::Case, valgrind::Count};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/gate.toml");
 
@@ -21,8 +18,8 @@ pub struct Limits {
 /// Of one case, as a ratio to bare rmcp.
 #[derive(Debug, Deserialize)]
 pub struct Limit {
-    /// In the words of [`Case`].
-    pub case: String,
+    pub case: Case,
+    pub count: Count,
     pub most: f64,
     /// What it should be, where that is known.
     pub target: Option<f64>,
@@ -37,20 +34,19 @@ impl Limits {
 
     /// Leaves everything as it is but the figures.
     pub fn write(&self) -> Result<()> {
-        let text = fs::read_to_string(FILE)?;
-        let text = self.limit.iter().try_fold(text, Limit::put_into);
-        Ok(fs::write(
-            FILE,
-            text.context("a limit is not in its file")?,
-        )?)
+        Ok(fs::write(FILE, self.put_into(&fs::read_to_string(FILE)?))?)
     }
 
-    pub fn of(&self, case: Case) -> Result<&Limit> {
-        let limit = self
-            .limit
-            .iter()
-            .find(|limit| limit.case == case.to_string());
-        limit.with_context(|| format!("no limit for {case}"))
+    /// The file has them in this order, each with its figure on a line of its own.
+    fn put_into(&self, text: &str) -> String {
+        let mut limits = self.limit.iter();
+        let line = |line: &str| match line.starts_with("most = ") {
+            true => limits
+                .next()
+                .map(|limit| format!("most = {}\n", limit.most)),
+            false => Some(format!("{line}\n")),
+        };
+        text.lines().filter_map(line).collect()
     }
 }
 
@@ -63,14 +59,7 @@ impl Limit {
 
     /// As close to what was measured as it may be.
     pub fn tighten(&mut self, ratio: f64) {
-        self.most = ((ratio + MARGIN) * 1_000.0).ceil() / 1_000.0;
-    }
-
-    fn put_into(text: String, limit: &Self) -> Option<String> {
-        let start = text.find(&format!("case = \"{}\"", limit.case))?;
-        let start = start + text[start..].find("most = ")? + "most = ".len();
-        let end = start + text[start..].find('\n')?;
-        Some(format!("{}{}{}", &text[..start], limit.most, &text[end..]))
+        self.most = ((ratio + self.count.margin()) * 1_000.0).ceil() / 1_000.0;
     }
 }
 
@@ -89,18 +78,23 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_written_to_its_own_case() {
-        let text = "case = \"a b\"\nmost = 1.2\n\ncase = \"a\"\n# Why.\nmost = 1.5\ntarget = 1\n";
-        let (case, most, target) = ("a".to_owned(), 1.375, None);
-        let new = Limit::put_into(text.to_owned(), &Limit { case, most, target });
-        assert_eq!(new.unwrap(), text.replace("1.5", "1.375"));
+    fn a_limit_is_written_to_its_own_place() {
+        let file = |last| {
+            let case = "[[limit]]\ncase = \"bare plain\"\n";
+            format!(
+                "{case}count = \"instructions\"\n# Why.\nmost = 1.2\n\n{case}count = \"data-misses\"\nmost = {last}\n"
+            )
+        };
+        let mut limits: Limits = toml::from_str(&file("1.5")).unwrap();
+        limits.limit[1].most = 1.375;
+        assert_eq!(limits.put_into(&file("1.5")), file("1.375"));
     }
 
     #[test]
-    fn every_case_of_the_file_is_known_and_listed_once() {
-        let mut cases = BTreeSet::new();
+    fn every_case_of_the_file_has_one_limit_for_a_count() {
+        let mut counted = BTreeSet::new();
         for limit in Limits::read().unwrap().limit {
-            assert!(cases.insert(Case::named(&limit.case).unwrap()));
+            assert!(counted.insert((limit.case, limit.count)));
         }
     }
 }

@@ -15,12 +15,16 @@ pub mod dhat;
 pub mod gate;
 pub mod growth;
 pub mod guard;
+pub mod locks;
 pub mod machine;
+pub mod pairs;
+pub mod place;
 pub mod report;
 pub mod setup;
 pub mod sockets;
 pub mod stats;
 pub mod tools;
+pub mod usual;
 pub mod valgrind;
 pub mod work;
 
@@ -30,7 +34,9 @@ pub mod prelude {
         case::{Case, Load, What, Who},
         cells,
         client::{Client, Close, Stream, Way},
-        is_quick, machine, paused_runtime,
+        is_quick, machine,
+        pairs::{alternate, ratios},
+        paused_runtime,
         report::{AtLeast, AtMost, Axis, Plot, Section, Series, Target},
         role, runtime,
         setup::{Mode, Setup},
@@ -40,7 +46,7 @@ pub mod prelude {
             tools::{Tools, done},
         },
         stats::{Dice, Sample},
-        valgrind::Allocator,
+        valgrind::{Allocator, Count, Counts},
         workers,
     };
     pub use anyhow::{Context, Result, bail, ensure};

@@ -1,15 +1,26 @@
 //! The process and the machine: memory, processors, load.
 
-use std::{fs, thread::available_parallelism};
+use std::{fs, ops::Range, thread::available_parallelism};
 
 use anyhow::{Context, Result};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::{
+    thread::{CpuSet, sched_setaffinity},
+    time::{ClockId, clock_gettime},
+};
 
 /// Keeps this process to one processor, if there are two: else the scheduler's choices are in the figures.
 pub fn stay_on(processor: usize) -> Result<()> {
-    if available_parallelism()?.get() > 1 {
-        let mut only = CpuSet::new();
+    stay_in(processor..processor + 1)
+}
+
+/// Keeps this process, and the threads that it will have, to these processors, as far as there are any of them.
+pub fn stay_in(processors: Range<usize>) -> Result<()> {
+    let there = available_parallelism()?.get();
+    let mut only = CpuSet::new();
+    for processor in processors.start..processors.end.min(there) {
         only.set(processor);
+    }
+    if only.count() > 0 {
         sched_setaffinity(None, &only)?;
     }
     Ok(())
@@ -21,11 +32,10 @@ pub fn load() -> String {
     load.split(' ').next().unwrap_or("unknown").to_owned()
 }
 
-/// For how long the main thread has had a processor, in seconds.
-pub fn processor_time() -> Result<f64> {
-    let schedule = fs::read_to_string("/proc/self/schedstat")?;
-    let nanos: f64 = schedule.split(' ').next().unwrap_or_default().parse()?;
-    Ok(nanos / 1e9)
+/// For how long this process has had a processor, in seconds.
+pub fn processor_time() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// The memory of this process, in MiB.

@@ -89,14 +89,11 @@ impl Setup {
         H: ServerHandler + Clone,
         A: Body<Data = Bytes, Error: Into<BoxError> + fmt::Display> + Send + 'static,
     {
-        let (config, sessions) = config;
         if self == Self::Wrapped {
-            let manager = CancellableSessionManager::local(sessions);
-            return boxed(layer.layer(mcp(config, handler, manager)));
+            let manager = CancellableSessionManager::local(config.1);
+            return boxed(layer.layer(mcp(config.0, handler, manager)));
         }
-        let mut manager = LocalSessionManager::default();
-        manager.session_config = sessions;
-        self.around(mcp(config, handler, manager), layer)
+        self.around(bare(config, handler), layer)
     }
 }
 
@@ -109,6 +106,16 @@ impl Mode {
         config.legacy_session_mode = self == Self::Session;
         (config, SessionConfig::default())
     }
+}
+
+/// rmcp as it is.
+pub fn bare<H: ServerHandler + Clone>(
+    (config, sessions): Config,
+    handler: H,
+) -> StreamableHttpService<H, LocalSessionManager> {
+    let mut manager = LocalSessionManager::default();
+    manager.session_config = sessions;
+    mcp(config, handler, manager)
 }
 
 fn mcp<H: ServerHandler + Clone, M: SessionManager>(

@@ -4,4 +4,5 @@ pub mod crowd;
 pub mod ledger;
 pub mod load;
 pub mod serve;
+pub mod side;
 pub mod tools;

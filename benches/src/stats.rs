@@ -34,6 +34,12 @@ impl Sample {
         self.quantile(1.0)
     }
 
+    /// The median and the quartiles, for a reader.
+    pub fn spread(&self) -> String {
+        let [least, most] = [0.25, 0.75].map(|share| self.quantile(share));
+        format!("{:.3} ({least:.3}–{most:.3})", self.median())
+    }
+
     /// The share of values that are not above each value, in at most about `points` points.
     pub fn cumulated(&self, points: usize) -> Vec<(f64, f64)> {
         let step = self.0.len().div_ceil(points.max(1)).max(1);

@@ -1,9 +1,7 @@
 //! What the programs in `work` do. They differ in their allocator only.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail};
-use tokio::{runtime::Runtime, time::Instant};
+use tokio::runtime::Runtime;
 
 use crate::{
     case::{Case, Running},
@@ -35,19 +33,7 @@ impl Work {
     }
 
     pub fn go(&mut self, times: u32) -> Result<()> {
-        self.runtime.block_on(async {
-            for _ in 0..times {
-                self.running.ask().await?;
-            }
-            Ok(())
-        })
-    }
-
-    /// How long so many calls take.
-    pub fn time(&mut self, times: u32) -> Result<Duration> {
-        let start = Instant::now();
-        self.go(times)?;
-        Ok(start.elapsed())
+        self.runtime.block_on(self.running.go(times))
     }
 }
 
@@ -58,7 +44,7 @@ pub fn main() -> Result<()> {
         Some(("calls", case)) => {
             let case = Case::named(case)?;
             let mut work = Work::warm(case)?;
-            valgrind::counted(|| work.go(case.what.repetitions().1))
+            valgrind::counted(case.what.repetitions().1, |times| work.go(times))
         }
         Some(("ask", asked)) => {
             let (times, case) = asked.split_once(' ').context("ask how often?")?;

@@ -3,14 +3,10 @@
 //! `throughput [--quick]`. The server has one processor and the clients have the other, so that the server is what is
 //! measured.
 
-use std::net::SocketAddr;
-
 use benches::{
-    child::{Child, obey},
     prelude::*,
-    sockets::load::Load,
+    sockets::side::{self, Path, Run, Side},
 };
-use tokio::runtime::Handle;
 
 const CONNECTIONS: usize = 16;
 
@@ -23,26 +19,11 @@ struct Found {
     pairs: Vec<[Run; 2]>,
 }
 
-struct Run {
-    /// Calls a second.
-    rate: f64,
-    /// Microseconds of the server's processor for a call.
-    cost: f64,
-}
-
 fn main() -> Result<()> {
-    match role().as_str() {
-        "" => {
-            let load = machine::load();
-            machine::stay_on(0)?;
-            compare(&load)
-        }
-        "clients" => {
-            machine::stay_on(1)?;
-            let mut load = Load::default();
-            runtime()?.block_on(obey(async |words| load.act(words).await))
-        }
-        _ => bail!("usage: throughput [--quick]"),
+    let role = role();
+    match role.as_str() {
+        "" => compare(&machine::load()),
+        _ => side::play(&role),
     }
 }
 
@@ -68,48 +49,21 @@ fn compare(load: &str) -> Result<()> {
 }
 
 async fn measure(count: usize, millis: u64) -> Result<Vec<Found>> {
-    let mut clients = Child::start("clients")?;
-    let mut run = async |address: SocketAddr, mode: Mode| -> Result<Run> {
-        let command = format!("run {address} {mode} {CONNECTIONS} {millis}");
-        let before = machine::processor_time()?;
-        let answer = clients.ask(&command).await?;
-        let spent = machine::processor_time()? - before;
-        let (rate, calls) = answer.split_once(' ').context("no count")?;
-        let (rate, cost) = (rate.parse()?, spent * 1e6 / calls.parse::<f64>()?);
-        Ok(Run { rate, cost })
-    };
     let mut found = Vec::new();
     for mode in Mode::iter() {
-        let reference = start(Setup::Bare, mode)?;
         for setup in CANDIDATES {
-            let candidate = start(setup, mode)?;
             eprintln!("{mode}, {setup}");
+            let start = async |setup| Side::start(Path::Sockets, mode, setup, 1).await;
+            let mut sides = [start(Setup::Bare).await?, start(setup).await?];
+            let mut run = async |side: usize| sides[side].run(CONNECTIONS, millis).await;
             // Opens the connections, and warms up.
-            run(reference, mode).await?;
-            run(candidate, mode).await?;
-            let mut pairs = Vec::new();
-            // A B B A and so on, so that what drifts favours neither side.
-            for pair in 0..count {
-                let (bare, own);
-                if pair % 2 == 0 {
-                    bare = run(reference, mode).await?;
-                    own = run(candidate, mode).await?;
-                } else {
-                    own = run(candidate, mode).await?;
-                    bare = run(reference, mode).await?;
-                }
-                pairs.push([bare, own]);
-            }
+            run(0).await?;
+            run(1).await?;
+            let pairs = alternate(count, run).await?;
             found.push(Found { mode, setup, pairs });
         }
     }
     Ok(found)
-}
-
-fn start(setup: Setup, mode: Mode) -> Result<SocketAddr> {
-    let (tools, layer) = (Tools(Ledger::new(0, 0)), CancelOnDisconnectLayer::new());
-    let server = || tools.served(setup, mode, layer);
-    Ok(serve(&Handle::current(), 1, server)?[0])
 }
 
 // === impl Found ===
@@ -156,6 +110,8 @@ impl Found {
 
     fn target(&self) -> Target {
         let what = format!("calls a second, {}, {}, to bare", self.mode, self.setup);
-        Target::new(AtLeast(0.97), what, self.ratios().median())
+        let is_wrapped = (self.setup, self.mode) == (Setup::Wrapped, Mode::Session);
+        let least = AtLeast(if is_wrapped { 0.97 } else { 0.95 });
+        Target::new(least, what, self.ratios().median())
     }
 }

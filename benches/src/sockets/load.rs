@@ -1,4 +1,4 @@
-//! Connections on which one request follows the other: a load generator, and pings that tell whether a server answers while
+//! Callers whose requests follow one another: a load generator, and pings that tell whether a server answers while
 //! other things happen to it.
 
 use std::{
@@ -11,6 +11,8 @@ use std::{
 };
 
 use anyhow::{Result, bail};
+use bytes::Bytes;
+use http_body_util::Full;
 use serde_json::json;
 use tokio::{
     task::JoinSet,
@@ -20,7 +22,7 @@ use tokio::{
 use crate::{
     client::{Client, Stream, Way, call, ping, wire},
     runtime,
-    setup::Mode,
+    setup::{Mode, Server},
 };
 
 /// Before it counts.
@@ -29,32 +31,54 @@ const WARM_UP: Duration = Duration::from_millis(100);
 /// Between two pings.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What is told to do `run ADDRESS session|stateless CONNECTIONS MILLISECONDS` and answers with
+/// What is told to do `run ADDRESS session|stateless SESSIONS CALLERS MILLISECONDS` and answers with
 /// calls a second, and with how many there were, warm-up and all. Connections and sessions are kept for the next time.
+/// `inside` is the address of the server in this process.
 #[derive(Default)]
-pub struct Load(HashMap<SocketAddr, Vec<Caller>>);
+pub struct Load {
+    callers: HashMap<String, Vec<Caller>>,
+    inside: Option<Server<Full<Bytes>>>,
+}
 
 /// One `ping` after the other, from a thread of its own, until this is dropped.
 #[derive(Debug)]
 pub struct Pings(Arc<Mutex<Duration>>);
 
-/// One connection, with a session of its own.
+/// One call after the other, on one connection if there are any.
 struct Caller {
     client: Client,
-    connection: Stream,
+    connection: Option<Stream>,
     next: usize,
 }
 
 // === impl Load ===
 
 impl Load {
+    pub fn inside(server: Server<Full<Bytes>>) -> Self {
+        let inside = Some(server);
+        Self {
+            inside,
+            ..Self::default()
+        }
+    }
+
     pub async fn act(&mut self, words: &[&str]) -> Result<String> {
-        let ["run", address, mode, connections, millis] = words else {
+        let ["run", address, mode, sessions, count, millis] = words else {
             bail!("no command {words:?}");
         };
-        let callers = self.0.entry(address.parse()?).or_default();
-        while callers.len() < connections.parse()? {
-            callers.push(Caller::open(address.parse()?, mode.parse()?).await?);
+        let (sessions, count): (usize, usize) = (sessions.parse()?, count.parse()?);
+        let key = format!("{address} {sessions}");
+        let callers = self.callers.entry(key).or_default();
+        while callers.len() < count {
+            let way = match &self.inside {
+                Some(server) => Way::Direct(server.clone()),
+                None => Way::Socket(address.parse()?),
+            };
+            let client = match callers.len().checked_sub(sessions) {
+                Some(caller) => callers[caller].client.clone(),
+                None => Client::open(way, mode.parse()?).await?,
+            };
+            callers.push(Caller::open(client, callers.len()).await?);
         }
         let begun = Instant::now() + WARM_UP;
         let end = begun + Duration::from_millis(millis.parse()?);
@@ -122,11 +146,17 @@ fn note(worst: &Mutex<Duration>, taken: Duration) {
 // === impl Caller ===
 
 impl Caller {
-    async fn open(address: SocketAddr, mode: Mode) -> Result<Self> {
+    async fn open(client: Client, number: usize) -> Result<Self> {
+        let connection = match client.way() {
+            Way::Socket(address) => Some(Stream::connect(*address).await?),
+            Way::Direct(_) => None,
+        };
+        // No two in a session have the same ids.
+        let next = number << 32;
         Ok(Self {
-            client: Client::open(Way::Socket(address), mode).await?,
-            connection: Stream::connect(address).await?,
-            next: 0,
+            client,
+            connection,
+            next,
         })
     }
 
@@ -136,8 +166,11 @@ impl Caller {
         loop {
             self.next += 1;
             let message = call(self.next, "echo", json!({ "text": "x".repeat(100) }));
-            let request = wire(self.client.post(&message)?).await?;
-            self.connection.exchange(&request, "xxxxx").await?;
+            let request = self.client.post(&message)?;
+            match &mut self.connection {
+                Some(connection) => connection.exchange(&wire(request).await?, "xxxxx").await?,
+                None => drop(self.client.ask(request).await?),
+            }
             let now = Instant::now();
             match (begun..end).contains(&now) {
                 true => between += 1,

@@ -1,0 +1,79 @@
+//! What a call executes, and what it touches and waits for on its way: counts beside bare rmcp, and beside layers that
+//! everybody accepts.
+
+use std::collections::BTreeSet;
+
+use benches::{prelude::*, usual::Usual, valgrind};
+
+const OURS: [Who; 4] = [
+    Who::Setup(Setup::Guard),
+    Who::Setup(Setup::Layer),
+    Who::Setup(Setup::Wrapped),
+    Who::Abortable,
+];
+
+fn main() -> Result<()> {
+    let mut cases = Vec::new();
+    for mode in Mode::iter() {
+        let whos = [Who::BARE].into_iter().chain(Usual::iter().map(Who::Usual));
+        let what = What::Call(mode, Load::Arguments(100));
+        cases.extend(whos.chain(OURS).map(|who| Case::new(who, what)));
+    }
+    if is_quick() {
+        cases.retain(|case| matches!(case.who, Who::Setup(_)));
+    }
+    let wanted = cases
+        .iter()
+        .flat_map(|case| Count::iter().map(|count| (*case, count)));
+    let counts = valgrind::counts(Allocator::Glibc, BTreeSet::from_iter(wanted))?;
+    let section = Section {
+        rows: cases.iter().map(|case| row(&counts, *case)).collect(),
+        targets: cases
+            .iter()
+            .flat_map(|case| targets(&counts, *case))
+            .collect(),
+        ..Section::new("misses", json!({}))?
+    };
+    section.publish()
+}
+
+fn row(counts: &Counts, case: Case) -> Vec<String> {
+    let cell = |count: Count| {
+        let (own, bare) = (counts[&(case, count)], counts[&(case.bare(), count)]);
+        match count {
+            Count::LastLevelMisses => format!("{own:.2}"),
+            _ => format!("{own:.0} ({:.3})", own / bare),
+        }
+    };
+    let first = cells![case.what.request(), case.who];
+    first.into_iter().chain(Count::iter().map(cell)).collect()
+}
+
+fn targets(counts: &Counts, case: Case) -> Vec<Target> {
+    use Count::{DataMisses, InstructionMisses, LockedInstructions, Mispredictions};
+    let most = match (case.who, case.what) {
+        (Who::Setup(Setup::Wrapped), What::Call(Mode::Session, _)) => 1.08,
+        (Who::Setup(Setup::Layer), _) => 1.12,
+        _ => return Vec::new(),
+    };
+    let counted = [
+        InstructionMisses,
+        DataMisses,
+        Mispredictions,
+        LockedInstructions,
+    ];
+    let target = |count: Count| {
+        let most = if count == LockedInstructions {
+            1.15
+        } else {
+            most
+        };
+        let measured = count.to_bare(counts[&(case, count)], counts[&(case.bare(), count)]);
+        Target::new(
+            AtMost(most),
+            format!("{count} of {case}, to bare"),
+            measured,
+        )
+    };
+    counted.map(target).to_vec()
+}

@@ -1,0 +1,90 @@
+//! What one tool call takes in time, as a ratio to bare rmcp.
+//!
+//! `time [--quick]`. Each set-up is in a process of its own, of which one runs at a time, all on the same processor.
+
+use benches::{
+    child::{Child, obey},
+    prelude::*,
+};
+
+/// How often both processes are started anew: where memory lies is a matter of luck, and stays as it is.
+const STARTS: usize = 3;
+
+/// How long a run takes, about.
+const RUN: f64 = 20e-3;
+
+fn main() -> Result<()> {
+    let role = role();
+    if !role.is_empty() {
+        machine::stay_on(1)?;
+        return runtime()?.block_on(play(Case::named(&role)?));
+    }
+    machine::stay_on(0)?;
+    let pairs = if is_quick() { 3 } else { 10 };
+    let values = json!({ "starts": STARTS, "pairs": pairs, "load": machine::load() });
+    let mut section = Section::new("time", values)?;
+    for what in What::all() {
+        let mut row = cells![what.request(), what.load(), ""];
+        for who in Who::COMPARED {
+            let case = Case::new(who, what);
+            eprintln!("timing: {case}");
+            let found = runtime()?.block_on(measure(case, pairs))?;
+            row[2] = format!(
+                "{:.1}",
+                found
+                    .iter()
+                    .map(|[bare, _]| bare * 1e6)
+                    .collect::<Sample>()
+                    .median()
+            );
+            let ratios = ratios(&found);
+            row.push(ratios.spread());
+            section.targets.extend(target(case, ratios.median()));
+        }
+        section.rows.push(row);
+    }
+    section.publish()
+}
+
+fn target(case: Case, measured: f64) -> Option<Target> {
+    let most = match (case.who, case.what) {
+        (Who::Setup(Setup::Wrapped), What::Call(Mode::Session, Load::Arguments(100))) => 1.08,
+        (Who::Setup(Setup::Layer), What::Call(_, Load::Arguments(100))) => 1.12,
+        _ => return None,
+    };
+    Some(Target::new(
+        AtMost(most),
+        format!("time of {case}, to bare"),
+        measured,
+    ))
+}
+
+/// Seconds of a call, bare rmcp's first.
+async fn measure(case: Case, count: usize) -> Result<Vec<[f64; 2]>> {
+    let mut pairs = Vec::new();
+    for _ in 0..STARTS {
+        let start = |case: Case| Child::start(&case.to_string());
+        let mut children = [start(case.bare())?, start(case)?];
+        let mut ask = async |side: usize, times: u32| -> Result<f64> {
+            Ok(children[side].ask(&times.to_string()).await?.parse()?)
+        };
+        let (warm, _) = case.what.repetitions();
+        ask(1, warm).await?;
+        let calls = RUN / ask(0, warm).await?;
+        pairs.extend(alternate(count, async |side| ask(side, calls.ceil() as u32).await).await?);
+    }
+    Ok(pairs)
+}
+
+/// Asks so often, and answers with the seconds of one call.
+async fn play(case: Case) -> Result<()> {
+    let mut running = case.run().await?;
+    obey(async |words| {
+        let times: u32 = words.concat().parse()?;
+        let start = machine::processor_time();
+        running.go(times).await?;
+        let spent = machine::processor_time() - start;
+        Ok((spent / f64::from(times)).to_string())
+    })
+    .await
+}

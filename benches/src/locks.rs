@@ -1,0 +1,176 @@
+//! Locked instructions: those with which a processor takes a line of memory from all others. What a call executes of them,
+//! and which locks it takes, does not depend on the machine; what they cost does.
+//!
+//! callgrind says how often each instruction was executed, `objdump` which of them are locked, and `addr2line` of which
+//! functions they are a part, with those that were inlined.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Command,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::place::{Owner, owner, root};
+
+/// How often each locked instruction was executed, by its file and its address.
+#[derive(Debug, Default)]
+pub struct Profile(BTreeMap<(String, u64), u64>);
+
+/// What they are for.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// By the place in the crate, or by the name of another.
+    pub places: BTreeMap<String, u64>,
+    /// How often locks were taken, by what they guard.
+    pub locks: BTreeMap<String, u64>,
+}
+
+/// The addresses of the locked instructions in a file.
+type Addresses = Arc<BTreeSet<u64>>;
+
+static KNOWN: Mutex<BTreeMap<String, Addresses>> = Mutex::new(BTreeMap::new());
+
+// === impl Profile ===
+
+impl Profile {
+    /// From a file of callgrind with `--dump-instr=yes`, nothing compressed and without lines.
+    pub fn read(text: &str) -> Result<Self> {
+        let (mut profile, mut file, mut is_call) = (Self::default(), String::new(), false);
+        let mut addresses = Addresses::default();
+        for line in text.lines() {
+            if let Some(name) = line.strip_prefix("ob=") {
+                file = name.to_owned();
+                addresses = locked(name)?;
+            } else if line.starts_with("calls=") {
+                // The next line is what the called function has cost.
+                is_call = true;
+            } else if let Some(cost) = line.strip_prefix("0x")
+                && !std::mem::take(&mut is_call)
+            {
+                let mut words = cost.split(' ');
+                let address = u64::from_str_radix(words.next().unwrap_or_default(), 16)?;
+                if addresses.contains(&address) {
+                    let executed: u64 = words.next().context("no count")?.parse()?;
+                    *profile.0.entry((file.clone(), address)).or_default() += executed;
+                }
+            }
+        }
+        Ok(profile)
+    }
+
+    pub fn executed(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    pub fn resolve(&self) -> Result<Found> {
+        let mut by_file: BTreeMap<&str, Vec<(u64, u64)>> = BTreeMap::new();
+        for ((file, address), executed) in &self.0 {
+            by_file.entry(file).or_default().push((*address, *executed));
+        }
+        let (mut found, root) = (Found::default(), root()?);
+        for (file, instructions) in by_file {
+            let addresses = instructions
+                .iter()
+                .map(|(address, _)| format!("{address:#x}"));
+            let arguments = ["-a", "-i", "-f", "-C", "-e", file].map(str::to_owned);
+            let text = output("addr2line", arguments.into_iter().chain(addresses))?;
+            let stacks = text.split("0x").skip(1);
+            for (stack, (_, executed)) in stacks.zip(instructions) {
+                found.add(stack, executed, &root);
+            }
+        }
+        Ok(found)
+    }
+}
+
+// === impl Found ===
+
+impl Found {
+    /// A stack is an address, and then a function and its place for each frame, the innermost first.
+    fn add(&mut self, stack: &str, executed: u64, root: &str) {
+        let lines = Vec::from_iter(stack.lines().skip(1));
+        let frames = || lines.chunks_exact(2).map(|frame| (frame[0], frame[1]));
+        let mut owners = frames().map(|(_, place)| owner(place, root));
+        let name = match owners.find(|owner| *owner != Owner::Container) {
+            Some(Owner::Layer(place)) => {
+                format!("src/{}", place.split(" (").next().unwrap_or(place))
+            }
+            Some(Owner::Other(name)) => name.to_owned(),
+            Some(Owner::Container) | None => "std, tokio and others".to_owned(),
+        };
+        *self.places.entry(name).or_default() += executed;
+        if let Some(lock) = frames().find_map(|(function, place)| taken(function, place)) {
+            *self.locks.entry(lock).or_default() += executed;
+        }
+    }
+}
+
+/// What the lock guards that is taken in this frame, `lock<…>` of std or of parking_lot.
+fn taken(function: &str, place: &str) -> Option<String> {
+    let is_lock = ["/poison/mutex.rs", "/poison/rwlock.rs", "/lock_api-"];
+    is_lock.iter().find(|path| place.contains(**path))?;
+    let (name, guarded) = function.split_once('<')?;
+    let takes = ["lock", "try_lock", "read", "write", "try_read", "try_write"];
+    takes.iter().find(|take| **take == name)?;
+    let guarded = guarded.strip_suffix('>')?;
+    // parking_lot's are generic over how they lock as well.
+    let is_raw = guarded.starts_with("parking_lot::");
+    let raw = guarded.split_once(", ").filter(|_| is_raw);
+    Some(raw.map_or(guarded, |(_, guarded)| guarded).to_owned())
+}
+
+fn locked(file: &str) -> Result<Addresses> {
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(addresses) = known.get(file) {
+        return Ok(addresses.clone());
+    }
+    let arguments = ["-d", "--no-show-raw-insn", file].map(str::to_owned);
+    let text = output("objdump", arguments)?;
+    let addresses: Addresses = Arc::new(text.lines().filter_map(locked_at).collect());
+    known.insert(file.to_owned(), addresses.clone());
+    Ok(addresses)
+}
+
+/// Where the instruction is, if it is locked. `xchg` with memory is without saying so.
+fn locked_at(line: &str) -> Option<u64> {
+    let (address, instruction) = line.split_once(":\t")?;
+    let is_exchange = instruction.starts_with("xchg ") && instruction.contains('(');
+    let is_locked = is_exchange || instruction.starts_with("lock ");
+    let address = is_locked.then_some(address)?;
+    u64::from_str_radix(address.trim(), 16).ok()
+}
+
+fn output(program: &str, arguments: impl IntoIterator<Item = String>) -> Result<String> {
+    let output = Command::new(program).args(arguments).output()?;
+    ensure!(output.status.success(), "{program} has failed");
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instruction_is_locked_by_its_prefix_or_as_an_exchange_with_memory() {
+        let locked = "  1f0:\tlock cmpxchg %ecx,(%rdi)";
+        assert_eq!(locked_at(locked), Some(0x1f0));
+        assert_eq!(locked_at("  1f4:\txchg   %eax,(%rdi)"), Some(0x1f4));
+        assert_eq!(locked_at("  1f6:\txchg   %ax,%ax"), None);
+        assert_eq!(locked_at("  1f8:\tmov    %eax,(%rdi)"), None);
+    }
+
+    #[test]
+    fn a_lock_is_named_by_what_it_guards_and_its_place_by_who_takes_it() {
+        let std = "/rustc/59/library/std/src/sync/poison/mutex.rs:492";
+        let stack = format!(
+            "5c\ncompare_exchange\n/rustc/59/library/core/src/sync/atomic.rs:3\nlock<a::B>\n{std}\nseen\n/me/src/slot.rs:9\n"
+        );
+        let mut found = Found::default();
+        found.add(&stack, 3, "/me/src/");
+        assert_eq!(found.places, [("src/slot.rs:9".to_owned(), 3)].into());
+        assert_eq!(found.locks, [("a::B".to_owned(), 3)].into());
+        assert_eq!(taken("drop<a::B>", std), None);
+    }
+}

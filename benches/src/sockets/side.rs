@@ -1,0 +1,120 @@
+//! A server and the clients that call it without a pause, each on processors of their own as far as there are so many.
+
+use std::{ops::Range, thread::available_parallelism};
+
+use anyhow::{Context, Result, bail};
+use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+use strum::{Display, EnumIter, EnumString};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{
+    child::{Child, obey},
+    machine, runtime,
+    setup::{Mode, Setup},
+    sockets::{ledger::Ledger, load::Load, serve::serve, tools::Tools},
+};
+
+/// How the clients reach the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter, EnumString)]
+#[strum(serialize_all = "lowercase")]
+pub enum Path {
+    /// They are in its process, and on its threads.
+    Inside,
+    Sockets,
+}
+
+/// One of those that are compared.
+pub struct Side {
+    mode: Mode,
+    threads: usize,
+    clients: Child,
+    address: String,
+    server: Option<Child>,
+}
+
+pub struct Run {
+    /// Calls a second.
+    pub rate: f64,
+    /// Microseconds of the server's processors for a call, where it has a process of its own.
+    pub cost: f64,
+}
+
+// === impl Side ===
+
+impl Side {
+    /// The program has to [`play`] the other roles.
+    pub async fn start(path: Path, mode: Mode, setup: Setup, threads: usize) -> Result<Self> {
+        let server = Child::start(&format!("{path} {setup} {mode} {threads}"))?;
+        let (clients, mut server) = match path {
+            Path::Inside => (server, None),
+            Path::Sockets => (Child::start(&format!("clients {threads}"))?, Some(server)),
+        };
+        let address = match &mut server {
+            Some(server) => server.ask("address").await?,
+            None => "inside".to_owned(),
+        };
+        Ok(Self {
+            mode,
+            threads,
+            clients,
+            address,
+            server,
+        })
+    }
+
+    /// All sessions call all the time. In a single session there is a call for each thread.
+    pub async fn run(&mut self, sessions: usize, millis: u64) -> Result<Run> {
+        let (address, mode, callers) = (&self.address, self.mode, sessions.max(self.threads));
+        let command = format!("run {address} {mode} {sessions} {callers} {millis}");
+        let before = self.spent().await?;
+        let answer = self.clients.ask(&command).await?;
+        let spent = self.spent().await? - before;
+        let (rate, calls) = answer.split_once(' ').context("no count")?;
+        let (rate, cost) = (rate.parse()?, spent * 1e6 / calls.parse::<f64>()?);
+        Ok(Run { rate, cost })
+    }
+
+    async fn spent(&mut self) -> Result<f64> {
+        match &mut self.server {
+            Some(server) => Ok(server.ask("spent").await?.parse()?),
+            None => Ok(f64::NAN),
+        }
+    }
+}
+
+/// In a child: a server, or clients, or both.
+pub fn play(role: &str) -> Result<()> {
+    let words = Vec::from_iter(role.split(' '));
+    if let ["clients", threads] = words[..] {
+        let (first, all) = (threads.parse()?, available_parallelism()?.get());
+        // Where there are no others, they share the server's.
+        let clients = threads_in(if first < all { first..all } else { 0..all })?;
+        let mut load = Load::default();
+        return clients.block_on(obey(async |words| load.act(words).await));
+    }
+    let [path, setup, mode, threads] = words[..] else {
+        bail!("no role {role:?}");
+    };
+    let (setup, mode): (Setup, Mode) = (setup.parse()?, mode.parse()?);
+    let server = threads_in(0..threads.parse()?)?;
+    let (tools, layer) = (Tools(Ledger::new(0, 0)), CancelOnDisconnectLayer::new());
+    if path.parse::<Path>()? == Path::Inside {
+        let _inside = server.enter();
+        let mut load = Load::inside(setup.serve(mode.config(), tools, layer));
+        return server.block_on(obey(async |words| load.act(words).await));
+    }
+    let address = serve(server.handle(), 1, || tools.served(setup, mode, layer))?[0];
+    let answer = async |words: &[&str]| match words {
+        ["spent"] => Ok(machine::processor_time().to_string()),
+        _ => Ok(address.to_string()),
+    };
+    runtime()?.block_on(obey(answer))
+}
+
+/// A runtime with a thread on each of these processors.
+fn threads_in(processors: Range<usize>) -> Result<Runtime> {
+    machine::stay_in(processors.clone())?;
+    let mut builder = Builder::new_multi_thread();
+    let builder = builder.worker_threads(processors.len()).enable_all();
+    Ok(builder.build()?)
+}

@@ -1,0 +1,99 @@
+//! Layers that everybody accepts, to see what ours costs beside them.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    middleware::{Next, from_fn},
+};
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::Full;
+use rmcp::transport::{
+    StreamableHttpService, streamable_http_server::session::local::LocalSessionManager,
+};
+use strum::{Display, EnumIter};
+use tower::{Layer, ServiceBuilder};
+use tower_http::{
+    catch_panic::CatchPanicLayer,
+    classify::{ServerErrorsAsFailures, SharedClassifier},
+    cors::CorsLayer,
+    request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer},
+    timeout::TimeoutLayer,
+    trace::{DefaultMakeSpan, DefaultOnRequest, DefaultOnResponse, TraceLayer},
+};
+use tracing::Level;
+
+use crate::{
+    setup::{Server, boxed},
+    tools::Tools,
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Display, EnumIter)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Usual {
+    /// `TraceLayer` at `INFO`, to which nobody listens.
+    Trace,
+    /// The same with a subscriber that formats everything and writes it nowhere.
+    TraceHeard,
+    Cors,
+    /// A function of axum's that does nothing.
+    FromFn,
+    /// A request id is made, and put into the response.
+    RequestId,
+    /// Request ids, `Trace`, `Cors`, `CatchPanic` and `Timeout`.
+    Five,
+}
+
+type Bare = StreamableHttpService<Tools, LocalSessionManager>;
+
+// === impl Usual ===
+
+impl Usual {
+    pub fn around(self, service: Bare) -> Server<Full<Bytes>> {
+        match self {
+            Self::Trace => boxed(trace().layer(service)),
+            Self::TraceHeard => {
+                let subscriber = tracing_subscriber::fmt().with_writer(std::io::sink);
+                // There may be one from before.
+                let _ = subscriber.try_init();
+                boxed(trace().layer(service))
+            }
+            Self::Cors => boxed(CorsLayer::permissive().layer(service)),
+            Self::FromFn => {
+                let nothing = |request, next: Next| next.run(request);
+                let service = from_fn(nothing).layer(service);
+                let body = |request: Request<Full<Bytes>>| request.map(Body::new);
+                boxed(ServiceBuilder::new().map_request(body).service(service))
+            }
+            Self::RequestId => boxed(
+                ServiceBuilder::new()
+                    .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
+                    .layer(PropagateRequestIdLayer::x_request_id())
+                    .service(service),
+            ),
+            Self::Five => boxed(
+                ServiceBuilder::new()
+                    .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
+                    .layer(PropagateRequestIdLayer::x_request_id())
+                    .layer(trace())
+                    .layer(CorsLayer::permissive())
+                    .layer(CatchPanicLayer::new())
+                    .layer(timeout())
+                    .service(service),
+            ),
+        }
+    }
+}
+
+fn trace() -> TraceLayer<SharedClassifier<ServerErrorsAsFailures>> {
+    TraceLayer::new_for_http()
+        .make_span_with(DefaultMakeSpan::new().level(Level::INFO))
+        .on_request(DefaultOnRequest::new().level(Level::INFO))
+        .on_response(DefaultOnResponse::new().level(Level::INFO))
+}
+
+/// Longer than any call takes.
+fn timeout() -> TimeoutLayer {
+    TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(3_600))
+}
