@@ -125,12 +125,14 @@ async fn compare(size: Size) -> Result<()> {
     let mut section = Section::new("storm", values)?;
     let mut all_right = true;
     for (index, storm) in STORMS.into_iter().enumerate() {
+        let bare = found.iter().find(|(setup, _)| *setup == Setup::Bare);
+        let bare = bare.and_then(|(_, outcomes)| outcomes[index].ping);
         for (setup, outcomes) in &found {
             let outcome = &outcomes[index];
             section.rows.push(outcome.row(storm, *setup));
             if setup.is_ours() {
                 let name = format!("{setup}, {storm}");
-                section.targets.extend(outcome.targets(&name));
+                section.targets.extend(outcome.targets(&name, bare));
                 all_right &= outcome.missed() == 0;
             }
         }
@@ -393,14 +395,16 @@ impl Outcome {
         ]
     }
 
-    fn targets(&self, name: &str) -> impl Iterator<Item = Target> {
-        let (wrong, slowest) = ("wrong tokens and answers", "slowest ping (ms)");
+    /// `bare`: the slowest ping of bare rmcp in the same storm.
+    fn targets(&self, name: &str, bare: Option<f64>) -> impl Iterator<Item = Target> {
+        let (wrong, slowest) = ("wrong tokens and answers", "slowest ping, to bare's");
         let wrong = Target::new(
             AtMost(0.0),
             format!("{name}: {wrong}"),
             self.missed() as f64,
         );
-        let ping = |ping| Target::new(AtMost(100.0), format!("{name}: {slowest}"), ping);
-        [wrong].into_iter().chain(self.ping.map(ping))
+        let ping = self.ping.zip(bare).map(|(ping, bare)| ping / bare);
+        let ping = ping.map(|ping| Target::new(AtMost(1.2), format!("{name}: {slowest}"), ping));
+        [wrong].into_iter().chain(ping)
     }
 }
