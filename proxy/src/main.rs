@@ -1,0 +1,3 @@
+//! Puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
+
+fn main() {}
