@@ -122,6 +122,27 @@ fn lists_may_have_several_values_and_graces_a_tool() {
 }
 
 #[test]
+fn a_file_may_have_every_kind_of_value() {
+    let path = std::env::temp_dir().join(format!("mcp-cancel-proxy-{}.toml", std::process::id()));
+    let text = "command = [\"npx\", \"--yes\", \"a server\"]\nno-resumable = true\nmax-sessions = 5\n\
+                exempt = [\"a\", \"b\"]\n# a comment\nenv = \"A=b\"\n";
+    std::fs::write(&path, text).unwrap();
+    let file = format!("--config={}", path.display());
+    let config = read(&[HTTP[0], &file, "--max-sessions=6"]);
+    // A server on the command line is another one than that in the file.
+    let other = read(&[HTTP[0], &file, "--env=A=c", "--", "uvx"]);
+    std::fs::remove_file(&path).unwrap();
+    let config = config.unwrap();
+    assert_eq!(config.command, ["npx", "--yes", "a server"]);
+    assert!(config.no_resumable);
+    assert_eq!(config.max_sessions, 6, "the flag comes first");
+    assert_eq!(config.exempt, ["a", "b"]);
+    let other = other.unwrap();
+    assert_eq!(other.command, ["uvx"]);
+    assert_eq!(other.env, [("A".to_owned(), "c".to_owned())]);
+}
+
+#[test]
 fn every_option_is_documented_and_has_its_variable() {
     for arg in Config::command().get_arguments() {
         let Some(name) = arg

@@ -75,6 +75,30 @@ async fn connections_that_never_end_are_cut() {
     }
 }
 
+#[tokio::test]
+async fn many_open_streams_do_not_hold_it_up() {
+    let upstream = Upstream::start().await;
+    let mut proxy = Running::before(&upstream, &["--drain=100ms"]).await;
+    let mut open = Vec::new();
+    for _ in 0..100 {
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&stateless_call("1")).await;
+        let mut asked = upstream.asked().await;
+        asked.stream().await;
+        client.head().await;
+        open.push((client, asked));
+    }
+
+    proxy.stop();
+
+    for (mut client, mut asked) in open {
+        let answer = client.answer().await.expect("an error");
+        assert_eq!(answer["error"]["code"], -32800);
+        asked.gone().await;
+    }
+    proxy.ended().await;
+}
+
 /// The program, in front of a server that has a call under way.
 async fn with_call(upstream: &Upstream, options: &[&str]) -> (Program, Connection, Asked) {
     let url = format!("http://{}/mcp", upstream.addr);

@@ -208,6 +208,23 @@ async fn a_connection_serves_one_request_after_another() {
 }
 
 #[tokio::test]
+async fn a_client_that_waits_to_send_its_body_is_told_to_by_the_proxy() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let message = call("1");
+    let request = post("").header("expect", "100-continue");
+    let mut client = Connection::open(proxy.addr).await;
+    client.send_cut(&request, message.len()).await;
+    assert_eq!(client.head().await.status, 100);
+    client.write(message.as_bytes()).await;
+    let asked = upstream.asked().await;
+    assert!(!asked.headers.contains_key("expect"));
+    assert_eq!(asked.body(), message);
+    asked.answer("200 OK", "{}").await;
+    assert_eq!(client.head().await.status, 200);
+}
+
+#[tokio::test]
 async fn http_2_passes_too() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
