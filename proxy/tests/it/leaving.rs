@@ -63,8 +63,8 @@ async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
 #[tokio::test]
 async fn a_session_call_without_a_head_is_cancelled() {
     let upstream = Upstream::start().await;
-    let _proxy = Running::before(&upstream, &["--no-resumable"]).await;
-    let mut client = Connection::open(_proxy.addr).await;
+    let proxy = Running::before(&upstream, &["--no-resumable"]).await;
+    let mut client = Connection::open(proxy.addr).await;
     client.send(&session_call("1")).await;
     let mut asked = upstream.asked().await;
     client.fin();
