@@ -475,7 +475,7 @@ fn beside_an_answer(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce()
 
 #[test]
 fn a_call_that_is_answered_while_a_session_manager_binds_it_is_over() {
-    for round in 0..4_000 {
+    for round in 0..2_000 {
         let registry = Arc::new(Registry::new());
         let manager = Arc::new(Counts::of(7));
         let exchange = match round % 2 {
@@ -491,7 +491,7 @@ fn a_call_that_is_answered_while_a_session_manager_binds_it_is_over() {
 
 #[test]
 fn a_call_that_is_answered_while_its_body_is_read_is_over() {
-    for round in 0..2_000 {
+    for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
         let exchange = unread(&registry);
         let mut frames = Frames::default();
@@ -504,7 +504,7 @@ fn a_call_that_is_answered_while_its_body_is_read_is_over() {
 
 #[test]
 fn of_an_answer_and_a_deadline_one_wins() {
-    for round in 0..2_000 {
+    for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
         let exchange = settled(&registry);
         let id = exchange.info().unwrap().id();
@@ -524,7 +524,7 @@ fn of_an_answer_and_a_deadline_one_wins() {
 /// A client that leaves in the same moment has its token fire with its clean-ups, or neither.
 #[test]
 fn of_an_answer_and_a_plain_hang_up_one_wins_whole() {
-    for round in 0..2_000 {
+    for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
         let request = Request::get("/").body(()).unwrap();
         let instance = Arc::new(Instance::new(Options::default(), registry));

@@ -284,7 +284,7 @@ async fn after_it_the_cancel_of_its_client_passes_and_fires_nothing() {
 
 #[test]
 fn beside_a_hang_up_one_of_the_two_wins() {
-    for round in 0..2_000 {
+    for round in 0..1_000 {
         let (layer, log) = immediate();
         let (response, token) = exchange(&layer, Kind::Session.request(), &Script::stalled());
         let barrier = Barrier::new(2);
