@@ -1,1 +1,4 @@
 //! The parts of the program `mcp-cancel-proxy`.
+
+pub mod hub;
+pub mod message;

@@ -1,0 +1,353 @@
+//! Streams that outlive their clients: resumability for servers that have none.
+//!
+//! A server without an event store loses what it sends to a client that is away. Here a writer, mostly a task that reads
+//! the server's own stream, puts events into a [`Stream`], and the client's response reads it from there. A client
+//! that comes back names the last event that it has, and reads on after it.
+//!
+//! 1. **Bounded.** A stream keeps 256 events and 1 MiB, a session 4 MiB, all together [`Limits::bytes`]. What is counted
+//!    includes what it costs to keep it. Where no room is left for a stream, there is none: its call passes without event
+//!    ids, and is then one that cannot be resumed.
+//! 2. **What may be dropped** are progress and log lines, the oldest first; a comment in the stream says so. Answers,
+//!    errors and requests of the server are kept: their writer waits for the client to read, and where there is none the
+//!    call ends with an error.
+//! 3. **How long.** A stream is kept for 60 s after its end. One whose client has all of it makes room for others
+//!    before that.
+//! 4. **Whose.** A stream is found by an event id in its own session only.
+//! 5. **One reader.** Who resumes a stream takes it over. The response that read it before ends.
+//!
+//! The parts: [`Stream`] has a `ring` of events, which is where it is decided what stays; a [`Session`] has streams, and
+//! the [`Hub`] sessions.
+
+mod budget;
+mod event;
+mod ring;
+mod session;
+mod stream;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{HeaderValue, Response};
+use tokio::{task::AbortHandle, time::Instant};
+
+use self::{
+    budget::Budget,
+    event::Nonce,
+    session::{SESSION_OVERHEAD, WeakSession},
+};
+pub use self::{
+    event::{Event, Weight},
+    session::Session,
+    stream::{Call, LET_GO_AFTER, Refused, Stream},
+};
+
+/// The first revision whose clients know priming events.
+const FIRST_PRIMED: &str = "2025-11-25";
+
+/// How many sessions are known. Past that, of those without a stream the half that was not used for longest is forgotten:
+/// their streams are no longer primed.
+const MAX_SESSIONS: usize = 16 * 1024;
+
+/// How much a hub keeps, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// How many events a stream keeps: 256.
+    pub events: usize,
+    /// How many bytes a stream keeps: 1 MiB. An event alone may be larger.
+    pub stream_bytes: usize,
+    /// How many bytes the streams of a session keep: 4 MiB.
+    pub session_bytes: usize,
+    /// How many bytes are kept in all: 64 MiB.
+    pub bytes: usize,
+    /// How long a stream is kept after its end: 60 s.
+    pub kept_for: Duration,
+}
+
+/// All sessions. It is a handle: clones are the same hub.
+#[derive(Debug, Clone)]
+pub struct Hub(Arc<Shared>);
+
+/// How much there is, to be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Sessions that are known.
+    pub sessions: usize,
+    /// Streams, those that have ended and are kept included.
+    pub streams: usize,
+    /// Bytes that are kept, with what it costs to keep them.
+    pub buffer_bytes: usize,
+    /// How often a client came back to a stream.
+    pub resumes: u64,
+    /// How often a client was told that events are missing, on streams that are gone.
+    pub gaps: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    nonce: Nonce,
+    limits: Limits,
+    budget: Arc<Budget>,
+    sessions: Mutex<HashMap<Arc<str>, Session>>,
+    over: Mutex<Over>,
+    next_stream: AtomicU64,
+    resumes: AtomicU64,
+    gaps: AtomicU64,
+}
+
+/// Streams that have ended.
+#[derive(Debug, Default)]
+struct Over {
+    /// In the order in which they ended, each with the time when it is forgotten.
+    ended: VecDeque<(Instant, WeakSession, u64)>,
+    /// Those whose client has all of them.
+    spare: VecDeque<(WeakSession, u64)>,
+    /// The task that forgets them, while there are any.
+    sweeper: Option<AbortHandle>,
+}
+
+// === impl Limits ===
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            events: 256,
+            stream_bytes: 1024 * 1024,
+            session_bytes: 4 * 1024 * 1024,
+            bytes: 64 * 1024 * 1024,
+            kept_for: Duration::from_secs(60),
+        }
+    }
+}
+
+// === impl Hub ===
+
+impl Hub {
+    /// A hub without a session.
+    pub fn new(limits: Limits) -> Self {
+        Self(Arc::new(Shared {
+            nonce: Nonce::new(),
+            limits,
+            budget: Budget::new(limits.bytes),
+            sessions: Mutex::default(),
+            over: Mutex::default(),
+            next_stream: AtomicU64::new(0),
+            resumes: AtomicU64::new(0),
+            gaps: AtomicU64::new(0),
+        }))
+    }
+
+    /// The session with this id, which is made known if it is not. `asked_for` is the revision that its client's own
+    /// `initialize` asked for, if that is what begins it. `None` if there is no room for another session.
+    pub fn begin(&self, session: &str, asked_for: Option<&str>) -> Option<Session> {
+        let session = self.0.enter(session)?;
+        if let Some(revision) = asked_for {
+            session.set_primes(revision >= FIRST_PRIMED);
+        }
+        Some(session)
+    }
+
+    /// The session with this id, if it is known.
+    pub fn session(&self, id: &str) -> Option<Session> {
+        self.0.sessions().get(id).cloned()
+    }
+
+    /// Ends all streams of a session, and forgets it.
+    pub fn close(&self, session: &str) {
+        let session = self.0.sessions().remove(session);
+        if let Some(session) = session {
+            session.close();
+        }
+    }
+
+    /// The response to a client that comes back for what is after an event. `None` if the id is not one of this hub's,
+    /// and the server may know it.
+    pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
+        self.resume_as(session, last_event_id, None)
+    }
+
+    /// How much there is.
+    pub fn stats(&self) -> Stats {
+        let sessions: Vec<Session> = self.0.sessions().values().cloned().collect();
+        Stats {
+            sessions: sessions.len(),
+            streams: sessions.iter().map(Session::streams).sum(),
+            buffer_bytes: self.0.budget.used(),
+            resumes: self.0.resumes.load(Ordering::Relaxed),
+            gaps: self.0.gaps.load(Ordering::Relaxed),
+        }
+    }
+
+    fn resume_as(
+        &self,
+        session: &str,
+        last_event_id: &str,
+        _owner: Option<&HeaderValue>,
+    ) -> Option<Response<Body>> {
+        let id = self.0.nonce.read(last_event_id)?;
+        let stream = self.session(session).and_then(|it| it.stream(id.stream));
+        let resumed = stream
+            .zip(id.seq)
+            .and_then(|(stream, seq)| stream.respond_after(seq));
+        Some(match resumed {
+            Some(response) => {
+                self.0.resumes.fetch_add(1, Ordering::Relaxed);
+                response
+            }
+            None => unknown_event(),
+        })
+    }
+}
+
+/// Says that an event id is not of this session, or no longer.
+fn unknown_event() -> Response<Body> {
+    let error = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Last-Event-ID names no event that this session has, or still has"}}"#;
+    let mut response = Response::new(Body::from(error));
+    *response.status_mut() = http::StatusCode::BAD_REQUEST;
+    let json = HeaderValue::from_static("application/json");
+    response
+        .headers_mut()
+        .insert(http::header::CONTENT_TYPE, json);
+    response
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn enter(self: &Arc<Self>, id: &str) -> Option<Session> {
+        let mut sessions = self.sessions();
+        if let Some(session) = sessions.get(id) {
+            return Some(session.clone());
+        }
+        if sessions.len() >= MAX_SESSIONS {
+            thin(&mut sessions);
+        }
+        if sessions.len() >= MAX_SESSIONS {
+            return None;
+        }
+        let mut room = self.budget.grant();
+        room.grow(SESSION_OVERHEAD + 2 * id.len()).ok()?;
+        let id: Arc<str> = id.into();
+        let budget = self.budget.part(self.limits.session_bytes);
+        let session = Session::new(id.clone(), budget, Arc::downgrade(self), room);
+        sessions.insert(id, session.clone());
+        Some(session)
+    }
+
+    fn next_stream(&self) -> u64 {
+        self.next_stream.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn count_gaps(&self, gaps: u64) {
+        self.gaps.fetch_add(gaps, Ordering::Relaxed);
+    }
+
+    /// A stream has ended.
+    fn ended(self: &Arc<Self>, session: WeakSession, number: u64) {
+        let mut over = self.over();
+        over.ended
+            .push_back((Instant::now() + self.limits.kept_for, session, number));
+        if over.sweeper.is_none()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let hub = Arc::downgrade(self);
+            over.sweeper = Some(
+                runtime
+                    .spawn(sweep(hub, self.limits.kept_for))
+                    .abort_handle(),
+            );
+        }
+    }
+
+    fn spare(&self, session: WeakSession, number: u64) {
+        self.over().spare.push_back((session, number));
+    }
+
+    /// Forgets the oldest stream of all whose client has all of it. `false` if there is none.
+    fn make_room(&self) -> bool {
+        loop {
+            let Some((session, number)) = self.over().spare.pop_front() else {
+                return false;
+            };
+            if session
+                .upgrade()
+                .is_some_and(|session| session.remove(number))
+            {
+                return true;
+            }
+        }
+    }
+
+    /// Forgets the streams whose time is over. Returns when that of the next is, if there is one.
+    fn sweep(&self) -> Option<Instant> {
+        loop {
+            let (session, number) = {
+                let mut over = self.over();
+                let Some((until, ..)) = over.ended.front() else {
+                    over.sweeper = None;
+                    // Whatever is in here has been forgotten.
+                    over.spare.clear();
+                    return None;
+                };
+                if *until > Instant::now() {
+                    return Some(*until);
+                }
+                let (_, session, number) = over.ended.pop_front()?;
+                (session, number)
+            };
+            if let Some(session) = session.upgrade() {
+                session.remove(number);
+            }
+        }
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<Arc<str>, Session>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn over(&self) -> MutexGuard<'_, Over> {
+        self.over.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(sweeper) = self.over().sweeper.take() {
+            sweeper.abort();
+        }
+        let sessions = std::mem::take(&mut *self.sessions());
+        for session in sessions.values() {
+            session.close();
+        }
+    }
+}
+
+async fn sweep(hub: Weak<Shared>, kept_for: Duration) {
+    let mut next = Instant::now() + kept_for;
+    loop {
+        tokio::time::sleep_until(next).await;
+        let Some(until) = hub.upgrade().and_then(|hub| hub.sweep()) else {
+            return;
+        };
+        next = until;
+    }
+}
+
+/// Forgets the half of the sessions without streams that was not used for longest.
+fn thin(sessions: &mut HashMap<Arc<str>, Session>) {
+    let mut idle: Vec<Instant> = sessions.values().filter_map(Session::idle_since).collect();
+    if idle.is_empty() {
+        return;
+    }
+    let middle = idle.len() / 2;
+    let (_, since, _) = idle.select_nth_unstable(middle);
+    let since = *since;
+    sessions.retain(|_, session| session.idle_since().is_none_or(|used| used > since));
+}

@@ -1,0 +1,574 @@
+//! One stream of events, its writer, and the body that its client reads.
+
+use std::{
+    convert::Infallible,
+    fmt,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderValue, Response, header};
+use http_body::Frame;
+use mcp_cancel_on_disconnect::CallToken;
+use tokio::{sync::Notify, task::AbortHandle, time::Instant};
+
+use super::{
+    budget::{Grant, Short},
+    event::{Event, Weight, error},
+    ring::{Passed, Pushed, ReaderName, Ring, Taken},
+    session::WeakSession,
+};
+use crate::message::IdKey;
+
+/// JSON-RPC's code for an error of the server's own.
+const INTERNAL_ERROR: i32 = -32603;
+
+const NO_ROOM: &str =
+    "the proxy has no room to keep what the server sent while its client was away";
+const ANSWER_IS_GONE: &str = "the answer was sent once, and was too large for the proxy to keep";
+
+/// How long a call that was cancelled, or answered, may still have its server's stream: 1 s. Some servers never end it.
+pub const LET_GO_AFTER: Duration = Duration::from_secs(1);
+
+/// A stream of events that outlives its clients.
+///
+/// It is a handle: clones are the same stream. Whoever writes it ends it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use http_body_util::BodyExt;
+/// use mcp_cancel_proxy::hub::{Call, Event, Hub, Limits};
+///
+/// let hub = Hub::new(Limits::default());
+/// let session = hub.begin("s", Some("2025-11-25")).unwrap();
+/// let call = Call::new("7").unwrap();
+/// let stream = session.open(call).expect("room for another stream");
+/// let answer = Event::message(br#"{"jsonrpc":"2.0","id":7,"result":{}}"#, stream.call());
+/// stream.push(answer).await.unwrap();
+/// stream.end();
+///
+/// // Its client reads it from the start; one that comes back reads what is after the event that it names.
+/// let body = stream.respond().into_body().collect().await.unwrap().to_bytes();
+/// let text = String::from_utf8(body.into()).unwrap();
+/// let (_, id) = text.trim_end().rsplit_once("id: ").unwrap();
+/// let first = id.replace(".1", ".0");
+/// let again = hub.resume("s", &first).unwrap().into_body().collect().await.unwrap();
+/// assert!(text.ends_with(std::str::from_utf8(&again.to_bytes()).unwrap()));
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Stream(Arc<Inner>);
+
+/// The call that a stream is for.
+#[derive(Debug)]
+pub struct Call {
+    pub(super) id: Box<str>,
+    pub(super) key: IdKey,
+    pub(super) token: Option<CallToken>,
+    pub(super) owner: Option<HeaderValue>,
+}
+
+/// The event did not go on the stream: it has ended, or there was no room. A stream for a call has ended in both cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused;
+
+struct Inner {
+    number: u64,
+    /// The id of its call, as JSON text and by its value.
+    call: Option<(Box<str>, IdKey)>,
+    /// With which `Authorization` its call came.
+    owner: Option<HeaderValue>,
+    session: WeakSession,
+    state: Mutex<State>,
+    /// The reader took something, came or left.
+    moved: Notify,
+    /// The time changed when the stream is to be let go.
+    released: Notify,
+}
+
+struct State {
+    ring: Ring,
+    reader: Option<Waker>,
+    token: Option<CallToken>,
+    let_go: Option<Instant>,
+    /// Whether it was told that the answer is here.
+    answered: bool,
+    writer: Option<AbortHandle>,
+    /// Whether its end, and that its reader has everything, was reported to the session.
+    reported: (bool, bool),
+}
+
+/// The body of a response that reads a stream.
+struct Reading {
+    stream: Stream,
+    name: ReaderName,
+}
+
+// === impl Stream ===
+
+impl Stream {
+    pub(super) fn new(number: u64, call: Option<Call>, session: WeakSession, ring: Ring) -> Self {
+        let (call, owner, token) = match call {
+            Some(call) => (Some((call.id, call.key)), call.owner, call.token),
+            None => (None, None, None),
+        };
+        Self(Arc::new(Inner {
+            number,
+            call,
+            owner,
+            session,
+            state: Mutex::new(State {
+                ring,
+                reader: None,
+                token,
+                let_go: None,
+                answered: false,
+                writer: None,
+                reported: (false, false),
+            }),
+            moved: Notify::new(),
+            released: Notify::new(),
+        }))
+    }
+
+    /// The id of the call that it is for, by its value.
+    pub fn call(&self) -> Option<&IdKey> {
+        self.0.call.as_ref().map(|(_, key)| key)
+    }
+
+    /// Sends the event that gives the client a place to resume from before there is any message. Only for clients whose
+    /// session says so ([`Session::primes`](super::Session::primes)).
+    pub async fn prime(&self) -> Result<(), Refused> {
+        self.push(Event::priming()).await
+    }
+
+    /// Sends an event. Waits while there is no room for one that must be kept and a client is there to make some by
+    /// reading. If there is none, the call ends with an error, and so does this.
+    ///
+    /// An event that no room can be made for goes straight through to a client that reads, and cannot be resumed.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], if the stream has ended, or does because of this.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped while it waits, the event may be lost. The stream is to be ended then.
+    pub async fn push(&self, mut event: Event) -> Result<(), Refused> {
+        loop {
+            let moved = self.0.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            event = match self.offer(event) {
+                Pushed::Done => return Ok(()),
+                Pushed::Ended => return Err(Refused),
+                Pushed::Full => return self.fail(NO_ROOM),
+                Pushed::Short(event, short) if self.0.session.make_room(short) => event,
+                Pushed::Short(event, _) => return self.send_through(event).await,
+                Pushed::Wait(event) => {
+                    moved.await;
+                    event
+                }
+            };
+        }
+    }
+
+    /// The same without waiting: an event that must be kept and for which there is no room ends the call with an error,
+    /// also when a client is there. For a writer that others wait behind.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], if the stream has ended, or does because of this.
+    pub fn push_now(&self, mut event: Event) -> Result<(), Refused> {
+        loop {
+            event = match self.offer(event) {
+                Pushed::Done => return Ok(()),
+                Pushed::Ended => return Err(Refused),
+                Pushed::Short(event, short) if self.0.session.make_room(short) => event,
+                Pushed::Short(..) | Pushed::Full | Pushed::Wait(_) => return self.fail(NO_ROOM),
+            };
+        }
+    }
+
+    /// Answers the call with a JSON-RPC error, and ends the stream.
+    pub fn end_with_error(&self, code: i32, message: &str) {
+        self.add_error(code, message);
+        self.end();
+    }
+
+    /// Nothing more comes. Its events are kept for a while, for a client that comes back.
+    pub fn end(&self) {
+        let (reader, token, first) = {
+            let mut state = self.state();
+            state.ring.end();
+            let first = !std::mem::replace(&mut state.reported.0, true);
+            (state.reader.take(), state.token.take(), first)
+        };
+        drop(token);
+        self.0.moved.notify_waiters();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        if first {
+            self.0.session.ended(self.0.number);
+        }
+    }
+
+    /// The response that reads it from the start.
+    pub fn respond(&self) -> Response<Body> {
+        self.read(None).unwrap_or_default()
+    }
+
+    /// The response that reads what comes after event `after`. `None` if there was no such event.
+    pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
+        self.read(Some(after))
+    }
+
+    /// Whether a client reads it.
+    pub fn is_attached(&self) -> bool {
+        self.state().ring.has_reader()
+    }
+
+    /// Whether its call was answered.
+    pub fn is_answered(&self) -> bool {
+        self.state().ring.is_answered()
+    }
+
+    /// Has [`released`](Self::released) return [soon](LET_GO_AFTER): the call was cancelled, or answered.
+    pub fn let_go(&self) {
+        let until = Instant::now() + LET_GO_AFTER;
+        self.state().let_go.get_or_insert(until);
+        self.0.released.notify_waiters();
+    }
+
+    /// Waits until its server has had its time after the call was cancelled, or answered.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when this is dropped.
+    pub async fn released(&self) {
+        loop {
+            let released = self.0.released.notified();
+            tokio::pin!(released);
+            released.as_mut().enable();
+            let until = self.state().let_go;
+            match until {
+                Some(until) => return tokio::time::sleep_until(until).await,
+                None => released.await,
+            }
+        }
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    /// With which `Authorization` its call came.
+    pub(super) fn owner(&self) -> Option<&HeaderValue> {
+        self.0.owner.as_ref()
+    }
+
+    /// A task writes it, which ends when the stream is closed.
+    pub(super) fn written_by(&self, writer: AbortHandle) {
+        self.state().writer = Some(writer);
+    }
+
+    /// Ends it at once, and gives back all that it has.
+    pub(super) fn close(&self) -> u64 {
+        let (reader, token, writer, gaps) = {
+            let mut state = self.state();
+            state.reported = (true, true);
+            state.ring.clear();
+            let gaps = state.ring.gaps();
+            (
+                state.reader.take(),
+                state.token.take(),
+                state.writer.take(),
+                gaps,
+            )
+        };
+        drop(token);
+        if let Some(writer) = writer {
+            writer.abort();
+        }
+        self.0.moved.notify_waiters();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        gaps
+    }
+
+    /// Room for an event that is being read.
+    pub(super) fn room(&self) -> Option<Grant> {
+        self.0.session.grant()
+    }
+
+    /// Makes that room larger. `false` if there is none.
+    pub(super) fn widen(&self, room: &mut Grant, by: usize) -> bool {
+        while let Err(short) = room.grow(by) {
+            if !self.0.session.make_room(short) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Begins an event that goes straight through.
+    pub(super) async fn begin_pass(&self) {
+        self.when_moved(|ring| ring.begin_pass().then_some(()))
+            .await;
+    }
+
+    /// Sends a piece of it.
+    pub(super) async fn pass(&self, mut piece: Bytes) -> Result<(), Refused> {
+        let passed = self.when_moved(|ring| match ring.pass(std::mem::take(&mut piece)) {
+            Passed::Done => Some(true),
+            Passed::Gone => Some(false),
+            Passed::Wait(back) => {
+                piece = back;
+                None
+            }
+        });
+        match passed.await {
+            true => Ok(()),
+            false => self.fail(NO_ROOM),
+        }
+    }
+
+    /// Ends it.
+    pub(super) async fn end_pass(&self, weight: Weight) -> Result<(), Refused> {
+        let id = self.state().ring.id_of_pass();
+        self.pass(id).await?;
+        let ended = self.when_moved(|ring| match ring.end_pass(weight) {
+            Passed::Done => Some(true),
+            Passed::Gone => Some(false),
+            Passed::Wait(_) => None,
+        });
+        match ended.await {
+            true => {
+                self.tell_answered();
+                Ok(())
+            }
+            false => self.fail(NO_ROOM),
+        }
+    }
+
+    async fn send_through(&self, event: Event) -> Result<(), Refused> {
+        self.begin_pass().await;
+        self.pass(event.lines.into()).await?;
+        self.end_pass(event.weight).await
+        // What was granted for the event is given back only now.
+    }
+
+    /// Does what needs the reader to have moved, once it has.
+    async fn when_moved<T>(&self, mut step: impl FnMut(&mut Ring) -> Option<T>) -> T {
+        loop {
+            let moved = self.0.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            let (done, reader) = {
+                let mut state = self.state();
+                let done = step(&mut state.ring);
+                (done, state.reader.take())
+            };
+            if let Some(reader) = reader {
+                reader.wake();
+            }
+            match done {
+                Some(done) => return done,
+                None => moved.await,
+            }
+        }
+    }
+
+    fn offer(&self, event: Event) -> Pushed {
+        let (pushed, reader) = {
+            let mut state = self.state();
+            (state.ring.push(event), state.reader.take())
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        self.tell_answered();
+        pushed
+    }
+
+    /// Says once that the answer is here, as soon as it is.
+    fn tell_answered(&self) {
+        let (first, token) = {
+            let mut state = self.state();
+            let first = state.ring.is_answered() && !std::mem::replace(&mut state.answered, true);
+            (first, state.token.take_if(|_| first))
+        };
+        if first {
+            self.let_go();
+        }
+        if let Some(token) = token {
+            answered(&token);
+        }
+    }
+
+    fn add_error(&self, code: i32, message: &str) {
+        let reader = {
+            let mut state = self.state();
+            if let Some((id, _)) = &self.0.call {
+                state.ring.fail(error(id, code, message));
+            }
+            state.reader.take()
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        self.tell_answered();
+    }
+
+    fn fail(&self, message: &str) -> Result<(), Refused> {
+        tracing::warn!(stream = self.0.number, "{message}");
+        if self.0.call.is_some() {
+            self.end_with_error(INTERNAL_ERROR, message);
+        }
+        Err(Refused)
+    }
+
+    fn read(&self, after: Option<u64>) -> Option<Response<Body>> {
+        let lost = || {
+            let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
+            error(id, INTERNAL_ERROR, ANSWER_IS_GONE)
+        };
+        let (name, former) = {
+            let mut state = self.state();
+            (state.ring.attach(after, lost)?, state.reader.take())
+        };
+        if let Some(former) = former {
+            former.wake();
+        }
+        self.0.moved.notify_waiters();
+        let reading = Reading {
+            stream: self.clone(),
+            name,
+        };
+        Some(event_stream(Body::new(reading)))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("number", &self.0.number)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A response of events that are never to be stored or held back on the way.
+fn event_stream(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream"),
+    );
+    headers.insert(
+        header::CACHE_CONTROL,
+        HeaderValue::from_static("no-cache, no-transform"),
+    );
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// Says that the answer to a call is here, whatever becomes of its client.
+fn answered(_token: &CallToken) {}
+
+// === impl Call ===
+
+impl Call {
+    /// The call with this id, which is JSON text. `None` if that is no id.
+    pub fn new(id: &str) -> Option<Self> {
+        Some(Self {
+            key: IdKey::of(id)?,
+            id: id.into(),
+            token: None,
+            owner: None,
+        })
+    }
+
+    /// The token of the request that it came with. It is told when the answer is here.
+    pub fn token(mut self, token: Option<CallToken>) -> Self {
+        self.token = token;
+        self
+    }
+
+    /// With which `Authorization` it came, which one that resumes it needs as well.
+    pub fn owner(mut self, owner: Option<HeaderValue>) -> Self {
+        self.owner = owner;
+        self
+    }
+}
+
+// === impl Refused ===
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the stream has ended, or has no room")
+    }
+}
+
+impl std::error::Error for Refused {}
+
+// === impl Reading ===
+
+impl http_body::Body for Reading {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let inner = &self.stream.0;
+        let mut state = self.stream.state();
+        match state.ring.take(self.name) {
+            Taken::Frame(bytes) => {
+                drop(state);
+                inner.moved.notify_waiters();
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+            Taken::Wait => {
+                state.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            Taken::End => {
+                let is_over = state.ring.is_over_for(self.name) && state.ring.reads(self.name);
+                let spare = is_over && !std::mem::replace(&mut state.reported.1, true);
+                drop(state);
+                if spare {
+                    inner.session.spare(inner.number);
+                }
+                Poll::Ready(None)
+            }
+        }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let waker = {
+            let mut state = self.stream.state();
+            state.ring.leave(self.name);
+            state.reader.take()
+        };
+        // That of a reader that took over from this one must not be lost.
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        self.stream.0.moved.notify_waiters();
+    }
+}
