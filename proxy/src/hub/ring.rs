@@ -430,3 +430,6 @@ fn comment(missing: u64) -> Bytes {
         more => format!(": {more} events were dropped here\n\n").into(),
     }
 }
+
+#[cfg(test)]
+mod model;

@@ -1,28 +1,27 @@
-//! One stream of events, its writer, and the body that its client reads.
+//! One stream of events: its writer puts them in, and the response that its client reads takes them out.
 
 use std::{
-    convert::Infallible,
     fmt,
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll, Waker},
+    task::Waker,
     time::Duration,
 };
 
 use axum::body::Body;
-use bytes::Bytes;
-use http::{HeaderValue, Response, header};
-use http_body::Frame;
+use http::{HeaderValue, Response};
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
 use super::{
     budget::Grant,
-    event::{Event, Weight, answer_with, error},
-    ring::{MAX_FRAME, Passed, Pushed, ReaderName, Ring, Taken},
+    event::{Event, answer_with, error},
+    ring::{Pushed, Ring},
     session::WeakSession,
 };
 use crate::message::IdKey;
+
+mod passing;
+mod reading;
 
 /// JSON-RPC's code for an error of the server's own.
 pub(super) const INTERNAL_ERROR: i32 = -32603;
@@ -114,12 +113,6 @@ struct State {
     until: Option<Instant>,
     /// Whether it was reported that its reader has everything.
     spare: bool,
-}
-
-/// The body of a response that reads a stream.
-struct Reading {
-    stream: Stream,
-    name: ReaderName,
 }
 
 // === impl Stream ===
@@ -356,72 +349,6 @@ impl Stream {
         true
     }
 
-    /// Begins an event that goes straight through.
-    pub(super) async fn begin_pass(&self) {
-        let lost = || {
-            let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
-            error(id, INTERNAL_ERROR, ANSWER_IS_GONE)
-        };
-        self.when_moved(|ring| ring.begin_pass(lost).then_some(()))
-            .await;
-    }
-
-    /// Sends a piece of it. Returns when its reader has taken that.
-    pub(super) async fn pass(&self, mut bytes: Bytes) -> Result<(), Refused> {
-        while !bytes.is_empty() {
-            let mut piece = Some(bytes.split_to(bytes.len().min(MAX_FRAME)));
-            let passed = self.when_moved(|ring| {
-                if let Some(piece) = piece.take() {
-                    ring.pass(piece);
-                }
-                Some(ring.passed()).filter(|passed| *passed != Passed::Wait)
-            });
-            if passed.await != Passed::Taken {
-                return self.fail(NO_ROOM);
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends it.
-    pub(super) async fn end_pass(&self, weight: Weight) -> Result<(), Refused> {
-        let id = self.state().ring.id_of_pass();
-        self.pass(id).await?;
-        if self.state().ring.end_pass(weight) != Passed::Taken {
-            return self.fail(NO_ROOM);
-        }
-        self.tell_answered();
-        Ok(())
-    }
-
-    async fn send_through(&self, event: Event) -> Result<(), Refused> {
-        self.begin_pass().await;
-        self.pass(event.lines.into()).await?;
-        self.end_pass(event.weight).await
-        // What was granted for the event is given back only now.
-    }
-
-    /// Does what needs the reader to have moved, once it has.
-    async fn when_moved<T>(&self, mut step: impl FnMut(&mut Ring) -> Option<T>) -> T {
-        loop {
-            let moved = self.0.moved.notified();
-            tokio::pin!(moved);
-            moved.as_mut().enable();
-            let (done, reader) = {
-                let mut state = self.state();
-                let done = step(&mut state.ring);
-                (done, state.reader.take())
-            };
-            if let Some(reader) = reader {
-                reader.wake();
-            }
-            match done {
-                Some(done) => return done,
-                None => moved.await,
-            }
-        }
-    }
-
     fn offer(&self, event: Event) -> Pushed {
         let (pushed, reader) = {
             let mut state = self.state();
@@ -468,22 +395,6 @@ impl Stream {
         Err(Refused)
     }
 
-    fn read(&self, after: Option<u64>) -> Option<Response<Body>> {
-        let (name, former) = {
-            let mut state = self.state();
-            (state.ring.attach(after)?, state.reader.take())
-        };
-        if let Some(former) = former {
-            former.wake();
-        }
-        self.0.moved.notify_waiters();
-        let reading = Reading {
-            stream: self.clone(),
-            name,
-        };
-        Some(event_stream(Body::new(reading)))
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -495,22 +406,6 @@ impl fmt::Debug for Stream {
             .field("number", &self.0.number)
             .finish_non_exhaustive()
     }
-}
-
-/// A response of events that are never to be stored or held back on the way.
-fn event_stream(body: Body) -> Response<Body> {
-    let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("text/event-stream"),
-    );
-    headers.insert(
-        header::CACHE_CONTROL,
-        HeaderValue::from_static("no-cache, no-transform"),
-    );
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
 }
 
 // === impl Call ===
@@ -555,54 +450,3 @@ impl fmt::Display for Refused {
 }
 
 impl std::error::Error for Refused {}
-
-// === impl Reading ===
-
-impl http_body::Body for Reading {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let inner = &self.stream.0;
-        let mut state = self.stream.state();
-        match state.ring.take(self.name) {
-            Taken::Frame(bytes) => {
-                drop(state);
-                inner.moved.notify_waiters();
-                Poll::Ready(Some(Ok(Frame::data(bytes))))
-            }
-            Taken::Wait => {
-                state.reader = Some(cx.waker().clone());
-                Poll::Pending
-            }
-            Taken::End => {
-                let is_over = state.ring.is_over_for(self.name);
-                let first = is_over && !std::mem::replace(&mut state.spare, true);
-                let until = state.until.filter(|_| first);
-                drop(state);
-                if let Some(until) = until {
-                    inner.session.spare(until, inner.number);
-                }
-                Poll::Ready(None)
-            }
-        }
-    }
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        let waker = {
-            let mut state = self.stream.state();
-            state.ring.leave(self.name);
-            state.reader.take()
-        };
-        // That of a reader that took over from this one must not be lost.
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-        self.stream.0.moved.notify_waiters();
-    }
-}

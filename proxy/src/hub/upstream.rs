@@ -7,7 +7,9 @@
 //! 3. An answer that is no stream of events becomes one: JSON as it is, and anything else as an error.
 //! 4. What an event takes while it is read is counted. One that is too large goes straight through, in pieces.
 
-use std::{convert::Infallible, future::poll_fn, mem, pin::Pin, time::Duration};
+use std::{
+    convert::Infallible, future::poll_fn, mem, ops::RangeInclusive, pin::Pin, time::Duration,
+};
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -24,23 +26,25 @@ use super::{
     read::{Read, Reader, data},
     resumable::{LAST_EVENT_ID, is_events, is_json},
     ring::EVENT_OVERHEAD,
+    session::READ_ALLOWANCE,
     stream::{INTERNAL_ERROR, Refused, Stream},
 };
 
 /// An event that is larger goes straight through: 4 MiB, what a session may keep.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
 
-/// So much of a frame is read at a time: room for it is asked for before.
-const STEP: usize = 16 * 1024;
+/// So much of a frame is read at a time: 2 KiB. Room for it is asked for before.
+const STEP: usize = 2 * 1024;
 
-/// How often a server that cut its stream is asked for the rest before anything comes.
+/// How often a server that cut its stream may refuse the rest. One that answers with a stream is asked again for as long as
+/// the call lives, whether anything came or not: some end each stream at once when there is nothing new.
 const TRIES: u32 = 3;
 
 /// How long to wait before that, if the server did not say: 1 s.
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
-/// The longest that a server may ask for: 30 s.
-const MAX_RETRY: Duration = Duration::from_secs(30);
+/// The shortest and the longest that counts of what it says: 250 ms and 30 s.
+const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(30);
 
 /// How long it may take to answer: 10 s.
 const RESUME_LIMIT: Duration = Duration::from_secs(10);
@@ -77,8 +81,6 @@ pub(super) struct Writer<S> {
     passing: bool,
     /// Something was read that may be the answer, and cannot be known to be.
     unclear: bool,
-    /// How often the rest was asked for since something came.
-    tries: u32,
 }
 
 /// Ends the stream whatever becomes of the task.
@@ -106,7 +108,6 @@ where
             reader: Reader::default(),
             passing: false,
             unclear: false,
-            tries: 0,
         }
     }
 
@@ -204,7 +205,6 @@ where
                     self.stream.end_pass(Weight::Kept).await?;
                 }
                 (Read::Event, false) => {
-                    self.tries = 0;
                     let event = self.event();
                     self.stream.push(event).await?;
                 }
@@ -216,6 +216,10 @@ where
     /// Room for `more` bytes of an event. `false` if there is none.
     fn make_room(&mut self, more: usize) -> bool {
         let needed = self.reader.needs(more, MAX_EVENT);
+        if needed <= READ_ALLOWANCE {
+            self.reader.reserve(needed);
+            return true;
+        }
         let Some(room) = &mut self.room else {
             return false;
         };
@@ -285,10 +289,9 @@ where
     /// Asks the server for what comes after the last event that it gave an id.
     async fn rest(&mut self) -> Option<Body> {
         let last = HeaderValue::from_bytes(self.reader.last_id()?).ok()?;
-        while self.tries < TRIES {
-            self.tries += 1;
+        for _ in 0..TRIES {
             let retry = self.reader.retry().unwrap_or(DEFAULT_RETRY);
-            tokio::time::sleep(retry.min(MAX_RETRY)).await;
+            tokio::time::sleep(retry.clamp(*RETRY.start(), *RETRY.end())).await;
             let mut request = Request::new(Body::empty());
             *request.method_mut() = Method::GET;
             *request.uri_mut() = self.again.uri.clone();

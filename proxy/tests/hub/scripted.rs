@@ -195,10 +195,6 @@ pub fn cancel_of(id: u32) -> String {
 // === impl Setup ===
 
 impl Setup {
-    pub fn new() -> Self {
-        Self::with(Limits::default())
-    }
-
     pub fn with(limits: Limits) -> Self {
         let (arrivals, arrived) = mpsc::unbounded_channel();
         let (ends, ended) = mpsc::unbounded_channel();
@@ -292,7 +288,7 @@ impl Setup {
         in_time(self.ended.recv()).await.expect("the layer lives")
     }
 
-    /// Drops what serves, and says how many bytes are kept by who is left.
+    /// Drops what serves.
     pub fn into_hub(self) -> Hub {
         self.hub
     }
