@@ -158,7 +158,14 @@ impl Stream {
     /// Sends the event that gives the client a place to resume from before there is any message. Only for clients whose
     /// session says so ([`Session::primes`](super::Session::primes)). There is always room for one.
     pub fn prime(&self) {
-        self.push_paid(Event::priming());
+        let reader = {
+            let mut state = self.state();
+            state.ring.push_paid(Event::priming());
+            state.reader.take()
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
     }
 
     /// Sends an event. Waits while there is no room for one that must be kept and a client is there to make some by
@@ -212,10 +219,8 @@ impl Stream {
     /// Answers the call with an error of the proxy's own, for which there is always room, and ends the stream. Its server
     /// may still be at it: the call counts as answered only once its client has read that.
     pub fn end_with_error(&self, code: i32, message: &str) {
-        if let Some((id, _)) = &self.0.call {
-            self.push_paid(error(id, code, message));
-        }
-        self.end();
+        let call = self.0.call.as_ref();
+        self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
     /// Answers the call with an error of the server's, which is JSON text, and ends the stream.
@@ -229,9 +234,16 @@ impl Stream {
 
     /// Nothing more comes. Its events are kept for a while, for a client that comes back.
     pub fn end(&self) {
+        self.finish(None);
+    }
+
+    fn finish(&self, error: Option<Event>) {
         let until = Instant::now() + self.0.kept_for;
         let (reader, token, first) = {
             let mut state = self.state();
+            if let Some(error) = error {
+                state.ring.push_paid(error);
+            }
             state.ring.end();
             let first = state.until.is_none();
             state.until.get_or_insert(until);
@@ -292,6 +304,10 @@ impl Stream {
         }
     }
 
+    /// How much it takes without its events.
+    #[cfg(test)]
+    pub(super) const SIZE: usize = size_of::<Inner>();
+
     /// Forgets it at once.
     pub(super) fn forget(&self) {
         match self.0.session.upgrade() {
@@ -307,7 +323,15 @@ impl Stream {
 
     /// A task writes it, which ends when the stream is closed.
     pub(super) fn written_by(&self, writer: AbortHandle) {
-        self.state().writer = Some(writer);
+        let mut state = self.state();
+        // It may have been closed meanwhile, or the task may be through.
+        match state.until {
+            None => state.writer = Some(writer),
+            Some(_) => {
+                drop(state);
+                writer.abort();
+            }
+        }
     }
 
     /// Ends it at once, and gives back all that it has. Who calls this has taken it out of its session.
@@ -373,17 +397,6 @@ impl Stream {
         }
         if let Some(token) = token {
             token.answered();
-        }
-    }
-
-    fn push_paid(&self, event: Event) {
-        let reader = {
-            let mut state = self.state();
-            state.ring.push_paid(event);
-            state.reader.take()
-        };
-        if let Some(reader) = reader {
-            reader.wake();
         }
     }
 

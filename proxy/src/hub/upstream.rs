@@ -25,7 +25,7 @@ use super::{
     event::{Event, Weight},
     read::{Read, Reader, data},
     resumable::{LAST_EVENT_ID, is_events, is_json},
-    ring::EVENT_OVERHEAD,
+    ring::{EVENT_OVERHEAD, MAX_FRAME},
     session::READ_ALLOWANCE,
     stream::{INTERNAL_ERROR, Refused, Stream},
 };
@@ -183,7 +183,8 @@ where
     /// Reads bytes of a stream of events.
     async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
         while !bytes.is_empty() {
-            let (mut step, rest) = bytes.split_at(bytes.len().min(STEP));
+            let most = if self.passing { MAX_FRAME } else { STEP };
+            let (mut step, rest) = bytes.split_at(bytes.len().min(most));
             if !self.passing && !self.make_room(step.len()) {
                 self.passing = true;
                 self.stream.begin_pass().await;
@@ -413,5 +414,50 @@ pub(super) async fn call<S: Service<Request<Body>>>(
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
         self.0.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::{Call, Hub, Limits, session::STREAM_OVERHEAD};
+
+    #[tokio::test]
+    async fn a_stream_costs_no_more_than_is_counted() {
+        let hub = Hub::new(Limits::default());
+        let session = hub.begin("s", None).unwrap();
+        let before = hub.stats().buffer_bytes;
+        let stream = session.open(Call::new("1").unwrap()).unwrap();
+        let counted = hub.stats().buffer_bytes - before;
+        assert!(counted >= STREAM_OVERHEAD);
+        let service = tower::service_fn(async |_: Request<Body>| Ok(Response::new(Body::empty())));
+        let again = Again {
+            service,
+            uri: Uri::default(),
+            headers: HeaderMap::new(),
+        };
+        let task = Writer::new(stream.clone(), again).write(Answer::Events(Body::empty()));
+        // The task, what the runtime adds to it, the stream, and its places in four maps.
+        let costs = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128;
+        assert!(
+            costs + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,
+            "{costs}"
+        );
+    }
+
+    #[test]
+    fn only_a_json_rpc_error_is_taken_from_a_refusal() {
+        for (body, expected) in [
+            (
+                r#"{"error":{"code":-1, "message":"\u0061"},"id":null}"#,
+                Some(r#"{"code":-1, "message":"\u0061"}"#),
+            ),
+            (r#"{"error":{"code":1.5,"message":"a"}}"#, None),
+            (r#"{"error":{"code":1}}"#, None),
+            (r#"{"error":"invalid_token"}"#, None),
+            ("", None),
+        ] {
+            assert_eq!(said(body.as_bytes()), expected, "{body}");
+        }
     }
 }

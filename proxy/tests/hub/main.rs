@@ -1,5 +1,13 @@
 //! The hub between a server that does what the test says and the layer that cancels.
 
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+)]
+
 mod scripted;
 
 use std::time::Duration;
