@@ -340,8 +340,10 @@ where
                 None => break,
             }
         }
-        // If it was none, the client gets an end without an answer, as it would from the server.
-        let _refused = self.read(b"\n\n").await;
+        let read = self.read(b"\n\n").await;
+        if read.is_ok() && !self.stream.is_answered() && !self.unclear {
+            self.end_with_error("the MCP server answered with something else than the answer");
+        }
     }
 
     /// Anything else, as an error.

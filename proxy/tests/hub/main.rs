@@ -500,6 +500,26 @@ async fn a_slow_refusal_becomes_an_error_with_what_the_server_said() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn slow_json_that_does_not_answer_the_call_is_handed_on_and_an_error_follows() {
+    let mut setup = Setup::begun(NEW).await;
+    for json in [
+        "",
+        "7",
+        r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700}}"#,
+    ] {
+        let waiting = setup.post(call(1));
+        let arrived = setup.next().await;
+        let mut client = in_time(waiting).await.unwrap();
+        client.event().await.unwrap();
+        arrived.json(json);
+        let mut rest = client.rest().await;
+        let error = rest.pop().unwrap();
+        assert!(error.contains(r#""id":1,"error""#), "{error}");
+        assert_eq!(rest.concat(), json);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_fast_answer_passes_as_it_is() {
     let mut setup = Setup::begun(NEW).await;
     for (status, media_type) in [
