@@ -19,6 +19,7 @@
 //! the [`Hub`] sessions.
 
 mod budget;
+mod call;
 mod event;
 mod read;
 mod resumable;
@@ -47,10 +48,11 @@ use self::{
     stream::Closed,
 };
 pub use self::{
+    call::Call,
     event::{Event, Weight},
     resumable::{MIN_COMMIT_AFTER, Resumable},
     session::Session,
-    stream::{Call, LET_GO_AFTER, Refused, Stream},
+    stream::{LET_GO_AFTER, Refused, Stream},
 };
 
 /// The first revision whose clients know priming events.

@@ -33,8 +33,8 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::{
-    Hub, Lookup,
-    stream::{Call, Stream},
+    Call, Hub, Lookup,
+    stream::Stream,
     upstream::{Again, Answer, Answering, Writer},
 };
 use crate::message::{IdKey, Kind, Message};

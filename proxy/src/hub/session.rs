@@ -12,10 +12,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Shared,
+    Call, Shared,
     budget::{Budget, Grant, Short},
     ring::{Most, Ring},
-    stream::{Call, Stream},
+    stream::Stream,
 };
 use crate::message::IdKey;
 

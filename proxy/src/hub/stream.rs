@@ -13,6 +13,7 @@ use mcp_cancel_on_disconnect::CallToken;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
 use super::{
+    Call,
     budget::Grant,
     event::{Event, answer_with, error},
     ring::{Pushed, Ring},
@@ -62,17 +63,6 @@ pub const LET_GO_AFTER: Duration = Duration::from_secs(1);
 /// ```
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
-
-/// The call that a stream is for.
-#[derive(Debug)]
-pub struct Call {
-    pub(super) id: Box<str>,
-    pub(super) key: IdKey,
-    pub(super) token: Option<CallToken>,
-    pub(super) owner: Option<HeaderValue>,
-    /// What else is kept for it, in bytes.
-    pub(super) besides: usize,
-}
 
 /// The event did not go on the stream: it has ended, or there was no room. A stream for a call has ended in both cases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -418,39 +408,6 @@ impl fmt::Debug for Stream {
         f.debug_struct("Stream")
             .field("number", &self.0.number)
             .finish_non_exhaustive()
-    }
-}
-
-// === impl Call ===
-
-impl Call {
-    /// The call with this id, which is JSON text. `None` if that is no id.
-    pub fn new(id: &str) -> Option<Self> {
-        Some(Self {
-            key: IdKey::of(id)?,
-            id: id.into(),
-            token: None,
-            owner: None,
-            besides: 0,
-        })
-    }
-
-    /// How many bytes are kept for it besides its stream.
-    pub(super) fn besides(mut self, bytes: usize) -> Self {
-        self.besides = bytes;
-        self
-    }
-
-    /// The token of the request that it came with. It is told when the answer is here.
-    pub fn token(mut self, token: Option<CallToken>) -> Self {
-        self.token = token;
-        self
-    }
-
-    /// With which `Authorization` it came, which one that resumes it needs as well.
-    pub fn owner(mut self, owner: Option<HeaderValue>) -> Self {
-        self.owner = owner;
-        self
     }
 }
 
