@@ -2,3 +2,5 @@
 
 pub mod hub;
 pub mod message;
+#[cfg(unix)]
+pub mod stdio;

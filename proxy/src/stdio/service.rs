@@ -1,0 +1,572 @@
+//! Streamable HTTP in front of the sessions.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    fmt::Write as _,
+    io,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use mcp_cancel_on_disconnect::CallToken;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout},
+};
+use tower_service::Service;
+
+use super::{
+    Options,
+    crashes::Crashes,
+    input::Waiting,
+    log::Name,
+    process::{Group, Pipes},
+    reply::{
+        self, FIRST_WITHOUT_SESSIONS, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND,
+    },
+    session::{End, NotSent, Session, Why},
+};
+use crate::{
+    hub::{Call, Hub},
+    message::{Kind, Message},
+};
+
+/// The largest body of a request: 4 MiB, as with the servers of the SDKs.
+const MAX_BODY: usize = 4 * 1024 * 1024;
+
+/// How long a client is asked to wait while there is no room.
+const BUSY: Duration = Duration::from_secs(1);
+
+/// How long a shutdown waits for the processes: 8 s. Each ends in 5 s, if the kernel lets it.
+const SHUTDOWN: Duration = Duration::from_secs(8);
+
+/// How long a late client still gets what a session has sent, after its end: 60 s.
+const KEPT_FOR: Duration = Duration::from_secs(60);
+
+/// No system has so many processes.
+const MAX_PLACES: usize = 1 << 24;
+
+const SESSION_ID: &str = "mcp-session-id";
+
+/// A server that speaks stdio, as a service. Clones are the same server.
+#[derive(Clone, Debug)]
+pub struct Stdio(Arc<Inner>);
+
+/// How much there is, to be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Sessions that can be used.
+    pub sessions: usize,
+    /// Processes, with those that are about to end.
+    pub children: usize,
+    /// How often one had to be killed.
+    pub kills: u64,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: Options,
+    hub: Hub,
+    live: Mutex<Live>,
+    /// One for each process that there may be.
+    places: Arc<Semaphore>,
+    crashes: Mutex<Crashes>,
+    kills: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Live {
+    sessions: HashMap<Arc<str>, Arc<Session>>,
+    shuts_down: bool,
+}
+
+/// A session that runs. Dropped, however its task ended, nothing of it is left open.
+struct Running {
+    stdio: Weak<Inner>,
+    id: Arc<str>,
+    session: Arc<Session>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// What a request of a client has besides its body.
+struct Head<'a> {
+    session: Option<&'a str>,
+    revision: Option<&'a str>,
+}
+
+// === impl Stdio ===
+
+impl Stdio {
+    /// Starts nothing yet: the first `initialize` does.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such program.
+    pub fn new(options: Options, hub: Hub) -> io::Result<Self> {
+        options.program.look()?;
+        Ok(Self(Arc::new(Inner {
+            places: Arc::new(Semaphore::new(options.max_sessions.min(MAX_PLACES))),
+            options,
+            hub,
+            live: Mutex::default(),
+            crashes: Mutex::default(),
+            kills: AtomicU64::new(0),
+        })))
+    }
+
+    /// How much there is.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let inner = &self.0;
+        Stats {
+            sessions: inner.live().sessions.len(),
+            children: inner.options.max_sessions.min(MAX_PLACES) - inner.places.available_permits(),
+            kills: inner.kills.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends all sessions, and waits until their processes are gone, for 8 s at most. None can be begun from here on.
+    pub async fn shutdown(&self) {
+        let inner = &self.0;
+        let sessions = {
+            let mut live = inner.live();
+            live.shuts_down = true;
+            std::mem::take(&mut live.sessions)
+        };
+        for session in sessions.values() {
+            session.stop(Why::Shutdown);
+        }
+        let all = inner.options.max_sessions.min(MAX_PLACES).try_into();
+        let all = all.unwrap_or(u32::MAX);
+        let _gone = timeout(SHUTDOWN, inner.places.acquire_many(all)).await;
+    }
+
+    async fn answer(self, request: Request<Body>) -> Response<Body> {
+        match *request.method() {
+            Method::POST => self.post(request).await,
+            Method::GET => self.get(request.headers()),
+            Method::DELETE => self.delete(request.headers()),
+            _ => {
+                let mut response = reply::empty(StatusCode::METHOD_NOT_ALLOWED);
+                let allowed = HeaderValue::from_static("GET, POST, DELETE");
+                response.headers_mut().insert(header::ALLOW, allowed);
+                response
+            }
+        }
+    }
+
+    async fn post(&self, request: Request<Body>) -> Response<Body> {
+        let (parts, body) = request.into_parts();
+        if !accepts(&parts.headers, "application/json")
+            || !accepts(&parts.headers, "text/event-stream")
+        {
+            let text = "the client must accept both application/json and text/event-stream";
+            return reply::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
+        }
+        if !is_json(&parts.headers) {
+            let text = "the content type must be application/json";
+            return reply::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, SERVER_ERROR, text);
+        }
+        let body = match Limited::new(body, MAX_BODY).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => {
+                let text = "the body is larger than 4 MiB";
+                return reply::error(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, text);
+            }
+            Err(_) => {
+                return reply::error(
+                    StatusCode::BAD_REQUEST,
+                    None,
+                    PARSE_ERROR,
+                    "the body was cut off",
+                );
+            }
+        };
+        let line = super::on_one_line(trimmed(&body));
+        let message = str::from_utf8(&line)
+            .ok()
+            .and_then(|text| Message::read(text.as_bytes()));
+        let Some(message) = message else {
+            return not_a_message(&line);
+        };
+        let id = message.id.filter(|_| message.kind == Kind::Request);
+        let head = match Head::read(&parts.headers) {
+            Ok(head) => head,
+            Err(text) => return reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text),
+        };
+        if let Some(revision) = head
+            .revision
+            .filter(|revision| *revision >= FIRST_WITHOUT_SESSIONS)
+        {
+            return reply::unsupported_revision(id, revision);
+        }
+        let is_initialize =
+            message.kind == Kind::Request && message.method.as_deref() == Some("initialize");
+        let session = match head.session {
+            None if is_initialize => {
+                return self
+                    .begin(&message, &parts, line.clone())
+                    .unwrap_or_else(|refused| *refused);
+            }
+            None => {
+                let text = "a request without a session: begin with initialize, and send the Mcp-Session-Id that it is answered with";
+                return reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
+            }
+            Some(session) => match self.0.session(session) {
+                Some(session) => session,
+                None => return not_found(id),
+            },
+        };
+        if is_initialize {
+            let text = "the session is initialized already";
+            return reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
+        }
+        let sent = match message.kind {
+            Kind::Request => request_in(&session, &message, &parts, line.clone()),
+            Kind::Notification | Kind::Response => session
+                .tell(&message, line.clone())
+                .map(|()| reply::empty(StatusCode::ACCEPTED)),
+        };
+        sent.unwrap_or_else(|why| not_sent(id, why))
+    }
+
+    /// Begins a session with the request `initialize`.
+    fn begin(
+        &self,
+        message: &Message<'_>,
+        parts: &http::request::Parts,
+        line: Bytes,
+    ) -> Result<Response<Body>, Box<Response<Body>>> {
+        let inner = &self.0;
+        let id = message.id;
+        if let Some(wait) = inner.crashes().wait(Instant::now()) {
+            let text =
+                "the MCP server failed to start several times, and is not started for a while";
+            return Err(Box::new(reply::busy(id, text, wait)));
+        }
+        let no_room = |text: &str| Box::new(reply::busy(id, text, BUSY));
+        let place = inner.places.clone().try_acquire_owned();
+        let place = place.map_err(|_| no_room("there are as many sessions as there may be"))?;
+        let failed = |text: &str| {
+            Box::new(reply::error(
+                StatusCode::BAD_GATEWAY,
+                id,
+                SERVER_ERROR,
+                text,
+            ))
+        };
+        let session_id =
+            new_id().map_err(|_| failed("there are no random numbers for a session id"))?;
+        let asked_for = message.params().protocol_version;
+        let streams = inner
+            .hub
+            .begin(&session_id, Some(asked_for.as_deref().unwrap_or_default()));
+        let streams = streams.ok_or_else(|| no_room("there is no room for another session"))?;
+        let begun = || -> Result<_, Box<Response<Body>>> {
+            let standalone = streams.open_standalone();
+            let standalone =
+                standalone.ok_or_else(|| no_room("there is no room for another session"))?;
+            let (group, pipes) = Group::spawn(&inner.options.program).map_err(|error| {
+                inner.crashes().add(Instant::now());
+                tracing::error!("cannot start `{}`: {error}", inner.options.program);
+                failed(&format!("the MCP server cannot be started: {error}"))
+            })?;
+            let (kill_after, timeout) = (inner.options.kill_after, inner.options.session_timeout);
+            let name = Name::of(&session_id);
+            let (session, waiting) =
+                Session::new(name, streams.clone(), standalone, kill_after, timeout);
+            session.prime(&session.standalone);
+            let response = request_in(&session, message, parts, line)
+                .map_err(|why| Box::new(not_sent(id, why)))?;
+            Ok((Arc::new(session), (group, pipes, waiting), response))
+        };
+        let (session, process, mut response) =
+            begun().inspect_err(|_| inner.hub.close(&session_id))?;
+        let running = Running {
+            stdio: Arc::downgrade(inner),
+            id: session_id.clone(),
+            session: session.clone(),
+            _place: place,
+        };
+        {
+            let mut live = inner.live();
+            if live.shuts_down {
+                drop(live);
+                inner.hub.close(&session_id);
+                return Err(Box::new(reply::busy(id, Why::Shutdown.in_words(), BUSY)));
+            }
+            live.sessions.insert(session_id.clone(), session);
+        }
+        tokio::spawn(running.run(process));
+        if let Ok(value) = HeaderValue::from_str(&session_id) {
+            response.headers_mut().insert(SESSION_ID, value);
+        }
+        Ok(response)
+    }
+
+    fn get(&self, headers: &HeaderMap) -> Response<Body> {
+        if !accepts(headers, "text/event-stream") {
+            let text = "the client must accept text/event-stream";
+            return reply::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
+        }
+        let bad = |text: &str| reply::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text);
+        let id = match Head::read(headers) {
+            Ok(Head {
+                session: Some(id), ..
+            }) => id,
+            Ok(_) => return bad("a request without a session"),
+            Err(text) => return bad(text),
+        };
+        let session = self.0.session(id).filter(|session| session.touch());
+        let Some(last) = headers.get("last-event-id") else {
+            return session.map_or_else(|| not_found(None), |session| session.standalone.respond());
+        };
+        // The streams of a session outlive its process.
+        if self.0.hub.session(id).is_none() {
+            return not_found(None);
+        }
+        let resumed = last
+            .to_str()
+            .ok()
+            .and_then(|last| self.0.hub.resume(id, last));
+        resumed.unwrap_or_else(|| bad("Last-Event-ID names no event of this session"))
+    }
+
+    fn delete(&self, headers: &HeaderMap) -> Response<Body> {
+        let id = match Head::read(headers) {
+            Ok(Head {
+                session: Some(id), ..
+            }) => id,
+            Ok(_) => {
+                return reply::error(
+                    StatusCode::BAD_REQUEST,
+                    None,
+                    INVALID_REQUEST,
+                    "a request without a session",
+                );
+            }
+            Err(text) => return reply::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text),
+        };
+        let session = self.0.live().sessions.remove(id);
+        let Some(session) = session else {
+            return not_found(None);
+        };
+        session.stop(Why::Deleted);
+        self.0.hub.close(id);
+        reply::empty(StatusCode::NO_CONTENT)
+    }
+}
+
+impl Service<Request<Body>> for Stdio {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let answer = self.clone().answer(request);
+        Box::pin(async { Ok(answer.await) })
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    fn session(&self, id: &str) -> Option<Arc<Session>> {
+        self.live().sessions.get(id).cloned()
+    }
+
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn crashes(&self) -> MutexGuard<'_, Crashes> {
+        self.crashes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session's process has ended.
+    fn ended(&self, end: &End) {
+        if end.is_false_start {
+            self.crashes().add(Instant::now());
+        }
+        if end.was_killed {
+            self.kills.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The sessions end with the last handle.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for session in self.live().sessions.values() {
+            session.stop(Why::Shutdown);
+        }
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    async fn run(self, (group, pipes, waiting): (Group, Pipes, Waiting)) {
+        let end = self.session.run(group, pipes, waiting).await;
+        let hub = self.stdio.upgrade().map(|stdio| {
+            stdio.ended(&end);
+            stdio.hub.clone()
+        });
+        let (id, why) = (self.id.clone(), end.why);
+        drop(self);
+        // What was sent before is kept for a client that comes late, but not longer than its streams.
+        if let Some(hub) = hub.filter(|_| why != Why::Deleted) {
+            tokio::time::sleep(KEPT_FOR).await;
+            hub.close(&id);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.session.finish(Why::Exited, Why::Exited.in_words());
+        if let Some(stdio) = self.stdio.upgrade() {
+            stdio.live().sessions.remove(&self.id);
+        }
+    }
+}
+
+// === impl Head ===
+
+impl<'a> Head<'a> {
+    fn read(headers: &'a HeaderMap) -> Result<Self, &'static str> {
+        Ok(Self {
+            session: only(headers, SESSION_ID).map_err(|()| "there must be one Mcp-Session-Id")?,
+            revision: only(headers, "mcp-protocol-version")
+                .map_err(|()| "there must be one MCP-Protocol-Version")?,
+        })
+    }
+}
+
+/// The value of a field that may be there once.
+fn only<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, ()> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (None, _) => Ok(None),
+        (Some(value), None) => value.to_str().map(Some).map_err(|_| ()),
+        (Some(_), Some(_)) => Err(()),
+    }
+}
+
+/// Whether a client takes this media type. Parameters do not matter.
+fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
+    let fields = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    let mut ranges = fields.flat_map(|field| field.split(',')).map(media_type);
+    ranges.any(|range| {
+        let family = range.strip_suffix("/*");
+        range.eq_ignore_ascii_case(wanted)
+            || range == "*/*"
+            || family.is_some_and(|family| {
+                wanted
+                    .split('/')
+                    .next()
+                    .is_some_and(|its| its.eq_ignore_ascii_case(family))
+            })
+    })
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let content_type = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    content_type.is_some_and(|value| media_type(value).eq_ignore_ascii_case("application/json"))
+}
+
+fn media_type(value: &str) -> &str {
+    value.split(';').next().unwrap_or_default().trim()
+}
+
+fn trimmed(body: &Bytes) -> Bytes {
+    body.slice_ref(body.trim_ascii())
+}
+
+/// An id of 128 random bits.
+fn new_id() -> Result<Arc<str>, getrandom::Error> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits)?;
+    let mut id = String::with_capacity(32);
+    for byte in bits {
+        // Writing to a string does not fail.
+        let _written = write!(id, "{byte:02x}");
+    }
+    Ok(id.into())
+}
+
+fn request_in(
+    session: &Session,
+    message: &Message<'_>,
+    parts: &http::request::Parts,
+    line: Bytes,
+) -> Result<Response<Body>, NotSent> {
+    let call = message.id.and_then(Call::new).ok_or(NotSent::BadId)?;
+    let call = call
+        .token(parts.extensions.get::<CallToken>().cloned())
+        .owner(parts.headers.get(header::AUTHORIZATION).cloned());
+    session
+        .request(message, call, line)
+        .map(|stream| stream.respond())
+}
+
+fn not_sent(id: Option<&str>, why: NotSent) -> Response<Body> {
+    let bad = |id, text| reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
+    match why {
+        // It must not be repeated: it may have any length.
+        NotSent::BadId => bad(
+            None,
+            "the id must be a string or a number, and not longer than 1 KiB",
+        ),
+        NotSent::IdInUse => bad(
+            id,
+            "the id is in use: the server has not answered the request that had it before",
+        ),
+        NotSent::Busy => reply::busy(id, "the MCP server is busy: too much waits for it", BUSY),
+        NotSent::NoRoom => reply::busy(id, "there is no room for another call", BUSY),
+        NotSent::Gone => not_found(id),
+    }
+}
+
+fn not_found(id: Option<&str>) -> Response<Body> {
+    reply::error(
+        StatusCode::NOT_FOUND,
+        id,
+        SESSION_NOT_FOUND,
+        "there is no such session, or no longer",
+    )
+}
+
+fn not_a_message(line: &[u8]) -> Response<Body> {
+    let bad = |code, text| reply::error(StatusCode::BAD_REQUEST, None, code, text);
+    let json = str::from_utf8(line)
+        .ok()
+        .map(serde_json::from_str::<&serde_json::value::RawValue>);
+    match json {
+        Some(Ok(json)) if json.get().starts_with('[') => {
+            bad(INVALID_REQUEST, "batches are not supported")
+        }
+        Some(Ok(_)) => bad(INVALID_REQUEST, "the body is not a message of JSON-RPC"),
+        Some(Err(_)) | None => bad(PARSE_ERROR, "the body is not JSON in UTF-8"),
+    }
+}
