@@ -11,6 +11,7 @@
 //!    decides that it is abandoned, and POSTs the cancel.
 
 mod crashes;
+mod head;
 pub mod id;
 mod input;
 pub mod lines;
@@ -20,6 +21,7 @@ mod reply;
 pub mod routing;
 mod service;
 mod session;
+mod task;
 
 use std::time::Duration;
 

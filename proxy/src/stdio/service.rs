@@ -28,13 +28,15 @@ use tower_service::Service;
 use super::{
     Options,
     crashes::Crashes,
+    head::{Head, SESSION_ID, accepts, is_json},
     input::Waiting,
     log::Name,
     process::{Group, Pipes},
     reply::{
         self, FIRST_WITHOUT_SESSIONS, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND,
     },
-    session::{End, NotSent, Session, Why},
+    session::{NotSent, Session, Why},
+    task::End,
 };
 use crate::{
     hub::{Call, Hub},
@@ -55,8 +57,6 @@ const KEPT_FOR: Duration = Duration::from_secs(60);
 
 /// No system has so many processes.
 const MAX_PLACES: usize = 1 << 24;
-
-const SESSION_ID: &str = "mcp-session-id";
 
 /// A server that speaks stdio, as a service. Clones are the same server.
 #[derive(Clone, Debug)]
@@ -97,12 +97,6 @@ struct Running {
     id: Arc<str>,
     session: Arc<Session>,
     _place: OwnedSemaphorePermit,
-}
-
-/// What a request of a client has besides its body.
-struct Head<'a> {
-    session: Option<&'a str>,
-    revision: Option<&'a str>,
 }
 
 // === impl Stdio ===
@@ -444,59 +438,6 @@ impl Drop for Running {
             stdio.live().sessions.remove(&self.id);
         }
     }
-}
-
-// === impl Head ===
-
-impl<'a> Head<'a> {
-    fn read(headers: &'a HeaderMap) -> Result<Self, &'static str> {
-        Ok(Self {
-            session: only(headers, SESSION_ID).map_err(|()| "there must be one Mcp-Session-Id")?,
-            revision: only(headers, "mcp-protocol-version")
-                .map_err(|()| "there must be one MCP-Protocol-Version")?,
-        })
-    }
-}
-
-/// The value of a field that may be there once.
-fn only<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, ()> {
-    let mut values = headers.get_all(name).iter();
-    match (values.next(), values.next()) {
-        (None, _) => Ok(None),
-        (Some(value), None) => value.to_str().map(Some).map_err(|_| ()),
-        (Some(_), Some(_)) => Err(()),
-    }
-}
-
-/// Whether a client takes this media type. Parameters do not matter.
-fn accepts(headers: &HeaderMap, wanted: &str) -> bool {
-    let fields = headers
-        .get_all(header::ACCEPT)
-        .iter()
-        .filter_map(|value| value.to_str().ok());
-    let mut ranges = fields.flat_map(|field| field.split(',')).map(media_type);
-    ranges.any(|range| {
-        let family = range.strip_suffix("/*");
-        range.eq_ignore_ascii_case(wanted)
-            || range == "*/*"
-            || family.is_some_and(|family| {
-                wanted
-                    .split('/')
-                    .next()
-                    .is_some_and(|its| its.eq_ignore_ascii_case(family))
-            })
-    })
-}
-
-fn is_json(headers: &HeaderMap) -> bool {
-    let content_type = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok());
-    content_type.is_some_and(|value| media_type(value).eq_ignore_ascii_case("application/json"))
-}
-
-fn media_type(value: &str) -> &str {
-    value.split(';').next().unwrap_or_default().trim()
 }
 
 fn trimmed(body: &Bytes) -> Bytes {
