@@ -57,6 +57,8 @@ pub struct Params<'a> {
     pub progress_token: Option<&'a str>,
     /// `protocolVersion` of an `initialize`.
     pub protocol_version: Option<Cow<'a, str>>,
+    /// The revision that `_meta` names, from 2026-07-28 on.
+    pub revision: Option<Cow<'a, str>>,
 }
 
 /// An id or a token by its value, to be compared and hashed.
@@ -112,6 +114,8 @@ struct ParamMembers<'a> {
 struct Meta<'a> {
     #[serde(borrow)]
     progress_token: Option<&'a RawValue>,
+    #[serde(borrow, rename = "io.modelcontextprotocol/protocolVersion")]
+    revision: Option<&'a RawValue>,
 }
 
 /// A member that may be `null`.
@@ -168,17 +172,14 @@ impl<'a> Message<'a> {
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
         let meta: Meta<'a> = object(members.meta).unwrap_or_default();
-        let version = members.protocol_version.map(RawValue::get);
         Params {
             request_id: members.request_id.map(RawValue::get),
             progress_token: members
                 .progress_token
                 .or(meta.progress_token)
                 .map(RawValue::get),
-            protocol_version: version.and_then(|version| {
-                let text: Text<'a> = serde_json::from_str(version).ok()?;
-                Some(text.0)
-            }),
+            protocol_version: string(members.protocol_version),
+            revision: string(meta.revision),
         }
     }
 }
@@ -186,6 +187,11 @@ impl<'a> Message<'a> {
 /// A string, borrowed if it is written without escapes.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+fn string(value: Option<&RawValue>) -> Option<Cow<'_, str>> {
+    let text: Text<'_> = serde_json::from_str(value?.get()).ok()?;
+    Some(text.0)
+}
 
 fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
     let text = value?.get();

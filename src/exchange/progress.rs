@@ -149,7 +149,7 @@ impl Exchange {
         self.release_hold();
         let open = {
             let mut state = self.state();
-            let open = matches!(state.phase, Phase::Open | Phase::Streaming);
+            let open = state.phase.is_open();
             if open {
                 state.phase = Phase::Ended;
             }
@@ -183,11 +183,11 @@ impl Exchange {
         self.release_hold();
         let other = {
             let mut state = self.state();
-            if matches!(state.phase, Phase::Ended | Phase::Abandoned) {
+            if !state.phase.is_open() {
                 return;
             }
             state.phase = Phase::Abandoned;
-            state.request.is_other()
+            state.is_answered || state.request.is_other()
         };
         if let Some(call) = self.info() {
             self.let_go(call, FIRST, cause, false);

@@ -103,11 +103,15 @@ pub(crate) fn data_lines(lines: &mut Vec<u8>, json: &[u8]) {
     }
 }
 
-/// A JSON-RPC error as the answer to a call; `id` is JSON text.
+/// A JSON-RPC error as the answer to a call, whose id is JSON text.
 pub(crate) fn error(id: &str, code: i32, message: &str) -> Event {
     let message = serde_json::Value::from(message);
-    let json =
-        format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":{code},"message":{message}}}}}"#);
+    answer_with(id, &format!(r#"{{"code":{code},"message":{message}}}"#))
+}
+
+/// The same of an error that is JSON text.
+pub(crate) fn answer_with(id: &str, error: &str) -> Event {
+    let json = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
     let mut lines = Vec::with_capacity(json.len() + ROOM_FOR_ID + 16);
     data_lines(&mut lines, json.as_bytes());
     Event::of_lines(lines, Weight::Answer)

@@ -20,12 +20,15 @@
 
 mod budget;
 mod event;
+mod read;
+mod resumable;
 mod ring;
 mod session;
 mod stream;
+mod upstream;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
@@ -41,9 +44,11 @@ use self::{
     budget::Budget,
     event::Nonce,
     session::{SESSION_OVERHEAD, WeakSession},
+    stream::Closed,
 };
 pub use self::{
     event::{Event, Weight},
+    resumable::{MIN_COMMIT_AFTER, Resumable},
     session::Session,
     stream::{Call, LET_GO_AFTER, Refused, Stream},
 };
@@ -60,7 +65,7 @@ const MAX_SESSIONS: usize = 16 * 1024;
 pub struct Limits {
     /// How many events a stream keeps: 256.
     pub events: usize,
-    /// How many bytes a stream keeps: 1 MiB. An event alone may be larger.
+    /// How many bytes a stream keeps before it takes no more: 1 MiB. Its last event may go beyond.
     pub stream_bytes: usize,
     /// How many bytes the streams of a session keep: 4 MiB.
     pub session_bytes: usize,
@@ -90,6 +95,13 @@ pub struct Stats {
     pub gaps: u64,
 }
 
+/// What an event id names.
+enum Lookup {
+    /// The event of that number, if the stream ever had one.
+    Stream(Stream, u64),
+    Unknown,
+}
+
 #[derive(Debug)]
 struct Shared {
     nonce: Nonce,
@@ -102,13 +114,12 @@ struct Shared {
     gaps: AtomicU64,
 }
 
-/// Streams that have ended.
+/// Streams that have ended, by the time when they are forgotten.
 #[derive(Debug, Default)]
 struct Over {
-    /// In the order in which they ended, each with the time when it is forgotten.
-    ended: VecDeque<(Instant, WeakSession, u64)>,
-    /// Those whose client has all of them.
-    spare: VecDeque<(WeakSession, u64)>,
+    ended: BTreeMap<(Instant, u64), WeakSession>,
+    /// Those of them whose client has all of them.
+    spare: BTreeSet<(Instant, u64)>,
     /// The task that forgets them, while there are any.
     sweeper: Option<AbortHandle>,
 }
@@ -170,7 +181,11 @@ impl Hub {
     /// The response to a client that comes back for what is after an event. `None` if the id is not one of this hub's,
     /// and the server may know it.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
-        self.resume_as(session, last_event_id, None)
+        let is_ours = self.owns(last_event_id);
+        is_ours.then(|| match self.look_up(session, last_event_id) {
+            Lookup::Stream(stream, seq) => self.respond_after(&stream, seq),
+            Lookup::Unknown => unknown_event(),
+        })
     }
 
     /// How much there is.
@@ -185,24 +200,26 @@ impl Hub {
         }
     }
 
-    fn resume_as(
-        &self,
-        session: &str,
-        last_event_id: &str,
-        _owner: Option<&HeaderValue>,
-    ) -> Option<Response<Body>> {
-        let id = self.0.nonce.read(last_event_id)?;
-        let stream = self.session(session).and_then(|it| it.stream(id.stream));
-        let resumed = stream
-            .zip(id.seq)
-            .and_then(|(stream, seq)| stream.respond_after(seq));
-        Some(match resumed {
-            Some(response) => {
-                self.0.resumes.fetch_add(1, Ordering::Relaxed);
-                response
-            }
-            None => unknown_event(),
-        })
+    /// Whether an event id is one of this hub's, or looks like one.
+    fn owns(&self, event_id: &str) -> bool {
+        self.0.nonce.read(event_id).is_some()
+    }
+
+    fn look_up(&self, session: &str, event_id: &str) -> Lookup {
+        let id = self.0.nonce.read(event_id);
+        let found = id.and_then(|id| {
+            let stream = self.session(session)?.stream(id.stream)?;
+            Some(Lookup::Stream(stream, id.seq?))
+        });
+        found.unwrap_or(Lookup::Unknown)
+    }
+
+    fn respond_after(&self, stream: &Stream, seq: u64) -> Response<Body> {
+        let Some(response) = stream.respond_after(seq) else {
+            return unknown_event();
+        };
+        self.0.resumes.fetch_add(1, Ordering::Relaxed);
+        response
     }
 }
 
@@ -245,41 +262,48 @@ impl Shared {
         self.next_stream.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn count_gaps(&self, gaps: u64) {
-        self.gaps.fetch_add(gaps, Ordering::Relaxed);
-    }
-
     /// A stream has ended.
-    fn ended(self: &Arc<Self>, session: WeakSession, number: u64) {
+    fn ended(self: &Arc<Self>, until: Instant, number: u64, session: WeakSession) {
         let mut over = self.over();
-        over.ended
-            .push_back((Instant::now() + self.limits.kept_for, session, number));
+        over.ended.insert((until, number), session);
         if over.sweeper.is_none()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            let hub = Arc::downgrade(self);
-            over.sweeper = Some(
-                runtime
-                    .spawn(sweep(hub, self.limits.kept_for))
-                    .abort_handle(),
-            );
+            let sweeper = runtime.spawn(sweep(Arc::downgrade(self), until));
+            over.sweeper = Some(sweeper.abort_handle());
         }
     }
 
-    fn spare(&self, session: WeakSession, number: u64) {
-        self.over().spare.push_back((session, number));
+    /// The client of a stream that has ended has all of it.
+    fn spare(&self, until: Instant, number: u64) {
+        let mut over = self.over();
+        if over.ended.contains_key(&(until, number)) {
+            over.spare.insert((until, number));
+        }
+    }
+
+    /// A stream was closed.
+    fn closed(&self, closed: Closed, number: u64) {
+        self.gaps.fetch_add(closed.gaps, Ordering::Relaxed);
+        if let Some(until) = closed.until {
+            let mut over = self.over();
+            over.ended.remove(&(until, number));
+            over.spare.remove(&(until, number));
+        }
     }
 
     /// Forgets the oldest stream of all whose client has all of it. `false` if there is none.
     fn make_room(&self) -> bool {
         loop {
-            let Some((session, number)) = self.over().spare.pop_front() else {
-                return false;
+            let (session, number) = {
+                let mut over = self.over();
+                let Some(key) = over.spare.pop_first() else {
+                    return false;
+                };
+                (over.ended.remove(&key), key.1)
             };
-            if session
-                .upgrade()
-                .is_some_and(|session| session.remove(number))
-            {
+            let session = session.and_then(|session| session.upgrade());
+            if session.is_some_and(|session| session.remove(number)) {
                 return true;
             }
         }
@@ -290,16 +314,16 @@ impl Shared {
         loop {
             let (session, number) = {
                 let mut over = self.over();
-                let Some((until, ..)) = over.ended.front() else {
+                let Some(first) = over.ended.first_entry() else {
                     over.sweeper = None;
-                    // Whatever is in here has been forgotten.
-                    over.spare.clear();
                     return None;
                 };
-                if *until > Instant::now() {
-                    return Some(*until);
+                let (until, number) = *first.key();
+                if until > Instant::now() {
+                    return Some(until);
                 }
-                let (_, session, number) = over.ended.pop_front()?;
+                let session = first.remove();
+                over.spare.remove(&(until, number));
                 (session, number)
             };
             if let Some(session) = session.upgrade() {
@@ -329,8 +353,7 @@ impl Drop for Shared {
     }
 }
 
-async fn sweep(hub: Weak<Shared>, kept_for: Duration) {
-    let mut next = Instant::now() + kept_for;
+async fn sweep(hub: Weak<Shared>, mut next: Instant) {
     loop {
         tokio::time::sleep_until(next).await;
         let Some(until) = hub.upgrade().and_then(|hub| hub.sweep()) else {

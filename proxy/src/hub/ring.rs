@@ -7,13 +7,14 @@
 //!    not there any more it gets a comment that says how many.
 //! 3. **What goes.** Where room is short the oldest droppable event goes first, then, if the reader that is there has taken
 //!    them, the oldest kept ones. Nothing else goes before the ring does.
-//! 4. **Limits.** A ring has at most so many events and bytes, but for one event alone, which may be larger. All of it is
-//!    covered by a grant at any time.
+//! 4. **Limits.** A ring has at most so many events. It takes one only while it has less than so many bytes: so it has at
+//!    most one event more than that, however large. All of it is covered by a grant at any time.
 //! 5. **One reader.** The newest. An older one has come to its end.
 //! 6. **The end.** Nothing comes after it.
-//! 7. **The answer.** A reader that comes from before an answer that is not there any more gets an error in its place.
-//! 8. **Straight through.** An event for which there is no room at all goes through in pieces, to a reader that has taken
+//! 7. **Straight through.** An event for which there is no room at all goes through in pieces, to a reader that has taken
 //!    everything before it. If that one leaves before the last piece, nobody gets the event.
+//! 8. **The answer.** A reader that missed such an event, and finds no answer at the end, gets an error in its place: the
+//!    event may have been the answer.
 
 use std::{collections::VecDeque, io::Write as _};
 
@@ -26,6 +27,9 @@ use super::{
 
 /// What an event costs besides its bytes: its place in the ring, its allocation and what that rounds up to.
 pub(crate) const EVENT_OVERHEAD: usize = 128;
+
+/// The most that a reader takes at a time: 64 KiB. What it took may wait for the network, uncounted.
+pub(crate) const MAX_FRAME: usize = 64 * 1024;
 
 /// The events of one stream.
 #[derive(Debug)]
@@ -45,6 +49,8 @@ pub(crate) struct Ring {
     /// How many readers there were.
     readers: u64,
     passing: Passing,
+    /// The last event that went straight through, and the error for who missed it.
+    passed: Option<(u64, Event)>,
     gaps: u64,
     ended: bool,
 }
@@ -68,8 +74,12 @@ struct Entry {
 #[derive(Debug)]
 struct Reader {
     name: ReaderName,
+    /// The number of the first event that it did not have when it came.
+    from: u64,
     /// The number of the event that it takes next.
     at: u64,
+    /// How much of that it has taken.
+    taken: usize,
 }
 
 /// Which reader of a ring it is.
@@ -101,12 +111,12 @@ pub(crate) enum Pushed {
     Ended,
 }
 
-/// What became of a piece.
+/// What became of the piece that goes straight through.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Passed {
-    Done,
-    /// The reader has not taken what is before it.
-    Wait(Bytes),
+    /// The reader has taken it.
+    Taken,
+    Wait,
     /// There is no reader, or another one than there was when the event began.
     Gone,
 }
@@ -134,6 +144,7 @@ impl Ring {
             reader: None,
             readers: 0,
             passing: Passing::Nothing,
+            passed: None,
             gaps: 0,
             ended: false,
         }
@@ -148,7 +159,7 @@ impl Ring {
         // What was granted while it was read is a part of that.
         let more = cost.saturating_sub(event.room.as_ref().map_or(0, Grant::bytes));
         loop {
-            let short = match self.has_place(cost) {
+            let short = match self.has_place() {
                 true => match self.grant.grow(more) {
                     Ok(()) => {
                         self.append(event, cost);
@@ -176,56 +187,57 @@ impl Ring {
         }
     }
 
-    /// Adds an error as the answer, whatever room there is: the stream has paid for one.
-    pub(crate) fn fail(&mut self, error: Event) {
+    /// Adds an event that the stream has paid for: its first one, or an error as its last.
+    pub(crate) fn push_paid(&mut self, event: Event) {
         if !self.ended && self.answer.is_none() {
-            self.append(error, 0);
+            self.append(event, 0);
         }
     }
 
-    /// Begins an event that goes straight through. `false` if its reader still has to take what is before.
-    pub(crate) fn begin_pass(&mut self) -> bool {
-        let Some(reader) = &mut self.reader else {
+    /// Begins an event that goes straight through. `false` if its reader still has to take what is before. `lost` is for
+    /// who misses it.
+    pub(crate) fn begin_pass(&mut self, lost: impl FnOnce() -> Event) -> bool {
+        let reader = self.reader.as_mut().filter(|_| !self.ended);
+        let Some(reader) = reader else {
             self.passing = Passing::Broken;
             return true;
         };
         if reader.at != self.next {
             return false;
         }
+        self.passed = Some((self.next, lost()));
         self.next += 1;
-        reader.at = self.next;
+        (reader.from, reader.at) = (self.next, self.next);
         self.passing = Passing::Piece(None);
         true
     }
 
-    /// Adds a piece to the event that goes straight through.
-    pub(crate) fn pass(&mut self, piece: Bytes) -> Passed {
-        match &mut self.passing {
-            Passing::Piece(place @ None) => {
-                *place = Some(piece);
-                Passed::Done
-            }
-            Passing::Piece(Some(_)) => Passed::Wait(piece),
+    /// Adds a piece to the event that goes straight through. Its reader has taken the one before.
+    pub(crate) fn pass(&mut self, piece: Bytes) {
+        if let Passing::Piece(place) = &mut self.passing {
+            *place = Some(piece);
+        }
+    }
+
+    /// What became of that piece.
+    pub(crate) fn passed(&self) -> Passed {
+        match self.passing {
+            Passing::Piece(None) => Passed::Taken,
+            Passing::Piece(Some(_)) => Passed::Wait,
             Passing::Nothing | Passing::Broken => Passed::Gone,
         }
     }
 
-    /// Ends that event, of which every piece was taken.
+    /// Ends the event that goes straight through, if its reader has all of it.
     pub(crate) fn end_pass(&mut self, weight: Weight) -> Passed {
-        match std::mem::replace(&mut self.passing, Passing::Nothing) {
-            Passing::Piece(None) => {
-                let seq = self.next - 1;
-                if weight == Weight::Answer {
-                    self.answer = Some(seq);
-                }
-                Passed::Done
+        let passed = self.passed();
+        if passed == Passed::Taken {
+            self.passing = Passing::Nothing;
+            if weight == Weight::Answer {
+                self.answer = self.next.checked_sub(1);
             }
-            Passing::Piece(Some(piece)) => {
-                self.passing = Passing::Piece(Some(piece));
-                Passed::Wait(Bytes::new())
-            }
-            Passing::Nothing | Passing::Broken => Passed::Gone,
         }
+        passed
     }
 
     /// The line that names the event that goes straight through, and the blank one that ends it.
@@ -236,31 +248,27 @@ impl Ring {
     }
 
     /// A reader comes, from after event `after` or from the start. `None` if there is no such event.
-    ///
-    /// `lost` is what it gets for an answer that is not there any more.
-    pub(crate) fn attach(
-        &mut self,
-        after: Option<u64>,
-        lost: impl FnOnce() -> Event,
-    ) -> Option<ReaderName> {
+    pub(crate) fn attach(&mut self, after: Option<u64>) -> Option<ReaderName> {
         let at = match after {
             None => 0,
             Some(seq) if seq < self.next => seq + 1,
             Some(_) => return None,
         };
         self.break_pass();
-        let is_lost = |answer: u64| answer >= at && self.find(answer).is_none();
-        if self.answer.is_some_and(is_lost) {
-            self.append(lost(), 0);
-        }
         self.readers += 1;
         let name = ReaderName(self.readers);
-        self.reader = Some(Reader { name, at });
+        self.reader = Some(Reader {
+            name,
+            from: at,
+            at,
+            taken: 0,
+        });
         Some(name)
     }
 
     /// The reader takes what comes next for it.
     pub(crate) fn take(&mut self, name: ReaderName) -> Taken {
+        self.replace_lost(name);
         let (next, gaps) = (self.next, &mut self.gaps);
         let Some(reader) = self.reader.as_mut().filter(|reader| reader.name == name) else {
             return Taken::End;
@@ -274,8 +282,13 @@ impl Ring {
             return Taken::Frame(comment(missing));
         }
         if let Some(entry) = entry {
-            reader.at += 1;
-            return Taken::Frame(entry.bytes.clone());
+            let rest = entry.bytes.slice(reader.taken..);
+            if rest.len() > MAX_FRAME {
+                reader.taken += MAX_FRAME;
+                return Taken::Frame(rest.slice(..MAX_FRAME));
+            }
+            (reader.at, reader.taken) = (reader.at + 1, 0);
+            return Taken::Frame(rest);
         }
         match &mut self.passing {
             Passing::Piece(piece @ Some(_)) => piece.take().map_or(Taken::Wait, Taken::Frame),
@@ -286,8 +299,7 @@ impl Ring {
 
     /// The reader leaves.
     pub(crate) fn leave(&mut self, name: ReaderName) {
-        if self.reads(name) {
-            self.reader = None;
+        if self.reader.take_if(|reader| reader.name == name).is_some() {
             self.break_pass();
         }
     }
@@ -304,12 +316,8 @@ impl Ring {
         self.reader = None;
         self.events = VecDeque::new();
         self.cost = 0;
-        self.answer = None;
+        self.passed = None;
         self.grant.shrink(usize::MAX);
-    }
-
-    pub(crate) fn has_ended(&self) -> bool {
-        self.ended
     }
 
     pub(crate) fn is_answered(&self) -> bool {
@@ -321,19 +329,10 @@ impl Ring {
         self.reader.is_some()
     }
 
-    /// Whether this is who reads.
-    pub(crate) fn reads(&self, name: ReaderName) -> bool {
-        self.reader
-            .as_ref()
-            .is_some_and(|reader| reader.name == name)
-    }
-
-    /// Whether this reader has taken everything, and nothing more comes.
+    /// Whether this is who reads, has taken everything, and nothing more comes.
     pub(crate) fn is_over_for(&self, name: ReaderName) -> bool {
-        match &self.reader {
-            Some(reader) if reader.name == name => self.ended && reader.at == self.next,
-            _ => true,
-        }
+        let reader = self.reader.as_ref().filter(|reader| reader.name == name);
+        self.ended && reader.is_some_and(|reader| reader.at == self.next)
     }
 
     /// How often a reader was told that events are missing.
@@ -341,9 +340,8 @@ impl Ring {
         self.gaps
     }
 
-    fn has_place(&self, cost: usize) -> bool {
-        let fits = self.events.len() < self.most.events && self.cost + cost <= self.most.bytes;
-        fits || self.events.is_empty()
+    fn has_place(&self) -> bool {
+        self.events.len() < self.most.events && self.cost < self.most.bytes
     }
 
     fn append(&mut self, event: Event, cost: usize) {
@@ -379,7 +377,11 @@ impl Ring {
     }
 
     fn drop_droppable(&mut self) -> bool {
-        let oldest = self.events.iter().position(|entry| entry.droppable);
+        // Not the one that the reader has a part of.
+        let begun = self.reader.as_ref().filter(|reader| reader.taken > 0);
+        let begun = begun.map(|reader| reader.at);
+        let may_go = |entry: &Entry| entry.droppable && Some(entry.seq) != begun;
+        let oldest = self.events.iter().position(may_go);
         oldest.is_some_and(|at| self.remove(at))
     }
 
@@ -398,12 +400,21 @@ impl Ring {
         true
     }
 
-    fn find(&self, seq: u64) -> Option<&Entry> {
-        let at = self
-            .events
-            .binary_search_by_key(&seq, |entry| entry.seq)
-            .ok()?;
-        self.events.get(at)
+    /// Adds the error for a reader that missed what went straight through, if there is no answer for it in the end.
+    fn replace_lost(&mut self, name: ReaderName) {
+        let is_here = |seq| {
+            self.events
+                .binary_search_by_key(&seq, |entry| entry.seq)
+                .is_ok()
+        };
+        if !self.ended || self.answer.is_some_and(is_here) {
+            return;
+        }
+        let reader = self.reader.as_ref().filter(|reader| reader.name == name);
+        let missed = |seq| reader.is_some_and(|reader| reader.from <= seq);
+        if let Some((_, lost)) = self.passed.take_if(|(seq, _)| missed(*seq)) {
+            self.append(lost, 0);
+        }
     }
 
     fn break_pass(&mut self) {

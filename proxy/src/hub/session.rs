@@ -1,7 +1,7 @@
 //! The streams of one session.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeSet, HashMap},
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -51,8 +51,8 @@ struct Book {
     streams: HashMap<u64, Stream>,
     /// The newest stream of each id.
     calls: HashMap<IdKey, u64>,
-    /// Streams whose client has all of them, the oldest first.
-    spare: VecDeque<u64>,
+    /// Streams that have ended and whose client has all of them.
+    spare: BTreeSet<u64>,
     closed: bool,
     used: Instant,
 }
@@ -69,7 +69,7 @@ impl Session {
             book: Mutex::new(Book {
                 streams: HashMap::new(),
                 calls: HashMap::new(),
-                spare: VecDeque::new(),
+                spare: BTreeSet::new(),
                 closed: false,
                 used: Instant::now(),
             }),
@@ -111,7 +111,7 @@ impl Session {
     fn start(&self, call: Option<Call>) -> Option<Stream> {
         let hub = self.0.hub.upgrade()?;
         let names = call.as_ref().map_or(0, |call| {
-            4 * call.id.len() + call.owner.as_ref().map_or(0, |owner| owner.len())
+            4 * call.id.len() + call.owner.as_ref().map_or(0, |owner| owner.len()) + call.besides
         });
         let mut room = self.0.budget.grant();
         while let Err(short) = room.grow(STREAM_OVERHEAD + names) {
@@ -126,7 +126,7 @@ impl Session {
         let number = hub.next_stream();
         let key = call.as_ref().map(|call| call.key.clone());
         let ring = Ring::new(hub.nonce.prefix(number), most, room);
-        let stream = Stream::new(number, call, self.downgrade(), ring);
+        let stream = Stream::new(number, call, self.downgrade(), hub.limits.kept_for, ring);
         let mut book = self.book();
         if book.closed {
             return None;
@@ -150,9 +150,9 @@ impl Session {
         let Some(stream) = self.book().take(number) else {
             return false;
         };
-        let gaps = stream.close();
+        let closed = stream.close();
         if let Some(hub) = self.0.hub.upgrade() {
-            hub.count_gaps(gaps);
+            hub.closed(closed, number);
         }
         true
     }
@@ -166,8 +166,12 @@ impl Session {
             book.spare.clear();
             std::mem::take(&mut book.streams)
         };
-        for stream in streams.values() {
-            stream.close();
+        let hub = self.0.hub.upgrade();
+        for (number, stream) in streams {
+            let closed = stream.close();
+            if let Some(hub) = &hub {
+                hub.closed(closed, number);
+            }
         }
     }
 
@@ -189,7 +193,7 @@ impl Session {
     pub(super) fn make_room(&self, short: Short) -> bool {
         match short {
             Short::Session => loop {
-                let Some(number) = self.book().spare.pop_front() else {
+                let Some(number) = self.book().spare.pop_first() else {
                     return false;
                 };
                 if self.remove(number) {
@@ -232,24 +236,24 @@ impl WeakSession {
     }
 
     /// A stream has ended.
-    pub(super) fn ended(&self, number: u64) {
+    pub(super) fn ended(&self, until: Instant, number: u64) {
         let Some(session) = self.upgrade() else {
             return;
         };
         session.book().used = Instant::now();
         if let Some(hub) = session.0.hub.upgrade() {
-            hub.ended(self.clone(), number);
+            hub.ended(until, number, self.clone());
         }
     }
 
     /// The client of a stream that has ended has all of it.
-    pub(super) fn spare(&self, number: u64) {
+    pub(super) fn spare(&self, until: Instant, number: u64) {
         let Some(session) = self.upgrade() else {
             return;
         };
-        session.book().spare.push_back(number);
+        session.book().set_spare(number);
         if let Some(hub) = session.0.hub.upgrade() {
-            hub.spare(self.clone(), number);
+            hub.spare(until, number);
         }
     }
 }
@@ -257,8 +261,15 @@ impl WeakSession {
 // === impl Book ===
 
 impl Book {
+    fn set_spare(&mut self, number: u64) {
+        if self.streams.contains_key(&number) {
+            self.spare.insert(number);
+        }
+    }
+
     fn take(&mut self, number: u64) -> Option<Stream> {
         let stream = self.streams.remove(&number)?;
+        self.spare.remove(&number);
         if let Some(key) = stream.call()
             && self.calls.get(key) == Some(&number)
         {

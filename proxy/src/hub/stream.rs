@@ -17,15 +17,15 @@ use mcp_cancel_on_disconnect::CallToken;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
 use super::{
-    budget::{Grant, Short},
-    event::{Event, Weight, error},
-    ring::{Passed, Pushed, ReaderName, Ring, Taken},
+    budget::Grant,
+    event::{Event, Weight, answer_with, error},
+    ring::{MAX_FRAME, Passed, Pushed, ReaderName, Ring, Taken},
     session::WeakSession,
 };
 use crate::message::IdKey;
 
 /// JSON-RPC's code for an error of the server's own.
-const INTERNAL_ERROR: i32 = -32603;
+pub(super) const INTERNAL_ERROR: i32 = -32603;
 
 const NO_ROOM: &str =
     "the proxy has no room to keep what the server sent while its client was away";
@@ -71,6 +71,8 @@ pub struct Call {
     pub(super) key: IdKey,
     pub(super) token: Option<CallToken>,
     pub(super) owner: Option<HeaderValue>,
+    /// What else is kept for it, in bytes.
+    pub(super) besides: usize,
 }
 
 /// The event did not go on the stream: it has ended, or there was no room. A stream for a call has ended in both cases.
@@ -84,11 +86,20 @@ struct Inner {
     /// With which `Authorization` its call came.
     owner: Option<HeaderValue>,
     session: WeakSession,
+    /// For how long after its end.
+    kept_for: Duration,
     state: Mutex<State>,
     /// The reader took something, came or left.
     moved: Notify,
     /// The time changed when the stream is to be let go.
     released: Notify,
+}
+
+/// What is left to be said of a stream that was closed.
+pub(super) struct Closed {
+    pub(super) gaps: u64,
+    /// When it would have been forgotten, if it had ended.
+    pub(super) until: Option<Instant>,
 }
 
 struct State {
@@ -99,8 +110,10 @@ struct State {
     /// Whether it was told that the answer is here.
     answered: bool,
     writer: Option<AbortHandle>,
-    /// Whether its end, and that its reader has everything, was reported to the session.
-    reported: (bool, bool),
+    /// When it is forgotten, once it has ended.
+    until: Option<Instant>,
+    /// Whether it was reported that its reader has everything.
+    spare: bool,
 }
 
 /// The body of a response that reads a stream.
@@ -112,7 +125,13 @@ struct Reading {
 // === impl Stream ===
 
 impl Stream {
-    pub(super) fn new(number: u64, call: Option<Call>, session: WeakSession, ring: Ring) -> Self {
+    pub(super) fn new(
+        number: u64,
+        call: Option<Call>,
+        session: WeakSession,
+        kept_for: Duration,
+        ring: Ring,
+    ) -> Self {
         let (call, owner, token) = match call {
             Some(call) => (Some((call.id, call.key)), call.owner, call.token),
             None => (None, None, None),
@@ -122,6 +141,7 @@ impl Stream {
             call,
             owner,
             session,
+            kept_for,
             state: Mutex::new(State {
                 ring,
                 reader: None,
@@ -129,7 +149,8 @@ impl Stream {
                 let_go: None,
                 answered: false,
                 writer: None,
-                reported: (false, false),
+                until: None,
+                spare: false,
             }),
             moved: Notify::new(),
             released: Notify::new(),
@@ -142,9 +163,9 @@ impl Stream {
     }
 
     /// Sends the event that gives the client a place to resume from before there is any message. Only for clients whose
-    /// session says so ([`Session::primes`](super::Session::primes)).
-    pub async fn prime(&self) -> Result<(), Refused> {
-        self.push(Event::priming()).await
+    /// session says so ([`Session::primes`](super::Session::primes)). There is always room for one.
+    pub fn prime(&self) {
+        self.push_paid(Event::priming());
     }
 
     /// Sends an event. Waits while there is no room for one that must be kept and a client is there to make some by
@@ -195,18 +216,32 @@ impl Stream {
         }
     }
 
-    /// Answers the call with a JSON-RPC error, and ends the stream.
+    /// Answers the call with an error of the proxy's own, for which there is always room, and ends the stream. Its server
+    /// may still be at it: the call counts as answered only once its client has read that.
     pub fn end_with_error(&self, code: i32, message: &str) {
-        self.add_error(code, message);
+        if let Some((id, _)) = &self.0.call {
+            self.push_paid(error(id, code, message));
+        }
         self.end();
+    }
+
+    /// Answers the call with an error of the server's, which is JSON text, and ends the stream.
+    pub(super) fn end_with(&self, error: &str) {
+        if let Some((id, _)) = &self.0.call
+            && self.push_now(answer_with(id, error)).is_ok()
+        {
+            self.end();
+        }
     }
 
     /// Nothing more comes. Its events are kept for a while, for a client that comes back.
     pub fn end(&self) {
+        let until = Instant::now() + self.0.kept_for;
         let (reader, token, first) = {
             let mut state = self.state();
             state.ring.end();
-            let first = !std::mem::replace(&mut state.reported.0, true);
+            let first = state.until.is_none();
+            state.until.get_or_insert(until);
             (state.reader.take(), state.token.take(), first)
         };
         drop(token);
@@ -215,7 +250,7 @@ impl Stream {
             reader.wake();
         }
         if first {
-            self.0.session.ended(self.0.number);
+            self.0.session.ended(until, self.0.number);
         }
     }
 
@@ -264,8 +299,12 @@ impl Stream {
         }
     }
 
-    pub(super) fn number(&self) -> u64 {
-        self.0.number
+    /// Forgets it at once.
+    pub(super) fn forget(&self) {
+        match self.0.session.upgrade() {
+            Some(session) => session.remove(self.0.number),
+            None => false,
+        };
     }
 
     /// With which `Authorization` its call came.
@@ -278,19 +317,18 @@ impl Stream {
         self.state().writer = Some(writer);
     }
 
-    /// Ends it at once, and gives back all that it has.
-    pub(super) fn close(&self) -> u64 {
-        let (reader, token, writer, gaps) = {
+    /// Ends it at once, and gives back all that it has. Who calls this has taken it out of its session.
+    pub(super) fn close(&self) -> Closed {
+        let (reader, token, writer, closed) = {
             let mut state = self.state();
-            state.reported = (true, true);
             state.ring.clear();
-            let gaps = state.ring.gaps();
-            (
-                state.reader.take(),
-                state.token.take(),
-                state.writer.take(),
-                gaps,
-            )
+            let closed = Closed {
+                gaps: state.ring.gaps(),
+                until: state.until.replace(Instant::now()),
+            };
+            state.spare = true;
+            let reader = state.reader.take();
+            (reader, state.token.take(), state.writer.take(), closed)
         };
         drop(token);
         if let Some(writer) = writer {
@@ -300,7 +338,7 @@ impl Stream {
         if let Some(reader) = reader {
             reader.wake();
         }
-        gaps
+        closed
     }
 
     /// Room for an event that is being read.
@@ -320,42 +358,40 @@ impl Stream {
 
     /// Begins an event that goes straight through.
     pub(super) async fn begin_pass(&self) {
-        self.when_moved(|ring| ring.begin_pass().then_some(()))
+        let lost = || {
+            let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
+            error(id, INTERNAL_ERROR, ANSWER_IS_GONE)
+        };
+        self.when_moved(|ring| ring.begin_pass(lost).then_some(()))
             .await;
     }
 
-    /// Sends a piece of it.
-    pub(super) async fn pass(&self, mut piece: Bytes) -> Result<(), Refused> {
-        let passed = self.when_moved(|ring| match ring.pass(std::mem::take(&mut piece)) {
-            Passed::Done => Some(true),
-            Passed::Gone => Some(false),
-            Passed::Wait(back) => {
-                piece = back;
-                None
+    /// Sends a piece of it. Returns when its reader has taken that.
+    pub(super) async fn pass(&self, mut bytes: Bytes) -> Result<(), Refused> {
+        while !bytes.is_empty() {
+            let mut piece = Some(bytes.split_to(bytes.len().min(MAX_FRAME)));
+            let passed = self.when_moved(|ring| {
+                if let Some(piece) = piece.take() {
+                    ring.pass(piece);
+                }
+                Some(ring.passed()).filter(|passed| *passed != Passed::Wait)
+            });
+            if passed.await != Passed::Taken {
+                return self.fail(NO_ROOM);
             }
-        });
-        match passed.await {
-            true => Ok(()),
-            false => self.fail(NO_ROOM),
         }
+        Ok(())
     }
 
     /// Ends it.
     pub(super) async fn end_pass(&self, weight: Weight) -> Result<(), Refused> {
         let id = self.state().ring.id_of_pass();
         self.pass(id).await?;
-        let ended = self.when_moved(|ring| match ring.end_pass(weight) {
-            Passed::Done => Some(true),
-            Passed::Gone => Some(false),
-            Passed::Wait(_) => None,
-        });
-        match ended.await {
-            true => {
-                self.tell_answered();
-                Ok(())
-            }
-            false => self.fail(NO_ROOM),
+        if self.state().ring.end_pass(weight) != Passed::Taken {
+            return self.fail(NO_ROOM);
         }
+        self.tell_answered();
+        Ok(())
     }
 
     async fn send_through(&self, event: Event) -> Result<(), Refused> {
@@ -409,22 +445,19 @@ impl Stream {
             self.let_go();
         }
         if let Some(token) = token {
-            answered(&token);
+            token.answered();
         }
     }
 
-    fn add_error(&self, code: i32, message: &str) {
+    fn push_paid(&self, event: Event) {
         let reader = {
             let mut state = self.state();
-            if let Some((id, _)) = &self.0.call {
-                state.ring.fail(error(id, code, message));
-            }
+            state.ring.push_paid(event);
             state.reader.take()
         };
         if let Some(reader) = reader {
             reader.wake();
         }
-        self.tell_answered();
     }
 
     fn fail(&self, message: &str) -> Result<(), Refused> {
@@ -436,13 +469,9 @@ impl Stream {
     }
 
     fn read(&self, after: Option<u64>) -> Option<Response<Body>> {
-        let lost = || {
-            let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
-            error(id, INTERNAL_ERROR, ANSWER_IS_GONE)
-        };
         let (name, former) = {
             let mut state = self.state();
-            (state.ring.attach(after, lost)?, state.reader.take())
+            (state.ring.attach(after)?, state.reader.take())
         };
         if let Some(former) = former {
             former.wake();
@@ -484,9 +513,6 @@ fn event_stream(body: Body) -> Response<Body> {
     response
 }
 
-/// Says that the answer to a call is here, whatever becomes of its client.
-fn answered(_token: &CallToken) {}
-
 // === impl Call ===
 
 impl Call {
@@ -497,7 +523,14 @@ impl Call {
             id: id.into(),
             token: None,
             owner: None,
+            besides: 0,
         })
+    }
+
+    /// How many bytes are kept for it besides its stream.
+    pub(super) fn besides(mut self, bytes: usize) -> Self {
+        self.besides = bytes;
+        self
     }
 
     /// The token of the request that it came with. It is told when the answer is here.
@@ -546,11 +579,12 @@ impl http_body::Body for Reading {
                 Poll::Pending
             }
             Taken::End => {
-                let is_over = state.ring.is_over_for(self.name) && state.ring.reads(self.name);
-                let spare = is_over && !std::mem::replace(&mut state.reported.1, true);
+                let is_over = state.ring.is_over_for(self.name);
+                let first = is_over && !std::mem::replace(&mut state.spare, true);
+                let until = state.until.filter(|_| first);
                 drop(state);
-                if spare {
-                    inner.session.spare(inner.number);
+                if let Some(until) = until {
+                    inner.session.spare(until, inner.number);
                 }
                 Poll::Ready(None)
             }
