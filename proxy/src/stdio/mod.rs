@@ -10,6 +10,7 @@
 //! 6. **Hang-ups mean nothing here.** A call goes on without its client, and its answer is kept in the hub. The layer outside
 //!    decides that it is abandoned, and POSTs the cancel.
 
+mod begin;
 mod crashes;
 mod head;
 pub mod id;
@@ -39,8 +40,8 @@ pub struct Options {
     pub program: Program,
     /// How many processes there may be: 256.
     pub max_sessions: usize,
-    /// How long a session may be unused: 30 minutes.
-    pub session_timeout: Duration,
+    /// How long a session may be unused: 30 minutes. `None`: for ever.
+    pub session_timeout: Option<Duration>,
     /// How long after it was told to stop a call must have answered. If it has not, the process of its session is
     /// killed, with all that the session does. Many servers never answer a call that was cancelled, also if they stopped it:
     /// this is for those that do answer, or that nothing else stops. Off by default.
@@ -56,7 +57,7 @@ impl Options {
         Self {
             program,
             max_sessions: 256,
-            session_timeout: Duration::from_secs(30 * 60),
+            session_timeout: Some(Duration::from_secs(30 * 60)),
             kill_after: None,
         }
     }

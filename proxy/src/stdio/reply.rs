@@ -12,6 +12,9 @@ pub(super) const FIRST_WITHOUT_SESSIONS: &str = "2026-07-28";
 /// The revisions that a stdio server may speak. Which it does is between it and its client.
 const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
+/// How long a client is asked to wait while there is no room: 1 s.
+pub(super) const BUSY: Duration = Duration::from_secs(1);
+
 /// Errors of JSON-RPC and MCP.
 pub(super) const PARSE_ERROR: i32 = -32700;
 pub(super) const INVALID_REQUEST: i32 = -32600;

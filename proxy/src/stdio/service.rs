@@ -3,11 +3,10 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
-    fmt::Write as _,
     io,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -20,7 +19,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
     time::{Instant, timeout},
 };
 use tower_service::Service;
@@ -28,12 +27,10 @@ use tower_service::Service;
 use super::{
     Options,
     crashes::Crashes,
-    head::{Head, SESSION_ID, accepts, is_json},
-    input::Waiting,
-    log::Name,
-    process::{Group, Pipes},
+    head::{Head, accepts, is_json},
     reply::{
-        self, FIRST_WITHOUT_SESSIONS, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND,
+        self, BUSY, FIRST_WITHOUT_SESSIONS, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR,
+        SESSION_NOT_FOUND,
     },
     session::{NotSent, Session, Why},
     task::End,
@@ -46,21 +43,15 @@ use crate::{
 /// The largest body of a request: 4 MiB, as with the servers of the SDKs.
 const MAX_BODY: usize = 4 * 1024 * 1024;
 
-/// How long a client is asked to wait while there is no room.
-const BUSY: Duration = Duration::from_secs(1);
-
 /// How long a shutdown waits for the processes: 8 s. Each ends in 5 s, if the kernel lets it.
 const SHUTDOWN: Duration = Duration::from_secs(8);
-
-/// How long a late client still gets what a session has sent, after its end: 60 s.
-const KEPT_FOR: Duration = Duration::from_secs(60);
 
 /// No system has so many processes.
 const MAX_PLACES: usize = 1 << 24;
 
 /// A server that speaks stdio, as a service. Clones are the same server.
 #[derive(Clone, Debug)]
-pub struct Stdio(Arc<Inner>);
+pub struct Stdio(pub(super) Arc<Inner>);
 
 /// How much there is, to be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,28 +66,20 @@ pub struct Stats {
 }
 
 #[derive(Debug)]
-struct Inner {
-    options: Options,
-    hub: Hub,
+pub(super) struct Inner {
+    pub(super) options: Options,
+    pub(super) hub: Hub,
     live: Mutex<Live>,
     /// One for each process that there may be.
-    places: Arc<Semaphore>,
+    pub(super) places: Arc<Semaphore>,
     crashes: Mutex<Crashes>,
     kills: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Live {
-    sessions: HashMap<Arc<str>, Arc<Session>>,
-    shuts_down: bool,
-}
-
-/// A session that runs. Dropped, however its task ended, nothing of it is left open.
-struct Running {
-    stdio: Weak<Inner>,
-    id: Arc<str>,
-    session: Arc<Session>,
-    _place: OwnedSemaphorePermit,
+pub(super) struct Live {
+    pub(super) sessions: HashMap<Arc<str>, Arc<Session>>,
+    pub(super) shuts_down: bool,
 }
 
 // === impl Stdio ===
@@ -235,80 +218,6 @@ impl Stdio {
         sent.unwrap_or_else(|why| not_sent(id, why))
     }
 
-    /// Begins a session with the request `initialize`.
-    fn begin(
-        &self,
-        message: &Message<'_>,
-        parts: &http::request::Parts,
-        line: Bytes,
-    ) -> Result<Response<Body>, Box<Response<Body>>> {
-        let inner = &self.0;
-        let id = message.id;
-        if let Some(wait) = inner.crashes().wait(Instant::now()) {
-            let text =
-                "the MCP server failed to start several times, and is not started for a while";
-            return Err(Box::new(reply::busy(id, text, wait)));
-        }
-        let no_room = |text: &str| Box::new(reply::busy(id, text, BUSY));
-        let place = inner.places.clone().try_acquire_owned();
-        let place = place.map_err(|_| no_room("there are as many sessions as there may be"))?;
-        let failed = |text: &str| {
-            Box::new(reply::error(
-                StatusCode::BAD_GATEWAY,
-                id,
-                SERVER_ERROR,
-                text,
-            ))
-        };
-        let session_id =
-            new_id().map_err(|_| failed("there are no random numbers for a session id"))?;
-        let asked_for = message.params().protocol_version;
-        let streams = inner
-            .hub
-            .begin(&session_id, Some(asked_for.as_deref().unwrap_or_default()));
-        let streams = streams.ok_or_else(|| no_room("there is no room for another session"))?;
-        let begun = || -> Result<_, Box<Response<Body>>> {
-            let standalone = streams.open_standalone();
-            let standalone =
-                standalone.ok_or_else(|| no_room("there is no room for another session"))?;
-            let (group, pipes) = Group::spawn(&inner.options.program).map_err(|error| {
-                inner.crashes().add(Instant::now());
-                tracing::error!("cannot start `{}`: {error}", inner.options.program);
-                failed(&format!("the MCP server cannot be started: {error}"))
-            })?;
-            let (kill_after, timeout) = (inner.options.kill_after, inner.options.session_timeout);
-            let name = Name::of(&session_id);
-            let (session, waiting) =
-                Session::new(name, streams.clone(), standalone, kill_after, timeout);
-            session.prime(&session.standalone);
-            let response = request_in(&session, message, parts, line)
-                .map_err(|why| Box::new(not_sent(id, why)))?;
-            Ok((Arc::new(session), (group, pipes, waiting), response))
-        };
-        let (session, process, mut response) =
-            begun().inspect_err(|_| inner.hub.close(&session_id))?;
-        let running = Running {
-            stdio: Arc::downgrade(inner),
-            id: session_id.clone(),
-            session: session.clone(),
-            _place: place,
-        };
-        {
-            let mut live = inner.live();
-            if live.shuts_down {
-                drop(live);
-                inner.hub.close(&session_id);
-                return Err(Box::new(reply::busy(id, Why::Shutdown.in_words(), BUSY)));
-            }
-            live.sessions.insert(session_id.clone(), session);
-        }
-        tokio::spawn(running.run(process));
-        if let Ok(value) = HeaderValue::from_str(&session_id) {
-            response.headers_mut().insert(SESSION_ID, value);
-        }
-        Ok(response)
-    }
-
     fn get(&self, headers: &HeaderMap) -> Response<Body> {
         if !accepts(headers, "text/event-stream") {
             let text = "the client must accept text/event-stream";
@@ -384,16 +293,16 @@ impl Inner {
         self.live().sessions.get(id).cloned()
     }
 
-    fn live(&self) -> MutexGuard<'_, Live> {
+    pub(super) fn live(&self) -> MutexGuard<'_, Live> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn crashes(&self) -> MutexGuard<'_, Crashes> {
+    pub(super) fn crashes(&self) -> MutexGuard<'_, Crashes> {
         self.crashes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A session's process has ended.
-    fn ended(&self, end: &End) {
+    pub(super) fn ended(&self, end: &End) {
         if end.is_false_start {
             self.crashes().add(Instant::now());
         }
@@ -412,51 +321,11 @@ impl Drop for Inner {
     }
 }
 
-// === impl Running ===
-
-impl Running {
-    async fn run(self, (group, pipes, waiting): (Group, Pipes, Waiting)) {
-        let end = self.session.run(group, pipes, waiting).await;
-        let hub = self.stdio.upgrade().map(|stdio| {
-            stdio.ended(&end);
-            stdio.hub.clone()
-        });
-        let (id, why) = (self.id.clone(), end.why);
-        drop(self);
-        // What was sent before is kept for a client that comes late, but not longer than its streams.
-        if let Some(hub) = hub.filter(|_| why != Why::Deleted) {
-            tokio::time::sleep(KEPT_FOR).await;
-            hub.close(&id);
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.session.finish(Why::Exited, Why::Exited.in_words());
-        if let Some(stdio) = self.stdio.upgrade() {
-            stdio.live().sessions.remove(&self.id);
-        }
-    }
-}
-
 fn trimmed(body: &Bytes) -> Bytes {
     body.slice_ref(body.trim_ascii())
 }
 
-/// An id of 128 random bits.
-fn new_id() -> Result<Arc<str>, getrandom::Error> {
-    let mut bits = [0; 16];
-    getrandom::fill(&mut bits)?;
-    let mut id = String::with_capacity(32);
-    for byte in bits {
-        // Writing to a string does not fail.
-        let _written = write!(id, "{byte:02x}");
-    }
-    Ok(id.into())
-}
-
-fn request_in(
+pub(super) fn request_in(
     session: &Session,
     message: &Message<'_>,
     parts: &http::request::Parts,
@@ -471,7 +340,7 @@ fn request_in(
         .map(|stream| stream.respond())
 }
 
-fn not_sent(id: Option<&str>, why: NotSent) -> Response<Body> {
+pub(super) fn not_sent(id: Option<&str>, why: NotSent) -> Response<Body> {
     let bad = |id, text| reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
     match why {
         // It must not be repeated: it may have any length.
