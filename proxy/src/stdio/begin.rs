@@ -51,7 +51,8 @@ impl Stdio {
     ) -> Result<Response<Body>, Box<Response<Body>>> {
         let inner = &self.0;
         let id = message.id;
-        if let Some(wait) = inner.crashes().wait(Instant::now()) {
+        let wait = inner.crashes().wait(Instant::now());
+        if let Some(wait) = wait {
             let text =
                 "the MCP server failed to start several times, and is not started for a while";
             return Err(Box::new(reply::busy(id, text, wait)));

@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+pub(crate) use self::process::Group;
 pub use self::{
     process::Program,
     service::{Stats, Stdio},

@@ -40,15 +40,15 @@ pub struct Program {
 
 /// The pipes of a process.
 #[derive(Debug)]
-pub(super) struct Pipes {
-    pub(super) stdin: ChildStdin,
-    pub(super) stdout: ChildStdout,
-    pub(super) stderr: ChildStderr,
+pub(crate) struct Pipes {
+    pub(crate) stdin: ChildStdin,
+    pub(crate) stdout: ChildStdout,
+    pub(crate) stderr: ChildStderr,
 }
 
 /// A process and its offspring.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(crate) struct Group {
     leader: Child,
     /// The number of the leader and of the group, until the leader is reaped.
     id: Option<Pid>,
@@ -139,7 +139,7 @@ impl fmt::Display for Program {
 // === impl Group ===
 
 impl Group {
-    pub(super) fn spawn(program: &Program) -> io::Result<(Self, Pipes)> {
+    pub(crate) fn spawn(program: &Program) -> io::Result<(Self, Pipes)> {
         // Before the process is there, so that its end is not missed, and so that the kernel does not reap it: it
         // would, if this program was started with SIGCHLD ignored.
         let ended = unix::signal(SignalKind::child())?;

@@ -315,7 +315,8 @@ impl Inner {
 /// The sessions end with the last handle.
 impl Drop for Inner {
     fn drop(&mut self) {
-        for session in self.live().sessions.values() {
+        let sessions = std::mem::take(&mut self.live().sessions);
+        for session in sessions.values() {
             session.stop(Why::Shutdown);
         }
     }

@@ -274,40 +274,34 @@ async fn no_process_is_left_however_a_session_ends_a_thousand_times() {
 async fn many_ends(times: u32) {
     // It answers the first line and then does what the second says.
     let script = r#"sleep 600 & read line; echo '{"jsonrpc":"2.0","id":0,"result":{"pids":['$$,$!']}}'; read line; read line; exit 3"#;
-    let mut options = shell(script);
-    options.session_timeout = Some(Duration::from_millis(500));
+    let options = shell(script);
+    let mut impatient = options.clone();
+    impatient.session_timeout = Some(Duration::from_millis(50));
+    let impatient = serve(impatient);
     let mut stdio = serve(options.clone());
     let mut slowest = Duration::ZERO;
     for time in 0..times {
-        let (client, mut events) = Client::knock(&stdio, OLD).await;
+        let idles = time % 4 == 2;
+        let (client, mut events) =
+            Client::knock(if idles { &impatient } else { &stdio }, OLD).await;
         let answer = events.answer().await;
         let pids = answer["result"]["pids"].as_array().unwrap().iter();
         let pids: Vec<i32> = pids
             .map(|pid| pid.as_i64().unwrap().try_into().unwrap())
             .collect();
-        assert_eq!(
-            client.tell(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
-            StatusCode::ACCEPTED
-        );
         let begun = Instant::now();
         match time % 4 {
             0 => {
-                let error = client
-                    .ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
-                    .await
-                    .answer()
-                    .await;
-                assert!(
-                    error["error"]["message"]
-                        .as_str()
-                        .unwrap()
-                        .contains("exit code 3"),
-                    "{error}"
-                );
+                let notification = r#"{"jsonrpc":"2.0","method":"x"}"#;
+                assert_eq!(client.tell(notification).await, StatusCode::ACCEPTED);
+                let mut call = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
+                let error = call.answer().await;
+                let text = error["error"]["message"].as_str().unwrap();
+                assert!(text.contains("exit code 3"), "{error}");
                 assert!(begun.elapsed() < TOLD_WITHIN);
             }
             1 => assert_eq!(client.delete().await, StatusCode::NO_CONTENT),
-            2 => {} // It is idle.
+            2 => {}
             _ => {
                 drop(client);
                 stdio = serve(options.clone());
