@@ -56,9 +56,9 @@ pub use self::{
 /// The first revision whose clients know priming events.
 const FIRST_PRIMED: &str = "2025-11-25";
 
-/// How many sessions are known. Past that, of those without a stream the half that was not used for longest is forgotten:
+/// How many sessions are known: 4,096. Past that, of those without a stream the half that was not used for longest is forgotten:
 /// their streams are no longer primed.
-const MAX_SESSIONS: usize = 16 * 1024;
+const MAX_SESSIONS: usize = 4 * 1024;
 
 /// How much a hub keeps, and for how long.
 #[derive(Debug, Clone, Copy)]
@@ -343,7 +343,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let Some(sweeper) = self.over().sweeper.take() {
+        let sweeper = self.over().sweeper.take();
+        if let Some(sweeper) = sweeper {
             sweeper.abort();
         }
         let sessions = std::mem::take(&mut *self.sessions());

@@ -289,3 +289,127 @@ pub(crate) fn data(lines: &[u8]) -> impl Iterator<Item = &[u8]> {
         .split(|byte| *byte == b'\n')
         .filter_map(|line| line.strip_prefix(b"data: "))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines of every event, of a body in frames of so many bytes.
+    fn events(body: &[u8], size: usize) -> (Vec<String>, Reader) {
+        let mut reader = Reader::default();
+        let mut events = Vec::new();
+        for mut frame in body.chunks(size) {
+            while !frame.is_empty() {
+                if reader.read(&mut frame) == Read::Event {
+                    events.push(String::from_utf8(reader.take()).unwrap());
+                }
+            }
+        }
+        (events, reader)
+    }
+
+    /// The same of a body that reads so however it is cut.
+    fn read(body: &str) -> (Vec<String>, Reader) {
+        let whole = events(body.as_bytes(), usize::MAX);
+        for size in 1..12 {
+            let cut = events(body.as_bytes(), size);
+            assert_eq!(cut.0, whole.0, "{body:?} by {size}");
+            assert_eq!(cut.1.last_id(), whole.1.last_id(), "{body:?} by {size}");
+            assert_eq!(cut.1.retry(), whole.1.retry(), "{body:?} by {size}");
+        }
+        whole
+    }
+
+    #[test]
+    fn of_an_event_its_type_and_its_data_are_handed_on() {
+        for (body, expected) in [
+            ("data: 1\n\n", "data: 1\n"),
+            ("data:1\r\n\r\n", "data: 1\n"),
+            ("data:  1\r\r", "data:  1\n"),
+            (
+                ": c\nid: 7\nretry: 3\nevent:message\nx: y\ndata: 1\n\n",
+                "event: message\ndata: 1\n",
+            ),
+            ("data: {\ndata:}\ndata\n\n", "data: {\ndata: }\ndata: \n"),
+            ("\u{feff}data: 1\n\n", "data: 1\n"),
+            ("data:\ndata: 1\n\n", "data: \ndata: 1\n"),
+            (
+                "dat\ndatab: 2\nda: 3\ndata: \u{feff}1\n\n",
+                "data: \u{feff}1\n",
+            ),
+        ] {
+            assert_eq!(read(body).0, [expected], "{body:?}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_data_is_no_event() {
+        for body in [
+            ":\n\n",
+            "\n\n\n",
+            "data\n\n",
+            "data: \ndata:\n\n",
+            "event: a\n\n",
+            " data: 1\n\n",
+            "\u{feff}\u{feff}data: 1\n\n",
+            "\u{feff}",
+        ] {
+            assert_eq!(read(body).0, [""; 0], "{body:?}");
+        }
+        assert_eq!(
+            read("event: a\n\ndata: 1\n\n").0,
+            ["data: 1\n"],
+            "its type goes with it"
+        );
+        assert_eq!(read("data: 1\n").0, [""; 0], "it has not ended");
+    }
+
+    #[test]
+    fn the_last_id_and_retry_are_those_of_events_that_have_ended() {
+        for (body, id, retry) in [
+            ("id: a\n\nid: b\ndata: 1\n", Some("a"), None),
+            ("id: a\nid: b\nretry: 5\n\n", Some("b"), Some(5)),
+            ("id: a\n\nid\n\n", None, None),
+            ("id: a\n\nid: b\0\n\n", Some("a"), None),
+            ("retry: 1\nretry: x\nretry:\nretry: -1\n\n", None, Some(1)),
+            ("retry: 99999999999999999999\n\n", None, None),
+        ] {
+            let reader = read(body).1;
+            assert_eq!(reader.last_id(), id.map(str::as_bytes), "{body:?}");
+            assert_eq!(reader.retry(), retry.map(Duration::from_millis), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn an_id_that_no_header_takes_is_none() {
+        let fits = "i".repeat(MAX_ID);
+        let body = format!("id: {fits}\n\nid: {fits}i\n\n");
+        assert_eq!(read(&body).1.last_id(), Some(fits.as_bytes()));
+    }
+
+    #[test]
+    fn lines_that_are_not_handed_on_take_no_memory() {
+        for start in [":", "id: ", "retry: ", "x: ", ""] {
+            let mut reader = Reader::default();
+            let mut bytes = start.as_bytes();
+            reader.read(&mut bytes);
+            for _ in 0..1_000 {
+                let mut bytes: &[u8] = &[b'x'; 1_000];
+                reader.read(&mut bytes);
+            }
+            assert!(reader.lines.capacity() == 0 && reader.value.capacity() <= 3 * MAX_ID);
+        }
+    }
+
+    #[test]
+    fn what_was_taken_early_is_a_part_of_the_same_event() {
+        let mut reader = Reader::default();
+        let (mut taken, mut ends) = (Vec::new(), Vec::new());
+        for mut piece in [b"data: on" as &[u8], b"e\ndata: ", b"two\n", b"\n"] {
+            ends.push(reader.read(&mut piece));
+            taken.extend(reader.take());
+        }
+        assert_eq!(ends, [Read::Bytes, Read::Bytes, Read::Bytes, Read::Event]);
+        assert_eq!(taken, b"data: one\ndata: two\n");
+    }
+}

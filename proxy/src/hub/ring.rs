@@ -53,6 +53,7 @@ pub(crate) struct Ring {
     passed: Option<(u64, Event)>,
     gaps: u64,
     ended: bool,
+    cleared: bool,
 }
 
 /// How much a ring may have.
@@ -147,6 +148,7 @@ impl Ring {
             passed: None,
             gaps: 0,
             ended: false,
+            cleared: false,
         }
     }
 
@@ -247,10 +249,11 @@ impl Ring {
         lines.into()
     }
 
-    /// A reader comes, from after event `after` or from the start. `None` if there is no such event.
+    /// A reader comes, from after event `after` or from the start. `None` if there was no such event, or nothing is left.
     pub(crate) fn attach(&mut self, after: Option<u64>) -> Option<ReaderName> {
         let at = match after {
             None => 0,
+            _ if self.cleared => return None,
             Some(seq) if seq < self.next => seq + 1,
             Some(_) => return None,
         };
@@ -313,6 +316,7 @@ impl Ring {
     /// Gives back all room. The ring has ended then, and its reader with it.
     pub(crate) fn clear(&mut self) {
         self.end();
+        self.cleared = true;
         self.reader = None;
         self.events = VecDeque::new();
         self.cost = 0;
@@ -430,3 +434,6 @@ fn comment(missing: u64) -> Bytes {
         more => format!(": {more} events were dropped here\n\n").into(),
     }
 }
+
+#[cfg(test)]
+mod model;

@@ -19,9 +19,13 @@ use super::{
 };
 use crate::message::IdKey;
 
-/// What a stream costs besides its events: itself, the task that writes it, its places in the maps, and an error for
-/// which there is always room.
-pub(super) const STREAM_OVERHEAD: usize = 4 * 1024;
+/// What the events of a stream may take while they are read, without asking for room: 4 KiB. So progress can be read, and
+/// dropped, where there is none.
+pub(super) const READ_ALLOWANCE: usize = 4 * 1024;
+
+/// What a stream costs besides its events: itself, the task that writes it, its places in the maps, and its first event
+/// and its error, for which there is always room.
+pub(super) const STREAM_OVERHEAD: usize = 4 * 1024 + READ_ALLOWANCE;
 
 /// What a session costs besides its streams.
 pub(super) const SESSION_OVERHEAD: usize = 1024;

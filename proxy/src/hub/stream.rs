@@ -1,28 +1,27 @@
-//! One stream of events, its writer, and the body that its client reads.
+//! One stream of events: its writer puts them in, and the response that its client reads takes them out.
 
 use std::{
-    convert::Infallible,
     fmt,
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    task::{Context, Poll, Waker},
+    task::Waker,
     time::Duration,
 };
 
 use axum::body::Body;
-use bytes::Bytes;
-use http::{HeaderValue, Response, header};
-use http_body::Frame;
+use http::{HeaderValue, Response};
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
 use super::{
     budget::Grant,
-    event::{Event, Weight, answer_with, error},
-    ring::{MAX_FRAME, Passed, Pushed, ReaderName, Ring, Taken},
+    event::{Event, answer_with, error},
+    ring::{Pushed, Ring},
     session::WeakSession,
 };
 use crate::message::IdKey;
+
+mod passing;
+mod reading;
 
 /// JSON-RPC's code for an error of the server's own.
 pub(super) const INTERNAL_ERROR: i32 = -32603;
@@ -116,12 +115,6 @@ struct State {
     spare: bool,
 }
 
-/// The body of a response that reads a stream.
-struct Reading {
-    stream: Stream,
-    name: ReaderName,
-}
-
 // === impl Stream ===
 
 impl Stream {
@@ -165,7 +158,14 @@ impl Stream {
     /// Sends the event that gives the client a place to resume from before there is any message. Only for clients whose
     /// session says so ([`Session::primes`](super::Session::primes)). There is always room for one.
     pub fn prime(&self) {
-        self.push_paid(Event::priming());
+        let reader = {
+            let mut state = self.state();
+            state.ring.push_paid(Event::priming());
+            state.reader.take()
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
     }
 
     /// Sends an event. Waits while there is no room for one that must be kept and a client is there to make some by
@@ -219,10 +219,8 @@ impl Stream {
     /// Answers the call with an error of the proxy's own, for which there is always room, and ends the stream. Its server
     /// may still be at it: the call counts as answered only once its client has read that.
     pub fn end_with_error(&self, code: i32, message: &str) {
-        if let Some((id, _)) = &self.0.call {
-            self.push_paid(error(id, code, message));
-        }
-        self.end();
+        let call = self.0.call.as_ref();
+        self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
     /// Answers the call with an error of the server's, which is JSON text, and ends the stream.
@@ -236,9 +234,16 @@ impl Stream {
 
     /// Nothing more comes. Its events are kept for a while, for a client that comes back.
     pub fn end(&self) {
+        self.finish(None);
+    }
+
+    fn finish(&self, error: Option<Event>) {
         let until = Instant::now() + self.0.kept_for;
         let (reader, token, first) = {
             let mut state = self.state();
+            if let Some(error) = error {
+                state.ring.push_paid(error);
+            }
             state.ring.end();
             let first = state.until.is_none();
             state.until.get_or_insert(until);
@@ -299,6 +304,10 @@ impl Stream {
         }
     }
 
+    /// How much it takes without its events.
+    #[cfg(test)]
+    pub(super) const SIZE: usize = size_of::<Inner>();
+
     /// Forgets it at once.
     pub(super) fn forget(&self) {
         match self.0.session.upgrade() {
@@ -314,7 +323,15 @@ impl Stream {
 
     /// A task writes it, which ends when the stream is closed.
     pub(super) fn written_by(&self, writer: AbortHandle) {
-        self.state().writer = Some(writer);
+        let mut state = self.state();
+        // It may have been closed meanwhile, or the task may be through.
+        match state.until {
+            None => state.writer = Some(writer),
+            Some(_) => {
+                drop(state);
+                writer.abort();
+            }
+        }
     }
 
     /// Ends it at once, and gives back all that it has. Who calls this has taken it out of its session.
@@ -356,72 +373,6 @@ impl Stream {
         true
     }
 
-    /// Begins an event that goes straight through.
-    pub(super) async fn begin_pass(&self) {
-        let lost = || {
-            let id = self.0.call.as_ref().map_or("null", |(id, _)| id);
-            error(id, INTERNAL_ERROR, ANSWER_IS_GONE)
-        };
-        self.when_moved(|ring| ring.begin_pass(lost).then_some(()))
-            .await;
-    }
-
-    /// Sends a piece of it. Returns when its reader has taken that.
-    pub(super) async fn pass(&self, mut bytes: Bytes) -> Result<(), Refused> {
-        while !bytes.is_empty() {
-            let mut piece = Some(bytes.split_to(bytes.len().min(MAX_FRAME)));
-            let passed = self.when_moved(|ring| {
-                if let Some(piece) = piece.take() {
-                    ring.pass(piece);
-                }
-                Some(ring.passed()).filter(|passed| *passed != Passed::Wait)
-            });
-            if passed.await != Passed::Taken {
-                return self.fail(NO_ROOM);
-            }
-        }
-        Ok(())
-    }
-
-    /// Ends it.
-    pub(super) async fn end_pass(&self, weight: Weight) -> Result<(), Refused> {
-        let id = self.state().ring.id_of_pass();
-        self.pass(id).await?;
-        if self.state().ring.end_pass(weight) != Passed::Taken {
-            return self.fail(NO_ROOM);
-        }
-        self.tell_answered();
-        Ok(())
-    }
-
-    async fn send_through(&self, event: Event) -> Result<(), Refused> {
-        self.begin_pass().await;
-        self.pass(event.lines.into()).await?;
-        self.end_pass(event.weight).await
-        // What was granted for the event is given back only now.
-    }
-
-    /// Does what needs the reader to have moved, once it has.
-    async fn when_moved<T>(&self, mut step: impl FnMut(&mut Ring) -> Option<T>) -> T {
-        loop {
-            let moved = self.0.moved.notified();
-            tokio::pin!(moved);
-            moved.as_mut().enable();
-            let (done, reader) = {
-                let mut state = self.state();
-                let done = step(&mut state.ring);
-                (done, state.reader.take())
-            };
-            if let Some(reader) = reader {
-                reader.wake();
-            }
-            match done {
-                Some(done) => return done,
-                None => moved.await,
-            }
-        }
-    }
-
     fn offer(&self, event: Event) -> Pushed {
         let (pushed, reader) = {
             let mut state = self.state();
@@ -449,39 +400,12 @@ impl Stream {
         }
     }
 
-    fn push_paid(&self, event: Event) {
-        let reader = {
-            let mut state = self.state();
-            state.ring.push_paid(event);
-            state.reader.take()
-        };
-        if let Some(reader) = reader {
-            reader.wake();
-        }
-    }
-
     fn fail(&self, message: &str) -> Result<(), Refused> {
         tracing::warn!(stream = self.0.number, "{message}");
         if self.0.call.is_some() {
             self.end_with_error(INTERNAL_ERROR, message);
         }
         Err(Refused)
-    }
-
-    fn read(&self, after: Option<u64>) -> Option<Response<Body>> {
-        let (name, former) = {
-            let mut state = self.state();
-            (state.ring.attach(after)?, state.reader.take())
-        };
-        if let Some(former) = former {
-            former.wake();
-        }
-        self.0.moved.notify_waiters();
-        let reading = Reading {
-            stream: self.clone(),
-            name,
-        };
-        Some(event_stream(Body::new(reading)))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -495,22 +419,6 @@ impl fmt::Debug for Stream {
             .field("number", &self.0.number)
             .finish_non_exhaustive()
     }
-}
-
-/// A response of events that are never to be stored or held back on the way.
-fn event_stream(body: Body) -> Response<Body> {
-    let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("text/event-stream"),
-    );
-    headers.insert(
-        header::CACHE_CONTROL,
-        HeaderValue::from_static("no-cache, no-transform"),
-    );
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
 }
 
 // === impl Call ===
@@ -555,54 +463,3 @@ impl fmt::Display for Refused {
 }
 
 impl std::error::Error for Refused {}
-
-// === impl Reading ===
-
-impl http_body::Body for Reading {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let inner = &self.stream.0;
-        let mut state = self.stream.state();
-        match state.ring.take(self.name) {
-            Taken::Frame(bytes) => {
-                drop(state);
-                inner.moved.notify_waiters();
-                Poll::Ready(Some(Ok(Frame::data(bytes))))
-            }
-            Taken::Wait => {
-                state.reader = Some(cx.waker().clone());
-                Poll::Pending
-            }
-            Taken::End => {
-                let is_over = state.ring.is_over_for(self.name);
-                let first = is_over && !std::mem::replace(&mut state.spare, true);
-                let until = state.until.filter(|_| first);
-                drop(state);
-                if let Some(until) = until {
-                    inner.session.spare(until, inner.number);
-                }
-                Poll::Ready(None)
-            }
-        }
-    }
-}
-
-impl Drop for Reading {
-    fn drop(&mut self) {
-        let waker = {
-            let mut state = self.stream.state();
-            state.ring.leave(self.name);
-            state.reader.take()
-        };
-        // That of a reader that took over from this one must not be lost.
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-        self.stream.0.moved.notify_waiters();
-    }
-}

@@ -7,7 +7,9 @@
 //! 3. An answer that is no stream of events becomes one: JSON as it is, and anything else as an error.
 //! 4. What an event takes while it is read is counted. One that is too large goes straight through, in pieces.
 
-use std::{convert::Infallible, future::poll_fn, mem, pin::Pin, time::Duration};
+use std::{
+    convert::Infallible, future::poll_fn, mem, ops::RangeInclusive, pin::Pin, time::Duration,
+};
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -23,24 +25,26 @@ use super::{
     event::{Event, Weight},
     read::{Read, Reader, data},
     resumable::{LAST_EVENT_ID, is_events, is_json},
-    ring::EVENT_OVERHEAD,
+    ring::{EVENT_OVERHEAD, MAX_FRAME},
+    session::READ_ALLOWANCE,
     stream::{INTERNAL_ERROR, Refused, Stream},
 };
 
 /// An event that is larger goes straight through: 4 MiB, what a session may keep.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
 
-/// So much of a frame is read at a time: room for it is asked for before.
-const STEP: usize = 16 * 1024;
+/// So much of a frame is read at a time: 2 KiB. Room for it is asked for before.
+const STEP: usize = 2 * 1024;
 
-/// How often a server that cut its stream is asked for the rest before anything comes.
+/// How often a server that cut its stream may refuse the rest. One that answers with a stream is asked again for as long as
+/// the call lives, whether anything came or not: some end each stream at once when there is nothing new.
 const TRIES: u32 = 3;
 
 /// How long to wait before that, if the server did not say: 1 s.
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
-/// The longest that a server may ask for: 30 s.
-const MAX_RETRY: Duration = Duration::from_secs(30);
+/// The shortest and the longest that counts of what it says: 250 ms and 30 s.
+const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(30);
 
 /// How long it may take to answer: 10 s.
 const RESUME_LIMIT: Duration = Duration::from_secs(10);
@@ -77,8 +81,6 @@ pub(super) struct Writer<S> {
     passing: bool,
     /// Something was read that may be the answer, and cannot be known to be.
     unclear: bool,
-    /// How often the rest was asked for since something came.
-    tries: u32,
 }
 
 /// Ends the stream whatever becomes of the task.
@@ -106,7 +108,6 @@ where
             reader: Reader::default(),
             passing: false,
             unclear: false,
-            tries: 0,
         }
     }
 
@@ -182,7 +183,8 @@ where
     /// Reads bytes of a stream of events.
     async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
         while !bytes.is_empty() {
-            let (mut step, rest) = bytes.split_at(bytes.len().min(STEP));
+            let most = if self.passing { MAX_FRAME } else { STEP };
+            let (mut step, rest) = bytes.split_at(bytes.len().min(most));
             if !self.passing && !self.make_room(step.len()) {
                 self.passing = true;
                 self.stream.begin_pass().await;
@@ -204,7 +206,6 @@ where
                     self.stream.end_pass(Weight::Kept).await?;
                 }
                 (Read::Event, false) => {
-                    self.tries = 0;
                     let event = self.event();
                     self.stream.push(event).await?;
                 }
@@ -216,6 +217,10 @@ where
     /// Room for `more` bytes of an event. `false` if there is none.
     fn make_room(&mut self, more: usize) -> bool {
         let needed = self.reader.needs(more, MAX_EVENT);
+        if needed <= READ_ALLOWANCE {
+            self.reader.reserve(needed);
+            return true;
+        }
         let Some(room) = &mut self.room else {
             return false;
         };
@@ -285,10 +290,9 @@ where
     /// Asks the server for what comes after the last event that it gave an id.
     async fn rest(&mut self) -> Option<Body> {
         let last = HeaderValue::from_bytes(self.reader.last_id()?).ok()?;
-        while self.tries < TRIES {
-            self.tries += 1;
+        for _ in 0..TRIES {
             let retry = self.reader.retry().unwrap_or(DEFAULT_RETRY);
-            tokio::time::sleep(retry.min(MAX_RETRY)).await;
+            tokio::time::sleep(retry.clamp(*RETRY.start(), *RETRY.end())).await;
             let mut request = Request::new(Body::empty());
             *request.method_mut() = Method::GET;
             *request.uri_mut() = self.again.uri.clone();
@@ -410,5 +414,50 @@ pub(super) async fn call<S: Service<Request<Body>>>(
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
         self.0.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::{Call, Hub, Limits, session::STREAM_OVERHEAD};
+
+    #[tokio::test]
+    async fn a_stream_costs_no_more_than_is_counted() {
+        let hub = Hub::new(Limits::default());
+        let session = hub.begin("s", None).unwrap();
+        let before = hub.stats().buffer_bytes;
+        let stream = session.open(Call::new("1").unwrap()).unwrap();
+        let counted = hub.stats().buffer_bytes - before;
+        assert!(counted >= STREAM_OVERHEAD);
+        let service = tower::service_fn(async |_: Request<Body>| Ok(Response::new(Body::empty())));
+        let again = Again {
+            service,
+            uri: Uri::default(),
+            headers: HeaderMap::new(),
+        };
+        let task = Writer::new(stream.clone(), again).write(Answer::Events(Body::empty()));
+        // The task, what the runtime adds to it, the stream, and its places in four maps.
+        let costs = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128;
+        assert!(
+            costs + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,
+            "{costs}"
+        );
+    }
+
+    #[test]
+    fn only_a_json_rpc_error_is_taken_from_a_refusal() {
+        for (body, expected) in [
+            (
+                r#"{"error":{"code":-1, "message":"\u0061"},"id":null}"#,
+                Some(r#"{"code":-1, "message":"\u0061"}"#),
+            ),
+            (r#"{"error":{"code":1.5,"message":"a"}}"#, None),
+            (r#"{"error":{"code":1}}"#, None),
+            (r#"{"error":"invalid_token"}"#, None),
+            ("", None),
+        ] {
+            assert_eq!(said(body.as_bytes()), expected, "{body}");
+        }
     }
 }

@@ -195,10 +195,6 @@ pub fn cancel_of(id: u32) -> String {
 // === impl Setup ===
 
 impl Setup {
-    pub fn new() -> Self {
-        Self::with(Limits::default())
-    }
-
     pub fn with(limits: Limits) -> Self {
         let (arrivals, arrived) = mpsc::unbounded_channel();
         let (ends, ended) = mpsc::unbounded_channel();
@@ -292,7 +288,7 @@ impl Setup {
         in_time(self.ended.recv()).await.expect("the layer lives")
     }
 
-    /// Drops what serves, and says how many bytes are kept by who is left.
+    /// Drops what serves.
     pub fn into_hub(self) -> Hub {
         self.hub
     }
@@ -353,12 +349,16 @@ impl Stream {
 
     /// What stands between two blank lines: an event, or a comment.
     pub async fn block(&mut self) -> Option<String> {
+        // Where the end may be that was not looked for yet.
+        let mut from = 0;
         loop {
-            if let Some((block, rest)) = self.buffer.split_once("\n\n") {
-                let block = block.to_owned();
-                self.buffer = rest.to_owned();
+            if let Some(end) = self.buffer[from..].find("\n\n") {
+                let rest = self.buffer.split_off(from + end + 2);
+                let mut block = std::mem::replace(&mut self.buffer, rest);
+                block.truncate(from + end);
                 return Some(block);
             }
+            from = self.buffer.len().saturating_sub(1);
             let frame = self.body.frame().await?.ok()?;
             let bytes = frame.into_data().ok()?;
             self.buffer.push_str(std::str::from_utf8(&bytes).unwrap());
