@@ -13,7 +13,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -134,13 +134,15 @@ async fn ready(State(readiness): State<Readiness>) -> (StatusCode, &'static str)
 
 /// The recorder of this process, installed once.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
-    static INSTALLED: OnceLock<PrometheusHandle> = OnceLock::new();
-    if let Some(handle) = INSTALLED.get() {
+    static INSTALLED: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(handle) = &*installed {
         return Ok(handle.clone());
     }
     let seconds = Matcher::Suffix("_seconds".to_owned());
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(seconds, &Metrics::BUCKETS)?
         .install_recorder()?;
-    Ok(INSTALLED.get_or_init(|| handle).clone())
+    *installed = Some(handle.clone());
+    Ok(handle)
 }

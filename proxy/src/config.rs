@@ -266,10 +266,16 @@ fn matches(args: Vec<OsString>) -> Result<ArgMatches, ConfigError> {
     Ok(Config::command().try_get_matches_from(args)?)
 }
 
-/// Whether a flag or the environment says it.
+/// Whether a flag or the environment says it, or names the other kind of server.
 fn is_said(told: &ArgMatches, option: &str) -> bool {
-    let source = told.value_source(&option.replace('-', "_"));
-    source.is_some_and(|source| source != ValueSource::DefaultValue)
+    let is_given = |option: &str| {
+        let source = told.value_source(&option.replace('-', "_"));
+        source.is_some_and(|source| source != ValueSource::DefaultValue)
+    };
+    match option {
+        "upstream" | "command" => is_given("upstream") || is_given("command"),
+        option => is_given(option),
+    }
 }
 
 /// The same options, without the environment.

@@ -10,7 +10,7 @@
 use std::{
     convert::Infallible,
     error::Error,
-    fmt,
+    fmt, io,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -24,7 +24,7 @@ use http::{
 use http_body_util::LengthLimitError;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
-    client::legacy::{self, Client, connect::HttpConnector},
+    client::legacy::{self, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
 use tower_service::Service;
@@ -63,12 +63,18 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
 pub struct Forward(Arc<Upstream>);
 
 struct Upstream {
-    client: Client<HttpsConnector<HttpConnector>, Lent>,
+    client: Client,
     scheme: Scheme,
     authority: Authority,
     host: HeaderValue,
     endpoint: PathAndQuery,
     headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+enum Client {
+    Plain(legacy::Client<HttpConnector, Lent>),
+    /// Only where it is needed: it reads the certificates of this machine, which may have none.
+    Tls(legacy::Client<HttpsConnector<HttpConnector>, Lent>),
 }
 
 /// What keeps a server from being one to hand on to.
@@ -78,7 +84,7 @@ pub enum UpstreamError {
     /// It has no scheme or no host.
     NotAbsolute,
     /// The certificates of this machine cannot be used.
-    Certificates(Box<dyn Error + Send + Sync>),
+    Certificates(io::Error),
 }
 
 // === impl Forward ===
@@ -95,21 +101,7 @@ impl Forward {
         };
         let host = HeaderValue::try_from(authority.as_str());
         let host = host.map_err(|_| UpstreamError::NotAbsolute)?;
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_WITHIN));
-        connector.set_keepalive(Some(TCP_KEEPALIVE));
-        connector.enforce_http(false);
-        let connector = HttpsConnectorBuilder::new()
-            .try_with_platform_verifier()
-            .map_err(|error| UpstreamError::Certificates(error.into()))?
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(connector);
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_FOR)
-            .build(connector);
+        let client = Client::new(scheme == Scheme::HTTPS)?;
         Ok(Self(Arc::new(Upstream {
             client,
             scheme,
@@ -159,6 +151,39 @@ impl fmt::Debug for Forward {
             .field("authority", &self.0.authority)
             .field("endpoint", &self.0.endpoint)
             .finish_non_exhaustive()
+    }
+}
+
+// === impl Client ===
+
+impl Client {
+    fn new(is_tls: bool) -> Result<Self, UpstreamError> {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_WITHIN));
+        connector.set_keepalive(Some(TCP_KEEPALIVE));
+        connector.enforce_http(!is_tls);
+        let mut builder = legacy::Client::builder(TokioExecutor::new());
+        builder
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_FOR);
+        if !is_tls {
+            return Ok(Self::Plain(builder.build(connector)));
+        }
+        let connector = HttpsConnectorBuilder::new()
+            .with_native_roots()
+            .map_err(UpstreamError::Certificates)?
+            .https_only()
+            .enable_http1()
+            .wrap_connector(connector);
+        Ok(Self::Tls(builder.build(connector)))
+    }
+
+    fn request(&self, request: Request<Lent>) -> legacy::ResponseFuture {
+        match self {
+            Self::Plain(client) => client.request(request),
+            Self::Tls(client) => client.request(request),
+        }
     }
 }
 
@@ -290,6 +315,3 @@ impl fmt::Display for UpstreamError {
 }
 
 impl Error for UpstreamError {}
-
-#[cfg(test)]
-mod tests;

@@ -24,7 +24,10 @@ pub fn init(format: LogFormat) {
         .with_env_filter(filter)
         .with_writer(io::stderr);
     match format {
-        LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).init(),
+        LogFormat::Text => log
+            .with_ansi(io::stderr().is_terminal())
+            .with_target(false)
+            .init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
 }

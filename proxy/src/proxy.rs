@@ -1,6 +1,6 @@
 //! All parts together: from the configuration to a program that serves.
 
-use std::{collections::HashMap, fmt, io, net::SocketAddr};
+use std::{collections::HashMap, fmt, future::pending, io, net::SocketAddr};
 
 use mcp_cancel_on_disconnect::{
     Calls, CancelOnDisconnectLayer, Grace, MIN_GRACE, Policy, observe::Metrics,
@@ -15,7 +15,7 @@ use crate::{
     forward::{Forward, UpstreamError},
     front::{Front, Gate},
     log,
-    stage::{Inside, Outside},
+    stage::{Inside, Outside, Stage},
 };
 
 /// A proxy that listens, and serves once it is told to.
@@ -123,8 +123,14 @@ impl Proxy {
 
     /// Serves until `stop` is ready. Then calls may end, for a limited time.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
+        let forward = self.forward.clone();
+        self.serve_through(forward, stop).await;
+    }
+
+    /// The same, with `inner` inside the layer.
+    async fn serve_through(self, inner: impl Stage, stop: impl Future<Output = ()>) {
         let calls = self.layer.calls();
-        let stage = Outside(self.layer.layer(Inside(self.forward)));
+        let stage = Outside(self.layer.layer(Inside(inner)));
         let drained = async {
             stop.await;
             self.readiness.end();
@@ -135,13 +141,16 @@ impl Proxy {
                 "drained"
             );
         };
-        let front = self.front.serve(stage, drained, CLOSING);
-        match self.admin {
-            Some(admin) => tokio::select! {
-                () = front => {}
-                () = admin.serve() => {}
-            },
-            None => front.await,
+        let admin = async {
+            if let Some(admin) = self.admin {
+                admin.serve().await;
+            }
+            // Clients are served also without it.
+            pending().await
+        };
+        tokio::select! {
+            () = self.front.serve(stage, drained, CLOSING) => {}
+            () = admin => {}
         }
     }
 }

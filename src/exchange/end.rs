@@ -317,17 +317,6 @@ impl Exchange {
         }
     }
 
-    /// Reports a call that was answered before it was known.
-    pub(super) fn completed_unseen(&self, call: &CallInfo) {
-        self.report(&Event::Started { call });
-        self.report(&Event::Ended {
-            call,
-            outcome: Outcome::Completed,
-            detachment: None,
-        });
-        self.release_span();
-    }
-
     pub(crate) fn finish(&self, id: CallId, outcome: Outcome) {
         self.end(id, outcome, None);
     }

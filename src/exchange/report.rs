@@ -7,7 +7,10 @@
 use tracing::{Span, level_filters::LevelFilter};
 
 use super::state::Exchange;
-use crate::observe::Event;
+use crate::{
+    call::{CallInfo, Outcome},
+    observe::Event,
+};
 
 // === impl Exchange ===
 
@@ -44,6 +47,17 @@ impl Exchange {
             true => self.span().in_scope(report),
             false => report(),
         }
+    }
+
+    /// Reports a call that was answered before it was known.
+    pub(super) fn completed_unseen(&self, call: &CallInfo) {
+        self.report(&Event::Started { call });
+        self.report(&Event::Ended {
+            call,
+            outcome: Outcome::Completed,
+            detachment: None,
+        });
+        self.release_span();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use http::{HeaderName, HeaderValue, Uri, uri::Authority};
+use http::{HeaderName, HeaderValue, Uri, header, uri::Authority};
 use mcp_cancel_on_disconnect::Grace;
 
 /// How lines are logged.
@@ -128,6 +128,16 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
         .parse()
         .map_err(|_| "this is no value of a header")?;
     value.set_sensitive(true);
+    if [
+        header::CONNECTION,
+        header::CONTENT_LENGTH,
+        header::HOST,
+        header::TRANSFER_ENCODING,
+    ]
+    .contains(&name)
+    {
+        return Err("this header is made anew for each request".to_owned());
+    }
     Ok((name, value))
 }
 

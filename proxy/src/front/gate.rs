@@ -126,6 +126,3 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
         _ => None,
     }
 }
-
-#[cfg(test)]
-mod tests;
