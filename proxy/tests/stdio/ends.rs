@@ -58,6 +58,7 @@ async fn after_a_crash_a_late_client_still_gets_the_answer_that_was_there() {
     let client = Client::begin(&serve(scripted(&[])), NEW).await;
     let mut events = client.call("1", "pid", "{}").await;
     let primed = events.next().await.unwrap();
+    assert!(events.answer().await["result"].is_object());
     drop(events);
     let mut crash = client.call("2", "exit", r#"{"code":3}"#).await;
     let lost = crash.next().await.unwrap();
