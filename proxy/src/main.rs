@@ -14,6 +14,10 @@ const USAGE: u8 = 2;
 
 #[tokio::main]
 async fn main() -> ExitCode {
+    #[cfg(unix)]
+    if let Some(code) = mcp_cancel_proxy::demo::instead(std::env::args_os().skip(1)).await {
+        return code;
+    }
     let config = match Config::read(std::env::args_os()) {
         Ok(config) => config,
         Err(ConfigError::Options(error)) => error.exit(),
