@@ -149,6 +149,59 @@ impl CallToken {
         self.0.on_cancel(clean_up);
     }
 
+    /// Says that the answer to the call is here: for a gateway or a proxy that stands between the layer and its server, reads on
+    /// when the client has gone, and gives the answer to a client that comes back for it.
+    ///
+    /// The call ends as completed. Its grace is over, so is a hold of it, nothing is injected for it, the token will not fire and
+    /// clean-ups are dropped. A resume that comes later passes through untouched: what it gets is the gateway's to say. A
+    /// cancel that came first stays one, also where its token fires only in this moment.
+    ///
+    /// It may be said at any time and more than once: before the response has a head, between two events, while the client is
+    /// away, beside a deadline that passes. Where the layer has not read the request's body yet, it is remembered: the call is
+    /// reported as started and completed then, and is never in flight. On a request that carries no call (a plain route,
+    /// `initialize`, a notification, a body that cannot be read) the token will not fire any more, and nothing else changes; a
+    /// resume carries no call of its own. A call that has ended stays as it is, and so does what the layer keeps of it: with a
+    /// session manager that is the answer, if the manager saw it first.
+    ///
+    /// ```
+    /// use std::convert::Infallible;
+    /// use axum::body::Body;
+    /// use http::{Request, Response};
+    /// use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, body::TeeBody};
+    /// use tower::{Layer, ServiceExt, service_fn};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let layer = CancelOnDisconnectLayer::new();
+    /// let (handed_out, mut tokens) = tokio::sync::mpsc::unbounded_channel();
+    /// let gateway = layer.layer(service_fn(move |request: Request<TeeBody<Body>>| {
+    ///     handed_out.send(request.extensions().get::<CallToken>().cloned()).unwrap();
+    ///     async {
+    ///         axum::body::to_bytes(Body::new(request.into_body()), 1024).await.unwrap();
+    ///         // The events of another server, which a task of the gateway reads.
+    ///         let events = Body::from_stream(futures_util::stream::pending::<Result<&str, Infallible>>());
+    ///         let head = Response::builder().header("content-type", "text/event-stream");
+    ///         Ok::<_, Infallible>(head.body(events).unwrap())
+    ///     }
+    /// }));
+    ///
+    /// let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"report"}}"#;
+    /// let request = Request::post("/mcp").header("content-type", "application/json");
+    /// let request = request.body(Body::from(call)).unwrap();
+    /// let response = gateway.oneshot(request).await.unwrap();
+    /// let token = tokens.recv().await.unwrap().expect("the layer's token");
+    /// assert_eq!(layer.calls().len(), 1);
+    ///
+    /// token.answered(); // the task has read the answer
+    /// assert!(layer.calls().is_empty());
+    /// drop(response); // the client hangs up
+    /// assert!(!token.is_cancelled());
+    /// # }
+    /// ```
+    pub fn answered(&self) {
+        self.0.answered_elsewhere();
+    }
+
     /// A child of its [`CancellationToken`], for what takes one: it fires with the call's own. Cancelling the child cancels
     /// what watches it, not the call.
     pub fn child_token(&self) -> CancellationToken {

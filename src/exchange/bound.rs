@@ -119,6 +119,13 @@ impl Exchange {
             drop(state);
             return self.rebind(call, key, canceller);
         }
+        if state.is_answered {
+            state.request = RequestBody::Settled(Settled::Other);
+            drop(state);
+            self.leave_to(&key);
+            self.completed_unseen(&call);
+            return None;
+        }
         let entered = self.enter(call, Some(key), true);
         let replay = state.bind_to(canceller);
         // The body is not read any more.
@@ -158,16 +165,21 @@ impl Exchange {
         }
     }
 
-    /// A call is not tracked. An older one with its id leaves all the same: a cancel of that one would meet this.
+    /// A call is not tracked, because there is no room for it.
     #[cold]
     fn pass_by(&self, call: &CallInfo, key: &Key) {
+        self.leave_to(key);
+        self.untracked(call, Limit::Calls);
+    }
+
+    /// Of a call that is not tracked, an older one with its id leaves: a cancel of that one would meet this.
+    fn leave_to(&self, key: &Key) {
         let older = self.instance.registry.find(key);
         if let Some((older, exchange)) = older
             && let Some(finished) = exchange.at_home(|core| core.finish(older, None)).flatten()
         {
             exchange.left_unseen(older, finished);
         }
-        self.untracked(call, Limit::Calls);
     }
 
     /// The body was read before the session manager got the message: the same call, known better. One that was

@@ -305,6 +305,21 @@ impl Exchange {
         self.end(id, Outcome::Completed, ended);
     }
 
+    /// Somebody between the layer and its server has the answer, and will give it to the client, whenever that comes for it.
+    pub(crate) fn answered_elsewhere(&self) {
+        let (call, is_open) = {
+            let mut state = self.state();
+            state.is_answered = true;
+            (self.info(), state.phase.is_open())
+        };
+        match call {
+            Some(call) => self.finish(call.id(), Outcome::Completed),
+            // No call comes any more, and a client that leaves from now on means nothing. One that has left fires the token now.
+            None if is_open => self.signal.forget(),
+            None => {}
+        }
+    }
+
     pub(crate) fn finish(&self, id: CallId, outcome: Outcome) {
         self.end(id, outcome, None);
     }

@@ -42,6 +42,9 @@
 //!    what is announced.
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. The registry is asked under the
 //!    lock of the state only where a call is entered or gets its name: the state, then the shard, then the home.
+//! 5. An answer that somebody inside has is the end, whenever that is said ([`answered_elsewhere`](Exchange::answered_elsewhere)).
+//!    A call that becomes known only then is never in flight: it is reported as completed, and nobody finds it.
+//!    A cancel that was first stays one.
 
 mod bound;
 mod end;

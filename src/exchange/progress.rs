@@ -153,7 +153,7 @@ impl Exchange {
         self.release_hold();
         let (call, is_bound) = {
             let mut state = self.state();
-            if !matches!(state.phase, Phase::Open | Phase::Streaming) {
+            if !state.phase.is_open() {
                 return None;
             }
             state.phase = Phase::Ended;
@@ -180,11 +180,11 @@ impl Exchange {
         self.release_hold();
         let other = {
             let mut state = self.state();
-            if matches!(state.phase, Phase::Ended | Phase::Abandoned) {
+            if !state.phase.is_open() {
                 return;
             }
             state.phase = Phase::Abandoned;
-            state.request.is_other()
+            state.is_answered || state.request.is_other()
         };
         if let Some(call) = self.info() {
             self.let_go(call, FIRST, cause, false);

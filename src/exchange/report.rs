@@ -7,7 +7,10 @@
 use tracing::Span;
 
 use super::state::Exchange;
-use crate::observe::{Event, is_subscribed};
+use crate::{
+    call::{CallInfo, Outcome},
+    observe::{Event, is_subscribed},
+};
 
 // === impl Exchange ===
 
@@ -44,5 +47,16 @@ impl Exchange {
             true => self.span().in_scope(report),
             false => report(),
         }
+    }
+
+    /// Reports a call that was answered before it was known.
+    pub(super) fn completed_unseen(&self, call: &CallInfo) {
+        self.report(&Event::Started { call });
+        self.report(&Event::Ended {
+            call,
+            outcome: Outcome::Completed,
+            detachment: None,
+        });
+        self.release_span();
     }
 }

@@ -142,6 +142,11 @@ impl Exchange {
             // A session manager bound the call meanwhile.
             return;
         }
+        if state.is_answered {
+            state.request = RequestBody::Settled(Settled::Other);
+            drop(state);
+            return self.completed_unseen(&call);
+        }
         state.request = RequestBody::Settled(Settled::Plain);
         let entered = self.enter(call, key, false);
         drop(state);

@@ -81,6 +81,8 @@ pub(super) enum RequestKind {
 pub(super) struct Locked {
     pub(super) phase: Phase,
     pub(super) request: RequestBody,
+    /// Somebody inside the layer has the answer to the request, whatever it carries (contract 5).
+    pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) handover: Handover,
     pub(super) passage: Passage,
@@ -133,6 +135,15 @@ pub(super) enum Phase {
     Abandoned,
 }
 
+// === impl Phase ===
+
+impl Phase {
+    /// Whether the client still waits.
+    pub(super) fn is_open(self) -> bool {
+        matches!(self, Self::Open | Self::Streaming)
+    }
+}
+
 // === impl Instance ===
 
 impl Instance {
@@ -171,6 +182,7 @@ impl Exchange {
             state: Mutex::new(Locked {
                 phase: Phase::Open,
                 request: RequestBody::Passing,
+                is_answered: false,
                 canceller: None,
                 handover: Handover::None,
                 passage: Passage::Open,

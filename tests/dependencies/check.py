@@ -45,10 +45,16 @@ def allowed(expression, allow):
     return met
 
 
-def without_dev(metadata):
-    """What users of the crate get."""
+def published(metadata):
+    """The members of the workspace that users get."""
+    members = set(metadata["workspace_members"])
+    return [package for package in metadata["packages"] if package["id"] in members and package["publish"] != []]
+
+
+def without_dev(metadata, roots):
+    """What users of these packages get."""
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
-    reached, open_ = set(), [metadata["resolve"]["root"]]
+    reached, open_ = set(), [package["id"] for package in roots]
     while open_:
         id = open_.pop()
         if id not in reached:
@@ -59,7 +65,7 @@ def without_dev(metadata):
     return reached
 
 
-# What no user of these features alone is to get.
+# What no user of the library with these features alone is to get.
 NOT_WITH = {
     "": {"axum", "axum-core", "hyper", "metrics", "rmcp", "serde_derive", "socket2"},
     "socket": {"axum", "axum-core", "hyper", "rmcp"},
@@ -67,8 +73,11 @@ NOT_WITH = {
 }
 
 
+LIBRARY = "mcp-cancel-on-disconnect"
+
+
 def brought_by(features):
-    run = ["cargo", "tree", "--locked", "--edges=normal", "--prefix=none", "--format={p}"]
+    run = ["cargo", "tree", "--locked", f"--package={LIBRARY}", "--edges=normal", "--prefix=none", "--format={p}"]
     run += ["--no-default-features", f"--features={features}"]
     lines = subprocess.run(run, check=True, capture_output=True, text=True).stdout.splitlines()
     return {line.split()[0] for line in lines}
@@ -80,7 +89,6 @@ def main():
     run = ["cargo", "metadata", "--format-version=1", "--locked", "--all-features"]
     metadata = json.loads(subprocess.run(run, check=True, capture_output=True).stdout)
     packages = {package["id"]: package for package in metadata["packages"]}
-    root = packages[metadata["resolve"]["root"]]
     members = metadata["workspace_members"]
     faults = []
     for package in packages.values():
@@ -94,12 +102,14 @@ def main():
     for package in packages.values():
         if package["name"] in banned:
             faults.append(f"{package['name']}: {banned[package['name']]}")
-    for dep in root["dependencies"]:
+    for dep in (dep for package in published(metadata) for dep in package["dependencies"]):
         # By its path alone only tests may depend on a crate: cargo packages no other that is not published.
         if dep["req"] == "*" and not (dep.get("path") and dep["kind"] == "dev"):
             faults.append(f"any version of {dep['name']}")
+    programs = {rule["crate"] for rule in rules["bans"]["skip-tree"]}
+    libraries = [package for package in published(metadata) if package["name"] not in programs]
     versions = collections.defaultdict(set)
-    for id in without_dev(metadata):
+    for id in without_dev(metadata, libraries):
         versions[packages[id]["name"]].add(packages[id]["version"])
     skipped = {rule["crate"] for rule in rules["bans"]["skip"]}
     for name, several in versions.items():
@@ -110,7 +120,8 @@ def main():
             faults.append(f"{name} comes with {features or 'no feature'}")
     for fault in sorted(set(faults)):
         print(fault, file=sys.stderr)
-    print(f"{len(packages)} packages, {len(versions)} of them not only for tests")
+    used = without_dev(metadata, published(metadata))
+    print(f"{len(packages)} packages, {len(used)} of them not only for tests, {len(versions)} of these for libraries")
     sys.exit(bool(faults))
 
 

@@ -72,6 +72,8 @@ struct Seen {
     resumes: Option<CallId>,
     token: Option<CallToken>,
     child: Option<Child>,
+    /// Whether its token had fired when somebody said that its answer is there.
+    fired_before_answer: Option<bool>,
     head: Option<Head>,
     passed: BTreeMap<Side, Vec<Bytes>>,
 }
@@ -182,6 +184,18 @@ impl Ledger {
         let child = token.child_token();
         let fired = Box::new(move || child.is_cancelled());
         self.book().seats[seat].child = Some(Child { fired, cleaned });
+    }
+
+    /// What stands inside has the answer to a request.
+    pub fn has_answer(&self, seat: usize) {
+        let Some(token) = self.book().seats[seat].token.clone() else {
+            return;
+        };
+        trace(|| format!("{seat} is answered inside"));
+        let fired = token.is_cancelled();
+        token.answered();
+        let mut book = self.book();
+        book.seats[seat].fired_before_answer.get_or_insert(fired);
     }
 
     /// Nobody holds a token any more.
@@ -441,6 +455,10 @@ impl Seen {
                 *child.cleaned.lock().expect("no panic"),
                 u32::from(reason.is_some())
             );
+        }
+        if let Some(fired) = self.fired_before_answer.filter(|_| self.token.is_some()) {
+            assert_eq!(reason.is_some(), fired, "an answer is the end");
+            assert!(call.is_none_or(|call| call.ended.is_some()), "answered");
         }
         if let Some(call) = call.filter(|_| self.token.is_some()) {
             assert_eq!(

@@ -163,9 +163,12 @@ impl World {
             12 => advance(Duration::from_millis(u64::from(choices.byte()) * 120)).await,
             13 => self.cancel(choices),
             14 => {
-                let seat = usize::from(choices.byte()) % MAX_EXCHANGES;
-                if seat < self.seats.len() {
-                    self.ledger.hook(seat);
+                let byte = choices.byte();
+                let seat = usize::from(byte) % MAX_EXCHANGES;
+                match byte {
+                    _ if seat >= self.seats.len() => {}
+                    192.. => self.ledger.has_answer(seat),
+                    _ => self.ledger.hook(seat),
                 }
             }
             _ => {

@@ -423,3 +423,122 @@ fn a_call_is_found_by_its_id_also_while_another_request_with_it_may_be_refused()
     read(&refused);
     assert_eq!(calls.find("s", &request), Some(id), "in one session");
 }
+
+/// Whatever a session manager does with a call whose answer somebody has: it is not in flight, and nobody cancels it.
+fn assert_over(registry: &Registry, exchange: &Arc<Exchange>, manager: &Counts) {
+    assert_eq!(registry.len(), 0);
+    if let Some(call) = exchange.info() {
+        exchange.opened(call.id());
+        assert!(!exchange.end_here(call.id(), CancelReason::TimedOut));
+    }
+    exchange.abandon(DetachCause::HungUp, None);
+    assert_eq!(exchange.reason(), None);
+    assert_eq!(manager.cancels.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_call_that_was_answered_before_a_session_manager_got_it_is_not_in_flight() {
+    for is_read_first in [false, true] {
+        let registry = Arc::new(Registry::new());
+        let manager = Arc::new(Counts::of(7));
+        let older = unread(&registry);
+        let older_id = older.bind(typed(), manager.clone(), || 0).unwrap();
+        let exchange = match is_read_first {
+            false => unread(&registry),
+            true => settled(&registry),
+        };
+        exchange.answered_elsewhere();
+        exchange.bind(typed(), manager.clone(), || 0);
+        if !is_read_first {
+            assert!(!older.is_in_flight(older_id), "its cancel would meet this");
+        }
+        older.answered_elsewhere();
+        assert_over(&registry, &exchange, &manager);
+    }
+}
+
+/// Runs `other` beside somebody who says that the answer is there.
+fn beside_an_answer(exchange: &Arc<Exchange>, spins: usize, other: impl FnOnce() + Send) {
+    let barrier = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            barrier.wait();
+            other();
+        });
+        barrier.wait();
+        for _ in 0..spins {
+            std::hint::spin_loop();
+        }
+        exchange.answered_elsewhere();
+    });
+}
+
+#[test]
+fn a_call_that_is_answered_while_a_session_manager_binds_it_is_over() {
+    for round in 0..2_000 {
+        let registry = Arc::new(Registry::new());
+        let manager = Arc::new(Counts::of(7));
+        let exchange = match round % 2 {
+            0 => unread(&registry),
+            _ => settled(&registry),
+        };
+        beside_an_answer(&exchange, round % 500, || {
+            exchange.bind(typed(), manager.clone(), || 0);
+        });
+        assert_over(&registry, &exchange, &manager);
+    }
+}
+
+#[test]
+fn a_call_that_is_answered_while_its_body_is_read_is_over() {
+    for round in 0..1_000 {
+        let registry = Arc::new(Registry::new());
+        let exchange = unread(&registry);
+        let mut frames = Frames::default();
+        assert!(frames.push(Bytes::from_static(BODY.as_bytes())));
+        exchange.body_ended(Ok(frames));
+        beside_an_answer(&exchange, round % 500, || exchange.settle());
+        assert_over(&registry, &exchange, &Counts::of(7));
+    }
+}
+
+#[test]
+fn of_an_answer_and_a_deadline_one_wins() {
+    for round in 0..1_000 {
+        let registry = Arc::new(Registry::new());
+        let exchange = settled(&registry);
+        let id = exchange.info().unwrap().id();
+        let replays = Arc::new(Replays::default());
+        exchange.set_replay(replays.clone());
+        let mut is_cancelled = false;
+        beside_an_answer(&exchange, round % 500, || {
+            is_cancelled = exchange.begin_end(id, CancelReason::TimedOut).is_some();
+        });
+        assert_eq!(exchange.reason().is_some(), is_cancelled, "round {round}");
+        let told = usize::from(is_cancelled && exchange.last_words().is_some());
+        assert_eq!(usize::from(is_cancelled), told, "round {round}");
+        assert_eq!(registry.len(), 0);
+    }
+}
+
+/// A client that leaves in the same moment has its token fire with its clean-ups, or neither.
+#[test]
+fn of_an_answer_and_a_plain_hang_up_one_wins_whole() {
+    for round in 0..1_000 {
+        let registry = Arc::new(Registry::new());
+        let request = Request::get("/").body(()).unwrap();
+        let instance = Arc::new(Instance::new(Options::default(), registry));
+        let fields = Fields::of(request.headers());
+        let exchange = Arc::new(Exchange::new(instance, &request, &fields));
+        let linked = tokio_util::sync::CancellationToken::new();
+        exchange.link(linked.clone());
+        beside_an_answer(&exchange, round % 500, || {
+            exchange.abandon(DetachCause::HungUp, None);
+        });
+        assert_eq!(
+            exchange.reason().is_some(),
+            linked.is_cancelled(),
+            "round {round}"
+        );
+    }
+}

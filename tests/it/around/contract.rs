@@ -7,6 +7,7 @@
     reason = "a broken expectation of a test ends the test; clippy only spares functions marked #[test]"
 )]
 
+mod answered;
 mod clean_up;
 mod doubtful;
 mod elsewhere;

@@ -1,6 +1,7 @@
 //! What does a hang-up do, at once, after a grace, and among many calls?
 
 mod abandoned;
+mod answered;
 mod auto;
 mod crowd;
 mod grace;

@@ -13,7 +13,7 @@ use axum::body::{Body, Bytes};
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, Method, Response};
 use http_body_util::BodyExt as _;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, body::TeeBody};
+use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, Grace, body::TeeBody};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
@@ -28,7 +28,12 @@ pub(crate) struct Foreign {
     feeds: Mutex<mpsc::UnboundedReceiver<Feed>>,
     open: Mutex<Vec<Feed>>,
     cancels: Arc<AtomicUsize>,
+    token: Arc<Mutex<Option<CallToken>>>,
+    when_asked: Arc<Mutex<Option<Act>>>,
 }
+
+/// What the test has it do.
+type Act = Box<dyn FnOnce() + Send>;
 
 type Feed = mpsc::UnboundedSender<Bytes>;
 type Service = BoxCloneSyncService<http::Request<Body>, Response<Body>, Infallible>;
@@ -41,8 +46,17 @@ impl Foreign {
         let (give, feeds) = mpsc::unbounded_channel();
         let cancels = Arc::new(AtomicUsize::new(0));
         let counted = cancels.clone();
+        let token = Arc::new(Mutex::new(None));
+        let when_asked = Arc::new(Mutex::new(None::<Act>));
+        let (note, acts) = (token.clone(), when_asked.clone());
         let service = layer.layer(service_fn(move |request: http::Request<TeeBody<Body>>| {
             let (give, cancels) = (give.clone(), counted.clone());
+            if let Some(act) = acts.lock().unwrap().take() {
+                act();
+            }
+            if let Some(token) = request.extensions().get::<CallToken>() {
+                note.lock().unwrap().get_or_insert_with(|| token.clone());
+            }
             async move {
                 let is_post = request.method() == Method::POST;
                 let body = request.into_body().collect().await.expect("a body");
@@ -78,7 +92,30 @@ impl Foreign {
             feeds: feeds.into(),
             open: Vec::new().into(),
             cancels,
+            token,
+            when_asked,
         }
+    }
+
+    /// The token of the first request.
+    pub(crate) fn token(&self) -> CallToken {
+        self.token.lock().unwrap().clone().expect("it was asked")
+    }
+
+    /// Has it do something when it gets the next request.
+    pub(crate) fn when_asked(&self, act: impl FnOnce() + Send + 'static) {
+        *self.when_asked.lock().unwrap() = Some(Box::new(act));
+    }
+
+    /// The client's own cancel of a call.
+    pub(crate) async fn cancel(&self, id: i64) {
+        let message = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": { "requestId": id } });
+        let request = http::Request::post("/mcp").header("content-type", "application/json");
+        let request = request
+            .header("mcp-session-id", "s")
+            .body(Body::from(message.to_string()));
+        let service = self.service.clone();
+        let Ok(_accepted) = service.oneshot(request.expect("a request")).await;
     }
 
     /// How many cancels have come.

@@ -1,0 +1,111 @@
+//! Whatever a server writes to its stdout, in any pieces: the lines are those of a naive reader, in bounded memory, and each
+//! goes to no stream but that of a call whose id or token it has, or of the only call there is.
+
+#![no_main]
+
+use std::{collections::HashSet, iter};
+
+use fuzz::{choices::Choices, frames};
+use libfuzzer_sys::fuzz_target;
+use mcp_cancel_proxy::{
+    message::{Kind, Message},
+    stdio::{
+        id::Id,
+        lines::{Line, Lines},
+        routing::{Refused, Route, Routes},
+    },
+};
+
+/// Short, so that lines are too long now and then.
+const LONGEST: usize = 256;
+
+const IDS: [&str; 5] = ["1", "1.0", "\"1\"", "2", "\"a\""];
+
+struct NotBegun;
+
+impl From<Refused> for NotBegun {
+    fn from(_: Refused) -> Self {
+        Self
+    }
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((decisions, rest)) = bytes.split_first() else {
+        return;
+    };
+    let (decisions, text) = rest.split_at((usize::from(*decisions) % 64).min(rest.len()));
+    let mut choices = Choices::new(decisions);
+    let calls: Vec<&str> = IDS.into_iter().filter(|_| choices.one_of(2) == 0).collect();
+    let pieces = frames::cut(text, &mut choices);
+
+    let lines = cut(pieces.iter().map(|piece| &**piece));
+    compare(text, &lines);
+    route(&calls, &lines);
+});
+
+fn cut<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Vec<Line> {
+    let mut lines = Lines::new(LONGEST);
+    let mut all = Vec::new();
+    for piece in pieces {
+        lines.buffer().extend_from_slice(piece);
+        all.extend(iter::from_fn(|| lines.next_line()));
+        assert!(lines.buffer().len() <= LONGEST, "it keeps more than a line");
+    }
+    all.extend(lines.last_line());
+    all
+}
+
+fn compare(text: &[u8], lines: &[Line]) {
+    let expected = text.split(|byte| *byte == b'\n').filter_map(|line| {
+        let trimmed = line.trim_ascii();
+        match line.len() > LONGEST {
+            true => Some(None),
+            false => (!trimmed.is_empty()).then_some(Some(trimmed)),
+        }
+    });
+    let got = lines.iter().map(|line| match line {
+        Line::Whole(line) => Some(&**line),
+        Line::TooLong(_) => None,
+    });
+    assert!(got.eq(expected), "{lines:?}");
+}
+
+fn route(calls: &[&str], lines: &[Line]) {
+    let mut routes = Routes::new(None);
+    let mut open = HashSet::new();
+    for (stream, id) in calls.iter().enumerate() {
+        let id = Id::read(id).expect("an id");
+        let begun = routes.begin(id.clone(), Some(id), || Ok::<_, NotBegun>(stream));
+        if begun.is_ok() {
+            open.insert(stream);
+        }
+    }
+    for line in lines {
+        let Line::Whole(line) = line else { continue };
+        let Some(message) = Message::read(line) else {
+            continue;
+        };
+        let id_of = |stream: usize| calls.get(stream).and_then(|id| Id::read(id));
+        match routes.route(&message) {
+            Route::Answer(stream) => {
+                assert!(open.remove(&stream), "it is answered twice");
+                assert_eq!(message.kind, Kind::Response);
+                assert_eq!(message.id.and_then(Id::read), id_of(stream));
+            }
+            Route::Call(stream) => {
+                assert!(open.contains(&stream), "it is over");
+                let token = message.params().progress_token.and_then(Id::read);
+                let is_its = message.method.as_deref() == Some("notifications/progress")
+                    && token == id_of(stream);
+                assert!(is_its || open.len() == 1, "it is a guess");
+            }
+            Route::Standalone => assert_ne!(message.kind, Kind::Response),
+            Route::Nobody => {}
+        }
+    }
+    let mut left = routes.end();
+    left.sort_unstable();
+    let mut open: Vec<_> = open.into_iter().collect();
+    open.sort_unstable();
+    assert_eq!(left, open, "a call was forgotten");
+}

@@ -1,0 +1,148 @@
+//! What operators look at, on an address of its own: health, metrics, and the calls in flight.
+//!
+//! | path | |
+//! |---|---|
+//! | `/healthz` | 200 as long as the program runs |
+//! | `/readyz` | 200, and 503 from when it is to end |
+//! | `/metrics` | for Prometheus |
+//! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
+//!
+//! Nothing here asks who it is. So the calls are there only on a loopback address: to cancel them is for this machine.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    middleware::from_fn,
+    routing::get,
+};
+use mcp_cancel_on_disconnect::{Calls, observe::Metrics};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::net::TcpListener;
+
+// A link to the page of the library's example, so that there is one of it.
+mod calls_page;
+
+/// How often samples are taken out of their buffers, if nobody scrapes: 5 s.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Whether the program takes requests, as load balancers ask. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Readiness(Arc<AtomicBool>);
+
+/// The listener of the routes.
+#[derive(Debug)]
+pub struct Admin {
+    listener: TcpListener,
+    router: Router,
+    prometheus: PrometheusHandle,
+}
+
+// === impl Readiness ===
+
+impl Readiness {
+    /// From now on the answer is no.
+    pub fn end(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Default for Readiness {
+    fn default() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
+    }
+}
+
+// === impl Admin ===
+
+impl Admin {
+    /// Listens on an address, and installs the recorder of metrics in this process.
+    pub async fn bind(address: SocketAddr, calls: Calls, readiness: Readiness) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        let prometheus = recorder().map_err(io::Error::other)?;
+        let is_local = listener.local_addr()?.ip().is_loopback();
+        let router = router(calls, readiness, prometheus.clone(), is_local);
+        Ok(Self {
+            listener,
+            router,
+            prometheus,
+        })
+    }
+
+    /// The address that it listens on.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves without end.
+    pub async fn serve(self) {
+        let keep_up = async {
+            let mut ticks = tokio::time::interval(UPKEEP);
+            loop {
+                ticks.tick().await;
+                self.prometheus.run_upkeep();
+            }
+        };
+        tokio::select! {
+            // It only ends with the program.
+            _ended = axum::serve(self.listener, self.router).into_future() => {}
+            () = keep_up => {}
+        }
+    }
+}
+
+fn router(
+    calls: Calls,
+    readiness: Readiness,
+    prometheus: PrometheusHandle,
+    is_local: bool,
+) -> Router {
+    let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    let router = Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(ready).with_state(readiness))
+        .route("/metrics", get(async move || (text, prometheus.render())));
+    match is_local {
+        true => {
+            let page = calls_page::routes(calls);
+            router.merge(page.layer(from_fn(calls_page::local_names_only)))
+        }
+        false => router,
+    }
+}
+
+async fn ready(State(readiness): State<Readiness>) -> (StatusCode, &'static str) {
+    match readiness.is_ready() {
+        true => (StatusCode::OK, "ready\n"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "about to end\n"),
+    }
+}
+
+/// The recorder of this process, installed once.
+fn recorder() -> Result<PrometheusHandle, BuildError> {
+    static INSTALLED: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(handle) = &*installed {
+        return Ok(handle.clone());
+    }
+    let seconds = Matcher::Suffix("_seconds".to_owned());
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(seconds, &Metrics::BUCKETS)?
+        .install_recorder()?;
+    *installed = Some(handle.clone());
+    Ok(handle)
+}

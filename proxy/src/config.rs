@@ -1,0 +1,335 @@
+//! What the program is told: options, the environment, and a file.
+//!
+//! An option is declared once, in [`Config`]. The environment has it as `MCP_PROXY_` and its name, the file by its name. A
+//! flag comes before the environment, and that before the file.
+
+use std::{
+    ffi::OsString,
+    fmt, iter,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::{
+    ArgMatches, Command, CommandFactory as _, FromArgMatches as _, Parser, parser::ValueSource,
+};
+use http::{HeaderName, HeaderValue, Uri};
+use mcp_cancel_on_disconnect::Grace;
+
+mod file;
+mod value;
+
+pub use self::value::{Limit, LogFormat};
+
+/// How long an upstream may be silent at least before its call is answered with a stream: 250 ms. A refusal comes sooner, and
+/// must pass as it is.
+const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
+
+/// Everything that may be set.
+#[derive(Debug, Clone, Parser)]
+#[command(
+    name = "mcp-cancel-proxy",
+    version,
+    about = "Stands in front of an MCP server: abandoned calls stop, and clients that come back get their answer",
+    override_usage = "mcp-cancel-proxy [OPTIONS] --upstream <URL>\n       mcp-cancel-proxy [OPTIONS] -- <COMMAND>..."
+)]
+#[non_exhaustive]
+pub struct Config {
+    /// The MCP endpoint of the server, over http or https
+    #[arg(long, env = "MCP_PROXY_UPSTREAM", value_name = "URL", value_parser = value::upstream)]
+    pub upstream: Option<Uri>,
+
+    /// A server that speaks MCP on its standard input and output, started once for each session
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+
+    /// Where clients connect
+    #[arg(
+        long,
+        env = "MCP_PROXY_LISTEN",
+        value_name = "ADDRESS",
+        default_value = "127.0.0.1:8000"
+    )]
+    pub listen: SocketAddr,
+
+    /// How long a call waits for a client that hung up: auto, immediate, never, or a time such as 20s
+    #[arg(long, env = "MCP_PROXY_GRACE", default_value = "auto", value_parser = value::grace)]
+    pub grace: Grace,
+
+    /// How long a call may last in all
+    #[arg(long, env = "MCP_PROXY_CALL_TIMEOUT", value_name = "TIME", value_parser = value::time)]
+    pub call_timeout: Option<Duration>,
+
+    /// A tool whose calls are never cancelled for a hang-up
+    #[arg(
+        long,
+        env = "MCP_PROXY_EXEMPT",
+        value_name = "TOOL",
+        value_delimiter = ','
+    )]
+    pub exempt: Vec<String>,
+
+    /// Another grace for one tool, such as report=1h
+    #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
+    pub tool_grace: Vec<(String, Grace)>,
+
+    /// Keep nothing for clients that come back
+    #[arg(long, env = "MCP_PROXY_NO_RESUMABLE")]
+    pub no_resumable: bool,
+
+    /// How long the server may be silent before its client gets a stream to wait on
+    #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::time)]
+    pub commit_after: Duration,
+
+    /// How many bytes of events are kept in all for clients that come back
+    #[arg(long, env = "MCP_PROXY_BUFFER", value_name = "SIZE", default_value = "64MiB", value_parser = value::size)]
+    pub buffer: usize,
+
+    /// How often a quiet stream is probed, or off
+    #[arg(long, env = "MCP_PROXY_KEEP_ALIVE", value_name = "TIME", default_value = "15s", value_parser = value::limit)]
+    pub keep_alive: Limit,
+
+    /// How long a client may leave a stream unread, or off
+    #[arg(long, env = "MCP_PROXY_STALL_TIMEOUT", value_name = "TIME", default_value = "60s", value_parser = value::limit)]
+    pub stall_timeout: Limit,
+
+    /// How long a session may be idle before it is forgotten, or off
+    #[arg(long, env = "MCP_PROXY_SESSION_TIMEOUT", value_name = "TIME", default_value = "30m", value_parser = value::limit)]
+    pub session_timeout: Limit,
+
+    /// How many sessions there may be at once
+    #[arg(
+        long,
+        env = "MCP_PROXY_MAX_SESSIONS",
+        value_name = "NUMBER",
+        default_value_t = 256
+    )]
+    pub max_sessions: usize,
+
+    /// End the process of a command that goes on for this long with a cancelled call
+    #[arg(long, env = "MCP_PROXY_KILL_AFTER", value_name = "TIME", value_parser = value::time)]
+    pub kill_after: Option<Duration>,
+
+    /// A variable in the environment of a command, as NAME=VALUE
+    #[arg(long, env = "MCP_PROXY_ENV", hide_env_values = true, value_name = "NAME=VALUE", value_parser = value::variable)]
+    pub env: Vec<(String, String)>,
+
+    /// The directory in which a command runs
+    #[arg(long, env = "MCP_PROXY_CWD", value_name = "DIRECTORY")]
+    pub cwd: Option<PathBuf>,
+
+    /// A name by which clients call this host, with a port or without; needed to listen for other machines
+    #[arg(long, env = "MCP_PROXY_ALLOW_HOST", value_name = "HOST", value_delimiter = ',', value_parser = value::host)]
+    pub allow_host: Vec<String>,
+
+    /// A web site whose pages may call, such as https://app.example.com
+    #[arg(long, env = "MCP_PROXY_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', value_parser = value::origin)]
+    pub allow_origin: Vec<String>,
+
+    /// A header of every request to the upstream, as NAME: VALUE
+    #[arg(long, env = "MCP_PROXY_HEADER", hide_env_values = true, value_name = "NAME: VALUE", value_parser = value::header)]
+    pub header: Vec<(HeaderName, HeaderValue)>,
+
+    /// Where health, metrics and the calls are shown
+    #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS")]
+    pub admin: Option<SocketAddr>,
+
+    /// How long calls may go on when the program is to end
+    #[arg(long, env = "MCP_PROXY_DRAIN", value_name = "TIME", default_value = "8s", value_parser = value::time)]
+    pub drain: Duration,
+
+    /// How lines are logged
+    #[arg(
+        long,
+        env = "MCP_PROXY_LOG_FORMAT",
+        value_name = "FORMAT",
+        default_value = "text"
+    )]
+    pub log_format: LogFormat,
+
+    /// A file in TOML with any of these, by their names
+    #[arg(long, env = "MCP_PROXY_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// What the program stands in front of.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Target<'a> {
+    /// A server that speaks HTTP.
+    Http(&'a Uri),
+    /// One that is started, with its arguments.
+    Command(&'a [OsString]),
+}
+
+/// What is wrong with what the program was told. As text it is what a person should read.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// An option or a variable, or that help or the version is asked for.
+    Options(clap::Error),
+    /// The file.
+    File {
+        /// Which one.
+        path: PathBuf,
+        /// On which line, counted from 1, if on one.
+        line: Option<usize>,
+        /// What about it.
+        message: String,
+    },
+    /// Options that do not go together.
+    Together(String),
+}
+
+// === impl Config ===
+
+impl Config {
+    /// Reads the program's arguments, its environment, and the file that they name.
+    pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
+        let args: Vec<OsString> = args.into_iter().collect();
+        let told = matches(args.clone())?;
+        let Some(path) = told.get_one::<PathBuf>("config").cloned() else {
+            return Self::of(&told);
+        };
+        let entries = file::read(&path)?;
+        let unsaid = entries
+            .into_iter()
+            .filter(|entry| !is_said(&told, entry.option()));
+        let (commands, options): (Vec<_>, Vec<_>) = unsaid.partition(file::Entry::is_command);
+        let mut all: Vec<OsString> = args.first().cloned().into_iter().collect();
+        all.extend(options.into_iter().flat_map(file::Entry::into_args));
+        all.extend(args.into_iter().skip(1));
+        all.extend(commands.into_iter().flat_map(file::Entry::into_args));
+        Self::of(&matches(all)?)
+    }
+
+    fn of(matches: &ArgMatches) -> Result<Self, ConfigError> {
+        let config = Self::from_arg_matches(matches)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// What it stands in front of.
+    pub fn target(&self) -> Target<'_> {
+        match &self.upstream {
+            Some(upstream) => Target::Http(upstream),
+            None => Target::Command(&self.command),
+        }
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let together = |message: &str| Err(ConfigError::Together(message.to_owned()));
+        match (&self.upstream, self.command.is_empty()) {
+            (None, true) => {
+                return together(
+                    "nothing to stand in front of: give --upstream with the URL of an MCP server, or -- and the command of one",
+                );
+            }
+            (Some(_), false) => {
+                return together("--upstream and a command are two servers: give one of them");
+            }
+            (Some(_), true) => {
+                for (is_given, name) in [
+                    (self.kill_after.is_some(), "--kill-after"),
+                    (!self.env.is_empty(), "--env"),
+                    (self.cwd.is_some(), "--cwd"),
+                ] {
+                    if is_given {
+                        return together(&format!(
+                            "{name} is for a command, and --upstream has no process here"
+                        ));
+                    }
+                }
+            }
+            (None, false) if !self.header.is_empty() => {
+                return together("--header is for --upstream, and a command gets no headers");
+            }
+            (None, false) => {}
+        }
+        if self.commit_after < MIN_COMMIT_AFTER {
+            return together(
+                "--commit-after must be 250ms at least: a refusal comes sooner, and must pass as it is",
+            );
+        }
+        if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {
+            return together(&format!(
+                "other machines may reach {}: name the hosts by which clients call it, such as --allow-host mcp.example.com",
+                self.listen
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn matches(args: Vec<OsString>) -> Result<ArgMatches, ConfigError> {
+    Ok(Config::command().try_get_matches_from(args)?)
+}
+
+/// Whether a flag or the environment says it, or names the other kind of server.
+fn is_said(told: &ArgMatches, option: &str) -> bool {
+    let is_given = |option: &str| {
+        let source = told.value_source(&option.replace('-', "_"));
+        source.is_some_and(|source| source != ValueSource::DefaultValue)
+    };
+    match option {
+        "upstream" | "command" => is_given("upstream") || is_given("command"),
+        option => is_given(option),
+    }
+}
+
+/// The same options, without the environment.
+fn bare_command() -> Command {
+    Config::command().mut_args(|arg| arg.env(None))
+}
+
+/// What clap says of one option alone.
+fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
+    let name = iter::once(OsString::from("mcp-cancel-proxy"));
+    bare_command()
+        .try_get_matches_from(name.chain(args))
+        .map(drop)
+}
+
+// === impl ConfigError ===
+
+impl ConfigError {
+    fn in_file(path: &Path, line: Option<usize>, message: impl Into<String>) -> Self {
+        Self::File {
+            path: path.to_owned(),
+            line,
+            message: message.into(),
+        }
+    }
+}
+
+impl From<clap::Error> for ConfigError {
+    fn from(error: clap::Error) -> Self {
+        Self::Options(error)
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Options(error) => write!(f, "{error}"),
+            Self::File {
+                path,
+                line,
+                message,
+            } => {
+                write!(f, "error: {}", path.display())?;
+                if let Some(line) = line {
+                    write!(f, ":{line}")?;
+                }
+                write!(f, ": {message}")
+            }
+            Self::Together(message) => write!(f, "error: {message}"),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+use super::*;
+
+const HTTP: [&str; 2] = ["mcp-cancel-proxy", "--upstream=http://127.0.0.1:9000/mcp"];
+
+/// The tests run without variables of the program's in their environment.
+fn read(args: &[&str]) -> Result<Config, ConfigError> {
+    Config::read(args.iter().map(OsString::from))
+}
+
+fn with(option: &str) -> Result<Config, ConfigError> {
+    read(&[HTTP[0], HTTP[1], option])
+}
+
+#[test]
+fn the_options_of_the_design_have_their_defaults() {
+    let config = read(&HTTP).unwrap();
+    assert_eq!(config.listen.to_string(), "127.0.0.1:8000");
+    assert!(matches!(config.grace, Grace::Auto));
+    assert_eq!(config.commit_after, Duration::from_secs(1));
+    assert_eq!(config.buffer, 64 * 1024 * 1024);
+    assert_eq!(config.keep_alive, Limit(Some(Duration::from_secs(15))));
+    assert_eq!(config.stall_timeout, Limit(Some(Duration::from_secs(60))));
+    assert_eq!(
+        config.session_timeout,
+        Limit(Some(Duration::from_secs(30 * 60)))
+    );
+    assert_eq!(
+        (config.max_sessions, config.drain),
+        (256, Duration::from_secs(8))
+    );
+    assert_eq!(
+        (config.call_timeout, config.kill_after, config.admin),
+        (None, None, None)
+    );
+}
+
+#[test]
+fn times_and_sizes_are_read_with_their_units() {
+    for (text, expected) in [
+        ("500ms", 500),
+        ("20s", 20_000),
+        ("1.5s", 1_500),
+        ("30m", 30 * 60 * 1000),
+        ("1h", 3_600_000),
+    ] {
+        assert_eq!(
+            value::time(text).unwrap(),
+            Duration::from_millis(expected),
+            "{text}"
+        );
+    }
+    for text in [
+        "", "s", "20", "20 s", "-1s", "1d", "1e400s", "nans", "infs", "0s",
+    ] {
+        assert!(value::time(text).is_err(), "{text}");
+    }
+    for (text, expected) in [
+        ("0", 0),
+        ("7B", 7),
+        ("512KiB", 512 << 10),
+        ("1GiB", 1 << 30),
+    ] {
+        assert_eq!(value::size(text).unwrap(), expected, "{text}");
+    }
+    for text in ["", "MiB", "1MB", "-1", "1.5MiB", "99999999999GiB"] {
+        assert!(value::size(text).is_err(), "{text}");
+    }
+    assert_eq!(value::limit("off").unwrap(), Limit(None));
+}
+
+#[test]
+fn a_command_and_an_upstream_exclude_each_other() {
+    let config = read(&[HTTP[0], "--env=A=b=c", "--", "npx", "--upstream", "x"]).unwrap();
+    let Target::Command(command) = config.target() else {
+        panic!("{config:?}");
+    };
+    assert_eq!(command, ["npx", "--upstream", "x"]);
+    assert_eq!(config.env, [("A".to_owned(), "b=c".to_owned())]);
+    for wrong in [
+        &[HTTP[0]][..],
+        &[HTTP[0], HTTP[1], "--", "npx"],
+        &[HTTP[0], HTTP[1], "--cwd=/"],
+        &[HTTP[0], HTTP[1], "--env=A=b"],
+        &[HTTP[0], "--header=a: b", "--", "npx"],
+    ] {
+        assert!(
+            matches!(read(wrong), Err(ConfigError::Together(_))),
+            "{wrong:?}"
+        );
+    }
+}
+
+#[test]
+fn other_machines_are_listened_to_only_under_a_name() {
+    for local in ["--listen=127.0.0.2:0", "--listen=[::1]:0"] {
+        assert!(with(local).is_ok(), "{local}");
+    }
+    for open in [
+        "--listen=0.0.0.0:0",
+        "--listen=[::]:0",
+        "--listen=192.0.2.1:0",
+    ] {
+        assert!(with(open).is_err(), "{open}");
+        assert!(read(&[HTTP[0], HTTP[1], open, "--allow-host=mcp.example.com"]).is_ok());
+    }
+}
+
+#[test]
+fn lists_may_have_several_values_and_graces_a_tool() {
+    let config = with("--exempt=a,b").unwrap();
+    assert_eq!(config.exempt, ["a", "b"]);
+    let config = with("--tool-grace=a=b=1h,c=never").unwrap();
+    let graces = config.tool_grace.iter().map(|(tool, _)| &**tool);
+    assert_eq!(graces.collect::<Vec<_>>(), ["a=b", "c"]);
+    let config = with("--header=Authorization: Bearer a: b").unwrap();
+    assert_eq!(config.header[0].0, "authorization");
+    assert_eq!(config.header[0].1, "Bearer a: b");
+    assert!(
+        !format!("{config:?}").contains("Bearer"),
+        "a secret is shown"
+    );
+}
+
+#[test]
+fn a_file_may_have_every_kind_of_value() {
+    let path = std::env::temp_dir().join(format!("mcp-cancel-proxy-{}.toml", std::process::id()));
+    let text = "command = [\"npx\", \"--yes\", \"a server\"]\nno-resumable = true\nmax-sessions = 5\n\
+                exempt = [\"a\", \"b\"]\n# a comment\nenv = \"A=b\"\n";
+    std::fs::write(&path, text).unwrap();
+    let file = format!("--config={}", path.display());
+    let config = read(&[HTTP[0], &file, "--max-sessions=6"]);
+    // A server on the command line is another one than that in the file.
+    let other = read(&[HTTP[0], &file, "--env=A=c", "--", "uvx"]);
+    std::fs::remove_file(&path).unwrap();
+    let config = config.unwrap();
+    assert_eq!(config.command, ["npx", "--yes", "a server"]);
+    assert!(config.no_resumable);
+    assert_eq!(config.max_sessions, 6, "the flag comes first");
+    assert_eq!(config.exempt, ["a", "b"]);
+    let other = other.unwrap();
+    assert_eq!(other.command, ["uvx"]);
+    assert_eq!(other.env, [("A".to_owned(), "c".to_owned())]);
+}
+
+#[test]
+fn every_option_is_documented_and_has_its_variable() {
+    for arg in Config::command().get_arguments() {
+        let Some(name) = arg
+            .get_long()
+            .filter(|name| !["help", "version"].contains(name))
+        else {
+            continue;
+        };
+        assert!(arg.get_help().is_some(), "{name}");
+        let variable = format!("MCP_PROXY_{}", name.to_uppercase().replace('-', "_"));
+        assert_eq!(arg.get_env().and_then(|env| env.to_str()), Some(&*variable));
+    }
+}

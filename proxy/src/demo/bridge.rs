@@ -1,0 +1,180 @@
+//! A bridge from HTTP to a process as bridges are: it hands messages back and forth, and to a hang-up it does nothing.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::BodyExt as _;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    process::ChildStdout,
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+};
+use tower_service::Service;
+
+use crate::{
+    message::{Kind, Message},
+    stage::Answering,
+    stdio::{Group, Program},
+};
+
+/// Sessions, each with a process.
+#[derive(Clone)]
+pub(super) struct Bridge(Arc<Inner>);
+
+struct Inner {
+    program: Program,
+    sessions: Mutex<HashMap<String, Arc<Session>>>,
+    next: AtomicU32,
+    /// They end with the bridge.
+    tasks: Mutex<JoinSet<()>>,
+}
+
+struct Session {
+    stdin: mpsc::UnboundedSender<Bytes>,
+    /// Who waits for an answer, by its id.
+    calls: Mutex<HashMap<String, oneshot::Sender<Bytes>>>,
+}
+
+// === impl Bridge ===
+
+impl Bridge {
+    pub(super) fn new(program: Program) -> Self {
+        Self(Arc::new(Inner {
+            program,
+            sessions: Mutex::default(),
+            next: AtomicU32::new(0),
+            tasks: Mutex::default(),
+        }))
+    }
+
+    async fn answer(self, request: Request<Body>) -> Result<Response<Body>, StatusCode> {
+        if request.method() != Method::POST {
+            // No events are kept.
+            return Err(StatusCode::METHOD_NOT_ALLOWED);
+        }
+        let (head, body) = request.into_parts();
+        let body = body
+            .collect()
+            .await
+            .map_err(|_| StatusCode::BAD_REQUEST)?
+            .to_bytes();
+        let message = Message::read(&body).ok_or(StatusCode::BAD_REQUEST)?;
+        let id = head
+            .headers
+            .get("mcp-session-id")
+            .and_then(|id| id.to_str().ok());
+        let (session, id) = match id {
+            Some(id) => {
+                let session = lock(&self.0.sessions).get(id).cloned();
+                (session.ok_or(StatusCode::NOT_FOUND)?, id.to_owned())
+            }
+            None => self.begin()?,
+        };
+        let answer = message
+            .id
+            .filter(|_| message.kind == Kind::Request)
+            .map(|id| {
+                let (call, answer) = oneshot::channel();
+                lock(&session.calls).insert(id.to_owned(), call);
+                answer
+            });
+        session
+            .stdin
+            .send(body.clone())
+            .map_err(|_| StatusCode::BAD_GATEWAY)?;
+        let Some(answer) = answer else {
+            return Err(StatusCode::ACCEPTED);
+        };
+        // The client may leave: nobody is told, and the answer goes nowhere.
+        let events = stream::once(answer).map(|answer| {
+            let answer = answer.unwrap_or_default();
+            Ok::<_, Infallible>([b"data: ", &answer[..], b"\n\n"].concat())
+        });
+        let mut response = Response::new(Body::from_stream(events));
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("text/event-stream"),
+        );
+        let id = HeaderValue::from_str(&id).map_err(|_| StatusCode::BAD_REQUEST)?;
+        headers.insert("mcp-session-id", id);
+        Ok(response)
+    }
+
+    fn begin(&self) -> Result<(Arc<Session>, String), StatusCode> {
+        let (group, pipes) = Group::spawn(&self.0.program).map_err(|_| StatusCode::BAD_GATEWAY)?;
+        let (stdin, mut lines) = mpsc::unbounded_channel::<Bytes>();
+        let session = Arc::new(Session {
+            stdin,
+            calls: Mutex::default(),
+        });
+        let id = self.0.next.fetch_add(1, Ordering::Relaxed).to_string();
+        lock(&self.0.sessions).insert(id.clone(), session.clone());
+        let reading = read(session.clone(), pipes.stdout);
+        let mut to = pipes.stdin;
+        let mut tasks = lock(&self.0.tasks);
+        tasks.spawn(async move {
+            // The process ends with this task.
+            let (_group, _stderr) = (group, pipes.stderr);
+            reading.await;
+        });
+        tasks.spawn(async move {
+            while let Some(line) = lines.recv().await {
+                if to.write_all(&[&line[..], b"\n"].concat()).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok((session, id))
+    }
+}
+
+async fn read(session: Arc<Session>, stdout: ChildStdout) {
+    let mut lines = BufReader::new(stdout).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let id = Message::read(line.as_bytes()).filter(|message| message.kind == Kind::Response);
+        let id = id.and_then(|message| message.id);
+        let call = id.and_then(|id| lock(&session.calls).remove(id));
+        if let Some(call) = call {
+            // Who waited may have left.
+            let _sent = call.send(line.into());
+        }
+    }
+}
+
+impl Service<Request<Body>> for Bridge {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Answering {
+        let answer = self.clone().answer(request);
+        Box::pin(async {
+            Ok(answer.await.unwrap_or_else(|status| {
+                let mut response = Response::new(Body::empty());
+                *response.status_mut() = status;
+                response
+            }))
+        })
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,111 @@
+//! What a hang-up means to a server on stdin and stdout, shown: behind a bare bridge and behind the proxy.
+//!
+//! `mcp-cancel-proxy --demo` needs nothing but itself. For every cell of the table that it prints it starts a
+//! [scripted server](server) behind one of the two, on the loopback interface. Clients call a tool that works for 4 s, and some
+//! hang up in the middle. A cell says what became of the *tool*, as the server wrote it down, or of the answer.
+//! The exit code is 0 only if all came out as expected.
+
+use std::{ffi::OsString, process::ExitCode, time::Duration};
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+mod bridge;
+mod client;
+mod scenario;
+pub mod server;
+
+use self::scenario::{Cell, SCENARIOS, SetUp, WORK};
+
+/// The option that asks for it.
+pub const OPTION: &str = "--demo";
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// The scenarios run side by side, but no two begin at the same time.
+const STAGGER: Duration = Duration::from_millis(75);
+
+/// Does what is asked for in place of a proxy, if anything is: the demo, or its server.
+pub async fn instead(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+    let first = arguments.next()?;
+    match first.to_str() {
+        Some(server::COMMAND) => Some(server::run(arguments)),
+        Some(OPTION) => Some(run().await),
+        _ => None,
+    }
+}
+
+/// Plays all scenarios, shows what came of them, and judges.
+pub async fn run() -> ExitCode {
+    println!(
+        "A tool works for {WORK:?}; clients hang up after 0.3 s. Times count from the hang-up."
+    );
+    println!(
+        "Behind the bridge and behind the proxy stands the same server, which speaks on stdin and stdout.\n"
+    );
+    let cells = match play_all().await {
+        Ok(cells) => cells,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    print_table(&cells);
+    let mut unexpected = cells
+        .iter()
+        .filter(|cell| !cell.is_as_expected())
+        .peekable();
+    if unexpected.peek().is_none() {
+        println!("\nAll {} calls ended as expected.", cells.len());
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("\nNot as expected:");
+    for cell in unexpected {
+        eprintln!("- {cell}; expected: {}", cell.expected);
+    }
+    ExitCode::FAILURE
+}
+
+/// Plays every scenario in every set-up, and tells of the cells as they are known.
+async fn play_all() -> Result<Vec<Cell>, Error> {
+    let begun = Instant::now();
+    let mut plays = JoinSet::new();
+    let mut delay = Duration::ZERO;
+    for scenario in SCENARIOS {
+        for set_up in SetUp::ALL {
+            plays.spawn(async move {
+                sleep(delay).await;
+                scenario.play(set_up).await
+            });
+            delay += STAGGER;
+        }
+    }
+    let mut cells = Vec::new();
+    while let Some(played) = plays.join_next().await {
+        for cell in played?? {
+            println!("{:4.1} s  {cell}", begun.elapsed().as_secs_f32());
+            cells.push(cell);
+        }
+    }
+    Ok(cells)
+}
+
+fn print_table(cells: &[Cell]) {
+    println!("\n{:40} | {:20} | {}", "", SetUp::Bridge, SetUp::Proxy);
+    println!("{:-<40} | {:-<20} | {:-<20}", "", "", "");
+    for (row, _) in SCENARIOS.iter().flat_map(|scenario| scenario.clients) {
+        let fate = |set_up| {
+            let cell = cells
+                .iter()
+                .find(|cell| cell.row == *row && cell.set_up == set_up);
+            cell.map(|cell| cell.fate.to_string()).unwrap_or_default()
+        };
+        println!(
+            "{row:40} | {:20} | {}",
+            fate(SetUp::Bridge),
+            fate(SetUp::Proxy)
+        );
+    }
+}

@@ -1,0 +1,374 @@
+//! A server and its clients: what they do, what becomes of their calls, and what should.
+
+use std::{
+    env, fmt, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use futures_util::future::join_all;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
+use tokio::time::{sleep, timeout};
+use tower_layer::Layer as _;
+
+use super::{Error, bridge::Bridge, client::Client, server};
+use crate::{
+    front::{Front, Gate},
+    hub::{Hub, Limits},
+    stage::{Inside, Outside, Stage},
+    stdio::{Options, Program, Stdio},
+};
+
+/// How long the tool works.
+pub(super) const WORK: Duration = Duration::from_secs(4);
+
+/// How long a client stays before it hangs up.
+const STAYS: Duration = Duration::from_millis(300);
+
+/// How long a client stays away that comes back in time, or after the tool's end.
+const AWAY: Duration = Duration::from_secs(1);
+
+/// How much later than due a cancel may come. Ample: the machine may be busy.
+const TOLERANCE: Duration = Duration::from_secs(1);
+
+/// How long a call is watched.
+const LIMIT: Duration = Duration::from_secs(12);
+
+/// How often the notes of a server are looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A server, and the clients that call its tool at the same time. Each has a row in the table.
+pub(super) struct Scenario {
+    grace: Grace,
+    pub(super) clients: &'static [(&'static str, Then)],
+}
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        grace: Grace::Immediate,
+        clients: &[("no grace: client hangs up", Then::HangsUp)],
+    },
+    Scenario {
+        grace: Grace::Immediate,
+        clients: &[
+            ("two sessions, same id 7: one hangs up", Then::HangsUp),
+            ("two sessions, same id 7: other stays", Then::Stays),
+        ],
+    },
+    Scenario {
+        grace: Grace::After(Duration::from_secs(2)),
+        clients: &[("grace of 2 s: client never comes back", Then::HangsUp)],
+    },
+    Scenario {
+        grace: Grace::After(Duration::from_secs(2)),
+        clients: &[("grace of 2 s: client back after 1 s", Then::ComesBack)],
+    },
+    Scenario {
+        grace: Grace::Auto,
+        clients: &[(
+            "default grace: back after the tool's end",
+            Then::ComesBackLate,
+        )],
+    },
+];
+
+/// What a client does in the middle of its call.
+#[derive(Clone, Copy)]
+pub(super) enum Then {
+    HangsUp,
+    Stays,
+    /// Hangs up, and comes back while the tool works.
+    ComesBack,
+    /// Hangs up, and comes back when the tool has finished.
+    ComesBackLate,
+}
+
+/// What the server stands behind.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum SetUp {
+    Bridge,
+    Proxy,
+}
+
+/// What became of one client's call.
+pub(super) struct Cell {
+    pub(super) row: &'static str,
+    pub(super) set_up: SetUp,
+    pub(super) expected: Expected,
+    pub(super) fate: Fate,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Expected {
+    /// Cancelled so long after the hang-up.
+    Cancelled(Duration),
+    RunsOn,
+    Answered,
+    Unanswered,
+}
+
+pub(super) enum Fate {
+    /// The tool was cancelled, so long after the hang-up.
+    Cancelled(Duration),
+    /// The tool worked to its end, so long after the hang-up.
+    RanOn(Duration),
+    /// The client got the answer.
+    Answered,
+    /// The tool worked to its end, but the client did not get the answer.
+    Unanswered,
+    /// The tool was cancelled, although the client was there, or came back in time.
+    CancelledWrongly,
+    /// It cannot be said.
+    Broken(String),
+}
+
+/// What a server has written down. The file goes with it.
+struct Notes(PathBuf);
+
+// === impl Scenario ===
+
+impl Scenario {
+    /// Serves on a port of its own until the calls of all clients have ended.
+    pub(super) async fn play(&self, set_up: SetUp) -> Result<Vec<Cell>, Error> {
+        let notes = Notes::new()?;
+        let arguments = [
+            server::COMMAND.into(),
+            "--notes".into(),
+            notes.0.clone().into(),
+        ];
+        let program = Program::new(env::current_exe()?, arguments);
+        match set_up {
+            SetUp::Bridge => self.play_behind(Bridge::new(program), set_up, &notes).await,
+            SetUp::Proxy => {
+                let stdio = Stdio::new(Options::new(program), Hub::new(Limits::default()))?;
+                let layer = CancelOnDisconnectLayer::new().grace(self.grace);
+                let stage = Outside(layer.layer(Inside(stdio.clone())));
+                let cells = self.play_behind(stage, set_up, &notes).await;
+                stdio.shutdown().await;
+                cells
+            }
+        }
+    }
+
+    async fn play_behind(
+        &self,
+        stage: impl Stage,
+        set_up: SetUp,
+        notes: &Notes,
+    ) -> Result<Vec<Cell>, Error> {
+        let front = Front::bind(
+            ([127, 0, 0, 1], 0).into(),
+            Gate::new(Vec::new(), Vec::new()),
+        )
+        .await?;
+        let addr = front.local_addr()?;
+        let clients = self.clients.iter().enumerate();
+        let cells = clients.map(async |(caller, &(row, then))| Cell {
+            row,
+            set_up,
+            expected: self.expected(then, set_up),
+            fate: fate(addr, then, &format!("call-{caller}"), notes).await,
+        });
+        tokio::select! {
+            () = front.serve(stage, std::future::pending(), LIMIT) => Err("the server stopped".into()),
+            cells = join_all(cells) => Ok(cells),
+        }
+    }
+
+    fn expected(&self, then: Then, set_up: SetUp) -> Expected {
+        match (then, set_up) {
+            (Then::Stays, _) => Expected::Answered,
+            (Then::HangsUp, SetUp::Bridge) => Expected::RunsOn,
+            (_, SetUp::Bridge) => Expected::Unanswered,
+            (Then::HangsUp, SetUp::Proxy) => Expected::Cancelled(match self.grace {
+                Grace::After(grace) => grace,
+                _ => Duration::ZERO,
+            }),
+            (_, SetUp::Proxy) => Expected::Answered,
+        }
+    }
+}
+
+/// What becomes of a call whose client does this.
+async fn fate(addr: SocketAddr, then: Then, label: &str, notes: &Notes) -> Fate {
+    let late = || Err(format!("still not over after {LIMIT:?}").into());
+    let played = timeout(LIMIT, play(addr, then, label, notes)).await;
+    let played: Result<Fate, Error> = played.unwrap_or_else(|_| late());
+    played.unwrap_or_else(|error| Fate::Broken(error.to_string()))
+}
+
+async fn play(addr: SocketAddr, then: Then, label: &str, notes: &Notes) -> Result<Fate, Error> {
+    let client = Client::begin(addr).await?;
+    let mut events = client.call(WORK.as_secs_f64(), label).await?;
+    notes.find("started", label).await?;
+    if let Then::Stays = then {
+        return Ok(fate_of(&events.rest().await?, label, notes));
+    }
+    if let Ok(ended) = timeout(STAYS, events.read()).await {
+        ended?;
+        return Err("the stream ended early".into());
+    }
+    let last = events.last_id().map(str::to_owned);
+    let gone = now();
+    drop(events);
+    match then {
+        Then::Stays | Then::HangsUp => {
+            let (what, at) = notes.end(label).await?;
+            let after = at.saturating_sub(gone);
+            return Ok(match &*what {
+                "cancelled" => Fate::Cancelled(after),
+                _ => Fate::RanOn(after),
+            });
+        }
+        Then::ComesBack => sleep(AWAY).await,
+        Then::ComesBackLate => {
+            notes.end(label).await?;
+            sleep(AWAY).await;
+        }
+    }
+    let text = match last {
+        Some(last) => client.resume(&last).await?.rest().await?,
+        // It was given nothing to come back with.
+        None => String::new(),
+    };
+    notes.end(label).await?;
+    Ok(fate_of(&text, label, notes))
+}
+
+fn fate_of(text: &str, label: &str, notes: &Notes) -> Fate {
+    match text.contains(&format!("worked for {} s: {label}", WORK.as_secs())) {
+        true => Fate::Answered,
+        false if notes.look("cancelled", label).is_some() => Fate::CancelledWrongly,
+        false => Fate::Unanswered,
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
+// === impl Notes ===
+
+impl Notes {
+    fn new() -> Result<Self, Error> {
+        let mut bits = [0; 8];
+        getrandom::fill(&mut bits).map_err(|error| error.to_string())?;
+        let name = format!("mcp-cancel-proxy-demo-{:016x}", u64::from_ne_bytes(bits));
+        Ok(Self(env::temp_dir().join(name)))
+    }
+
+    /// When this was written down.
+    fn look(&self, what: &str, label: &str) -> Option<Duration> {
+        let text = read(&self.0);
+        text.lines().find_map(|line| {
+            let mut words = line.split(' ');
+            let at = words.next()?.parse().ok()?;
+            let is_it = words.nth(1) == Some(what) && words.next() == Some(label);
+            is_it.then(|| Duration::from_millis(at))
+        })
+    }
+
+    async fn find(&self, what: &str, label: &str) -> Result<Duration, Error> {
+        loop {
+            if let Some(at) = self.look(what, label) {
+                return Ok(at);
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// How a call ended, and when.
+    async fn end(&self, label: &str) -> Result<(String, Duration), Error> {
+        tokio::select! {
+            at = self.find("cancelled", label) => Ok(("cancelled".into(), at?)),
+            at = self.find("finished", label) => Ok(("finished".into(), at?)),
+        }
+    }
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+impl Drop for Notes {
+    fn drop(&mut self) {
+        // It is in a directory that is emptied anyway.
+        let _removed = fs::remove_file(&self.0);
+    }
+}
+
+// === impl Cell ===
+
+impl Cell {
+    pub(super) fn is_as_expected(&self) -> bool {
+        match (self.expected, &self.fate) {
+            (Expected::Cancelled(due), Fate::Cancelled(after)) => {
+                // The clock of the notes counts whole milliseconds.
+                due <= *after + Duration::from_millis(2) && *after < due + TOLERANCE
+            }
+            (Expected::RunsOn, Fate::RanOn(_))
+            | (Expected::Answered, Fate::Answered)
+            | (Expected::Unanswered, Fate::Unanswered) => true,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { row, set_up, .. } = self;
+        write!(f, "{row:40}  {set_up:16}  {}", self.fate)
+    }
+}
+
+// === impl SetUp ===
+
+impl SetUp {
+    pub(super) const ALL: [Self; 2] = [Self::Bridge, Self::Proxy];
+}
+
+impl fmt::Display for SetUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Bridge => "bare bridge",
+            Self::Proxy => "mcp-cancel-proxy",
+        })
+    }
+}
+
+// === impl Expected ===
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancelled(due) => {
+                write!(f, "cancelled after {due:?}, {TOLERANCE:?} late at most")
+            }
+            Self::RunsOn => f.write_str("runs for nobody"),
+            Self::Answered => f.write_str("gets its answer"),
+            Self::Unanswered => f.write_str("gets no answer"),
+        }
+    }
+}
+
+// === impl Fate ===
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Self::Cancelled(after) if *after < TOLERANCE => {
+                format!("cancelled after {} ms", after.as_millis())
+            }
+            Self::Cancelled(after) => format!("cancelled after {:.1} s", after.as_secs_f64()),
+            Self::RanOn(after) => format!("ran {:.1} s for nobody", after.as_secs_f64()),
+            Self::Answered => "got its answer".into(),
+            Self::Unanswered => "got no answer".into(),
+            Self::CancelledWrongly => "cancelled for no reason".into(),
+            Self::Broken(why) => format!("broken: {why}"),
+        };
+        f.pad(&text)
+    }
+}

@@ -1,0 +1,391 @@
+//! A server on stdin and stdout that does what it is told: to be shown, and to be tested with.
+//!
+//! It is this program under another name ([`COMMAND`]), so that the demo needs nothing else. The arguments say how it
+//! behaves from the start, the tools what it does then. It writes down what its tools do, because who hangs up does not hear of it.
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fs::OpenOptions,
+    io::{self, BufRead as _, Write as _},
+    path::PathBuf,
+    process::{Command, ExitCode, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use serde::Deserialize;
+use serde_json::{Value, json, value::RawValue};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The hidden sub-command that runs the server.
+pub const COMMAND: &str = "scripted-server";
+
+/// The argument of a process that does nothing but be there.
+const HOLD: &str = "--hold";
+
+/// How often a tool reports progress.
+const STEP: Duration = Duration::from_millis(100);
+
+/// How it behaves from the start.
+#[derive(Debug, Default)]
+struct Behaviour {
+    /// `--notes FILE`: where it writes down what its tools do.
+    notes: Option<PathBuf>,
+    /// `--chatter`: it prints what is no message before it listens.
+    chatters: bool,
+    /// `--deaf`: it never reads.
+    is_deaf: bool,
+    /// `--crash`: it ends before it listens.
+    crashes: bool,
+    /// `--stubborn`: it goes on after the end of its stdin and after SIGTERM.
+    is_stubborn: bool,
+}
+
+/// What its threads share.
+struct Server {
+    behaviour: Behaviour,
+    stdout: Mutex<io::Stdout>,
+    /// The calls that may be cancelled, by the text of their id.
+    calls: Mutex<HashMap<String, mpsc::Sender<()>>>,
+    /// What it asked its client, by the text of the id.
+    questions: Mutex<HashMap<String, mpsc::Sender<String>>>,
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    method: Option<String>,
+    #[serde(borrow)]
+    params: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+struct Params<'a> {
+    name: Option<String>,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+    #[serde(borrow, rename = "requestId")]
+    request_id: Option<&'a RawValue>,
+    #[serde(rename = "protocolVersion")]
+    revision: Option<String>,
+    #[serde(default, rename = "_meta")]
+    meta: Meta,
+}
+
+#[derive(Default, Deserialize)]
+struct Meta {
+    #[serde(rename = "progressToken")]
+    token: Option<Value>,
+}
+
+/// The arguments of the tools. What one does not need is not looked at.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Arguments {
+    seconds: f64,
+    ignores_cancel: bool,
+    label: String,
+    code: i32,
+    lines: usize,
+    length: usize,
+    text: String,
+}
+
+/// One call of a tool.
+struct Call {
+    id: String,
+    token: Option<Value>,
+    arguments: Arguments,
+    /// As they came.
+    raw: String,
+    cancelled: mpsc::Receiver<()>,
+}
+
+/// Runs the server until the end of its stdin. Must be called in a runtime of tokio.
+#[must_use]
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut behaviour = Behaviour::default();
+    let mut arguments = arguments.into_iter();
+    while let Some(argument) = arguments.next() {
+        match argument.to_str() {
+            Some("--notes") => behaviour.notes = arguments.next().map(PathBuf::from),
+            Some("--chatter") => behaviour.chatters = true,
+            Some("--deaf") => behaviour.is_deaf = true,
+            Some("--crash") => behaviour.crashes = true,
+            Some("--stubborn") => behaviour.is_stubborn = true,
+            Some(HOLD) => wait_for_ever(),
+            _ => {
+                eprintln!("{COMMAND}: unknown argument {}", argument.display());
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    // Whoever listens for a signal does not end by it.
+    let _listening = behaviour
+        .is_stubborn
+        .then(|| signal(SignalKind::terminate()));
+    match Server::new(behaviour).serve() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("{COMMAND}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn wait_for_ever() -> ! {
+    loop {
+        thread::park();
+    }
+}
+
+// === impl Server ===
+
+impl Server {
+    fn new(behaviour: Behaviour) -> Arc<Self> {
+        Arc::new(Self {
+            behaviour,
+            stdout: Mutex::new(io::stdout()),
+            calls: Mutex::default(),
+            questions: Mutex::default(),
+        })
+    }
+
+    fn serve(self: Arc<Self>) -> io::Result<ExitCode> {
+        self.note("begun", "");
+        if self.behaviour.chatters {
+            self.write(b"Starting the server...\n\xff\xfe not text\n{\"half\": \n\n")?;
+        }
+        if self.behaviour.crashes {
+            eprintln!("it crashes as it was told");
+            return Ok(ExitCode::from(7));
+        }
+        if self.behaviour.is_deaf {
+            wait_for_ever();
+        }
+        for line in io::stdin().lock().split(b'\n') {
+            self.receive(&line?)?;
+        }
+        if self.behaviour.is_stubborn {
+            wait_for_ever();
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn receive(self: &Arc<Self>, line: &[u8]) -> io::Result<()> {
+        let Ok(message) = serde_json::from_slice::<Message<'_>>(line) else {
+            eprintln!("not a message: {}", line.escape_ascii());
+            return Ok(());
+        };
+        let params: Params<'_> = message
+            .params
+            .and_then(|params| serde_json::from_str(params.get()).ok())
+            .unwrap_or_default();
+        let id = message.id.map(|id| id.get().to_owned());
+        match (message.method.as_deref(), id) {
+            (None, Some(id)) => {
+                let question = lock(&self.questions).remove(&id);
+                if let Some(asker) = question {
+                    // It may have given up.
+                    let _told = asker.send(String::from_utf8_lossy(line).into_owned());
+                }
+                Ok(())
+            }
+            (Some("initialize"), Some(id)) => {
+                let revision = params.revision.unwrap_or_else(|| "2025-11-25".into());
+                let info = json!({ "name": COMMAND, "version": env!("CARGO_PKG_VERSION") });
+                let result = json!({ "protocolVersion": revision, "capabilities": { "tools": {}, "logging": {} }, "serverInfo": info });
+                self.answer(&id, &result.to_string())
+            }
+            (Some("tools/list"), Some(id)) => {
+                let tools = [
+                    "work", "echo", "ask", "say", "notify", "chat", "fork", "pid", "exit", "abort",
+                ];
+                let tools: Vec<_> = tools
+                    .iter()
+                    .map(|name| json!({ "name": name, "inputSchema": { "type": "object" } }))
+                    .collect();
+                self.answer(&id, &json!({ "tools": tools }).to_string())
+            }
+            (Some("tools/call"), Some(id)) => {
+                self.call(id, params);
+                Ok(())
+            }
+            (Some("notifications/cancelled"), None) => {
+                let id = params.request_id.map(RawValue::get).unwrap_or_default();
+                let call = lock(&self.calls).remove(id);
+                if let Some(call) = call {
+                    // It may be over.
+                    let _told = call.send(());
+                }
+                Ok(())
+            }
+            (Some("ping"), Some(id)) => self.answer(&id, "{}"),
+            (Some(_), Some(id)) => {
+                let error = json!({ "code": -32601, "message": "Method not found" });
+                self.line(&format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#))
+            }
+            (_, None) => Ok(()),
+        }
+    }
+
+    fn call(self: &Arc<Self>, id: String, params: Params<'_>) {
+        let (cancel, cancelled) = mpsc::channel();
+        lock(&self.calls).insert(id.clone(), cancel);
+        let raw = params.arguments.map_or("{}", RawValue::get).to_owned();
+        let call = Call {
+            token: params.meta.token,
+            arguments: serde_json::from_str(&raw).unwrap_or_default(),
+            raw,
+            cancelled,
+            id,
+        };
+        let (server, name) = (self.clone(), params.name.unwrap_or_default());
+        thread::spawn(move || {
+            let done = server.tool(&name, &call);
+            lock(&server.calls).remove(&call.id);
+            if let Err(error) = done {
+                eprintln!("{name}: {error}");
+            }
+        });
+    }
+
+    fn tool(&self, name: &str, call: &Call) -> io::Result<()> {
+        let arguments = &call.arguments;
+        match name {
+            "work" => return self.work(call),
+            "echo" => return self.answer(&call.id, &call.raw),
+            "ask" => return self.ask(call),
+            // A line as it was given, or one of this length.
+            "say" => match arguments.length {
+                0 => self.line(&arguments.text)?,
+                length => self.line(&"x".repeat(length))?,
+            },
+            "notify" => {
+                for line in 0..arguments.lines {
+                    let params = json!({ "level": "info", "data": line });
+                    self.line(&json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params }).to_string())?;
+                }
+            }
+            "chat" => {
+                for line in 0..arguments.lines {
+                    eprintln!("line {line} {}", "x".repeat(arguments.length));
+                }
+            }
+            "fork" => {
+                let me = std::env::current_exe()?;
+                let held = Command::new(me)
+                    .args([COMMAND, HOLD])
+                    .stdin(Stdio::null())
+                    .spawn()?;
+                return self.text(&call.id, &held.id().to_string());
+            }
+            "pid" => return self.text(&call.id, &std::process::id().to_string()),
+            "exit" => std::process::exit(arguments.code),
+            "abort" => std::process::abort(),
+            _ => return self.text(&call.id, "there is no such tool"),
+        }
+        self.text(&call.id, "done")
+    }
+
+    /// Works for a while, says how far it is, and stops if it is told to.
+    fn work(&self, call: &Call) -> io::Result<()> {
+        let Arguments {
+            seconds,
+            ignores_cancel,
+            ref label,
+            ..
+        } = call.arguments;
+        self.note("started", label);
+        let all = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let mut done = Duration::ZERO;
+        while done < all {
+            let step = STEP.min(all - done);
+            match call.cancelled.recv_timeout(step) {
+                Ok(()) if !ignores_cancel => {
+                    self.note("cancelled", label);
+                    return Ok(());
+                }
+                Ok(()) => self.note("told", label),
+                Err(RecvTimeoutError::Timeout) => done += step,
+                // Nobody can cancel it any more.
+                Err(RecvTimeoutError::Disconnected) => {
+                    thread::park_timeout(step);
+                    done += step;
+                }
+            }
+            if let Some(token) = &call.token {
+                let params = json!({ "progressToken": token, "progress": done.as_secs_f64(), "total": seconds });
+                self.line(&json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params }).to_string())?;
+            }
+        }
+        self.note("finished", label);
+        self.text(&call.id, &format!("worked for {seconds} s: {label}"))
+    }
+
+    /// Asks its client something, and answers with what that answered.
+    fn ask(&self, call: &Call) -> io::Result<()> {
+        let (asker, told) = mpsc::channel();
+        let id = format!("{:?}", format!("asked for {}", call.id.trim_matches('"')));
+        lock(&self.questions).insert(id.clone(), asker);
+        let method = &call.arguments.text;
+        self.line(&format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{}}}}"#
+        ))?;
+        match told.recv_timeout(Duration::from_secs(30)) {
+            Ok(answer) => self.text(&call.id, &answer),
+            Err(_) => self.text(&call.id, "nobody answered"),
+        }
+    }
+
+    fn text(&self, id: &str, text: &str) -> io::Result<()> {
+        let content = json!({ "content": [{ "type": "text", "text": text }] });
+        self.answer(id, &content.to_string())
+    }
+
+    fn answer(&self, id: &str, result: &str) -> io::Result<()> {
+        self.line(&format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#
+        ))
+    }
+
+    fn line(&self, text: &str) -> io::Result<()> {
+        self.write(format!("{text}\n").as_bytes())
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut stdout = lock(&self.stdout);
+        stdout.write_all(bytes)?;
+        stdout.flush()
+    }
+
+    /// One line: when, who, what, and of which call.
+    fn note(&self, what: &str, label: &str) {
+        let Some(path) = &self.behaviour.notes else {
+            return;
+        };
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let line = format!(
+            "{} {} {what} {label}\n",
+            now.as_millis(),
+            std::process::id()
+        );
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
+        if let Err(error) = written {
+            eprintln!("{}: {error}", path.display());
+        }
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

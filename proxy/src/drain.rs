@@ -1,0 +1,64 @@
+//! How the program ends: in bounded time, whatever its clients do.
+//!
+//! 1. It says that it is not ready any more. Clients may still come back for their answers.
+//! 2. Calls may go on for `--drain`. Then those that are left are cancelled, and their clients and servers are told.
+//! 3. No connection is accepted any more, and those that are open may close.
+//!
+//! A second signal ends it at once.
+
+use std::{future::pending, io, time::Duration};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::Proxy;
+
+/// How long connections may take to close after the last call: 500 ms. They end with the process anyway.
+pub(crate) const CLOSING: Duration = Duration::from_millis(500);
+
+/// SIGINT and SIGTERM, which init systems and containers send.
+#[derive(Debug)]
+pub struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+// === impl Signals ===
+
+impl Signals {
+    /// Listens for them from now on.
+    pub fn listen() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            Some(()) = self.interrupt.recv() => {}
+            Some(()) = self.terminate.recv() => {}
+            else => pending().await,
+        }
+    }
+
+    /// Serves until a signal comes, and drains then. Returns at once at the second.
+    pub async fn serve(mut self, proxy: Proxy) {
+        let (begin, begun) = tokio::sync::oneshot::channel();
+        let stop = async {
+            // The sender lives as long as this is awaited.
+            let _begun = begun.await;
+        };
+        let mut serving = std::pin::pin!(proxy.serve(stop));
+        tokio::select! {
+            () = &mut serving => return,
+            () = self.next() => info!("a signal: calls may end, a second one does not wait for them"),
+        }
+        // Fails if nobody waits for it.
+        let _served = begin.send(());
+        tokio::select! {
+            () = serving => info!("all has ended"),
+            () = self.next() => warn!("a second signal: what is under way is cut"),
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Hands requests on to a server that speaks HTTP, and its responses back: bytes in, bytes out.
+//!
+//! 1. Where a request goes is configured: its endpoint, what lies below it, and `/.well-known/` at its origin, where clients
+//!    look for its authorization. Nothing in a request chooses another host.
+//! 2. Bodies, paths, status and headers pass as they are, but for the headers that are of one connection alone. `Host` is the
+//!    server's own: it may check that.
+//! 3. A server that cannot be reached is answered for with 502 and a JSON-RPC error to the request.
+//! 4. What is dropped here ends at the server: the connection of a call without its answer is closed.
+
+use std::{
+    convert::Infallible,
+    error::Error,
+    fmt, io,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version, header,
+    uri::{Authority, PathAndQuery, Scheme},
+};
+use http_body_util::LengthLimitError;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{self, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use tower_service::Service;
+use tracing::warn;
+
+use self::lent::{Back, Lent};
+use crate::{refusal, stage::Answering};
+
+mod lent;
+
+/// How long a connection to the server may take: 5 s.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long an unused connection is kept: 4 s. Node and uvicorn close theirs after 5 s, and a request that crosses with that is
+/// lost.
+const IDLE_FOR: Duration = Duration::from_secs(4);
+
+/// How often the kernel asks after a silent server: every 60 s.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// Headers of one connection, beside those that `Connection` names. `Expect` was met here.
+const OF_ONE_CONNECTION: [HeaderName; 9] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// A server that speaks HTTP, as a [stage](crate::stage::Stage).
+#[derive(Clone)]
+pub struct Forward(Arc<Upstream>);
+
+struct Upstream {
+    client: Client,
+    scheme: Scheme,
+    authority: Authority,
+    host: HeaderValue,
+    endpoint: PathAndQuery,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+enum Client {
+    Plain(legacy::Client<HttpConnector, Lent>),
+    /// Only where it is needed: it reads the certificates of this machine, which may have none.
+    Tls(legacy::Client<HttpsConnector<HttpConnector>, Lent>),
+}
+
+/// What keeps a server from being one to hand on to.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum UpstreamError {
+    /// It has no scheme or no host.
+    NotAbsolute,
+    /// The certificates of this machine cannot be used.
+    Certificates(io::Error),
+}
+
+// === impl Forward ===
+
+impl Forward {
+    /// A server, and the headers of every request to it.
+    pub fn new(
+        upstream: &Uri,
+        headers: Vec<(HeaderName, HeaderValue)>,
+    ) -> Result<Self, UpstreamError> {
+        let parts = upstream.clone().into_parts();
+        let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else {
+            return Err(UpstreamError::NotAbsolute);
+        };
+        let host = HeaderValue::try_from(authority.as_str());
+        let host = host.map_err(|_| UpstreamError::NotAbsolute)?;
+        let client = Client::new(scheme == Scheme::HTTPS)?;
+        Ok(Self(Arc::new(Upstream {
+            client,
+            scheme,
+            authority,
+            host,
+            endpoint: parts
+                .path_and_query
+                .unwrap_or(PathAndQuery::from_static("/")),
+            headers,
+        })))
+    }
+
+    /// The path at which clients find the server.
+    pub fn path(&self) -> &str {
+        self.0.endpoint.path()
+    }
+}
+
+impl Service<Request<Body>> for Forward {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Answering {
+        let upstream = self.0.clone();
+        Box::pin(async move { Ok(upstream.send(request).await) })
+    }
+}
+
+/// As a URL, without what may be secret.
+impl fmt::Display for Forward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Upstream {
+            scheme, authority, ..
+        } = &*self.0;
+        write!(f, "{scheme}://{authority}{}", self.path())
+    }
+}
+
+impl fmt::Debug for Forward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Forward")
+            .field("authority", &self.0.authority)
+            .field("endpoint", &self.0.endpoint)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Client ===
+
+impl Client {
+    fn new(is_tls: bool) -> Result<Self, UpstreamError> {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_WITHIN));
+        connector.set_keepalive(Some(TCP_KEEPALIVE));
+        connector.enforce_http(!is_tls);
+        let mut builder = legacy::Client::builder(TokioExecutor::new());
+        builder
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_FOR);
+        if !is_tls {
+            return Ok(Self::Plain(builder.build(connector)));
+        }
+        let connector = HttpsConnectorBuilder::new()
+            .with_native_roots()
+            .map_err(UpstreamError::Certificates)?
+            .https_only()
+            .enable_http1()
+            .wrap_connector(connector);
+        Ok(Self::Tls(builder.build(connector)))
+    }
+
+    fn request(&self, request: Request<Lent>) -> legacy::ResponseFuture {
+        match self {
+            Self::Plain(client) => client.request(request),
+            Self::Tls(client) => client.request(request),
+        }
+    }
+}
+
+// === impl Upstream ===
+
+impl Upstream {
+    async fn send(&self, request: Request<Body>) -> Response<Body> {
+        let Some(uri) = self.target(request.uri()) else {
+            return refusal::plain(
+                StatusCode::NOT_FOUND,
+                "the MCP server is not at this path\n",
+            );
+        };
+        let (mut parts, body) = request.into_parts();
+        let (body, back) = Lent::new(body);
+        parts.uri = uri;
+        parts.version = Version::HTTP_11;
+        // They are of this process, and would live as long as the request.
+        parts.extensions.clear();
+        remove_hop_by_hop(&mut parts.headers);
+        parts.headers.remove(header::EXPECT);
+        parts.headers.insert(header::HOST, self.host.clone());
+        for (name, value) in &self.headers {
+            parts.headers.insert(name, value.clone());
+        }
+        match self.client.request(Request::from_parts(parts, body)).await {
+            Ok(mut response) => {
+                remove_hop_by_hop(response.headers_mut());
+                *response.version_mut() = Version::default();
+                response.map(Body::new)
+            }
+            Err(error) => self.failed(&error, back).await,
+        }
+    }
+
+    async fn failed(&self, error: &legacy::Error, back: Back) -> Response<Body> {
+        if is_too_large(error) {
+            let message = "the request is larger than this proxy takes";
+            return refusal::error(StatusCode::PAYLOAD_TOO_LARGE, &[], message);
+        }
+        let cause = innermost(error);
+        let message = match error.is_connect() {
+            true => "the MCP server behind this proxy cannot be reached",
+            false => "the MCP server behind this proxy did not answer",
+        };
+        warn!(upstream = %self.authority, error = %cause, "{message}");
+        refusal::error(StatusCode::BAD_GATEWAY, &back.request().await, message)
+    }
+
+    /// Where a request for `asked` goes, if anywhere.
+    fn target(&self, asked: &Uri) -> Option<Uri> {
+        let path = asked.path();
+        if !is_below(self.endpoint.path(), path) && !path.starts_with("/.well-known/") {
+            return None;
+        }
+        // What a server makes of those nobody knows.
+        if path.to_ascii_lowercase().replace("%2e", ".").contains("..") {
+            return None;
+        }
+        let own = self
+            .endpoint
+            .query()
+            .filter(|_| path == self.endpoint.path());
+        let query = match (own, asked.query()) {
+            (Some(own), Some(asked)) => format!("?{own}&{asked}"),
+            (Some(one), None) | (None, Some(one)) => format!("?{one}"),
+            (None, None) => String::new(),
+        };
+        Uri::builder()
+            .scheme(self.scheme.clone())
+            .authority(self.authority.clone())
+            .path_and_query(format!("{path}{query}"))
+            .build()
+            .ok()
+    }
+}
+
+/// Whether a path is the endpoint's, or begins with it and a slash.
+fn is_below(endpoint: &str, path: &str) -> bool {
+    let rest = path.strip_prefix(endpoint.trim_end_matches('/'));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().chain(&OF_ONE_CONNECTION) {
+        headers.remove(name);
+    }
+}
+
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error| (*error).source())
+}
+
+fn is_too_large(error: &legacy::Error) -> bool {
+    causes(error).any(|cause| cause.is::<LengthLimitError>())
+}
+
+/// What a person should hear of an error: its first cause.
+fn innermost(error: &legacy::Error) -> String {
+    causes(error)
+        .last()
+        .map(ToString::to_string)
+        .unwrap_or_default()
+}
+
+// === impl UpstreamError ===
+
+impl fmt::Display for UpstreamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAbsolute => {
+                f.write_str("the upstream must be a URL such as http://127.0.0.1:9000/mcp")
+            }
+            Self::Certificates(error) => {
+                write!(
+                    f,
+                    "the certificates of this machine cannot be used: {error}"
+                )
+            }
+        }
+    }
+}
+
+impl Error for UpstreamError {}

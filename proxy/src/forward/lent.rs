@@ -1,0 +1,124 @@
+//! A request body that is lent to the HTTP client, and comes back if the request fails: an error is to name its id.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::{Body, Bytes, HttpBody};
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use tokio::{sync::oneshot, time::timeout};
+
+/// The longest request whose id an error has: 64 KiB. Longer ones are not kept.
+const LONGEST: usize = 64 * 1024;
+
+/// How long the rest of a request may take to come, if the server cannot be reached: 1 s.
+const REST_WITHIN: Duration = Duration::from_secs(1);
+
+/// The body. What passes is kept, as references to the same bytes.
+pub(super) struct Lent {
+    /// Until it is given back.
+    body: Option<Body>,
+    passed: Passed,
+    back: Option<oneshot::Sender<(Passed, Body)>>,
+}
+
+/// What passed of a body, as long as it is not too much.
+#[derive(Default)]
+struct Passed {
+    frames: Vec<Bytes>,
+    bytes: usize,
+}
+
+/// To where it comes back.
+pub(super) struct Back(oneshot::Receiver<(Passed, Body)>);
+
+// === impl Lent ===
+
+impl Lent {
+    pub(super) fn new(body: Body) -> (Self, Back) {
+        let (back, receiver) = oneshot::channel();
+        let lent = Self {
+            body: Some(body),
+            passed: Passed::default(),
+            back: Some(back),
+        };
+        (lent, Back(receiver))
+    }
+}
+
+impl HttpBody for Lent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
+        let polled = Pin::new(body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(data) = frame.data_ref()
+        {
+            self.passed.add(data);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body
+            .as_ref()
+            .map(HttpBody::size_hint)
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let (Some(body), Some(back)) = (self.body.take(), self.back.take()) {
+            // Nobody waits if the request was answered.
+            let _unwanted = back.send((std::mem::take(&mut self.passed), body));
+        }
+    }
+}
+
+// === impl Passed ===
+
+impl Passed {
+    fn add(&mut self, data: &Bytes) {
+        self.bytes = self.bytes.saturating_add(data.len());
+        match self.bytes <= LONGEST {
+            true => self.frames.push(data.clone()),
+            false => self.frames = Vec::new(),
+        }
+    }
+}
+
+// === impl Back ===
+
+impl Back {
+    /// The whole request body, or nothing if it is too long or does not come.
+    pub(super) async fn request(self) -> Vec<u8> {
+        let whole = timeout(REST_WITHIN, async {
+            let (mut passed, mut rest) = self.0.await.ok()?;
+            while let Some(frame) = rest.frame().await {
+                if let Some(data) = frame.ok()?.data_ref() {
+                    passed.add(data);
+                }
+                if passed.bytes > LONGEST {
+                    return None;
+                }
+            }
+            Some(passed.frames.concat())
+        });
+        whole.await.ok().flatten().unwrap_or_default()
+    }
+}

@@ -1,0 +1,169 @@
+//! Takes connections, and refuses what is none of the server's business.
+//!
+//! 1. Only requests for a path pass: no `CONNECT`, no absolute URI. Where they go is not theirs to say.
+//! 2. `Host` is a name of this host, else a web site could have its own name resolve here and read all answers (DNS
+//!    rebinding). Neither does a page of a foreign `Origin` get past here.
+//! 3. A head may have 64 KiB and take 10 s to come, a body may have 4 MiB.
+//! 4. The connection of each request is in its extensions, so that a hang-up shows also where hyper does not read.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{Request, Response};
+use http_body_util::Limited;
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+};
+use mcp_cancel_on_disconnect::socket::{DeadPeer, WatchedListener, WatchedStream};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tracing::debug;
+
+use crate::{refusal, stage::Stage};
+
+mod gate;
+
+pub use self::gate::Gate;
+
+/// The largest head of a request: 64 KiB.
+const HEAD_SIZE: usize = 64 * 1024;
+
+/// How long a head may take to come: 10 s. A connection that has none for so long is closed.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+
+/// The largest body of a request: 4 MiB, which is also the most that the layer reads.
+const BODY_SIZE: usize = 4 * 1024 * 1024;
+
+/// A listener and what it lets pass.
+#[derive(Debug)]
+pub struct Front {
+    listener: WatchedListener,
+    gate: Arc<Gate>,
+}
+
+// === impl Front ===
+
+impl Front {
+    /// Listens on an address.
+    pub async fn bind(address: SocketAddr, gate: Gate) -> io::Result<Self> {
+        let listener = TcpListener::bind(address).await?;
+        // What the kernel does not know it goes on without.
+        let applied = DeadPeer::new().apply(&listener)?;
+        debug!("{applied}");
+        Ok(Self {
+            listener: WatchedListener::new(listener),
+            gate: Arc::new(gate),
+        })
+    }
+
+    /// The address that it listens on.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until `stop` is ready. From then on connections may take `closing` to end what they are at.
+    pub async fn serve(self, stage: impl Stage, stop: impl Future<Output = ()>, closing: Duration) {
+        let (close, closed) = watch::channel(());
+        let mut connections = JoinSet::new();
+        let mut stop = std::pin::pin!(stop);
+        loop {
+            tokio::select! {
+                () = &mut stop => break,
+                (stream, _) = self.listener.accept() => {
+                    let connection = connection(stream, self.gate.clone(), stage.clone(), closed.clone());
+                    connections.spawn(connection);
+                }
+                Some(_ended) = connections.join_next() => {}
+            }
+        }
+        drop(self.listener);
+        drop(close);
+        let all_ended = async { while connections.join_next().await.is_some() {} };
+        if timeout(closing, all_ended).await.is_err() {
+            debug!(connections = connections.len(), "connections are cut");
+        }
+    }
+}
+
+/// Serves a connection, until it ends or the sender of `closed` is dropped and it has no request under way.
+async fn connection(
+    stream: WatchedStream,
+    gate: Arc<Gate>,
+    stage: impl Stage,
+    mut closed: watch::Receiver<()>,
+) {
+    // Events are small, and are not to wait for one another.
+    let _best_effort = stream.tcp().set_nodelay(true);
+    let peer = stream.peer();
+    let has_asked = Arc::new(AtomicBool::new(false));
+    let asked = has_asked.clone();
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        asked.store(true, Ordering::Relaxed);
+        request.extensions_mut().insert(peer.clone());
+        let (gate, mut stage) = (gate.clone(), stage.clone());
+        async move { answer(&gate, &mut stage, request).await }
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_buf_size(HEAD_SIZE);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_header_list_size(u32::try_from(HEAD_SIZE).unwrap_or(u32::MAX));
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    // hyper's own limit only begins when it is known which version of HTTP this is.
+    let mut first = std::pin::pin!(sleep(HEAD_WITHIN));
+    let (mut is_young, mut is_open) = (true, true);
+    loop {
+        tokio::select! {
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    debug!(%error, "connection");
+                }
+                return;
+            }
+            () = &mut first, if is_young => {
+                if !has_asked.load(Ordering::Relaxed) {
+                    return;
+                }
+                is_young = false;
+            }
+            _closed = closed.changed(), if is_open => {
+                is_open = false;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+async fn answer(
+    gate: &Gate,
+    stage: &mut impl Stage,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let (parts, body) = request.into_parts();
+    if let Err((status, text)) = gate.check(&parts, BODY_SIZE) {
+        return Ok(refusal::plain(status, text));
+    }
+    let request = Request::from_parts(parts, Body::new(Limited::new(body, BODY_SIZE)));
+    std::future::poll_fn(|cx| stage.poll_ready(cx)).await?;
+    stage.call(request).await
+}

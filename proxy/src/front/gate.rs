@@ -1,0 +1,128 @@
+//! Which requests pass.
+
+use std::{collections::HashSet, net::IpAddr};
+
+use http::{
+    HeaderMap, HeaderName, Method, StatusCode, Uri, Version, header, request::Parts, uri::Authority,
+};
+
+/// The names by which clients may call this host, and the web sites whose pages may.
+#[derive(Debug, Default)]
+pub struct Gate {
+    /// In lower case, with a port or without.
+    hosts: HashSet<String>,
+    origins: HashSet<String>,
+}
+
+/// Why a request does not pass: the status and the text of the answer.
+type Refused = (StatusCode, &'static str);
+
+// === impl Gate ===
+
+impl Gate {
+    /// Beside the names of this machine and their pages, these pass. All are in lower case.
+    pub fn new(
+        hosts: impl IntoIterator<Item = String>,
+        origins: impl IntoIterator<Item = String>,
+    ) -> Self {
+        Self {
+            hosts: hosts.into_iter().collect(),
+            origins: origins.into_iter().collect(),
+        }
+    }
+
+    /// Whether a request passes whose body may have so many bytes. The error is what to answer.
+    pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
+        if request.method == Method::CONNECT {
+            return Err((StatusCode::METHOD_NOT_ALLOWED, "this is no tunnel\n"));
+        }
+        let is_absolute = request.version < Version::HTTP_2 && request.uri.authority().is_some();
+        if is_absolute || !request.uri.path().starts_with('/') {
+            return Err((StatusCode::BAD_REQUEST, "the request must be for a path\n"));
+        }
+        let unreadable = (
+            StatusCode::BAD_REQUEST,
+            "the request must have one readable Host\n",
+        );
+        let host = host(request).ok_or(unreadable)?;
+        if !self.is_own(&host) {
+            return Err((
+                StatusCode::FORBIDDEN,
+                "this is not the Host of this proxy, see --allow-host\n",
+            ));
+        }
+        if !self.may_come_from(&request.headers) {
+            return Err((
+                StatusCode::FORBIDDEN,
+                "pages of this Origin may not call, see --allow-origin\n",
+            ));
+        }
+        if length(&request.headers).is_some_and(|length| length > body_size as u64) {
+            return Err((
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "the request is larger than this proxy takes\n",
+            ));
+        }
+        Ok(())
+    }
+
+    fn is_own(&self, authority: &Authority) -> bool {
+        let host = authority.host().to_ascii_lowercase();
+        is_this_machine(&host)
+            || self.hosts.contains(&host)
+            || self
+                .hosts
+                .contains(&authority.as_str().to_ascii_lowercase())
+    }
+
+    /// Whether the page that asks is one of those that may, if it is a page that asks.
+    fn may_come_from(&self, headers: &HeaderMap) -> bool {
+        if !headers.contains_key(header::ORIGIN) {
+            return true;
+        }
+        let Some(origin) = only(headers, &header::ORIGIN) else {
+            return false;
+        };
+        let origin = origin.to_ascii_lowercase();
+        let host = origin
+            .parse::<Uri>()
+            .ok()
+            .and_then(|uri| uri.into_parts().authority);
+        self.origins.contains(&origin) || host.is_some_and(|host| self.is_own(&host))
+    }
+}
+
+fn is_this_machine(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost"
+        || address
+            .parse()
+            .is_ok_and(|address: IpAddr| address.is_loopback())
+}
+
+/// The host that a request is for. HTTP/2 has it in the URI, and may have it twice.
+fn host(request: &Parts) -> Option<Authority> {
+    let named = match request.headers.contains_key(header::HOST) {
+        true => Some(only(&request.headers, &header::HOST)?.parse().ok()?),
+        false => None,
+    };
+    let host: Authority = match (request.uri.authority().cloned(), named) {
+        (Some(one), Some(other)) if one != other => return None,
+        (Some(host), _) | (None, Some(host)) => host,
+        (None, None) => return None,
+    };
+    (!host.as_str().contains('@')).then_some(host)
+}
+
+fn length(headers: &HeaderMap) -> Option<u64> {
+    only(headers, &header::CONTENT_LENGTH)?.parse().ok()
+}
+
+/// `None` if it is not there, is there twice, or is not text.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) => value.to_str().ok(),
+        _ => None,
+    }
+}

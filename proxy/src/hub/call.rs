@@ -1,0 +1,50 @@
+//! What is to be known of a call to keep its stream.
+
+use http::HeaderValue;
+use mcp_cancel_on_disconnect::CallToken;
+
+use crate::message::IdKey;
+
+/// The call that a stream is for.
+#[derive(Debug)]
+pub struct Call {
+    pub(super) id: Box<str>,
+    pub(super) key: IdKey,
+    pub(super) token: Option<CallToken>,
+    pub(super) owner: Option<HeaderValue>,
+    /// What else is kept for it, in bytes.
+    pub(super) besides: usize,
+}
+
+// === impl Call ===
+
+impl Call {
+    /// The call with this id, which is JSON text. `None` if that is no id.
+    pub fn new(id: &str) -> Option<Self> {
+        Some(Self {
+            key: IdKey::of(id)?,
+            id: id.into(),
+            token: None,
+            owner: None,
+            besides: 0,
+        })
+    }
+
+    /// How many bytes are kept for it besides its stream.
+    pub(super) fn besides(mut self, bytes: usize) -> Self {
+        self.besides = bytes;
+        self
+    }
+
+    /// The token of the request that it came with. It is told when the answer is here.
+    pub fn token(mut self, token: Option<CallToken>) -> Self {
+        self.token = token;
+        self
+    }
+
+    /// With which `Authorization` it came, which one that resumes it needs as well.
+    pub fn owner(mut self, owner: Option<HeaderValue>) -> Self {
+        self.owner = owner;
+        self
+    }
+}

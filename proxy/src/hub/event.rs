@@ -1,0 +1,166 @@
+//! The events of the hub's streams, and their ids.
+//!
+//! An id is `<nonce>-<stream>.<seq>`. The nonce tells ids of this process from those of the server behind it, and from
+//! those of a proxy that was here before.
+
+use std::hash::{BuildHasher, RandomState};
+
+use super::budget::Grant;
+use crate::message::{IdKey, Message};
+
+/// One event, without its id.
+#[derive(Debug)]
+pub struct Event {
+    /// Its lines, each with its line feed, and without the blank one.
+    pub(super) lines: Vec<u8>,
+    pub(super) weight: Weight,
+    /// What was granted for its lines while they were read.
+    pub(super) room: Option<Grant>,
+}
+
+/// What may become of an event where room is short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// Progress, or a log line. The oldest of these are dropped first, and a comment says so.
+    Droppable,
+    /// Must reach the client: a request of the server, or any other notification.
+    Kept,
+    /// The answer of the call, which must be kept as well. Once it is, the call is completed.
+    Answer,
+}
+
+/// What tells the ids of one hub from all others.
+#[derive(Debug, Clone)]
+pub(crate) struct Nonce(Box<str>);
+
+/// The id of an event of this hub, read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EventId {
+    pub(crate) stream: u64,
+    /// `None`: of this hub, but no event has such an id.
+    pub(crate) seq: Option<u64>,
+}
+
+// === impl Event ===
+
+impl Event {
+    /// A message of the server as an event. `json` is the whole message; `call` is the id of the call that the stream is
+    /// for, as JSON text, and `None` on a stream that is for no call.
+    ///
+    /// ```
+    /// use mcp_cancel_proxy::{hub::{Event, Weight}, message::IdKey};
+    ///
+    /// let call = IdKey::of("7").unwrap();
+    /// let weight = |json: &str| Event::message(json.as_bytes(), Some(&call)).weight();
+    /// assert_eq!(weight(r#"{"method":"notifications/progress"}"#), Weight::Droppable);
+    /// assert_eq!(weight(r#"{"id":1,"method":"roots/list"}"#), Weight::Kept);
+    /// assert_eq!(weight(r#"{"id":7,"result":{}}"#), Weight::Answer);
+    /// ```
+    pub fn message(json: &[u8], call: Option<&IdKey>) -> Self {
+        let weight = Weight::of(json, call);
+        let mut lines = Vec::with_capacity(json.len() + ROOM_FOR_ID + 16);
+        data_lines(&mut lines, json);
+        Self::of_lines(lines, weight)
+    }
+
+    /// An event of these lines, which end with a line feed.
+    pub(crate) fn of_lines(lines: Vec<u8>, weight: Weight) -> Self {
+        Self {
+            lines,
+            weight,
+            room: None,
+        }
+    }
+
+    /// The same event, for whose lines so much was granted.
+    pub(crate) fn with_room(mut self, room: Grant) -> Self {
+        self.room = Some(room);
+        self
+    }
+
+    /// The first event of a stream: it has no message, and names the point from which its client may resume.
+    pub(crate) fn priming() -> Self {
+        Self::of_lines(b"retry: 3000\ndata:\n".to_vec(), Weight::Kept)
+    }
+
+    /// What may become of it.
+    pub fn weight(&self) -> Weight {
+        self.weight
+    }
+}
+
+/// How much an id and its line may take, so that it is appended without a copy of the event.
+pub(super) const ROOM_FOR_ID: usize = 72;
+
+/// Writes a message as `data` lines. Line ends stand between the tokens of JSON, where each is as good as another.
+pub(crate) fn data_lines(lines: &mut Vec<u8>, json: &[u8]) {
+    for line in json.split(|byte| matches!(byte, b'\n' | b'\r')) {
+        if !line.is_empty() {
+            lines.extend_from_slice(b"data: ");
+            lines.extend_from_slice(line);
+            lines.push(b'\n');
+        }
+    }
+}
+
+/// A JSON-RPC error as the answer to a call, whose id is JSON text.
+pub(crate) fn error(id: &str, code: i32, message: &str) -> Event {
+    let message = serde_json::Value::from(message);
+    answer_with(id, &format!(r#"{{"code":{code},"message":{message}}}"#))
+}
+
+/// The same of an error that is JSON text.
+pub(crate) fn answer_with(id: &str, error: &str) -> Event {
+    let json = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
+    let mut lines = Vec::with_capacity(json.len() + ROOM_FOR_ID + 16);
+    data_lines(&mut lines, json.as_bytes());
+    Event::of_lines(lines, Weight::Answer)
+}
+
+// === impl Weight ===
+
+impl Weight {
+    /// What may become of this message on the stream of this call. What cannot be read is kept.
+    pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {
+        match Message::read(json) {
+            Some(message) if message.is_droppable() => Self::Droppable,
+            Some(message) if call.is_some_and(|call| message.answers(call)) => Self::Answer,
+            _ => Self::Kept,
+        }
+    }
+}
+
+// === impl Nonce ===
+
+impl Nonce {
+    pub(crate) fn new() -> Self {
+        // Each of these is seeded by the system's source of random numbers.
+        let random = || RandomState::new().hash_one(0_u8);
+        Self(format!("mcp-{:016x}", random() ^ random().rotate_left(32)).into())
+    }
+
+    /// What the ids of a stream begin with.
+    pub(crate) fn prefix(&self, stream: u64) -> Box<str> {
+        format!("{}-{stream}.", self.0).into()
+    }
+
+    /// `None` if the id is not of this hub.
+    pub(crate) fn read(&self, id: &str) -> Option<EventId> {
+        let rest = id.strip_prefix(&*self.0)?.strip_prefix('-')?;
+        let (stream, seq) = rest.split_once('.').unwrap_or((rest, ""));
+        Some(match (number(stream), number(seq)) {
+            (Some(stream), seq) => EventId { stream, seq },
+            _ => EventId {
+                stream: u64::MAX,
+                seq: None,
+            },
+        })
+    }
+}
+
+/// A number as it is written in ids, and no other way.
+fn number(text: &str) -> Option<u64> {
+    let number: u64 = text.parse().ok()?;
+    let first = text.as_bytes().first()?;
+    (first.is_ascii_digit() && (*first != b'0' || text.len() == 1)).then_some(number)
+}

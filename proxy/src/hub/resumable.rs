@@ -1,0 +1,439 @@
+//! The service that gives resumability to a server that has none.
+//!
+//! | request | what becomes of it |
+//! |---|---|
+//! | POST of a call in a session, before revision 2026-07-28 | its stream of events is read here, and the client reads from the hub |
+//! | POST of `initialize` | passes; begins the session |
+//! | POST of `notifications/cancelled` | passes; the server's stream of that call is let go a second later |
+//! | GET with an event id of the hub | answered here |
+//! | DELETE | passes; if the server took it, the streams of its session end |
+//! | everything else | passes |
+//!
+//! What passes is not altered. Of a call whose answer is JSON, and fast, the answer passes as well. If it is slow, and the
+//! client can be told of an event id to come back with, an event stream begins without waiting for the server's head.
+//!
+//! Who comes back with another `Authorization` than the call had (it may have got a fresh token) gets its stream only if
+//! the server accepts a `ping` with that one.
+
+use std::{
+    convert::Infallible,
+    mem,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use mcp_cancel_on_disconnect::CallToken;
+use tower_service::Service;
+use tracing::Instrument as _;
+
+use super::{
+    Call, Hub, Lookup,
+    stream::Stream,
+    upstream::{Again, Answer, Answering, Writer},
+};
+use crate::message::{IdKey, Kind, Message};
+
+pub(super) const LAST_EVENT_ID: &str = "last-event-id";
+const SESSION_ID: &str = "mcp-session-id";
+const PROTOCOL_VERSION: &str = "mcp-protocol-version";
+
+/// The first revision that has neither sessions nor resumes.
+const FIRST_WITHOUT: &str = "2026-07-28";
+
+/// The largest body that is read for its message: 4 MiB. A larger one passes.
+const MAX_BODY: usize = 4 * 1024 * 1024;
+
+/// The shortest silence before an event stream begins: 250 ms. What a server refuses it refuses faster, and its head
+/// should pass as it is.
+pub const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
+
+/// Gives resumability to the server behind `S`.
+///
+/// ```
+/// use std::{convert::Infallible, time::Duration};
+/// use axum::body::Body;
+/// use http::{Request, Response};
+/// use mcp_cancel_proxy::hub::{Hub, Limits, Resumable};
+///
+/// let server = tower::service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::<Body>::default()));
+/// let hub = Hub::new(Limits::default());
+/// let service = Resumable::new(server, hub).commit_after(Duration::from_secs(2));
+/// # drop(service);
+/// ```
+#[derive(Debug, Clone)]
+pub struct Resumable<S> {
+    inner: S,
+    hub: Hub,
+    commit_after: Duration,
+}
+
+/// Forgets a stream unless its call turns out to have one.
+struct Reserved(Option<Stream>);
+
+// === impl Resumable ===
+
+impl<S> Resumable<S> {
+    /// Keeps the streams of `inner` in `hub`.
+    pub fn new(inner: S, hub: Hub) -> Self {
+        Self {
+            inner,
+            hub,
+            commit_after: Duration::from_secs(1),
+        }
+    }
+
+    /// How long a call may be silent before its event stream begins, 1 s by default and [`MIN_COMMIT_AFTER`] at least.
+    pub fn commit_after(mut self, silence: Duration) -> Self {
+        self.commit_after = silence.max(MIN_COMMIT_AFTER);
+        self
+    }
+}
+
+impl<S> Service<Request<Body>> for Resumable<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        // The readied one is the one to be called.
+        let inner = self.inner.clone();
+        let this = Self {
+            inner: mem::replace(&mut self.inner, inner),
+            hub: self.hub.clone(),
+            commit_after: self.commit_after,
+        };
+        Box::pin(async move { Ok(this.serve(request).await) })
+    }
+}
+
+impl<S> Resumable<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+{
+    async fn serve(mut self, request: Request<Body>) -> Response<Body> {
+        match *request.method() {
+            Method::GET => self.get(request).await,
+            Method::POST if may_be_older(request.headers()) => self.post(request).await,
+            Method::DELETE => {
+                let session = one(request.headers(), SESSION_ID).map(str::to_owned);
+                let response = self.pass(request).await;
+                if let Some(session) = session.filter(|_| response.status().is_success()) {
+                    self.hub.close(&session);
+                }
+                response
+            }
+            _ => self.pass(request).await,
+        }
+    }
+
+    /// Hands a request on, as it is.
+    async fn pass(&mut self, request: Request<Body>) -> Response<Body> {
+        match self.inner.call(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+
+    async fn get(&mut self, request: Request<Body>) -> Response<Body> {
+        let headers = request.headers();
+        let Some(last) = one(headers, LAST_EVENT_ID).filter(|last| self.hub.owns(last)) else {
+            return self.pass(request).await;
+        };
+        let session = one(headers, SESSION_ID).unwrap_or_default();
+        let Lookup::Stream(stream, seq) = self.hub.look_up(session, last) else {
+            return super::unknown_event();
+        };
+        if stream.owner() != headers.get(header::AUTHORIZATION) {
+            let answer = self.pass(ping(request)).await;
+            if !answer.status().is_success() {
+                return answer;
+            }
+        }
+        self.hub.respond_after(&stream, seq)
+    }
+
+    async fn post(&mut self, request: Request<Body>) -> Response<Body> {
+        if request.headers().contains_key(header::CONTENT_ENCODING) {
+            return self.pass(request).await;
+        }
+        let (parts, body) = request.into_parts();
+        let body = match read_whole(body).await {
+            Ok(body) => body,
+            Err(body) => return self.pass(Request::from_parts(parts, body)).await,
+        };
+        let session = one(&parts.headers, SESSION_ID).map(str::to_owned);
+        let Some(message) = Message::read(&body) else {
+            return self
+                .pass(Request::from_parts(parts, Body::from(body)))
+                .await;
+        };
+        let is = |method: &str| message.method.as_deref() == Some(method);
+        let again = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
+        match (message.kind, session) {
+            (Kind::Request, session) if is("initialize") => {
+                let asked_for = message.params().protocol_version.unwrap_or_default();
+                let response = self.pass(again(&body)).await;
+                let given = one(response.headers(), SESSION_ID).or(session.as_deref());
+                if let Some(session) = given.filter(|_| response.status().is_success()) {
+                    self.hub.begin(session, Some(&asked_for));
+                }
+                response
+            }
+            (Kind::Notification, Some(session)) if is("notifications/cancelled") => {
+                let key = message.params().request_id.and_then(IdKey::of);
+                let session = self.hub.session(&session);
+                let stream = session
+                    .zip(key)
+                    .and_then(|(session, key)| session.find(&key));
+                let response = self.pass(again(&body)).await;
+                if let Some(stream) = stream.filter(|_| response.status().is_success()) {
+                    stream.let_go();
+                }
+                response
+            }
+            (Kind::Request, Some(session)) if is_older(&message) => {
+                let Some(call) = message.id.and_then(Call::new) else {
+                    return self.pass(again(&body)).await;
+                };
+                let request = again(&body);
+                drop(body);
+                self.call_in(&session, call, request).await
+            }
+            _ => self.pass(again(&body)).await,
+        }
+    }
+
+    /// A call in a session.
+    async fn call_in(
+        &mut self,
+        id: &str,
+        call: Call,
+        mut request: Request<Body>,
+    ) -> Response<Body> {
+        let call = call
+            .token(request.extensions().get::<CallToken>().cloned())
+            .owner(request.headers().get(header::AUTHORIZATION).cloned())
+            .besides(size_of_head(&request));
+        // A session that is not known yet may not be one: its server decides.
+        let session = self.hub.session(id);
+        let primes = session.as_ref().is_some_and(|session| session.primes());
+        let (mut reserved, call) = match session {
+            Some(session) => match session.open(call) {
+                Some(stream) => (Reserved(Some(stream)), None),
+                None => return self.pass(request).await,
+            },
+            None => (Reserved(None), Some(call)),
+        };
+        let may_commit = primes && accepts_events(request.headers());
+        // What is to be read must not be encoded.
+        request.headers_mut().remove(header::ACCEPT_ENCODING);
+        let again = Again {
+            service: self.inner.clone(),
+            uri: request.uri().clone(),
+            headers: request.headers().clone(),
+        };
+        let answering = self.inner.call(request);
+        let mut answering: Answering = Box::pin(async move {
+            match answering.await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            }
+        });
+        let response = match may_commit {
+            true => tokio::time::timeout(self.commit_after, &mut answering)
+                .await
+                .ok(),
+            false => Some((&mut answering).await),
+        };
+        let Some(response) = response else {
+            let Some(stream) = reserved.0.take() else {
+                return answering.await;
+            };
+            stream.prime();
+            let response = stream.respond();
+            spawn(stream, again, Answer::Answering(answering));
+            return response;
+        };
+        let (mut head, body) = response.into_parts();
+        let is_readable = head.status.is_success()
+            && is_events(&head.headers)
+            && !head.headers.contains_key(header::CONTENT_ENCODING);
+        if !is_readable {
+            return Response::from_parts(head, body);
+        }
+        let opened = call.and_then(|call| self.hub.begin(id, None)?.open(call));
+        let Some(stream) = reserved.0.take().or(opened) else {
+            return Response::from_parts(head, body);
+        };
+        if primes {
+            stream.prime();
+        }
+        head.headers.remove(header::CONTENT_LENGTH);
+        let response = Response::from_parts(head, stream.respond().into_body());
+        spawn(stream, again, Answer::Events(body));
+        response
+    }
+}
+
+fn spawn<S>(stream: Stream, again: Again<S>, answer: Answer)
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Send + 'static,
+    S::Future: Send + 'static,
+{
+    let writer = Writer::new(stream.clone(), again);
+    let task = tokio::spawn(writer.write(answer).in_current_span());
+    stream.written_by(task.abort_handle());
+}
+
+/// Has the server judge who comes back.
+fn ping(resume: Request<Body>) -> Request<Body> {
+    let ping = Bytes::from_static(br#"{"jsonrpc":"2.0","id":"mcp-cancel-proxy","method":"ping"}"#);
+    let (mut head, _) = resume.into_parts();
+    head.method = Method::POST;
+    // It is no call of the client's.
+    head.extensions.remove::<CallToken>();
+    let headers = &mut head.headers;
+    headers.remove(LAST_EVENT_ID);
+    headers.insert(header::CONTENT_LENGTH, ping.len().into());
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/json"),
+    );
+    headers.insert(
+        header::ACCEPT,
+        HeaderValue::from_static("application/json, text/event-stream"),
+    );
+    Request::from_parts(head, Body::from(ping))
+}
+
+/// What the head of a request takes, about.
+fn size_of_head(request: &Request<Body>) -> usize {
+    let of_header =
+        |(name, value): (&HeaderName, &HeaderValue)| 96 + name.as_str().len() + value.len();
+    let headers: usize = request.headers().iter().map(of_header).sum();
+    headers + request.uri().path().len() + request.uri().query().map_or(0, str::len)
+}
+
+/// The one value of a header, if it is readable.
+fn one<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) => value.to_str().ok().filter(|value| !value.is_empty()),
+        _ => None,
+    }
+}
+
+/// Whether a request can be of a revision with sessions. One that names something else than a date is not known to be.
+fn may_be_older(headers: &HeaderMap) -> bool {
+    if !headers.contains_key(PROTOCOL_VERSION) {
+        return true;
+    }
+    one(headers, PROTOCOL_VERSION).is_some_and(is_older_revision)
+}
+
+fn is_older(message: &Message<'_>) -> bool {
+    let revision = message.params().revision;
+    revision.is_none_or(|revision| is_older_revision(&revision))
+}
+
+fn is_older_revision(revision: &str) -> bool {
+    let is_date = revision.len() == FIRST_WITHOUT.len()
+        && revision
+            .bytes()
+            .zip(FIRST_WITHOUT.bytes())
+            .all(|(byte, like)| match like {
+                b'-' => byte == b'-',
+                _ => byte.is_ascii_digit(),
+            });
+    is_date && revision < FIRST_WITHOUT
+}
+
+fn accepts_events(headers: &HeaderMap) -> bool {
+    headers.get_all(header::ACCEPT).iter().any(|value| {
+        let ranges = value.as_bytes().split(|byte| *byte == b',');
+        ranges
+            .into_iter()
+            .any(|range| is_essence(range, b"text/event-stream"))
+    })
+}
+
+/// Whether a response is a stream of events.
+pub(super) fn is_events(headers: &HeaderMap) -> bool {
+    has_type(headers, b"text/event-stream")
+}
+
+pub(super) fn is_json(headers: &HeaderMap) -> bool {
+    has_type(headers, b"application/json")
+}
+
+fn has_type(headers: &HeaderMap, media_type: &[u8]) -> bool {
+    let value = headers.get(header::CONTENT_TYPE);
+    value.is_some_and(|value| is_essence(value.as_bytes(), media_type))
+}
+
+/// Whether a media type is this one, whatever its parameters (RFC 9110, section 8.3.1).
+fn is_essence(value: &[u8], media_type: &[u8]) -> bool {
+    let essence = value.split(|byte| *byte == b';').next().unwrap_or_default();
+    essence.trim_ascii().eq_ignore_ascii_case(media_type)
+}
+
+/// The whole body, or one that goes on as this one would have if it is too large, or fails.
+async fn read_whole(mut body: Body) -> Result<Bytes, Body> {
+    let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
+    let (mut length, mut plain) = (0, true);
+    while plain && length <= MAX_BODY {
+        let Some(frame) = body.frame().await else {
+            return Ok(join(frames, length));
+        };
+        let data = frame.as_ref().ok().and_then(|frame| frame.data_ref());
+        (length, plain) = (length + data.map_or(0, Bytes::len), data.is_some());
+        frames.push(frame);
+    }
+    let rest =
+        futures_util::stream::unfold(body, async |mut body| Some((body.frame().await?, body)));
+    let all = futures_util::StreamExt::chain(futures_util::stream::iter(frames), rest);
+    Err(Body::new(StreamBody::new(all)))
+}
+
+fn join(frames: Vec<Result<Frame<Bytes>, axum::Error>>, length: usize) -> Bytes {
+    let mut pieces = frames
+        .into_iter()
+        .flatten()
+        .filter_map(|frame| frame.into_data().ok());
+    let first = pieces.next().unwrap_or_default();
+    if first.len() == length {
+        return first;
+    }
+    let mut whole = BytesMut::with_capacity(length);
+    whole.extend_from_slice(&first);
+    pieces.for_each(|piece| whole.extend_from_slice(&piece));
+    whole.freeze()
+}
+
+// === impl Reserved ===
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(stream) = &self.0 {
+            stream.forget();
+        }
+    }
+}

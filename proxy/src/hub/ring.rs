@@ -1,0 +1,439 @@
+//! The events of one stream, for a reader that may leave and come back.
+//!
+//! Nothing here waits, sleeps or wakes: the callers do. What is promised:
+//!
+//! 1. **Numbers.** Every event gets the next number, from 0 on, whatever becomes of it.
+//! 2. **Once and in order.** A reader gets every event after the one that it named, once and in order. For those that are
+//!    not there any more it gets a comment that says how many.
+//! 3. **What goes.** Where room is short the oldest droppable event goes first, then, if the reader that is there has taken
+//!    them, the oldest kept ones. Nothing else goes before the ring does.
+//! 4. **Limits.** A ring has at most so many events. It takes one only while it has less than so many bytes: so it has at
+//!    most one event more than that, however large. All of it is covered by a grant at any time.
+//! 5. **One reader.** The newest. An older one has come to its end.
+//! 6. **The end.** Nothing comes after it.
+//! 7. **Straight through.** An event for which there is no room at all goes through in pieces, to a reader that has taken
+//!    everything before it. If that one leaves before the last piece, nobody gets the event.
+//! 8. **The answer.** A reader that missed such an event, and finds no answer at the end, gets an error in its place: the
+//!    event may have been the answer.
+
+use std::{collections::VecDeque, io::Write as _};
+
+use bytes::Bytes;
+
+use super::{
+    budget::{Grant, Short},
+    event::{Event, ROOM_FOR_ID, Weight},
+};
+
+/// What an event costs besides its bytes: its place in the ring, its allocation and what that rounds up to.
+pub(crate) const EVENT_OVERHEAD: usize = 128;
+
+/// The most that a reader takes at a time: 64 KiB. What it took may wait for the network, uncounted.
+pub(crate) const MAX_FRAME: usize = 64 * 1024;
+
+/// The events of one stream.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    /// What the ids of its events begin with.
+    prefix: Box<str>,
+    events: VecDeque<Entry>,
+    /// What the events cost together.
+    cost: usize,
+    /// Covers the events, and what the stream itself costs.
+    grant: Grant,
+    most: Most,
+    /// The number of the next event.
+    next: u64,
+    answer: Option<u64>,
+    reader: Option<Reader>,
+    /// How many readers there were.
+    readers: u64,
+    passing: Passing,
+    /// The last event that went straight through, and the error for who missed it.
+    passed: Option<(u64, Event)>,
+    gaps: u64,
+    ended: bool,
+    cleared: bool,
+}
+
+/// How much a ring may have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Most {
+    pub(crate) events: usize,
+    pub(crate) bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    seq: u64,
+    bytes: Bytes,
+    droppable: bool,
+    cost: usize,
+}
+
+/// Who reads, and how far it is.
+#[derive(Debug)]
+struct Reader {
+    name: ReaderName,
+    /// The number of the first event that it did not have when it came.
+    from: u64,
+    /// The number of the event that it takes next.
+    at: u64,
+    /// How much of that it has taken.
+    taken: usize,
+}
+
+/// Which reader of a ring it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReaderName(u64);
+
+/// The event that goes straight through.
+#[derive(Debug, PartialEq, Eq)]
+enum Passing {
+    Nothing,
+    /// The reader takes this piece next, if there is one.
+    Piece(Option<Bytes>),
+    /// Its reader left.
+    Broken,
+}
+
+/// What became of an event.
+#[derive(Debug)]
+pub(crate) enum Pushed {
+    /// It is there, or was dropped.
+    Done,
+    /// There is room once the reader takes something.
+    Wait(Event),
+    /// A budget has no room for it. If nobody makes some, it can only go straight through.
+    Short(Event, Short),
+    /// There is no room, and nobody to make some.
+    Full,
+    /// The ring has ended.
+    Ended,
+}
+
+/// What became of the piece that goes straight through.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Passed {
+    /// The reader has taken it.
+    Taken,
+    Wait,
+    /// There is no reader, or another one than there was when the event began.
+    Gone,
+}
+
+/// What a reader gets.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Frame(Bytes),
+    Wait,
+    End,
+}
+
+// === impl Ring ===
+
+impl Ring {
+    pub(crate) fn new(prefix: Box<str>, most: Most, grant: Grant) -> Self {
+        Self {
+            prefix,
+            events: VecDeque::new(),
+            cost: 0,
+            grant,
+            most,
+            next: 0,
+            answer: None,
+            reader: None,
+            readers: 0,
+            passing: Passing::Nothing,
+            passed: None,
+            gaps: 0,
+            ended: false,
+            cleared: false,
+        }
+    }
+
+    /// Adds an event.
+    pub(crate) fn push(&mut self, event: Event) -> Pushed {
+        if self.ended {
+            return Pushed::Ended;
+        }
+        let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
+        // What was granted while it was read is a part of that.
+        let more = cost.saturating_sub(event.room.as_ref().map_or(0, Grant::bytes));
+        loop {
+            let short = match self.has_place() {
+                true => match self.grant.grow(more) {
+                    Ok(()) => {
+                        self.append(event, cost);
+                        return Pushed::Done;
+                    }
+                    Err(short) => Some(short),
+                },
+                false => None,
+            };
+            if self.drop_droppable() {
+                continue;
+            }
+            if event.weight == Weight::Droppable {
+                self.skip();
+                return Pushed::Done;
+            }
+            if self.drop_taken() {
+                continue;
+            }
+            return match (short, &self.reader) {
+                (Some(short), _) => Pushed::Short(event, short),
+                (None, Some(_)) => Pushed::Wait(event),
+                (None, None) => Pushed::Full,
+            };
+        }
+    }
+
+    /// Adds an event that the stream has paid for: its first one, or an error as its last.
+    pub(crate) fn push_paid(&mut self, event: Event) {
+        if !self.ended && self.answer.is_none() {
+            self.append(event, 0);
+        }
+    }
+
+    /// Begins an event that goes straight through. `false` if its reader still has to take what is before. `lost` is for
+    /// who misses it.
+    pub(crate) fn begin_pass(&mut self, lost: impl FnOnce() -> Event) -> bool {
+        let reader = self.reader.as_mut().filter(|_| !self.ended);
+        let Some(reader) = reader else {
+            self.passing = Passing::Broken;
+            return true;
+        };
+        if reader.at != self.next {
+            return false;
+        }
+        self.passed = Some((self.next, lost()));
+        self.next += 1;
+        (reader.from, reader.at) = (self.next, self.next);
+        self.passing = Passing::Piece(None);
+        true
+    }
+
+    /// Adds a piece to the event that goes straight through. Its reader has taken the one before.
+    pub(crate) fn pass(&mut self, piece: Bytes) {
+        if let Passing::Piece(place) = &mut self.passing {
+            *place = Some(piece);
+        }
+    }
+
+    /// What became of that piece.
+    pub(crate) fn passed(&self) -> Passed {
+        match self.passing {
+            Passing::Piece(None) => Passed::Taken,
+            Passing::Piece(Some(_)) => Passed::Wait,
+            Passing::Nothing | Passing::Broken => Passed::Gone,
+        }
+    }
+
+    /// Ends the event that goes straight through, if its reader has all of it.
+    pub(crate) fn end_pass(&mut self, weight: Weight) -> Passed {
+        let passed = self.passed();
+        if passed == Passed::Taken {
+            self.passing = Passing::Nothing;
+            if weight == Weight::Answer {
+                self.answer = self.next.checked_sub(1);
+            }
+        }
+        passed
+    }
+
+    /// The line that names the event that goes straight through, and the blank one that ends it.
+    pub(crate) fn id_of_pass(&self) -> Bytes {
+        let mut lines = Vec::new();
+        self.end_event(&mut lines, self.next.saturating_sub(1));
+        lines.into()
+    }
+
+    /// A reader comes, from after event `after` or from the start. `None` if there was no such event, or nothing is left.
+    pub(crate) fn attach(&mut self, after: Option<u64>) -> Option<ReaderName> {
+        let at = match after {
+            None => 0,
+            _ if self.cleared => return None,
+            Some(seq) if seq < self.next => seq + 1,
+            Some(_) => return None,
+        };
+        self.break_pass();
+        self.readers += 1;
+        let name = ReaderName(self.readers);
+        self.reader = Some(Reader {
+            name,
+            from: at,
+            at,
+            taken: 0,
+        });
+        Some(name)
+    }
+
+    /// The reader takes what comes next for it.
+    pub(crate) fn take(&mut self, name: ReaderName) -> Taken {
+        self.replace_lost(name);
+        let (next, gaps) = (self.next, &mut self.gaps);
+        let Some(reader) = self.reader.as_mut().filter(|reader| reader.name == name) else {
+            return Taken::End;
+        };
+        let first = self.events.partition_point(|entry| entry.seq < reader.at);
+        let entry = self.events.get(first);
+        let missing = entry.map_or(next, |entry| entry.seq) - reader.at;
+        if missing > 0 {
+            reader.at += missing;
+            *gaps += 1;
+            return Taken::Frame(comment(missing));
+        }
+        if let Some(entry) = entry {
+            let rest = entry.bytes.slice(reader.taken..);
+            if rest.len() > MAX_FRAME {
+                reader.taken += MAX_FRAME;
+                return Taken::Frame(rest.slice(..MAX_FRAME));
+            }
+            (reader.at, reader.taken) = (reader.at + 1, 0);
+            return Taken::Frame(rest);
+        }
+        match &mut self.passing {
+            Passing::Piece(piece @ Some(_)) => piece.take().map_or(Taken::Wait, Taken::Frame),
+            _ if self.ended => Taken::End,
+            _ => Taken::Wait,
+        }
+    }
+
+    /// The reader leaves.
+    pub(crate) fn leave(&mut self, name: ReaderName) {
+        if self.reader.take_if(|reader| reader.name == name).is_some() {
+            self.break_pass();
+        }
+    }
+
+    /// Nothing comes any more.
+    pub(crate) fn end(&mut self) {
+        self.ended = true;
+        self.break_pass();
+    }
+
+    /// Gives back all room. The ring has ended then, and its reader with it.
+    pub(crate) fn clear(&mut self) {
+        self.end();
+        self.cleared = true;
+        self.reader = None;
+        self.events = VecDeque::new();
+        self.cost = 0;
+        self.passed = None;
+        self.grant.shrink(usize::MAX);
+    }
+
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answer.is_some()
+    }
+
+    /// Whether somebody reads.
+    pub(crate) fn has_reader(&self) -> bool {
+        self.reader.is_some()
+    }
+
+    /// Whether this is who reads, has taken everything, and nothing more comes.
+    pub(crate) fn is_over_for(&self, name: ReaderName) -> bool {
+        let reader = self.reader.as_ref().filter(|reader| reader.name == name);
+        self.ended && reader.is_some_and(|reader| reader.at == self.next)
+    }
+
+    /// How often a reader was told that events are missing.
+    pub(crate) fn gaps(&self) -> u64 {
+        self.gaps
+    }
+
+    fn has_place(&self) -> bool {
+        self.events.len() < self.most.events && self.cost < self.most.bytes
+    }
+
+    fn append(&mut self, event: Event, cost: usize) {
+        let seq = self.next;
+        self.next += 1;
+        if event.weight == Weight::Answer {
+            self.answer = Some(seq);
+        }
+        if let Some(room) = event.room {
+            self.grant.absorb(room, cost);
+        }
+        let mut bytes = event.lines;
+        self.end_event(&mut bytes, seq);
+        // What it was read with may be more than what it is.
+        bytes.shrink_to_fit();
+        self.cost += cost;
+        self.events.push_back(Entry {
+            seq,
+            bytes: bytes.into(),
+            droppable: event.weight == Weight::Droppable,
+            cost,
+        });
+    }
+
+    /// The event is dropped before it was there.
+    fn skip(&mut self) {
+        self.next += 1;
+    }
+
+    fn end_event(&self, lines: &mut Vec<u8>, seq: u64) {
+        // Nothing fails that writes to a `Vec`.
+        let _written = write!(lines, "id: {}{seq}\n\n", self.prefix);
+    }
+
+    fn drop_droppable(&mut self) -> bool {
+        // Not the one that the reader has a part of.
+        let begun = self.reader.as_ref().filter(|reader| reader.taken > 0);
+        let begun = begun.map(|reader| reader.at);
+        let may_go = |entry: &Entry| entry.droppable && Some(entry.seq) != begun;
+        let oldest = self.events.iter().position(may_go);
+        oldest.is_some_and(|at| self.remove(at))
+    }
+
+    fn drop_taken(&mut self) -> bool {
+        let at = self.reader.as_ref().map_or(0, |reader| reader.at);
+        let taken = self.events.front().is_some_and(|oldest| oldest.seq < at);
+        taken && self.remove(0)
+    }
+
+    fn remove(&mut self, at: usize) -> bool {
+        let Some(entry) = self.events.remove(at) else {
+            return false;
+        };
+        self.cost -= entry.cost;
+        self.grant.shrink(entry.cost);
+        true
+    }
+
+    /// Adds the error for a reader that missed what went straight through, if there is no answer for it in the end.
+    fn replace_lost(&mut self, name: ReaderName) {
+        let is_here = |seq| {
+            self.events
+                .binary_search_by_key(&seq, |entry| entry.seq)
+                .is_ok()
+        };
+        if !self.ended || self.answer.is_some_and(is_here) {
+            return;
+        }
+        let reader = self.reader.as_ref().filter(|reader| reader.name == name);
+        let missed = |seq| reader.is_some_and(|reader| reader.from <= seq);
+        if let Some((_, lost)) = self.passed.take_if(|(seq, _)| missed(*seq)) {
+            self.append(lost, 0);
+        }
+    }
+
+    fn break_pass(&mut self) {
+        if let Passing::Piece(_) = self.passing {
+            self.passing = Passing::Broken;
+        }
+    }
+}
+
+fn comment(missing: u64) -> Bytes {
+    match missing {
+        1 => Bytes::from_static(b": an event was dropped here\n\n"),
+        more => format!(": {more} events were dropped here\n\n").into(),
+    }
+}
+
+#[cfg(test)]
+mod model;

@@ -1,0 +1,297 @@
+//! The ring against a model that is too simple to be wrong, under random operations.
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+use crate::hub::budget::Budget;
+
+const MOST: Most = Most {
+    events: 4,
+    bytes: 1_200,
+};
+const BUDGET: usize = 2_500;
+
+/// Other streams of the session have this much.
+const OTHERS: [usize; 3] = [0, 1_000, 2_300];
+
+#[derive(Debug, Clone, Copy)]
+enum Op {
+    Push {
+        weight: Weight,
+        size: usize,
+    },
+    /// After one of the events there were, or from the start.
+    Attach(Option<usize>),
+    Take(usize),
+    /// A reader that is not there any more reads.
+    TakeAsBefore,
+    Leave,
+    /// An event goes straight through in this many pieces.
+    Pass {
+        pieces: usize,
+        weight: Weight,
+    },
+    End,
+    /// Others of the session take or give back room.
+    Others(usize),
+}
+
+/// Every event that there ever was.
+#[derive(Debug, Default)]
+struct Model {
+    events: Vec<Item>,
+    reader: Option<Reading>,
+    passed: Option<usize>,
+    answer: Option<usize>,
+    others: usize,
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Item {
+    text: String,
+    droppable: bool,
+    cost: usize,
+    is_here: bool,
+}
+
+#[derive(Debug)]
+struct Reading {
+    from: usize,
+    at: usize,
+}
+
+// === impl Model ===
+
+impl Model {
+    fn here(&self) -> impl Iterator<Item = &Item> {
+        self.events.iter().filter(|item| item.is_here)
+    }
+
+    fn cost(&self) -> usize {
+        self.here().map(|item| item.cost).sum()
+    }
+
+    fn has_room(&self, cost: usize) -> bool {
+        self.here().count() < MOST.events
+            && self.cost() < MOST.bytes
+            && self.cost() + self.others + cost <= BUDGET
+    }
+
+    /// Whether the event is kept or dropped, and not refused.
+    fn push(&mut self, text: String, weight: Weight, cost: usize) -> bool {
+        let droppable = weight == Weight::Droppable;
+        while !self.has_room(cost) {
+            let at = self.reader.as_ref().map_or(0, |reader| reader.at);
+            let oldest = self.events.iter().position(|item| item.is_here);
+            let taken = oldest.filter(|oldest| *oldest < at && !droppable);
+            let gone = self
+                .events
+                .iter()
+                .position(|item| item.is_here && item.droppable);
+            match gone.or(taken) {
+                Some(gone) => self.events[gone].is_here = false,
+                None if droppable => break,
+                None => return false,
+            }
+        }
+        let is_here = self.has_room(cost);
+        self.add(text, weight, cost, is_here);
+        true
+    }
+
+    fn add(&mut self, text: String, weight: Weight, cost: usize, is_here: bool) {
+        if weight == Weight::Answer {
+            self.answer = Some(self.events.len());
+        }
+        self.events.push(Item {
+            text,
+            droppable: weight == Weight::Droppable,
+            cost,
+            is_here,
+        });
+    }
+
+    fn take(&mut self) -> Option<String> {
+        let reader = self.reader.as_ref()?;
+        let missed = self.passed.is_some_and(|passed| reader.from <= passed);
+        let is_here = self
+            .answer
+            .is_some_and(|answer| self.events[answer].is_here);
+        if self.ended && missed && !is_here {
+            self.passed = None;
+            self.add("lost".into(), Weight::Answer, 0, true);
+        }
+        let reader = self.reader.as_mut()?;
+        let missing = self.events[reader.at..]
+            .iter()
+            .take_while(|item| !item.is_here)
+            .count();
+        reader.at += missing;
+        if missing > 0 {
+            return Some(format!("{missing} missing"));
+        }
+        let item = self.events.get(reader.at)?;
+        reader.at += 1;
+        Some(item.text.clone())
+    }
+}
+
+/// What a reader sees: the data of an event, or how many are missing.
+fn seen(frame: &[u8]) -> String {
+    let text = std::str::from_utf8(frame).unwrap();
+    if let Some(comment) = text.strip_prefix(": ") {
+        let count = comment.split(' ').next().unwrap();
+        let count = if count == "an" { "1" } else { count };
+        return format!("{count} missing");
+    }
+    let (data, _) = text.split_once('\n').unwrap();
+    data.strip_prefix("data: ").unwrap().to_owned()
+}
+
+fn event(text: &str, weight: Weight) -> Event {
+    Event::of_lines(format!("data: {text}\n").into_bytes(), weight)
+}
+
+fn lost() -> Event {
+    event("lost", Weight::Answer)
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let weight = prop_oneof![
+        4 => Just(Weight::Droppable),
+        4 => Just(Weight::Kept),
+        1 => Just(Weight::Answer),
+    ];
+    let op = prop_oneof![
+        8 => (weight.clone(), prop_oneof![Just(10_usize), 1..600_usize, Just(3_000)])
+            .prop_map(|(weight, size)| Op::Push { weight, size }),
+        3 => proptest::option::of(0..12_usize).prop_map(Op::Attach),
+        6 => (1..6_usize).prop_map(Op::Take),
+        1 => Just(Op::TakeAsBefore),
+        1 => Just(Op::Leave),
+        1 => (1..3_usize, weight).prop_map(|(pieces, weight)| Op::Pass { pieces, weight }),
+        1 => Just(Op::End),
+        1 => (0..OTHERS.len()).prop_map(Op::Others),
+    ];
+    vec(op, 1..60)
+}
+
+fn run(ops: Vec<Op>) {
+    let budget = Budget::new(BUDGET);
+    let mut others = budget.grant();
+    let mut ring = Ring::new("n-0.".into(), MOST, budget.grant());
+    let mut model = Model::default();
+    let mut name = None;
+    let mut former = None;
+    for (count, op) in ops.into_iter().enumerate() {
+        match op {
+            Op::Push { weight, size } => {
+                let text = format!("{count}{}", "x".repeat(size));
+                let event = event(&text, weight);
+                let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
+                let pushed = ring.push(event);
+                if model.ended {
+                    assert!(matches!(pushed, Pushed::Ended));
+                } else if model.push(text, weight, cost) {
+                    assert!(matches!(pushed, Pushed::Done), "{pushed:?}");
+                } else {
+                    let is_short = model.here().count() < MOST.events && model.cost() < MOST.bytes;
+                    assert_eq!(matches!(pushed, Pushed::Short(..)), is_short);
+                    assert_eq!(
+                        matches!(pushed, Pushed::Wait(_)),
+                        !is_short && model.reader.is_some()
+                    );
+                }
+            }
+            Op::Attach(after) => {
+                former = name.or(former);
+                let attached = ring.attach(after.map(|after| after as u64));
+                let known = after.is_none_or(|after| after < model.events.len());
+                assert_eq!(attached.is_some(), known);
+                if known {
+                    name = attached;
+                    let at = after.map_or(0, |after| after + 1);
+                    model.reader = Some(Reading { from: at, at });
+                }
+            }
+            Op::Take(times) => {
+                let Some(name) = name else { continue };
+                for _ in 0..times {
+                    let expected = model.take();
+                    match ring.take(name) {
+                        Taken::Frame(frame) => assert_eq!(Some(seen(&frame)), expected),
+                        Taken::Wait => assert!(expected.is_none() && !model.ended),
+                        Taken::End => {
+                            assert!(expected.is_none() && (model.ended || model.reader.is_none()))
+                        }
+                    }
+                }
+            }
+            Op::TakeAsBefore => {
+                if let Some(former) = former.filter(|former| Some(*former) != name) {
+                    assert_eq!(ring.take(former), Taken::End);
+                    ring.leave(former);
+                }
+            }
+            Op::Leave => {
+                if let Some(name) = name {
+                    ring.leave(name);
+                    model.reader = None;
+                }
+            }
+            Op::Pass { pieces, weight } => {
+                let is_behind = model
+                    .reader
+                    .as_ref()
+                    .is_some_and(|it| it.at != model.events.len());
+                let goes = model.reader.is_some() && !model.ended;
+                assert_eq!(ring.begin_pass(lost), !(goes && is_behind));
+                if goes && !is_behind {
+                    let seq = model.events.len();
+                    for piece in 0..pieces {
+                        ring.pass(format!("{piece}").into());
+                        assert_eq!(ring.passed(), Passed::Wait);
+                        let frame = Taken::Frame(format!("{piece}").into());
+                        assert_eq!(ring.take(name.unwrap()), frame);
+                    }
+                    assert!(
+                        ring.id_of_pass()
+                            .ends_with(format!(".{seq}\n\n").as_bytes())
+                    );
+                    assert_eq!(ring.end_pass(weight), Passed::Taken);
+                    model.passed = Some(seq);
+                    model.add(String::new(), weight, 0, false);
+                    model.reader = Some(Reading {
+                        from: seq + 1,
+                        at: seq + 1,
+                    });
+                } else if !goes {
+                    assert_eq!(ring.end_pass(weight), Passed::Gone);
+                }
+            }
+            Op::End => {
+                ring.end();
+                model.ended = true;
+            }
+            Op::Others(choice) => {
+                others.shrink(usize::MAX);
+                let wanted = OTHERS[choice];
+                model.others = others.grow(wanted).map_or(0, |()| wanted);
+            }
+        }
+        assert_eq!(budget.used(), model.cost() + model.others);
+        assert_eq!(ring.is_answered(), model.answer.is_some());
+    }
+    drop((ring, others));
+    assert_eq!(budget.used(), 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_ring_does_what_the_model_does(ops in ops()) {
+        run(ops);
+    }
+}

@@ -1,0 +1,422 @@
+//! One stream of events: its writer puts them in, and the response that its client reads takes them out.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Waker,
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{HeaderValue, Response};
+use mcp_cancel_on_disconnect::CallToken;
+use tokio::{sync::Notify, task::AbortHandle, time::Instant};
+
+use super::{
+    Call,
+    budget::Grant,
+    event::{Event, answer_with, error},
+    ring::{Pushed, Ring},
+    session::WeakSession,
+};
+use crate::message::IdKey;
+
+mod passing;
+mod reading;
+
+/// JSON-RPC's code for an error of the server's own.
+pub(super) const INTERNAL_ERROR: i32 = -32603;
+
+const NO_ROOM: &str =
+    "the proxy has no room to keep what the server sent while its client was away";
+const ANSWER_IS_GONE: &str = "the answer was sent once, and was too large for the proxy to keep";
+
+/// How long a call that was cancelled, or answered, may still have its server's stream: 1 s. Some servers never end it.
+pub const LET_GO_AFTER: Duration = Duration::from_secs(1);
+
+/// A stream of events that outlives its clients.
+///
+/// It is a handle: clones are the same stream. Whoever writes it ends it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use http_body_util::BodyExt;
+/// use mcp_cancel_proxy::hub::{Call, Event, Hub, Limits};
+///
+/// let hub = Hub::new(Limits::default());
+/// let session = hub.begin("s", Some("2025-11-25")).unwrap();
+/// let call = Call::new("7").unwrap();
+/// let stream = session.open(call).expect("room for another stream");
+/// let answer = Event::message(br#"{"jsonrpc":"2.0","id":7,"result":{}}"#, stream.call());
+/// stream.push(answer).await.unwrap();
+/// stream.end();
+///
+/// // Its client reads it from the start; one that comes back reads what is after the event that it names.
+/// let body = stream.respond().into_body().collect().await.unwrap().to_bytes();
+/// let text = String::from_utf8(body.into()).unwrap();
+/// let (_, id) = text.trim_end().rsplit_once("id: ").unwrap();
+/// let first = id.replace(".1", ".0");
+/// let again = hub.resume("s", &first).unwrap().into_body().collect().await.unwrap();
+/// assert!(text.ends_with(std::str::from_utf8(&again.to_bytes()).unwrap()));
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Stream(Arc<Inner>);
+
+/// The event did not go on the stream: it has ended, or there was no room. A stream for a call has ended in both cases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused;
+
+struct Inner {
+    number: u64,
+    /// The id of its call, as JSON text and by its value.
+    call: Option<(Box<str>, IdKey)>,
+    /// With which `Authorization` its call came.
+    owner: Option<HeaderValue>,
+    session: WeakSession,
+    /// For how long after its end.
+    kept_for: Duration,
+    state: Mutex<State>,
+    /// The reader took something, came or left.
+    moved: Notify,
+    /// The time changed when the stream is to be let go.
+    released: Notify,
+}
+
+/// What is left to be said of a stream that was closed.
+pub(super) struct Closed {
+    pub(super) gaps: u64,
+    /// When it would have been forgotten, if it had ended.
+    pub(super) until: Option<Instant>,
+}
+
+struct State {
+    ring: Ring,
+    reader: Option<Waker>,
+    token: Option<CallToken>,
+    let_go: Option<Instant>,
+    /// Whether it was told that the answer is here.
+    answered: bool,
+    writer: Option<AbortHandle>,
+    /// When it is forgotten, once it has ended.
+    until: Option<Instant>,
+    /// Whether it was reported that its reader has everything.
+    spare: bool,
+}
+
+// === impl Stream ===
+
+impl Stream {
+    pub(super) fn new(
+        number: u64,
+        call: Option<Call>,
+        session: WeakSession,
+        kept_for: Duration,
+        ring: Ring,
+    ) -> Self {
+        let (call, owner, token) = match call {
+            Some(call) => (Some((call.id, call.key)), call.owner, call.token),
+            None => (None, None, None),
+        };
+        Self(Arc::new(Inner {
+            number,
+            call,
+            owner,
+            session,
+            kept_for,
+            state: Mutex::new(State {
+                ring,
+                reader: None,
+                token,
+                let_go: None,
+                answered: false,
+                writer: None,
+                until: None,
+                spare: false,
+            }),
+            moved: Notify::new(),
+            released: Notify::new(),
+        }))
+    }
+
+    /// The id of the call that it is for, by its value.
+    pub fn call(&self) -> Option<&IdKey> {
+        self.0.call.as_ref().map(|(_, key)| key)
+    }
+
+    /// Sends the event that gives the client a place to resume from before there is any message. Only for clients whose
+    /// session says so ([`Session::primes`](super::Session::primes)). There is always room for one.
+    pub fn prime(&self) {
+        let reader = {
+            let mut state = self.state();
+            state.ring.push_paid(Event::priming());
+            state.reader.take()
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
+    /// Sends an event. Waits while there is no room for one that must be kept and a client is there to make some by
+    /// reading. If there is none, the call ends with an error, and so does this.
+    ///
+    /// An event that no room can be made for goes straight through to a client that reads, and cannot be resumed.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], if the stream has ended, or does because of this.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this is dropped while it waits, the event may be lost. The stream is to be ended then.
+    pub async fn push(&self, mut event: Event) -> Result<(), Refused> {
+        loop {
+            let moved = self.0.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            event = match self.offer(event) {
+                Pushed::Done => return Ok(()),
+                Pushed::Ended => return Err(Refused),
+                Pushed::Full => return self.fail(NO_ROOM),
+                Pushed::Short(event, short) if self.0.session.make_room(short) => event,
+                Pushed::Short(event, _) => return self.send_through(event).await,
+                Pushed::Wait(event) => {
+                    moved.await;
+                    event
+                }
+            };
+        }
+    }
+
+    /// The same without waiting: an event that must be kept and for which there is no room ends the call with an error,
+    /// also when a client is there. For a writer that others wait behind.
+    ///
+    /// # Errors
+    ///
+    /// [`Refused`], if the stream has ended, or does because of this.
+    pub fn push_now(&self, mut event: Event) -> Result<(), Refused> {
+        loop {
+            event = match self.offer(event) {
+                Pushed::Done => return Ok(()),
+                Pushed::Ended => return Err(Refused),
+                Pushed::Short(event, short) if self.0.session.make_room(short) => event,
+                Pushed::Short(..) | Pushed::Full | Pushed::Wait(_) => return self.fail(NO_ROOM),
+            };
+        }
+    }
+
+    /// Answers the call with an error of the proxy's own, for which there is always room, and ends the stream. Its server
+    /// may still be at it: the call counts as answered only once its client has read that.
+    pub fn end_with_error(&self, code: i32, message: &str) {
+        let call = self.0.call.as_ref();
+        self.finish(call.map(|(id, _)| error(id, code, message)));
+    }
+
+    /// Answers the call with an error of the server's, which is JSON text, and ends the stream.
+    pub(super) fn end_with(&self, error: &str) {
+        if let Some((id, _)) = &self.0.call
+            && self.push_now(answer_with(id, error)).is_ok()
+        {
+            self.end();
+        }
+    }
+
+    /// Nothing more comes. Its events are kept for a while, for a client that comes back.
+    pub fn end(&self) {
+        self.finish(None);
+    }
+
+    fn finish(&self, error: Option<Event>) {
+        let until = Instant::now() + self.0.kept_for;
+        let (reader, token, first) = {
+            let mut state = self.state();
+            if let Some(error) = error {
+                state.ring.push_paid(error);
+            }
+            state.ring.end();
+            let first = state.until.is_none();
+            state.until.get_or_insert(until);
+            (state.reader.take(), state.token.take(), first)
+        };
+        drop(token);
+        self.0.moved.notify_waiters();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        if first {
+            self.0.session.ended(until, self.0.number);
+        }
+    }
+
+    /// The response that reads it from the start.
+    pub fn respond(&self) -> Response<Body> {
+        self.read(None).unwrap_or_default()
+    }
+
+    /// The response that reads what comes after event `after`. `None` if there was no such event.
+    pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
+        self.read(Some(after))
+    }
+
+    /// Whether a client reads it.
+    pub fn is_attached(&self) -> bool {
+        self.state().ring.has_reader()
+    }
+
+    /// Whether its call was answered.
+    pub fn is_answered(&self) -> bool {
+        self.state().ring.is_answered()
+    }
+
+    /// Has [`released`](Self::released) return [soon](LET_GO_AFTER): the call was cancelled, or answered.
+    pub fn let_go(&self) {
+        let until = Instant::now() + LET_GO_AFTER;
+        self.state().let_go.get_or_insert(until);
+        self.0.released.notify_waiters();
+    }
+
+    /// Waits until its server has had its time after the call was cancelled, or answered.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when this is dropped.
+    pub async fn released(&self) {
+        loop {
+            let released = self.0.released.notified();
+            tokio::pin!(released);
+            released.as_mut().enable();
+            let until = self.state().let_go;
+            match until {
+                Some(until) => return tokio::time::sleep_until(until).await,
+                None => released.await,
+            }
+        }
+    }
+
+    /// How much it takes without its events.
+    #[cfg(test)]
+    pub(super) const SIZE: usize = size_of::<Inner>();
+
+    /// Forgets it at once.
+    pub(super) fn forget(&self) {
+        match self.0.session.upgrade() {
+            Some(session) => session.remove(self.0.number),
+            None => false,
+        };
+    }
+
+    /// With which `Authorization` its call came.
+    pub(super) fn owner(&self) -> Option<&HeaderValue> {
+        self.0.owner.as_ref()
+    }
+
+    /// A task writes it, which ends when the stream is closed.
+    pub(super) fn written_by(&self, writer: AbortHandle) {
+        let mut state = self.state();
+        // It may have been closed meanwhile, or the task may be through.
+        match state.until {
+            None => state.writer = Some(writer),
+            Some(_) => {
+                drop(state);
+                writer.abort();
+            }
+        }
+    }
+
+    /// Ends it at once, and gives back all that it has. Who calls this has taken it out of its session.
+    pub(super) fn close(&self) -> Closed {
+        let (reader, token, writer, closed) = {
+            let mut state = self.state();
+            state.ring.clear();
+            let closed = Closed {
+                gaps: state.ring.gaps(),
+                until: state.until.replace(Instant::now()),
+            };
+            state.spare = true;
+            let reader = state.reader.take();
+            (reader, state.token.take(), state.writer.take(), closed)
+        };
+        drop(token);
+        if let Some(writer) = writer {
+            writer.abort();
+        }
+        self.0.moved.notify_waiters();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        closed
+    }
+
+    /// Room for an event that is being read.
+    pub(super) fn room(&self) -> Option<Grant> {
+        self.0.session.grant()
+    }
+
+    /// Makes that room larger. `false` if there is none.
+    pub(super) fn widen(&self, room: &mut Grant, by: usize) -> bool {
+        while let Err(short) = room.grow(by) {
+            if !self.0.session.make_room(short) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn offer(&self, event: Event) -> Pushed {
+        let (pushed, reader) = {
+            let mut state = self.state();
+            (state.ring.push(event), state.reader.take())
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        self.tell_answered();
+        pushed
+    }
+
+    /// Says once that the answer is here, as soon as it is.
+    fn tell_answered(&self) {
+        let (first, token) = {
+            let mut state = self.state();
+            let first = state.ring.is_answered() && !std::mem::replace(&mut state.answered, true);
+            (first, state.token.take_if(|_| first))
+        };
+        if first {
+            self.let_go();
+        }
+        if let Some(token) = token {
+            token.answered();
+        }
+    }
+
+    fn fail(&self, message: &str) -> Result<(), Refused> {
+        tracing::warn!(stream = self.0.number, "{message}");
+        if self.0.call.is_some() {
+            self.end_with_error(INTERNAL_ERROR, message);
+        }
+        Err(Refused)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("number", &self.0.number)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Refused ===
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the stream has ended, or has no room")
+    }
+}
+
+impl std::error::Error for Refused {}

@@ -1,0 +1,465 @@
+//! The task that reads a server's answer to a call and writes it to the call's stream.
+//!
+//! 1. It reads on whether the client is there or not, until the server's stream ends, or a while after the call was
+//!    cancelled or answered.
+//! 2. A server that cuts its stream before the answer, and gave ids of its own, is asked for the rest, a few times. Else
+//!    the call ends with an error.
+//! 3. An answer that is no stream of events becomes one: JSON as it is, and anything else as an error.
+//! 4. What an event takes while it is read is counted. One that is too large goes straight through, in pieces.
+
+use std::{
+    convert::Infallible, future::poll_fn, mem, ops::RangeInclusive, pin::Pin, time::Duration,
+};
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http_body_util::BodyExt;
+use memchr::memchr2;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tower_service::Service;
+
+use super::{
+    budget::Grant,
+    event::{Event, Weight},
+    read::{Read, Reader, data},
+    resumable::{LAST_EVENT_ID, is_events, is_json},
+    ring::{EVENT_OVERHEAD, MAX_FRAME},
+    session::READ_ALLOWANCE,
+    stream::{INTERNAL_ERROR, Refused, Stream},
+};
+
+/// An event that is larger goes straight through: 4 MiB, what a session may keep.
+const MAX_EVENT: usize = 4 * 1024 * 1024;
+
+/// So much of a frame is read at a time: 2 KiB. Room for it is asked for before.
+const STEP: usize = 2 * 1024;
+
+/// How often a server that cut its stream may refuse the rest. One that answers with a stream is asked again for as long as
+/// the call lives, whether anything came or not: some end each stream at once when there is nothing new.
+const TRIES: u32 = 3;
+
+/// How long to wait before that, if the server did not say: 1 s.
+const DEFAULT_RETRY: Duration = Duration::from_secs(1);
+
+/// The shortest and the longest that counts of what it says: 250 ms and 30 s.
+const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(30);
+
+/// How long it may take to answer: 10 s.
+const RESUME_LIMIT: Duration = Duration::from_secs(10);
+
+/// How much of a refusal is read for a JSON-RPC error: 64 KiB.
+const MAX_REFUSAL: usize = 64 * 1024;
+
+/// The answer to come of the server.
+pub(super) type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+
+/// How far the server's answer is.
+pub(super) enum Answer {
+    /// Its head has not come.
+    Answering(Answering),
+    /// It is a stream of events.
+    Events(Body),
+}
+
+/// What a request to go on looks like: that of the call.
+pub(super) struct Again<S> {
+    pub(super) service: S,
+    pub(super) uri: Uri,
+    pub(super) headers: HeaderMap,
+}
+
+/// Writes a server's answer to the stream of its call.
+pub(super) struct Writer<S> {
+    stream: Stream,
+    again: Again<S>,
+    reader: Reader,
+    /// For what the reader keeps.
+    room: Option<Grant>,
+    /// The event that is being read goes straight through.
+    passing: bool,
+    /// Something was read that may be the answer, and cannot be known to be.
+    unclear: bool,
+}
+
+/// Ends the stream whatever becomes of the task.
+struct EndOnDrop(Stream);
+
+/// Why there is no more to read.
+enum Stop {
+    /// The server's stream ended, or was cut.
+    Cut,
+    /// The stream takes no more.
+    Refused,
+}
+
+// === impl Writer ===
+
+impl<S> Writer<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    pub(super) fn new(stream: Stream, again: Again<S>) -> Self {
+        Self {
+            room: stream.room(),
+            stream,
+            again,
+            reader: Reader::default(),
+            passing: false,
+            unclear: false,
+        }
+    }
+
+    /// Writes all of it, and ends the stream.
+    pub(super) async fn write(mut self, answer: Answer) {
+        let stream = self.stream.clone();
+        let _end = EndOnDrop(stream.clone());
+        tokio::select! {
+            biased;
+            () = self.answer(answer) => {}
+            () = stream.released() => {}
+        }
+    }
+
+    async fn answer(&mut self, answer: Answer) {
+        let mut body = match answer {
+            Answer::Events(body) => body,
+            Answer::Answering(answering) => {
+                let (head, body) = answering.await.into_parts();
+                let is_answer = head.status.is_success();
+                match is_answer && !head.headers.contains_key(header::CONTENT_ENCODING) {
+                    true if is_events(&head.headers) => body,
+                    true if is_json(&head.headers) => {
+                        self.json(body).await;
+                        return;
+                    }
+                    _ => return self.refusal(head.status, body).await,
+                }
+            }
+        };
+        loop {
+            match self.events(body).await {
+                Stop::Refused => return,
+                Stop::Cut if self.stream.is_answered() || self.unclear => return,
+                Stop::Cut => {}
+            }
+            match self.rest().await {
+                Some(rest) => body = rest,
+                None => {
+                    return self.end_with_error("the MCP server's stream ended before its answer");
+                }
+            }
+        }
+    }
+
+    /// Reads a stream of events to its end.
+    async fn events(&mut self, mut body: Body) -> Stop {
+        self.reader.begin_again();
+        loop {
+            let frame = match body.frame().await {
+                Some(Ok(frame)) => frame,
+                Some(Err(_)) | None => break,
+            };
+            // Trailers say nothing here.
+            if let Ok(bytes) = frame.into_data()
+                && self.read(&bytes).await.is_err()
+            {
+                return Stop::Refused;
+            }
+        }
+        if mem::take(&mut self.passing) {
+            // Its end is missing, so no client has it as an event.
+            self.end_with_error(
+                "the MCP server's stream was cut in an event too large for the proxy to keep",
+            );
+            return Stop::Refused;
+        }
+        drop(self.reader.take());
+        self.settle_room();
+        Stop::Cut
+    }
+
+    /// Reads bytes of a stream of events.
+    async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
+        while !bytes.is_empty() {
+            let most = if self.passing { MAX_FRAME } else { STEP };
+            let (mut step, rest) = bytes.split_at(bytes.len().min(most));
+            if !self.passing && !self.make_room(step.len()) {
+                self.passing = true;
+                self.stream.begin_pass().await;
+            }
+            let read = self.reader.read(&mut step);
+            bytes = match step.is_empty() {
+                true => rest,
+                false => bytes
+                    .get(bytes.len() - rest.len() - step.len()..)
+                    .unwrap_or_default(),
+            };
+            match (read, self.passing) {
+                (Read::Bytes, false) => {}
+                (Read::Bytes, true) => self.pass_on().await?,
+                (Read::Event, true) => {
+                    self.pass_on().await?;
+                    self.passing = false;
+                    self.unclear = true;
+                    self.stream.end_pass(Weight::Kept).await?;
+                }
+                (Read::Event, false) => {
+                    let event = self.event();
+                    self.stream.push(event).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Room for `more` bytes of an event. `false` if there is none.
+    fn make_room(&mut self, more: usize) -> bool {
+        let needed = self.reader.needs(more, MAX_EVENT);
+        if needed <= READ_ALLOWANCE {
+            self.reader.reserve(needed);
+            return true;
+        }
+        let Some(room) = &mut self.room else {
+            return false;
+        };
+        let missing = (needed + EVENT_OVERHEAD).saturating_sub(room.bytes());
+        if needed > MAX_EVENT || !self.stream.widen(room, missing) {
+            return false;
+        }
+        self.reader.reserve(needed);
+        true
+    }
+
+    /// Hands on what has come of an event that goes straight through.
+    async fn pass_on(&mut self) -> Result<(), Refused> {
+        let lines = self.reader.take();
+        if !lines.is_empty() {
+            self.stream.pass(lines.into()).await?;
+        }
+        self.settle_room();
+        Ok(())
+    }
+
+    /// The event that was read.
+    fn event(&mut self) -> Event {
+        let mut lines = self.reader.take();
+        let weight = self.weight(&lines);
+        // The rest of the room is for the next one.
+        lines.shrink_to(lines.len() + super::event::ROOM_FOR_ID);
+        let event = Event::of_lines(lines, weight);
+        match self.room.take() {
+            Some(room) => {
+                self.room = self.stream.room();
+                event.with_room(room)
+            }
+            None => event,
+        }
+    }
+
+    fn weight(&mut self, lines: &[u8]) -> Weight {
+        let call = self.stream.call();
+        let mut of_data = data(lines);
+        let (first, more) = (of_data.next().unwrap_or_default(), of_data.next());
+        if more.is_none() {
+            return Weight::of(first, call);
+        }
+        // Lines are joined by line feeds, which stand between tokens. For the copy there must be room, too.
+        let mut room = self.stream.room();
+        let is_room = room
+            .as_mut()
+            .is_some_and(|room| self.stream.widen(room, lines.len()));
+        match is_room {
+            true => Weight::of(&data(lines).collect::<Vec<_>>().join(&b'\n'), call),
+            false => {
+                self.unclear = true;
+                Weight::Kept
+            }
+        }
+    }
+
+    /// Gives back what the reader does not need.
+    fn settle_room(&mut self) {
+        let needed = self.reader.needs(0, 0);
+        if let Some(room) = &mut self.room {
+            room.shrink(room.bytes().saturating_sub(needed));
+        }
+    }
+
+    /// Asks the server for what comes after the last event that it gave an id.
+    async fn rest(&mut self) -> Option<Body> {
+        let last = HeaderValue::from_bytes(self.reader.last_id()?).ok()?;
+        for _ in 0..TRIES {
+            let retry = self.reader.retry().unwrap_or(DEFAULT_RETRY);
+            tokio::time::sleep(retry.clamp(*RETRY.start(), *RETRY.end())).await;
+            let mut request = Request::new(Body::empty());
+            *request.method_mut() = Method::GET;
+            *request.uri_mut() = self.again.uri.clone();
+            let headers = request.headers_mut();
+            headers.clone_from(&self.again.headers);
+            for name in [
+                header::CONTENT_TYPE,
+                header::CONTENT_LENGTH,
+                header::TRANSFER_ENCODING,
+                header::EXPECT,
+            ] {
+                headers.remove(name);
+            }
+            headers.insert(
+                header::ACCEPT,
+                HeaderValue::from_static("text/event-stream"),
+            );
+            headers.insert(LAST_EVENT_ID, last.clone());
+            let answer = tokio::time::timeout(RESUME_LIMIT, call(&mut self.again.service, request));
+            if let Ok(Ok(answer)) = answer.await
+                && answer.status().is_success()
+                && is_events(answer.headers())
+            {
+                return Some(answer.into_body());
+            }
+        }
+        None
+    }
+
+    /// A JSON answer, as one event.
+    async fn json(&mut self, mut body: Body) {
+        if self.read(b"data: ").await.is_err() {
+            return;
+        }
+        loop {
+            match body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Ok(bytes) = frame.into_data()
+                        && self.read(&on_one_line(bytes)).await.is_err()
+                    {
+                        return;
+                    }
+                }
+                Some(Err(_)) => return self.end_with_error("the MCP server's answer was cut"),
+                None => break,
+            }
+        }
+        let read = self.read(b"\n\n").await;
+        if read.is_ok() && !self.stream.is_answered() && !self.unclear {
+            self.end_with_error("the MCP server answered with something else than the answer");
+        }
+    }
+
+    /// Anything else, as an error.
+    async fn refusal(&mut self, status: StatusCode, mut body: Body) {
+        let mut read = BytesMut::new();
+        while let Some(Ok(frame)) = body.frame().await
+            && read.len() <= MAX_REFUSAL
+        {
+            if let Ok(bytes) = frame.into_data() {
+                read.extend_from_slice(&bytes);
+            }
+        }
+        match said(&read) {
+            Some(error) => self.stream.end_with(error),
+            None => self.end_with_error(&format!(
+                "the MCP server answered with HTTP status {status}"
+            )),
+        }
+    }
+
+    fn end_with_error(&self, message: &str) {
+        tracing::debug!("{message}");
+        self.stream.end_with_error(INTERNAL_ERROR, message);
+    }
+}
+
+/// The error in the body of a refusal, as JSON text.
+fn said(body: &[u8]) -> Option<&str> {
+    #[derive(Deserialize)]
+    struct Refusal<'a> {
+        #[serde(borrow)]
+        error: &'a RawValue,
+    }
+    #[derive(Deserialize)]
+    struct Error<'a> {
+        #[serde(rename = "code")]
+        _code: i64,
+        #[serde(borrow, rename = "message")]
+        _message: std::borrow::Cow<'a, str>,
+    }
+    let refusal: Refusal<'_> = serde_json::from_slice(body).ok()?;
+    let text = refusal.error.get();
+    let _is_error: Error<'_> = serde_json::from_str(text).ok()?;
+    Some(text)
+}
+
+/// JSON with spaces for its line ends, which all stand between tokens.
+fn on_one_line(json: Bytes) -> Bytes {
+    if memchr2(b'\n', b'\r', &json).is_none() {
+        return json;
+    }
+    let on_line = |byte: &u8| match byte {
+        b'\n' | b'\r' => b' ',
+        other => *other,
+    };
+    json.iter().map(on_line).collect()
+}
+
+/// Calls a service once it is ready.
+pub(super) async fn call<S: Service<Request<Body>>>(
+    service: &mut S,
+    request: Request<Body>,
+) -> Result<S::Response, S::Error> {
+    poll_fn(|cx| service.poll_ready(cx)).await?;
+    service.call(request).await
+}
+
+// === impl EndOnDrop ===
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::{Call, Hub, Limits, session::STREAM_OVERHEAD};
+
+    #[tokio::test]
+    async fn a_stream_costs_no_more_than_is_counted() {
+        let hub = Hub::new(Limits::default());
+        let session = hub.begin("s", None).unwrap();
+        let before = hub.stats().buffer_bytes;
+        let stream = session.open(Call::new("1").unwrap()).unwrap();
+        let counted = hub.stats().buffer_bytes - before;
+        assert!(counted >= STREAM_OVERHEAD);
+        let service = tower::service_fn(async |_: Request<Body>| Ok(Response::new(Body::empty())));
+        let again = Again {
+            service,
+            uri: Uri::default(),
+            headers: HeaderMap::new(),
+        };
+        let task = Writer::new(stream.clone(), again).write(Answer::Events(Body::empty()));
+        // The task, what the runtime adds to it, the stream, and its places in four maps.
+        let costs = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128;
+        assert!(
+            costs + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,
+            "{costs}"
+        );
+    }
+
+    #[test]
+    fn only_a_json_rpc_error_is_taken_from_a_refusal() {
+        for (body, expected) in [
+            (
+                r#"{"error":{"code":-1, "message":"\u0061"},"id":null}"#,
+                Some(r#"{"code":-1, "message":"\u0061"}"#),
+            ),
+            (r#"{"error":{"code":1.5,"message":"a"}}"#, None),
+            (r#"{"error":{"code":1}}"#, None),
+            (r#"{"error":"invalid_token"}"#, None),
+            ("", None),
+        ] {
+            assert_eq!(said(body.as_bytes()), expected, "{body}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The parts of the program `mcp-cancel-proxy`, which puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
+//!
+//! A request takes this way, and its response the way back:
+//!
+//! ```text
+//! client ─▶ front ─▶ CancelOnDisconnectLayer ─▶ hub ─▶ forward ─▶ a server that speaks HTTP
+//!                                            └─▶ stdio ───────▶ one that is started, with the hub's streams
+//! ```
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`config`] | what the program is told, by flags, the environment and a file |
+//! | [`front`] | takes connections, and refuses what is none of the server's business |
+//! | [`forward`] | hands requests on to a server that speaks HTTP |
+//! | [`stdio`] | starts servers that speak on stdin and stdout, and speaks HTTP for them |
+//! | [`hub`] | keeps what a server sent, for clients that come back |
+//! | [`message`] | reads of a message what routes it |
+//! | [`admin`] | shows health, metrics and calls, on another address |
+//! | [`drain`] | ends in bounded time |
+//! | [`log`] | what is logged, and how |
+//! | [`refusal`] | the answers that are the proxy's own |
+//! | [`demo`] | shows it all, with a server of its own |
+//! | [`stage`] | what all these services have in common |
+//!
+//! [`Proxy`] puts them together.
+
+pub mod admin;
+pub mod config;
+#[cfg(unix)]
+pub mod demo;
+pub mod drain;
+pub mod forward;
+pub mod front;
+pub mod hub;
+pub mod log;
+pub mod message;
+mod proxy;
+pub mod refusal;
+pub mod stage;
+#[cfg(unix)]
+pub mod stdio;
+
+pub use self::proxy::{Proxy, StartError};

@@ -1,0 +1,355 @@
+//! One JSON-RPC message, read for what routes it.
+//!
+//! The proxy hands messages on as bytes. It reads of them whose they are, in one pass that copies nothing: values that
+//! nobody asks for are stepped over, and ids stay the text that they were sent as.
+//!
+//! 1. **Bytes, not types.** Ids, tokens and parameters are borrowed as they stand in the text. Nothing here writes.
+//! 2. **One reading only.** A member with a meaning that comes twice makes the message unreadable: two parsers may
+//!    disagree about it.
+//! 3. **An id compares by its value** ([`IdKey`]): a server may answer `1.0` with `1`, and `"\u0061"` with `"a"`. A number
+//!    and a string are never the same.
+//!
+//! ```
+//! use mcp_cancel_proxy::message::{Kind, Message};
+//!
+//! let text = br#"{"jsonrpc":"2.0","id":1.0,"method":"tools/call","params":{"_meta":{"progressToken":"p"}}}"#;
+//! let message = Message::read(text).unwrap();
+//! assert_eq!(message.kind, Kind::Request);
+//! assert_eq!(message.id, Some("1.0"));
+//! assert_eq!(message.method.as_deref(), Some("tools/call"));
+//! assert_eq!(message.params().progress_token, Some(r#""p""#));
+//! ```
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
+use serde_json::{Number, value::RawValue};
+
+/// One JSON-RPC message.
+#[derive(Debug, Clone)]
+pub struct Message<'a> {
+    /// What kind of message it is.
+    pub kind: Kind,
+    /// Its `id`, as JSON text. `null` is an id of this kind: it stands for one that could not be read.
+    pub id: Option<&'a str>,
+    /// Its `method`, which a response does not have.
+    pub method: Option<Cow<'a, str>>,
+    params: Option<&'a RawValue>,
+}
+
+/// The kinds of messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Has a `method` and an `id`.
+    Request,
+    /// Has a `method` and no `id`.
+    Notification,
+    /// Has a `result` or an `error`, and no `method`.
+    Response,
+}
+
+/// What the proxy reads of a message's `params`. Ids and tokens are JSON text.
+#[derive(Debug, Clone, Default)]
+pub struct Params<'a> {
+    /// `requestId`: what a `notifications/cancelled` cancels.
+    pub request_id: Option<&'a str>,
+    /// `progressToken` of a `notifications/progress`, or `_meta.progressToken` of a request.
+    pub progress_token: Option<&'a str>,
+    /// `protocolVersion` of an `initialize`.
+    pub protocol_version: Option<Cow<'a, str>>,
+    /// The revision that `_meta` names, from 2026-07-28 on.
+    pub revision: Option<Cow<'a, str>>,
+}
+
+/// An id or a token by its value, to be compared and hashed.
+///
+/// ```
+/// use mcp_cancel_proxy::message::IdKey;
+///
+/// let key = |text| IdKey::of(text).unwrap();
+/// assert_eq!(key("1"), key("1.0"));
+/// assert_ne!(key("1"), key("\"1\""));
+/// assert!(IdKey::of("null").is_none());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct IdKey(Value);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Value {
+    Integer(i128),
+    /// A number that is no integer beyond doubt, as it was written.
+    Number(Box<str>),
+    Text(Box<str>),
+}
+
+#[derive(Deserialize)]
+struct Members<'a> {
+    #[serde(borrow, default, deserialize_with = "present")]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    method: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    params: Option<&'a RawValue>,
+    #[serde(default, deserialize_with = "there")]
+    result: bool,
+    #[serde(default, deserialize_with = "there")]
+    error: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ParamMembers<'a> {
+    #[serde(borrow)]
+    request_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    progress_token: Option<&'a RawValue>,
+    #[serde(borrow)]
+    protocol_version: Option<&'a RawValue>,
+    #[serde(borrow, rename = "_meta")]
+    meta: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Meta<'a> {
+    #[serde(borrow)]
+    progress_token: Option<&'a RawValue>,
+    #[serde(borrow, rename = "io.modelcontextprotocol/protocolVersion")]
+    revision: Option<&'a RawValue>,
+}
+
+/// A member that may be `null`.
+fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(value).map(Some)
+}
+
+fn there<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
+    IgnoredAny::deserialize(value).map(|_| true)
+}
+
+// === impl Message ===
+
+impl<'a> Message<'a> {
+    /// Reads a whole message. `None` if it is not one beyond doubt; a batch is none.
+    pub fn read(text: &'a [u8]) -> Option<Self> {
+        // A struct can be read from an array, which would be a batch here.
+        let first = text.trim_ascii_start().first();
+        let members: Members<'a> = match first {
+            Some(b'{') => serde_json::from_slice(text).ok()?,
+            _ => return None,
+        };
+        let kind = match (&members.method, members.id, members.result, members.error) {
+            (Some(_), Some(_), false, false) => Kind::Request,
+            (Some(_), None, false, false) => Kind::Notification,
+            (None, _, true, false) | (None, _, false, true) => Kind::Response,
+            _ => return None,
+        };
+        Some(Self {
+            kind,
+            id: members.id.map(RawValue::get),
+            method: members.method,
+            params: members.params,
+        })
+    }
+
+    /// Whether it is a notification that may be lost without harm: progress, or a log line.
+    pub fn is_droppable(&self) -> bool {
+        let method = self.method.as_deref();
+        self.kind == Kind::Notification
+            && matches!(
+                method,
+                Some("notifications/progress" | "notifications/message")
+            )
+    }
+
+    /// Whether it answers the request with this id.
+    pub fn answers(&self, request: &IdKey) -> bool {
+        let id = self.id.filter(|_| self.kind == Kind::Response);
+        id.and_then(IdKey::of).is_some_and(|id| id == *request)
+    }
+
+    /// Reads its `params`. What is missing or of another type is `None`.
+    pub fn params(&self) -> Params<'a> {
+        let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
+        let meta: Meta<'a> = object(members.meta).unwrap_or_default();
+        Params {
+            request_id: members.request_id.map(RawValue::get),
+            progress_token: members
+                .progress_token
+                .or(meta.progress_token)
+                .map(RawValue::get),
+            protocol_version: string(members.protocol_version),
+            revision: string(meta.revision),
+        }
+    }
+}
+
+/// A string, borrowed if it is written without escapes.
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+fn string(value: Option<&RawValue>) -> Option<Cow<'_, str>> {
+    let text: Text<'_> = serde_json::from_str(value?.get()).ok()?;
+    Some(text.0)
+}
+
+fn object<'a, T: Deserialize<'a>>(value: Option<&'a RawValue>) -> Option<T> {
+    let text = value?.get();
+    // A struct can be read from an array as well.
+    text.starts_with('{')
+        .then(|| serde_json::from_str(text).ok())?
+}
+
+// === impl IdKey ===
+
+impl IdKey {
+    /// The value of an id that was sent as this text. `None` if it is neither a string nor a number.
+    pub fn of(text: &str) -> Option<Self> {
+        let text = text.trim_ascii();
+        let value = match text.as_bytes().first()? {
+            b'"' => Value::Text(serde_json::from_str(text).ok()?),
+            b'-' | b'0'..=b'9' => Value::number(text)?,
+            _ => return None,
+        };
+        Some(Self(value))
+    }
+}
+
+// === impl Value ===
+
+impl Value {
+    fn number(text: &str) -> Option<Self> {
+        /// From here on several integers share one `f64`.
+        const FIRST_SHARED: f64 = 9_007_199_254_740_992.0;
+        if let Ok(integer) = text.parse::<i128>() {
+            return Some(Self::Integer(integer));
+        }
+        let _is_json: Number = serde_json::from_str(text).ok()?;
+        let float: f64 = text.parse().ok()?;
+        let integral = float.fract() == 0.0 && float.abs() < FIRST_SHARED;
+        Some(match integral {
+            true => Self::Integer(float as i128),
+            false => Self::Number(text.into()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(text: &str) -> Option<Kind> {
+        Message::read(text.as_bytes()).map(|message| message.kind)
+    }
+
+    #[test]
+    fn the_members_say_what_kind_a_message_is() {
+        for (text, expected) in [
+            (r#"{"id":1,"method":"a"}"#, Some(Kind::Request)),
+            (r#"{"id":null,"method":"a"}"#, Some(Kind::Request)),
+            (r#" {"method":"a","x":[1,{}]}"#, Some(Kind::Notification)),
+            (r#"{"id":1,"result":null}"#, Some(Kind::Response)),
+            (r#"{"error":{},"id":null}"#, Some(Kind::Response)),
+            (r#"{"id":1,"result":1,"error":1}"#, None),
+            (r#"{"id":1,"method":"a","result":1}"#, None),
+            (r#"{"id":1}"#, None),
+            (r#"{"id":1,"id":2,"method":"a"}"#, None),
+            (r#"{"id":1,"method":7}"#, None),
+            (r#"{"id":1,"method":"a"} {}"#, None),
+            (r#"{"id":1,"method":"a""#, None),
+            (r#"[{"id":1,"method":"a"}]"#, None),
+            (r#"[1,"a",{},true,true]"#, None),
+            ("7", None),
+            ("", None),
+        ] {
+            assert_eq!(kind(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn ids_are_the_text_that_was_sent() {
+        for id in [
+            "1",
+            "1.0",
+            "-0",
+            "1e400",
+            "99999999999999999999999999",
+            r#""\u0061""#,
+            "null",
+        ] {
+            let text = format!(r#"{{"id":{id},"method":"a"}}"#);
+            assert_eq!(Message::read(text.as_bytes()).unwrap().id, Some(id));
+        }
+    }
+
+    #[test]
+    fn an_answer_is_known_by_the_value_of_its_id() {
+        let answers = |id: &str, request: &str| {
+            let text = format!(r#"{{"id":{id},"result":{{}}}}"#);
+            let message = Message::read(text.as_bytes()).unwrap();
+            message.answers(&IdKey::of(request).unwrap())
+        };
+        for (id, request) in [
+            ("1", "1.0"),
+            ("1e2", "100"),
+            ("\"\\u0061\"", "\"a\""),
+            ("0.5", "0.5"),
+            ("99999999999999999999", "99999999999999999999"),
+        ] {
+            assert!(answers(id, request), "{id} {request}");
+            assert!(answers(request, id), "{request} {id}");
+        }
+        for (id, request) in [
+            ("1", "\"1\""),
+            ("1", "2"),
+            ("null", "1"),
+            ("9007199254740993.0", "9007199254740992"),
+        ] {
+            assert!(!answers(id, request), "{id} {request}");
+        }
+    }
+
+    #[test]
+    fn a_request_of_the_server_answers_nothing() {
+        let message = Message::read(br#"{"id":1,"method":"ping"}"#).unwrap();
+        assert!(!message.answers(&IdKey::of("1").unwrap()));
+        assert!(!message.is_droppable());
+    }
+
+    #[test]
+    fn progress_and_log_lines_may_be_dropped_and_nothing_else() {
+        for (method, droppable) in [
+            ("notifications/progress", true),
+            ("notifications/message", true),
+            ("notifications/cancelled", false),
+            ("notifications/tools/list_changed", false),
+        ] {
+            let text = format!(r#"{{"method":"{method}"}}"#);
+            let message = Message::read(text.as_bytes()).unwrap();
+            assert_eq!(message.is_droppable(), droppable, "{method}");
+        }
+        let request = Message::read(br#"{"id":1,"method":"notifications/progress"}"#).unwrap();
+        assert!(!request.is_droppable());
+    }
+
+    #[test]
+    fn params_of_another_type_say_nothing() {
+        for params in [
+            "[]",
+            "null",
+            "7",
+            r#"{"_meta":[]}"#,
+            r#"{"protocolVersion":7}"#,
+        ] {
+            let text = format!(r#"{{"id":1,"method":"a","params":{params}}}"#);
+            let params = Message::read(text.as_bytes()).unwrap().params();
+            assert!(params.request_id.is_none() && params.progress_token.is_none());
+            assert!(params.protocol_version.is_none());
+        }
+        let text =
+            br#"{"method":"a","params":{"requestId":1.50,"protocolVersion":"2025\u002d11-25"}}"#;
+        let params = Message::read(text).unwrap().params();
+        assert_eq!(params.request_id, Some("1.50"));
+        assert_eq!(params.protocol_version.as_deref(), Some("2025-11-25"));
+    }
+}

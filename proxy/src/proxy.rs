@@ -1,0 +1,254 @@
+//! All parts together: from the configuration to a program that serves.
+
+use std::{collections::HashMap, fmt, future::pending, io, net::SocketAddr};
+
+use mcp_cancel_on_disconnect::{
+    Calls, CancelOnDisconnectLayer, Grace, MIN_GRACE, Policy, observe::Metrics,
+};
+use tower_layer::Layer as _;
+use tracing::{info, warn};
+
+use crate::{
+    admin::{Admin, Readiness},
+    config::{Config, Target},
+    drain::CLOSING,
+    forward::{Forward, UpstreamError},
+    front::{Front, Gate},
+    log,
+    stage::{Inside, Outside, Stage},
+};
+
+/// A proxy that listens, and serves once it is told to.
+#[derive(Debug)]
+pub struct Proxy {
+    config: Config,
+    layer: CancelOnDisconnectLayer,
+    forward: Forward,
+    front: Front,
+    admin: Option<Admin>,
+    readiness: Readiness,
+}
+
+/// Why a proxy does not start. As text it is what a person should read.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// An address cannot be listened on.
+    Listen {
+        /// Which option names it.
+        option: &'static str,
+        /// Which it is.
+        address: SocketAddr,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The upstream is none.
+    Upstream(UpstreamError),
+    /// Commands are not served.
+    Command,
+    /// The system refuses something else.
+    Io(io::Error),
+}
+
+// === impl Proxy ===
+
+impl Proxy {
+    /// Listens where the configuration says.
+    pub async fn bind(config: Config) -> Result<Self, StartError> {
+        let forward = match config.target() {
+            Target::Http(upstream) => Forward::new(upstream, config.header.clone())?,
+            Target::Command(_) => return Err(StartError::Command),
+        };
+        let readiness = Readiness::default();
+        let gate = Gate::new(config.allow_host.clone(), config.allow_origin.clone());
+        let front = Front::bind(config.listen, gate).await;
+        let front = front.map_err(|error| StartError::listen("--listen", config.listen, error))?;
+        let mut layer = layer(&config);
+        let admin = match config.admin {
+            Some(address) => {
+                let bound = Admin::bind(address, layer.calls(), readiness.clone()).await;
+                let bound = bound.map_err(|error| StartError::listen("--admin", address, error))?;
+                // Its numbers go to the recorder that was installed just now.
+                layer = layer.observe(Metrics::new());
+                Some(bound)
+            }
+            None => None,
+        };
+        let proxy = Self {
+            config,
+            layer,
+            forward,
+            front,
+            admin,
+            readiness,
+        };
+        proxy.greet()?;
+        Ok(proxy)
+    }
+
+    /// Where clients connect.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.front.local_addr()
+    }
+
+    /// Where operators look, if anywhere.
+    pub fn admin_addr(&self) -> io::Result<Option<SocketAddr>> {
+        self.admin.as_ref().map(Admin::local_addr).transpose()
+    }
+
+    /// The calls in flight.
+    pub fn calls(&self) -> Calls {
+        self.layer.calls()
+    }
+
+    /// The first lines: where it listens, what it fronts, and what a hang-up means.
+    fn greet(&self) -> io::Result<()> {
+        let at = self.local_addr()?;
+        info!(
+            "listening on http://{at}{} in front of {}; {}",
+            self.forward.path(),
+            self.forward,
+            meaning(self.config.grace)
+        );
+        if let Some(admin) = self.admin_addr()? {
+            match admin.ip().is_loopback() {
+                true => info!("health, metrics and calls on http://{admin}/calls"),
+                false => warn!(
+                    "health and metrics on http://{admin}; the calls are shown on a loopback address only"
+                ),
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves until `stop` is ready. Then calls may end, for a limited time.
+    pub async fn serve(self, stop: impl Future<Output = ()>) {
+        let forward = self.forward.clone();
+        self.serve_through(forward, stop).await;
+    }
+
+    /// The same, with `inner` inside the layer.
+    async fn serve_through(self, inner: impl Stage, stop: impl Future<Output = ()>) {
+        let calls = self.layer.calls();
+        let stage = Outside(self.layer.layer(Inside(inner)));
+        let drained = async {
+            stop.await;
+            self.readiness.end();
+            let report = calls.drain(self.config.drain).await;
+            info!(
+                ended = report.ended,
+                cancelled = report.cancelled,
+                "drained"
+            );
+        };
+        let admin = async {
+            if let Some(admin) = self.admin {
+                admin.serve().await;
+            }
+            // Clients are served also without it.
+            pending().await
+        };
+        tokio::select! {
+            () = self.front.serve(stage, drained, CLOSING) => {}
+            () = admin => {}
+        }
+    }
+}
+
+fn layer(config: &Config) -> CancelOnDisconnectLayer {
+    let mut layer = CancelOnDisconnectLayer::new()
+        .grace(config.grace)
+        .observe_fn(log::comings_and_goings);
+    if !config.tool_grace.is_empty() {
+        let graces: HashMap<String, Grace> = config.tool_grace.iter().cloned().collect();
+        layer = layer.policy(
+            move |call| match call.tool().and_then(|tool| graces.get(tool)) {
+                Some(grace) => Policy::new().grace(*grace),
+                None => Policy::new(),
+            },
+        );
+    }
+    if !config.exempt.is_empty() {
+        let exempt = config.exempt.clone();
+        layer = layer.exempt(move |call| {
+            call.tool()
+                .is_some_and(|tool| exempt.iter().any(|it| it == tool))
+        });
+    }
+    if let Some(timeout) = config.call_timeout {
+        layer = layer.call_timeout(timeout);
+    }
+    if let Some(interval) = config.keep_alive.0 {
+        layer = layer.keep_alive(interval);
+    }
+    if let Some(timeout) = config.stall_timeout.0 {
+        layer = layer.stall_timeout(timeout);
+    }
+    if config.no_resumable {
+        layer = layer.commit_after(config.commit_after);
+    }
+    layer
+}
+
+/// What a hang-up means.
+fn meaning(grace: Grace) -> String {
+    match grace {
+        Grace::Immediate => "a hang-up cancels its call at once".to_owned(),
+        Grace::Never => "a hang-up cancels nothing".to_owned(),
+        Grace::After(grace) => {
+            format!("a hang-up cancels its call after {grace:?}, unless its client comes back")
+        }
+        _ => format!(
+            "a hang-up cancels its call at once, or after {MIN_GRACE:?} if its client may come back for it and does not"
+        ),
+    }
+}
+
+// === impl StartError ===
+
+impl StartError {
+    fn listen(option: &'static str, address: SocketAddr, error: io::Error) -> Self {
+        Self::Listen {
+            option,
+            address,
+            error,
+        }
+    }
+}
+
+impl From<io::Error> for StartError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<UpstreamError> for StartError {
+    fn from(error: UpstreamError) -> Self {
+        Self::Upstream(error)
+    }
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Listen {
+                option,
+                address,
+                error,
+            } if error.kind() == io::ErrorKind::AddrInUse => {
+                write!(
+                    f,
+                    "another program listens on {address}: choose a free port with {option}"
+                )
+            }
+            Self::Listen { address, error, .. } => write!(f, "cannot listen on {address}: {error}"),
+            Self::Upstream(error) => error.fmt(f),
+            Self::Command => {
+                f.write_str("this version fronts servers that speak HTTP: give --upstream")
+            }
+            Self::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}

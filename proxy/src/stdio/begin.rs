@@ -1,0 +1,160 @@
+//! How a session begins: its id, its streams, its process, and the task that owns them.
+
+use std::{
+    fmt::Write as _,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, request};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, sleep},
+};
+
+use super::{
+    head::SESSION_ID,
+    input::Waiting,
+    log::Name,
+    process::{Group, Pipes},
+    reply::{self, BUSY, SERVER_ERROR},
+    service::{Inner, Stdio, not_sent, request_in},
+    session::{Session, Why},
+};
+use crate::message::Message;
+
+/// How long a late client still gets what a session has sent, after its end: 60 s.
+const KEPT_FOR: Duration = Duration::from_secs(60);
+
+/// How long a session may be unused that may be so for ever.
+const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// A session that runs. Dropped, however its task ended, nothing of it is left open.
+struct Running {
+    stdio: Weak<Inner>,
+    id: Arc<str>,
+    session: Arc<Session>,
+    _place: OwnedSemaphorePermit,
+}
+
+// === impl Stdio ===
+
+impl Stdio {
+    /// Begins a session with the request `initialize`.
+    pub(super) fn begin(
+        &self,
+        message: &Message<'_>,
+        parts: &request::Parts,
+        line: Bytes,
+    ) -> Result<Response<Body>, Box<Response<Body>>> {
+        let inner = &self.0;
+        let id = message.id;
+        let wait = inner.crashes().wait(Instant::now());
+        if let Some(wait) = wait {
+            let text =
+                "the MCP server failed to start several times, and is not started for a while";
+            return Err(Box::new(reply::busy(id, text, wait)));
+        }
+        let no_room = |text: &str| Box::new(reply::busy(id, text, BUSY));
+        let place = inner.places.clone().try_acquire_owned();
+        let place = place.map_err(|_| no_room("there are as many sessions as there may be"))?;
+        let failed = |text: &str| {
+            Box::new(reply::error(
+                StatusCode::BAD_GATEWAY,
+                id,
+                SERVER_ERROR,
+                text,
+            ))
+        };
+        let session_id =
+            new_id().map_err(|_| failed("there are no random numbers for a session id"))?;
+        let asked_for = message.params().protocol_version;
+        let streams = inner
+            .hub
+            .begin(&session_id, Some(asked_for.as_deref().unwrap_or_default()));
+        let streams = streams.ok_or_else(|| no_room("there is no room for another session"))?;
+        let begun = || -> Result<_, Box<Response<Body>>> {
+            let standalone = streams.open_standalone();
+            let standalone =
+                standalone.ok_or_else(|| no_room("there is no room for another session"))?;
+            let (group, pipes) = Group::spawn(&inner.options.program).map_err(|error| {
+                inner.crashes().add(Instant::now());
+                tracing::error!("cannot start `{}`: {error}", inner.options.program);
+                failed(&format!("the MCP server cannot be started: {error}"))
+            })?;
+            let timeout = inner.options.session_timeout.unwrap_or(FOR_EVER);
+            let kill_after = inner.options.kill_after;
+            let name = Name::of(&session_id);
+            let (session, waiting) =
+                Session::new(name, streams.clone(), standalone, kill_after, timeout);
+            session.prime(&session.standalone);
+            let response = request_in(&session, message, parts, line)
+                .map_err(|why| Box::new(not_sent(id, why)))?;
+            Ok((Arc::new(session), (group, pipes, waiting), response))
+        };
+        let (session, process, mut response) =
+            begun().inspect_err(|_| inner.hub.close(&session_id))?;
+        let running = Running {
+            stdio: Arc::downgrade(inner),
+            id: session_id.clone(),
+            session: session.clone(),
+            _place: place,
+        };
+        {
+            let mut live = inner.live();
+            if live.shuts_down {
+                drop(live);
+                inner.hub.close(&session_id);
+                return Err(Box::new(reply::busy(id, Why::Shutdown.in_words(), BUSY)));
+            }
+            live.sessions.insert(session_id.clone(), session);
+        }
+        tokio::spawn(running.run(process));
+        if let Ok(value) = HeaderValue::from_str(&session_id) {
+            response.headers_mut().insert(SESSION_ID, value);
+        }
+        Ok(response)
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    async fn run(self, (group, pipes, waiting): (Group, Pipes, Waiting)) {
+        let end = self.session.run(group, pipes, waiting).await;
+        let hub = self.stdio.upgrade().map(|stdio| {
+            stdio.ended(&end);
+            stdio.hub.clone()
+        });
+        let (id, why) = (self.id.clone(), end.why);
+        drop(self);
+        // What was sent before is kept for a client that comes late, but not longer than its streams.
+        if let Some(hub) = hub.filter(|_| why != Why::Deleted) {
+            sleep(KEPT_FOR).await;
+            hub.close(&id);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.session.finish(Why::Exited, Why::Exited.in_words());
+        if let Some(stdio) = self.stdio.upgrade() {
+            stdio.live().sessions.remove(&self.id);
+        }
+    }
+}
+
+/// An id of 128 random bits.
+fn new_id() -> Result<Arc<str>, getrandom::Error> {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits)?;
+    let mut id = String::with_capacity(32);
+    for byte in bits {
+        // Writing to a string does not fail.
+        let _written = write!(id, "{byte:02x}");
+    }
+    Ok(id.into())
+}

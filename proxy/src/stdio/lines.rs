@@ -1,0 +1,220 @@
+//! Bytes in, lines out, in bounded memory.
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use memchr::memchr;
+
+/// The longest line: 16 MiB, which is more than clients take.
+pub const MAX_LINE: usize = 16 * 1024 * 1024;
+
+/// How much of a line that is no message is logged.
+const BEGINNING: usize = 200;
+
+/// How much memory is kept between two lines.
+const KEPT: usize = 64 * 1024;
+
+/// How much is read at a time.
+const CHUNK: usize = 16 * 1024;
+
+/// Cuts what a process writes into lines. It keeps at most one line of [`MAX_LINE`] and what was read with its end.
+#[derive(Debug)]
+pub struct Lines {
+    longest: usize,
+    buffer: BytesMut,
+    /// So much of the buffer has no line break.
+    looked_at: usize,
+    /// The rest of a line that is too long is thrown away as it comes.
+    skips: bool,
+}
+
+/// A line, without white space around it and never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Line {
+    /// A whole line, in memory of its own.
+    Whole(Bytes),
+    /// The beginning of a line that is too long. The rest of it is skipped.
+    TooLong(Bytes),
+}
+
+// === impl Lines ===
+
+impl Lines {
+    /// Lines of at most so many bytes.
+    #[must_use]
+    pub fn new(longest: usize) -> Self {
+        Self {
+            longest,
+            buffer: BytesMut::new(),
+            looked_at: 0,
+            skips: false,
+        }
+    }
+
+    /// Where to put what comes next. All lines must be taken before.
+    pub fn buffer(&mut self) -> &mut BytesMut {
+        if self.buffer.is_empty() && self.buffer.capacity() > KEPT {
+            self.buffer = BytesMut::new();
+        }
+        self.buffer.reserve(CHUNK);
+        &mut self.buffer
+    }
+
+    /// The next line that is there.
+    pub fn next_line(&mut self) -> Option<Line> {
+        loop {
+            let new = self.buffer.get(self.looked_at..).unwrap_or_default();
+            let Some(end) = memchr(b'\n', new).map(|at| self.looked_at + at) else {
+                self.looked_at = self.buffer.len();
+                return self.without_end();
+            };
+            let line = match self.skips {
+                true => None,
+                false => self.line(end),
+            };
+            self.skips = false;
+            self.looked_at = 0;
+            self.buffer.advance(end + 1);
+            if line.is_some() {
+                return line;
+            }
+        }
+    }
+
+    /// The last line, if it has no end.
+    pub fn last_line(&mut self) -> Option<Line> {
+        let line = match self.skips {
+            true => None,
+            false => self.line(self.buffer.len()),
+        };
+        self.buffer.clear();
+        self.looked_at = 0;
+        line
+    }
+
+    /// What is there has no end yet.
+    fn without_end(&mut self) -> Option<Line> {
+        if self.skips {
+            self.forget();
+            return None;
+        }
+        if self.buffer.len() <= self.longest {
+            return None;
+        }
+        let line = Line::TooLong(self.beginning(self.buffer.len()));
+        self.skips = true;
+        self.forget();
+        Some(line)
+    }
+
+    fn forget(&mut self) {
+        self.buffer.clear();
+        self.looked_at = 0;
+    }
+
+    fn line(&self, end: usize) -> Option<Line> {
+        if end > self.longest {
+            return Some(Line::TooLong(self.beginning(end)));
+        }
+        let line = self.buffer.get(..end).unwrap_or_default().trim_ascii();
+        // A copy: a small message that is kept must not keep a large buffer.
+        (!line.is_empty()).then(|| Line::Whole(Bytes::copy_from_slice(line)))
+    }
+
+    fn beginning(&self, end: usize) -> Bytes {
+        let beginning = self.buffer.get(..end.min(BEGINNING)).unwrap_or_default();
+        Bytes::copy_from_slice(beginning)
+    }
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self::new(MAX_LINE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// All lines, if the bytes come in these pieces.
+    fn cut<'a>(longest: usize, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Line> {
+        let mut lines = Lines::new(longest);
+        let mut cut = Vec::new();
+        for piece in pieces {
+            lines.buffer().extend_from_slice(piece);
+            cut.extend(std::iter::from_fn(|| lines.next_line()));
+            assert!(lines.buffer.len() <= longest, "it keeps too much");
+        }
+        cut.extend(lines.last_line());
+        cut
+    }
+
+    fn whole(text: &'static str) -> Line {
+        Line::Whole(Bytes::from_static(text.as_bytes()))
+    }
+
+    #[test]
+    fn lines_end_with_either_line_break_and_empty_ones_are_none() {
+        let lines = cut(100, [&b"one\r\n\n  \r\n two \nthr"[..], b"ee"]);
+        assert_eq!(lines, [whole("one"), whole("two"), whole("three")]);
+    }
+
+    #[test]
+    fn a_line_that_never_ends_is_told_once_and_the_next_one_is_read() {
+        let pieces = (0..1_000).map(|_| &b"xxxxxxxxxx"[..]);
+        let lines = cut(64, pieces.chain([&b"x\nnext\n"[..]]));
+        assert!(matches!(&lines[..], [Line::TooLong(_), next] if *next == whole("next")));
+    }
+
+    #[test]
+    fn a_line_is_as_long_as_allowed() {
+        assert_eq!(cut(4, [&b"1234\n"[..]]), [whole("1234")]);
+        assert_eq!(
+            cut(4, [&b"12345\n6"[..]]),
+            [Line::TooLong(Bytes::from_static(b"12345")), whole("6")]
+        );
+    }
+
+    #[test]
+    fn a_large_line_leaves_no_large_buffer() {
+        let mut lines = Lines::default();
+        lines.buffer().extend_from_slice(&vec![b'x'; 1 << 20]);
+        lines.buffer().extend_from_slice(b"\n");
+        assert!(matches!(lines.next_line(), Some(Line::Whole(line)) if line.len() == 1 << 20));
+        assert_eq!(lines.next_line(), None);
+        assert!(lines.buffer().capacity() <= 2 * KEPT);
+    }
+
+    proptest! {
+        #[test]
+        fn the_pieces_in_which_bytes_come_do_not_matter(
+            bytes in proptest::collection::vec(prop_oneof![Just(b'\n'), Just(b'\r'), Just(b' '), b'a'..=b'e'], 0..200),
+            sizes in proptest::collection::vec(1_usize..20, 1..50),
+        ) {
+            let mut pieces = Vec::new();
+            let (mut rest, mut sizes) = (&bytes[..], sizes.iter().cycle());
+            while !rest.is_empty() {
+                let (piece, after) = rest.split_at(rest.len().min(*sizes.next().unwrap()));
+                pieces.push(piece);
+                rest = after;
+            }
+            let expected: Vec<_> = bytes
+                .split(|byte| *byte == b'\n')
+                .filter_map(|line| match line {
+                    line if line.len() > 8 => Some(None),
+                    line if line.trim_ascii().is_empty() => None,
+                    line => Some(Some(Bytes::copy_from_slice(line.trim_ascii()))),
+                })
+                .collect();
+            let got: Vec<_> = cut(8, pieces)
+                .into_iter()
+                .map(|line| match line {
+                    Line::Whole(line) => Some(line),
+                    Line::TooLong(_) => None,
+                })
+                .collect();
+            prop_assert_eq!(got, expected);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A server that speaks stdio, as a service that speaks Streamable HTTP: a process for each session.
+//!
+//! 1. **Bytes.** A message passes as it was written, in both directions. Only line breaks between its tokens become spaces.
+//! 2. **Nothing survives.** The end of a session closes the stdin of its process, and then signals its group (`process`).
+//! 3. **Whose a line is** says `routing`; in doubt it goes to no call's stream.
+//! 4. **Bounded.** What waits to be written (64 messages, 8 MiB a session), a line (16 MiB), what is logged, the calls and
+//!    the sessions. What waits to be read is the hub's.
+//! 5. **Told, not stopped.** A cancel is passed to the process. Whether its tool stops is up to that; only
+//!    [`Options::kill_after`] makes sure.
+//! 6. **Hang-ups mean nothing here.** A call goes on without its client, and its answer is kept in the hub. The layer outside
+//!    decides that it is abandoned, and POSTs the cancel.
+
+mod begin;
+mod crashes;
+mod head;
+pub mod id;
+mod input;
+pub mod lines;
+mod log;
+mod process;
+mod reply;
+pub mod routing;
+mod service;
+mod session;
+mod task;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+pub(crate) use self::process::Group;
+pub use self::{
+    process::Program,
+    service::{Stats, Stdio},
+};
+
+/// What [`Stdio`] runs, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What is started for each session.
+    pub program: Program,
+    /// How many processes there may be: 256.
+    pub max_sessions: usize,
+    /// How long a session may be unused: 30 minutes. `None`: for ever.
+    pub session_timeout: Option<Duration>,
+    /// How long after it was told to stop a call must have answered. If it has not, the process of its session is
+    /// killed, with all that the session does. Many servers never answer a call that was cancelled, also if they stopped it:
+    /// this is for those that do answer, or that nothing else stops. Off by default.
+    pub kill_after: Option<Duration>,
+}
+
+// === impl Options ===
+
+impl Options {
+    /// The default ones for a program.
+    #[must_use]
+    pub fn new(program: Program) -> Self {
+        Self {
+            program,
+            max_sessions: 256,
+            session_timeout: Some(Duration::from_secs(30 * 60)),
+            kill_after: None,
+        }
+    }
+}
+
+/// The same JSON on one line: a line break outside of strings is white space, and inside it is not JSON.
+fn on_one_line(json: Bytes) -> Bytes {
+    let is_break = |byte: &u8| matches!(byte, b'\n' | b'\r');
+    if !json.iter().any(is_break) {
+        return json;
+    }
+    let spaced = json
+        .iter()
+        .map(|byte| if is_break(byte) { b' ' } else { *byte });
+    spaced.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_on_one_line_says_the_same() {
+        let pretty = Bytes::from_static(b"{\r\n  \"id\": 1,\n  \"result\": \"a\\nb\"\r\n}");
+        let line = on_one_line(pretty.clone());
+        assert_eq!(line.len(), pretty.len());
+        assert!(!line.iter().any(|byte| matches!(byte, b'\n' | b'\r')));
+        let value = |json: &[u8]| serde_json::from_slice::<serde_json::Value>(json).unwrap();
+        assert_eq!(value(&line), value(&pretty));
+    }
+}

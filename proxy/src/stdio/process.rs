@@ -1,0 +1,308 @@
+//! A process and everything that it has started, as one process group.
+//!
+//! 1. **No signal meets a stranger.** A group is signalled only while its leader is not reaped. Until then nobody else can
+//!    get the leader's number, which is that of the group as well: a zombie keeps it. So the leader's exit is watched
+//!    without reaping it, and [`Group::reap`] kills the rest of the group before it does.
+//! 2. **A dropped group is killed**: whatever becomes of its task, and of the runtime.
+//! 3. **The leader's exit counts**, not the end of a pipe: a grandchild may keep those open.
+//!
+//! Two things no group can do. A process that leaves it (`setsid`) is not found any more. And if the proxy itself is
+//! killed by a signal that it cannot handle, all that its children see is the end of their stdin: to tie them to it
+//! (`PR_SET_PDEATHSIG`) takes code between fork and exec, which is unsafe, and the kernel would then also kill them
+//! whenever the *thread* that started them ends.
+
+use std::{
+    ffi::OsString, fmt, io, os::unix::process::ExitStatusExt as _, path::PathBuf,
+    process::ExitStatus, process::Stdio,
+};
+
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid},
+};
+use tokio::{
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
+    signal::unix::{self, SignalKind},
+};
+
+/// What is started for each session: never through a shell.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// A path, or a name that is looked for in `PATH`.
+    pub name: OsString,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// What its environment has besides the proxy's own, or in place of it.
+    pub environment: Vec<(OsString, OsString)>,
+    /// Where it starts, if not where the proxy did.
+    pub directory: Option<PathBuf>,
+}
+
+/// The pipes of a process.
+#[derive(Debug)]
+pub(crate) struct Pipes {
+    pub(crate) stdin: ChildStdin,
+    pub(crate) stdout: ChildStdout,
+    pub(crate) stderr: ChildStderr,
+}
+
+/// A process and its offspring.
+#[derive(Debug)]
+pub(crate) struct Group {
+    leader: Child,
+    /// The number of the leader and of the group, until the leader is reaped.
+    id: Option<Pid>,
+    /// Comes after some child of this program has ended.
+    ended: unix::Signal,
+}
+
+// === impl Program ===
+
+impl Program {
+    /// A program with these arguments.
+    pub fn new(name: impl Into<OsString>, arguments: impl IntoIterator<Item = OsString>) -> Self {
+        Self {
+            name: name.into(),
+            arguments: arguments.into_iter().collect(),
+            environment: Vec::new(),
+            directory: None,
+        }
+    }
+
+    /// Whether it can be found now.
+    ///
+    /// # Errors
+    ///
+    /// Says what is missing, fit for who started the proxy.
+    pub fn look(&self) -> io::Result<()> {
+        if let Some(directory) = &self.directory
+            && !directory.is_dir()
+        {
+            let text = format!("there is no directory {}", directory.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, text));
+        }
+        // A relative path is relative to where the program starts.
+        let name = PathBuf::from(&self.name);
+        let from = self.directory.clone().unwrap_or_default();
+        if name.components().count() > 1 {
+            return match from.join(&name).is_file() {
+                true => Ok(()),
+                false => Err(self.not_there("")),
+            };
+        }
+        let own = self
+            .environment
+            .iter()
+            .rev()
+            .find(|(name, _)| name == "PATH");
+        let path = own
+            .map(|(_, value)| value.clone())
+            .or_else(|| std::env::var_os("PATH"));
+        let mut places = std::env::split_paths(path.as_deref().unwrap_or_default());
+        match places.any(|place| from.join(place).join(&name).is_file()) {
+            true => Ok(()),
+            false => Err(self.not_there(" in PATH")),
+        }
+    }
+
+    fn not_there(&self, place: &str) -> io::Error {
+        let text = format!("there is no command `{}`{place}", self.name.display());
+        io::Error::new(io::ErrorKind::NotFound, text)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.name);
+        command
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        command
+    }
+}
+
+/// The command line, to be read and not to be run.
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name.display())?;
+        self.arguments
+            .iter()
+            .try_for_each(|argument| write!(f, " {}", argument.display()))
+    }
+}
+
+// === impl Group ===
+
+impl Group {
+    pub(crate) fn spawn(program: &Program) -> io::Result<(Self, Pipes)> {
+        // Before the process is there, so that its end is not missed, and so that the kernel does not reap it: it
+        // would, if this program was started with SIGCHLD ignored.
+        let ended = unix::signal(SignalKind::child())?;
+        let mut leader = program.command().spawn()?;
+        let id = leader
+            .id()
+            .and_then(|id| Pid::from_raw(id.try_into().ok()?));
+        let pipes = (
+            leader.stdin.take(),
+            leader.stdout.take(),
+            leader.stderr.take(),
+        );
+        let group = Self { leader, id, ended };
+        let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
+            return Err(io::Error::other("a pipe of the process is missing"));
+        };
+        Ok((
+            group,
+            Pipes {
+                stdin,
+                stdout,
+                stderr,
+            },
+        ))
+    }
+
+    /// The number of the leader.
+    pub(super) fn pid(&self) -> Option<i32> {
+        self.id.map(Pid::as_raw_pid)
+    }
+
+    /// Waits for the leader's exit, and leaves it unreaped.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when this is dropped.
+    pub(super) async fn exited(&mut self) {
+        while !self.has_exited() {
+            self.ended.recv().await;
+        }
+    }
+
+    fn has_exited(&mut self) -> bool {
+        let Some(id) = self.id else {
+            return true;
+        };
+        let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match waitid(WaitId::Pid(id), look) {
+            Ok(exit) => exit.is_some(),
+            Err(Errno::INTR) => false,
+            Err(_) => {
+                // It is not our child any more, and its number may be another's.
+                self.id = None;
+                true
+            }
+        }
+    }
+
+    /// Sends a signal to all of the group.
+    pub(super) fn signal(&self, signal: Signal) {
+        if let Some(id) = self.id {
+            // Nobody may be left.
+            let _sent = kill_process_group(id, signal);
+        }
+    }
+
+    /// Kills what is left of the group, and reaps the leader.
+    pub(super) async fn reap(&mut self) -> io::Result<ExitStatus> {
+        self.signal(Signal::KILL);
+        self.id = None;
+        self.leader.wait().await
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // tokio reaps the leader later.
+        self.signal(Signal::KILL);
+    }
+}
+
+/// How a process ended, in words.
+pub(super) fn in_words(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => status.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+
+    use super::*;
+
+    fn shell(script: &str) -> Program {
+        Program::new("sh", ["-c".into(), script.into()])
+    }
+
+    fn is_there(pid: i32) -> bool {
+        rustix::process::test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
+    }
+
+    #[tokio::test]
+    async fn the_exit_of_the_leader_is_seen_while_a_grandchild_holds_its_pipes() {
+        let (mut group, pipes) = Group::spawn(&shell("sleep 600 & echo $!; exit 3")).unwrap();
+        let mut lines = BufReader::new(pipes.stdout).lines();
+        let grandchild: i32 = lines.next_line().await.unwrap().unwrap().parse().unwrap();
+        let leader = group.pid().unwrap();
+        group.exited().await;
+        assert!(is_there(leader), "it is not reaped");
+        assert!(is_there(grandchild));
+        assert_eq!(in_words(group.reap().await.unwrap()), "exit code 3");
+        // The pipe ends when the last who holds it has gone.
+        assert_eq!(lines.next_line().await.unwrap(), None);
+        assert!(!is_there(leader));
+        assert_eq!(group.pid(), None, "nobody can be signalled from here on");
+    }
+
+    #[tokio::test]
+    async fn a_group_that_is_dropped_is_killed() {
+        let (group, mut pipes) = Group::spawn(&shell("sleep 600 & sleep 600")).unwrap();
+        drop(group);
+        let mut rest = Vec::new();
+        pipes.stdout.read_to_end(&mut rest).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_program_gets_its_arguments_environment_and_directory_and_no_shell() {
+        let mut program = shell("printf '%s|%s|%s' \"$0\" \"$ADDED\" \"$PWD\"");
+        program.arguments.push("$(false) `x`; *".into());
+        program.environment.push(("ADDED".into(), "$HOME".into()));
+        program.directory = Some("/".into());
+        let (mut group, mut pipes) = Group::spawn(&program).unwrap();
+        let mut text = String::new();
+        pipes.stdout.read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "$(false) `x`; *|$HOME|/");
+        group.exited().await;
+        assert!(group.reap().await.unwrap().success());
+    }
+
+    #[test]
+    fn a_command_that_is_not_there_is_told_from_one_that_is() {
+        assert!(shell("").look().is_ok());
+        assert!(Program::new("/bin/sh", []).look().is_ok());
+        for name in ["no-such-command-at-all", "/no/such/command", "./no-such"] {
+            let error = Program::new(name, []).look().unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
+        let mut elsewhere = shell("");
+        elsewhere
+            .environment
+            .push(("PATH".into(), "/no/such/place".into()));
+        assert!(elsewhere.look().is_err());
+        let mut nowhere = shell("");
+        nowhere.directory = Some("/no/such/directory".into());
+        assert!(
+            nowhere
+                .look()
+                .unwrap_err()
+                .to_string()
+                .contains("/no/such/directory")
+        );
+    }
+}

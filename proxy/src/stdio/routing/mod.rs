@@ -1,0 +1,309 @@
+//! Which stream a line of the server belongs to. Without I/O or a clock of its own.
+//!
+//! On stdio all calls of a session share one pipe, and few lines say whose they are. The rules:
+//!
+//! 1. **An answer** goes to the call whose id it has, as it was written, and ends it. There is one at most: a request is
+//!    refused while the server owes an answer to one with an id that it may take for the same. A second answer goes to nobody.
+//! 2. **Progress** goes to the call with its token. A token that two calls have belongs to none of them, until both are over.
+//! 3. **Anything else** goes to the only call that is open, beyond doubt, else to the standalone stream.
+//! 4. **A cancel** of the client closes its call: from then on nothing but its answer is for it, and that only for
+//!    [`LET_GO_AFTER`]. Its id and its token stay taken, because the server may still use them.
+//! 5. **Nothing is owed for ever.** Of calls that were cancelled and never answered the newest [`MAX_OWED`] are known.
+//! 6. **The end** is told to every open call once, and afterwards there is none.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::id::{Id, Key};
+pub use crate::hub::LET_GO_AFTER;
+use crate::message::{Kind, Message};
+
+/// How many calls of a session may be open: 1,024.
+pub const MAX_OPEN: usize = 1024;
+
+/// How many cancelled calls are remembered for which the server owes an answer: 1,024. Most servers never send it.
+pub const MAX_OWED: usize = 1024;
+
+/// The calls of one session, each with its stream.
+#[derive(Debug)]
+pub struct Routes<S> {
+    open: HashMap<Key, Call<S>>,
+    owed: HashMap<Key, Owed<S>>,
+    tokens: HashMap<Id, Owner>,
+    kill_after: Option<Duration>,
+    ended: bool,
+}
+
+/// Where a message of the server goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Route<S> {
+    /// It is the answer of a call, which is over now.
+    Answer(S),
+    /// It is for a call that goes on.
+    Call(S),
+    /// It is for whoever listens to the session.
+    Standalone,
+    /// It is for nobody.
+    Nobody,
+}
+
+/// Why a request is not sent to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The server owes an answer to a request with this id.
+    IdInUse,
+    /// [`MAX_OPEN`] calls are open.
+    TooMany,
+    /// The session has ended.
+    Ended,
+}
+
+/// What time has decided.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Due<S> {
+    /// Nothing more comes on these streams.
+    pub let_go: Vec<S>,
+    /// A call that was told to stop has not answered in time.
+    pub overdue: bool,
+}
+
+#[derive(Debug)]
+struct Call<S> {
+    id: Id,
+    token: Option<Id>,
+    stream: S,
+}
+
+/// A call that was cancelled and not answered.
+#[derive(Debug)]
+struct Owed<S> {
+    id: Id,
+    token: Option<Id>,
+    stream: Option<S>,
+    since: Instant,
+    /// It counts for [`Due::overdue`].
+    watched: bool,
+}
+
+/// Whose a progress token is.
+#[derive(Debug)]
+struct Owner {
+    calls: usize,
+    /// `None` once there was more than one.
+    only: Option<Key>,
+}
+
+// === impl Routes ===
+
+impl<S: Clone> Routes<S> {
+    /// Without a call. With `kill_after`, a call that was cancelled is overdue after that.
+    #[must_use]
+    pub fn new(kill_after: Option<Duration>) -> Self {
+        Self {
+            open: HashMap::new(),
+            owed: HashMap::new(),
+            tokens: HashMap::new(),
+            kill_after,
+            ended: false,
+        }
+    }
+
+    /// A request is about to be sent to the server. If it may be, `stream` is made for it; if there is none, it is
+    /// not begun.
+    pub fn begin<E: From<Refused>>(
+        &mut self,
+        id: Id,
+        token: Option<Id>,
+        stream: impl FnOnce() -> Result<S, E>,
+    ) -> Result<S, E> {
+        let key = id.key();
+        if self.ended {
+            return Err(Refused::Ended.into());
+        }
+        if self.owed.contains_key(&key) {
+            return Err(Refused::IdInUse.into());
+        }
+        let open = self.open.len();
+        let Entry::Vacant(place) = self.open.entry(key.clone()) else {
+            return Err(Refused::IdInUse.into());
+        };
+        if open >= MAX_OPEN {
+            return Err(Refused::TooMany.into());
+        }
+        let stream = stream()?;
+        if let Some(token) = &token {
+            let owner = self.tokens.entry(token.clone());
+            let owner = owner.or_insert(Owner {
+                calls: 0,
+                only: Some(key),
+            });
+            owner.calls += 1;
+            if owner.calls > 1 {
+                owner.only = None;
+            }
+        }
+        let call = Call {
+            id,
+            token,
+            stream: stream.clone(),
+        };
+        place.insert(call);
+        Ok(stream)
+    }
+
+    /// Where this message of the server goes. An answer ends its call.
+    pub fn route(&mut self, message: &Message<'_>) -> Route<S> {
+        if message.kind == Kind::Response {
+            return message
+                .id
+                .and_then(Id::read)
+                .map_or(Route::Nobody, |id| self.answered(&id));
+        }
+        if message.method.as_deref() == Some("notifications/progress") {
+            return self.progress(message);
+        }
+        let mut open = self.open.values();
+        match (open.next(), open.next()) {
+            (Some(only), None) => Route::Call(only.stream.clone()),
+            _ => Route::Standalone,
+        }
+    }
+
+    fn progress(&self, message: &Message<'_>) -> Route<S> {
+        let token = message.params().progress_token.and_then(Id::read);
+        let owner = token.and_then(|token| self.tokens.get(&token));
+        let Some(key) = owner.and_then(|owner| owner.only.as_ref()) else {
+            return Route::Standalone;
+        };
+        let call = self.open.get(key);
+        // If it is not open, it was cancelled.
+        call.map_or(Route::Nobody, |call| Route::Call(call.stream.clone()))
+    }
+
+    fn answered(&mut self, id: &Id) -> Route<S> {
+        let key = id.key();
+        if let Entry::Occupied(call) = self.open.entry(key.clone())
+            && call.get().id == *id
+        {
+            let call = call.remove();
+            self.release(call.token);
+            return Route::Answer(call.stream);
+        }
+        if let Entry::Occupied(owed) = self.owed.entry(key)
+            && owed.get().id == *id
+        {
+            let owed = owed.remove();
+            self.release(owed.token);
+            return owed.stream.map_or(Route::Nobody, Route::Answer);
+        }
+        Route::Nobody
+    }
+
+    /// The client has cancelled the call with this id, and the server is told. Returns the stream of a call that is
+    /// forgotten for it, if nothing more comes on that.
+    pub fn cancelled(&mut self, id: &Id, now: Instant) -> Option<S> {
+        let key = id.key();
+        let Entry::Occupied(call) = self.open.entry(key.clone()) else {
+            return None;
+        };
+        if call.get().id != *id {
+            return None;
+        }
+        let call = call.remove();
+        let forgotten = match self.owed.len() >= MAX_OWED {
+            true => self.forget_oldest(),
+            false => None,
+        };
+        let owed = Owed {
+            id: call.id,
+            token: call.token,
+            stream: Some(call.stream),
+            since: now,
+            watched: self.kill_after.is_some(),
+        };
+        self.owed.insert(key, owed);
+        forgotten
+    }
+
+    /// When [`due`](Self::due) has something next.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Instant> {
+        let due = self.owed.values().flat_map(|owed| {
+            let let_go = owed.stream.as_ref().map(|_| owed.since + LET_GO_AFTER);
+            let kill = self
+                .kill_after
+                .filter(|_| owed.watched)
+                .map(|after| owed.since + after);
+            [let_go, kill]
+        });
+        due.flatten().min()
+    }
+
+    /// What time has decided until now. Each is told once.
+    pub fn due(&mut self, now: Instant) -> Due<S> {
+        let mut due = Due {
+            let_go: Vec::new(),
+            overdue: false,
+        };
+        for owed in self.owed.values_mut() {
+            if owed.since + LET_GO_AFTER <= now {
+                due.let_go.extend(owed.stream.take());
+            }
+            let is_overdue = self
+                .kill_after
+                .is_some_and(|after| owed.since + after <= now);
+            if is_overdue && std::mem::take(&mut owed.watched) {
+                due.overdue = true;
+            }
+        }
+        due
+    }
+
+    /// The server is gone: the streams of the calls that are open. None can be begun from here on.
+    pub fn end(&mut self) -> Vec<S> {
+        self.ended = true;
+        self.tokens.clear();
+        let owed = self.owed.drain().filter_map(|(_, owed)| owed.stream);
+        let open = self.open.drain().map(|(_, call)| call.stream);
+        open.chain(owed).collect()
+    }
+
+    /// The streams of the calls that are open.
+    pub fn streams(&self) -> impl Iterator<Item = &S> {
+        self.open.values().map(|call| &call.stream)
+    }
+
+    /// Whether no call is open.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    fn forget_oldest(&mut self) -> Option<S> {
+        let oldest = self.owed.iter().min_by_key(|(_, owed)| owed.since);
+        let key = oldest.map(|(key, _)| key.clone())?;
+        let owed = self.owed.remove(&key)?;
+        self.release(owed.token);
+        owed.stream
+    }
+
+    /// A call with this token is over.
+    fn release(&mut self, token: Option<Id>) {
+        let Some(token) = token else {
+            return;
+        };
+        if let Entry::Occupied(mut owner) = self.tokens.entry(token) {
+            owner.get_mut().calls -= 1;
+            if owner.get().calls == 0 {
+                owner.remove();
+            }
+        }
+    }
+}

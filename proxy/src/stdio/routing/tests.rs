@@ -1,0 +1,412 @@
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A stream is known by the number of its call.
+type Stream = usize;
+
+#[derive(Debug, PartialEq)]
+struct NotBegun(Refused);
+
+impl From<Refused> for NotBegun {
+    fn from(why: Refused) -> Self {
+        Self(why)
+    }
+}
+
+fn id(json: &str) -> Id {
+    Id::read(json).unwrap()
+}
+
+fn begin(
+    routes: &mut Routes<Stream>,
+    call: &str,
+    token: Option<&str>,
+    stream: Stream,
+) -> Result<Stream, NotBegun> {
+    routes.begin(id(call), token.map(id), || Ok(stream))
+}
+
+fn route(routes: &mut Routes<Stream>, json: &str) -> Route<Stream> {
+    routes.route(&Message::read(json.as_bytes()).unwrap())
+}
+
+fn answer(routes: &mut Routes<Stream>, id: &str) -> Route<Stream> {
+    route(routes, &format!(r#"{{"id":{id},"result":{{}}}}"#))
+}
+
+fn progress(routes: &mut Routes<Stream>, token: &str) -> Route<Stream> {
+    route(
+        routes,
+        &format!(r#"{{"method":"notifications/progress","params":{{"progressToken":{token}}}}}"#),
+    )
+}
+
+const ASKS: &str = r#"{"id":1,"method":"elicitation/create"}"#;
+
+#[test]
+fn an_id_means_what_is_written_and_nothing_else() {
+    let mut routes = Routes::new(None);
+    begin(&mut routes, "1", None, 0).unwrap();
+    begin(&mut routes, "\"1\"", None, 1).unwrap();
+    assert_eq!(
+        begin(&mut routes, "1.0", None, 2),
+        Err(NotBegun(Refused::IdInUse))
+    );
+    assert_eq!(answer(&mut routes, "1.0"), Route::Nobody);
+    assert_eq!(answer(&mut routes, "null"), Route::Nobody);
+    assert_eq!(answer(&mut routes, "\"1\""), Route::Answer(1));
+    assert_eq!(answer(&mut routes, "1"), Route::Answer(0));
+    assert_eq!(answer(&mut routes, "1"), Route::Nobody, "a second answer");
+}
+
+#[test]
+fn an_id_is_free_again_once_it_was_answered_and_not_before() {
+    let mut routes = Routes::new(None);
+    let now = Instant::now();
+    begin(&mut routes, "1", None, 0).unwrap();
+    assert_eq!(
+        begin(&mut routes, "1", None, 1),
+        Err(NotBegun(Refused::IdInUse))
+    );
+    routes.cancelled(&id("1"), now);
+    assert_eq!(
+        begin(&mut routes, "1", None, 1),
+        Err(NotBegun(Refused::IdInUse))
+    );
+    assert_eq!(routes.due(now + LET_GO_AFTER).let_go, [0]);
+    assert_eq!(answer(&mut routes, "1"), Route::Nobody);
+    begin(&mut routes, "1", None, 1).unwrap();
+    assert_eq!(answer(&mut routes, "1"), Route::Answer(1));
+}
+
+#[test]
+fn an_answer_that_crosses_a_cancel_reaches_its_call() {
+    let mut routes = Routes::new(None);
+    begin(&mut routes, "1", None, 0).unwrap();
+    routes.cancelled(&id("1"), Instant::now());
+    assert_eq!(answer(&mut routes, "1"), Route::Answer(0));
+    assert_eq!(routes.next_due(), None);
+}
+
+#[test]
+fn progress_goes_by_its_token_and_a_token_of_two_calls_says_nothing() {
+    let mut routes = Routes::new(None);
+    begin(&mut routes, "1", Some("7"), 0).unwrap();
+    begin(&mut routes, "2", Some("\"7\""), 1).unwrap();
+    assert_eq!(progress(&mut routes, "7"), Route::Call(0));
+    assert_eq!(progress(&mut routes, "\"7\""), Route::Call(1));
+    assert_eq!(progress(&mut routes, "8"), Route::Standalone);
+    begin(&mut routes, "3", Some("7"), 2).unwrap();
+    assert_eq!(progress(&mut routes, "7"), Route::Standalone);
+    assert_eq!(answer(&mut routes, "1"), Route::Answer(0));
+    assert_eq!(
+        progress(&mut routes, "7"),
+        Route::Standalone,
+        "it may be late"
+    );
+    assert_eq!(answer(&mut routes, "3"), Route::Answer(2));
+    begin(&mut routes, "4", Some("7"), 3).unwrap();
+    assert_eq!(progress(&mut routes, "7"), Route::Call(3));
+}
+
+#[test]
+fn what_names_no_call_goes_to_the_only_one_that_is_open() {
+    let mut routes = Routes::new(None);
+    assert_eq!(route(&mut routes, ASKS), Route::Standalone);
+    begin(&mut routes, "1", None, 0).unwrap();
+    assert_eq!(route(&mut routes, ASKS), Route::Call(0));
+    assert_eq!(
+        progress(&mut routes, "5"),
+        Route::Standalone,
+        "progress of a call that is over"
+    );
+    begin(&mut routes, "2", None, 1).unwrap();
+    assert_eq!(route(&mut routes, ASKS), Route::Standalone);
+    routes.cancelled(&id("1"), Instant::now());
+    assert_eq!(route(&mut routes, ASKS), Route::Call(1));
+}
+
+#[test]
+fn nothing_but_its_answer_is_for_a_call_that_was_cancelled() {
+    let mut routes = Routes::new(None);
+    begin(&mut routes, "1", Some("7"), 0).unwrap();
+    routes.cancelled(&id("1"), Instant::now());
+    assert_eq!(progress(&mut routes, "7"), Route::Nobody);
+    assert_eq!(route(&mut routes, ASKS), Route::Standalone);
+    assert!(routes.is_idle());
+}
+
+#[test]
+fn a_cancel_of_another_id_cancels_nothing() {
+    let mut routes = Routes::new(None);
+    begin(&mut routes, "1", None, 0).unwrap();
+    for other in ["1.0", "\"1\"", "2"] {
+        routes.cancelled(&id(other), Instant::now());
+    }
+    assert_eq!(routes.next_due(), None);
+    assert!(!routes.is_idle());
+}
+
+#[test]
+fn a_call_that_was_told_to_stop_is_overdue_once() {
+    let after = Duration::from_secs(5);
+    let mut routes = Routes::new(Some(after));
+    let now = Instant::now();
+    begin(&mut routes, "1", None, 0).unwrap();
+    begin(&mut routes, "2", None, 1).unwrap();
+    routes.cancelled(&id("1"), now);
+    routes.cancelled(&id("2"), now);
+    assert_eq!(routes.next_due(), Some(now + LET_GO_AFTER));
+    assert_eq!(routes.due(now + LET_GO_AFTER).let_go.len(), 2);
+    assert_eq!(answer(&mut routes, "2"), Route::Nobody);
+    assert_eq!(routes.next_due(), Some(now + after));
+    assert!(routes.due(now + after).overdue);
+    assert!(!routes.due(now + after).overdue);
+    assert_eq!(routes.next_due(), None);
+}
+
+#[test]
+fn of_calls_that_are_never_answered_only_so_many_are_remembered() {
+    let mut routes = Routes::new(None);
+    let now = Instant::now();
+    let mut forgotten = Vec::new();
+    for call in 0..MAX_OWED + 3 {
+        begin(&mut routes, &call.to_string(), Some("7"), call).unwrap();
+        let at = now + Duration::from_nanos(call as u64);
+        forgotten.extend(routes.cancelled(&id(&call.to_string()), at));
+    }
+    assert_eq!(forgotten, [0, 1, 2]);
+    assert_eq!(routes.due(now + LET_GO_AFTER * 2).let_go.len(), MAX_OWED);
+    assert!(begin(&mut routes, "0", None, 0).is_ok());
+}
+
+#[test]
+fn so_many_calls_may_be_open_and_no_more() {
+    let mut routes = Routes::new(None);
+    for call in 0..MAX_OPEN {
+        begin(&mut routes, &call.to_string(), None, call).unwrap();
+    }
+    assert_eq!(
+        begin(&mut routes, "\"x\"", None, 0),
+        Err(NotBegun(Refused::TooMany))
+    );
+}
+
+#[test]
+fn after_the_end_nothing_begins() {
+    let mut routes = Routes::new(None);
+    begin(&mut routes, "1", Some("1"), 0).unwrap();
+    assert_eq!(routes.end(), [0]);
+    assert!(routes.end().is_empty());
+    assert_eq!(
+        begin(&mut routes, "2", None, 1),
+        Err(NotBegun(Refused::Ended))
+    );
+    assert_eq!(answer(&mut routes, "1"), Route::Nobody);
+}
+
+#[test]
+fn a_call_without_a_stream_is_not_begun() {
+    let mut routes = Routes::<Stream>::new(None);
+    let refused = routes.begin(id("1"), Some(id("1")), || Err(NotBegun(Refused::TooMany)));
+    assert!(refused.is_err() && routes.is_idle());
+    begin(&mut routes, "1", None, 0).unwrap();
+    assert_eq!(progress(&mut routes, "1"), Route::Standalone);
+}
+
+/// What is done to the routes.
+#[derive(Debug, Clone)]
+enum Step {
+    Begin(&'static str, Option<&'static str>),
+    Answer(&'static str),
+    Progress(&'static str),
+    Ask,
+    Cancel(&'static str),
+    Wait(u64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    Open,
+    /// Cancelled then, and whether its stream is still there.
+    Owed(Instant, bool),
+    Over,
+}
+
+/// The same by looking at all calls that ever were.
+#[derive(Default)]
+struct Model {
+    calls: Vec<(&'static str, Option<&'static str>, State)>,
+    doubtful: HashSet<&'static str>,
+}
+
+impl Model {
+    fn begin(&mut self, id: &'static str, token: Option<&'static str>) -> bool {
+        let alike =
+            |a: &str, b: &str| a == b || (a.trim_end_matches(".0") == b.trim_end_matches(".0"));
+        let taken = self
+            .calls
+            .iter()
+            .any(|(other, _, state)| alike(other, id) && *state != State::Over);
+        if !taken {
+            self.calls.push((id, token, State::Open));
+            self.tokens();
+        }
+        !taken
+    }
+
+    fn answer(&mut self, id: &str) -> Route<Stream> {
+        let found = self.calls.iter_mut().enumerate();
+        let mut found =
+            found.filter(|(_, (other, _, state))| *other == id && *state != State::Over);
+        let Some((stream, (.., state))) = found.next() else {
+            return Route::Nobody;
+        };
+        let route = match *state {
+            State::Owed(_, false) => Route::Nobody,
+            _ => Route::Answer(stream),
+        };
+        *state = State::Over;
+        drop(found);
+        self.tokens();
+        route
+    }
+
+    fn progress(&self, token: &str) -> Route<Stream> {
+        if self.doubtful.contains(token) {
+            return Route::Standalone;
+        }
+        let mut owners = self.calls.iter().enumerate();
+        let owner =
+            owners.find(|(_, (_, its, state))| *its == Some(token) && *state != State::Over);
+        match owner {
+            None => Route::Standalone,
+            Some((stream, (.., State::Open))) => Route::Call(stream),
+            Some(_) => Route::Nobody,
+        }
+    }
+
+    fn ask(&self) -> Route<Stream> {
+        let open: Vec<_> = (0..self.calls.len())
+            .filter(|call| self.calls[*call].2 == State::Open)
+            .collect();
+        match open[..] {
+            [only] => Route::Call(only),
+            _ => Route::Standalone,
+        }
+    }
+
+    fn cancel(&mut self, id: &str, now: Instant) {
+        for (other, _, state) in &mut self.calls {
+            if *other == id && *state == State::Open {
+                *state = State::Owed(now, true);
+            }
+        }
+    }
+
+    fn due(&mut self, now: Instant) -> Vec<Stream> {
+        let mut let_go = Vec::new();
+        for (stream, (.., state)) in self.calls.iter_mut().enumerate() {
+            if let State::Owed(since, there @ true) = state
+                && *since + LET_GO_AFTER <= now
+            {
+                *there = false;
+                let_go.push(stream);
+            }
+        }
+        let_go
+    }
+
+    fn tokens(&mut self) {
+        for token in TOKENS {
+            let owners = self
+                .calls
+                .iter()
+                .filter(|(_, its, state)| *its == Some(token) && *state != State::Over);
+            match owners.count() {
+                0 => drop(self.doubtful.remove(token)),
+                1 => {}
+                _ => drop(self.doubtful.insert(token)),
+            }
+        }
+    }
+}
+
+const IDS: [&str; 5] = ["1", "1.0", "\"1\"", "2", "\"a\""];
+const TOKENS: [&str; 3] = ["1", "\"1\"", "2"];
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let id = || prop::sample::select(&IDS[..]);
+    let token = || prop::sample::select(&TOKENS[..]);
+    let step = prop_oneof![
+        3 => (id(), prop::option::of(token())).prop_map(|(id, token)| Step::Begin(id, token)),
+        2 => id().prop_map(Step::Answer),
+        2 => token().prop_map(Step::Progress),
+        1 => Just(Step::Ask),
+        2 => id().prop_map(Step::Cancel),
+        1 => (0..1_500_u64).prop_map(Step::Wait),
+    ];
+    prop::collection::vec(step, 0..60)
+}
+
+proptest! {
+    #[test]
+    fn every_line_goes_where_a_look_at_all_calls_says(steps in steps()) {
+        let (mut routes, mut model) = (Routes::new(None), Model::default());
+        let mut now = Instant::now();
+        for step in steps {
+            match step {
+                Step::Begin(call, token) => {
+                    let stream = model.calls.len();
+                    let begun = begin(&mut routes, call, token, stream).is_ok();
+                    prop_assert_eq!(begun, model.begin(call, token));
+                }
+                Step::Answer(call) => prop_assert_eq!(answer(&mut routes, call), model.answer(call)),
+                Step::Progress(token) => prop_assert_eq!(progress(&mut routes, token), model.progress(token)),
+                Step::Ask => prop_assert_eq!(route(&mut routes, ASKS), model.ask()),
+                Step::Cancel(call) => {
+                    routes.cancelled(&id(call), now);
+                    model.cancel(call, now);
+                }
+                Step::Wait(ms) => {
+                    now += Duration::from_millis(ms);
+                    let mut let_go = routes.due(now).let_go;
+                    let_go.sort_unstable();
+                    prop_assert_eq!(let_go, model.due(now));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_stream_is_forgotten(steps in steps()) {
+        let mut routes = Routes::new(None);
+        let mut now = Instant::now();
+        let (mut begun, mut over) = (0, Vec::new());
+        for step in steps {
+            match step {
+                Step::Begin(call, token) => {
+                    let made = routes.begin(id(call), token.map(id), || Ok::<_, NotBegun>(begun));
+                    begun += usize::from(made.is_ok());
+                }
+                Step::Answer(call) => {
+                    if let Route::Answer(stream) = answer(&mut routes, call) {
+                        over.push(stream);
+                    }
+                }
+                Step::Cancel(call) => over.extend(routes.cancelled(&id(call), now)),
+                Step::Wait(ms) => {
+                    now += Duration::from_millis(ms);
+                    over.extend(routes.due(now).let_go);
+                }
+                Step::Progress(_) | Step::Ask => {}
+            }
+        }
+        over.extend(routes.end());
+        over.sort_unstable();
+        prop_assert_eq!(over, (0..begun).collect::<Vec<_>>());
+    }
+}

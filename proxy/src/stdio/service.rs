@@ -1,0 +1,383 @@
+//! Streamable HTTP in front of the sessions.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    io,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use mcp_cancel_on_disconnect::CallToken;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+use tower_service::Service;
+
+use super::{
+    Options,
+    crashes::Crashes,
+    head::{Head, accepts, is_json},
+    reply::{
+        self, BUSY, FIRST_WITHOUT_SESSIONS, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR,
+        SESSION_NOT_FOUND,
+    },
+    session::{NotSent, Session, Why},
+    task::End,
+};
+use crate::{
+    hub::{Call, Hub},
+    message::{Kind, Message},
+};
+
+/// The largest body of a request: 4 MiB, as with the servers of the SDKs.
+const MAX_BODY: usize = 4 * 1024 * 1024;
+
+/// How long a shutdown waits for the processes: 8 s. Each ends in 5 s, if the kernel lets it.
+const SHUTDOWN: Duration = Duration::from_secs(8);
+
+/// No system has so many processes.
+const MAX_PLACES: usize = 1 << 24;
+
+/// A server that speaks stdio, as a service. Clones are the same server.
+#[derive(Clone, Debug)]
+pub struct Stdio(pub(super) Arc<Inner>);
+
+/// How much there is, to be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Sessions that can be used.
+    pub sessions: usize,
+    /// Processes, with those that are about to end.
+    pub children: usize,
+    /// How often one had to be killed.
+    pub kills: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) options: Options,
+    pub(super) hub: Hub,
+    live: Mutex<Live>,
+    /// One for each process that there may be.
+    pub(super) places: Arc<Semaphore>,
+    crashes: Mutex<Crashes>,
+    kills: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    pub(super) sessions: HashMap<Arc<str>, Arc<Session>>,
+    pub(super) shuts_down: bool,
+}
+
+// === impl Stdio ===
+
+impl Stdio {
+    /// Starts nothing yet: the first `initialize` does.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such program.
+    pub fn new(options: Options, hub: Hub) -> io::Result<Self> {
+        options.program.look()?;
+        Ok(Self(Arc::new(Inner {
+            places: Arc::new(Semaphore::new(options.max_sessions.min(MAX_PLACES))),
+            options,
+            hub,
+            live: Mutex::default(),
+            crashes: Mutex::default(),
+            kills: AtomicU64::new(0),
+        })))
+    }
+
+    /// How much there is.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let inner = &self.0;
+        Stats {
+            sessions: inner.live().sessions.len(),
+            children: inner.options.max_sessions.min(MAX_PLACES) - inner.places.available_permits(),
+            kills: inner.kills.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Ends all sessions, and waits until their processes are gone, for 8 s at most. None can be begun from here on.
+    pub async fn shutdown(&self) {
+        let inner = &self.0;
+        let sessions = {
+            let mut live = inner.live();
+            live.shuts_down = true;
+            std::mem::take(&mut live.sessions)
+        };
+        for session in sessions.values() {
+            session.stop(Why::Shutdown);
+        }
+        let all = inner.options.max_sessions.min(MAX_PLACES).try_into();
+        let all = all.unwrap_or(u32::MAX);
+        let _gone = timeout(SHUTDOWN, inner.places.acquire_many(all)).await;
+    }
+
+    async fn answer(self, request: Request<Body>) -> Response<Body> {
+        match *request.method() {
+            Method::POST => self.post(request).await,
+            Method::GET => self.get(request.headers()),
+            Method::DELETE => self.delete(request.headers()),
+            _ => {
+                let mut response = reply::empty(StatusCode::METHOD_NOT_ALLOWED);
+                let allowed = HeaderValue::from_static("GET, POST, DELETE");
+                response.headers_mut().insert(header::ALLOW, allowed);
+                response
+            }
+        }
+    }
+
+    async fn post(&self, request: Request<Body>) -> Response<Body> {
+        let (parts, body) = request.into_parts();
+        if !accepts(&parts.headers, "application/json")
+            || !accepts(&parts.headers, "text/event-stream")
+        {
+            let text = "the client must accept both application/json and text/event-stream";
+            return reply::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
+        }
+        if !is_json(&parts.headers) {
+            let text = "the content type must be application/json";
+            return reply::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, SERVER_ERROR, text);
+        }
+        let body = match Limited::new(body, MAX_BODY).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => {
+                let text = "the body is larger than 4 MiB";
+                return reply::error(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, text);
+            }
+            Err(_) => {
+                return reply::error(
+                    StatusCode::BAD_REQUEST,
+                    None,
+                    PARSE_ERROR,
+                    "the body was cut off",
+                );
+            }
+        };
+        let line = super::on_one_line(trimmed(&body));
+        let message = str::from_utf8(&line)
+            .ok()
+            .and_then(|text| Message::read(text.as_bytes()));
+        let Some(message) = message else {
+            return not_a_message(&line);
+        };
+        let id = message.id.filter(|_| message.kind == Kind::Request);
+        let head = match Head::read(&parts.headers) {
+            Ok(head) => head,
+            Err(text) => return reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text),
+        };
+        if let Some(revision) = head
+            .revision
+            .filter(|revision| *revision >= FIRST_WITHOUT_SESSIONS)
+        {
+            return reply::unsupported_revision(id, revision);
+        }
+        let is_initialize =
+            message.kind == Kind::Request && message.method.as_deref() == Some("initialize");
+        let session = match head.session {
+            None if is_initialize => {
+                return self
+                    .begin(&message, &parts, line.clone())
+                    .unwrap_or_else(|refused| *refused);
+            }
+            None => {
+                let text = "a request without a session: begin with initialize, and send the Mcp-Session-Id that it is answered with";
+                return reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
+            }
+            Some(session) => match self.0.session(session) {
+                Some(session) => session,
+                None => return not_found(id),
+            },
+        };
+        if is_initialize {
+            let text = "the session is initialized already";
+            return reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
+        }
+        let sent = match message.kind {
+            Kind::Request => request_in(&session, &message, &parts, line.clone()),
+            Kind::Notification | Kind::Response => session
+                .tell(&message, line.clone())
+                .map(|()| reply::empty(StatusCode::ACCEPTED)),
+        };
+        sent.unwrap_or_else(|why| not_sent(id, why))
+    }
+
+    fn get(&self, headers: &HeaderMap) -> Response<Body> {
+        if !accepts(headers, "text/event-stream") {
+            let text = "the client must accept text/event-stream";
+            return reply::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
+        }
+        let bad = |text: &str| reply::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text);
+        let id = match Head::read(headers) {
+            Ok(Head {
+                session: Some(id), ..
+            }) => id,
+            Ok(_) => return bad("a request without a session"),
+            Err(text) => return bad(text),
+        };
+        let session = self.0.session(id).filter(|session| session.touch());
+        let Some(last) = headers.get("last-event-id") else {
+            return session.map_or_else(|| not_found(None), |session| session.standalone.respond());
+        };
+        // The streams of a session outlive its process.
+        if self.0.hub.session(id).is_none() {
+            return not_found(None);
+        }
+        let resumed = last
+            .to_str()
+            .ok()
+            .and_then(|last| self.0.hub.resume(id, last));
+        resumed.unwrap_or_else(|| bad("Last-Event-ID names no event of this session"))
+    }
+
+    fn delete(&self, headers: &HeaderMap) -> Response<Body> {
+        let id = match Head::read(headers) {
+            Ok(Head {
+                session: Some(id), ..
+            }) => id,
+            Ok(_) => {
+                return reply::error(
+                    StatusCode::BAD_REQUEST,
+                    None,
+                    INVALID_REQUEST,
+                    "a request without a session",
+                );
+            }
+            Err(text) => return reply::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text),
+        };
+        let session = self.0.live().sessions.remove(id);
+        let Some(session) = session else {
+            return not_found(None);
+        };
+        session.stop(Why::Deleted);
+        self.0.hub.close(id);
+        reply::empty(StatusCode::NO_CONTENT)
+    }
+}
+
+impl Service<Request<Body>> for Stdio {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let answer = self.clone().answer(request);
+        Box::pin(async { Ok(answer.await) })
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    fn session(&self, id: &str) -> Option<Arc<Session>> {
+        self.live().sessions.get(id).cloned()
+    }
+
+    pub(super) fn live(&self) -> MutexGuard<'_, Live> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn crashes(&self) -> MutexGuard<'_, Crashes> {
+        self.crashes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session's process has ended.
+    pub(super) fn ended(&self, end: &End) {
+        if end.is_false_start {
+            self.crashes().add(Instant::now());
+        }
+        if end.was_killed {
+            self.kills.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The sessions end with the last handle.
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let sessions = std::mem::take(&mut self.live().sessions);
+        for session in sessions.values() {
+            session.stop(Why::Shutdown);
+        }
+    }
+}
+
+fn trimmed(body: &Bytes) -> Bytes {
+    body.slice_ref(body.trim_ascii())
+}
+
+pub(super) fn request_in(
+    session: &Session,
+    message: &Message<'_>,
+    parts: &http::request::Parts,
+    line: Bytes,
+) -> Result<Response<Body>, NotSent> {
+    let call = message.id.and_then(Call::new).ok_or(NotSent::BadId)?;
+    let call = call
+        .token(parts.extensions.get::<CallToken>().cloned())
+        .owner(parts.headers.get(header::AUTHORIZATION).cloned());
+    session
+        .request(message, call, line)
+        .map(|stream| stream.respond())
+}
+
+pub(super) fn not_sent(id: Option<&str>, why: NotSent) -> Response<Body> {
+    let bad = |id, text| reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
+    match why {
+        // It must not be repeated: it may have any length.
+        NotSent::BadId => bad(
+            None,
+            "the id must be a string or a number, and not longer than 1 KiB",
+        ),
+        NotSent::IdInUse => bad(
+            id,
+            "the id is in use: the server has not answered the request that had it before",
+        ),
+        NotSent::Busy => reply::busy(id, "the MCP server is busy: too much waits for it", BUSY),
+        NotSent::NoRoom => reply::busy(id, "there is no room for another call", BUSY),
+        NotSent::Gone => not_found(id),
+    }
+}
+
+fn not_found(id: Option<&str>) -> Response<Body> {
+    reply::error(
+        StatusCode::NOT_FOUND,
+        id,
+        SESSION_NOT_FOUND,
+        "there is no such session, or no longer",
+    )
+}
+
+fn not_a_message(line: &[u8]) -> Response<Body> {
+    let bad = |code, text| reply::error(StatusCode::BAD_REQUEST, None, code, text);
+    let json = str::from_utf8(line)
+        .ok()
+        .map(serde_json::from_str::<&serde_json::value::RawValue>);
+    match json {
+        Some(Ok(json)) if json.get().starts_with('[') => {
+            bad(INVALID_REQUEST, "batches are not supported")
+        }
+        Some(Ok(_)) => bad(INVALID_REQUEST, "the body is not a message of JSON-RPC"),
+        Some(Err(_)) | None => bad(PARSE_ERROR, "the body is not JSON in UTF-8"),
+    }
+}

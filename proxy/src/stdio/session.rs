@@ -1,0 +1,275 @@
+//! A session: what the requests that use it share with the task that runs it.
+
+use std::{
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{sync::Notify, time::Instant};
+
+use super::{
+    id::Id,
+    input::{self, Full, Input, Jam, Stopped, Waiting},
+    log::Name,
+    routing::{Refused, Routes},
+};
+use crate::{
+    hub::{self, Event, Stream},
+    message::{Kind, Message},
+};
+
+/// JSON-RPC's code for an error of the server, here: it is gone.
+const SERVER_GONE: i32 = -32000;
+
+/// A session, shared by the requests that use it and its task.
+pub(super) struct Session {
+    pub(super) name: Name,
+    /// Its streams.
+    pub(super) streams: hub::Session,
+    /// The stream for what belongs to no call.
+    pub(super) standalone: Stream,
+    input: Input,
+    pub(super) jam: Jam,
+    state: Mutex<State>,
+    /// A deadline may have come nearer.
+    pub(super) changed: Notify,
+    pub(super) stop: Notify,
+    pub(super) timeout: Duration,
+}
+
+pub(super) struct State {
+    pub(super) routes: Routes<Stream>,
+    pub(super) used: Instant,
+    /// The client has sent something besides the first request.
+    pub(super) is_begun: bool,
+    /// The server has answered something.
+    pub(super) has_answered: bool,
+    pub(super) stopped: Option<Why>,
+}
+
+/// Why a session ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// The client deleted it, or never got it.
+    Deleted,
+    /// It was not used for long.
+    Idle,
+    /// The program ends.
+    Shutdown,
+    /// The leader of the process group has exited.
+    Exited,
+    /// The process has closed its stdin or its stdout.
+    Closed,
+    /// It does not read its stdin.
+    Stuck,
+    /// A call that was told to stop has not answered in time.
+    Overdue,
+}
+
+/// Why a request or a notification is not for the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotSent {
+    /// It has an id that cannot be.
+    BadId,
+    IdInUse,
+    /// Too much waits, or too many calls are open.
+    Busy,
+    /// The buffers have no room for another stream.
+    NoRoom,
+    /// The session is over.
+    Gone,
+}
+
+// === impl Session ===
+
+impl Session {
+    pub(super) fn new(
+        name: Name,
+        streams: hub::Session,
+        standalone: Stream,
+        kill_after: Option<Duration>,
+        timeout: Duration,
+    ) -> (Self, Waiting) {
+        let (input, waiting) = input::queue();
+        let state = State {
+            routes: Routes::new(kill_after),
+            used: Instant::now(),
+            is_begun: false,
+            has_answered: false,
+            stopped: None,
+        };
+        let session = Self {
+            name,
+            streams,
+            standalone,
+            input,
+            jam: Jam::default(),
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            stop: Notify::new(),
+            timeout,
+        };
+        (session, waiting)
+    }
+
+    /// Sends a request to the server. Returns the stream of its answer.
+    pub(super) fn request(
+        &self,
+        message: &Message<'_>,
+        call: hub::Call,
+        line: Bytes,
+    ) -> Result<Stream, NotSent> {
+        let id = message.id.and_then(Id::read).ok_or(NotSent::BadId)?;
+        let is_first = message.method.as_deref() == Some("initialize");
+        let token = message.params().progress_token.and_then(Id::read);
+        let place = self.input.reserve(line.len(), false)?;
+        let stream = {
+            let mut state = self.state();
+            state.used = Instant::now();
+            state.is_begun |= !is_first;
+            let open = || self.streams.open(call).ok_or(NotSent::NoRoom);
+            state.routes.begin(id, token, open)?
+        };
+        // A client cannot resume before it knows its session.
+        if !is_first {
+            self.prime(&stream);
+        }
+        place.send(line);
+        Ok(stream)
+    }
+
+    /// Sends a notification or an answer of the client to the server.
+    pub(super) fn tell(&self, message: &Message<'_>, line: Bytes) -> Result<(), NotSent> {
+        let is_cancel = message.kind == Kind::Notification
+            && message.method.as_deref() == Some("notifications/cancelled");
+        let place = self.input.reserve(line.len(), is_cancel)?;
+        let forgotten = {
+            let mut state = self.state();
+            if state.stopped.is_some() {
+                return Err(NotSent::Gone);
+            }
+            let now = Instant::now();
+            state.used = now;
+            state.is_begun = true;
+            let cancelled = message
+                .params()
+                .request_id
+                .filter(|_| is_cancel)
+                .and_then(Id::read);
+            cancelled.and_then(|id| state.routes.cancelled(&id, now))
+        };
+        place.send(line);
+        if is_cancel {
+            self.changed.notify_one();
+        }
+        if let Some(stream) = forgotten {
+            stream.end();
+        }
+        Ok(())
+    }
+
+    /// The client is there. `false` if the session is not any more.
+    pub(super) fn touch(&self) -> bool {
+        let mut state = self.state();
+        state.used = Instant::now();
+        state.is_begun = true;
+        state.stopped.is_none()
+    }
+
+    /// Gives the client a place from which to resume, if it is one that understands that.
+    pub(super) fn prime(&self, stream: &Stream) {
+        if self.streams.primes() {
+            // It is a new stream: if there is no room, its call ends with an error.
+            let _primed = stream.push_now(Event::priming());
+        }
+    }
+
+    /// Begins its end. No call can be begun from here on, and those that are open end with an error.
+    pub(super) fn stop(&self, why: Why) {
+        let open = {
+            let mut state = self.state();
+            if state.stopped.is_some() {
+                return;
+            }
+            state.stopped = Some(why);
+            state.routes.end()
+        };
+        self.end_streams(open, why.in_words());
+        self.stop.notify_one();
+    }
+
+    /// Ends everything that is still open.
+    pub(super) fn finish(&self, why: Why, text: &str) {
+        let open = {
+            let mut state = self.state();
+            state.stopped.get_or_insert(why);
+            state.routes.end()
+        };
+        self.end_streams(open, text);
+    }
+
+    fn end_streams(&self, open: Vec<Stream>, text: &str) {
+        for stream in open {
+            stream.end_with_error(SERVER_GONE, text);
+        }
+        self.standalone.end();
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Session({})", self.name)
+    }
+}
+
+// === impl Why ===
+
+impl Why {
+    pub(super) fn in_words(self) -> &'static str {
+        match self {
+            Self::Deleted => "the session was deleted",
+            Self::Idle => "the session was not used for too long",
+            Self::Shutdown => "the proxy shuts down",
+            Self::Exited => "the MCP server has exited",
+            Self::Closed => "the MCP server has closed its stdin or stdout",
+            Self::Stuck => "the MCP server did not read its stdin, and was killed",
+            Self::Overdue => "the MCP server did not stop a call in time, and was killed",
+        }
+    }
+}
+
+impl From<Stopped> for Why {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Closed => Self::Closed,
+            Stopped::Stuck => Self::Stuck,
+        }
+    }
+}
+
+// === impl NotSent ===
+
+impl From<Refused> for NotSent {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::IdInUse => Self::IdInUse,
+            Refused::TooMany => Self::Busy,
+            Refused::Ended => Self::Gone,
+        }
+    }
+}
+
+impl From<Full> for NotSent {
+    fn from(full: Full) -> Self {
+        match full {
+            Full::Busy => Self::Busy,
+            Full::Gone => Self::Gone,
+        }
+    }
+}

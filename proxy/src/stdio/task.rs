@@ -1,0 +1,250 @@
+//! The task of a session: it owns the process, reads what that writes, and keeps time.
+
+use std::{convert::Infallible, pin::pin, time::Duration};
+
+use futures_util::future::{join, maybe_done};
+use rustix::process::Signal;
+use tokio::{
+    io::AsyncReadExt as _,
+    process::ChildStdout,
+    time::{Instant, sleep_until, timeout},
+};
+use tracing::{debug, info, warn};
+
+use super::{
+    input::Waiting,
+    lines::{Line, Lines},
+    log::{self, Rate},
+    process::{Group, Pipes, in_words},
+    routing::Route,
+    session::{Session, State, Why},
+};
+use crate::{
+    hub::{Event, Stream},
+    message::{Kind, Message},
+};
+
+/// How long a process has to end after its stdin was closed, and again after SIGTERM: 2 s.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long is read on after the leader's end, what somebody outside of the group may still hold the pipes of: 0.5 s.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// How long a session is kept whose client never came back after `initialize`: 60 s.
+const UNUSED: Duration = Duration::from_secs(60);
+
+/// How a session ended.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) why: Why,
+    /// The process failed before it answered anything.
+    pub(super) is_false_start: bool,
+    /// It was killed by us.
+    pub(super) was_killed: bool,
+}
+
+/// What it took to end a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// Nothing, or the end of its stdin.
+    ByItself,
+    /// SIGTERM.
+    Asked,
+    /// SIGKILL.
+    Killed,
+}
+
+// === impl Session ===
+
+impl Session {
+    /// Runs the session to its end: nothing of its process is left then.
+    pub(super) async fn run(&self, mut group: Group, pipes: Pipes, waiting: Waiting) -> End {
+        let session = self.name;
+        info!(%session, pid = group.pid(), "session begun");
+        let mut reading = pin!(maybe_done(self.read(pipes.stdout)));
+        let mut logging = pin!(maybe_done(log::stderr(session, pipes.stderr)));
+        let why = {
+            // Its end closes stdin.
+            let writing = waiting.write(pipes.stdin, &self.jam);
+            let mut logging = pin!(endless(logging.as_mut()));
+            tokio::select! {
+                () = group.exited() => Why::Exited,
+                () = self.stop.notified() => self.state().stopped.unwrap_or(Why::Deleted),
+                stopped = writing => Why::from(stopped),
+                () = reading.as_mut() => Why::Closed,
+                why = self.keep_time() => why,
+                never = logging.as_mut() => match never {},
+            }
+        };
+        let ended = {
+            let output = endless(join(reading.as_mut(), logging.as_mut()));
+            tokio::select! {
+                ended = end(&mut group, why) => ended,
+                never = output => match never {},
+            }
+        };
+        group.signal(Signal::KILL);
+        let _late = timeout(DRAIN, join(reading, logging)).await;
+        let status = match timeout(PATIENCE, group.reap()).await {
+            Ok(Ok(status)) => in_words(status),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "it does not end".into(),
+        };
+        let is_false_start = {
+            let state = self.state();
+            state.stopped.is_none() && !state.has_answered
+        };
+        let why = match (why, ended) {
+            // Its pipes have ended a little before it.
+            (Why::Closed, Ended::ByItself) => Why::Exited,
+            _ => why,
+        };
+        let text = match why {
+            Why::Exited => format!("the MCP server has exited ({status})"),
+            why => format!("{} ({status})", why.in_words()),
+        };
+        self.finish(why, &text);
+        match why {
+            Why::Deleted | Why::Idle | Why::Shutdown => info!(%session, "session over: {text}"),
+            _ => warn!(%session, "session over: {text}"),
+        }
+        let was_killed = ended == Ended::Killed;
+        End {
+            why,
+            is_false_start,
+            was_killed,
+        }
+    }
+
+    /// Reads what the server writes, until the end of it.
+    async fn read(&self, mut stdout: ChildStdout) {
+        let (mut lines, mut rate) = (Lines::default(), Rate::default());
+        loop {
+            let read = stdout.read_buf(lines.buffer()).await;
+            while let Some(line) = lines.next_line() {
+                self.line(line, &mut rate).await;
+            }
+            if !matches!(read, Ok(1..)) {
+                if let Some(line) = lines.last_line() {
+                    self.line(line, &mut rate).await;
+                }
+                return;
+            }
+        }
+    }
+
+    async fn line(&self, line: Line, rate: &mut Rate) {
+        let text = match line {
+            Line::Whole(text) => super::on_one_line(text),
+            Line::TooLong(beginning) => {
+                return rate.unreadable(self.name, "a line that is too long", &beginning);
+            }
+        };
+        let message = str::from_utf8(&text)
+            .ok()
+            .and_then(|text| Message::read(text.as_bytes()));
+        let Some(message) = message else {
+            return rate.unreadable(self.name, "a line that is not a message", &text);
+        };
+        let route = {
+            let mut state = self.state();
+            state.has_answered |= message.kind == Kind::Response;
+            state.routes.route(&message)
+        };
+        let (stream, is_answer) = match &route {
+            Route::Answer(stream) => (stream, true),
+            Route::Call(stream) => (stream, false),
+            Route::Standalone => (&self.standalone, false),
+            Route::Nobody => {
+                return debug!(session = %self.name, "the MCP server sent what is for nobody");
+            }
+        };
+        let event = Event::message(&text, stream.call());
+        // What was refused is said by the hub, and its call has ended.
+        let _pushed = self.jam.wait(stream.push(event)).await;
+        if is_answer {
+            stream.end();
+            self.state().used = Instant::now();
+        }
+    }
+
+    /// Does what time decides, until it decides that the session ends.
+    async fn keep_time(&self) -> Why {
+        loop {
+            let next = {
+                let mut state = self.state();
+                let now = Instant::now();
+                let due = state.routes.due(now);
+                let idle = self.idle_at(&mut state, now);
+                let next = state.routes.next_due().map_or(idle, |due| due.min(idle));
+                let ends = match due.overdue {
+                    true => Some(Why::Overdue),
+                    false => (idle <= now).then_some(Why::Idle),
+                };
+                if ends == Some(Why::Idle) {
+                    // Under the same lock as what would be begun now.
+                    state.stopped.get_or_insert(Why::Idle);
+                    state.routes.end();
+                }
+                drop(state);
+                for stream in due.let_go {
+                    stream.end();
+                }
+                if let Some(why) = ends {
+                    return why;
+                }
+                next
+            };
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = self.changed.notified() => {}
+            }
+        }
+    }
+
+    /// When the session is idle for too long, if nothing happens.
+    fn idle_at(&self, state: &mut State, now: Instant) -> Instant {
+        let timeout = match state.is_begun {
+            true => self.timeout,
+            false => self.timeout.min(UNUSED),
+        };
+        // Nobody cancels an `initialize` whose client has gone.
+        let works = match state.is_begun {
+            true => !state.routes.is_idle(),
+            false => state.routes.streams().any(Stream::is_attached),
+        };
+        if works || self.standalone.is_attached() {
+            // A quarter of it, so that the end of the use is noticed in time.
+            state.used = now.max(state.used);
+            return now + timeout / 4 + Duration::from_millis(1);
+        }
+        state.used + timeout
+    }
+}
+
+/// Does its work and then waits for ever.
+async fn endless<T>(work: impl Future<Output = T>) -> Infallible {
+    work.await;
+    std::future::pending().await
+}
+
+/// Ends a process whose stdin is closed.
+async fn end(group: &mut Group, why: Why) -> Ended {
+    match why {
+        Why::Exited => return Ended::ByItself,
+        // These did not heed what they were told.
+        Why::Stuck | Why::Overdue => {}
+        Why::Deleted | Why::Idle | Why::Shutdown | Why::Closed => {
+            if timeout(PATIENCE, group.exited()).await.is_ok() {
+                return Ended::ByItself;
+            }
+            group.signal(Signal::TERM);
+            if timeout(PATIENCE, group.exited()).await.is_ok() {
+                return Ended::Asked;
+            }
+        }
+    }
+    group.signal(Signal::KILL);
+    let _gone = timeout(PATIENCE, group.exited()).await;
+    Ended::Killed
+}

@@ -1,0 +1,103 @@
+//! What does a client get if the server fails?
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
+
+use crate::support::*;
+
+/// A URL at which nobody listens.
+async fn nobody() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let addr = listener.local_addr().expect("an address");
+    format!("http://{addr}/mcp")
+}
+
+#[tokio::test]
+async fn a_server_that_is_down_is_answered_for_with_the_id_of_the_request() {
+    let proxy = Running::before_url(&nobody().await, &[]).await;
+    for id in ["1", "1.0", "\"\\u0061\"", "12345678901234567890123"] {
+        let reply = Connection::fetch(proxy.addr, &session_call(id)).await;
+        assert_eq!(reply.status, 502);
+        assert_eq!(reply.headers["content-type"], "application/json");
+        let expected = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32000,"#);
+        assert!(reply.text().starts_with(&expected), "{}", reply.text());
+        assert!(reply.text().contains("cannot be reached"));
+    }
+}
+
+#[tokio::test]
+async fn the_error_has_no_id_where_there_is_none_to_read() {
+    let proxy = Running::before_url(&nobody().await, &[]).await;
+    let long = format!(
+        r#"{{"id":1,"method":"x","params":"{}"}}"#,
+        "a".repeat(100_000)
+    );
+    let get = Request::new("GET", "/mcp").header("accept", "text/event-stream");
+    for request in [post("{"), post("[1]"), post(&long), get] {
+        let reply = Connection::fetch(proxy.addr, &request).await;
+        assert_eq!(reply.status, 502);
+        assert!(reply.json()["id"].is_null());
+    }
+}
+
+/// No certificate of a test is one that this machine trusts: so this is as far as it goes.
+#[tokio::test]
+async fn a_server_of_https_is_greeted_in_tls_and_not_asked_without() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let port = listener.local_addr().expect("an address").port();
+    let proxy = Running::before_url(&format!("https://localhost:{port}/mcp"), &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let (mut stream, _) = listener.accept().await.expect("a connection");
+    let mut greeting = vec![0; 512];
+    let length = stream.read(&mut greeting).await.expect("a greeting");
+    let greeting = &greeting[..length];
+    // A handshake of TLS 1, which names the host.
+    assert_eq!(greeting[..2], [0x16, 0x03]);
+    assert!(greeting.windows(9).any(|name| name == b"localhost"));
+    stream
+        .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        .await
+        .expect("it reads");
+    let reply = client.reply().await;
+    assert_eq!((reply.status, &reply.json()["id"]), (502, &1.into()));
+}
+
+#[tokio::test]
+async fn a_server_that_closes_before_it_answers_is_answered_for() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    for said in ["", "HTTP/1.1 200", "nonsense\r\n\r\n"] {
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("7")).await;
+        let mut asked = upstream.asked().await;
+        asked.write(said).await;
+        drop(asked);
+        let reply = client.reply().await;
+        assert_eq!(
+            (reply.status, &reply.json()["id"]),
+            (502, &7.into()),
+            "{said}"
+        );
+        assert!(reply.text().contains("did not answer"));
+    }
+    proxy.calls_reach(0).await;
+}
+
+#[tokio::test]
+async fn a_response_that_is_cut_is_cut_for_the_client() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--no-resumable"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    asked.chunk("data: half\n").await;
+    client.head().await;
+    assert_eq!(client.data().await.expect("data"), "data: half\n");
+    drop(asked);
+    assert_eq!(client.data().await, None);
+    assert!(!client.is_complete(), "it looks whole");
+}

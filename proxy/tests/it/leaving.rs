@@ -1,0 +1,150 @@
+//! What does the server hear of a hang-up?
+
+use serde_json::Value;
+
+use crate::support::*;
+
+/// The cancel that the server is sent next, which it takes.
+async fn cancel_of(upstream: &Upstream) -> Value {
+    let cancel = upstream.asked().await;
+    let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
+    assert_eq!(message["method"], "notifications/cancelled");
+    assert_eq!(cancel.headers["mcp-session-id"], "s");
+    assert_eq!(cancel.headers["host"], upstream.addr.to_string());
+    cancel.answer("202 Accepted", "").await;
+    message["params"]["requestId"].clone()
+}
+
+#[tokio::test]
+async fn a_stateless_call_without_a_head_is_closed_at_the_server() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    client.fin();
+    asked.gone().await;
+    proxy.calls_reach(0).await;
+    assert!(!upstream.has_more().await, "nothing is injected");
+}
+
+#[tokio::test]
+async fn a_stateless_call_with_a_stream_is_closed_at_the_server() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    asked.chunk("data: 1\n\n").await;
+    client.head().await;
+    client.event().await.expect("an event");
+    client.rst();
+    asked.gone().await;
+    proxy.calls_reach(0).await;
+    assert!(!upstream.has_more().await, "nothing is injected");
+}
+
+#[tokio::test]
+async fn a_stream_of_http_2_that_is_reset_is_closed_at_the_server() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut connection = H2::open(proxy.addr).await;
+    let left = connection.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    let mut stays = connection.send(&stateless_call("2")).await;
+    let other = upstream.asked().await;
+    left.reset();
+    asked.gone().await;
+    other.answer("200 OK", "{}").await;
+    assert_eq!(stays.head().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_session_call_without_a_head_is_cancelled() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--no-resumable"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    client.fin();
+    assert_eq!(cancel_of(&upstream).await, 1);
+    asked.gone().await;
+}
+
+#[tokio::test]
+async fn a_session_call_with_event_ids_is_cancelled_after_its_grace() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--no-resumable", "--grace=100ms"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("\"a\"")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    asked.chunk("id: x\ndata: \n\n").await;
+    client.head().await;
+    client.event().await.expect("an event");
+    client.fin();
+    asked.gone().await;
+    assert_eq!(cancel_of(&upstream).await, "a");
+    proxy.calls_reach(0).await;
+}
+
+#[tokio::test]
+async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
+    for option in ["--exempt=work", "--tool-grace=work=1h"] {
+        let upstream = Upstream::start().await;
+        let proxy =
+            Running::before(&upstream, &["--no-resumable", "--grace=immediate", option]).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("1")).await;
+        let mut asked = upstream.asked().await;
+        asked.stream().await;
+        client.head().await;
+        client.fin();
+        asked.gone().await;
+        while proxy.calls.detached() == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(proxy.calls.len(), 1, "{option}");
+        assert!(!upstream.has_more().await, "{option}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--no-resumable", "--call-timeout=100ms"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let _asked = upstream.asked().await;
+    let reply = client.reply().await.json();
+    assert_eq!(
+        (&reply["id"], &reply["error"]["code"]),
+        (&1.into(), &(-32001).into())
+    );
+    assert_eq!(cancel_of(&upstream).await, 1);
+}
+
+#[tokio::test]
+async fn a_silent_server_gives_its_client_a_stream_to_wait_on() {
+    let upstream = Upstream::start().await;
+    let options = [
+        "--no-resumable",
+        "--commit-after=250ms",
+        "--keep-alive=100ms",
+    ];
+    let proxy = Running::before(&upstream, &options).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let asked = upstream.asked().await;
+    assert!(client.head().await.is_event_stream());
+    assert!(
+        matches!(client.item().await, Some(SseItem::Comment(_))),
+        "a probe"
+    );
+    let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+    asked
+        .answer("200 OK\r\ncontent-type: application/json", answer)
+        .await;
+    assert_eq!(client.event().await.expect("the answer").data, answer);
+}

@@ -1,0 +1,239 @@
+//! Do requests and responses pass as they are?
+
+use crate::support::*;
+
+#[tokio::test]
+async fn a_request_and_its_response_pass_byte_for_byte() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let message = " {\"jsonrpc\":\"2.0\", \"id\":1.0,\"method\":\"x\\u0079\",\"params\":{\"task\":{\"n\":1e2},\"\u{e9}\":\"\\/\"}}\n";
+    let request = post(message)
+        .header("authorization", "Bearer a")
+        .header("mcp-session-id", "s")
+        .header("x-twice", "1")
+        .header("x-twice", "2");
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&request).await;
+
+    let asked = upstream.asked().await;
+
+    assert_eq!(asked.line, "POST /mcp HTTP/1.1");
+    assert_eq!(asked.body(), message);
+    assert_eq!(asked.headers["authorization"], "Bearer a");
+    assert_eq!(asked.headers["mcp-session-id"], "s");
+    assert_eq!(
+        asked.headers["accept"],
+        "application/json, text/event-stream"
+    );
+    let twice: Vec<_> = asked.headers.get_all("x-twice").iter().collect();
+    assert_eq!(twice, ["1", "2"]);
+    let answer = "{ \"jsonrpc\":\"2.0\",\"id\":1.0,\"result\":{\"n\":1.50}}";
+    asked
+        .answer("200 OK\r\ncontent-type: application/json\r\nx-own: \"a\"\r\nset-cookie: a=1\r\nset-cookie: b=2", answer)
+        .await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status, reply.text()), (200, answer));
+    assert_eq!(reply.headers["x-own"], "\"a\"");
+    assert_eq!(reply.headers.get_all("set-cookie").iter().count(), 2);
+}
+
+#[tokio::test]
+async fn headers_of_one_connection_stay_there_and_the_host_is_the_servers() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--header", "x-key: secret"]).await;
+    let request = post(&call("1"))
+        .header("connection", "x-hop, Keep-Alive")
+        .header("x-hop", "1")
+        .header("keep-alive", "timeout=5")
+        .header("te", "trailers")
+        .header("proxy-authorization", "Basic a")
+        .header("x-key", "the client's")
+        .header("x-forwarded-for", "192.0.2.1");
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&request).await;
+
+    let asked = upstream.asked().await;
+
+    for name in [
+        "x-hop",
+        "keep-alive",
+        "te",
+        "proxy-authorization",
+        "connection",
+    ] {
+        assert!(!asked.headers.contains_key(name), "{name}");
+    }
+    assert_eq!(asked.headers["host"], upstream.addr.to_string());
+    assert_eq!(asked.headers["x-key"], "secret");
+    assert_eq!(asked.headers["x-forwarded-for"], "192.0.2.1");
+    let head = "200 OK\r\nkeep-alive: timeout=9\r\nproxy-authenticate: Basic\r\nx-left: 1";
+    asked.answer(head, "{}").await;
+    let reply = client.reply().await;
+    assert!(!reply.headers.contains_key("keep-alive"));
+    assert!(!reply.headers.contains_key("proxy-authenticate"));
+    assert_eq!(reply.headers["x-left"], "1");
+}
+
+#[tokio::test]
+async fn bodies_in_chunks_and_large_ones_pass() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let large = format!(
+        r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{{"text":"{}"}}}}"#,
+        "a".repeat(4_000_000)
+    );
+    for chunks in [None, Some([1, 70_000, 100])] {
+        let mut client = Connection::open(proxy.addr).await;
+        let sending = async {
+            match &chunks {
+                Some(sizes) => client.send_chunked(&post(&large), sizes).await,
+                None => client.send(&post(&large)).await,
+            }
+        };
+        let ((), asked) = tokio::join!(sending, upstream.asked());
+        assert!(asked.body() == large, "the request");
+        let (reply, ()) = tokio::join!(client.reply(), asked.answer("200 OK", &large));
+        assert!(reply.text() == large, "the response");
+    }
+}
+
+#[tokio::test]
+async fn statuses_pass_as_they_are() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    for head in [
+        "202 Accepted",
+        "307 Temporary Redirect\r\nlocation: /mcp/",
+        "400 Bad Request",
+        "401 Unauthorized\r\nwww-authenticate: Bearer resource_metadata=\"http://a/.well-known/oauth-protected-resource\"",
+        "404 Not Found",
+        "429 Too Many Requests\r\nretry-after: 3",
+        "502 Bad Gateway",
+    ] {
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("1")).await;
+        upstream
+            .asked()
+            .await
+            .answer(head, "said by the server")
+            .await;
+        let reply = client.reply().await;
+        assert!(head.starts_with(&reply.status.to_string()), "{head}");
+        assert_eq!(reply.text(), "said by the server");
+        for header in head.split("\r\n").skip(1) {
+            let (name, value) = header.split_once(": ").expect("a header");
+            assert_eq!(reply.headers[name], value);
+        }
+    }
+}
+
+#[tokio::test]
+async fn events_pass_as_they_come() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--no-resumable"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    client.head().await;
+    for event in [
+        "id: 1\nretry: 5\ndata: \n\n",
+        ": a comment\n\n",
+        "data: {\"a\":\ndata: 1}\n\n",
+    ] {
+        asked.chunk(event).await;
+        assert_eq!(client.data().await.expect("an event"), event);
+    }
+    asked.end().await;
+    assert_eq!(client.data().await, None);
+    assert!(client.is_complete());
+}
+
+#[tokio::test]
+async fn get_and_delete_and_what_lies_below_the_endpoint_pass() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    for (method, path) in [
+        ("GET", "/mcp"),
+        ("DELETE", "/mcp"),
+        ("OPTIONS", "/mcp"),
+        ("GET", "/mcp?a=1&b"),
+        ("GET", "/mcp/"),
+        ("GET", "/mcp/.well-known/openid-configuration"),
+        ("GET", "/.well-known/oauth-protected-resource/mcp"),
+        ("GET", "/.well-known/oauth-authorization-server"),
+    ] {
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&Request::new(method, path)).await;
+        let asked = upstream.asked().await;
+        assert_eq!(asked.line, format!("{method} {path} HTTP/1.1"));
+        asked.answer("200 OK", "").await;
+        assert_eq!(client.reply().await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn the_query_of_the_upstream_stays_and_that_of_the_client_follows() {
+    let upstream = Upstream::start().await;
+    let url = format!("http://{}/a/mcp?key=1", upstream.addr);
+    let proxy = Running::before_url(&url, &[]).await;
+    for (asked, expected) in [
+        ("/a/mcp", "/a/mcp?key=1"),
+        ("/a/mcp?b", "/a/mcp?key=1&b"),
+        ("/.well-known/x?b", "/.well-known/x?b"),
+    ] {
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&Request::new("GET", asked)).await;
+        let asked = upstream.asked().await;
+        assert_eq!(asked.line, format!("GET {expected} HTTP/1.1"));
+        asked.answer("200 OK", "").await;
+        client.reply().await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_serves_one_request_after_another() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    for id in ["1", "2", "3"] {
+        client.send(&session_call(id)).await;
+        let asked = upstream.asked().await;
+        assert_eq!(asked.body(), call(id));
+        asked
+            .answer("200 OK\r\ncontent-type: application/json", id)
+            .await;
+        assert_eq!(client.reply().await.text(), id);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_waits_to_send_its_body_is_told_to_by_the_proxy() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let message = call("1");
+    let request = post("").header("expect", "100-continue");
+    let mut client = Connection::open(proxy.addr).await;
+    client.send_cut(&request, message.len()).await;
+    assert_eq!(client.head().await.status, 100);
+    client.write(message.as_bytes()).await;
+    let asked = upstream.asked().await;
+    assert!(!asked.headers.contains_key("expect"));
+    assert_eq!(asked.body(), message);
+    asked.answer("200 OK", "{}").await;
+    assert_eq!(client.head().await.status, 200);
+}
+
+#[tokio::test]
+async fn http_2_passes_too() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut connection = H2::open(proxy.addr).await;
+    let mut stream = connection.send(&stateless_call("1")).await;
+    let asked = upstream.asked().await;
+    assert_eq!(asked.body(), call("1"));
+    assert_eq!(asked.headers["host"], upstream.addr.to_string());
+    asked.answer("200 OK\r\nkeep-alive: timeout=5", "{}").await;
+    assert_eq!(stream.head().await.status, 200);
+    assert_eq!(stream.body_to_end().await, b"{}");
+}

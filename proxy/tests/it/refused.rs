@@ -1,0 +1,148 @@
+//! What does not pass?
+
+use crate::support::*;
+
+/// What the proxy says to bytes.
+async fn said(proxy: &Running, bytes: &str) -> Head {
+    let mut client = Connection::open(proxy.addr).await;
+    client.write(bytes.as_bytes()).await;
+    client.head().await
+}
+
+#[tokio::test]
+async fn only_requests_for_a_path_pass() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    for (line, status) in [
+        ("CONNECT example.com:443 HTTP/1.1", 405),
+        ("GET http://example.com/mcp HTTP/1.1", 400),
+        ("GET http://127.0.0.1/mcp HTTP/1.1", 400),
+        ("OPTIONS * HTTP/1.1", 400),
+        ("GET / HTTP/1.1", 404),
+        ("GET /other HTTP/1.1", 404),
+        ("GET /mcpother HTTP/1.1", 404),
+        ("GET /mcp/../other HTTP/1.1", 404),
+        ("GET /.well-known/%2e%2E/other HTTP/1.1", 404),
+    ] {
+        let head = said(&proxy, &format!("{line}\r\nhost: localhost\r\n\r\n")).await;
+        assert_eq!(head.status, status, "{line}");
+    }
+    assert!(!upstream.has_more().await);
+}
+
+#[tokio::test]
+async fn only_requests_for_this_host_pass() {
+    let upstream = Upstream::start().await;
+    let options = ["--allow-host=mcp.example.com,other:81"];
+    let proxy = Running::before(&upstream, &options).await;
+    for (hosts, status) in [
+        ("", 400),
+        ("host: localhost\r\nhost: localhost\r\n", 400),
+        ("host: a@localhost\r\n", 400),
+        ("host: example.com\r\n", 403),
+        ("host: localhost.example.com\r\n", 403),
+        ("host: 127.0.0.1.example.com\r\n", 403),
+        ("host: 192.0.2.1\r\n", 403),
+        ("host: a.mcp.example.com\r\n", 403),
+        ("host: other\r\n", 403),
+        ("host: other:82\r\n", 403),
+        ("host: localhost\r\n", 404),
+        ("host: LocalHost:1\r\n", 404),
+        ("host: 127.0.0.1:8000\r\n", 404),
+        ("host: [::1]:8000\r\n", 404),
+        ("host: MCP.example.com:8443\r\n", 404),
+        ("host: other:81\r\n", 404),
+    ] {
+        let head = said(&proxy, &format!("GET /other HTTP/1.1\r\n{hosts}\r\n")).await;
+        assert_eq!(head.status, status, "{hosts:?}");
+    }
+}
+
+#[tokio::test]
+async fn only_pages_of_this_host_or_of_allowed_origins_may_ask() {
+    let upstream = Upstream::start().await;
+    let options = ["--allow-origin=https://app.example.com"];
+    let proxy = Running::before(&upstream, &options).await;
+    for (origins, status) in [
+        ("", 404),
+        ("origin: http://localhost:6274\r\n", 404),
+        ("origin: http://127.0.0.1\r\n", 404),
+        ("origin: https://app.example.com\r\n", 404),
+        ("origin: null\r\n", 403),
+        ("origin: http://app.example.com\r\n", 403),
+        ("origin: https://app.example.com:444\r\n", 403),
+        ("origin: https://evil.example\r\n", 403),
+        ("origin: http://localhost.evil.example\r\n", 403),
+        (
+            "origin: http://localhost\r\norigin: https://evil.example\r\n",
+            403,
+        ),
+        ("origin: \r\n", 403),
+    ] {
+        let request = format!("GET /other HTTP/1.1\r\nhost: localhost\r\n{origins}\r\n");
+        assert_eq!(said(&proxy, &request).await.status, status, "{origins:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_large_is_refused() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let announced = "POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4194305\r\n\r\n";
+    assert_eq!(said(&proxy, announced).await.status, 413);
+    assert!(!upstream.has_more().await);
+
+    let mut client = Connection::open(proxy.addr).await;
+    client.send_chunked_head(&post("")).await;
+    let chunk = vec![b' '; 1 << 20];
+    for _ in 0..4 {
+        client.chunk(&chunk).await;
+    }
+    client.chunk(b"1").await;
+    let reply = client.reply().await;
+    assert_eq!(reply.status, 413);
+    assert_eq!(
+        reply.json()["error"]["message"],
+        "the request is larger than this proxy takes"
+    );
+}
+
+#[tokio::test]
+async fn a_head_that_is_too_large_is_refused() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let head = |length| {
+        let long = "a".repeat(length);
+        format!("GET /other HTTP/1.1\r\nhost: localhost\r\nx-long: {long}\r\n\r\n")
+    };
+    assert_eq!(said(&proxy, &head(60_000)).await.status, 404);
+    assert_eq!(said(&proxy, &head(66_000)).await.status, 431);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_does_not_come_is_not_waited_for() {
+    let proxy = Running::before_url("http://127.0.0.1:1/mcp", &[]).await;
+    for begun in ["", "P", "GET /mcp HTTP/1.1\r\nhost: loc"] {
+        let mut client = Connection::open(proxy.addr).await;
+        client.write(begun.as_bytes()).await;
+        let begun_at = tokio::time::Instant::now();
+        client.closed().await;
+        let waited = begun_at.elapsed().as_secs();
+        assert!((9..=21).contains(&waited), "{begun:?}: {waited} s");
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_are_no_messages_are_the_servers_to_judge() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    for body in [&b"{"[..], b"\xff\xfe", b"[]", b""] {
+        let request = post("").body(body.to_vec());
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&request).await;
+        let asked = upstream.asked().await;
+        assert_eq!(asked.body, body);
+        asked.answer("400 Bad Request", "no").await;
+        assert_eq!(client.reply().await.status, 400);
+    }
+}

@@ -1,0 +1,37 @@
+//! What do these share?
+
+mod program;
+mod proxy;
+mod upstream;
+
+pub(crate) use self::{
+    program::Program,
+    proxy::Running,
+    upstream::{Asked, Upstream},
+};
+pub(crate) use test_support::*;
+
+/// A call of revision 2026-07-28, which has no session.
+pub(crate) fn stateless_call(id: &str) -> Request {
+    post(&call(id)).header("mcp-protocol-version", "2026-07-28")
+}
+
+/// A call in the session "s".
+pub(crate) fn session_call(id: &str) -> Request {
+    post(&call(id))
+        .header("mcp-protocol-version", "2025-11-25")
+        .header("mcp-session-id", "s")
+}
+
+/// The message of a call of the tool `work`, with an id in JSON.
+pub(crate) fn call(id: &str) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"work"}}}}"#)
+}
+
+/// A POST to `/mcp`.
+pub(crate) fn post(body: &str) -> Request {
+    Request::new("POST", "/mcp")
+        .header("content-type", "application/json")
+        .header("accept", "application/json, text/event-stream")
+        .body(body.to_owned())
+}

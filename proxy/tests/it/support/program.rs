@@ -1,0 +1,88 @@
+//! The program itself, as a process.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _},
+    net::SocketAddr,
+    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A process that is killed when the test is over.
+pub(crate) struct Program {
+    child: Child,
+    lines: BufReader<ChildStderr>,
+}
+
+// === impl Program ===
+
+impl Program {
+    /// The program, with nothing of it in the environment.
+    pub(crate) fn command(args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mcp-cancel-proxy"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("MCP_PROXY_") || name == "RUST_LOG" {
+                command.env_remove(name);
+            }
+        }
+        command.args(args).stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn start(mut command: Command) -> Self {
+        let spawned = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let mut child = spawned.expect("it starts");
+        let lines = BufReader::new(child.stderr.take().expect("a pipe"));
+        Self { child, lines }
+    }
+
+    /// Runs to its end: the status and what it wrote on standard error.
+    pub(crate) fn run(mut command: Command) -> (Option<i32>, String) {
+        let output = command.output().expect("it starts");
+        let text = String::from_utf8(output.stderr).expect("text");
+        (output.status.code(), text)
+    }
+
+    /// The next line that it logs.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("a line");
+        line
+    }
+
+    /// Where it says that it listens.
+    pub(crate) fn addr(&mut self) -> SocketAddr {
+        let line = self.line();
+        let (_, rest) = line
+            .split_once("listening on http://")
+            .expect("the first line");
+        let (addr, _) = rest.split_once('/').expect("a path");
+        addr.parse().expect("an address")
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        kill_process(pid.expect("a process"), signal).expect("it runs");
+    }
+
+    /// Waits for its end, and gives what it still logged.
+    pub(crate) async fn ended(mut self) -> (ExitStatus, String) {
+        let ended = tokio::task::spawn_blocking(move || {
+            let mut rest = String::new();
+            self.lines.read_to_string(&mut rest).expect("text");
+            (self.child.wait().expect("a status"), rest)
+        });
+        // Longer than it may take, so that a failure says what it did.
+        let ended = tokio::time::timeout(Duration::from_secs(30), ended).await;
+        ended.expect("it ends").expect("no panic")
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _killed = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}

@@ -1,0 +1,69 @@
+//! The proxy in this process.
+
+use std::net::SocketAddr;
+
+use mcp_cancel_on_disconnect::Calls;
+use mcp_cancel_proxy::{Proxy, config::Config};
+use tokio::{sync::oneshot, task::JoinHandle};
+
+use super::{Upstream, within};
+
+/// A proxy that serves on a free port.
+pub(crate) struct Running {
+    pub(crate) addr: SocketAddr,
+    pub(crate) admin: Option<SocketAddr>,
+    pub(crate) calls: Calls,
+    stop: Option<oneshot::Sender<()>>,
+    served: JoinHandle<()>,
+}
+
+// === impl Running ===
+
+impl Running {
+    /// In front of `/mcp` of a server, with more options.
+    pub(crate) async fn before(upstream: &Upstream, options: &[&str]) -> Self {
+        Self::before_url(&format!("http://{}/mcp", upstream.addr), options).await
+    }
+
+    pub(crate) async fn before_url(upstream: &str, options: &[&str]) -> Self {
+        let own = [
+            "mcp-cancel-proxy",
+            "--listen=127.0.0.1:0",
+            "--upstream",
+            upstream,
+        ];
+        let args = own.iter().chain(options).map(|arg| arg.into());
+        let config = Config::read(args).expect("the options are right");
+        let proxy = Proxy::bind(config).await.expect("it starts");
+        let (stop, stopped) = oneshot::channel();
+        Self {
+            addr: proxy.local_addr().expect("an address"),
+            admin: proxy.admin_addr().expect("an address"),
+            calls: proxy.calls(),
+            stop: Some(stop),
+            served: tokio::spawn(proxy.serve(async { drop(stopped.await) })),
+        }
+    }
+
+    /// Tells it to end.
+    pub(crate) fn stop(&mut self) {
+        let _stopped = self.stop.take().expect("once").send(());
+    }
+
+    /// Waits until it has.
+    pub(crate) async fn ended(self) {
+        within("the proxy to end", self.served)
+            .await
+            .expect("no panic");
+    }
+
+    /// Waits until so many calls are in flight.
+    pub(crate) async fn calls_reach(&self, count: usize) {
+        let reached = async {
+            while self.calls.len() != count {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(format!("{count} calls in flight"), reached).await;
+    }
+}

@@ -1,0 +1,143 @@
+//! A server that does what a test says, byte by byte.
+
+use std::net::SocketAddr;
+
+use bytes::BytesMut;
+use http::HeaderMap;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::{Mutex, mpsc},
+};
+
+use super::within;
+use test_support::{
+    body::{BodyDecoder, Decoded},
+    head,
+};
+
+/// It hands each request to the test, which answers.
+pub(crate) struct Upstream {
+    pub(crate) addr: SocketAddr,
+    asked: Mutex<mpsc::UnboundedReceiver<Asked>>,
+}
+
+/// A request, and its connection. Dropped it closes that.
+pub(crate) struct Asked {
+    /// The request line.
+    pub(crate) line: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Vec<u8>,
+    stream: TcpStream,
+}
+
+// === impl Upstream ===
+
+impl Upstream {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let addr = listener.local_addr().expect("an address");
+        let (give, asked) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let give = give.clone();
+                tokio::spawn(async move {
+                    if let Some(asked) = Asked::read(stream).await {
+                        // The test may have seen enough.
+                        let _gone = give.send(asked);
+                    }
+                });
+            }
+        });
+        Self {
+            addr,
+            asked: asked.into(),
+        }
+    }
+
+    /// The next request.
+    pub(crate) async fn asked(&self) -> Asked {
+        let mut asked = self.asked.lock().await;
+        let asked = within("a request to the server", asked.recv()).await;
+        asked.expect("the server runs")
+    }
+
+    /// Whether a request has come that nobody looked at.
+    pub(crate) async fn has_more(&self) -> bool {
+        self.asked.lock().await.try_recv().is_ok()
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// `None` if its client goes before it is whole.
+    async fn read(mut stream: TcpStream) -> Option<Self> {
+        let mut received = BytesMut::new();
+        let (line, headers) = loop {
+            match head::take(&mut received) {
+                Some(head) => break head,
+                None if stream.read_buf(&mut received).await.ok()? == 0 => return None,
+                None => {}
+            }
+        };
+        let mut decoder = BodyDecoder::announced(&headers);
+        let mut body = Vec::new();
+        loop {
+            match decoder.decode(&mut received) {
+                Decoded::Data(data) => body.extend_from_slice(&data),
+                Decoded::End => break,
+                Decoded::More if stream.read_buf(&mut received).await.ok()? == 0 => return None,
+                Decoded::More => {}
+            }
+        }
+        Some(Self {
+            line,
+            headers,
+            body,
+            stream,
+        })
+    }
+
+    pub(crate) fn body(&self) -> &str {
+        std::str::from_utf8(&self.body).expect("text")
+    }
+
+    pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) {
+        let written = self.stream.write_all(bytes.as_ref());
+        within("the proxy to read", written)
+            .await
+            .expect("it reads");
+    }
+
+    /// Answers with a whole response of these lines and a body, and closes.
+    pub(crate) async fn answer(mut self, head: &str, body: &str) {
+        let length = body.len();
+        let head =
+            format!("HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
+        self.write(head + body).await;
+    }
+
+    /// Begins a stream of events, which ends with the connection.
+    pub(crate) async fn stream(&mut self) {
+        self.write("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+            .await;
+    }
+
+    /// Writes a chunk of the stream.
+    pub(crate) async fn chunk(&mut self, data: &str) {
+        self.write(format!("{:x}\r\n{data}\r\n", data.len())).await;
+    }
+
+    /// Ends the stream.
+    pub(crate) async fn end(mut self) {
+        self.write("0\r\n\r\n").await;
+    }
+
+    /// Waits until the proxy has closed the connection.
+    pub(crate) async fn gone(&mut self) {
+        let mut byte = [0];
+        let read = within("the proxy to close", self.stream.read(&mut byte)).await;
+        assert!(matches!(read, Ok(0) | Err(_)), "it writes on");
+    }
+}

@@ -1,0 +1,223 @@
+//! A client without a socket.
+
+use axum::body::Body;
+use http::{HeaderMap, Request, Response, StatusCode, request};
+use http_body_util::BodyExt as _;
+use mcp_cancel_proxy::stdio::Stdio;
+use serde_json::Value;
+use tokio::time::timeout;
+use tower_service::Service as _;
+
+use crate::server::LIMIT;
+
+/// Knows priming events.
+pub const NEW: &str = "2025-11-25";
+/// Does not.
+pub const OLD: &str = "2025-06-18";
+
+pub struct Client {
+    pub stdio: Stdio,
+    pub session: String,
+}
+
+/// A stream of events.
+pub struct Events {
+    body: Body,
+    text: String,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    pub id: Option<String>,
+    pub data: String,
+}
+
+/// A POST as the SDKs send it.
+pub fn post() -> request::Builder {
+    Request::post("/mcp")
+        .header("content-type", "application/json")
+        .header("accept", "application/json, text/event-stream")
+}
+
+pub async fn send(stdio: &Stdio, request: Request<Body>) -> Response<Body> {
+    let answer = stdio.clone().call(request);
+    let Ok(response) = timeout(LIMIT, answer).await.expect("no response");
+    response
+}
+
+pub async fn json(response: Response<Body>) -> Value {
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    serde_json::from_slice(&body).unwrap()
+}
+
+pub fn initialize(revision: &str) -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","id":0,"method":"initialize","params":{{"protocolVersion":"{revision}","capabilities":{{}},"clientInfo":{{"name":"test","version":"0"}}}}}}"#
+    )
+}
+
+impl Client {
+    /// Opens a session, and waits until the server has answered.
+    pub async fn begin(stdio: &Stdio, revision: &str) -> Self {
+        let (client, mut events) = Self::knock(stdio, revision).await;
+        let answer = events.answer().await;
+        assert!(answer["result"].is_object(), "{answer}");
+        assert_eq!(
+            client
+                .tell(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#)
+                .await,
+            StatusCode::ACCEPTED
+        );
+        client
+    }
+
+    /// Opens a session, and does not wait for the answer.
+    pub async fn knock(stdio: &Stdio, revision: &str) -> (Self, Events) {
+        let response = send(stdio, post().body(initialize(revision).into()).unwrap()).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        let session = response.headers()["mcp-session-id"]
+            .to_str()
+            .unwrap()
+            .to_owned();
+        assert_eq!(session.len(), 32);
+        (
+            Self {
+                stdio: stdio.clone(),
+                session,
+            },
+            Events::of(response),
+        )
+    }
+
+    pub async fn post(&self, body: impl Into<Body>) -> Response<Body> {
+        send(
+            &self.stdio,
+            post()
+                .header("mcp-session-id", &self.session)
+                .body(body.into())
+                .unwrap(),
+        )
+        .await
+    }
+
+    /// Sends a request.
+    pub async fn ask(&self, body: impl Into<Body>) -> Events {
+        let response = self.post(body).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        Events::of(response)
+    }
+
+    /// Calls a tool.
+    pub async fn call(&self, id: &str, tool: &str, arguments: &str) -> Events {
+        self.ask(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#)).await
+    }
+
+    /// Calls a tool, and waits for what it says.
+    pub async fn text(&self, tool: &str, arguments: &str) -> String {
+        let answer = self.call("\"text\"", tool, arguments).await.answer().await;
+        answer["result"]["content"][0]["text"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{answer}"))
+            .to_owned()
+    }
+
+    pub async fn pid(&self) -> i32 {
+        self.text("pid", "{}").await.parse().unwrap()
+    }
+
+    /// Sends a notification, or an answer.
+    pub async fn tell(&self, body: impl Into<Body>) -> StatusCode {
+        self.post(body).await.status()
+    }
+
+    pub async fn cancel(&self, id: &str) -> StatusCode {
+        self.tell(format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)).await
+    }
+
+    /// Listens to the session, or comes back after an event.
+    pub async fn get(&self, last: Option<&str>) -> Response<Body> {
+        let mut request = Request::get("/mcp")
+            .header("accept", "text/event-stream")
+            .header("mcp-session-id", &self.session);
+        if let Some(last) = last {
+            request = request.header("last-event-id", last);
+        }
+        send(&self.stdio, request.body(Body::empty()).unwrap()).await
+    }
+
+    pub async fn delete(&self) -> StatusCode {
+        let request = Request::delete("/mcp").header("mcp-session-id", &self.session);
+        send(&self.stdio, request.body(Body::empty()).unwrap())
+            .await
+            .status()
+    }
+}
+
+impl Events {
+    pub fn of(response: Response<Body>) -> Self {
+        let headers: &HeaderMap = response.headers();
+        assert_eq!(headers["content-type"], "text/event-stream");
+        Self {
+            body: response.into_body(),
+            text: String::new(),
+        }
+    }
+
+    /// The next event, or `None` at the end.
+    pub async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some((event, rest)) = self.text.split_once("\n\n") {
+                let lines: Vec<_> = event
+                    .lines()
+                    .filter_map(|line| line.split_once(": ").or_else(|| line.split_once(':')))
+                    .collect();
+                let field = |name: &str| {
+                    lines
+                        .iter()
+                        .find(|(its, _)| *its == name)
+                        .map(|(_, value)| (*value).to_owned())
+                };
+                let event = Event {
+                    id: field("id"),
+                    data: field("data").unwrap_or_default(),
+                };
+                self.text = rest.to_owned();
+                return Some(event);
+            }
+            let frame = timeout(LIMIT, self.body.frame()).await.expect("no event")?;
+            let bytes = frame.unwrap().into_data().unwrap();
+            self.text.push_str(str::from_utf8(&bytes).unwrap());
+        }
+    }
+
+    /// The next message.
+    pub async fn message(&mut self) -> String {
+        loop {
+            let event = self.next().await.expect("the stream has ended");
+            if !event.data.is_empty() {
+                return event.data;
+            }
+        }
+    }
+
+    /// The first message that is no notification.
+    pub async fn answer(&mut self) -> Value {
+        loop {
+            let message: Value = serde_json::from_str(&self.message().await).unwrap();
+            if message.get("id").is_some() {
+                return message;
+            }
+        }
+    }
+
+    /// All messages until the end.
+    pub async fn rest(&mut self) -> Vec<String> {
+        let mut rest = Vec::new();
+        while let Some(event) = self.next().await {
+            if !event.data.is_empty() {
+                rest.push(event.data);
+            }
+        }
+        rest
+    }
+}

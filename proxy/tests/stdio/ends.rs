@@ -1,0 +1,318 @@
+//! How sessions end, and that nothing of them is left.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::time::{Instant, timeout};
+
+use crate::{client::*, server::*};
+
+/// How soon a call hears that its server is gone, with all that may be slow on a busy machine.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+
+#[tokio::test]
+async fn a_crash_ends_every_call_with_its_status_and_the_session_with_404() {
+    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let pid = client.pid().await;
+    let mut one = client.call("1", "work", r#"{"seconds":60}"#).await;
+    let mut other = client.call("2", "work", r#"{"seconds":60}"#).await;
+    let mut crash = client.call("3", "exit", r#"{"code":3}"#).await;
+    for events in [&mut one, &mut other, &mut crash] {
+        let error = timeout(TOLD_WITHIN, events.answer()).await.unwrap();
+        assert_eq!(error["error"]["code"], -32000);
+        assert!(
+            error["error"]["message"]
+                .as_str()
+                .unwrap()
+                .contains("exit code 3"),
+            "{error}"
+        );
+    }
+    gone(pid).await;
+    assert_eq!(
+        client
+            .post(r#"{"jsonrpc":"2.0","id":4,"method":"ping"}"#)
+            .await
+            .status(),
+        StatusCode::NOT_FOUND
+    );
+    assert_eq!(client.get(None).await.status(), StatusCode::NOT_FOUND);
+    assert_eq!(client.delete().await, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_signal_is_told_as_one() {
+    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let error = client.call("1", "abort", "{}").await.answer().await;
+    assert!(
+        error["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("signal 6"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn after_a_crash_a_late_client_still_gets_the_answer_that_was_there() {
+    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let mut events = client.call("1", "pid", "{}").await;
+    let primed = events.next().await.unwrap();
+    assert!(events.answer().await["result"].is_object());
+    drop(events);
+    let mut crash = client.call("2", "exit", r#"{"code":3}"#).await;
+    let lost = crash.next().await.unwrap();
+    assert!(crash.answer().await["error"].is_object());
+    let mut again = Events::of(client.get(primed.id.as_deref()).await);
+    assert!(again.answer().await["result"].is_object());
+    let mut again = Events::of(client.get(lost.id.as_deref()).await);
+    assert!(
+        again.answer().await["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("exit code 3")
+    );
+}
+
+#[tokio::test]
+async fn a_grandchild_that_holds_stdout_does_not_hide_the_crash() {
+    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let grandchild: i32 = client.text("fork", "{}").await.parse().unwrap();
+    assert!(is_there(grandchild));
+    let mut crash = client.call("3", "exit", r#"{"code":3}"#).await;
+    let error = timeout(TOLD_WITHIN, crash.answer()).await.unwrap();
+    assert_eq!(error["error"]["code"], -32000);
+    gone(grandchild).await;
+}
+
+#[tokio::test]
+async fn a_delete_ends_calls_the_process_and_its_children() {
+    let stdio = serve(scripted(&[]));
+    let client = Client::begin(&stdio, OLD).await;
+    let (pid, grandchild) = (
+        client.pid().await,
+        client.text("fork", "{}").await.parse().unwrap(),
+    );
+    let mut working = client.call("1", "work", r#"{"seconds":60}"#).await;
+    assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
+    assert!(
+        working
+            .rest()
+            .await
+            .iter()
+            .all(|message| !message.contains("result"))
+    );
+    gone(pid).await;
+    gone(grandchild).await;
+    assert_eq!(
+        client.tell(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
+        StatusCode::NOT_FOUND
+    );
+    until(|| stdio.stats().children == 0).await;
+    assert_eq!(stdio.stats().kills, 0, "the end of its stdin was enough");
+}
+
+#[tokio::test]
+async fn a_server_that_heeds_neither_the_end_of_stdin_nor_sigterm_is_killed() {
+    let stdio = serve(scripted(&["--stubborn"]));
+    let client = Client::begin(&stdio, OLD).await;
+    let pid = client.pid().await;
+    let begun = Instant::now();
+    assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
+    assert!(
+        begun.elapsed() < Duration::from_secs(2),
+        "a DELETE waits for nothing"
+    );
+    gone(pid).await;
+    assert!(begun.elapsed() >= Duration::from_secs(4), "it had its time");
+    until(|| stdio.stats().kills == 1).await;
+}
+
+#[tokio::test]
+async fn a_session_that_nobody_uses_ends() {
+    let mut options = scripted(&[]);
+    options.session_timeout = Some(Duration::from_millis(300));
+    let client = Client::begin(&serve(options), OLD).await;
+    let pid = client.pid().await;
+    // A call and a client that listens are uses.
+    let mut working = client.call("1", "work", r#"{"seconds":1}"#).await;
+    assert!(working.answer().await["result"].is_object());
+    let listening = client.get(None).await;
+    assert_eq!(listening.status(), StatusCode::OK);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(is_there(pid));
+    drop(listening);
+    gone(pid).await;
+    assert_eq!(
+        client.tell(r#"{"jsonrpc":"2.0","method":"x"}"#).await,
+        StatusCode::NOT_FOUND
+    );
+}
+
+#[tokio::test]
+async fn the_last_handle_takes_the_processes_along() {
+    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let pid = client.pid().await;
+    drop(client);
+    gone(pid).await;
+}
+
+#[test]
+fn a_runtime_that_ends_takes_the_processes_along() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (pid, grandchild) = runtime.block_on(async {
+        let client = Client::begin(&serve(scripted(&["--stubborn"])), OLD).await;
+        let pids = (
+            client.pid().await,
+            client.text("fork", "{}").await.parse().unwrap(),
+        );
+        // Its task is dropped with the runtime, and not told.
+        std::mem::forget(client);
+        pids
+    });
+    drop(runtime);
+    let other = tokio::runtime::Runtime::new().unwrap();
+    other.block_on(gone(grandchild));
+    other.block_on(gone(pid));
+}
+
+#[tokio::test]
+async fn a_shutdown_ends_everything_in_time() {
+    let stdio = serve(scripted(&["--stubborn"]));
+    let mut pids = Vec::new();
+    for _ in 0..5 {
+        pids.push(Client::begin(&stdio, OLD).await.pid().await);
+    }
+    let begun = Instant::now();
+    stdio.shutdown().await;
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert!(!pids.into_iter().any(is_there));
+    let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn a_call_that_does_not_stop_ends_its_process_only_if_that_is_asked_for() {
+    let mut options = scripted(&[]);
+    options.kill_after = Some(Duration::from_millis(300));
+    let stdio = serve(options);
+    let client = Client::begin(&stdio, OLD).await;
+    let pid = client.pid().await;
+    let mut working = client
+        .call("1", "work", r#"{"seconds":60,"ignores_cancel":true}"#)
+        .await;
+    let _progress = working.message().await;
+    let mut other = client.call("2", "work", r#"{"seconds":60}"#).await;
+    assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
+    let error = other.answer().await;
+    assert!(
+        error["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("was killed"),
+        "{error}"
+    );
+    gone(pid).await;
+    until(|| stdio.stats().kills == 1).await;
+}
+
+#[tokio::test]
+async fn servers_that_crash_at_once_are_not_started_for_ever() {
+    let stdio = serve(scripted(&["--crash"]));
+    for _ in 0..3 {
+        let (_client, mut events) = Client::knock(&stdio, OLD).await;
+        let error = events.answer().await;
+        assert!(
+            error["error"]["message"]
+                .as_str()
+                .unwrap()
+                .contains("exit code 7"),
+            "{error}"
+        );
+        until(|| stdio.stats().children == 0).await;
+    }
+    let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(refused.headers().contains_key("retry-after"));
+}
+
+#[tokio::test]
+async fn a_command_that_cannot_be_run_is_a_clear_error() {
+    let error = mcp_cancel_proxy::stdio::Stdio::new(
+        mcp_cancel_proxy::stdio::Options::new(mcp_cancel_proxy::stdio::Program::new(
+            "no-such-command",
+            [],
+        )),
+        mcp_cancel_proxy::hub::Hub::new(mcp_cancel_proxy::hub::Limits::default()),
+    );
+    assert!(error.unwrap_err().to_string().contains("`no-such-command`"));
+    // It is there, and cannot be run.
+    let stdio = serve(mcp_cancel_proxy::stdio::Options::new(
+        mcp_cancel_proxy::stdio::Program::new("/etc/passwd", []),
+    ));
+    let refused = send(&stdio, post().body(initialize(OLD).into()).unwrap()).await;
+    assert_eq!(refused.status(), StatusCode::BAD_GATEWAY);
+    assert!(
+        json(refused).await["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("cannot be started")
+    );
+}
+
+#[tokio::test]
+async fn no_process_is_left_however_a_session_ends_a_hundred_times() {
+    many_ends(100).await;
+}
+
+#[tokio::test]
+#[ignore = "takes minutes"]
+async fn no_process_is_left_however_a_session_ends_a_thousand_times() {
+    many_ends(1_000).await;
+}
+
+/// Sessions of a shell with a child that holds the pipes, ended in four ways.
+async fn many_ends(times: u32) {
+    // It answers the first line and then does what the second says.
+    let script = r#"sleep 600 & read line; echo '{"jsonrpc":"2.0","id":0,"result":{"pids":['$$,$!']}}'; read line; read line; exit 3"#;
+    let options = shell(script);
+    let mut impatient = options.clone();
+    impatient.session_timeout = Some(Duration::from_millis(50));
+    let impatient = serve(impatient);
+    let mut stdio = serve(options.clone());
+    let mut slowest = Duration::ZERO;
+    for time in 0..times {
+        let idles = time % 4 == 2;
+        let (client, mut events) =
+            Client::knock(if idles { &impatient } else { &stdio }, OLD).await;
+        let answer = events.answer().await;
+        let pids = answer["result"]["pids"].as_array().unwrap().iter();
+        let pids: Vec<i32> = pids
+            .map(|pid| pid.as_i64().unwrap().try_into().unwrap())
+            .collect();
+        let begun = Instant::now();
+        match time % 4 {
+            0 => {
+                let notification = r#"{"jsonrpc":"2.0","method":"x"}"#;
+                assert_eq!(client.tell(notification).await, StatusCode::ACCEPTED);
+                let mut call = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
+                let error = call.answer().await;
+                let text = error["error"]["message"].as_str().unwrap();
+                assert!(text.contains("exit code 3"), "{error}");
+                assert!(begun.elapsed() < TOLD_WITHIN);
+            }
+            1 => assert_eq!(client.delete().await, StatusCode::NO_CONTENT),
+            2 => {}
+            _ => {
+                drop(client);
+                stdio = serve(options.clone());
+            }
+        }
+        for pid in pids {
+            gone(pid).await;
+        }
+        slowest = slowest.max(begun.elapsed());
+    }
+    println!("{times} times; the slowest group was gone after {slowest:?}");
+    assert!(slowest < LIMIT);
+}

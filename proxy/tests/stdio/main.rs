@@ -1,0 +1,15 @@
+//! Real processes behind the service: what becomes of calls, and that no process is left.
+#![cfg(unix)]
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+)]
+
+mod client;
+mod ends;
+mod lines;
+mod requests;
+mod server;

@@ -1,0 +1,65 @@
+//! The scripted server behind the service.
+
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+use mcp_cancel_proxy::{
+    hub::{Hub, Limits},
+    stdio::{Options, Program, Stdio},
+};
+use rustix::process::{Pid, test_kill_process};
+use tokio::time::{Instant, sleep};
+
+/// Far more than anything here takes.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// The scripted server with these arguments.
+pub fn scripted(arguments: &[&str]) -> Options {
+    let arguments = [mcp_cancel_proxy::demo::server::COMMAND]
+        .iter()
+        .chain(arguments);
+    let arguments: Vec<OsString> = arguments.map(OsString::from).collect();
+    Options::new(Program::new(
+        env!("CARGO_BIN_EXE_mcp-cancel-proxy"),
+        arguments,
+    ))
+}
+
+/// Any program, in a shell.
+pub fn shell(script: &str) -> Options {
+    Options::new(Program::new("sh", ["-c".into(), script.into()]))
+}
+
+pub fn serve(options: Options) -> Stdio {
+    Stdio::new(options, Hub::new(Limits::default())).unwrap()
+}
+
+/// A file that nobody else has.
+pub fn notes() -> PathBuf {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("mcp-notes-{}-{next}", std::process::id()));
+    let _stale = std::fs::remove_file(&path);
+    path
+}
+
+/// Waits until a process is gone.
+pub async fn gone(pid: i32) {
+    until(|| !is_there(pid)).await;
+}
+
+/// Whether it runs. An orphan that has ended waits for the init process, which may take its time.
+pub fn is_there(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    let is_zombie = stat.is_ok_and(|stat| stat.contains(") Z "));
+    !is_zombie && test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
+}
+
+/// Looks until it is so: nothing tells of it.
+pub async fn until(mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LIMIT, "it does not come to pass");
+        sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,92 @@
+//! A gateway between the layer and rmcp says that it has the answer of a call.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+use mcp_cancel_on_disconnect::{CallToken, Grace, Outcome};
+use tokio::sync::mpsc;
+
+use crate::{
+    setup::{Plan, Server, Setup, StoppedClock, for_servers},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    a_call_whose_client_is_away_runs_on_after_its_grace_if_a_gateway_has_its_answer,
+    a_late_resume_after_it_is_what_the_server_makes_of_it,
+});
+
+async fn a_call_whose_client_is_away_runs_on_after_its_grace_if_a_gateway_has_its_answer(
+    server: Server,
+) {
+    let clock = StoppedClock::stop();
+    let (setup, mut tokens) = with_gateway(server).await;
+    let mcp = setup.mcp().await;
+    let token = cut(&setup, &mcp, &mut tokens).await;
+
+    token.answered();
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    assert!(setup.calls.is_empty());
+    clock.advance_past(GRACE).await;
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("a"), "nothing was injected");
+    assert!(!setup.tokens.of("a").is_cancelled());
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+}
+
+async fn a_late_resume_after_it_is_what_the_server_makes_of_it(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut tokens) = with_gateway(server).await;
+    let mcp = setup.mcp().await;
+    let token = cut(&setup, &mcp, &mut tokens).await;
+    token.answered();
+    clock.advance_past(GRACE).await;
+
+    let mut late = mcp.resume("0/0").await;
+
+    assert_eq!(late.head().await.status, 200);
+    setup.witness.release("a");
+    let answer = late.answer().await.expect("rmcp's own answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+}
+
+/// A server with a middleware inside the layer that gives out the tokens of calls.
+async fn with_gateway(server: Server) -> (Setup, mpsc::UnboundedReceiver<CallToken>) {
+    let (give, tokens) = mpsc::unbounded_channel();
+    let gateway = move |router: Router| {
+        router.layer(from_fn(move |request: Request, next: Next| {
+            if let Some(token) = request.extensions().get::<CallToken>() {
+                // The test may have seen enough.
+                let _gone = give.send(token.clone());
+            }
+            next.run(request)
+        }))
+    };
+    let plan = Plan::of(server).grace(Grace::After(GRACE)).inside(gateway);
+    (plan.start().await, tokens)
+}
+
+/// Cuts a call off after its first event, and waits until the server has noticed.
+async fn cut(
+    setup: &Setup,
+    mcp: &Mcp,
+    tokens: &mut mpsc::UnboundedReceiver<CallToken>,
+) -> CallToken {
+    // Those of the handshake.
+    while tokens.try_recv().is_ok() {}
+    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
+    call.head().await;
+    assert!(call.event().await.expect("an event").is_priming());
+    call.fin();
+    setup.events.detached(mcp, 1).await;
+    tokens.try_recv().expect("the token of the call")
+}
