@@ -113,7 +113,10 @@ async fn graces(setup: Setup, sessions: usize, count: usize) -> Result<()> {
     tokio::time::sleep(Duration::from_millis(200)).await;
     stop.store(true, Ordering::Relaxed);
     let waits = ticking.await?;
-    let cancelled = scene.ledger.reaches(due.clone(), |life| &life.token, LIMIT).await;
+    let cancelled = scene
+        .ledger
+        .reaches(due.clone(), |life| &life.token, LIMIT)
+        .await;
     let mut tokens = scene.ledger.times(due, |life| &life.token);
     tokens.sort();
     let from = |at: Duration| (at.saturating_sub(first)).as_secs_f64() * 1e3;
@@ -122,7 +125,10 @@ async fn graces(setup: Setup, sessions: usize, count: usize) -> Result<()> {
         dropped.as_secs_f64() * 1e3,
         tokens.first().map_or(0.0, |at| from(*at)),
         tokens.last().map_or(0.0, |at| from(*at)),
-        waits[0], waits[1], waits[2], waits[waits.len() / 100],
+        waits[0],
+        waits[1],
+        waits[2],
+        waits[waits.len() / 100],
     );
     Ok(())
 }
@@ -205,26 +211,31 @@ async fn traffic(setup: Setup, sessions: usize, count: usize) -> Result<()> {
     let begun = Instant::now();
     let runtime = tokio::runtime::Handle::current();
     let (done, mut waits) = beside(&calls, &session, || {
-        tokio::task::block_in_place(|| runtime.block_on(async {
-        for call in group.calls.clone() {
-            let arguments = json!({ "call": call, "group": group.number });
-            let begun = Instant::now();
-            let (mut stream, _) = clients[call % sessions].begin(call, "work", arguments).await?;
-            longest[3] = begun.elapsed().as_secs_f64() * 1e3;
-            longest.sort_by(|a, b| b.total_cmp(a));
-            stream.forget();
-            streams.push(stream);
-        }
-        ledger.release(group.number).cancel();
-        anyhow::Ok(())
-        }))
+        tokio::task::block_in_place(|| {
+            runtime.block_on(async {
+                for call in group.calls.clone() {
+                    let arguments = json!({ "call": call, "group": group.number });
+                    let begun = Instant::now();
+                    let (mut stream, _) = clients[call % sessions]
+                        .begin(call, "work", arguments)
+                        .await?;
+                    longest[3] = begun.elapsed().as_secs_f64() * 1e3;
+                    longest.sort_by(|a, b| b.total_cmp(a));
+                    stream.forget();
+                    streams.push(stream);
+                }
+                ledger.release(group.number).cancel();
+                anyhow::Ok(())
+            })
+        })
     });
     done?;
     waits.truncate(4);
     println!(
         "traffic {setup} {sessions} sessions {count} calls: {:.1} s, longest starts {:.2?}, look-ups beside {:.2?}",
         begun.elapsed().as_secs_f64(),
-        longest, waits,
+        longest,
+        waits,
     );
     Ok(())
 }
