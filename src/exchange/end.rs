@@ -76,7 +76,12 @@ impl Exchange {
         let event = Event::Detached { call, cause, grace };
         match detached {
             Detached::Stale => {}
-            Detached::Waiting => self.report(&event),
+            Detached::Waiting => {
+                self.report(&event);
+                if grace.is_some() {
+                    self.instance.registry.remark(Remark::CallsWait);
+                }
+            }
             Detached::Due => self.cancel_after(Some(&event), call.id(), cause.reason()),
             Detached::Beyond(limit, finished) => {
                 self.untracked(call, limit);
