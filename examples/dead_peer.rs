@@ -9,7 +9,7 @@
 //! options on the listening socket. The second is an accept loop around hyper-util, as a server needs that wants
 //! HTTP/2 pings, with the options on every accepted socket.
 //!
-//! To see it, call the tool `wait` (the README has curl lines; this server keeps no sessions) and let its packets
+//! To see it, call the tool `wait` (`examples/README.md` has curl lines; this server keeps no sessions) and let its packets
 //! vanish: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 45 s.
 
 use std::{error::Error, io, sync::Arc, time::Duration};
