@@ -41,7 +41,11 @@ pin_project! {
     ///     .map_request(|request: http::Request<_>| request.map(Body::new))
     ///     .layer(from_fn(|request, next: axum::middleware::Next| next.run(request)));
     /// let app: Router = Router::new().route("/mcp", post(async || "ok")).layer(stack);
-    /// # drop(app);
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let request = http::Request::post("/mcp").body(Body::empty()).unwrap();
+    /// assert_eq!(tower::ServiceExt::oneshot(app, request).await.unwrap().status(), 200);
+    /// # }
     /// ```
     pub struct TeeBody<B> {
         #[pin]
