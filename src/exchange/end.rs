@@ -1,4 +1,4 @@
-//! How a call ends: answered, cancelled, or let go.
+//! The end of a call: answered, cancelled, or let go.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 

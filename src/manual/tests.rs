@@ -1,4 +1,4 @@
-//! The pages say what the source says.
+//! Tests that compare the pages with the source.
 
 use std::{fs, path::Path};
 

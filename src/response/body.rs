@@ -1,7 +1,6 @@
 //! The response body: from the head to the end.
 //!
-//! A body that is dropped before its end was abandoned. Three things count as the end, in the order in which hyper
-//! may show them:
+//! A body that is dropped before its end was abandoned. Three things count as the end, in the order in which hyper may see them:
 //!
 //! 1. the body says it is at its end ([`Body::is_end_stream`]), also before the first poll;
 //! 2. all bytes of a body of known length have passed: hyper polls it no more;

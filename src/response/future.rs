@@ -1,7 +1,7 @@
 //! The response future: from the request to the head.
 //!
-//! It ends before the inner service answers where the call was cancelled here, where the head goes out early, and where
-//! the client is gone and hyper does not see it.
+//! It ends before the inner service answers if the call was cancelled here, if the head goes out early, or if the client is gone
+//! and hyper does not see it.
 
 use std::{
     fmt, mem,

@@ -1,4 +1,4 @@
-//! The other end of a connection, which can be watched while hyper owns the stream.
+//! The other end of a connection, watched while hyper owns the stream.
 
 use std::{
     fmt, future,

@@ -1,8 +1,8 @@
 //! A TCP stream whose peer can be watched while hyper owns it.
 //!
-//! It reads and writes as tokio's own `TcpStream` does, through what that offers on a shared reference. That
-//! includes tokio's saving of a system call: after a read that did not fill the buffer (a write that did not
-//! empty it) the socket is known to be drained (full), and the readiness seen *before* it is cleared.
+//! It reads and writes as tokio's own `TcpStream` does, by the methods that take a shared reference. Like tokio, it saves a
+//! system call: after a read that did not fill the buffer (a write that did not empty it) the socket is known to be drained
+//! (full), and the readiness seen *before* it is cleared.
 
 use std::{
     fmt,
