@@ -1,3 +1,4 @@
+//! A tool that sleeps, and stops when its client hangs up.
 use std::{sync::Arc, time::Duration};
 
 use axum::Router;
