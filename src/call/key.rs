@@ -72,7 +72,7 @@ pub(crate) struct SessionKey {
     pub(crate) id: Arc<str>,
 }
 
-/// Who gives out session ids: the same id of another scope is another session.
+/// The source of session ids: the same id of another scope is another session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Scope {
     /// A session manager of ours, by its instance.

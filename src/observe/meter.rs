@@ -45,9 +45,9 @@ const OTHER: &str = "other";
 /// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one time without a client, until the outcome or until `resumed` |
 /// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of cancelled calls without a client: from when that was noticed until the token fired |
 ///
-/// Values of labels are the names of variants in snake case, such as `reason="client_disconnected"`. All have few values: a
-/// `method` that MCP does not know is `other`, and tools are no label unless [`tools`](Self::tools) names them. The time is
-/// tokio's.
+/// The values of labels are the names of variants in snake case, such as `reason="client_disconnected"`. All labels have few
+/// values: a `method` that MCP does not know is `other`, and there is no label for tools unless [`tools`](Self::tools) names
+/// them. The time is tokio's.
 ///
 /// Install the recorder before [`new`](Self::new), which describes the metrics to it. A recorder that knows
 /// histograms only with buckets takes [`BUCKETS`](Self::BUCKETS):
