@@ -29,7 +29,7 @@
 //! |---|---|
 //! | [`CancelOnDisconnectLayer`] | goes around the service; its options say what a disconnect means |
 //! | [`CancellableSessionManager`] | goes into rmcp's service in place of its session manager, and makes cancels exact and cheap |
-//! | [`Grace`] | how long a call waits for a client that may come back: by default 20 s or more in a session, not at all elsewhere |
+//! | [`Grace`] | how long a call waits for a client that may come back: by default 20 s or more if the client can resume it, else not at all |
 //! | [`CallToken`] | tells a handler that its call is cancelled, and why, where rmcp's `RequestContext::ct` does not say enough |
 //!
 //! The layer works without the session manager too, over any MCP server: then it cancels with a `notifications/cancelled`
