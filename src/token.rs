@@ -199,7 +199,9 @@ mod extract {
 
     use super::CallToken;
 
-    /// The route has no [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer). The answer is status 500. A handler that takes an `Option<CallToken>` serves such routes too.
+    /// The error of a handler that takes a [`CallToken`] on a route without
+    /// [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer). Its answer has the status 500. A handler that takes an
+    /// `Option<CallToken>` serves such routes too.
     ///
     /// ```
     /// use axum::{Router, body::Body, routing::get};

@@ -11,8 +11,11 @@ use crate::{
 
 const PAGE: &str = include_str!("../disconnect.md");
 
-/// The rows of the table in their order, and the calls that each is about. The first that fits decides.
-const ROWS: [(&str, fn(&CallInfo, Going) -> bool); 8] = [
+/// The name of a row, and the calls that it is about.
+type Row = (&'static str, fn(&CallInfo, Going) -> bool);
+
+/// The rows of the table in their order. The first that fits decides.
+const ROWS: [Row; 8] = [
     (
         "a request with `params.task` (2025-11-25), layer alone",
         |call, _| call.must_run_on(),
