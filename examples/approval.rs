@@ -1,5 +1,5 @@
-//! A tool that waits for a human. Its call has to survive a client that loses its connection, and a client that lost its
-//! place and asks again must not leave two questions on the human's desk.
+//! A tool that waits for a human. Its call survives a client that loses its connection. A client that lost its place and asks
+//! again does not leave two questions on the human's desk.
 //!
 //! ```sh
 //! cargo run --example approval

@@ -4,7 +4,7 @@
 //! cargo run --example axum_server -- --grace immediate
 //! ```
 //!
-//! The README has the curl lines. `RUST_LOG` says what is logged, `mcp_cancel_on_disconnect=trace` for
+//! `examples/README.md` has the curl lines. `RUST_LOG` says what is logged, `mcp_cancel_on_disconnect=trace` for
 //! everything that the layer does.
 
 use std::{

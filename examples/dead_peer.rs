@@ -1,4 +1,4 @@
-//! A server that finds out when its network dies, served in one of two ways.
+//! A server that notices when its network dies, served in one of two ways.
 //!
 //! ```sh
 //! cargo run --example dead_peer --features axum,socket
@@ -6,10 +6,10 @@
 //! ```
 //!
 //! Both set the socket options of [`DeadPeer`] and watch their connections. The first is `axum::serve`, with the
-//! options on the listening socket. The second is an accept loop around hyper-util, as a server needs that wants
-//! HTTP/2 pings, with the options on every accepted socket.
+//! options on the listening socket. The second is an accept loop around hyper-util, which a server needs for HTTP/2 pings, with
+//! the options on every accepted socket.
 //!
-//! To see it, call the tool `wait` (the README has curl lines; this server keeps no sessions) and let its packets
+//! To see it, call the tool `wait` (`examples/README.md` has curl lines; this server keeps no sessions) and let its packets
 //! vanish: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 45 s.
 
 use std::{error::Error, io, sync::Arc, time::Duration};

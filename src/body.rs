@@ -1,7 +1,7 @@
 //! The bodies on the two sides of the layer, and the future between them.
 //!
-//! The inner service gets a [`TeeBody`]; what is around the layer gets a [`ResponseFuture`], and from that a
-//! [`ResponseBody`]. A stack with other layers seldom names them; a service or a layer of one's own does:
+//! The inner service gets a [`TeeBody`]. The services around the layer get a [`ResponseFuture`], and from that a
+//! [`ResponseBody`]. A stack of ready-made layers seldom names them; a service or a layer of your own does:
 //!
 //! ```
 //! use axum::body::Body;

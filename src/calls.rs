@@ -1,4 +1,4 @@
-//! The handle to all calls of a layer: to see them, to cancel them, to end them before the process does.
+//! A handle to all calls of a layer, which shows them, cancels them, and drains them before the process ends.
 
 use std::{
     fmt,
@@ -19,20 +19,38 @@ use crate::{
     registry::Entry,
 };
 
-/// How long a drain waits for servers to take the cancels of its last calls: 1 s.
+/// How long a drain waits for servers to take the cancels of its last calls: 1 s. What is not taken by then may still be taken
+/// until the process ends.
 const TAKING: Duration = Duration::from_secs(1);
 
-/// The calls in flight of a layer and all its clones.
+/// A handle to the calls in flight of a layer and all its clones.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason};
+/// use axum::{Router, body::{Body, Bytes}, routing::post};
+/// use http::Request;
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason, RequestId};
+/// use tower::ServiceExt;
 ///
-/// let calls = CancelOnDisconnectLayer::new().calls();
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let layer = CancelOnDisconnectLayer::new();
+/// let calls = layer.calls();
+/// let app: Router = Router::new()
+///     .route("/mcp", post(async |_: Bytes| std::future::pending::<()>().await))
+///     .layer(layer);
+/// let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"upload"}}"#;
+/// let request = Request::post("/mcp")
+///     .header("content-type", "application/json")
+///     .header("mcp-session-id", "a session");
+/// let mut response = Box::pin(app.oneshot(request.body(Body::from(call)).unwrap()));
+/// assert!(futures_util::poll!(&mut response).is_pending());
+///
+/// let call = calls.find("a session", &RequestId::Number(7)).unwrap();
+/// assert_eq!((calls.len(), calls.detached()), (1, 0));
+/// assert_eq!(calls.snapshot()[0].info().tool(), Some("upload"));
+/// assert!(calls.cancel(call, CancelReason::Requested));
 /// assert!(calls.is_empty());
-/// for call in calls.snapshot() {
-///     println!("{} for {:?}: {:?}", call.info().method(), call.age(), call.state());
-///     calls.cancel(call.id(), CancelReason::Requested);
-/// }
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct Calls {
@@ -40,12 +58,24 @@ pub struct Calls {
 }
 
 /// How a [drain](Calls::drain) went.
+///
+/// ```
+/// use std::time::Duration;
+/// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let calls = CancelOnDisconnectLayer::new().calls();
+/// let report = calls.drain(Duration::from_secs(30)).await; // at once: nothing is in flight
+/// assert_eq!((report.ended, report.cancelled), (0, 0));
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DrainReport {
-    /// How many calls ended by themselves while it waited.
+    /// How many calls ended by themselves while the drain waited.
     pub ended: usize,
-    /// How many were cancelled.
+    /// How many calls were cancelled.
     pub cancelled: usize,
 }
 
@@ -91,8 +121,8 @@ impl Calls {
         calls
     }
 
-    /// The call of a session with this JSON-RPC id. `None` if there is none, or more than one because
-    /// two servers behind the layer gave out the same session id.
+    /// The call of a session with this JSON-RPC id. `None` if there is no such call, or more than one because two servers
+    /// behind the layer gave out the same session id.
     pub fn find(&self, session: &str, request: &RequestId) -> Option<CallId> {
         let found = self
             .registry
@@ -100,15 +130,21 @@ impl Calls {
         found.flatten()
     }
 
-    /// Cancels a call, attached or not: its token fires, its server is told, and its client, if it is still
-    /// there, gets the JSON-RPC error -32800. `false` if it has ended, or runs as a task, which only its
-    /// client may end.
+    /// Cancels a call, attached or not: its token fires, its server is told, and its client, if it is still there, gets the
+    /// JSON-RPC error -32800. Returns `false` if the call has ended, or runs as a task, which only its client may end.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
         exchange.is_some_and(|exchange| exchange.end_here(id, reason))
     }
 
-    /// Cancels all calls of a session, and tells how many they were.
+    /// Cancels all calls of a session, and returns how many they were.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason};
+    ///
+    /// let calls = CancelOnDisconnectLayer::new().calls();
+    /// assert_eq!(calls.cancel_session("a session", CancelReason::Requested), 0);
+    /// ```
     pub fn cancel_session(&self, session: &str, reason: CancelReason) -> usize {
         let calls = self.registry.calls_of(session);
         calls
@@ -116,9 +152,9 @@ impl Calls {
             .count()
     }
 
-    /// Notes that the client of a session resumed a call on another server, where the sessions have an
-    /// event store: the call runs on, however long its client stays away from here. `false` if no call in flight
-    /// goes by that event id.
+    /// Notes that the client of a session resumed a call on another server, where the sessions have an event store: the call
+    /// runs on, however long its client stays away from here. Returns `false` if no call in flight has that event id.
+    /// [Operating](crate::manual::operating#several-servers-and-event-stores) has an example.
     pub fn resumed_elsewhere(&self, session: &str, last_event_id: &str) -> bool {
         let kept = self.registry.visit(session, |core| {
             let now = Instant::now();
@@ -129,15 +165,14 @@ impl Calls {
         kept.unwrap_or(false)
     }
 
-    /// Brings everything to an end: waits until all calls have ended, `limit` at most, and cancels the
-    /// rest as [`ShuttingDown`](CancelReason::ShuttingDown), but for those that run as tasks. Then it closes every
-    /// event stream that passed the layer, whatever its call came to, standalone ones and subscriptions too, and from
-    /// then on each that comes.
+    /// Brings everything to an end. It waits until all calls have ended, `limit` at most, and cancels the rest as
+    /// [`ShuttingDown`](CancelReason::ShuttingDown), except for those that run as tasks. Then it closes every event stream that
+    /// passed the layer, standalone ones and subscriptions too, and from then on every new one. It does not wait for
+    /// subscriptions to end.
     ///
-    /// Without it `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Let both
-    /// begin at the same time, so that nothing new comes in while the calls end. Subscriptions are not waited for.
-    /// A connection on which half a request came in is none that a drain can end: give axum's future a limit of
-    /// its own, as the example `shutdown` does.
+    /// Without it, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Let both begin at the
+    /// same time, so that nothing new comes in while the calls end. A drain cannot end a connection on which half a request
+    /// came in: give axum's future a limit of its own, as the example `shutdown` does.
     ///
     /// ```
     /// use std::time::Duration;
@@ -164,9 +199,9 @@ impl Calls {
     ///
     /// # Cancel safety
     ///
-    /// Dropped before its end, it has cancelled nothing, or all; what it had to tell the servers they are told all the
-    /// same. Several drains may run at the same time: they end when the first has cancelled the rest, and each counts
-    /// what ended by itself while it waited.
+    /// A drain that is dropped before its end has cancelled nothing, or everything; in the second case the servers are still
+    /// told. Several drains may run at the same time: they end when the first has cancelled the rest, and each counts what
+    /// ended by itself while it waited.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         let before = self.registry.begin_drain();
         let all_ended = async {

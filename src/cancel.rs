@@ -1,4 +1,4 @@
-//! Cancels on their way into the server.
+//! The interface of everything that injects a cancel into a server.
 
 use std::{fmt, pin::Pin, sync::Arc};
 
@@ -32,17 +32,17 @@ pub(crate) trait Canceller: Send + Sync {
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection;
 }
 
-/// The server could not be told that a call is cancelled. Its [`CallToken`](crate::CallToken) has fired.
+/// The error of a cancel that the server could not be told of. The call's [`CallToken`](crate::CallToken) has fired.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
 ///
-/// let layer = CancelOnDisconnectLayer::new().observe(|event: &Event<'_>| {
+/// let layer = CancelOnDisconnectLayer::new().observe_fn(|event| {
 ///     if let Event::CancelFailed { call, error, .. } = event {
 ///         eprintln!("{} runs on: {error} ({:?})", call.request_id(), error.status());
 ///     }
 /// });
-/// # drop(layer);
+/// assert!(layer.calls().is_empty());
 /// ```
 #[derive(Debug)]
 pub struct CancelError(Kind);
@@ -80,7 +80,7 @@ impl CancelError {
         }
     }
 
-    /// Whether the server did not take the cancel in time, as one does whose session is blocked.
+    /// Whether the server did not take the cancel in time, as when its session is blocked.
     pub fn is_timeout(&self) -> bool {
         matches!(self.0, Kind::TimedOut)
     }

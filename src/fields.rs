@@ -1,5 +1,5 @@
-//! The header fields that say something to the layer, found in one pass: a lookup each costs more than
-//! looking at all of a head.
+//! The header fields that matter to the layer, found in one pass: a lookup for each would cost more than a look at the whole
+//! head.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 

@@ -1,6 +1,6 @@
-//! What the fuzz targets in `fuzz/` see of the inside.
+//! The parts of the inside that the fuzz targets in `fuzz/` see.
 //!
-//! Here under `cfg(fuzzing)` alone, which cargo-fuzz sets: no part of the crate that anybody else builds.
+//! They exist only under `cfg(fuzzing)`, which cargo-fuzz sets, so no other build has them.
 
 use crate::{
     call::RequestId,

@@ -1,4 +1,4 @@
-//! The layer: a builder for the service.
+//! The layer, which is also its own builder.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,8 +17,8 @@ use crate::{
 
 /// Cancels the calls of clients that hang up. See the [crate docs](crate).
 ///
-/// Clones share one registry of calls, so the routes of one server may differ in their options and are still
-/// one server to [`calls`](Self::calls):
+/// Clones share one registry of calls. So the routes of a server may differ in their options, and [`calls`](Self::calls) still
+/// knows the calls of all:
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -44,6 +44,13 @@ pub struct CancelOnDisconnectLayer {
 
 impl CancelOnDisconnectLayer {
     /// A layer with [`Grace::Auto`] and a registry of its own.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let layer = CancelOnDisconnectLayer::new();
+    /// assert!(format!("{layer:?}").contains("grace: Auto"));
+    /// ```
     pub fn new() -> Self {
         Self {
             options: Options::default(),
@@ -52,25 +59,42 @@ impl CancelOnDisconnectLayer {
     }
 
     /// Sets how long a call goes on after its client went away, unless its [`policy`](Self::policy) says otherwise.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
+    /// assert!(format!("{layer:?}").contains("grace: Immediate"));
+    /// ```
     pub fn grace(mut self, grace: Grace) -> Self {
         self.options.rules.grace = grace;
         self
     }
 
-    /// Asks for the policy of every call, once, when it is known. A second closure replaces the first.
+    /// Asks for the policy of every call, once, when the call becomes known. A second closure replaces the first.
     ///
-    /// What the policy does not set is as [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) say, in
-    /// whatever order the options are given. If the closure panics, the call gets what they say.
+    /// Where the policy sets nothing, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, in whatever order
+    /// the options are given. They also apply if the closure panics.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, Policy};
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().policy(|call| match call.tool() {
+    ///     Some("deploy") => Policy::new().grace(Grace::Never),
+    ///     _ => Policy::new(),
+    /// });
+    /// assert!(format!("{layer:?}").contains("policy: true"));
+    /// ```
     pub fn policy(mut self, policy: impl Fn(&CallInfo) -> Policy + Send + Sync + 'static) -> Self {
         self.options.policy = Some(Arc::new(policy));
         self
     }
 
     /// Lets the calls for which `exempt` is true run to their end, whatever their client does: neither a grace nor
-    /// [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) does, and
+    /// [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) still does, and so do
     /// [`Calls::cancel`], [`Calls::drain`] and the end of their session. A subscription still ends with its stream.
     ///
-    /// Given several times, a call is exempt if one of the closures says so. One that panics says no.
+    /// With several closures, a call is exempt if one of them says so. A closure that panics says no.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
@@ -78,7 +102,7 @@ impl CancelOnDisconnectLayer {
     /// let layer = CancelOnDisconnectLayer::new()
     ///     .exempt(|call| call.tool() == Some("deploy"))
     ///     .exempt(|call| call.method() == "prompts/get");
-    /// # drop(layer);
+    /// assert!(format!("{layer:?}").contains("exempt: 2"));
     /// ```
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
         self.options.exempt.push(Arc::new(exempt));
@@ -86,71 +110,117 @@ impl CancelOnDisconnectLayer {
     }
 
     /// Sets how long a call may last, unless its [`policy`](Self::policy) says otherwise, see
-    /// [`Policy::call_timeout`].
+    /// [`Policy::call_timeout`]. There is no limit by default.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// use std::time::Duration;
+    /// use axum::{Router, body::{Body, Bytes, to_bytes}, routing::post};
+    /// use http::Request;
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    /// use tower::ServiceExt;
+    ///
+    /// let app: Router = Router::new()
+    ///     .route("/mcp", post(async |_: Bytes| std::future::pending::<()>().await))
+    ///     .layer(CancelOnDisconnectLayer::new().call_timeout(Duration::from_secs(60)));
+    /// let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"upload"}}"#;
+    /// let request = Request::post("/mcp").header("content-type", "application/json");
+    /// let response = app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
+    /// let answer = to_bytes(response.into_body(), 1000).await.unwrap();
+    /// assert!(String::from_utf8_lossy(&answer).contains("-32001"));
+    /// # }
+    /// ```
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
         self.options.rules.call_timeout = Some(timeout);
         self
     }
 
-    /// Probes clients: puts a comment into every response stream (`text/event-stream`) that was quiet for
-    /// this long, at least 1 ms. Off by default; rmcp does the same every 15 s.
+    /// Probes clients: puts a comment into every response stream (`text/event-stream`) that was quiet for this long, at least
+    /// 1 ms. This is off by default; rmcp does the same every 15 s.
     ///
-    /// That a client is gone without a word shows only when something is written to it. A comment is no
-    /// event: clients ignore it, proxies take it for traffic. It stands between two events, never inside one, and goes
-    /// with `X-Accel-Buffering: no` and `Cache-Control: no-cache`, where the inner service has not said
-    /// otherwise. No probes get into a body that is encoded or whose length is known.
+    /// If a client goes without a word, that shows only when something is written to it. A comment is not an event: clients
+    /// ignore it, and proxies take it for traffic. It stands between two events, never inside one. The response gets
+    /// `X-Accel-Buffering: no` and `Cache-Control: no-cache`, unless the inner service has said otherwise. A body that is
+    /// encoded, or whose length is known, gets no probes.
     ///
     /// ```
-    /// use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// use std::{convert::Infallible, time::Duration};
+    /// use axum::{Router, body::{Body, Bytes}, routing::get};
+    /// use futures_util::{StreamExt, stream};
+    /// use http::Request;
     /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    /// use tower::ServiceExt;
     ///
-    /// let layer = CancelOnDisconnectLayer::new().keep_alive(Duration::from_secs(5));
-    /// # drop(layer);
+    /// async fn quiet() -> ([(&'static str, &'static str); 1], Body) {
+    ///     let body = Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+    ///     ([("content-type", "text/event-stream")], body)
+    /// }
+    ///
+    /// let app: Router = Router::new()
+    ///     .route("/events", get(quiet))
+    ///     .layer(CancelOnDisconnectLayer::new().keep_alive(Duration::from_secs(5)));
+    /// let request = Request::get("/events").body(Body::empty()).unwrap();
+    /// let response = app.oneshot(request).await.unwrap();
+    /// let probe = response.into_body().into_data_stream().next().await.unwrap().unwrap();
+    /// assert!(probe.starts_with(b":"), "a comment: {probe:?}");
+    /// # }
     /// ```
     pub fn keep_alive(mut self, interval: Duration) -> Self {
         self.options.keep_alive = Some(interval.max(Duration::from_millis(1)));
         self
     }
 
-    /// Answers calls whose handler stays silent: when the inner service has not answered after this long,
-    /// the client gets `200 text/event-stream` and probes, and the answer as an event when it is there.
+    /// Answers calls whose handler stays silent: if the inner service has not answered after this long, the client gets
+    /// `200 text/event-stream` and probes, and the answer as an event when it is there.
     ///
-    /// Without it, a JSON answer or a silent call of 2026-07-28 has no head until the handler says something.
-    /// Proxies cut such a call at their idle limit, and a client that vanished is noticed by nobody. Off by
-    /// default, because what the inner service says in its head is lost: the status (an error status becomes the
-    /// JSON-RPC error -32603, with `data.status`) and headers. Inner layers that add headers add them to
-    /// nothing. The inner future is boxed.
+    /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler says something. Proxies cut
+    /// such a call at their idle limit, and nobody notices a client that vanished. It is off by default, because what the
+    /// inner service says in its head is lost: its headers, and its status (an error status becomes the JSON-RPC error -32603,
+    /// with `data.status`). The inner future is boxed.
     ///
-    /// Only for a POST with one call (never `initialize`) from a client that accepts events. Such a request is
-    /// passed on without its `Accept-Encoding`. Streams committed so are probed every
-    /// [`keep_alive`](Self::keep_alive), or else every 15 s.
+    /// It applies to a POST with one call (never `initialize`) from a client that accepts events. Such a request is passed on
+    /// without its `Accept-Encoding`. Its stream is probed every [`keep_alive`](Self::keep_alive), or else every 15 s.
     ///
     /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
     /// use std::time::Duration;
+    /// use axum::{Router, body::{Body, Bytes}, routing::post};
+    /// use http::Request;
     /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    /// use tower::ServiceExt;
     ///
-    /// let layer = CancelOnDisconnectLayer::new().commit_after(Duration::from_secs(10));
-    /// # drop(layer);
+    /// let app: Router = Router::new()
+    ///     .route("/mcp", post(async |_: Bytes| std::future::pending::<()>().await))
+    ///     .layer(CancelOnDisconnectLayer::new().commit_after(Duration::from_secs(10)));
+    /// let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"upload"}}"#;
+    /// let request = Request::post("/mcp")
+    ///     .header("content-type", "application/json")
+    ///     .header("accept", "application/json, text/event-stream");
+    /// let response = app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
+    /// assert_eq!(response.headers()["content-type"], "text/event-stream");
+    /// # }
     /// ```
     pub fn commit_after(mut self, silence: Duration) -> Self {
         self.options.commit_after = Some(silence);
         self
     }
 
-    /// Takes a client for gone that is connected and has not read from its stream for this long. Off by
-    /// default.
+    /// Takes a client for gone if it is connected and has not read from its stream for this long. This is off by default.
     ///
-    /// The streams of a session share its worker, which waits for the slowest: one client that does
-    /// not read holds up all calls of its session, cancels included. A stream is stalled when its last frame was
-    /// taken this long ago and the next has not been asked for. A quiet stream is not. Kernel buffers and
-    /// hyper's hide the first megabytes.
+    /// The streams of a session share its worker, which waits for the slowest: one client that does not read holds up all
+    /// calls of its session, cancels included. A stream is stalled when its last frame was taken this long ago and the next
+    /// has not been asked for. A quiet stream is not stalled. The buffers of the kernel and of hyper hide the first megabytes.
     ///
     /// ```
     /// use std::time::Duration;
     /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
     ///
     /// let layer = CancelOnDisconnectLayer::new().stall_timeout(Duration::from_secs(30));
-    /// # drop(layer);
+    /// assert!(format!("{layer:?}").contains("stall_timeout: Some(30s)"));
     /// ```
     pub fn stall_timeout(mut self, timeout: Duration) -> Self {
         self.options.stall_timeout = Some(timeout);
@@ -158,32 +228,65 @@ impl CancelOnDisconnectLayer {
     }
 
     /// Sets which answers are kept for clients that come back.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Retain};
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().retain(Retain::Off);
+    /// assert!(format!("{layer:?}").contains("retain: Off"));
+    /// ```
     pub fn retain(mut self, retain: Retain) -> Self {
         self.options.retain = retain;
         self
     }
 
-    /// Sets how many calls are tracked, and how much is kept of answers. Holds for all clones of the layer.
+    /// Sets how many calls are tracked, and how much is kept of answers, for all clones of the layer.
     ///
     /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use axum::{Router, body::{Body, Bytes}, routing::post};
+    /// use http::Request;
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits};
+    /// use tower::ServiceExt;
     ///
-    /// let limits = Limits::default().calls(10_000).detached_of_session(32);
-    /// let layer = CancelOnDisconnectLayer::new().limits(limits);
-    /// # drop(layer);
+    /// let layer = CancelOnDisconnectLayer::new().limits(Limits::default().calls(0));
+    /// let calls = layer.calls();
+    /// let app: Router = Router::new()
+    ///     .route("/mcp", post(async move |_: Bytes| assert!(calls.is_empty(), "beyond the limit")))
+    ///     .layer(layer);
+    /// let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"upload"}}"#;
+    /// let request = Request::post("/mcp").header("content-type", "application/json");
+    /// let response = app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
+    /// assert_eq!(response.status(), 200, "the call runs on as without the layer");
+    /// # }
     /// ```
     pub fn limits(self, limits: Limits) -> Self {
         self.registry.limit(limits);
         self
     }
 
-    /// Adds an observer of all that happens to calls.
+    /// Adds an observer of everything that happens to calls. A layer may have several.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, Observer};
+    ///
+    /// struct Printer;
+    /// impl Observer for Printer {
+    ///     fn on_event(&self, event: &Event<'_>) {
+    ///         println!("{event:?}");
+    ///     }
+    /// }
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().observe(Printer).observe(Printer);
+    /// assert!(format!("{layer:?}").contains("2 observers"));
+    /// ```
     pub fn observe(mut self, observer: impl Observer) -> Self {
         self.options.observers.add(observer);
         self
     }
 
-    /// The same for a closure, which needs no type for its argument here.
+    /// Adds a closure as an observer. Unlike with [`observe`](Self::observe), its argument needs no type.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
@@ -199,13 +302,20 @@ impl CancelOnDisconnectLayer {
         self.observe(observer)
     }
 
-    /// Sets how the log shows session ids. By default as a hash that means nothing elsewhere.
+    /// Sets how the log shows session ids: by default as a hash that means nothing elsewhere. [`SessionIds`] has an example.
     pub fn log_session_ids(mut self, session_ids: SessionIds) -> Self {
         self.options.observers.session_ids = session_ids;
         self
     }
 
     /// The calls in flight through this layer and its clones.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let calls = CancelOnDisconnectLayer::new().calls();
+    /// assert_eq!(calls.len(), 0);
+    /// ```
     pub fn calls(&self) -> Calls {
         Calls::new(self.registry.clone())
     }

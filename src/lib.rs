@@ -1,12 +1,8 @@
 //! Cancels an in-flight MCP call when its client hangs up, and only then.
 //!
-//! # Why
-//!
-//! An MCP server written with [rmcp](https://docs.rs/rmcp) keeps a tool running when its client closes the
-//! connection in the middle of a call: in session mode, the default, its cancellation token never fires.
-//! The work goes on for nobody. This crate is a tower layer that cancels such a call.
-//!
-//! # Quick start
+//! An MCP server written with [rmcp](https://docs.rs/rmcp) keeps a tool running when its client closes the connection in
+//! the middle of a call: in session mode, the default, its cancellation token never fires, and the work goes on for
+//! nobody. This crate is a tower layer that cancels such a call.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -20,79 +16,88 @@
 //!
 //! let sessions = Arc::new(CancellableSessionManager::default());
 //! let mcp = StreamableHttpService::new(|| Ok(MyServer), sessions, Default::default());
-//! let app: Router = Router::new()
-//!     .nest_service("/mcp", mcp)
-//!     .layer(CancelOnDisconnectLayer::new());
+//! let layer = CancelOnDisconnectLayer::new();
+//! let calls = layer.calls();
+//! let app: Router = Router::new().nest_service("/mcp", mcp).layer(layer);
+//! assert!(calls.is_empty(), "no call is in flight yet");
 //! # drop(app);
 //! ```
 //!
-//! The handler's `RequestContext::ct` fires when its call is cancelled; [`CallToken::of`] tells it why.
-//! A handler that does not look goes on; inside [`AbortOnCancel`] it is stopped. [`CallToken::on_cancel`] cleans up
-//! after it.
+//! # What you need first
 //!
-//! The layer alone works too, over any MCP server: it then cancels by a `notifications/cancelled` POST into the
-//! inner service. [`CancellableSessionManager`] makes it exact and cheap. On routes that have nothing to do with
-//! MCP, the [`CallToken`] in the request's extensions fires when the client hangs up.
+//! | | what for |
+//! |---|---|
+//! | [`CancelOnDisconnectLayer`] | goes around the service; its options say what a disconnect means |
+//! | [`CancellableSessionManager`] | goes into rmcp's service in place of its session manager, and makes cancels exact and cheap |
+//! | [`Grace`] | how long a call waits for a client that may come back: by default 20 s or more if the client can resume it, else not at all |
+//! | [`CallToken`] | tells a handler that its call is cancelled, and why, where rmcp's `RequestContext::ct` does not say enough |
 //!
-//! Cancels are delivered, and deadlines kept, on the tokio runtimes that serve the requests, however many these are.
-//! What one of them does not come to, because its thread is busy or because it has ended, another one does. They need
-//! their timers (`enable_time`), as rmcp does.
+//! The layer works without the session manager too, over any MCP server: then it cancels with a `notifications/cancelled`
+//! POST into the inner service.
 //!
-//! # What a disconnect is
+//! # What comes later
 //!
-//! The response future or the response body is dropped before its end, the response body fails, the request
-//! body fails while it is read, or the inner service panics. On HTTP/1 a closed connection does the first, on
-//! HTTP/2 a reset stream as well. No disconnect is: a HEAD response, a body of known length of which
-//! everything was taken, a stream that ended.
+//! | | what for |
+//! |---|---|
+//! | [`AbortOnCancel`] | stops handlers that do not watch their token |
+//! | [`Policy`], [`Retain`], [`Limits`] | rules for single calls, which answers are kept, how much is kept track of |
+//! | [`Calls`] | the calls in flight: to see them, to cancel them, to drain them before a shutdown |
+//! | [`Event`], [`Observer`] | everything that happens to a call |
+//! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | what events and snapshots say of a call |
+//! | [`observe`] | the rest of what events and snapshots have, and metrics |
+//! | `socket` | clients that hyper does not see go (feature `socket`) |
+//! | [`body`], [`transport`] | types that pass through the layer and the session manager, for services of your own |
+//! | [`manual`] | [what a disconnect means](manual::disconnect), [deploying](manual::deploying), [operating](manual::operating), [defaults](manual::defaults) |
 //!
-//! A connection that just goes silent is no disconnect until a write to it fails, and hyper misses some that do not:
+//! # What counts as a disconnect
+//!
+//! The response future or the response body is dropped before its end, the response body fails, the request body fails
+//! while it is read, or the inner service panics. On HTTP/1 a closed connection has that effect, on HTTP/2 a reset stream as
+//! well. These are not disconnects: a response to HEAD, a body of known length of which everything was taken, and a stream
+//! that ended.
+//!
+//! A silent connection counts as a disconnect only once a write to it fails. hyper also misses these cases:
 //!
 //! | the client | is noticed by |
 //! |---|---|
 //! | vanished with its network | [`keep_alive`](CancelOnDisconnectLayer::keep_alive) and `DeadPeer`, together |
 //! | left while hyper has bytes of a next request, or its body is unread | `keep_alive`, or at once behind a `WatchedListener` |
 //! | waits for a silent handler that has sent no head | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
-//! | is there and does not read | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
+//! | is connected and does not read | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
 //!
 //! [Deploying](manual::deploying) says how long each takes at worst, and what proxies make of it.
 //!
 //! # What a disconnect means
 //!
-//! That is [`Grace`], explained in [the manual](manual::disconnect). By default a session call that its client
-//! can resume waits for it, [`MIN_GRACE`] at least, because real clients do come back; everything else is
-//! cancelled at once. A client that comes back late gets the answer all the same, or learns that
-//! the call was cancelled.
+//! [`Grace`] decides, and [the manual](manual::disconnect) has the table of all cases. By default a call that its client can
+//! resume waits for it, because real clients do come back; a call that nobody can resume is cancelled at once. A client that
+//! comes back late gets its answer all the same, or learns that its call was cancelled. When in doubt, nothing is cancelled:
+//! see [`Unreadable`](observe::Unreadable).
 //!
-//! Revisions of the specification up to 2025-11-25 say that a disconnect SHOULD NOT be read as a cancel. A grace
-//! that ends only when nobody came back narrows that; [`Grace::Never`] keeps to it. From 2026-07-28 on a
-//! disconnect MUST cancel, and it does.
+//! Revisions of the specification up to 2025-11-25 say that a disconnect SHOULD NOT be read as a cancel. A grace that ends
+//! only when nobody came back narrows that, and [`Grace::Never`] keeps to the letter. From 2026-07-28 on a disconnect MUST
+//! cancel, and it does.
 //!
-//! When in doubt, nothing is cancelled: see [`Unreadable`](observe::Unreadable).
+//! # Runtimes
 //!
-//! # What it is not
+//! Cancels are delivered, and deadlines kept, on the tokio runtimes that serve the requests, however many they are. If the
+//! thread of one is busy, or if it has ended, another one takes over. They need their timers (`enable_time`), as rmcp does.
 //!
-//! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing of calls, and
-//!   cannot tell a client that left from one that reconnects.
-//! - rmcp cancels stateless calls by itself. With this layer that still happens, and the reason is known.
+//! # Neighbours
 //!
-//! # What happens
-//!
-//! is logged with `tracing`, in the span of the request: cancels at info, what comes before them at debug and
-//! trace. [`Observer`]s get every [`Event`]; a call that starts ends once.
-//!
-//! # Where things are
-//!
-//! The root has what most servers name. [`observe`] has what comes with events and snapshots, [`body`] the types that
-//! pass through the layer, `socket` what is below HTTP, `transport` what serves a session, and the [`manual`] the why.
+//! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing of calls, and cannot tell a
+//!   client that left from one that reconnects.
+//! - rmcp cancels stateless calls by itself. With this layer it still does, and the reason is known.
 //!
 //! # Features
 //!
-//! `rmcp` (default): the session manager, and the helpers for handlers. `axum`: [`CallToken`] as an extractor.
-//! `metrics`: `observe::Metrics`, an observer that counts through the `metrics` facade.
-//! `socket`: the module `socket` with `DeadPeer`, the socket options that find a dead network, and `WatchedListener`,
-//! which lets the kernel say that a client is gone where hyper does not read; with `axum` as well, it is a listener for
-//! `axum::serve`.
-//! `serde`: `Serialize` for snapshots of calls and what is in them, without session ids.
+//! | feature | adds |
+//! |---|---|
+//! | `rmcp` (default) | the session manager, and the helpers for handlers |
+//! | `axum` | [`CallToken`] as an extractor; with `socket`, `WatchedListener` for `axum::serve` |
+//! | `metrics` | `observe::Metrics`, an observer that counts through the `metrics` facade |
+//! | `socket` | the module `socket`, with `DeadPeer` and `WatchedListener` |
+//! | `serde` | `Serialize` for snapshots of calls and what is in them, without session ids |
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(feature = "rmcp"),

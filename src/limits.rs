@@ -1,14 +1,13 @@
-//! How much is kept track of, and what is said when it is more.
+//! Limits of what is kept track of.
 //!
 //! A call beyond a limit runs on as it would without the layer: it is not refused, and no other call is cancelled or
-//! forgotten to make room for it. One session comes to its own limit long before all sessions together come to
-//! theirs.
+//! forgotten to make room for it. One session reaches its own limit long before all sessions together reach theirs.
 
 /// How many calls a layer keeps track of, and how many bytes of answers it keeps for clients that come back.
 ///
-/// Beyond a limit a call runs on as it would without the layer: it is neither refused nor cancelled, and no other
-/// call makes room for it. [`Event::Untracked`](crate::Event::Untracked) tells of each, the log of the first and
-/// then once a minute. [The manual](crate::manual::defaults) has the reasons for the numbers.
+/// A call beyond a limit runs on as it would without the layer: it is neither refused nor cancelled, and no other call makes
+/// room for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns once a minute.
+/// [The manual](crate::manual::defaults) has the reasons for the numbers.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits};
@@ -28,45 +27,52 @@ pub struct Limits {
 }
 
 /// Which of the [`Limits`] a call met.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{Limits, observe::Limit};
+///
+/// assert_eq!(Limits::default().most(Limit::Calls), 262_144);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Limit {
-    /// Of calls in flight: the call was never tracked.
+    /// There are too many calls in flight. The call was never tracked.
     Calls,
-    /// Of calls without a client: the call is tracked no longer, and ended as unknown.
+    /// There are too many calls without a client. The call is no longer tracked, and ended as unknown.
     Detached,
-    /// Of calls of one session without a client: likewise.
+    /// There are too many calls without a client in one session. The call is no longer tracked, and ended as unknown.
     DetachedOfSession,
 }
 
 // === impl Limits ===
 
 impl Limits {
-    /// Calls in flight, with a client or without: 262,144 by default.
+    /// Sets how many calls may be in flight, with a client or without: 262,144 by default.
     pub fn calls(mut self, most: usize) -> Self {
         self.calls = most;
         self
     }
 
-    /// Calls that are without a client and go on: 65,536 by default.
+    /// Sets how many calls may go on without a client: 65,536 by default.
     pub fn detached(mut self, most: usize) -> Self {
         self.detached = most;
         self
     }
 
-    /// The same of one session: 2,048 by default. Calls without a session count in [`detached`](Self::detached) only.
+    /// Sets how many calls of one session may go on without a client: 2,048 by default. Calls without a session count in
+    /// [`detached`](Self::detached) only.
     pub fn detached_of_session(mut self, most: usize) -> Self {
         self.detached_of_session = most;
         self
     }
 
-    /// Bytes of answers that are kept: 16 MiB by default.
+    /// Sets how many bytes of answers are kept: 16 MiB by default.
     ///
-    /// An answer counts its texts and the size of everything else as JSON, and half a KiB. What is too large for
-    /// this limit or for that of its session is not kept. When there is no room, answers go whose client was connected
-    /// when they came, and then those that a client may still come for; of these
-    /// [`Event::AnswerDropped`](crate::Event::AnswerDropped) tells. The sessions that hold the most give first, and
-    /// each gives its oldest.
+    /// An answer counts its texts, the size of everything else as JSON, and half a KiB. An answer that is too large for this
+    /// limit, or for that of its session, is not kept. When there is no room, the answers go first whose client was connected
+    /// when they came, and then those that a client may still come for, which
+    /// [`Event::AnswerDropped`](crate::Event::AnswerDropped) reports. The sessions that hold the most give first, and each
+    /// gives its oldest.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits};
@@ -80,13 +86,13 @@ impl Limits {
         self
     }
 
-    /// The same of one session id: 1 MiB by default.
+    /// Sets how many bytes of answers are kept for one session id: 1 MiB by default.
     pub fn retained_of_session(mut self, bytes: usize) -> Self {
         self.retained_of_session = bytes;
         self
     }
 
-    /// How many a limit lets in.
+    /// The value of a limit.
     pub fn most(&self, limit: Limit) -> usize {
         match limit {
             Limit::Calls => self.calls,

@@ -1,4 +1,4 @@
-//! What the user chose.
+//! The options of a layer.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -9,30 +9,31 @@ use crate::{
     quietly::quietly,
 };
 
-/// Which answers are kept for clients that come back for them. Needs
-/// [`CancellableSessionManager`](crate::CancellableSessionManager), which sees the answers; keeping one is
-/// a reference count, not a copy.
+/// Which answers are kept for clients that come back for them. This needs
+/// [`CancellableSessionManager`](crate::CancellableSessionManager), which sees the answers. Keeping one costs a reference
+/// count, not a copy.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Retain};
 ///
+/// assert_eq!(Retain::default(), Retain::All);
 /// let frugal = CancelOnDisconnectLayer::new().retain(Retain::Detached);
-/// # drop(frugal);
+/// assert!(format!("{frugal:?}").contains("retain: Detached"));
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Retain {
-    /// All, for 60 s at least: also one that was on its way when the link broke. Such an answer is the first to go
-    /// when there is no room.
+    /// All answers, for 60 s at least, including those that were on their way when the connection broke. Those are the first to
+    /// go when there is no room.
     #[default]
     All,
-    /// Those that came while nobody was there to take them.
+    /// The answers that came while nobody was there to take them.
     Detached,
-    /// None: who comes back too late gets what rmcp gives, an empty stream.
+    /// No answers: a client that comes back too late gets what rmcp gives, an empty stream.
     Off,
 }
 
-/// What the user chose.
+/// The options of a layer.
 #[derive(Clone, Default)]
 pub(crate) struct Options {
     pub(crate) observers: Observers,

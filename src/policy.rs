@@ -2,16 +2,25 @@
 
 use std::time::Duration;
 
-/// The least that [`Grace::Auto`] lets a session call wait for its client: 20 s.
+/// The least time that [`Grace::Auto`] lets a session call wait for its client: 20 s.
 ///
-/// Both the TypeScript SDK and the Python SDK 1.x come back after the server's `retry` (3 s for rmcp) and
-/// try twice, and one attempt into a dead network takes up to 10 s.
+/// Both the TypeScript SDK and the Python SDK 1.x come back after the server's `retry` (3 s with rmcp) and try twice, and one
+/// attempt into a dead network takes up to 10 s.
+///
+/// ```
+/// use std::time::Duration;
+/// use mcp_cancel_on_disconnect::MIN_GRACE;
+///
+/// let retry = Duration::from_secs(3);
+/// let dead_attempt = Duration::from_secs(10);
+/// assert!(MIN_GRACE > retry + dead_attempt + retry);
+/// ```
 pub const MIN_GRACE: Duration = Duration::from_secs(20);
 
 /// How long a call goes on after its client went away.
 ///
-/// This is how long the *layer* lets it go on. rmcp itself stops the handler of a stateless call as soon as its
-/// stream is dropped.
+/// This is how long the *layer* lets the call go on. rmcp itself stops the handler of a stateless call as soon as its stream
+/// is dropped.
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,20 +35,20 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Grace {
-    /// As long as the client may still come back for its answer, see the
-    /// [crate docs](crate#what-a-disconnect-means).
+    /// The call goes on as long as its client may come back for the answer. [The manual](crate::manual::disconnect) has the
+    /// table of all cases.
     #[default]
     Auto,
-    /// Not at all: the call is cancelled when the client hangs up. Breaks clients that resume. A stream that
-    /// the *server* ended still waits as with `Auto`: its client was told to come back.
+    /// The call is cancelled when its client hangs up. This breaks clients that resume. If the *server* ended the stream, the
+    /// call still waits as with `Auto`, because its client was told to come back.
     Immediate,
-    /// This long, counted from the hang-up, also where the client cannot resume.
+    /// The call goes on this long, counted from the hang-up, even if its client cannot resume.
     After(Duration),
-    /// To its end. Revisions up to 2025-11-25 ask for this with their SHOULD NOT.
+    /// The call goes on to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT.
     Never,
 }
 
-/// The rules for one call, chosen when it is known. For what a policy does not set, those of the layer hold.
+/// The rules for one call, chosen when the call becomes known. Where a policy sets nothing, the layer's rules apply.
 ///
 /// ```
 /// use std::time::Duration;
@@ -75,31 +84,61 @@ pub(crate) struct Rules {
 // === impl Policy ===
 
 impl Policy {
-    /// Sets nothing: the call is treated as the layer says.
+    /// A policy that sets nothing: the call is treated as the layer says.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::Policy;
+    ///
+    /// assert_eq!(Policy::new(), Policy::default());
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How long the call goes on after its client went away, in place of the layer's
+    /// Sets how long the call goes on after its client went away, in place of the layer's
     /// [`grace`](crate::CancelOnDisconnectLayer::grace).
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{Grace, Policy};
+    ///
+    /// let patient = Policy::new().grace(Grace::Never);
+    /// assert_ne!(patient, Policy::new());
+    /// ```
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = Some(grace);
         self
     }
 
-    /// How long the call may last, counted from when it is known, whether its client is there or not.
-    /// Then it is cancelled as [`TimedOut`](crate::CancelReason::TimedOut), and its client gets the JSON-RPC
-    /// error -32001. Not for `subscriptions/listen`, nor for what runs as a task. It replaces the layer's
+    /// Limits how long the call may last, counted from when it is known, whether its client is there or not. Then the call is
+    /// cancelled as [`TimedOut`](crate::CancelReason::TimedOut), and its client gets the JSON-RPC error -32001.
+    ///
+    /// The limit does not apply to `subscriptions/listen`, nor to calls that run as tasks. It replaces the layer's
     /// [`call_timeout`](crate::CancelOnDisconnectLayer::call_timeout); [`Duration::MAX`] means no limit.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::Policy;
+    ///
+    /// let unlimited = Policy::new().call_timeout(Duration::MAX);
+    /// assert_ne!(unlimited, Policy::new(), "which has the layer's limit");
+    /// ```
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = Some(timeout);
         self
     }
 
-    /// When the client sends the same call again (session, method, tool and arguments) while this one is
-    /// detached, this one is cancelled first, unless it is [exempt](crate::CancelOnDisconnectLayer::exempt). Needs
-    /// [`CancellableSessionManager`](crate::CancellableSessionManager); else it has no effect. The layer has no such
-    /// option: a call whose policy does not set it is not superseded.
+    /// Cancels the call when its client sends the same call again (session, method, tool and arguments) while this one is
+    /// detached, unless it is [exempt](crate::CancelOnDisconnectLayer::exempt).
+    ///
+    /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. The layer has
+    /// no such option: a call whose policy does not say so is not superseded.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::Policy;
+    ///
+    /// let reports = Policy::new().supersede();
+    /// assert_ne!(reports, Policy::new());
+    /// ```
     pub fn supersede(mut self) -> Self {
         self.supersede = true;
         self

@@ -1,4 +1,4 @@
-//! What is the user's may panic. It harms nothing of ours.
+//! Calls of the user's code, whose panics affect nothing else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

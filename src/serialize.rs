@@ -1,6 +1,6 @@
 //! Types as data (feature `serde`): ids as they are in JSON-RPC, names in snake case as in metrics, times in seconds.
 //!
-//! A session id is left out. Who knows it can speak for the session.
+//! Session ids are left out, because anybody who knows one can speak for the session.
 
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 

@@ -1,4 +1,4 @@
-//! The service: makes an exchange of every request and has everything it passes watched.
+//! The service, which makes an exchange of every request and has everything that passes watched.
 
 use std::{
     fmt,
@@ -21,11 +21,10 @@ use crate::{
     token::CallToken,
 };
 
-/// Cancels the calls of clients that hang up. Made by
-/// [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer).
+/// Cancels the calls of clients that hang up. [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer) makes it.
 ///
-/// The inner service gets a [`TeeBody`] and answers with any body. If the request carries a
-/// [`CallToken`] already, another such layer stands outside: then this one passes everything on.
+/// The inner service gets a [`TeeBody`] and answers with any body. If the request already carries a [`CallToken`], there is
+/// another such layer outside, and this one passes everything on.
 ///
 /// ```
 /// use axum::body::Body;

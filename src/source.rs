@@ -1,4 +1,4 @@
-//! A body, or given bytes in its place.
+//! The source of a body's frames: a body, or given bytes in its place.
 
 use std::{
     pin::Pin,

@@ -1,4 +1,4 @@
-//! The token from which a handler learns that its client has gone.
+//! The token of a request, which tells a handler that its call is cancelled.
 
 use std::{fmt, sync::Arc};
 
@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{call::CancelReason, exchange::Exchange};
 
-/// Fires when the call it came with is cancelled, and only then: never after the call has completed.
+/// A token that fires when the call it came with is cancelled, and only then: never after the call has completed.
 ///
 /// The layer puts one into the extensions of every request, MCP or not. On a route without MCP it fires when
 /// the client hangs up before it has the whole response.
@@ -44,9 +44,9 @@ use crate::{call::CancelReason, exchange::Exchange};
 ///
 /// # In handlers of older versions of rmcp
 ///
-/// `CallToken::of` takes the context of rmcp 3.9 and later. In older versions (0.8.5, 1.8 and 2.2 are tested) the token
-/// is in the head of the HTTP request, which rmcp copies into the context. Without sessions it is all that tells these
-/// handlers of a hang-up: their `RequestContext::ct` never fires.
+/// `CallToken::of` takes the context of rmcp 3.9 and later. In older versions (0.8.5, 1.8 and 2.2 are tested) the token is in
+/// the head of the HTTP request, which rmcp copies into the context. Without sessions, nothing else tells these handlers of a
+/// hang-up: their `RequestContext::ct` never fires.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::CallToken;
@@ -72,12 +72,13 @@ impl CallToken {
         &self.0
     }
 
-    /// Whether the call was cancelled.
+    /// Whether the call was cancelled. The example of [`CallToken`] shows it, [`reason`](Self::reason) and
+    /// [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
         self.reason().is_some()
     }
 
-    /// Why the call was cancelled, once it is.
+    /// Why the call was cancelled, or `None` if it was not.
     pub fn reason(&self) -> Option<CancelReason> {
         self.0.hear();
         self.0.reason()
@@ -92,19 +93,19 @@ impl CallToken {
         self.0.token().cancelled_owned().await;
     }
 
-    /// Has `clean_up` run once if the call is cancelled: to give back a lock, remove a temporary file, stop a
-    /// bill, tell another server.
+    /// Runs `clean_up` once if the call is cancelled: to give back a lock, remove a temporary file, stop a bill, or tell
+    /// another server.
     ///
-    /// It gets the reason, and runs on a task of the runtime that serves the requests: also when the handler ignores
-    /// its token, was dropped or has returned. If the call is already cancelled, it runs at once. If the call
-    /// completes, it is dropped without a run, with all it owns.
+    /// The clean-up gets the reason. It runs even if the handler ignores its token, was dropped or has returned. If the call
+    /// is already cancelled, it runs at once. If the call completes, it is dropped without a run, together with everything
+    /// that it owns.
     ///
-    /// It runs on the runtime on which the call was cancelled, or, if that one does not come to it or ends before it
-    /// begins, on another runtime that serves requests.
+    /// It runs on a task of the runtime on which the call was cancelled. If that runtime does not come to it, or ends before it
+    /// begins, it runs on another runtime that serves requests.
     ///
-    /// A call may have several clean-ups. They run side by side, in no order, and none is harmed by another one's panic.
-    /// Put what must run in *any* case into a destructor in the handler. A clean-up should not own a `CallToken` of its
-    /// own call: where the end of a call cannot be seen, the two would keep each other alive.
+    /// A call may have several clean-ups. They run side by side, in no order, and a panic in one does not affect the others.
+    /// What must run in *any* case belongs in a destructor in the handler. A clean-up should not own a `CallToken` of its own
+    /// call: where the end of the call cannot be seen, the two would keep each other alive.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU32, Ordering};
@@ -202,8 +203,30 @@ impl CallToken {
         self.0.answered_elsewhere();
     }
 
-    /// A child of its [`CancellationToken`], for what takes one: it fires with the call's own. Cancelling the child cancels
-    /// what watches it, not the call.
+    /// A child of the call's [`CancellationToken`], for code that takes one. It fires with the call's own. Cancelling the child
+    /// does not cancel the call.
+    ///
+    /// ```
+    /// use axum::{Extension, Router, body::Body, routing::get};
+    /// use http::Request;
+    /// use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer};
+    /// use tower::ServiceExt;
+    ///
+    /// async fn report(Extension(token): Extension<CallToken>) {
+    ///     let child = token.child_token();
+    ///     child.cancel();
+    ///     assert!(child.is_cancelled() && !token.is_cancelled());
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let app: Router = Router::new()
+    ///     .route("/report", get(report))
+    ///     .layer(CancelOnDisconnectLayer::new());
+    /// let request = Request::get("/report").body(Body::empty()).unwrap();
+    /// assert_eq!(app.oneshot(request).await.unwrap().status(), 200);
+    /// # }
+    /// ```
     pub fn child_token(&self) -> CancellationToken {
         self.0.token().child_token()
     }
@@ -229,7 +252,9 @@ mod extract {
 
     use super::CallToken;
 
-    /// The route has no [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer). The answer is status 500. A handler that takes an `Option<CallToken>` serves such routes too.
+    /// The error of a handler that takes a [`CallToken`] on a route without
+    /// [`CancelOnDisconnectLayer`](crate::CancelOnDisconnectLayer). Its answer has the status 500. A handler that takes an
+    /// `Option<CallToken>` serves such routes too.
     ///
     /// ```
     /// use axum::{Router, body::Body, routing::get};

@@ -1,7 +1,7 @@
-//! What a [`CancellableSessionManager`](crate::CancellableSessionManager) gives to the task that serves a session.
+//! The transport between a [`CancellableSessionManager`](crate::CancellableSessionManager) and the task that serves a session.
 //!
-//! Its sessions are served on a [`CancellableTransport`], which keeps back what a cancelled call still sends. Its error
-//! is a [`TransportError`]. rmcp's `StreamableHttpService` serves by itself; a server of one's own names the types:
+//! Sessions are served on a [`CancellableTransport`], which keeps back what a cancelled call still sends. Its error is a
+//! [`TransportError`]. rmcp's `StreamableHttpService` handles them itself; a server of your own names the types:
 //!
 //! ```
 //! use mcp_cancel_on_disconnect::{CancellableSessionManager, transport::CancellableTransport};

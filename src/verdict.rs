@@ -1,17 +1,7 @@
 //! Verdicts: what a disconnect means for a call.
 //!
-//! | at the hang-up | [`Grace::Auto`] |
-//! |---|---|
-//! | protocol 2026-07-28 and later | cancel now: that revision says MUST |
-//! | no response head, or no event with an id yet | cancel now: the client has nothing to come back with |
-//! | no session, but event ids | runs on: only an event store makes them, and the client may resume elsewhere |
-//! | a session call with event ids | cancel after max([`MIN_GRACE`], 5 × `retry` + 5 s) without a resume |
-//! | the same, its stream ended by the server (SEP-1699 polling) | the same |
-//! | the session manager has an event store | runs on: the client may resume elsewhere |
-//! | `subscriptions/listen` | cancel now: closing it is its end |
-//! | a request with `params.task` (2025-11-25) | runs on: only `tasks/cancel` may end it |
-//!
-//! The other graces replace the first six rows.
+//! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], and a test compares the two. The other
+//! graces replace all of its rows but those for tasks and subscriptions.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What becomes of a tool call when its client hangs up: bare rmcp beside this crate.
+//! A table of what becomes of a tool call when its client hangs up: bare rmcp beside this crate.
 //!
 //! `cargo run --example demo` starts a real server on the loopback interface for every cell of the
 //! table that it prints at the end. Clients call a tool that works for 5 s, and some hang up in the

@@ -1,4 +1,4 @@
-//! Where Prometheus scrapes.
+//! The endpoint that Prometheus scrapes.
 
 use std::time::Duration;
 

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Let Prometheus scrape that, and import `grafana.json`. The tool `work` sleeps for as many seconds as it is
-//! told; the README has curl lines for calling one and hanging up.
+//! told; `examples/README.md` has curl lines for calling one and hanging up.
 
 use std::{error::Error, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Clients of the server, and its shutdown before their eyes.
+//! Clients of the server that see its shutdown.
 
 use std::{error::Error, process::ExitCode, time::Duration};
 

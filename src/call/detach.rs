@@ -1,4 +1,4 @@
-//! How a call loses its client, and for how long.
+//! The loss of a client: its cause, and the time without one.
 
 use std::{fmt, time::Duration};
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::call::CancelReason;
 
-/// How the stream of a call went without the call's answer.
+/// Why the stream of a call ended without the call's answer.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, observe::DetachCause};
@@ -25,14 +25,14 @@ pub enum DetachCause {
     /// The client closed its connection, or reset its stream: hyper let go of the response, or failed to
     /// read the request.
     HungUp,
-    /// The kernel said that the connection is gone where hyper does not look, see
-    /// `WatchedListener` (feature `socket`).
+    /// The kernel reported that the connection is gone while hyper did not read from it, see `WatchedListener` (feature
+    /// `socket`).
     PeerGone,
     /// The client is connected and has not read for as long as
-    /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) lets it.
+    /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) allows.
     Stalled,
-    /// The server ended the stream, and its client is to come back for the answer (SEP-1699). rmcp also ends a
-    /// stream whose client has already come back, just before that is taken.
+    /// The server ended the stream, and its client is expected to come back for the answer (SEP-1699). rmcp also ends a stream
+    /// just before it accepts the resume of a client that has already come back.
     EndedByServer,
     /// A service between the layer and the handler let go of the stream, or its body failed.
     ResponseDropped,
@@ -40,7 +40,18 @@ pub enum DetachCause {
     ServicePanicked,
 }
 
-/// The time that a call is without its client.
+/// A time that a call was without its client.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
+///
+/// let layer = CancelOnDisconnectLayer::new().observe_fn(|event| {
+///     if let Event::Resumed { detachment: Some(detachment), .. } = event {
+///         println!("back after {:?} ({})", detachment.lasted(), detachment.cause());
+///     }
+/// });
+/// assert!(layer.calls().is_empty());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Detachment {
     cause: DetachCause,
@@ -60,7 +71,7 @@ impl DetachCause {
         }
     }
 
-    /// In metrics and in data.
+    /// Its name in metrics and in data.
     #[cfg(any(feature = "metrics", feature = "serde"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -98,7 +109,7 @@ impl Detachment {
         Self { cause, since }
     }
 
-    /// How it came about.
+    /// Why the call lost its client.
     pub fn cause(&self) -> DetachCause {
         self.cause
     }

@@ -1,4 +1,4 @@
-//! What is known of a call.
+//! The description of a call, which observers, policies and snapshots get.
 
 use std::{
     borrow::Cow,
@@ -15,19 +15,33 @@ use crate::policy::Rules;
 /// The method of 2026-07-28 whose response stream is the subscription.
 pub(crate) const LISTEN: &str = "subscriptions/listen";
 
-/// What is known of a call. Observers get it with every event.
+/// What is known of a call. Observers get it with every event, and a policy decides by it.
 ///
-/// `Debug` leaves out the session id: whoever knows it can speak for the session.
+/// `Debug` leaves out the session id, because anybody who knows it can speak for the session.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
+/// use axum::{Router, body::{Body, Bytes}, routing::post};
+/// use http::Request;
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Policy, RequestId};
+/// use tower::ServiceExt;
 ///
-/// let layer = CancelOnDisconnectLayer::new().observe(|event: &Event<'_>| {
-///     if let Event::Ended { call, outcome, .. } = event {
-///         println!("{} {} {:?}: {outcome:?}", call.request_id(), call.method(), call.tool());
-///     }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let (seen, calls) = std::sync::mpsc::channel();
+/// let layer = CancelOnDisconnectLayer::new().policy(move |call| {
+///     seen.send(call.clone()).unwrap();
+///     Policy::new()
 /// });
-/// assert!(layer.calls().is_empty());
+/// let app: Router = Router::new().route("/mcp", post(async |_: Bytes| "ok")).layer(layer);
+/// let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"upload"}}"#;
+/// let request = Request::post("/mcp").header("content-type", "application/json");
+/// app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
+///
+/// let call = calls.recv().unwrap();
+/// assert_eq!((call.method(), call.tool()), ("tools/call", Some("upload")));
+/// assert_eq!(call.request_id(), &RequestId::Number(7));
+/// assert_eq!((call.session(), call.protocol_version()), (None, None));
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct CallInfo {
@@ -46,13 +60,13 @@ pub struct CallInfo {
     typed: OnceLock<Box<Typed>>,
 }
 
-/// What few calls have.
+/// What only few calls have.
 #[derive(Clone, Default)]
 struct Special {
     policy: Rules,
 }
 
-/// What few calls have, and only a session manager tells.
+/// What only few calls have, and only a session manager knows.
 #[derive(Clone, Default)]
 struct Typed {
     progress_token: Option<RequestId>,
@@ -181,7 +195,7 @@ impl CallInfo {
         self.id
     }
 
-    /// How long ago the layer came to know of it. When it ends, that is how long it took.
+    /// The time since the layer came to know the call. When the call ends, that is how long it took.
     pub fn age(&self) -> Duration {
         self.started_at.elapsed()
     }
@@ -191,12 +205,12 @@ impl CallInfo {
         &self.request_id
     }
 
-    /// The JSON-RPC method, such as `tools/call`. It comes from the client: any length, any text.
+    /// The JSON-RPC method, such as `tools/call`. It comes from the client, which may choose any text of any length.
     pub fn method(&self) -> &str {
         &self.method
     }
 
-    /// The name of the called tool, for `tools/call`. It comes from the client as well.
+    /// The name of the called tool, for `tools/call`. It comes from the client too.
     pub fn tool(&self) -> Option<&str> {
         self.tool.as_deref()
     }
@@ -206,7 +220,7 @@ impl CallInfo {
         self.session.as_deref()
     }
 
-    /// The protocol revision that the request's body named, as those of 2026-07-28 do. Not known of calls that a
+    /// The protocol revision that the request's body named, as requests of 2026-07-28 do. It is not known of calls that a
     /// session manager bound.
     pub fn protocol_version(&self) -> Option<&str> {
         self.protocol_version.as_deref()

@@ -1,4 +1,4 @@
-//! How a call is named: in this process, and by its client.
+//! The names of a call: its identity in this process, and the id that its client gave it.
 
 use std::{
     fmt,
@@ -54,7 +54,7 @@ pub enum RequestId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallId(u64);
 
-/// A text is no [`CallId`].
+/// The error for a text that is not a [`CallId`].
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CallId, ParseCallIdError};
@@ -72,7 +72,7 @@ pub(crate) struct SessionKey {
     pub(crate) id: Arc<str>,
 }
 
-/// Who gives out session ids: the same id of another scope is another session.
+/// The source of session ids: the same id of another scope is another session.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Scope {
     /// A session manager of ours, by its instance.

@@ -1,4 +1,4 @@
-//! One in-flight JSON-RPC request: what it is, how it is named, how it loses its client and how it ends.
+//! The data of a call: its names, what is known of it, how it loses its client and how it ends.
 
 mod detach;
 mod info;

@@ -1,4 +1,4 @@
-//! Why a call is cancelled, and how it ends.
+//! The end of a call: its outcome, and the reason for a cancel.
 
 use std::fmt;
 
@@ -13,21 +13,21 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CancelReason {
-    /// The client closed its connection, or its stream of it, and no grace was due.
+    /// The client closed its connection or reset its stream, and the call had no grace.
     ClientDisconnected,
     /// The client went away and did not come back within its grace.
     Orphaned,
     /// The client sent the same call again while this one had no client.
     Superseded,
-    /// It lasted longer than its policy allows.
+    /// The call lasted longer than its policy allows.
     TimedOut,
-    /// Somebody asked for it: [`Calls::cancel`](crate::Calls::cancel).
+    /// The server asked for the cancel, by [`Calls::cancel`](crate::Calls::cancel).
     Requested,
-    /// The server is shutting down: [`Calls::drain`](crate::Calls::drain).
+    /// The server is shutting down, by [`Calls::drain`](crate::Calls::drain).
     ShuttingDown,
-    /// Its session was closed.
+    /// The session of the call was closed.
     SessionClosed,
-    /// The client cancelled it, by a `notifications/cancelled` of its own.
+    /// The client cancelled the call itself, by a `notifications/cancelled`.
     ClientCancelled,
     /// A service between the layer and the handler let go of the call's stream, such as an inner
     /// timeout that answered in its place.
@@ -46,29 +46,27 @@ pub enum CancelReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// Its answer was seen: a JSON-RPC result or error.
+    /// The answer of the call was seen: a JSON-RPC result or error.
     Completed,
-    /// It was cancelled. Behind a layer without a session manager it may have completed before, unseen, while
-    /// its client was away.
+    /// The call was cancelled. With the layer alone it may have completed before, unseen, while its client was away.
     Cancelled(CancelReason),
-    /// It was given up for this reason, and nobody could be told: it has no session into which a cancel could be
-    /// injected, nobody took its [`CallToken`](crate::CallToken), and its revision does not make the end of its stream
-    /// a cancel. Its server may have seen that its stream was dropped, as rmcp 3 does; else it runs on.
+    /// The call was given up for this reason, and nobody could be told: it has no session into which a cancel could be
+    /// injected, nobody took its [`CallToken`](crate::CallToken), and its revision does not make the end of its stream a
+    /// cancel. If its server did not see that its stream was dropped, as rmcp 3 does, it runs on.
     Abandoned(CancelReason),
-    /// Its client cancelled it.
+    /// The client cancelled the call.
     ClientCancelled,
     /// The inner service failed, or answered with an error status.
     Failed,
-    /// Nothing more can be seen of it: it runs on behind a layer that has no session manager, its answer
-    /// could not be told from other messages, or its client used its id again (the specification forbids
-    /// that). It was not cancelled.
+    /// Nothing more can be seen of the call, which was not cancelled. It runs on behind a layer without a session manager, its
+    /// answer could not be told from other messages, or its client used its id again (the specification forbids that).
     Unknown,
 }
 
 // === impl CancelReason ===
 
 impl CancelReason {
-    /// In metrics and in data.
+    /// Its name in metrics and in data.
     #[cfg(any(feature = "metrics", feature = "serde"))]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -111,7 +109,7 @@ impl fmt::Display for CancelReason {
 
 #[cfg(any(feature = "metrics", feature = "serde"))]
 impl Outcome {
-    /// In metrics and in data.
+    /// Its name in metrics and in data.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Completed => "completed",

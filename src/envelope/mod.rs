@@ -1,4 +1,4 @@
-//! The envelope of a JSON-RPC body: as much of what it says as is needed.
+//! The envelope of a JSON-RPC body: the part of it that the layer needs.
 
 use std::iter;
 

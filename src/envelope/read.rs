@@ -1,8 +1,8 @@
-//! The reader of a POST body: it takes id, method and tool name of the call from it, and nothing more.
+//! The reader of a POST body, which takes id, method and tool name of the call from it, and nothing more.
 //!
-//! A disconnect can only be turned into a cancel if it is known which request was in the body. Most
-//! of a body is arguments that only the tool understands, so [`read`] walks three objects (the
-//! message, its `params`, their `_meta`) and steps over everything else.
+//! A disconnect can only be turned into a cancel if the layer knows which request was in the body. Most of a body is arguments
+//! that only the tool understands, so [`read`] walks three objects (the message, its `params`, their `_meta`) and steps over
+//! everything else.
 //!
 //! A wrong id cancels somebody else's call; an unknown one only lets a call run on. Therefore:
 //!

@@ -1,8 +1,7 @@
 //! A cursor over JSON text that finds where values end without reading what is in them.
 //!
-//! A tool argument can be a megabyte of text of which the envelope needs nothing. So a long string
-//! costs one `memchr` per quote in it, and everything else is stepped over byte by byte. What the
-//! cursor promises to the reader of the envelope:
+//! A tool argument can be a megabyte of text that the envelope does not need. So a long string costs one `memchr` per quote in
+//! it, and everything else is stepped over byte by byte. The cursor promises to the reader of the envelope:
 //!
 //! 1. A value it stepped over has the structure of RFC 8259: commas, colons, brackets, literals and
 //!    numbers. What lies between the quotes of a string is not looked at: its escapes, its control

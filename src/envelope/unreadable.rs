@@ -1,4 +1,4 @@
-//! Why nothing is known of a body.
+//! The reasons for which a body is not read.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use memchr::memmem;
 
 /// Why the call of a POST body is not known.
 ///
-/// Such a body is passed on as it is, and makes no call. In doubt, nothing is cancelled: if it may be JSON-RPC, the
-/// request's [`CallToken`](crate::CallToken) does not fire when the client hangs up. If it is plainly another kind of
-/// request, and without a session, the token fires as on any route without MCP:
+/// Such a body is passed on as it is, and makes no call. In doubt, nothing is cancelled: if the body may be JSON-RPC, the
+/// request's [`CallToken`](crate::CallToken) does not fire when the client hangs up. If the request is plainly of another
+/// kind, and has no session, the token fires as on any route without MCP:
 ///
 /// | the body | fires |
 /// |---|---|
@@ -18,7 +18,13 @@ use memchr::memmem;
 /// | [`NotRead`](Self::NotRead) | unless what was read of it begins like an object or an array |
 /// | any other | no |
 ///
-/// [`Display`](fmt::Display) gives a few words for a log line.
+/// [`Display`](fmt::Display) gives a few words for a log line. [`observe`](crate::observe) has an example.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::observe::Unreadable;
+///
+/// assert_ne!(Unreadable::Batch.to_string(), Unreadable::NotJson.to_string());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Unreadable {

@@ -1,4 +1,4 @@
-//! What a session manager tells: which call a typed message is, and what became of its streams.
+//! The session manager's reports: which call a typed message is, and what became of its streams.
 
 use std::{
     mem,
@@ -25,7 +25,8 @@ use crate::{
 /// the server notices that the old connection is gone.
 const ANSWER_UNDER_WAY: Duration = Duration::from_secs(1);
 
-/// How long a cancel may take to be accepted by a session that is being closed: 1 s.
+/// How long a cancel may take to be accepted by a session that is being closed: 1 s. A session that died takes nothing, and what
+/// comes next closes it anyway.
 pub(crate) const BEFORE_CLOSE: Duration = Duration::from_secs(1);
 
 /// A task reads a stream of a call on, to see its end, until this is dropped.

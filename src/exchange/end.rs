@@ -1,4 +1,4 @@
-//! How a call ends: answered, cancelled, or let go.
+//! The end of a call: answered, cancelled, or let go.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -77,7 +77,12 @@ impl Exchange {
         let event = Event::Detached { call, cause, grace };
         match detached {
             Detached::Stale => {}
-            Detached::Waiting => self.report(&event),
+            Detached::Waiting => {
+                self.report(&event);
+                if grace.is_some() {
+                    self.instance.registry.remark(Remark::CallsWait);
+                }
+            }
             Detached::Due => self.cancel_after(Some(&event), call.id(), cause.reason()),
             Detached::Beyond(limit, finished) => {
                 self.untracked(call, limit);

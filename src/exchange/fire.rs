@@ -1,4 +1,4 @@
-//! What fires with the token of an exchange, and where clean-ups run.
+//! The firing of an exchange's token, and the tasks of clean-ups.
 
 use tokio_util::sync::CancellationToken;
 

@@ -1,4 +1,4 @@
-//! What tells an exchange that nobody waits for the rest of it.
+//! The guards that tell an exchange of drops and panics.
 
 use std::{fmt, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! What the request headers say about whose call this is.
+//! The identity of a call's client, from the request's headers.
 
 use http::HeaderValue;
 

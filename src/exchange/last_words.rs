@@ -1,4 +1,4 @@
-//! What the clients of an exchange were told, and its open streams that are told it.
+//! The last message to the clients of an exchange, and the open streams that carry it.
 
 use std::sync::{Arc, Weak};
 

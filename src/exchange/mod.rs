@@ -5,7 +5,7 @@
 //! extensions is the [`CallToken`](crate::CallToken), which rmcp carries to the session manager and
 //! the handler.
 //!
-//! What it is made of knows nothing of it; what it does is written on top of that, a file each:
+//! The parts that it is made of do not know it. Everything that it does is built on them, one file each:
 //!
 //! | part | what it is |
 //! |---|---|
@@ -20,8 +20,8 @@
 //! |---|---|
 //! | `receive` | what a request is, from its head |
 //! | `start` | which call there is, from the body |
-//! | `bound` | which call there is, and how its streams fare, from a session manager |
-//! | `resuming` | whose call a GET with `Last-Event-ID` goes on with |
+//! | `bound` | which call there is, and what becomes of its streams, from a session manager |
+//! | `resuming` | which calls a GET with `Last-Event-ID` goes on with |
 //! | `progress` | how far it came, from the response's head and body |
 //! | `tap` | the same, from the bytes of a stream |
 //! | `end` | how a call ends: answered, cancelled, let go |
@@ -37,9 +37,8 @@
 //!    [`abandon`](Exchange::abandon), whichever comes first.
 //! 2. It has one call at most, which is set once: by [`bind`](Exchange::bind) from a typed message, or by
 //!    [`settle`](Exchange::settle) from the request body.
-//! 3. A cancel takes this order: reason, token, inner streams, injection.
-//!    It is announced before its call leaves the registry: who closes the session waits for calls in flight, and for
-//!    what is announced.
+//! 3. A cancel takes this order: reason, token, inner streams, injection. It is announced before its call leaves the registry,
+//!    because closing a session waits for calls in flight and for announced cancels.
 //! 4. No lock is held while a token fires, an observer runs, or a hook runs or is dropped. The registry is asked under the
 //!    lock of the state only where a call is entered or gets its name: the state, then the shard, then the home.
 //! 5. An answer that somebody inside has is the end, whenever that is said ([`answered_elsewhere`](Exchange::answered_elsewhere)).

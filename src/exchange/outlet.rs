@@ -1,8 +1,7 @@
-//! What clients hear of a call that was cancelled here, though they are still attached.
+//! The message for clients that are still attached when their call is cancelled here.
 //!
-//! Before there is a head, the response future answers with it. After it, every open stream of the
-//! call does: that of the POST, or of a resume. First the inner service's body goes, so that
-//! a client that does not read holds nothing up.
+//! Before there is a head, the response future answers with it. After the head, every open stream of the call carries it: that
+//! of the POST, or of a resume. The inner service's body is dropped first, so that a client that does not read holds nothing up.
 
 use std::{
     sync::{Weak, atomic::Ordering},

@@ -1,4 +1,4 @@
-//! How far the call of an exchange came, from the response's head and body.
+//! The progress of an exchange, from the response's head and body.
 
 use std::{
     sync::{Arc, atomic::Ordering},

@@ -1,4 +1,4 @@
-//! What a request is to the layer, from its head.
+//! The receipt of a request: what it is to the layer, from its head.
 
 use std::sync::Arc;
 

@@ -1,8 +1,7 @@
 //! Events, in the span in which the request was served.
 //!
-//! Much of what happens to a call happens where no span is entered: in a destructor, or on the timer's task. So
-//! the span is taken when the call is known. It stays open until that has ended.
-//! Where nobody subscribes to spans, none is taken.
+//! Much of what happens to a call happens where no span is entered: in a destructor, or on the timer's task. So the span is
+//! taken when the call becomes known, and stays open until the call has ended. If nobody subscribes to spans, none is taken.
 
 use tracing::Span;
 

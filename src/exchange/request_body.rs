@@ -1,4 +1,4 @@
-//! What is known of a request body that passes.
+//! The state of a request body that passes.
 
 use crate::{
     call::{CallId, Key},

@@ -1,8 +1,8 @@
-//! Whose call a GET with `Last-Event-ID` goes on with.
+//! Resumes: the calls that a GET with `Last-Event-ID` goes on with.
 //!
-//! From its receipt on it holds the call's clock, so that no deadline passes while the inner service thinks. Its
-//! stream is the call's next generation once the inner service accepted it. Where a session manager watches
-//! the call, that is the manager's to say: rmcp answers 200 to a resume that it refuses.
+//! From its receipt on the GET holds the clocks of these calls, so that no deadline passes while the inner service thinks. Its
+//! stream is a call's next generation once the inner service accepted it. Where a session manager watches the call, only the
+//! manager says so: rmcp answers 200 to a resume that it refuses.
 
 use std::sync::Arc;
 

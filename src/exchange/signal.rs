@@ -1,11 +1,11 @@
 //! The token of an exchange, and what fires with it: linked tokens, and clean-ups.
 //!
-//! 1. It fires once, for a reason. The reason is set first, then the token, then the rest.
-//! 2. A clean-up runs once, after a cancel only, on a task of its own: never inside `Drop`, and none harms
-//!    another by a panic. Until it begins, another runtime may take it.
-//! 3. One that comes after the cancel runs at once. One that comes after the end never runs.
-//! 4. What has not run is dropped when the exchange has come to its end otherwise. Nothing that it owns waits for
-//!    the end of the process.
+//! 1. The token fires once, for a reason. The reason is set first, then the token, then the rest.
+//! 2. A clean-up runs once, after a cancel only, on a task of its own: never inside `Drop`. A panic in one does not affect the
+//!    others. Until it begins, another runtime may take it.
+//! 3. If the call is already cancelled, a new clean-up runs at once. If it has ended otherwise, a new clean-up never runs.
+//! 4. When the exchange ends without a cancel, clean-ups are dropped, so that nothing that they own waits for the end of the
+//!    process.
 //! 5. No lock is held while a token fires, or while a clean-up is called or dropped.
 
 use std::{

@@ -1,4 +1,4 @@
-//! Which call an exchange carries, from its request body.
+//! The start of a call, from the request body.
 
 use std::{
     mem,

@@ -1,4 +1,4 @@
-//! What an exchange is made of.
+//! The state of an exchange: all its fields.
 
 use std::{
     any::Any,

@@ -1,4 +1,4 @@
-//! What the bytes of a response say of its call, where no session manager watches it.
+//! The tap on a response's bytes, where no session manager watches the call.
 
 use bytes::Bytes;
 

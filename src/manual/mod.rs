@@ -1,4 +1,4 @@
-//! The manual: what the layer does and why, for whoever runs it.
+//! The manual, for people who run a server with the layer: what it does, and why.
 
 #[cfg(test)]
 mod tests;

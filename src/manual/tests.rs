@@ -1,25 +1,17 @@
-//! The pages say what the source says.
+//! Tests that compare the pages with the source.
 
 use std::{fs, path::Path};
 
-const DEFAULTS: &str = include_str!("defaults.md");
+mod defaults;
+mod disconnect;
+mod numbers;
+
 const OPERATING: &str = include_str!("operating.md");
 
 /// The target of all log lines.
 const TARGET: &str = "target: \"mcp_cancel_on_disconnect\"";
 
 const LEVELS: [&str; 5] = ["trace", "debug", "info", "warn", "error"];
-
-/// Codes and marks. Everything else that is a number is a limit, and has its reason on the page.
-const NO_LIMITS: [&str; 4] = ["ARRAY", "CLIENT_CLOSED_REQUEST", "OBJECT", "USES_BITS"];
-
-/// One line of the page: a value, the text that makes it, and the file with that text.
-#[derive(Debug)]
-struct Row<'a> {
-    value: &'a str,
-    source: &'a str,
-    file: &'a str,
-}
 
 /// A line that is written to the log somewhere.
 #[derive(Debug)]
@@ -32,53 +24,10 @@ struct Line {
     is_bare: bool,
 }
 
-/// A time in milliseconds, or a number of things or bytes.
-#[derive(Debug, PartialEq, Eq)]
-enum Number {
-    Time(u64),
-    Count(u64),
-}
-
-#[test]
-fn the_numbers_of_the_defaults_page_are_those_of_the_source() {
-    for row in defaults() {
-        let source = read(&root().join(row.file));
-        let is_name = row.source.chars().all(|c| c == '_' || c.is_uppercase());
-        let said = if is_name {
-            constants(&source).find_map(|(name, value)| (name == row.source).then_some(value))
-        } else {
-            source.contains(row.source).then_some(row.source)
-        };
-        let said = said.unwrap_or_else(|| panic!("not in the file any more: {row:?}"));
-        match Number::of_page(row.value) {
-            Some(value) => assert_eq!(Number::of_source(said), Some(value), "{row:?}"),
-            None => assert!(!is_name, "no number: {row:?}"),
-        }
-    }
-}
-
-#[test]
-fn no_limit_is_missing_on_the_defaults_page() {
-    let mut files = Vec::new();
-    sources(&root().join("src"), &mut files);
-    assert!(files.len() > 50, "the source was not found");
-    let rows = defaults();
-    for file in files {
-        let path = file.strip_prefix(root()).expect("below the root");
-        let path = path.to_str().expect("text").replace('\\', "/");
-        for (name, value) in constants(&read(&file)) {
-            let mut rows = rows.iter();
-            let named = rows.any(|row| row.source == name && row.file == path);
-            let is_limit = Number::of_source(value).is_some() && !NO_LIMITS.contains(&name);
-            assert!(named || !is_limit, "{name} = {value} of {path} has no row");
-        }
-    }
-}
-
 #[test]
 fn every_row_of_a_page_is_in_a_table_with_a_head() {
     let mut pages = vec![];
-    for folder in [root().to_owned(), root().join("src/manual")] {
+    for folder in ["", "src/manual", "examples"].map(|folder| root().join(folder)) {
         for entry in fs::read_dir(folder).expect("a folder") {
             let path = entry.expect("an entry").path();
             pages.extend(
@@ -88,7 +37,7 @@ fn every_row_of_a_page_is_in_a_table_with_a_head() {
             );
         }
     }
-    assert!(pages.len() > 6, "the pages were not found");
+    assert!(pages.len() > 8, "the pages were not found");
     for page in pages {
         for table in tables(&read(&page)) {
             let columns = cells(table[0]).len();
@@ -175,26 +124,6 @@ fn every_threat_is_shown_by_a_test_that_exists() {
     assert!(shown > 50, "the page was not read");
 }
 
-#[test]
-fn the_pages_numbers_are_read_as_people_read_them() {
-    assert_eq!(Number::of_page("1,024"), Some(Number::Count(1024)));
-    assert_eq!(Number::of_page("16 KiB"), Some(Number::Count(16384)));
-    assert_eq!(Number::of_page("10 min"), Some(Number::Time(600_000)));
-    assert_eq!(Number::of_page("5 × `retry` + 5 s"), None);
-    let source = "idle: Duration::from_secs(60 * 60)";
-    assert_eq!(Number::of_source(source), Some(Number::Time(3_600_000)));
-    assert_eq!(Number::of_source("1_024"), Some(Number::Count(1024)));
-    assert_eq!(Number::of_source("Bytes::from_static(b\":\")"), None);
-}
-
-/// The rows of the defaults page that have a number of the source.
-fn defaults() -> Vec<Row<'static>> {
-    let rows = tables(DEFAULTS).into_iter().flatten();
-    let rows: Vec<Row<'_>> = rows.filter_map(Row::read).collect();
-    assert!(rows.len() > 30, "the page was not read: {rows:#?}");
-    rows
-}
-
 /// The tables of a page as a renderer finds them: lines that follow each other, outside of code.
 fn tables(page: &str) -> Vec<Vec<&str>> {
     let mut tables: Vec<Vec<&str>> = Vec::new();
@@ -267,23 +196,6 @@ fn constants(source: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-// === impl Row ===
-
-impl<'a> Row<'a> {
-    fn read(line: &'a str) -> Option<Self> {
-        let [_, value, _, place] = cells(line)[..] else {
-            return None;
-        };
-        let place = place.strip_prefix('`')?.strip_suffix('`')?;
-        let (source, file) = place.split_once("` in `")?;
-        Some(Self {
-            value,
-            source,
-            file,
-        })
-    }
-}
-
 // === impl Line ===
 
 impl Line {
@@ -343,47 +255,4 @@ fn arguments(text: &str) -> &str {
         open == 0
     });
     &text[..end.expect("a macro that ends")]
-}
-
-// === impl Number ===
-
-impl Number {
-    fn of_page(text: &str) -> Option<Self> {
-        let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
-        let number: u64 = number.replace(',', "").parse().ok()?;
-        Some(match unit {
-            "" => Self::Count(number),
-            "KiB" => Self::Count(number << 10),
-            "MiB" => Self::Count(number << 20),
-            "ms" => Self::Time(number),
-            "s" => Self::Time(number * 1000),
-            "min" => Self::Time(number * 60_000),
-            "h" => Self::Time(number * 3_600_000),
-            _ => return None,
-        })
-    }
-
-    /// Of an expression, or of a field and its expression.
-    fn of_source(text: &str) -> Option<Self> {
-        let text = text.rsplit(": ").next()?;
-        if let Some(seconds) = argument(text, "Duration::from_secs(") {
-            return Some(Self::Time(product(seconds)? * 1000));
-        }
-        if let Some(millis) = argument(text, "Duration::from_millis(") {
-            return Some(Self::Time(product(millis)?));
-        }
-        product(text).map(Self::Count)
-    }
-}
-
-fn argument<'a>(text: &'a str, function: &str) -> Option<&'a str> {
-    text.strip_prefix(function)?.strip_suffix(')')
-}
-
-fn product(text: &str) -> Option<u64> {
-    let factors = text.split(" * ").map(|factor| {
-        let digits = factor.replace('_', "");
-        digits.parse::<u64>().ok()
-    });
-    factors.product()
 }

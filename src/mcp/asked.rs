@@ -1,4 +1,4 @@
-//! What the calls of a session have asked their client, and the answers in its place.
+//! Requests that the calls of a session made to their client, and the answers in its place.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,8 @@
-//! Which session owns which event in a store.
+//! The sessions that own the events in a store.
 //!
-//! A store gives its events to every client that names one: neither rmcp nor the store asks which session it is of. So the
-//! manager notes the ids that it sees go out, and refuses them to every other session, and to clients without one.
-//! An id that it has not seen is the store's to judge: its session may have been served elsewhere.
+//! A store gives its events to every client that names one: neither rmcp nor the store asks which session an event is of. So
+//! the manager notes the ids that it sees go out, and refuses them to every other session, and to clients without a session.
+//! The store judges ids that the manager has not seen, because their sessions may have been served elsewhere.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::RandomState},

@@ -1,4 +1,4 @@
-//! From a handler's context to its token.
+//! The way from a handler's context to its token.
 
 use http::request::Parts;
 use rmcp::{RoleServer, model::Extensions, service::RequestContext};
@@ -6,9 +6,8 @@ use rmcp::{RoleServer, model::Extensions, service::RequestContext};
 use crate::token::CallToken;
 
 impl CallToken {
-    /// The token of the call that a handler of rmcp serves. `None` if no layer stands before it, as with a
-    /// transport other than HTTP. For handlers of rmcp before 3.9 see
-    /// [`CallToken`](Self#in-handlers-of-older-versions-of-rmcp).
+    /// The token of the call that a handler of rmcp serves. It is `None` if there is no layer, as with a transport other than
+    /// HTTP. [`CallToken`](Self#in-handlers-of-older-versions-of-rmcp) has the way for rmcp before 3.9.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CallToken;

@@ -1,4 +1,4 @@
-//! Whether a session is used, and when it last was: under one lock, so that it is never closed in between.
+//! The life of a session: its uses, and the time of the last one, under one lock.
 //!
 //! 1. A session is closed only if nothing uses it and nothing has used it for its time. It then stays closed.
 //! 2. Of a [touch](Life::touch) and a close, the first wins: the session stays open for its time, or the touch is told

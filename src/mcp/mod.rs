@@ -1,4 +1,4 @@
-//! The side of rmcp: a session manager that binds calls, and a handler that stops when its call is cancelled.
+//! The part of the crate for rmcp: a session manager that binds calls, and a handler that stops when its call is cancelled.
 
 use rmcp::{
     ErrorData,

@@ -1,4 +1,4 @@
-//! What the cancelled calls of a session still send, which is muted.
+//! The muting of what the cancelled calls of a session still send.
 //!
 //! rmcp drops the answer of a cancelled request, but not one that was already on its way, and not the progress or the
 //! requests of a handler that goes on: they come out of the session's standalone stream. So they are kept back where the

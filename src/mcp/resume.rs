@@ -1,4 +1,4 @@
-//! What a resume gets: the manager's stream, or what is known of the call without it.
+//! The answer to a resume: the manager's stream, or what is known of the call without it.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 

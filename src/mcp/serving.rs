@@ -1,7 +1,7 @@
-//! Which task serves which session.
+//! The tasks that serve sessions.
 //!
-//! rmcp's task closes its session when it is through, by the session's id. By then another session may have that id: one that
-//! was restored while the handlers of the former one came to their end.
+//! rmcp's task closes its session by the session's id when it ends. By then another session may have that id, if it was
+//! restored while the handlers of the former one came to their end.
 
 use std::{
     collections::HashMap,

@@ -1,7 +1,7 @@
-//! The sessions of a manager: what is known of each, and what uses it.
+//! The sessions of a manager, and their uses.
 //!
 //! A request uses its session from when the manager is given it until it is answered. A stream uses it for as long as the
-//! stream lives, also if only a task reads it. Of calls without a stream the registry is asked.
+//! stream lives, even if only a task reads it. The registry knows the calls without a stream.
 
 use std::{
     collections::HashMap,

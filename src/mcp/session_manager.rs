@@ -1,4 +1,4 @@
-//! The session manager: it wraps another one, and hands everything on.
+//! The session manager, which wraps another one and forwards everything.
 
 use std::{
     fmt,
@@ -33,9 +33,9 @@ use crate::{call::RequestId, exchange::INJECTION_LIMIT, token::CallToken};
 
 /// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
 ///
-/// It forwards everything to the manager inside. What it adds: the layer parses no body, sees the answer of a call,
-/// reads on the stream of a client that hung up (so that one abandoned call never blocks its session), keeps back what
-/// a cancelled call still sends, and keeps the events of a store to their session.
+/// It forwards everything to the manager inside. With it, the layer parses no bodies and sees the answers of calls. It reads on
+/// the stream of a client that hung up, so that an abandoned call never blocks its session. It keeps back what a cancelled call
+/// still sends, and it gives the events of a store to their own session only.
 ///
 /// The two find each other through the request's extensions:
 ///
@@ -54,6 +54,7 @@ use crate::{call::RequestId, exchange::INJECTION_LIMIT, token::CallToken};
 ///     .nest_service("/mcp", mcp)
 ///     .layer(CancelOnDisconnectLayer::new());
 /// # drop(app);
+/// assert_eq!(CancellableSessionManager::new("a manager").inner(), &"a manager");
 /// ```
 pub struct CancellableSessionManager<M> {
     shared: Arc<SharedManager<M>>,
@@ -65,9 +66,8 @@ pub struct CancellableSessionManager<M> {
 impl CancellableSessionManager<LocalSessionManager> {
     /// Sessions in this process's memory, as rmcp's [`LocalSessionManager`] keeps them.
     ///
-    /// The `keep_alive` of `config`, 5 minutes by default, is taken for the
-    /// [`idle_timeout`](Self::idle_timeout), and rmcp's own timer is turned off: that one closes sessions under
-    /// silent calls whose clients are connected, and their answers are lost.
+    /// The `keep_alive` of `config`, 5 minutes by default, becomes the [`idle_timeout`](Self::idle_timeout), and rmcp's own
+    /// timer is turned off: that one closes sessions under silent calls whose clients are connected, and loses their answers.
     ///
     /// ```
     /// use std::time::Duration;
@@ -107,8 +107,8 @@ impl Default for CancellableSessionManager<LocalSessionManager> {
 impl<M> CancellableSessionManager<M> {
     /// Sessions as `manager` keeps them.
     ///
-    /// `manager` closes them as it likes, with an [`idle_timeout`](Self::idle_timeout) set here or without:
-    /// rmcp's own timer, `SessionConfig::keep_alive`, still closes them under silent calls.
+    /// `manager` still closes them as it likes, even if an [`idle_timeout`](Self::idle_timeout) is set here: rmcp's own timer,
+    /// `SessionConfig::keep_alive`, closes them under silent calls.
     pub fn new(manager: M) -> Self {
         Self {
             shared: Arc::new(SharedManager::new(manager)),
@@ -116,12 +116,12 @@ impl<M> CancellableSessionManager<M> {
         }
     }
 
-    /// Closes sessions that nobody has used for so long; their clients then get 404 and open new ones. It holds for
-    /// sessions that are created from now on.
+    /// Closes sessions that nobody has used for this long. Their clients then get 404 and open new ones. It applies to sessions
+    /// that are created from now on.
     ///
-    /// A session is used by every request, by every open stream (a standalone one too), and by each call that has not
-    /// ended: of a connected client, of one that may come back within its grace, of one that runs on for nobody.
-    /// (Without a layer, calls whose client has gone are not known.) What the server sends does not count.
+    /// A session is used by every request, by every open stream (standalone ones too), and by every call that has not ended, even
+    /// if its client has gone. (Without a layer, calls whose client has gone are not known.) What the server sends does not
+    /// count.
     ///
     /// ```
     /// use std::time::Duration;
@@ -138,7 +138,7 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Leaves idle sessions open, until their clients end them or the manager inside does.
+    /// Leaves idle sessions open until their clients or the manager inside end them.
     ///
     /// ```
     /// # use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -152,8 +152,8 @@ impl<M> CancellableSessionManager<M> {
 
     /// The manager inside.
     ///
-    /// Its owner can end the stream of a call that goes on (SEP-1699). rmcp drops the answer of such a call; so from the
-    /// first time this is called, answers are copied as they pass, and one whose stream has ended is kept.
+    /// Its owner can end the stream of a call that goes on (SEP-1699), and rmcp drops the answer of such a call. So from the first
+    /// use of this method on, answers are copied as they pass, and kept if their stream has ended.
     pub fn inner(&self) -> &M {
         self.shared.early_ends.store(true, Ordering::Relaxed);
         &self.shared.manager

@@ -1,4 +1,4 @@
-//! What a session manager shares with its calls, which outlive the requests they came with.
+//! The state that a session manager shares with its calls, which outlive the requests they came with.
 
 use std::{
     any::TypeId,

@@ -1,4 +1,4 @@
-//! The event streams of a session: a call's end is seen in them, and what a cancelled call still sends is not.
+//! The event streams of a session, in which the ends of calls are seen and cancelled calls are muted.
 
 use std::{
     pin::{Pin, pin},

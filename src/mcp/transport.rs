@@ -1,4 +1,4 @@
-//! The session's transport without what cancelled calls still send, and with answers to what they had asked.
+//! The transport of a session, which keeps back what cancelled calls still send and answers what they had asked.
 
 use std::{
     borrow::Cow,
@@ -22,8 +22,21 @@ use super::{
     session::Session,
 };
 
-/// The transport of a session that
-/// [`CancellableSessionManager`](super::CancellableSessionManager) made.
+/// The transport of a session that [`CancellableSessionManager`](super::CancellableSessionManager) made. It is open until it is
+/// closed or dropped.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancellableSessionManager, transport::CancellableTransport};
+/// use rmcp::transport::streamable_http_server::SessionManager;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let sessions = CancellableSessionManager::default();
+/// let (id, transport): (_, CancellableTransport<_>) = sessions.create_session().await.unwrap();
+/// assert!(sessions.has_session(&id).await.unwrap());
+/// # drop(transport);
+/// # }
+/// ```
 pub struct CancellableTransport<T> {
     inner: T,
     session: Arc<Session>,
@@ -56,6 +69,16 @@ pin_project! {
 }
 
 /// Why a message was not sent.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::transport::TransportError;
+///
+/// /// Whether a session can go on.
+/// fn is_fatal<E>(error: &TransportError<E>) -> bool {
+///     !error.is_cancelled() // a cancelled call asks its client nothing more
+/// }
+/// # let _ = is_fatal::<std::io::Error>;
+/// ```
 #[derive(Debug)]
 pub struct TransportError<E>(SendError<E>);
 
@@ -179,7 +202,7 @@ impl<E> TransportError<E> {
         Self(SendError::Transport(error))
     }
 
-    /// Whether it was a request to the client, made for a call that is cancelled.
+    /// Whether the message was a request to the client, made for a call that is cancelled.
     pub fn is_cancelled(&self) -> bool {
         matches!(self.0, SendError::Cancelled)
     }

@@ -1,4 +1,4 @@
-//! What observers are told.
+//! Events, and the trait of those who are told.
 
 use std::time::Duration;
 
@@ -11,8 +11,32 @@ use crate::{
 
 /// Something that happened to a call, or a request that could not be read as one.
 ///
-/// Every call is started once and ends once. Events of one call that happen on different threads at the same time
-/// may come in any order. See [`Observer`] for an example.
+/// Every call starts once and ends once. Events of one call that happen on different threads at the same time may come in any
+/// order.
+///
+/// ```
+/// use axum::{Router, body::{Body, Bytes}, routing::post};
+/// use http::Request;
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
+/// use tower::ServiceExt;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let (sender, said) = std::sync::mpsc::channel();
+/// let layer = CancelOnDisconnectLayer::new().observe_fn(move |event| {
+///     let _sent = match event {
+///         Event::Started { call, .. } => sender.send(format!("{} starts", call.method())),
+///         Event::Ended { outcome, .. } => sender.send(format!("{outcome:?}")),
+///         _ => Ok(()),
+///     };
+/// });
+/// let app: Router = Router::new().route("/mcp", post(async |_: Bytes| "{}")).layer(layer);
+/// let call = r#"{"jsonrpc":"2.0","id":7,"method":"prompts/list"}"#;
+/// let request = Request::post("/mcp").header("content-type", "application/json");
+/// app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
+/// assert_eq!(said.try_iter().collect::<Vec<_>>(), ["prompts/list starts", "Completed"]);
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
@@ -22,55 +46,55 @@ pub enum Event<'a> {
         /// The call.
         call: &'a CallInfo,
     },
-    /// Its client went away.
+    /// The client of a call went away.
     #[non_exhaustive]
     Detached {
         /// The call.
         call: &'a CallInfo,
-        /// How.
+        /// Why its stream ended.
         cause: DetachCause,
-        /// How long it may wait for its client: zero if it is cancelled now, `None` if it may run to its end.
+        /// How long the call may wait for its client: zero if it is cancelled now, `None` if it may run to its end.
         grace: Option<Duration>,
     },
-    /// Its client came back for it.
+    /// The client of a call came back for it.
     #[non_exhaustive]
     Resumed {
         /// The call.
         call: &'a CallInfo,
-        /// Its time without a client, unless the client was back before it was known to be gone.
+        /// The time without a client, unless the client was back before it was known to be gone.
         detachment: Option<Detachment>,
     },
-    /// It ended. If it was cancelled, its token has fired and the server is being told.
+    /// A call ended. If it was cancelled, its token has fired and the server is being told.
     #[non_exhaustive]
     Ended {
         /// The call.
         call: &'a CallInfo,
-        /// How.
+        /// How it ended.
         outcome: Outcome,
-        /// Its time without a client, if it had none.
+        /// The time without a client, if the call had none at its end.
         detachment: Option<Detachment>,
     },
-    /// It was cancelled, but the server could not be told. Not tried again.
+    /// A call was cancelled, but the server could not be told. This is not tried again.
     #[non_exhaustive]
     CancelFailed {
         /// The call.
         call: &'a CallInfo,
-        /// Why.
+        /// Why the server could not be told.
         error: &'a CancelError,
     },
-    /// There is no room for it among the calls that are tracked: it runs on as without the layer. If it was tracked so
-    /// far, it has ended as [`Outcome::Unknown`] for the layer, which is reported next.
+    /// There is no room for a call among those that are tracked, so it runs on as without the layer. If it was tracked so far,
+    /// it has ended as [`Outcome::Unknown`] for the layer, which is reported next.
     #[non_exhaustive]
     Untracked {
         /// The call.
         call: &'a CallInfo,
-        /// What there are too many of.
+        /// The limit that the call met.
         limit: Limit,
     },
-    /// What was kept of an ended call had to go, or could not be kept: there is no room. Its client, which was away
-    /// when the answer came, or whose call was cancelled, may come for it in vain.
+    /// The record of an ended call had to go, or could not be kept, because there is no room. Its client was away when the
+    /// answer came, or had its call cancelled, and may now come back in vain.
     ///
-    /// Told by the call that needed the room, mostly another one, to its observers.
+    /// The observers of the call that needed the room are told, which is mostly another call.
     #[non_exhaustive]
     AnswerDropped {
         /// The call.
@@ -79,31 +103,31 @@ pub enum Event<'a> {
         session: &'a str,
         /// How it ended.
         outcome: Outcome,
-        /// How many bytes were counted for it, see
-        /// [`Limits::retained`](crate::Limits::retained).
+        /// How many bytes were counted for the record, see [`Limits::retained`](crate::Limits::retained).
         bytes: usize,
     },
-    /// The body of a POST could not be read as JSON-RPC with certainty. It went to the inner service
-    /// untouched, and makes no call.
+    /// The body of a POST could not be read as JSON-RPC with certainty. It went to the inner service untouched, and makes no
+    /// call.
     #[non_exhaustive]
     Unwatched {
-        /// Why.
+        /// Why the body could not be read.
         why: Unreadable,
     },
 }
 
-/// Gets every [`Event`] of a layer and its clones. A layer may have several. Closures are observers; one that does not name
-/// the type of its argument goes in by [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn).
+/// Gets every [`Event`] of a layer and its clones. A layer may have several observers. Closures are observers;
+/// [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn) takes those that do not name the type of their argument.
 ///
-/// It is called where the event happens, also inside `Drop`, with no lock held, and before what comes next for the call:
+/// An observer is called where the event happens, even inside `Drop`, with no lock held, and before anything else happens to
+/// the call:
 ///
-/// - It must not block, which would hold up the runtime and the cancel. For what takes time, send to a channel.
+/// - It must not block, because that would hold up the runtime and the cancel. Work that takes time belongs behind a channel.
 /// - It must not call back into what it observes.
-/// - It should not panic. If it does, the panic is caught and nothing more comes of it, for the call as for the other
-///   observers. (The panic hook still prints it; with `panic = "abort"` the process ends.)
+/// - It should not panic. If it does, the panic is caught and affects neither the call nor the other observers. (The panic hook
+///   still prints it, and with `panic = "abort"` the process ends.)
 ///
-/// The current span is that in which the call's request was served, if there was one; of an
-/// [`AnswerDropped`](Event::AnswerDropped) it may be any.
+/// The current span is the one in which the call's request was served, if there was one. For an
+/// [`AnswerDropped`](Event::AnswerDropped) it may be any span.
 ///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
@@ -120,7 +144,7 @@ pub enum Event<'a> {
 /// # drop(layer);
 /// ```
 pub trait Observer: Send + Sync + 'static {
-    /// Takes note of `event`.
+    /// Is called with every event.
     fn on_event(&self, event: &Event<'_>);
 }
 

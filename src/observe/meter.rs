@@ -1,4 +1,4 @@
-//! Metrics: calls, counted through the `metrics` facade.
+//! Metrics of calls, through the `metrics` facade.
 
 use std::fmt;
 
@@ -45,9 +45,9 @@ const OTHER: &str = "other";
 /// | `mcp_call_detached_seconds` | histogram | `method`, `until` | one time without a client, until the outcome or until `resumed` |
 /// | `mcp_call_disconnect_to_token_seconds` | histogram | `method`, `reason` | of cancelled calls without a client: from when that was noticed until the token fired |
 ///
-/// Values of labels are the names of variants in snake case, such as `reason="client_disconnected"`. All have few values: a
-/// `method` that MCP does not know is `other`, and tools are no label unless [`tools`](Self::tools) names them. The time is
-/// tokio's.
+/// The values of labels are the names of variants in snake case, such as `reason="client_disconnected"`. All labels have few
+/// values: a `method` that MCP does not know is `other`, and there is no label for tools unless [`tools`](Self::tools) names
+/// them. The time is tokio's.
 ///
 /// Install the recorder before [`new`](Self::new), which describes the metrics to it. A recorder that knows
 /// histograms only with buckets takes [`BUCKETS`](Self::BUCKETS):
@@ -75,25 +75,32 @@ pub struct Metrics {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Upper bounds for histograms, in seconds: those of OpenTelemetry's `mcp.server.operation.duration`, 10 ms to
-    /// 5 min, and 1 ms for tokens that fire at once.
+    /// Upper bounds of histogram buckets, in seconds: those of OpenTelemetry's `mcp.server.operation.duration`, 10 ms to 5 min,
+    /// and 1 ms for tokens that fire at once.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::observe::Metrics;
+    ///
+    /// assert!(Metrics::BUCKETS.is_sorted());
+    /// ```
     pub const BUCKETS: [f64; 15] = [
         0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
     ];
 
-    /// Describes the metrics to the recorder that is installed by now.
+    /// An observer without the label `tool`. Describes the metrics to the recorder that is installed at this time.
     pub fn new() -> Self {
         describe();
         Self { tools: None }
     }
 
-    /// Adds the label `tool` to all metrics of calls: the names of these tools, and `other` for all others. Calls of no
-    /// tool do not get it. A client may name any tool, so labels are not made from what it names.
+    /// Adds the label `tool` to all metrics of calls: the names of these tools, and `other` for all others. Calls without a tool
+    /// do not get the label. A client may name any tool, so other names do not become labels.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::Metrics};
     ///
     /// let metrics = Metrics::new().tools(["upload", "deploy"]);
+    /// assert!(format!("{metrics:?}").contains("deploy"));
     /// let layer = CancelOnDisconnectLayer::new().observe(metrics);
     /// # drop(layer);
     /// ```

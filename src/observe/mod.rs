@@ -1,7 +1,7 @@
-//! What the layer saw: what comes with its events, calls as they stand, metrics and the log.
+//! The types of events and snapshots, metrics, and the log.
 //!
-//! An [`Observer`] gets every [`Event`] of a layer. What an event says of a call that lost its client, was beyond a
-//! limit, or could not be cancelled has its types here, and so has what [`Calls::snapshot`](crate::Calls::snapshot)
+//! An [`Observer`] gets every [`Event`] of a layer. This module has the types with which an event describes a call that lost
+//! its client, was beyond a limit, or could not be cancelled. It also has what [`Calls::snapshot`](crate::Calls::snapshot)
 //! shows of the calls in flight.
 //!
 //! ```

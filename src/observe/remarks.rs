@@ -1,6 +1,6 @@
-//! Remarks on a set-up that does less than its author may think, each with what mends it.
+//! Remarks on what may surprise the author of a set-up. Each names the option or the part that changes it.
 //!
-//! Each is made once for a layer, or for a session manager where there is no layer.
+//! A remark is made once for each layer, or for each session manager that has no layer.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -13,6 +13,8 @@ pub(crate) enum Remark {
     SupersedeHasNoEffect,
     /// The events of calls are stored, so detached calls run on.
     StoredCallsRunOn,
+    /// A call waits for a client that went away.
+    CallsWait,
     /// The layer stands inside another one.
     Nested,
     /// Our session manager takes calls that passed no layer.
@@ -68,6 +70,12 @@ impl Remark {
                 info,
                 "events are in a store: calls whose clients go away run on, because they may be resumed \
                  on another server; set a grace to cancel them"
+            ),
+            Self::CallsWait => log_remark!(
+                info,
+                "a client went away, and its call waits for it to come back: after the grace (20 s or more by \
+                 default) the call is cancelled; CancelOnDisconnectLayer::grace sets another grace, and \
+                 Grace::Immediate sets none"
             ),
             Self::Nested => log_remark!(
                 warn,

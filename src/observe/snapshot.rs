@@ -1,10 +1,34 @@
-//! Calls as they stand.
+//! Snapshots of calls in flight.
 
 use std::time::Duration;
 
 use crate::call::{CallId, CallInfo};
 
-/// A call as it was when it was looked at, by [`Calls::snapshot`](crate::Calls::snapshot).
+/// A call as [`Calls::snapshot`](crate::Calls::snapshot) found it.
+///
+/// ```
+/// use axum::{Router, body::{Body, Bytes}, routing::post};
+/// use http::Request;
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::CallState};
+/// use tower::ServiceExt;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let layer = CancelOnDisconnectLayer::new();
+/// let calls = layer.calls();
+/// let app: Router = Router::new()
+///     .route("/mcp", post(async |_: Bytes| std::future::pending::<()>().await))
+///     .layer(layer);
+/// let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"upload"}}"#;
+/// let request = Request::post("/mcp").header("content-type", "application/json");
+/// let mut response = Box::pin(app.oneshot(request.body(Body::from(call)).unwrap()));
+/// assert!(futures_util::poll!(&mut response).is_pending());
+///
+/// let [call] = &calls.snapshot()[..] else { panic!("one call") };
+/// assert_eq!(call.state(), CallState::Attached);
+/// assert_eq!((call.id(), call.time_left()), (call.info().id(), None));
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct CallSnapshot {
     pub(crate) info: CallInfo,
@@ -14,17 +38,25 @@ pub struct CallSnapshot {
 }
 
 /// Whether a call has a client.
+///
+/// ```
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::CallState};
+///
+/// let calls = CancelOnDisconnectLayer::new().calls().snapshot();
+/// let abandoned = calls.iter().filter(|call| call.state() != CallState::Attached);
+/// assert_eq!(abandoned.count(), 0);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallState {
-    /// A stream of it lives.
+    /// A stream of the call lives.
     Attached,
-    /// Its client has gone.
+    /// The client of the call has gone.
     #[non_exhaustive]
     Detached {
-        /// For how long.
+        /// How long the client has been gone.
         since: Duration,
-        /// How long it may still wait for its client; `None` if it runs on to its end.
+        /// How long the call may still wait for its client; `None` if it runs on to its end.
         grace_left: Option<Duration>,
     },
 }
@@ -42,17 +74,17 @@ impl CallSnapshot {
         &self.info
     }
 
-    /// How long it has been known.
+    /// How long the layer has known the call.
     pub fn age(&self) -> Duration {
         self.age
     }
 
-    /// Whether it has a client.
+    /// Whether the call has a client.
     pub fn state(&self) -> CallState {
         self.state
     }
 
-    /// How long it may still last, by its [`call_timeout`](crate::Policy::call_timeout).
+    /// How long the call may still last, by its [`call_timeout`](crate::Policy::call_timeout).
     pub fn time_left(&self) -> Option<Duration> {
         self.time_left
     }

@@ -1,7 +1,7 @@
-//! Events as log lines. A cancel is logged at info and not as an error: it is what was asked for.
+//! Events as log lines. A cancel is logged at info and not as an error, because it is what was asked for.
 //!
-//! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. A client may choose texts that break the
-//! log: see [`plain`]. Header values are not logged, and session ids only as [`SessionIds`] says.
+//! Fields have the names of OpenTelemetry's conventions for MCP and JSON-RPC. A client may choose texts that would break a log,
+//! so they pass through [`plain`]. Header values are not logged, and session ids only as [`SessionIds`] says.
 
 use std::{
     borrow::Cow,
@@ -22,24 +22,25 @@ use crate::{
 /// may have 4 MiB.
 const MAX_TEXT: usize = 128;
 
-/// How the layer's log shows session ids. Anybody who knows one can speak for the session.
+/// How the layer's log shows session ids. Anybody who knows such an id can speak for the session.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::SessionIds};
 ///
+/// assert_eq!(SessionIds::default(), SessionIds::Hashed);
 /// let layer = CancelOnDisconnectLayer::new().log_session_ids(SessionIds::Omitted);
 /// # drop(layer);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum SessionIds {
-    /// As eight hexadecimal digits of a hash under a key that is new in every process: enough to find the other
-    /// lines of a session, and of no use to anybody else.
+    /// Eight hexadecimal digits of a hash under a key that is new in every process. They find the other lines of a session, and
+    /// are of no use to anybody else.
     #[default]
     Hashed,
-    /// As they are, to join the log with that of clients or proxies.
+    /// The ids as they are, to join the log with that of clients or proxies.
     Verbatim,
-    /// Not at all.
+    /// No ids.
     Omitted,
 }
 

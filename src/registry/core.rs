@@ -1,9 +1,9 @@
 //! The calls of one session id, in flight and remembered, without clock, lock or task.
 //!
-//! `now` is always passed in, and nothing here calls out: the caller acts on what is returned. `T` is
-//! whatever the caller wants back for a call, `A` an answer that is kept for a client to come back for. What sessions
-//! have together is counted in [`Totals`]. An id means one session in each scope that gave it out, nearly always one in
-//! all. Calls without a session live in cores too, where they have no names.
+//! `now` is always passed in, and nothing here calls out: the caller acts on what is returned. `T` is what the caller wants back
+//! for a call, and `A` is an answer that is kept for a client to come back for. [`Totals`] counts what sessions have together.
+//! An id means one session in each scope that gave it out, which is nearly always one scope. Calls without a session live in
+//! cores too, where they have no names.
 //!
 //! # Invariants
 //!

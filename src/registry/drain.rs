@@ -1,4 +1,4 @@
-//! The end of a server: what is waited for, and what is left.
+//! The drain: what it waits for, and what is left.
 
 use std::sync::{Arc, atomic::Ordering};
 

@@ -1,4 +1,4 @@
-//! What is forgotten when all sessions together remember too much.
+//! The choice of what to forget when all sessions together remember too much.
 
 use std::sync::{Arc, atomic::Ordering};
 

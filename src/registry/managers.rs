@@ -1,5 +1,5 @@
-//! The session managers whose calls a registry has. A session is looked for by its id among them, whatever path or clone of a
-//! service a request comes through.
+//! The session managers whose calls a registry has. A session is looked for among them by its id, so it is found whatever path or
+//! clone of a service a request comes through.
 
 use std::sync::{
     Arc, OnceLock, PoisonError, RwLock, Weak,

@@ -1,4 +1,4 @@
-//! All calls in flight, and what is remembered of some that ended.
+//! The registry of all calls in flight, and of some that ended.
 //!
 //! A call lives in its session: `core` is the state machine of one session id, without clock or lock; `street` has the
 //! cores of all, each behind a lock of its own, and the timer looks at those that have something due. A lock is held

@@ -1,4 +1,4 @@
-//! What is said of limits that are met: not each time.
+//! Notes of limits that were met, which are logged from time to time.
 
 use std::{
     mem,

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 
-/// How many may be kept before those that ended are looked for.
+/// How many may be kept before those that ended are looked for: 16. Fewer are not worth a walk.
 const FEW: usize = 16;
 
 /// A response body that can be told something.

@@ -1,7 +1,7 @@
 //! The homes of all sessions. A call lives in its session: the session's home is its core, behind a lock of its own.
 //!
-//! A home is that of a session id: it stays the same whoever turns out to have given out that id, so a call never moves. No
-//! two ids meet at a lock, but for the moment in which a home is looked for.
+//! A home belongs to a session id. It stays the same when it turns out who gave out that id, so a call never moves. Two ids meet
+//! at a lock only for the moment in which a home is looked for.
 
 use std::{
     collections::hash_map,
@@ -23,7 +23,7 @@ use crate::{
     timer::{NextLook, Noticed, Ticket, Timed, Timer, Watch},
 };
 
-/// In how many homes calls live that have no session: 16.
+/// In how many homes calls without a session live: 16, so that as many may come and go at the same time.
 const LONE: usize = 16;
 
 /// How much of what is due in a home is done at a time: 16 calls, and as many records of ended ones of each rank. Then its

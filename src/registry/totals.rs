@@ -1,4 +1,4 @@
-//! What all sessions of a registry have together, counted.
+//! Counters of all sessions of a registry together.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -1,4 +1,4 @@
-//! What a registry tracks.
+//! The trait of what a registry tracks.
 
 use std::sync::Arc;
 

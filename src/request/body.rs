@@ -26,22 +26,25 @@ use crate::{
 pin_project! {
     /// The request body that the layer gives to the inner service.
     ///
-    /// The client's body, frame by frame as it came; or, in a cancel that the layer replays, the
-    /// notification.
+    /// It passes the client's body on, frame by frame as it came. In a cancel that the layer replays, it is the notification.
     ///
     /// A service that takes one certain body type needs a map before it:
     ///
     /// ```
     /// use axum::{body::Body, middleware::from_fn, routing::post, Router};
     /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-    /// use tower::ServiceBuilder;
+    /// use tower::{ServiceBuilder, ServiceExt};
     ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
     /// let stack = ServiceBuilder::new()
     ///     .layer(CancelOnDisconnectLayer::new())
     ///     .map_request(|request: http::Request<_>| request.map(Body::new))
     ///     .layer(from_fn(|request, next: axum::middleware::Next| next.run(request)));
     /// let app: Router = Router::new().route("/mcp", post(async || "ok")).layer(stack);
-    /// # drop(app);
+    /// let request = http::Request::post("/mcp").body(Body::empty()).unwrap();
+    /// assert_eq!(app.oneshot(request).await.unwrap().status(), 200);
+    /// # }
     /// ```
     pub struct TeeBody<B> {
         #[pin]

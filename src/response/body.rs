@@ -1,7 +1,6 @@
 //! The response body: from the head to the end.
 //!
-//! A body that is dropped before its end was abandoned. Three things count as the end, in the order in which hyper
-//! may show them:
+//! A body that is dropped before its end was abandoned. Three things count as the end, in the order in which hyper may see them:
 //!
 //! 1. the body says it is at its end ([`Body::is_end_stream`]), also before the first poll;
 //! 2. all bytes of a body of known length have passed: hyper polls it no more;
@@ -23,12 +22,21 @@ use super::stream::EventStream;
 use crate::{call::DetachCause, exchange::Guard, source::Source};
 
 pin_project! {
-    /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). Dropped before
-    /// its end, it abandons its call.
+    /// The body of a response that passed [`CancelOnDisconnect`](crate::CancelOnDisconnect). If it is dropped before its end,
+    /// it abandons its call.
     ///
-    /// It is the inner body, frame by frame, unless the layer has something to say: a probe between two
-    /// events of a quiet stream ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), an error for
-    /// a client whose call was cancelled here.
+    /// It passes the inner body on frame by frame. The layer adds a probe between two events of a quiet stream
+    /// ([`keep_alive`](crate::CancelOnDisconnectLayer::keep_alive)), and an error for a client whose call was cancelled here.
+    ///
+    /// The example of [`body`](crate::body) has one. It may also be empty:
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use http_body::Body as _;
+    /// use mcp_cancel_on_disconnect::body::ResponseBody;
+    ///
+    /// assert!(ResponseBody::<Body>::default().is_end_stream());
+    /// ```
     pub struct ResponseBody<B> {
         #[pin]
         kind: Kind<B>,

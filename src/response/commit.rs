@@ -1,7 +1,7 @@
-//! The inner answer as events, where the head went out before it.
+//! The inner answer as events, after a head that went out before it.
 //!
 //! Once the client has been answered `200 text/event-stream`, every answer of the inner service must become events: its
-//! own events as they are, a JSON body as the data of one, and anything else as a JSON-RPC error. The rest of its head
+//! own events as they are, a JSON body as the data of one event, and anything else as a JSON-RPC error. The rest of its head
 //! is lost.
 
 use std::{
@@ -27,7 +27,7 @@ use crate::{
     jsonrpc, sse,
 };
 
-/// How much of a refusal is read for a JSON-RPC error: 64 KiB.
+/// How much of a refusal is read for a JSON-RPC error: 64 KiB. Errors are short.
 const MAX_REFUSAL: usize = 64 * 1024;
 
 /// The answer to come of the inner service. `None` if it fails.

@@ -1,7 +1,7 @@
 //! The response future: from the request to the head.
 //!
-//! It ends before the inner service answers where the call was cancelled here, where the head goes out early, and where
-//! the client is gone and hyper does not see it.
+//! It ends before the inner service answers if the call was cancelled here, if the head goes out early, or if the client is gone
+//! and hyper does not see it.
 
 use std::{
     fmt, mem,
@@ -43,8 +43,30 @@ const PROBE_COMMITTED: Duration = Duration::from_secs(15);
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 pin_project! {
-    /// The future of [`CancelOnDisconnect`](crate::CancelOnDisconnect). Dropped before it is ready, it
-    /// abandons its call.
+    /// The future of [`CancelOnDisconnect`](crate::CancelOnDisconnect). If it is dropped before it is ready, it abandons its
+    /// call.
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use http::{Request, Response};
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, body::{ResponseFuture, TeeBody}};
+    /// use tower::{Layer, Service, service_fn};
+    ///
+    /// async fn respond<F, B>(future: ResponseFuture<F>) -> u16
+    /// where
+    ///     ResponseFuture<F>: Future<Output = Result<Response<B>, std::convert::Infallible>>,
+    /// {
+    ///     future.await.unwrap().status().as_u16()
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let mut service = CancelOnDisconnectLayer::new().layer(service_fn(async |_: Request<TeeBody<Body>>| {
+    ///     Ok::<_, std::convert::Infallible>(Response::new(Body::from("hello")))
+    /// }));
+    /// assert_eq!(respond(service.call(Request::new(Body::empty()))).await, 200);
+    /// # }
+    /// ```
     pub struct ResponseFuture<F> {
         // First, so that the token fires before the inner future's destructors run.
         guard: Guard,

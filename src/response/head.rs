@@ -1,4 +1,4 @@
-//! The heads of a request and of its response: what matters of their fields.
+//! The parts of a request's and a response's head that matter to the response.
 
 use http::{HeaderMap, StatusCode, header};
 

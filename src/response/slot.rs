@@ -1,9 +1,9 @@
-//! The slot in which a stream keeps the inner body, so that others than its reader can let go of it.
+//! The slot in which a stream keeps the inner body, so that not only its reader can let go of it.
 //!
 //! hyper polls a body only while the client takes it. A client that does not read would keep the inner body without
 //! end, and with it what fills it: rmcp's session worker waits for a channel of 16 messages. So the body is not in the
-//! [`EventStream`](super::stream::EventStream) itself. It is taken out for every poll and put back after it, and the one
-//! who closes the slot drops it. No lock is held while it is polled or dropped.
+//! [`EventStream`](super::stream::EventStream) itself. It is taken out for every poll and put back after it, and whatever closes
+//! the slot drops it. No lock is held while it is polled or dropped.
 
 use std::{
     collections::VecDeque,

@@ -1,7 +1,7 @@
 //! A response body of server-sent events.
 //!
-//! It passes the inner body frame by frame. Between two events, and only there, it puts in what the layer has to say:
-//! probes, which show whether the client is still there, and the last message for a client whose call was cancelled here.
+//! It passes the inner body on frame by frame. Between two events, and only there, the layer adds probes, which show whether the
+//! client is still there, and the last message for a client whose call was cancelled here.
 
 use std::{
     mem,

@@ -12,11 +12,11 @@ use std::{fmt, io, time::Duration};
 
 use socket2::{SockRef, TcpKeepalive};
 
-/// Makes the kernel notice that a peer is dead although no packet says so: a cable pulled, a NAT that forgot the
-/// connection, a machine that lost its power.
+/// Makes the kernel notice that a peer is dead although no packet says so, as when a cable was pulled, a NAT forgot the
+/// connection, or a machine lost its power.
 ///
-/// Set it once on the listening socket: on Linux, accepted sockets inherit the options. Elsewhere set it on each
-/// accepted one, with axum's `ListenerExt::tap_io` for example.
+/// On Linux, set it once on the listening socket: accepted sockets inherit the options. Elsewhere set it on each accepted
+/// socket, with axum's `ListenerExt::tap_io` for example.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::socket::DeadPeer;
@@ -34,7 +34,7 @@ use socket2::{SockRef, TcpKeepalive};
 ///
 /// # The time to detection
 ///
-/// Counted from the last packet of the peer, and with *w* as the time until the first write after it:
+/// The time counts from the last packet of the peer; *w* is the time until the first write after it:
 ///
 /// - nothing is written: idle + interval × probes, 30 s by default;
 /// - something is written: *w* + user timeout, and up to half a second for the first retransmission. A server that
@@ -62,7 +62,7 @@ pub struct DeadPeer {
     user_timeout: Duration,
 }
 
-/// What [`DeadPeer::apply`] has set. Its `Display` also says what this platform lacks, for the log.
+/// The options that [`DeadPeer::apply`] has set. Its `Display` also says what this platform lacks, for the log.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::socket::DeadPeer;
@@ -82,7 +82,8 @@ pub struct Applied {
 // === impl DeadPeer ===
 
 impl DeadPeer {
-    /// Probes after 15 s of silence, every 5 s, three times; gives up on unacknowledged data after 30 s.
+    /// Options that probe after 15 s of silence, every 5 s, three times, and give up on unacknowledged data after 30 s.
+    /// [`DeadPeer`] has an example.
     pub fn new() -> Self {
         Self {
             idle: Duration::from_secs(15),
@@ -92,25 +93,33 @@ impl DeadPeer {
         }
     }
 
-    /// How long a connection may be silent before it is probed: `TCP_KEEPIDLE`. Rounded up to whole seconds.
+    /// Sets how long a connection may be silent before it is probed (`TCP_KEEPIDLE`), rounded up to whole seconds.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::socket::DeadPeer;
+    ///
+    /// let rounded = DeadPeer::new().idle(Duration::from_millis(14_100));
+    /// assert_eq!(rounded, DeadPeer::new());
+    /// ```
     pub fn idle(mut self, idle: Duration) -> Self {
         self.idle = whole_seconds(idle);
         self
     }
 
-    /// The time between two probes: `TCP_KEEPINTVL`. Rounded up to whole seconds.
+    /// Sets the time between two probes (`TCP_KEEPINTVL`), rounded up to whole seconds.
     pub fn interval(mut self, interval: Duration) -> Self {
         self.interval = whole_seconds(interval);
         self
     }
 
-    /// How many probes in a row must stay unanswered: `TCP_KEEPCNT`, 1 to 127 on Linux.
+    /// Sets how many probes in a row must stay unanswered (`TCP_KEEPCNT`), 1 to 127 on Linux.
     pub fn probes(mut self, probes: u32) -> Self {
         self.probes = probes;
         self
     }
 
-    /// How long sent data may stay unacknowledged: `TCP_USER_TIMEOUT`. Zero leaves the kernel's own limit.
+    /// Sets how long sent data may stay unacknowledged (`TCP_USER_TIMEOUT`). Zero leaves the kernel's own limit.
     pub fn user_timeout(mut self, user_timeout: Duration) -> Self {
         self.user_timeout = user_timeout;
         self
@@ -120,7 +129,7 @@ impl DeadPeer {
     ///
     /// # Errors
     ///
-    /// What the kernel says of values out of its range, or of a socket that is not TCP.
+    /// The kernel refuses values out of its range, and sockets that are not TCP.
     #[allow(unused_mut, reason = "not every platform has all options")]
     pub fn apply(&self, socket: &impl AsFd) -> io::Result<Applied> {
         let socket = SockRef::from(socket);

@@ -1,4 +1,4 @@
-//! A listener whose connections can be watched.
+//! The listener of watched connections.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -7,14 +7,15 @@ use tracing::error;
 
 use super::stream::WatchedStream;
 
-/// How long to wait after an error that is not of one connection, such as too many open files.
+/// How long to wait after an error that is not of one connection: 1 s. Trying again at once would spin, with too many open files
+/// for example.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A listener that lets the layer see each connection's [`Peer`](super::Peer).
 ///
-/// With it a client's hang-up is noticed although hyper does not read: bytes of a next request wait in its
-/// buffer, or the handler left its request body unread. On plain `TcpListener`s it is noticed only when a write fails,
-/// and never if nothing is written.
+/// With it, a client's hang-up is noticed while hyper does not read, because bytes of a next request wait in its buffer or the
+/// handler left its request body unread. With a plain `TcpListener`, such a hang-up is noticed only when a write fails, and
+/// never if nothing is written.
 ///
 /// An accept loop puts the peer of the stream into the extensions of each request that comes on it:
 ///
@@ -58,7 +59,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// # }
 /// ```
 ///
-/// With the feature `axum` it is a listener for `axum::serve`:
+/// With the feature `axum`, it is a listener for `axum::serve`:
 ///
 #[cfg_attr(feature = "axum", doc = "```")]
 #[cfg_attr(not(feature = "axum"), doc = "```ignore")]
@@ -93,8 +94,8 @@ impl WatchedListener {
 
     /// Waits for the next connection, and the address of its client.
     ///
-    /// Errors are handled as in `axum::serve`: one that is of a connection is passed over, and any other, such as too
-    /// many open files, is logged, and accepting is tried again a second later.
+    /// Errors are handled as in `axum::serve`. An error of one connection is passed over. Any other error, such as too many open
+    /// files, is logged, and the listener tries again a second later.
     ///
     /// # Cancel safety
     ///
@@ -112,11 +113,11 @@ impl WatchedListener {
         }
     }
 
-    /// The address that it is bound to.
+    /// The address that the listener is bound to.
     ///
     /// # Errors
     ///
-    /// As [`TcpListener::local_addr`].
+    /// The errors are those of [`TcpListener::local_addr`].
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }

@@ -1,4 +1,4 @@
-//! The socket below HTTP: the kernel can be made to look for dead peers, and knows before hyper that one is gone.
+//! The sockets below HTTP. The kernel can look for dead peers, and knows before hyper that a client has gone.
 //!
 //! hyper learns that a client is gone by reading from, or writing to, its socket. That leaves two gaps:
 //!

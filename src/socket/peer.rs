@@ -1,4 +1,4 @@
-//! The other end of a connection, which can be watched while hyper owns the stream.
+//! The other end of a connection, watched while hyper owns the stream.
 
 use std::{
     fmt, future,
@@ -81,24 +81,25 @@ impl Peer {
         None
     }
 
-    /// Its address.
+    /// The address of the client.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Waits until the kernel says that nothing more comes from the peer: it closed the connection, reset it, or
-    /// was given up by the kernel (see [`DeadPeer`](super::DeadPeer)).
+    /// Waits until the kernel says that nothing more comes from the peer, because it closed the connection or reset it, or because
+    /// the kernel gave it up (see [`DeadPeer`](super::DeadPeer)).
     ///
-    /// Nobody needs to read or write for that. It returns even if unread bytes of the peer lie before its end.
+    /// Nobody needs to read or write for that, and unread bytes of the peer do not matter. The example of
+    /// [`socket`](crate::socket) awaits it.
     ///
     /// - It never returns if this side ends the connection first. It holds nothing then.
-    /// - A peer that closes only its own direction and still reads counts as gone, as it does for hyper. Do not
-    ///   await this on a server that sets hyper's `half_close`.
-    /// - Linux and Android only. Elsewhere it never returns.
+    /// - A peer that closes only its own direction and still reads counts as gone, as it does for hyper. Do not await this on a
+    ///   server that sets hyper's `half_close`.
+    /// - It works on Linux and Android. Elsewhere it never returns.
     ///
     /// # Cancel safety
     ///
-    /// Nothing is lost when this future is dropped. Any number may wait at the same time.
+    /// Nothing is lost when this future is dropped. Any number of them may wait at the same time.
     pub async fn gone(&self) {
         if let Some(shared) = self.shared.upgrade()
             && shared.closed_by_peer().await

@@ -1,4 +1,4 @@
-//! Watched connections under `axum::serve` (feature `axum`).
+//! The listener of watched connections as one for `axum::serve` (feature `axum`).
 
 use std::{io, net::SocketAddr};
 

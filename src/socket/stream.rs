@@ -1,8 +1,8 @@
 //! A TCP stream whose peer can be watched while hyper owns it.
 //!
-//! It reads and writes as tokio's own `TcpStream` does, through what that offers on a shared reference. That
-//! includes tokio's saving of a system call: after a read that did not fill the buffer (a write that did not
-//! empty it) the socket is known to be drained (full), and the readiness seen *before* it is cleared.
+//! It reads and writes as tokio's own `TcpStream` does, by the methods that take a shared reference. Like tokio, it saves a
+//! system call: after a read that did not fill the buffer (a write that did not empty it) the socket is known to be drained
+//! (full), and the readiness seen *before* it is cleared.
 
 use std::{
     fmt,
@@ -31,10 +31,10 @@ const IS_EDGE_TRIGGERED: bool = cfg!(any(
     target_vendor = "apple"
 ));
 
-/// A TCP stream whose peer can be watched: what [`WatchedListener`](super::WatchedListener) accepts.
+/// A TCP stream whose peer can be watched. [`WatchedListener`](super::WatchedListener) accepts such streams.
 ///
-/// It is for accept loops of your own, around hyper for example. They put the [`Peer`] into the extensions of the
-/// requests, where the layer looks for it.
+/// An accept loop of your own, around hyper for example, puts the [`Peer`] into the extensions of the requests, where the layer
+/// looks for it.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::socket::WatchedStream;
@@ -52,7 +52,10 @@ const IS_EDGE_TRIGGERED: bool = cfg!(any(
 ///
 /// drop(client);
 /// # #[cfg(target_os = "linux")]
+/// # {
 /// peer.gone().await;
+/// assert!(peer.is_gone());
+/// # }
 /// # Ok(())
 /// # }
 /// ```
@@ -73,12 +76,12 @@ impl WatchedStream {
         }
     }
 
-    /// The other end, which can be watched while hyper owns the stream.
+    /// The other end of the connection, which can be watched while hyper owns the stream.
     pub fn peer(&self) -> Peer {
         Peer::new(self.addr, Arc::downgrade(&self.shared))
     }
 
-    /// The stream itself, for its options such as `set_nodelay`. To read or write here confuses its owner.
+    /// The stream itself, for options such as `set_nodelay`. Reading or writing here would confuse its owner.
     pub fn tcp(&self) -> &TcpStream {
         &self.shared.stream
     }

@@ -1,4 +1,4 @@
-//! The event to come, as the lines since the last blank one give it.
+//! The event that is being read: the lines since the last blank one.
 
 use std::{borrow::Cow, mem, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The places in a body where something can be put in without changing its events.
+//! The places in a body at which bytes can be added without changing its events.
 
 use super::lines::{Lines, Piece};
 

@@ -1,4 +1,4 @@
-//! The lines of a body, whatever its frames are.
+//! The lines of a body, however it is cut into frames.
 
 use std::mem;
 

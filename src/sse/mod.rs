@@ -1,19 +1,18 @@
 //! The server-sent events of a response body, read as its frames pass.
 //!
-//! Without a session manager that tells, only the bytes of the response say whether a call was
-//! answered, and whether its client could resume it. The [`Reader`] sees each frame once, as it
-//! came and before it goes on, and alters nothing. What it promises:
+//! Without a session manager, only the bytes of the response say whether a call was answered, and whether its client could
+//! resume it. The [`Reader`] sees each frame once, as it came and before it goes on, and alters nothing. It promises:
 //!
 //! 1. **Events are those of the standard** (WHATWG HTML, section 9.2.6), ended by any of its three line
 //!    ends, and none before its blank line. The type of an event means nothing: MCP has only messages.
-//! 2. **What has no data counts too**, if it has an `id` or a `retry`: the standard does not dispatch
-//!    such an event, but takes its id for the last one all the same. MCP primes a stream that way.
-//! 3. **How the body is cut into frames changes nothing**, but for the limit in 5.
+//! 2. **An event without data counts too**, if it has an `id` or a `retry`: the standard does not dispatch such an event, but
+//!    takes its id for the last one all the same. MCP primes a stream that way.
+//! 3. **The cuts between frames change nothing**, except for the limit in 5.
 //! 4. **Cost.** Each byte is looked at once for line ends and, in data, once as JSON. An event inside one
 //!    frame is read where it is; one that is cut, or has several data lines, is gathered in a buffer that
 //!    goes with it.
-//! 5. **Limits.** A buffer takes 4 MiB of data; what is longer is [`Unclear`]. An `id` longer than 512 KiB
-//!    is ignored. Where events end is always known.
+//! 5. **Limits.** A buffer takes 4 MiB of data; a longer event is [`Unclear`]. An `id` longer than 512 KiB is ignored. The ends
+//!    of events are always known.
 //!
 //! ```text
 //! data: {"jsonrpc":"2.0","id":7,"result":{…}}⏎      answers request 7

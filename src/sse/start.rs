@@ -1,4 +1,4 @@
-//! The start of a body, before which something may have been put.
+//! The start of a body, before which a probe may have been added.
 
 use bytes::{Buf, Bytes};
 

@@ -1,4 +1,4 @@
-//! The things that are looked at when their times come.
+//! Alarms: the things to look at when their times come.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! A time limit that goes along when its task goes on to another runtime.
+//! A time limit that moves along when its task moves to another runtime.
 
 use std::{
     future::poll_fn,

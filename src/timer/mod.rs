@@ -1,8 +1,8 @@
-//! The timer: it looks at things when their times come, and runs tasks, on every runtime that serves requests.
+//! The timer, which looks at things when their times come, and runs tasks, on every runtime that serves requests.
 //!
 //! `Drop` code may run anywhere: on a thread without a runtime, or while a runtime shuts down. A process may have
-//! several runtimes, one for each core for example, and each may stand still: its thread computes, or nobody drives it
-//! any more. So nothing waits for one runtime alone.
+//! several runtimes, one for each core for example, and each may stand still because its thread computes, or because nobody
+//! drives it any more. So nothing waits for one runtime alone.
 //!
 //! 1. Every runtime that serves requests has a keeper, a task of its own. One of them, the first, looks at what is due
 //!    on time; the others look [`SLACK`] later, and the one that finds it overdue becomes the first. The runtime

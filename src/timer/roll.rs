@@ -1,9 +1,9 @@
 //! The runtimes on which a timer has a keeper, as far as each thread knows.
 //!
-//! Every request asks for it, so it costs one relaxed load and a look at what the thread knows. A thread of a
-//! multi-threaded runtime stays with it: what was found out once holds until a keeper ends. A thread that drives a
-//! runtime by itself may drive another one next, so there the runtime's id is compared. Its handle is cloned for
-//! that, which no other thread does at the same time.
+//! Every request asks for it, so it costs one relaxed load and a look at what the thread knows. A thread of a multi-threaded
+//! runtime stays with it, so what it found out once holds until a keeper ends. A thread that drives a runtime by itself may
+//! drive another one next, so there the runtime's id is compared. That clones the runtime's handle, which no other thread does
+//! at the same time.
 
 use std::{
     cell::Cell,

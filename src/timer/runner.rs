@@ -14,7 +14,7 @@ use super::{
     shared::{Keepers, SLACK},
 };
 
-/// How often a task may go on to another runtime: 8 times.
+/// How often a task may go on to another runtime: 8 times. Each of these took it over in vain.
 pub(super) const MAX_MOVES: u8 = 8;
 
 /// The task of a runtime that runs an errand.

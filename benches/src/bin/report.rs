@@ -27,7 +27,7 @@ fn main() -> Result<()> {
         }
         write(&kept, &page, &sections)?;
         let readme = root.join("../README.md");
-        let summary = page::summary(&machine, &sections);
+        let summary = page::summary(&sections);
         let text = page::put_between_marks(&fs::read_to_string(&readme)?, &summary);
         fs::write(readme, text.context("README.md has no marks")?)?;
     }

@@ -1,5 +1,5 @@
-//! Sections as pages of Markdown: the whole report, and what the crate's README shows of it. `machine` says on what it
-//! was measured.
+//! Sections as pages of Markdown: the whole report, and the few lines of it that the crate's README shows. `machine` says on what
+//! it was measured.
 
 use super::{AtLeast, AtMost, Plot, Section, Target};
 
@@ -34,27 +34,42 @@ pub fn part(section: &Section) -> String {
     part.extend(section.rows.iter().map(|cells| row(cells)));
     if !section.targets.is_empty() {
         part += "\n| | measured | target | |\n| --- | --- | --- | --- |\n";
-        part += &lines(&section.targets, "");
+        part += &lines(&section.targets);
     }
-    part.extend(section.plots.iter().map(|plot| image(plot, "")));
+    part.extend(section.plots.iter().map(image));
     part
 }
 
-/// A section with more targets is a line in the summary.
-const FEW: usize = 10;
+/// The lines of the README: what a target measures, and how the figure goes on.
+const HEADLINES: [(&str, &str); 4] = [
+    (
+        "instructions of a call in a session (100 B arguments), layer and session manager, to bare",
+        "times the instructions for a small call in a session",
+    ),
+    (
+        "calls a second, session, wrapped, to bare",
+        "times the calls a second, in sessions, with tools that do nothing",
+    ),
+    (
+        "wrapped, session, Fin, 1 alone: p50 (ms)",
+        "ms from the client's close to the token (median, one client)",
+    ),
+    (
+        "wrapped, session: added to a call in flight (B)",
+        "B more for a call in flight",
+    ),
+];
 
-/// What a reader of the crate wants to know: the targets, or how many hold, and the first plot of each section.
-pub fn summary(machine: &str, sections: &[Section]) -> String {
-    let mut page = format!(
-        "Measured on {machine}. `benches/run` measures it again; [the report](benches/report/README.md) has all tables and plots.\n\n"
-    );
-    page += "| | measured | target | | command |\n| --- | --- | --- | --- | --- |\n";
-    page.extend(sections.iter().map(|section| match section.targets.len() {
-        0..=FEW => lines(&section.targets, &format!(" {} |", command(section))),
-        _ => digest(section),
-    }));
-    let plots = sections.iter().filter_map(|section| section.plots.first());
-    page.extend(plots.map(|plot| image(plot, "benches/report/")));
+/// The summary for the README. A bench that was not run has no line.
+pub fn summary(sections: &[Section]) -> String {
+    let mut page = "With layer and session manager, compared with bare rmcp ([the report](benches/report/README.md) has all of \
+                    it):\n"
+        .to_owned();
+    for (what, text) in HEADLINES {
+        let mut targets = sections.iter().flat_map(|section| &section.targets);
+        let target = targets.find(|target| target.what == what);
+        page.extend(target.map(|target| format!("- {} {text}\n", figure(target.measured))));
+    }
     page
 }
 
@@ -71,23 +86,8 @@ fn command(section: &Section) -> String {
     format!("`benches/run {}`", section.bench())
 }
 
-/// One line for all targets of a section.
-fn digest(section: &Section) -> String {
-    let (title, command, all) = (&section.title, command(section), section.targets.len());
-    let held = section
-        .targets
-        .iter()
-        .filter(|target| target.holds())
-        .count();
-    let verdict = match all - held {
-        0 => "all hold".to_owned(),
-        missed => format!("**{missed} missed**"),
-    };
-    format!("| {title} | {held} of {all} targets | | {verdict} | {command} |\n")
-}
-
-/// A line for each target, and at its end what else is to be in it.
-fn lines(targets: &[Target], end: &str) -> String {
+/// A line for each target.
+fn lines(targets: &[Target]) -> String {
     let line = |target: &Target| {
         let verdict = if target.holds() {
             "holds"
@@ -99,7 +99,7 @@ fn lines(targets: &[Target], end: &str) -> String {
             AtLeast(least) => format!("≥ {least}"),
         };
         let (what, measured) = (&target.what, figure(target.measured));
-        format!("| {what} | {measured} | {bound} | {verdict} |{end}\n")
+        format!("| {what} | {measured} | {bound} | {verdict} |\n")
     };
     targets.iter().map(line).collect()
 }
@@ -113,8 +113,8 @@ fn figure(figure: f64) -> String {
     }
 }
 
-fn image(plot: &Plot, folder: &str) -> String {
-    format!("\n![{}]({folder}{}.svg)\n", plot.title, plot.name)
+fn image(plot: &Plot) -> String {
+    format!("\n![{}]({}.svg)\n", plot.title, plot.name)
 }
 
 #[cfg(test)]
@@ -141,22 +141,28 @@ mod tests {
     #[test]
     fn the_readme_gets_the_summary_between_its_marks_and_keeps_the_rest() {
         let readme = format!("# Crate\n\n{BEGIN}\n\nwhat was there\n\n{END}\n\nmore\n");
-        let new = put_between_marks(&readme, &summary(MACHINE, &[section()])).unwrap();
+        let mut section = section();
+        section.targets[0].what = HEADLINES[0].0.into();
+        let new = put_between_marks(&readme, &summary(&[section])).unwrap();
         assert!(new.starts_with("# Crate\n\n") && new.ends_with("\n\nmore\n"));
-        assert!(new.contains("| a ratio | 1.200 | ≤ 1.05 | **missed** | `benches/run wasted` |"));
-        assert!(new.contains("![A plot](benches/report/some-plot.svg)"));
+        assert!(new.contains("\n- 1.200 times the instructions for a small call in a session\n"));
         assert!(!new.contains("what was there"));
         assert_eq!(put_between_marks("# Crate\n", "summary"), None);
-        assert!(put_between_marks(include_str!("../../../README.md"), "summary").is_some());
     }
 
     #[test]
-    fn a_section_of_many_targets_is_one_line_of_the_summary() {
-        let mut many = section();
-        many.targets = vec![many.targets; FEW].concat();
-        let summary = summary(MACHINE, &[many]);
-        let line = " | 10 of 20 targets | | **10 missed** | `benches/run wasted` |";
-        assert!(summary.contains(line), "{line:?} is not in:\n{summary}");
-        assert!(!summary.contains("a ratio"));
+    fn the_readme_shows_four_figures_of_the_last_report() {
+        let readme = include_str!("../../../README.md");
+        let report = include_str!("../../report/README.md");
+        assert!(put_between_marks(readme, "summary").is_some());
+        for (what, text) in HEADLINES {
+            let row = report.lines().find_map(|line| {
+                let cells = line.strip_prefix(&format!("| {what} | "))?;
+                cells.split(' ').next()
+            });
+            let figure = row.unwrap_or_else(|| panic!("the report has no {what:?}"));
+            let line = format!("\n- {figure} {text}\n");
+            assert!(readme.contains(&line), "{line:?} is not in the README");
+        }
     }
 }

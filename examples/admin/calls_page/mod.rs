@@ -4,8 +4,8 @@
 //! let app = Router::new().nest("/admin", calls_page::routes(layer.calls()));
 //! ```
 //!
-//! Whoever can reach these routes can cancel everybody's calls, and sees the names of all tools: put your
-//! authentication in front of them, or bind them to loopback with [`local_names_only`] around.
+//! Anybody who can reach these routes can cancel everybody's calls and sees the names of all tools. Put your authentication in
+//! front of them, or bind them to loopback with [`local_names_only`] around.
 //!
 //! 1. Only a POST changes something, and only one from the page itself ([`SameOrigin`]).
 //! 2. Method, tool and ids come from clients. They are cut, escaped, and shown as text ([`html`]).

@@ -1,4 +1,4 @@
-//! Who may ask.
+//! The checks of who asks.
 
 use axum::{
     extract::{FromRequestParts, Request},

@@ -1,4 +1,4 @@
-//! Which request a message of the server answers.
+//! Reads which request a message of the server answers.
 
 use super::{Cursor, Params, Unreadable, id, members};
 use crate::call::RequestId;

@@ -1,4 +1,4 @@
-//! Ids, decoded to what rmcp takes them for.
+//! The decoder of ids, which reads them as rmcp does.
 
 use serde_json::{Number, Value};
 

@@ -1,7 +1,7 @@
-//! Every method of [`ServerHandler`], handed on.
+//! Every method of [`ServerHandler`], forwarded.
 //!
-//! One with a default body that is missing here would be served by the default: the handler inside would never hear
-//! of the request. A test asks rmcp's source which methods there are.
+//! If a method with a default body is missing here, the default serves its requests, and the handler inside never hears of them.
+//! A test asks rmcp's source which methods there are.
 
 #![allow(
     deprecated,

@@ -1,4 +1,4 @@
-//! A handler whose work is stopped, not only told to stop.
+//! A handler whose work is stopped when its call is cancelled.
 //!
 //! `forward` has the methods and says which may be stopped; `handling` is the future that stops them.
 
@@ -14,16 +14,16 @@ use self::handling::{Handled, Handling, Stop};
 mod forward;
 mod handling;
 
-/// How long a cancelled handler may go on before it is dropped: 1 s.
+/// How long a cancelled handler may go on before it is dropped: 1 s, enough to look at the token and clean up.
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// A [`ServerHandler`] whose work ends when its call is cancelled, whether it looks at its token or not.
 ///
-/// rmcp tells a handler by [`RequestContext::ct`] that its call is cancelled. One that does not look runs on: that of
-/// the `#[tool]` somebody else wrote, or one that waits for a child process or for another server. Inside this, the
-/// handler has a second to end by itself. Then its future is dropped where it waits, and its destructors
-/// run: a `Child` with `kill_on_drop`, a lock, a request to another server. The client, should anybody be left to get
-/// it, gets the error -32800. The log says which handler needed it, at level info.
+/// rmcp tells a handler by [`RequestContext::ct`] that its call is cancelled. A handler that does not look runs on, such as a
+/// `#[tool]` that somebody else wrote, or one that waits for a child process or for another server. Inside `AbortOnCancel`, the
+/// handler has a second to end by itself. Then its future is dropped where it waits, and its destructors run: those of a
+/// `Child` with `kill_on_drop`, a lock, a request to another server. If a client is left, it gets the error -32800. The log
+/// says at level info which handler was dropped.
 ///
 /// ```
 /// use std::{sync::Arc, time::Duration};
@@ -42,13 +42,14 @@ const WINDOW: Duration = Duration::from_secs(1);
 ///     .nest_service("/mcp", mcp)
 ///     .layer(CancelOnDisconnectLayer::new());
 /// # drop(app);
+/// assert!(format!("{:?}", AbortOnCancel::new(())).contains("window: 1s"));
 /// ```
 ///
 /// # What it stops
 ///
-/// A call is cancelled when [`RequestContext::ct`] fires or its [`CallToken`](crate::CallToken) does. Both fire [`RequestContext::ct`] as
-/// the handler sees it. rmcp alone fires it neither for a call of 2026-07-28 whose events are stored, nor for one
-/// whose cancel could not be injected.
+/// A call is cancelled when [`RequestContext::ct`] or its [`CallToken`](crate::CallToken) fires. Both fire the
+/// [`RequestContext::ct`] that the handler sees. rmcp alone does not fire it for a call of 2026-07-28 whose events are stored,
+/// nor for a call whose cancel could not be injected.
 ///
 /// | stopped | runs to its end |
 /// |---|---|
@@ -56,17 +57,17 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// | all lists, `server/discover`, skills, `resources/directory/read` | `resources/subscribe` and `unsubscribe` |
 /// | requests with other methods | `subscriptions/listen` (its own context fires), `tasks/*`, notifications |
 ///
-/// On the left is what a client asks for and gets, and nothing else. What is on the right changes what the server knows
-/// of its client, and must not do so by half.
+/// The requests on the left only get something for their client. Those on the right change what the server knows of its client,
+/// and must not do so by half.
 ///
-/// What it cannot stop: a task that the handler spawned, unless something in the handler ends it when dropped (a
-/// `JoinSet`, an `AbortOnDropHandle`), `spawn_blocking`, and a handler that blocks its thread. Such work has to look
-/// at a token, or to register a clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
+/// It cannot stop `spawn_blocking`, a handler that blocks its thread, or a task that the handler spawned, unless something in the
+/// handler ends that task when it is dropped (a `JoinSet`, an `AbortOnDropHandle`). Such work has to look at a token, or to
+/// register a clean-up with [`CallToken::on_cancel`](crate::CallToken::on_cancel).
 ///
 /// # Panics in handlers
 ///
-/// A handler that panics leaves its call open with rmcp: the client waits for ever. Here it gets the error -32603. The
-/// panic itself goes to the panic hook as always, and stops nothing else.
+/// With rmcp, a handler that panics leaves its call open, and the client waits without end. Here the client gets the error
+/// -32603. The panic itself goes to the panic hook as always, and affects nothing else.
 pub struct AbortOnCancel<H> {
     handler: H,
     window: Duration,
@@ -84,6 +85,14 @@ impl<H> AbortOnCancel<H> {
     }
 
     /// Sets how long a cancelled handler may go on. With [`Duration::ZERO`] it is polled once more and then dropped.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::AbortOnCancel;
+    ///
+    /// let handler = AbortOnCancel::new(()).after(Duration::from_millis(200));
+    /// assert!(format!("{handler:?}").contains("window: 200ms"));
+    /// ```
     pub fn after(mut self, window: Duration) -> Self {
         self.window = window;
         self
@@ -95,6 +104,12 @@ impl<H> AbortOnCancel<H> {
     }
 
     /// Takes the handler out.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::AbortOnCancel;
+    ///
+    /// assert_eq!(AbortOnCancel::new("a handler").into_inner(), "a handler");
+    /// ```
     pub fn into_inner(self) -> H {
         self.handler
     }

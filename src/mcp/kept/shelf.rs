@@ -1,4 +1,4 @@
-//! Where a session puts the texts of its small answers, one behind the other.
+//! The shelf of a session, which has the texts of its small answers, one behind the other.
 //!
 //! An answer kept as it is would be a handful of small blocks that lie for a minute among those that come and go with every
 //! call. That slows an allocator down by more than all of this crate costs.

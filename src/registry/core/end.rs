@@ -1,4 +1,4 @@
-//! How a call leaves: finished, or with its session.
+//! The ways in which a call leaves: finished, or with its session.
 
 use std::mem;
 

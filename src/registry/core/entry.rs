@@ -1,4 +1,4 @@
-//! What the core knows of one call in flight.
+//! The entry of one call in flight.
 
 use std::{mem, time::Duration};
 

@@ -5,7 +5,7 @@ use std::{
     hash::{BuildHasher, Hash},
 };
 
-/// Room for so many is always kept: 64.
+/// Room for so many is always kept: 64. A peak's room is given back when less than an eighth of it is used.
 const KEPT: usize = 64;
 
 /// What keeps its room when it empties. To be asked after a removal: it gives so much back at a time that as many must

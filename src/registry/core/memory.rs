@@ -1,19 +1,19 @@
 //! Calls of a session that have ended, for clients that come back for them.
 //!
-//! A client that was cut off asks again for a stream whose call has ended meanwhile. What it gets then is
-//! remembered here: the answer, or that the call was cancelled. It is asked for as often as the client likes.
+//! A client that was cut off asks again for a stream whose call has ended meanwhile. The memory has what it then gets: the
+//! answer, or that the call was cancelled. The client may ask as often as it likes.
 //!
 //! The records of a rank are in one queue, in the order in which their calls ended. A record is kept at least until its
 //! time: it is forgotten when it is at the head of its queue and its time is over, so it may wait for one before it that
 //! stays longer.
 //!
-//! Bounded twice, by bytes a session id and by bytes of all sessions. What cannot fit is not kept, and nothing is forgotten
-//! for it: a record that is larger than a bound, or a spare one beside the owed ones. For the others the oldest spare
-//! records of the session go, and then its oldest owed ones. Of these the [`Dropped`] tell: their clients get what they
+//! It has two bounds, in bytes of a session id and in bytes of all sessions. A record that cannot fit is not kept, and nothing is
+//! forgotten for it: one that is larger than a bound, or a spare one beside the owed ones. For other records, the oldest spare
+//! records of the session go first, and then its oldest owed ones, which the [`Dropped`] report: their clients get what they
 //! would get without this crate. If all sessions together remember too much, the registry makes room
 //! ([`Core::shrink_memory`](super::Core::shrink_memory)).
 //!
-//! No map knows a record: a late client is rare, and looks through those of its session.
+//! Records are in no map: a late client is rare, and looks through those of its session.
 
 use std::{mem, sync::Arc};
 
@@ -37,10 +37,12 @@ pub(crate) struct Dropped {
     pub(crate) bytes: usize,
 }
 
-/// What a record costs besides its answer and the texts in it, in bytes, about.
+/// What a record costs besides its answer and the texts in it, in bytes, about: its place in a queue, 230 as measured where a
+/// session has many. So a session has 2,048 records at most.
 pub(super) const RECORD: usize = 512;
 
-/// What the first record of a session costs besides, in bytes, about: the session would be forgotten without it.
+/// What the first record of a session costs besides, in bytes, about, because the session would be forgotten without it. As
+/// measured, a session of which nothing else is known takes about 1,400 with one record. So there are 12,000 of them at most.
 pub(super) const SESSION: usize = 832;
 
 /// What is remembered of a session. In a box: a session is large enough without any.

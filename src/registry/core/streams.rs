@@ -1,8 +1,8 @@
 //! The event ids of a call: what its client may come back with.
 //!
-//! rmcp writes `<index>/<stream>`, and any event of a stream names it. Ids of other servers may look the same and
-//! mean something else (`<stream>/<index>`, or a constant behind the slash), so they name what they were seen on and
-//! nothing else ([`Form`]). Ids that count up, as rmcp's do behind a proxy, take the room of one.
+//! rmcp writes `<index>/<stream>`, and any event of a stream names that stream. Ids of other servers may look the same and mean
+//! something else (`<stream>/<index>`, or a constant behind the slash), so they name only the stream they were seen on
+//! ([`Form`]). Ids that count up, as rmcp's do behind a proxy, take the room of one.
 
 use std::collections::VecDeque;
 

@@ -8,3 +8,4 @@ mod grace;
 mod handed_over;
 mod hang_up;
 mod read_on;
+mod readme;

@@ -1,4 +1,4 @@
-//! What the core should do, the slow and simple way: the rules of the design, by linear search.
+//! The rules of the design as the slow and simple way has them: by linear search.
 
 use std::time::Duration;
 

@@ -22,6 +22,8 @@ const TWO_LAYERS: &str = "WARN mcp_cancel_on_disconnect: a CancellableSessionMan
 const NO_MANAGER: &str = "WARN mcp_cancel_on_disconnect: event ids look like rmcp's, and no CancellableSessionManager binds their calls:";
 const SUPERSEDE: &str = "WARN mcp_cancel_on_disconnect: Policy::supersede has no effect";
 const STORED: &str = "INFO mcp_cancel_on_disconnect: events are in a store:";
+const WAITS: &str =
+    "INFO mcp_cancel_on_disconnect: a client went away, and its call waits for it to come back:";
 
 /// Each of the lines begins with one of these, in order.
 fn assert_said(lines: &Lines, expected: &[&str]) {
@@ -134,6 +136,30 @@ async fn what_a_policy_or_a_store_changes_is_said_once_for_each_layer() {
         cut(&setup, &setup.mcp().await).await;
         assert_said(&lines, &[STORED].repeat(servers));
     }
+}
+
+#[tokio::test]
+async fn the_first_call_that_waits_for_its_client_says_what_happens_next_and_what_changes_it() {
+    let lines = Lines::up_to(Level::INFO);
+    for servers in 1..=2 {
+        let setup = Plan::of(Server::Wrapped).grace(Grace::Auto).start().await;
+        cut(&setup, &setup.mcp().await).await;
+        cut(&setup, &setup.mcp().await).await;
+        assert_said(&lines, &[WAITS].repeat(servers));
+    }
+    let said = lines.of_layer().remove(0);
+    for part in [
+        "after the grace (20 s or more by default) the call is cancelled",
+        "CancelOnDisconnectLayer::grace",
+        "Grace::Immediate",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    drop(lines);
+    let lines = Lines::up_to(Level::INFO);
+    let setup = Plan::of(Server::Wrapped).grace(Grace::Never).start().await;
+    cut(&setup, &setup.mcp().await).await;
+    assert_said(&lines, &[]);
 }
 
 // === The parts ===

@@ -1,0 +1,186 @@
+//! The numbers of the page are those of the code.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use super::{
+    cells, constants,
+    numbers::{ByRetry, Number},
+    read, root, tables,
+};
+use crate::{
+    Grace, Limits, MIN_GRACE, RequestId,
+    call::CallInfo,
+    observe::Limit,
+    verdict::{Going, Verdict},
+};
+
+const PAGE: &str = include_str!("../defaults.md");
+
+const GRACE: &str = "grace of a call that its client can resume";
+const LONGEST_RETRY: &str = "longest `retry` that makes a grace longer";
+
+/// Where the code has what no type shows: a row, and the constant that it is about.
+const CONSTANTS: [(&str, &str, &str); 8] = [
+    (
+        "time that a cancelled handler has to end by itself",
+        "src/mcp/abort/mod.rs",
+        "WINDOW",
+    ),
+    (
+        "interval of probes in a stream that went out early, without `keep_alive`",
+        "src/response/future.rs",
+        "PROBE_COMMITTED",
+    ),
+    (
+        "time that a resume holds the clock of its call past the deadline",
+        "src/registry/core/entry.rs",
+        "MAX_HOLD",
+    ),
+    (
+        "resumes in a row that bring nothing and renew the grace (layer alone)",
+        "src/registry/core/entry.rs",
+        "MAX_BARREN",
+    ),
+    (
+        "least time that an ended call is remembered for its client",
+        "src/exchange/end.rs",
+        "REMEMBERED_FOR",
+    ),
+    (
+        "time in which a session must take a cancel",
+        "src/exchange/inject.rs",
+        "INJECTION_LIMIT",
+    ),
+    (
+        "time after which a detached call without a deadline is forgotten (layer alone)",
+        "src/registry/core.rs",
+        "UNSEEN_FOR",
+    ),
+    (
+        "largest request body that is read (layer alone)",
+        "src/envelope/mod.rs",
+        "MAX_BODY",
+    ),
+];
+
+/// Each row's name and its value, as they are rendered.
+fn rows() -> Vec<(&'static str, &'static str)> {
+    let tables = tables(PAGE).into_iter();
+    let rows = tables.flat_map(|table| table[2..].to_vec());
+    rows.map(|row| (cells(row)[0], cells(row)[1])).collect()
+}
+
+fn said(name: &str) -> &'static str {
+    let mut rows = rows().into_iter();
+    let row = rows.find(|(row, _)| *row == name);
+    row.unwrap_or_else(|| panic!("no row {name:?}")).1
+}
+
+fn limits() -> [(&'static str, Number); 5] {
+    let limits = Limits::default();
+    [
+        ("calls that are tracked", limits.most(Limit::Calls).into()),
+        (
+            "calls without a client that go on",
+            limits.most(Limit::Detached).into(),
+        ),
+        (
+            "calls of one session without a client that go on",
+            limits.most(Limit::DetachedOfSession).into(),
+        ),
+        ("kept answers in all", limits.retained.into()),
+        (
+            "kept answers of one session",
+            limits.retained_of_session.into(),
+        ),
+    ]
+}
+
+/// What is behind features has rows whatever features are on.
+const OF_FEATURES: [&str; 5] = [
+    "time after which an unused session is closed",
+    "`DeadPeer`: silence before the first probe",
+    "`DeadPeer`: time between two probes",
+    "`DeadPeer`: probes that stay unanswered",
+    "`DeadPeer`: time that sent data may stay unacknowledged",
+];
+
+#[test]
+fn every_row_of_the_defaults_page_is_compared_with_the_code() {
+    let rows: Vec<_> = rows().into_iter().map(|(name, _)| name).collect();
+    let names: BTreeSet<_> = rows.iter().copied().collect();
+    assert_eq!(names.len(), rows.len(), "no row comes twice: {rows:#?}");
+    let compared = CONSTANTS.map(|(name, ..)| name).into_iter();
+    let compared = compared.chain(limits().map(|(name, _)| name));
+    let compared = compared.chain(OF_FEATURES);
+    let compared: BTreeSet<_> = compared.chain([GRACE, LONGEST_RETRY]).collect();
+    assert_eq!(names, compared);
+}
+
+#[test]
+fn the_numbers_of_the_defaults_page_are_those_of_the_code() {
+    for (name, expected) in limits() {
+        assert_eq!(Number::of_page(said(name)), Some(expected), "{name}");
+    }
+    for (name, file, constant) in CONSTANTS {
+        let source = read(&root().join(file));
+        let value = constants(&source).find(|(name, _)| *name == constant);
+        let (_, value) = value.unwrap_or_else(|| panic!("no {constant} in {file}"));
+        let value = Number::of_source(value);
+        assert!(value.is_some(), "{constant} is no number");
+        assert_eq!(Number::of_page(said(name)), value, "{name}");
+    }
+}
+
+#[test]
+fn the_grace_of_the_defaults_page_is_what_the_verdict_says() {
+    let mut call = CallInfo::new(RequestId::Number(1), "tools/call");
+    call.set_session(Some("s".into()));
+    let grace = |retry| {
+        let going = Going {
+            replayable: true,
+            retry: Some(retry),
+            by_server: false,
+            stored: false,
+        };
+        match Grace::Auto.verdict(&call, going) {
+            Verdict::CancelAfter(grace) => grace,
+            other => panic!("no grace: {other:?}"),
+        }
+    };
+    let page = ByRetry::of_page(said(GRACE)).expect("a time");
+    assert_eq!(page.at(Duration::ZERO), MIN_GRACE);
+    let longest = Number::of_page(said(LONGEST_RETRY)).and_then(|longest| longest.time());
+    let longest = longest.expect("a time");
+    for seconds in [0, 3, 10, 599] {
+        let retry = Duration::from_secs(seconds);
+        assert_eq!(grace(retry), page.at(retry), "{retry:?}");
+    }
+    assert_eq!(grace(longest), page.at(longest));
+    assert_eq!(grace(2 * longest), page.at(longest));
+}
+
+#[cfg(feature = "rmcp")]
+#[test]
+fn the_idle_timeout_of_the_defaults_page_is_that_of_rmcp() {
+    use rmcp::transport::streamable_http_server::session::local::SessionConfig;
+
+    let timeout = SessionConfig::default().keep_alive.expect("a time");
+    assert_eq!(Number::of_page(said(OF_FEATURES[0])), Some(timeout.into()));
+}
+
+#[cfg(feature = "socket")]
+#[test]
+fn the_socket_options_of_the_defaults_page_are_those_of_a_dead_peer() {
+    // `Debug` shows all four.
+    let shown = format!("{:?}", crate::socket::DeadPeer::new());
+    for (name, field) in OF_FEATURES[1..]
+        .iter()
+        .zip(["idle", "interval", "probes", "user_timeout"])
+    {
+        let (_, value) = shown.split_once(&format!("{field}: ")).expect("a field");
+        let value = value.split([',', ' ']).next().expect("a value");
+        let said = said(name).replace(' ', "");
+        assert_eq!(said, value, "{name}");
+    }
+}

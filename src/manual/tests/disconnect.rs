@@ -1,0 +1,101 @@
+//! The table of what a disconnect means is what [`Grace::verdict`] says.
+
+use std::time::Duration;
+
+use super::{cells, numbers::ByRetry, tables};
+use crate::{
+    call::{CallInfo, LISTEN, RequestId},
+    policy::Grace,
+    verdict::{Going, Verdict},
+};
+
+const PAGE: &str = include_str!("../disconnect.md");
+
+/// The name of a row, and the calls that it is about.
+type Row = (&'static str, fn(&CallInfo, Going) -> bool);
+
+/// The rows of the table in their order. The first that fits decides.
+const ROWS: [Row; 8] = [
+    (
+        "a request with `params.task` (2025-11-25), layer alone",
+        |call, _| call.must_run_on(),
+    ),
+    ("`subscriptions/listen`", |call, _| call.method() == LISTEN),
+    (
+        "the server ended its stream, and nobody can resume it",
+        |call, going| going.by_server && (call.ends_with_its_stream() || !going.replayable),
+    ),
+    ("protocol revision 2026-07-28 or later", |call, _| {
+        call.ends_with_its_stream()
+    }),
+    ("its stream had no event with an id yet", |_, going| {
+        !going.replayable
+    }),
+    ("no session, but event ids", |call, _| {
+        call.session().is_none()
+    }),
+    (
+        "in a session whose session manager has an event store",
+        |_, going| going.stored,
+    ),
+    ("in a session, with event ids", |_, _| true),
+];
+
+/// Everything that may matter, in every combination.
+fn cases() -> impl Iterator<Item = (CallInfo, Going)> {
+    let retries = [None, Some(0), Some(3), Some(10), Some(600)];
+    (0..1 << 7).flat_map(move |bits: u32| {
+        let is = move |bit: u32| bits & (1 << bit) != 0;
+        retries.map(move |retry| {
+            let method = if is(0) { LISTEN } else { "tools/call" };
+            let mut call = CallInfo::new(RequestId::Number(1), method);
+            call.set_must_run_on(is(1));
+            call.set_ends_with_its_stream(is(2));
+            call.set_session(is(3).then(|| "s".into()));
+            let going = Going {
+                replayable: is(4),
+                retry: retry.map(Duration::from_secs),
+                by_server: is(5),
+                stored: is(6),
+            };
+            (call, going)
+        })
+    })
+}
+
+/// What a cell says.
+fn verdict(cell: &str, going: Going) -> Verdict {
+    match cell {
+        "lets it run on" => Verdict::RunOn,
+        "cancels it now" => Verdict::CancelNow,
+        other => {
+            let grace = other.strip_prefix("waits ");
+            let grace = grace.and_then(|grace| grace.strip_suffix(", then cancels it"));
+            let grace = grace.and_then(ByRetry::of_page);
+            let grace = grace.unwrap_or_else(|| panic!("no verdict: {other}"));
+            Verdict::CancelAfter(grace.at(going.retry.unwrap_or_default()))
+        }
+    }
+}
+
+#[test]
+fn the_table_of_what_a_disconnect_means_is_what_the_verdict_says() {
+    let head = ["the call", "what the layer does", "because"];
+    let mut tables = tables(PAGE).into_iter();
+    let table = tables.find(|table| cells(table[0]) == head);
+    let table = table.expect("the table");
+    let rows: Vec<_> = table[2..].iter().map(|row| cells(row)).collect();
+    let said: Vec<_> = rows.iter().map(|row| row[0]).collect();
+    assert_eq!(said, ROWS.map(|(name, _)| name));
+
+    let mut decided = [0; ROWS.len()];
+    for (call, going) in cases() {
+        let row = ROWS.iter().position(|(_, fits)| fits(&call, going));
+        let row = row.expect("the last fits all");
+        let expected = verdict(rows[row][1], going);
+        let found = Grace::Auto.verdict(&call, going);
+        assert_eq!(found, expected, "{:?}: {call:?} {going:?}", rows[row]);
+        decided[row] += 1;
+    }
+    assert!(decided.iter().all(|cases| *cases > 0), "{decided:?}");
+}

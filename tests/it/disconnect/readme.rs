@@ -1,0 +1,52 @@
+//! The first program of the README, as a reader copies it, and a client that hangs up on it.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::MIN_GRACE;
+use serde_json::json;
+use tokio::time::timeout;
+
+use crate::support::{example::Example, *};
+
+const README: &str = include_str!("../../../README.md");
+const PROGRAM: &str = include_str!("../../../examples/quick_start.rs");
+
+/// What a busy machine may add to a grace.
+const MARGIN: Duration = Duration::from_secs(10);
+
+#[test]
+fn the_first_program_of_the_readme_is_the_example_quick_start() {
+    let (_, block) = README.split_once("```rust").expect("a block of Rust");
+    let (_, block) = block.split_once('\n').expect("its first line");
+    let (block, _) = block.split_once("```\n").expect("its end");
+    assert_eq!(block, PROGRAM);
+}
+
+#[tokio::test]
+async fn the_first_program_of_the_readme_stops_its_tool_when_the_grace_of_its_client_ends() {
+    let mut server = Example::start("quick_start").await;
+    let mcp = Mcp::session(server.addr, PATH).await;
+    let mut leaves = mcp.call(1, "long_sleep", json!({})).await;
+    let mut stays = mcp.call(2, "long_sleep", json!({})).await;
+    for call in [&mut leaves, &mut stays] {
+        assert_eq!(call.head().await.status, 200);
+        call.event().await.expect("the priming event");
+        assert_eq!(server.next_line().await, "long_sleep begins");
+    }
+
+    leaves.fin();
+
+    assert_eq!(server.next_line().await, "long_sleep is cancelled");
+    let told = timeout(Duration::from_millis(100), stays.event()).await;
+    assert!(told.is_err(), "the other client still waits: {told:?}");
+}
+
+// === impl Example ===
+
+impl Example {
+    async fn next_line(&mut self) -> String {
+        let line = timeout(MIN_GRACE + MARGIN, self.said.next_line()).await;
+        let line = line.expect("a line in time").expect("readable");
+        line.expect("the process still runs")
+    }
+}

@@ -1,0 +1,70 @@
+//! An example as a process of its own.
+
+use std::{net::SocketAddr, path::PathBuf, process::Stdio};
+
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
+};
+
+use super::within;
+
+/// A server from `examples/` that runs. It ends with the test.
+pub(crate) struct Example {
+    pub(crate) process: Child,
+    /// What it prints after its address.
+    pub(crate) said: Lines<BufReader<ChildStdout>>,
+    pub(crate) addr: SocketAddr,
+}
+
+// === impl Example ===
+
+impl Example {
+    /// Starts the example, which takes its address as an argument and prints `listening on http://…/mcp` first.
+    pub(crate) async fn start(name: &str) -> Self {
+        let mut process = Command::new(built(name).await)
+            .arg("127.0.0.1:0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("it starts");
+        let mut said = BufReader::new(process.stdout.take().expect("piped")).lines();
+        let first = within("its first line", said.next_line()).await;
+        let first = first.expect("readable").expect("a line");
+        let addr = first
+            .strip_prefix("listening on http://")
+            .and_then(|line| line.strip_suffix("/mcp")?.parse().ok())
+            .unwrap_or_else(|| panic!("no address in {first:?}"));
+        Self {
+            process,
+            said,
+            addr,
+        }
+    }
+}
+
+/// Where the example is. `cargo test --test it` does not build it.
+async fn built(name: &str) -> PathBuf {
+    let build = Command::new(env!("CARGO"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["build", "--quiet", "--example", name])
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()
+        .await
+        .expect("cargo runs");
+    assert!(build.status.success(), "the example builds");
+    let lines = build.stdout.split(|byte| *byte == b'\n');
+    let mut messages = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+    let executable = messages.find_map(|message| {
+        let is_it = message["target"]["name"] == name;
+        message["executable"]
+            .as_str()
+            .filter(|_| is_it)?
+            .parse()
+            .ok()
+    });
+    executable.expect("cargo says where it is")
+}
