@@ -4,10 +4,10 @@
 //! the span is taken when the call is known. It stays open until that has ended.
 //! Where nobody subscribes to spans, none is taken.
 
-use tracing::Span;
+use tracing::{Span, level_filters::LevelFilter};
 
 use super::state::Exchange;
-use crate::observe::{Event, is_subscribed};
+use crate::observe::Event;
 
 // === impl Exchange ===
 
@@ -45,4 +45,8 @@ impl Exchange {
             false => report(),
         }
     }
+}
+
+fn is_subscribed() -> bool {
+    LevelFilter::current() != LevelFilter::OFF
 }
