@@ -67,7 +67,7 @@ pub(super) struct Alarms {
     added: u64,
     /// When somebody looks next, as far as the keepers were told.
     pub(super) awake_at: Option<Instant>,
-    /// When a keeper last had a turn after which more was due.
+    /// When the last turn began after which more was due.
     pub(super) behind_at: Option<Instant>,
 }
 
@@ -177,7 +177,10 @@ impl Alarms {
     /// Notes that a keeper has had a turn, and says when it comes back: at once if more is due.
     pub(super) fn come_back(&mut self, now: Instant) -> Option<Instant> {
         self.awake_at = self.next();
-        self.behind_at = self.awake_at.filter(|at| *at <= now).map(|_| now);
+        if self.awake_at.is_some_and(|at| at <= now) {
+            // One whose look lasted comes back after others that began later.
+            self.behind_at = self.behind_at.max(Some(now));
+        }
         self.awake_at
     }
 
