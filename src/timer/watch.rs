@@ -9,10 +9,25 @@ use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-use super::alarms::{GLANCE, Noticed, ON_TIME};
+/// When to look again at what was noticed late: after 100 ms, in which a runtime that is back hears its clients.
+pub(crate) const GLANCE: Duration = Duration::from_millis(100);
+
+/// How late such a second look may come itself: 20 ms.
+pub(crate) const ON_TIME: Duration = Duration::from_millis(20);
 
 /// How many stalls are told apart while a keeper is behind: 16. Of more, the oldest count as one.
 const MAX_STALLS: usize = 16;
+
+/// How it was noticed that a time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Noticed {
+    /// The keeper in charge noticed it on time.
+    InTime,
+    /// The keeper in charge noticed it some time after: clients that were in time may not be heard yet.
+    Delayed,
+    /// The runtime in charge stood still. Clients may wait there to be heard.
+    Late,
+}
 
 /// What a keeper knows of time in one of its turns.
 #[derive(Debug)]
