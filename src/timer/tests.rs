@@ -492,3 +492,45 @@ fn a_runtime_that_ends_between_two_turns_leaves_the_rest_to_another() {
     });
     drop(tickets);
 }
+
+/// Two keepers at once, of which each is told of earlier times by the other's looks.
+#[test]
+fn whoever_is_at_it_everything_is_looked_at_in_the_end() {
+    const ALL: usize = 6 * LOOKS;
+    for _again in 0..20 {
+        let timer = Arc::new(Timer::new());
+        let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
+        let looked_at = || targets.iter().filter(|it| !it.noticed().is_empty()).count();
+        let tickets = Mutex::new(Vec::new());
+        let runtimes = [0, 1].map(|_| Builder::new_current_thread().enable_time().build());
+        std::thread::scope(|scope| {
+            for (which, runtime) in runtimes.into_iter().enumerate() {
+                let (timer, targets, tickets) = (&timer, &targets, &tickets);
+                scope.spawn(move || {
+                    let runtime = runtime.expect("a runtime");
+                    runtime.block_on(async {
+                        timer.on_this_runtime();
+                        yield_now().await;
+                        for (n, target) in targets.iter().enumerate() {
+                            if n % 2 == which {
+                                let soon = Duration::from_micros((n as u64 * 7_919) % 5_000);
+                                let ticket = target.set(timer, Instant::now() + soon);
+                                tickets.lock().expect("no panic").push(ticket);
+                            }
+                            if n % 32 == 0 {
+                                yield_now().await;
+                            }
+                        }
+                        let all = async {
+                            while which == 0 && looked_at() < ALL {
+                                sleep(Duration::from_millis(1)).await;
+                            }
+                        };
+                        let limit = Duration::from_secs(60);
+                        tokio::time::timeout(limit, all).await.expect("it goes on");
+                    });
+                });
+            }
+        });
+    }
+}
