@@ -113,7 +113,9 @@ impl From<&RequestId> for serde_json::Value {
 impl CallId {
     pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+        // Who has a later id sees what was done before an earlier one was taken: a drain closes the registry, and looks
+        // only for calls before an id that it takes then.
+        Self(NEXT.fetch_add(1, Ordering::AcqRel))
     }
 }
 

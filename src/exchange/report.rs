@@ -3,12 +3,12 @@
 //! Much of what happens to a call happens where no span is entered: in a destructor, or on the timer's task. So the span is
 //! taken when the call becomes known, and stays open until the call has ended. If nobody subscribes to spans, none is taken.
 
-use tracing::Span;
+use tracing::{Span, level_filters::LevelFilter};
 
 use super::state::Exchange;
 use crate::{
     call::{CallInfo, Outcome},
-    observe::{Event, is_subscribed},
+    observe::Event,
 };
 
 // === impl Exchange ===
@@ -58,4 +58,8 @@ impl Exchange {
         });
         self.release_span();
     }
+}
+
+fn is_subscribed() -> bool {
+    LevelFilter::current() != LevelFilter::OFF
 }

@@ -30,8 +30,6 @@
 
 use std::{fmt, sync::Arc};
 
-use tracing::level_filters::LevelFilter;
-
 use crate::quietly::quietly;
 
 pub(crate) mod event;
@@ -74,9 +72,8 @@ impl Observers {
     }
 
     pub(crate) fn on_event(&self, event: &Event<'_>) {
-        if is_subscribed() {
-            trace::log(event, self.session_ids);
-        }
+        // Also where nobody subscribes: `tracing` may hand its lines on to a logger of the `log` crate then.
+        trace::log(event, self.session_ids);
         for observer in &self.added {
             tell(&**observer, event);
         }
@@ -86,11 +83,6 @@ impl Observers {
     pub(crate) fn on_stalled_stream(&self, session: Option<&str>) {
         trace::log_stalled(session, self.session_ids);
     }
-}
-
-/// Whether anybody listens to the log, or follows spans.
-pub(crate) fn is_subscribed() -> bool {
-    LevelFilter::current() != LevelFilter::OFF
 }
 
 /// Tells an observer. If it panics, neither the call nor another observer is harmed.

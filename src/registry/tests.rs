@@ -541,3 +541,31 @@ fn a_call_in_flight_is_seen_once_whatever_comes_and_goes() {
         }
     });
 }
+
+/// Much is due, and whenever the tasks of the runtime have a turn they take 9 ms. A client comes back a millisecond before its
+/// call's grace ends, and its resume needs a few of these turns to get through.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_was_in_time_is_heard_while_much_is_due() {
+    const TURN: Duration = Duration::from_millis(9);
+    let registry = Arc::new(Registry::new());
+    let now = Instant::now();
+    let others: Vec<_> = (0..200)
+        .map(|n| accepted(&registry, &key(&format!("s{n}"), 1)))
+        .collect();
+    others.iter().for_each(|call| let_go(call, now));
+    let (id, call) = accepted(&registry, &key("late", 1));
+    let_go(&(id, call.clone()), now + Duration::from_millis(1));
+    tokio::time::sleep_until(now + SECOND).await;
+    let busy = tokio::spawn(async {
+        loop {
+            tokio::time::advance(TURN).await;
+        }
+    });
+    for _ in 0..6 {
+        tokio::task::yield_now().await;
+    }
+    assert!(others.iter().all(|(_, call)| !call.heard().is_empty()));
+    assert_eq!(call.heard(), []);
+    assert!(call.with(|core| core.hold(id, Instant::now())));
+    busy.abort();
+}

@@ -49,12 +49,12 @@ pin_project! {
     pub struct TeeBody<B> {
         #[pin]
         source: Source<B>,
-        watch: Option<Watch>,
+        watch: Option<Witness>,
     }
 }
 
 /// Tells the exchange how the body ends.
-struct Watch {
+struct Witness {
     exchange: Arc<Exchange>,
     capture: Capture,
 }
@@ -95,7 +95,7 @@ impl<B> TeeBody<B> {
     ) -> Request<Self> {
         request.map(|body| Self {
             source: Source::body(body),
-            watch: Some(Watch { exchange, capture }),
+            watch: Some(Witness { exchange, capture }),
         })
     }
 }
@@ -152,9 +152,9 @@ impl<B> fmt::Debug for TeeBody<B> {
     }
 }
 
-// === impl Watch ===
+// === impl Witness ===
 
-impl Watch {
+impl Witness {
     /// Notes a frame. What goes on is the same bytes in the same frame.
     fn pass<D: Buf + From<Bytes>>(&mut self, frame: Frame<D>) -> Frame<D> {
         let Capture::On(frames) = &mut self.capture else {
@@ -182,7 +182,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for Witness {
     fn drop(&mut self) {
         if let Capture::On(frames) = &mut self.capture {
             let frames = mem::take(frames);

@@ -8,16 +8,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::watch::Watch;
+use super::watch::{GLANCE, Noticed, ON_TIME, Watch};
 
 /// How late something may be noticed before the runtime counts as starved: 1 s.
 pub(crate) const LATE: Duration = Duration::from_secs(1);
-
-/// When to look again at what was noticed late: after 100 ms, in which a runtime that is back hears its clients.
-pub(crate) const GLANCE: Duration = Duration::from_millis(100);
-
-/// How late such a second look may come itself: 20 ms.
-pub(crate) const ON_TIME: Duration = Duration::from_millis(20);
 
 /// How often something is looked at again at most: 10 times. A machine that is never on time then takes about a second
 /// longer to end an orphan, an idle session, or a stream that is not read.
@@ -31,17 +25,6 @@ pub(crate) trait Timed: Send + Sync {
     /// If it has several times it judges for each by the watch how late that was noticed. It does a part of what is due,
     /// and has its ticket told when the rest is.
     fn look(&self, watch: &Watch, noticed: Noticed) -> Option<NextLook>;
-}
-
-/// How it was noticed that a time has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Noticed {
-    /// The keeper in charge noticed it on time.
-    InTime,
-    /// The keeper in charge noticed it some time after: clients that were in time may not be heard yet.
-    Delayed,
-    /// The runtime in charge stood still. Clients may wait there to be heard.
-    Late,
 }
 
 /// When something is to be looked at again.
@@ -67,7 +50,7 @@ pub(super) struct Alarms {
     added: u64,
     /// When somebody looks next, as far as the keepers were told.
     pub(super) awake_at: Option<Instant>,
-    /// When a keeper last had a turn after which more was due.
+    /// When the last turn began after which more was due.
     pub(super) behind_at: Option<Instant>,
 }
 
@@ -177,7 +160,10 @@ impl Alarms {
     /// Notes that a keeper has had a turn, and says when it comes back: at once if more is due.
     pub(super) fn come_back(&mut self, now: Instant) -> Option<Instant> {
         self.awake_at = self.next();
-        self.behind_at = self.awake_at.filter(|at| *at <= now).map(|_| now);
+        if self.awake_at.is_some_and(|at| at <= now) {
+            // One whose look lasted comes back after others that began later.
+            self.behind_at = self.behind_at.max(Some(now));
+        }
         self.awake_at
     }
 

@@ -46,10 +46,10 @@ mod shared;
 mod watch;
 
 pub(crate) use self::{
-    alarms::{GLANCE, LATE, MAX_GLANCES, NextLook, Noticed, ON_TIME, Timed},
+    alarms::{LATE, MAX_GLANCES, NextLook, Timed},
     errand::Moves,
     in_time::in_time,
-    watch::Watch,
+    watch::{GLANCE, Noticed, ON_TIME, Watch},
 };
 
 /// How long a keeper goes on with what is due before others are served: 0.1 ms, and one look.

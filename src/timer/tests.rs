@@ -441,3 +441,96 @@ fn who_is_behind_and_at_it_stays_in_charge() {
     keeper.stand_by(&timer, start + HOUR + SLACK);
     assert_eq!(target.noticed(), [Noticed::Late], "it stopped");
 }
+
+#[test]
+fn who_comes_back_from_a_look_that_lasted_does_not_hide_that_another_is_at_it() {
+    let timer = Arc::new(Timer::new());
+    let start = Instant::now();
+    let target = Arc::<Target>::default();
+    let _ticket = target.set(&timer, start + HOUR);
+    let at_it = start + 2 * HOUR;
+    timer.alarms().come_back(at_it);
+    timer.alarms().come_back(start + HOUR / 2);
+    assert_eq!(timer.alarms().looked_at_by(), Some(at_it));
+}
+
+/// What was not looked at yet is not forgotten with the keeper that was at it.
+#[test]
+fn a_runtime_that_ends_between_two_turns_leaves_the_rest_to_another() {
+    const ALL: usize = 10 * LOOKS;
+    let timer = Arc::new(Timer::new());
+    let other = Builder::new_current_thread().enable_time().build();
+    let other = other.expect("a runtime");
+    other.block_on(async {
+        timer.on_this_runtime();
+        yield_now().await;
+    });
+    let first = Builder::new_current_thread().enable_time().build();
+    let first = first.expect("a runtime");
+    let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
+    let looked_at = || targets.iter().filter(|it| !it.noticed().is_empty()).count();
+    let tickets: Vec<_> = first.block_on(async {
+        timer.on_this_runtime();
+        yield_now().await;
+        let now = Instant::now();
+        let set = |target: &Arc<Target>| target.set(&timer, now);
+        let tickets = targets.iter().map(set).collect();
+        yield_now().await;
+        tickets
+    });
+    let done = looked_at();
+    assert!(0 < done && done < ALL, "{done}");
+    drop(first);
+    other.block_on(async {
+        let all = async {
+            while looked_at() < ALL {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let limit = Duration::from_secs(60);
+        tokio::time::timeout(limit, all).await.expect("it goes on");
+    });
+    drop(tickets);
+}
+
+/// Two keepers at once, of which each is told of earlier times by the other's looks.
+#[test]
+fn whoever_is_at_it_everything_is_looked_at_in_the_end() {
+    const ALL: usize = 6 * LOOKS;
+    for _again in 0..20 {
+        let timer = Arc::new(Timer::new());
+        let targets: Vec<_> = (0..ALL).map(|_| Arc::<Target>::default()).collect();
+        let looked_at = || targets.iter().filter(|it| !it.noticed().is_empty()).count();
+        let tickets = Mutex::new(Vec::new());
+        let runtimes = [0, 1].map(|_| Builder::new_current_thread().enable_time().build());
+        std::thread::scope(|scope| {
+            for (which, runtime) in runtimes.into_iter().enumerate() {
+                let (timer, targets, tickets) = (&timer, &targets, &tickets);
+                scope.spawn(move || {
+                    let runtime = runtime.expect("a runtime");
+                    runtime.block_on(async {
+                        timer.on_this_runtime();
+                        yield_now().await;
+                        for (n, target) in targets.iter().enumerate() {
+                            if n % 2 == which {
+                                let soon = Duration::from_micros((n as u64 * 7_919) % 5_000);
+                                let ticket = target.set(timer, Instant::now() + soon);
+                                tickets.lock().expect("no panic").push(ticket);
+                            }
+                            if n % 32 == 0 {
+                                yield_now().await;
+                            }
+                        }
+                        let all = async {
+                            while which == 0 && looked_at() < ALL {
+                                sleep(Duration::from_millis(1)).await;
+                            }
+                        };
+                        let limit = Duration::from_secs(60);
+                        tokio::time::timeout(limit, all).await.expect("it goes on");
+                    });
+                });
+            }
+        });
+    }
+}

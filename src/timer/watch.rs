@@ -2,16 +2,32 @@
 //!
 //! A keeper does what is due in turns, and others are served in between. So it may come to something long after its
 //! time, and yet its runtime never stood still. What counts as late is therefore the time until the first turn at which
-//! the keeper could have come to it. Between two turns no more than [`ON_TIME`] apart nothing is late.
+//! the keeper could have come to it. Between two turns no more than [`ON_TIME`] apart nothing is later than that, and once
+//! clients have been served for a [`GLANCE`] since, it is not late at all: those that were in time have been heard.
 
 use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-use super::alarms::{Noticed, ON_TIME};
+/// When to look again at what was noticed late: after 100 ms, in which a runtime that is back hears its clients.
+pub(crate) const GLANCE: Duration = Duration::from_millis(100);
+
+/// How late such a second look may come itself: 20 ms.
+pub(crate) const ON_TIME: Duration = Duration::from_millis(20);
 
 /// How many stalls are told apart while a keeper is behind: 16. Of more, the oldest count as one.
 const MAX_STALLS: usize = 16;
+
+/// How it was noticed that a time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Noticed {
+    /// The keeper in charge noticed it on time.
+    InTime,
+    /// The keeper in charge noticed it some time after: clients that were in time may not be heard yet.
+    Delayed,
+    /// The runtime in charge stood still. Clients may wait there to be heard.
+    Late,
+}
 
 /// What a keeper knows of time in one of its turns.
 #[derive(Debug)]
@@ -23,6 +39,10 @@ pub(crate) struct Watch {
     stalls: VecDeque<Pause>,
     /// From the last turn to this one.
     last: Pause,
+    /// Clients have been served for a [`GLANCE`] since this turn.
+    heard: Instant,
+    /// The turn for which that is found out next, and for how long they have been served since.
+    served: (Instant, Duration),
 }
 
 /// After one moment and up to another.
@@ -41,6 +61,8 @@ impl Watch {
             first: (now, noticed),
             stalls: VecDeque::new(),
             last: Pause { from: now, to: now },
+            heard: now,
+            served: (now, Duration::ZERO),
         }
     }
 
@@ -57,6 +79,19 @@ impl Watch {
         let from = self.now;
         self.last = Pause { from, to: now };
         self.now = now;
+        self.serve();
+    }
+
+    /// Notes that clients were served since the last turn, unless the runtime stood still.
+    fn serve(&mut self) {
+        let (since, served) = &mut self.served;
+        if self.last.length() <= ON_TIME {
+            *served += self.last.length();
+        }
+        if *served >= GLANCE {
+            self.heard = *since;
+            self.served = (self.now, Duration::ZERO);
+        }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -71,7 +106,9 @@ impl Watch {
         let noticed = match stall {
             _ if at <= first => first,
             Some(stall) => stall.to,
-            None => at,
+            None if at <= self.heard => at,
+            // It is not known any more.
+            None => self.now.min(at + ON_TIME),
         };
         noticed.saturating_duration_since(at)
     }
@@ -117,14 +154,23 @@ mod tests {
     }
 
     #[test]
-    fn what_falls_due_while_a_keeper_is_behind_is_late_only_for_the_next_turn() {
+    fn what_falls_due_while_a_keeper_is_behind_is_late_until_clients_were_served_for_a_while() {
         let start = Instant::now();
         let mut watch = Watch::new(start, Noticed::InTime);
         watch.go_on(start + 5 * MS);
         assert_eq!(watch.late(start + 2 * MS), 3 * MS);
         watch.go_on(start + 10 * MS);
-        assert_eq!(watch.late(start + 2 * MS), Duration::ZERO);
+        assert_eq!(watch.late(start + 2 * MS), 8 * MS);
         assert_eq!(watch.late(start + 9 * MS), MS);
+        // They are not served while the runtime stands still.
+        let stall = 3_000 * MS;
+        for turn in 0..38 {
+            watch.go_on(start + stall + turn * 5 * MS);
+            assert_eq!(watch.late(start + 2 * MS), ON_TIME, "{turn}");
+        }
+        watch.go_on(start + stall + 200 * MS);
+        assert_eq!(watch.late(start + 2 * MS), Duration::ZERO);
+        assert_eq!(watch.late(start + stall + 150 * MS), ON_TIME);
     }
 
     #[test]
@@ -135,10 +181,10 @@ mod tests {
         watch.go_on(start + 1_005 * MS);
         for turn in 1..=100 {
             assert_eq!(watch.late(start + 6 * MS), 999 * MS, "{turn}");
-            assert_eq!(watch.late(start + 5 * MS), Duration::ZERO, "noticed");
+            assert!(watch.late(start + 5 * MS) <= ON_TIME, "noticed");
             watch.go_on(start + (1_005 + turn) * MS);
         }
-        assert_eq!(watch.late(start + 1_006 * MS), Duration::ZERO);
+        assert_eq!(watch.late(start + 1_006 * MS), ON_TIME);
     }
 
     /// Rather too late than in time.

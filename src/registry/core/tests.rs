@@ -512,12 +512,29 @@ fn invariant_7_what_fell_due_while_the_keeper_was_behind_is_not_late() {
     }
     let mut watch = Watch::new(now + SECOND, Noticed::InTime);
     let turn = |n: u32| now + SECOND + n * SECOND / 100;
-    watch.go_on(turn(1));
-    for (id, n) in ids.iter().zip(2..) {
+    for n in 1..=20 {
+        watch.go_on(turn(n));
+    }
+    for (id, n) in ids.iter().zip(21..) {
         watch.go_on(turn(n));
         let over = core.expire_some(&watch, 1);
         assert_eq!(over, [(*id, "call", Expired::Grace)]);
     }
+}
+
+#[test]
+fn invariant_7_what_fell_due_between_two_turns_is_looked_at_again_if_it_comes_soon_after() {
+    let now = Instant::now();
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
+    detach(&mut core, id, now + SECOND / 1_000);
+    let mut watch = Watch::new(now + SECOND, Noticed::InTime);
+    watch.go_on(now + SECOND + SECOND / 100);
+    watch.go_on(now + SECOND + SECOND / 50);
+    assert_eq!(core.expire_some(&watch, 9), []);
+    assert_eq!(core.next_deadline(), Some(watch.now() + GLANCE));
+    let over = look(&mut core, Duration::ZERO);
+    assert_eq!(over, [(id, "call", Expired::Grace)]);
 }
 
 #[test]
