@@ -47,6 +47,14 @@ impl Going {
 // === impl Grace ===
 
 impl Grace {
+    /// No verdict lets a call wait for longer than this.
+    pub(crate) fn longest(self, retry: Option<Duration>) -> Duration {
+        match self {
+            Self::After(grace) => grace,
+            Self::Auto | Self::Immediate | Self::Never => after(retry),
+        }
+    }
+
     pub(crate) fn verdict(self, call: &CallInfo, going: Going) -> Verdict {
         if call.must_run_on() {
             return Verdict::RunOn;
@@ -60,16 +68,6 @@ impl Grace {
             Self::Immediate => Verdict::CancelNow,
             Self::After(grace) => Verdict::CancelAfter(grace),
             Self::Never => Verdict::RunOn,
-        }
-    }
-}
-
-impl Grace {
-    /// No verdict lets a call wait for longer than this.
-    pub(crate) fn longest(self, retry: Option<Duration>) -> Duration {
-        match self {
-            Self::After(grace) => grace,
-            Self::Auto | Self::Immediate | Self::Never => after(retry),
         }
     }
 }

@@ -21,10 +21,6 @@ use crate::{
     timer::in_time,
 };
 
-/// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
-/// the server notices that the old connection is gone.
-const ANSWER_UNDER_WAY: Duration = Duration::from_secs(1);
-
 /// How long a cancel may take to be accepted by a session that is being closed: 1 s. A session that died takes nothing, and what
 /// comes next closes it anyway.
 pub(crate) const BEFORE_CLOSE: Duration = Duration::from_secs(1);
@@ -307,18 +303,6 @@ impl Exchange {
         for outlet in outlets {
             outlet.close();
         }
-    }
-
-    /// Waits until a call has ended, but not for long. Its session manager let go of it already, so its answer
-    /// must be on its way through our hands.
-    pub(crate) async fn wait_for_answer(&self, id: CallId) {
-        // Whatever becomes of it, the caller looks again.
-        let _in_time = tokio::time::timeout(ANSWER_UNDER_WAY, self.until_ended(id)).await;
-    }
-
-    /// Waits until a call is not in flight any more.
-    pub(crate) async fn until_ended(&self, id: CallId) {
-        self.until(|| !self.is_in_flight(id)).await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! The end of a call: answered, cancelled, or let go.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
 
@@ -361,35 +361,6 @@ impl Exchange {
         }
         self.signal.forget();
         self.report_end(id, outcome, finished);
-    }
-
-    /// Waits until a call is accepted, or not in flight any more.
-    pub(super) async fn until_decided(&self, id: CallId) {
-        let is_undecided = |core: &mut Core| core.is_undecided(id);
-        self.until(|| !self.at_home(is_undecided).unwrap_or(false))
-            .await;
-    }
-
-    /// Waits for a change of a call, of which [`tell_decided`](Self::tell_decided) tells.
-    pub(super) async fn until(&self, has_come: impl Fn() -> bool) {
-        let decided = self.decided.get_or_init(Box::default);
-        loop {
-            // Listens before it looks.
-            let mut notified = pin!(decided.notified());
-            notified.as_mut().enable();
-            if has_come() {
-                return;
-            }
-            notified.await;
-        }
-    }
-
-    /// A call of it was accepted, or has ended: tells who waits for that.
-    pub(super) fn tell_decided(&self) {
-        // Whoever comes to wait after this look finds how it is.
-        if let Some(decided) = self.decided.get() {
-            decided.notify_waiters();
-        }
     }
 
     pub(super) fn report_end(&self, id: CallId, outcome: Outcome, finished: Finished) {

@@ -25,6 +25,7 @@
 //! | `progress` | how far it came, from the response's head and body |
 //! | `tap` | the same, from the bytes of a stream |
 //! | `end` | how a call ends: answered, cancelled, let go |
+//! | `waiting` | who waits for what becomes of a call |
 //! | `fire` | what fires with its token |
 //! | `inject` | how its server is told |
 //! | `outlet` | how its client is told of a cancel that it did not ask for |
@@ -64,6 +65,7 @@ mod signal;
 mod start;
 mod state;
 mod tap;
+mod waiting;
 
 pub(crate) use self::{
     bound::{BEFORE_CLOSE, Reading},

@@ -556,7 +556,8 @@ async fn a_client_that_was_in_time_is_heard_while_much_is_due() {
     let (id, call) = accepted(&registry, &key("late", 1));
     let_go(&(id, call.clone()), now + Duration::from_millis(1));
     tokio::time::sleep_until(now + SECOND).await;
-    let busy = tokio::spawn(async {
+    let mut busy = tokio::task::JoinSet::new();
+    busy.spawn(async {
         loop {
             tokio::time::advance(TURN).await;
         }
@@ -567,5 +568,4 @@ async fn a_client_that_was_in_time_is_heard_while_much_is_due() {
     assert!(others.iter().all(|(_, call)| !call.heard().is_empty()));
     assert_eq!(call.heard(), []);
     assert!(call.with(|core| core.hold(id, Instant::now())));
-    busy.abort();
 }

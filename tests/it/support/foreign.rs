@@ -51,7 +51,8 @@ impl Foreign {
         let (note, acts) = (token.clone(), when_asked.clone());
         let service = layer.layer(service_fn(move |request: http::Request<TeeBody<Body>>| {
             let (give, cancels) = (give.clone(), counted.clone());
-            if let Some(act) = acts.lock().unwrap().take() {
+            let act = acts.lock().unwrap().take();
+            if let Some(act) = act {
                 act();
             }
             if let Some(token) = request.extensions().get::<CallToken>() {
