@@ -11,8 +11,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
 
-/// Unless `RUST_LOG` says otherwise. `mcp_server` is what a command writes to its stderr.
-const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_server=info";
+/// Unless `RUST_LOG` says otherwise. `mcp_server` is what a command writes to its stderr. The layer's remarks speak to who calls
+/// its methods, and not to who sets options of a program.
+const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::remarks=off,mcp_server=info";
 
 /// How many characters of a name from a client are logged: 128.
 const LONGEST: usize = 128;

@@ -51,7 +51,7 @@ impl Remarks {
 
 macro_rules! log_remark {
     ($level:ident, $message:literal) => {
-        $level!(target: "mcp_cancel_on_disconnect", $message)
+        $level!(target: "mcp_cancel_on_disconnect::remarks", $message)
     };
 }
 
