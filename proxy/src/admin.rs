@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `/healthz` | 200 as long as the program runs |
 //! | `/readyz` | 200, and 503 from when it is to end |
-//! | `/metrics` | for Prometheus |
+//! | `/metrics` | for Prometheus: the metrics of the layer, and how much there is of the proxy's own |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
 //!
 //! Nothing here asks who it is. So the calls are there only on a loopback address: to cancel them is for this machine.
@@ -30,6 +30,8 @@ use mcp_cancel_on_disconnect::{Calls, observe::Metrics};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
 
+use crate::server::Server;
+
 // A link to the page of the library's example, so that there is one of it.
 mod calls_page;
 
@@ -39,6 +41,17 @@ const UPKEEP: Duration = Duration::from_secs(5);
 /// Whether the program takes requests, as load balancers ask. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Readiness(Arc<AtomicBool>);
+
+/// What is shown.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    /// The calls in flight.
+    pub calls: Calls,
+    /// Whether requests are taken.
+    pub readiness: Readiness,
+    /// How much there is.
+    pub server: Server,
+}
 
 /// The listener of the routes.
 #[derive(Debug)]
@@ -71,11 +84,11 @@ impl Default for Readiness {
 
 impl Admin {
     /// Listens on an address, and installs the recorder of metrics in this process.
-    pub async fn bind(address: SocketAddr, calls: Calls, readiness: Readiness) -> io::Result<Self> {
+    pub async fn bind(address: SocketAddr, shown: Shown) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let prometheus = recorder().map_err(io::Error::other)?;
         let is_local = listener.local_addr()?.ip().is_loopback();
-        let router = router(calls, readiness, prometheus.clone(), is_local);
+        let router = router(shown, prometheus.clone(), is_local);
         Ok(Self {
             listener,
             router,
@@ -105,20 +118,17 @@ impl Admin {
     }
 }
 
-fn router(
-    calls: Calls,
-    readiness: Readiness,
-    prometheus: PrometheusHandle,
-    is_local: bool,
-) -> Router {
+fn router(shown: Shown, prometheus: PrometheusHandle, is_local: bool) -> Router {
     let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    let server = shown.server;
+    let metrics = async move || (text, prometheus.render() + &own_metrics(&server));
     let router = Router::new()
         .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(ready).with_state(readiness))
-        .route("/metrics", get(async move || (text, prometheus.render())));
+        .route("/readyz", get(ready).with_state(shown.readiness))
+        .route("/metrics", get(metrics));
     match is_local {
         true => {
-            let page = calls_page::routes(calls);
+            let page = calls_page::routes(shown.calls);
             router.merge(page.layer(from_fn(calls_page::local_names_only)))
         }
         false => router,
@@ -130,6 +140,25 @@ async fn ready(State(readiness): State<Readiness>) -> (StatusCode, &'static str)
         true => (StatusCode::OK, "ready\n"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "about to end\n"),
     }
+}
+
+/// How much there is of what the proxy keeps, as Prometheus reads it. It is looked up when that asks.
+fn own_metrics(server: &Server) -> String {
+    let Some(stats) = server.stats() else {
+        return String::new();
+    };
+    let metrics = [
+        ("sessions", "gauge", stats.sessions as u64),
+        ("children", "gauge", stats.children as u64),
+        ("buffer_bytes", "gauge", stats.buffer_bytes as u64),
+        ("resumes_total", "counter", stats.resumes),
+        ("gaps_total", "counter", stats.gaps),
+        ("kills_total", "counter", stats.kills),
+    ];
+    let lines = metrics.map(|(name, kind, value)| {
+        format!("# TYPE mcp_proxy_{name} {kind}\nmcp_proxy_{name} {value}\n")
+    });
+    lines.concat()
 }
 
 /// The recorder of this process, installed once.

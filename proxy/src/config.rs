@@ -26,6 +26,46 @@ pub use self::value::{Limit, LogFormat};
 /// must pass as it is.
 const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
 
+/// The least that may be kept in all: 1 MiB, as much as one stream may need.
+const MIN_BUFFER: usize = 1024 * 1024;
+
+/// Options that mean nothing to a server that speaks HTTP, and why.
+const OF_A_COMMAND: &[(&str, &str)] = &[
+    (
+        "max-sessions",
+        "is for a command: those of an upstream are its own, and of 4,096 is kept what was sent",
+    ),
+    (
+        "session-timeout",
+        "is for a command: an upstream ends its sessions itself",
+    ),
+    (
+        "kill-after",
+        "is for a command, and --upstream has no process here",
+    ),
+    (
+        "env",
+        "is for a command, and --upstream has no process here",
+    ),
+    (
+        "cwd",
+        "is for a command, and --upstream has no process here",
+    ),
+];
+
+/// Options that mean nothing to a command, and why.
+const OF_AN_UPSTREAM: &[(&str, &str)] = &[
+    ("header", "is for --upstream, and a command gets no headers"),
+    (
+        "commit-after",
+        "is for --upstream: the calls of a command have a stream at once",
+    ),
+    (
+        "no-resumable",
+        "is for --upstream: with a command, --grace immediate has no call wait for its client",
+    ),
+];
+
 /// Everything that may be set.
 #[derive(Debug, Clone, Parser)]
 #[command(
@@ -74,11 +114,11 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
     pub tool_grace: Vec<(String, Grace)>,
 
-    /// Keep nothing for clients that come back
+    /// Keep nothing for clients that come back, which then only an upstream may do (with --upstream)
     #[arg(long, env = "MCP_PROXY_NO_RESUMABLE")]
     pub no_resumable: bool,
 
-    /// How long the server may be silent before its client gets a stream to wait on
+    /// How long the server may be silent before its client gets a stream to wait on (with --upstream)
     #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::time)]
     pub commit_after: Duration,
 
@@ -94,11 +134,11 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_STALL_TIMEOUT", value_name = "TIME", default_value = "60s", value_parser = value::limit)]
     pub stall_timeout: Limit,
 
-    /// How long a session may be idle before it is forgotten, or off
+    /// How long a session may be idle before its process ends, or off (with a command; an upstream ends its own sessions)
     #[arg(long, env = "MCP_PROXY_SESSION_TIMEOUT", value_name = "TIME", default_value = "30m", value_parser = value::limit)]
     pub session_timeout: Limit,
 
-    /// How many sessions there may be at once
+    /// How many sessions, and so processes, there may be at once (with a command; an upstream counts its own)
     #[arg(
         long,
         env = "MCP_PROXY_MAX_SESSIONS",
@@ -135,7 +175,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS")]
     pub admin: Option<SocketAddr>,
 
-    /// How long calls may go on when the program is to end
+    /// How long calls may go on when the program is to end, which takes 1.5 s more at most
     #[arg(long, env = "MCP_PROXY_DRAIN", value_name = "TIME", default_value = "8s", value_parser = value::time)]
     pub drain: Duration,
 
@@ -206,7 +246,7 @@ impl Config {
 
     fn of(matches: &ArgMatches) -> Result<Self, ConfigError> {
         let config = Self::from_arg_matches(matches)?;
-        config.check()?;
+        config.check(matches)?;
         Ok(config)
     }
 
@@ -218,9 +258,9 @@ impl Config {
         }
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self, told: &ArgMatches) -> Result<(), ConfigError> {
         let together = |message: &str| Err(ConfigError::Together(message.to_owned()));
-        match (&self.upstream, self.command.is_empty()) {
+        let foreign = match (&self.upstream, self.command.is_empty()) {
             (None, true) => {
                 return together(
                     "nothing to stand in front of: give --upstream with the URL of an MCP server, or -- and the command of one",
@@ -229,23 +269,15 @@ impl Config {
             (Some(_), false) => {
                 return together("--upstream and a command are two servers: give one of them");
             }
-            (Some(_), true) => {
-                for (is_given, name) in [
-                    (self.kill_after.is_some(), "--kill-after"),
-                    (!self.env.is_empty(), "--env"),
-                    (self.cwd.is_some(), "--cwd"),
-                ] {
-                    if is_given {
-                        return together(&format!(
-                            "{name} is for a command, and --upstream has no process here"
-                        ));
-                    }
-                }
-            }
-            (None, false) if !self.header.is_empty() => {
-                return together("--header is for --upstream, and a command gets no headers");
-            }
-            (None, false) => {}
+            (Some(_), true) => OF_A_COMMAND,
+            (None, false) => OF_AN_UPSTREAM,
+        };
+        let is_given = |option: &str| is_said(told, option) && !is_off(told, option);
+        if let Some((option, why)) = foreign.iter().find(|(option, _)| is_given(option)) {
+            return together(&format!("--{option} {why}"));
+        }
+        if self.buffer < MIN_BUFFER {
+            return together("--buffer must be 1MiB at least: a stream alone may need so much");
         }
         if self.commit_after < MIN_COMMIT_AFTER {
             return together(
@@ -276,6 +308,12 @@ fn is_said(told: &ArgMatches, option: &str) -> bool {
         "upstream" | "command" => is_given("upstream") || is_given("command"),
         option => is_given(option),
     }
+}
+
+/// Whether it is a switch, and is not on.
+fn is_off(told: &ArgMatches, option: &str) -> bool {
+    let value = told.try_get_one::<bool>(&option.replace('-', "_"));
+    matches!(value, Ok(Some(false)))
 }
 
 /// The same options, without the environment.

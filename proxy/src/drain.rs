@@ -1,10 +1,11 @@
-//! How the program ends: in bounded time, whatever its clients do.
+//! How the program ends: in bounded time, whatever its clients and servers do.
 //!
 //! 1. It says that it is not ready any more. Clients may still come back for their answers.
 //! 2. Calls may go on for `--drain`. Then those that are left are cancelled, and their clients and servers are told.
-//! 3. No connection is accepted any more, and those that are open may close.
+//! 3. No connection is accepted any more, and those that are open may close. At the same time the processes of sessions end:
+//!    the less time the calls have left of [`WHOLE`], the sooner they are signalled.
 //!
-//! A second signal ends it at once.
+//! A second signal ends it at once. Whatever is left then is killed with the runtime.
 
 use std::{future::pending, io, time::Duration};
 
@@ -12,6 +13,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{info, warn};
 
 use crate::Proxy;
+
+/// How long all of it may take: 9.5 s. Those who start programs kill them 10 s after they asked, or later.
+pub(crate) const WHOLE: Duration = Duration::from_millis(9_500);
+
+/// How long the processes of sessions have at least, after a drain that took all the time that there was: 1.5 s.
+pub(crate) const ENDING: Duration = Duration::from_millis(1_500);
 
 /// How long connections may take to close after the last call: 500 ms. They end with the process anyway.
 pub(crate) const CLOSING: Duration = Duration::from_millis(500);

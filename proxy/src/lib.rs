@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! client ─▶ front ─▶ CancelOnDisconnectLayer ─▶ hub ─▶ forward ─▶ a server that speaks HTTP
-//!                                            └─▶ stdio ───────▶ one that is started, with the hub's streams
+//!                                            └─▶ stdio ─────────▶ one that is started, with the hub's streams
 //! ```
 //!
 //! | module | what it does |
@@ -15,6 +15,7 @@
 //! | [`stdio`] | starts servers that speak on stdin and stdout, and speaks HTTP for them |
 //! | [`hub`] | keeps what a server sent, for clients that come back |
 //! | [`message`] | reads of a message what routes it |
+//! | [`server`] | one of these, as it is configured |
 //! | [`admin`] | shows health, metrics and calls, on another address |
 //! | [`drain`] | ends in bounded time |
 //! | [`log`] | what is logged, and how |
@@ -26,7 +27,6 @@
 
 pub mod admin;
 pub mod config;
-#[cfg(unix)]
 pub mod demo;
 pub mod drain;
 pub mod forward;
@@ -36,8 +36,8 @@ pub mod log;
 pub mod message;
 mod proxy;
 pub mod refusal;
+pub mod server;
 pub mod stage;
-#[cfg(unix)]
 pub mod stdio;
 
 pub use self::proxy::{Proxy, StartError};

@@ -1,6 +1,6 @@
 //! Puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use mcp_cancel_proxy::{
     Proxy,
@@ -8,13 +8,29 @@ use mcp_cancel_proxy::{
     drain::Signals,
     log,
 };
+use tokio::runtime::Runtime;
 
 /// What is wrong is what the program was told.
 const USAGE: u8 = 2;
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    #[cfg(unix)]
+/// How long the runtime may take to drop its tasks: 200 ms. With them what was started is killed. A name that is looked up
+/// cannot be dropped, and is not waited for.
+const DROPPING: Duration = Duration::from_millis(200);
+
+fn main() -> ExitCode {
+    let runtime = match Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let code = runtime.block_on(run());
+    runtime.shutdown_timeout(DROPPING);
+    code
+}
+
+async fn run() -> ExitCode {
     if let Some(code) = mcp_cancel_proxy::demo::instead(std::env::args_os().skip(1)).await {
         return code;
     }

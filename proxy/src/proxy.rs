@@ -2,20 +2,22 @@
 
 use std::{collections::HashMap, fmt, future::pending, io, net::SocketAddr};
 
+use futures_util::future::join;
 use mcp_cancel_on_disconnect::{
     Calls, CancelOnDisconnectLayer, Grace, MIN_GRACE, Policy, observe::Metrics,
 };
+use tokio::{sync::oneshot, time::Instant};
 use tower_layer::Layer as _;
 use tracing::{info, warn};
 
 use crate::{
-    admin::{Admin, Readiness},
-    config::{Config, Target},
-    drain::CLOSING,
-    forward::{Forward, UpstreamError},
+    admin::{Admin, Readiness, Shown},
+    config::Config,
+    drain::{CLOSING, ENDING, WHOLE},
     front::{Front, Gate},
     log,
-    stage::{Inside, Outside, Stage},
+    server::{Server, ServerError},
+    stage::{Inside, Outside},
 };
 
 /// A proxy that listens, and serves once it is told to.
@@ -23,7 +25,7 @@ use crate::{
 pub struct Proxy {
     config: Config,
     layer: CancelOnDisconnectLayer,
-    forward: Forward,
+    server: Server,
     front: Front,
     admin: Option<Admin>,
     readiness: Readiness,
@@ -42,10 +44,8 @@ pub enum StartError {
         /// Why not.
         error: io::Error,
     },
-    /// The upstream is none.
-    Upstream(UpstreamError),
-    /// Commands are not served.
-    Command,
+    /// There is nothing to stand in front of.
+    Server(ServerError),
     /// The system refuses something else.
     Io(io::Error),
 }
@@ -55,10 +55,7 @@ pub enum StartError {
 impl Proxy {
     /// Listens where the configuration says.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
-        let forward = match config.target() {
-            Target::Http(upstream) => Forward::new(upstream, config.header.clone())?,
-            Target::Command(_) => return Err(StartError::Command),
-        };
+        let server = Server::new(&config)?;
         let readiness = Readiness::default();
         let gate = Gate::new(config.allow_host.clone(), config.allow_origin.clone());
         let front = Front::bind(config.listen, gate).await;
@@ -66,7 +63,12 @@ impl Proxy {
         let mut layer = layer(&config);
         let admin = match config.admin {
             Some(address) => {
-                let bound = Admin::bind(address, layer.calls(), readiness.clone()).await;
+                let shown = Shown {
+                    calls: layer.calls(),
+                    readiness: readiness.clone(),
+                    server: server.clone(),
+                };
+                let bound = Admin::bind(address, shown).await;
                 let bound = bound.map_err(|error| StartError::listen("--admin", address, error))?;
                 // Its numbers go to the recorder that was installed just now.
                 layer = layer.observe(Metrics::new());
@@ -77,7 +79,7 @@ impl Proxy {
         let proxy = Self {
             config,
             layer,
-            forward,
+            server,
             front,
             admin,
             readiness,
@@ -105,10 +107,14 @@ impl Proxy {
     fn greet(&self) -> io::Result<()> {
         let at = self.local_addr()?;
         info!(
-            "listening on http://{at}{} in front of {}; {}",
-            self.forward.path(),
-            self.forward,
-            meaning(self.config.grace)
+            "listening on http://{at}{} in front of {}; {}; {}",
+            self.server.path(),
+            self.server,
+            meaning(self.config.grace),
+            match self.server.is_resumable() {
+                true => "what its client misses is kept here",
+                false => "what its client misses is not kept here",
+            }
         );
         if let Some(admin) = self.admin_addr()? {
             match admin.ip().is_loopback() {
@@ -121,18 +127,14 @@ impl Proxy {
         Ok(())
     }
 
-    /// Serves until `stop` is ready. Then calls may end, for a limited time.
+    /// Serves until `stop` is ready. Then calls may end, and after them what runs here, for a limited time.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
-        let forward = self.forward.clone();
-        self.serve_through(forward, stop).await;
-    }
-
-    /// The same, with `inner` inside the layer.
-    async fn serve_through(self, inner: impl Stage, stop: impl Future<Output = ()>) {
         let calls = self.layer.calls();
-        let stage = Outside(self.layer.layer(Inside(inner)));
-        let drained = async {
+        let stage = Outside(self.layer.layer(Inside(self.server.clone())));
+        let (ended, calls_ended) = oneshot::channel();
+        let ending = async {
             stop.await;
+            let begun = Instant::now();
             self.readiness.end();
             let report = calls.drain(self.config.drain).await;
             info!(
@@ -140,6 +142,14 @@ impl Proxy {
                 cancelled = report.cancelled,
                 "drained"
             );
+            // The front waits for it.
+            let _told = ended.send(());
+            let left = WHOLE.saturating_sub(begun.elapsed()).max(ENDING);
+            self.server.shutdown(left).await;
+        };
+        let closing = async {
+            // The sender is not dropped before it has sent.
+            let _ended = calls_ended.await;
         };
         let admin = async {
             if let Some(admin) = self.admin {
@@ -149,7 +159,7 @@ impl Proxy {
             pending().await
         };
         tokio::select! {
-            () = self.front.serve(stage, drained, CLOSING) => {}
+            ((), ()) = join(self.front.serve(stage, closing, CLOSING), ending) => {}
             () = admin => {}
         }
     }
@@ -184,7 +194,8 @@ fn layer(config: &Config) -> CancelOnDisconnectLayer {
     if let Some(timeout) = config.stall_timeout.0 {
         layer = layer.stall_timeout(timeout);
     }
-    if config.no_resumable {
+    // A command has its own streams, and they begin at once.
+    if config.upstream.is_some() {
         layer = layer.commit_after(config.commit_after);
     }
     layer
@@ -222,9 +233,9 @@ impl From<io::Error> for StartError {
     }
 }
 
-impl From<UpstreamError> for StartError {
-    fn from(error: UpstreamError) -> Self {
-        Self::Upstream(error)
+impl From<ServerError> for StartError {
+    fn from(error: ServerError) -> Self {
+        Self::Server(error)
     }
 }
 
@@ -242,10 +253,7 @@ impl fmt::Display for StartError {
                 )
             }
             Self::Listen { address, error, .. } => write!(f, "cannot listen on {address}: {error}"),
-            Self::Upstream(error) => error.fmt(f),
-            Self::Command => {
-                f.write_str("this version fronts servers that speak HTTP: give --upstream")
-            }
+            Self::Server(error) => error.fmt(f),
             Self::Io(error) => error.fmt(f),
         }
     }

@@ -81,7 +81,12 @@ fn a_command_and_an_upstream_exclude_each_other() {
         &[HTTP[0], HTTP[1], "--", "npx"],
         &[HTTP[0], HTTP[1], "--cwd=/"],
         &[HTTP[0], HTTP[1], "--env=A=b"],
+        &[HTTP[0], HTTP[1], "--max-sessions=256"],
+        &[HTTP[0], HTTP[1], "--session-timeout=30m"],
+        &[HTTP[0], HTTP[1], "--buffer=1023KiB"],
         &[HTTP[0], "--header=a: b", "--", "npx"],
+        &[HTTP[0], "--commit-after=1s", "--", "npx"],
+        &[HTTP[0], "--no-resumable", "--", "npx"],
     ] {
         assert!(
             matches!(read(wrong), Err(ConfigError::Together(_))),
@@ -124,17 +129,19 @@ fn lists_may_have_several_values_and_graces_a_tool() {
 #[test]
 fn a_file_may_have_every_kind_of_value() {
     let path = std::env::temp_dir().join(format!("mcp-cancel-proxy-{}.toml", std::process::id()));
-    let text = "command = [\"npx\", \"--yes\", \"a server\"]\nno-resumable = true\nmax-sessions = 5\n\
+    let text = "command = [\"npx\", \"--yes\", \"a server\"]\nno-resumable = false\nmax-sessions = 5\n\
                 exempt = [\"a\", \"b\"]\n# a comment\nenv = \"A=b\"\n";
     std::fs::write(&path, text).unwrap();
     let file = format!("--config={}", path.display());
     let config = read(&[HTTP[0], &file, "--max-sessions=6"]);
     // A server on the command line is another one than that in the file.
     let other = read(&[HTTP[0], &file, "--env=A=c", "--", "uvx"]);
+    std::fs::write(&path, "upstream = \"http://a/\"\nno-resumable = true\n").unwrap();
+    let upstream = read(&[HTTP[0], &file]);
     std::fs::remove_file(&path).unwrap();
     let config = config.unwrap();
     assert_eq!(config.command, ["npx", "--yes", "a server"]);
-    assert!(config.no_resumable);
+    assert!(!config.no_resumable && upstream.unwrap().no_resumable);
     assert_eq!(config.max_sessions, 6, "the flag comes first");
     assert_eq!(config.exempt, ["a", "b"]);
     let other = other.unwrap();

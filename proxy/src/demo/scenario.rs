@@ -145,7 +145,7 @@ impl Scenario {
                 let layer = CancelOnDisconnectLayer::new().grace(self.grace);
                 let stage = Outside(layer.layer(Inside(stdio.clone())));
                 let cells = self.play_behind(stage, set_up, &notes).await;
-                stdio.shutdown().await;
+                stdio.shutdown(LIMIT).await;
                 cells
             }
         }

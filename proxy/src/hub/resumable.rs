@@ -88,6 +88,16 @@ impl<S> Resumable<S> {
         }
     }
 
+    /// The server.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// Where its streams are kept.
+    pub fn hub(&self) -> &Hub {
+        &self.hub
+    }
+
     /// How long a call may be silent before its event stream begins, 1 s by default and [`MIN_COMMIT_AFTER`] at least.
     pub fn commit_after(mut self, silence: Duration) -> Self {
         self.commit_after = silence.max(MIN_COMMIT_AFTER);

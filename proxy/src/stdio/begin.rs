@@ -22,6 +22,7 @@ use super::{
     reply::{self, BUSY, SERVER_ERROR},
     service::{Inner, Stdio, not_sent, request_in},
     session::{Session, Why},
+    task::PATIENCE,
 };
 use crate::message::Message;
 
@@ -107,7 +108,8 @@ impl Stdio {
             if live.shuts_down {
                 drop(live);
                 inner.hub.close(&session_id);
-                return Err(Box::new(reply::busy(id, Why::Shutdown.in_words(), BUSY)));
+                let text = Why::Shutdown(PATIENCE).in_words();
+                return Err(Box::new(reply::busy(id, text, BUSY)));
             }
             live.sessions.insert(session_id.clone(), session);
         }

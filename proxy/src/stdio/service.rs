@@ -25,7 +25,7 @@ use tokio::{
 use tower_service::Service;
 
 use super::{
-    Options,
+    Options, Program,
     crashes::Crashes,
     head::{Head, accepts, is_json},
     reply::{
@@ -33,7 +33,7 @@ use super::{
         SESSION_NOT_FOUND,
     },
     session::{NotSent, Session, Why},
-    task::End,
+    task::{End, PATIENCE},
 };
 use crate::{
     hub::{Call, Hub},
@@ -42,9 +42,6 @@ use crate::{
 
 /// The largest body of a request: 4 MiB, as with the servers of the SDKs.
 const MAX_BODY: usize = 4 * 1024 * 1024;
-
-/// How long a shutdown waits for the processes: 8 s. Each ends in 5 s, if the kernel lets it.
-const SHUTDOWN: Duration = Duration::from_secs(8);
 
 /// No system has so many processes.
 const MAX_PLACES: usize = 1 << 24;
@@ -102,6 +99,18 @@ impl Stdio {
         })))
     }
 
+    /// What is started for each session.
+    #[must_use]
+    pub fn program(&self) -> &Program {
+        &self.0.options.program
+    }
+
+    /// Where the streams of its sessions are kept.
+    #[must_use]
+    pub fn hub(&self) -> &Hub {
+        &self.0.hub
+    }
+
     /// How much there is.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -113,20 +122,22 @@ impl Stdio {
         }
     }
 
-    /// Ends all sessions, and waits until their processes are gone, for 8 s at most. None can be begun from here on.
-    pub async fn shutdown(&self) {
+    /// Ends all sessions, and waits until their processes are gone, but not for longer than `within`. None can be begun from
+    /// here on. A process has a third of that to end after its stdin was closed, and another after SIGTERM, 2 s each at most.
+    pub async fn shutdown(&self, within: Duration) {
         let inner = &self.0;
         let sessions = {
             let mut live = inner.live();
             live.shuts_down = true;
             std::mem::take(&mut live.sessions)
         };
+        let patience = PATIENCE.min(within / 3);
         for session in sessions.values() {
-            session.stop(Why::Shutdown);
+            session.stop(Why::Shutdown(patience));
         }
         let all = inner.options.max_sessions.min(MAX_PLACES).try_into();
         let all = all.unwrap_or(u32::MAX);
-        let _gone = timeout(SHUTDOWN, inner.places.acquire_many(all)).await;
+        let _gone = timeout(within, inner.places.acquire_many(all)).await;
     }
 
     async fn answer(self, request: Request<Body>) -> Response<Body> {
@@ -317,7 +328,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let sessions = std::mem::take(&mut self.live().sessions);
         for session in sessions.values() {
-            session.stop(Why::Shutdown);
+            session.stop(Why::Shutdown(PATIENCE));
         }
     }
 }

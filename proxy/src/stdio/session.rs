@@ -56,8 +56,8 @@ pub(super) enum Why {
     Deleted,
     /// It was not used for long.
     Idle,
-    /// The program ends.
-    Shutdown,
+    /// The program ends. A process has this long to end after its stdin was closed, and again after SIGTERM.
+    Shutdown(Duration),
     /// The leader of the process group has exited.
     Exited,
     /// The process has closed its stdin or its stdout.
@@ -235,7 +235,7 @@ impl Why {
         match self {
             Self::Deleted => "the session was deleted",
             Self::Idle => "the session was not used for too long",
-            Self::Shutdown => "the proxy shuts down",
+            Self::Shutdown(_) => "the proxy shuts down",
             Self::Exited => "the MCP server has exited",
             Self::Closed => "the MCP server has closed its stdin or stdout",
             Self::Stuck => "the MCP server did not read its stdin, and was killed",

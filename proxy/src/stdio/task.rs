@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How long a process has to end after its stdin was closed, and again after SIGTERM: 2 s.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long is read on after the leader's end, what somebody outside of the group may still hold the pipes of: 0.5 s.
 const DRAIN: Duration = Duration::from_millis(500);
@@ -105,7 +105,7 @@ impl Session {
         };
         self.finish(why, &text);
         match why {
-            Why::Deleted | Why::Idle | Why::Shutdown => info!(%session, "session over: {text}"),
+            Why::Deleted | Why::Idle | Why::Shutdown(_) => info!(%session, "session over: {text}"),
             _ => warn!(%session, "session over: {text}"),
         }
         let was_killed = ended == Ended::Killed;
@@ -234,12 +234,16 @@ async fn end(group: &mut Group, why: Why) -> Ended {
         Why::Exited => return Ended::ByItself,
         // These did not heed what they were told.
         Why::Stuck | Why::Overdue => {}
-        Why::Deleted | Why::Idle | Why::Shutdown | Why::Closed => {
-            if timeout(PATIENCE, group.exited()).await.is_ok() {
+        Why::Deleted | Why::Idle | Why::Shutdown(_) | Why::Closed => {
+            let patience = match why {
+                Why::Shutdown(patience) => patience,
+                _ => PATIENCE,
+            };
+            if timeout(patience, group.exited()).await.is_ok() {
                 return Ended::ByItself;
             }
             group.signal(Signal::TERM);
-            if timeout(PATIENCE, group.exited()).await.is_ok() {
+            if timeout(patience, group.exited()).await.is_ok() {
                 return Ended::Asked;
             }
         }

@@ -9,6 +9,7 @@
 //! | `admin` | What do operators see? |
 //! | `draining` | Does it end in time? |
 //! | `told` | Does the program understand what it is told, and say what is wrong with it? |
+//! | `whole` | Does the program do what it is for, in front of either kind of server? |
 //! | `support` | What do these share? |
 
 #![allow(
@@ -27,3 +28,4 @@ mod passing;
 mod refused;
 mod support;
 mod told;
+mod whole;

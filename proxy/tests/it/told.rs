@@ -169,6 +169,42 @@ fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means(
             "{line}"
         );
         assert!(line.contains(meaning), "{line}");
+        assert!(
+            line.contains("; what its client misses is kept here"),
+            "{line}"
+        );
+    }
+    let bare = Program::command(&["--listen=127.0.0.1:0", UPSTREAM, "--no-resumable"]);
+    let line = Program::start(bare).line();
+    assert!(
+        line.contains("; what its client misses is not kept here"),
+        "{line}"
+    );
+    let command = Program::command(&["--listen=127.0.0.1:0", "--", "sh", "-c", "exit"]);
+    let line = Program::start(command).line();
+    assert!(
+        line.contains("/mcp in front of `sh -c exit`, a process for each session; "),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_command_that_is_not_there_is_named() {
+    for (args, hint) in [
+        (
+            &["--", "no-such-command"][..],
+            "no command `no-such-command` in PATH",
+        ),
+        (
+            &["--cwd=/no/such/place", "--", "sh"],
+            "no directory /no/such/place",
+        ),
+    ] {
+        let mut command = Program::command(&["--listen=127.0.0.1:0"]);
+        command.args(args);
+        let (code, text) = Program::run(command);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains(hint), "{text}");
     }
 }
 
@@ -202,7 +238,7 @@ async fn each_call_that_is_abandoned_or_cancelled_is_logged_and_what_clients_say
         .await;
     let mut asked = upstream.asked().await;
     asked.stream().await;
-    asked.chunk("id: x\ndata: \n\n").await;
+    asked.chunk("data: {\"method\":\"a\"}\n\n").await;
     client.head().await;
     client.event().await.expect("an event");
     client.fin();

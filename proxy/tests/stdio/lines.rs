@@ -99,6 +99,6 @@ async fn a_server_that_never_reads_makes_a_queue_that_is_bounded() {
     );
     let other = serve(scripted(&[]));
     drop(Client::begin(&other, OLD).await);
-    stdio.shutdown().await;
+    stdio.shutdown(LIMIT).await;
     assert_eq!(stdio.stats().children, 0);
 }

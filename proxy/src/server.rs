@@ -1,0 +1,198 @@
+//! The MCP server that the proxy stands in front of, of whatever kind.
+
+use std::{
+    convert::Infallible,
+    fmt, io,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use tower_service::Service;
+
+use crate::{
+    config::{Config, Target},
+    forward::{Forward, UpstreamError},
+    hub::{Hub, Limits, Resumable},
+    refusal,
+    stage::Answering,
+    stdio::{Options, Program, Stdio},
+};
+
+/// Where clients find a server that is started here.
+const STDIO_PATH: &str = "/mcp";
+
+/// A server, as a [stage](crate::stage::Stage).
+#[derive(Debug, Clone)]
+pub enum Server {
+    /// One that speaks HTTP, as it is.
+    Forward(Forward),
+    /// One that speaks HTTP, with the hub's streams.
+    Resumable(Resumable<Forward>),
+    /// One that is started for each session.
+    Stdio(Stdio),
+}
+
+/// How much is kept and runs for a server, to be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Sessions that are known.
+    pub sessions: usize,
+    /// Processes of sessions, with those that are about to end.
+    pub children: usize,
+    /// Bytes that are kept for clients that come back, with what it costs to keep them.
+    pub buffer_bytes: usize,
+    /// How often a client came back to a stream.
+    pub resumes: u64,
+    /// How often a client was told that events are missing, on streams that are gone.
+    pub gaps: u64,
+    /// How often a process had to be killed.
+    pub kills: u64,
+}
+
+/// Why there is no such server.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// The upstream is none.
+    Upstream(UpstreamError),
+    /// The command is none.
+    Command(io::Error),
+}
+
+// === impl Server ===
+
+impl Server {
+    /// The one that is configured.
+    pub fn new(config: &Config) -> Result<Self, ServerError> {
+        let hub = || {
+            Hub::new(Limits {
+                bytes: config.buffer,
+                ..Limits::default()
+            })
+        };
+        match config.target() {
+            Target::Http(upstream) => {
+                let forward = Forward::new(upstream, config.header.clone());
+                let forward = forward.map_err(ServerError::Upstream)?;
+                Ok(match config.no_resumable {
+                    true => Self::Forward(forward),
+                    false => {
+                        let resumable = Resumable::new(forward, hub());
+                        Self::Resumable(resumable.commit_after(config.commit_after))
+                    }
+                })
+            }
+            Target::Command(command) => {
+                let (name, arguments) = command.split_first().unzip();
+                let arguments = arguments.unwrap_or_default();
+                let mut program =
+                    Program::new(name.cloned().unwrap_or_default(), arguments.iter().cloned());
+                let variables = config.env.iter().cloned();
+                program.environment = variables
+                    .map(|(name, value)| (name.into(), value.into()))
+                    .collect();
+                program.directory.clone_from(&config.cwd);
+                let options = Options {
+                    max_sessions: config.max_sessions,
+                    session_timeout: config.session_timeout.0,
+                    kill_after: config.kill_after,
+                    ..Options::new(program)
+                };
+                let stdio = Stdio::new(options, hub()).map_err(ServerError::Command)?;
+                Ok(Self::Stdio(stdio))
+            }
+        }
+    }
+
+    /// The path at which clients find it.
+    pub fn path(&self) -> &str {
+        match self {
+            Self::Forward(forward) => forward.path(),
+            Self::Resumable(resumable) => resumable.get_ref().path(),
+            Self::Stdio(_) => STDIO_PATH,
+        }
+    }
+
+    /// Whether clients find here what was sent while they were away.
+    pub fn is_resumable(&self) -> bool {
+        !matches!(self, Self::Forward(_))
+    }
+
+    /// How much there is. `None` if nothing is kept here and nothing runs.
+    pub fn stats(&self) -> Option<Stats> {
+        let (kept, run) = match self {
+            Self::Forward(_) => return None,
+            Self::Resumable(resumable) => (resumable.hub().stats(), None),
+            Self::Stdio(stdio) => (stdio.hub().stats(), Some(stdio.stats())),
+        };
+        Some(Stats {
+            // Those of the hub outlive their process.
+            sessions: run.map_or(kept.sessions, |run| run.sessions),
+            children: run.map_or(0, |run| run.children),
+            buffer_bytes: kept.buffer_bytes,
+            resumes: kept.resumes,
+            gaps: kept.gaps,
+            kills: run.map_or(0, |run| run.kills),
+        })
+    }
+
+    /// Ends what runs here, within this time.
+    pub async fn shutdown(&self, within: Duration) {
+        if let Self::Stdio(stdio) = self {
+            stdio.shutdown(within).await;
+        }
+    }
+}
+
+impl Service<Request<Body>> for Server {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        match self {
+            Self::Forward(forward) => forward.poll_ready(cx),
+            Self::Resumable(resumable) => resumable.poll_ready(cx),
+            Self::Stdio(stdio) => stdio.poll_ready(cx),
+        }
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Answering {
+        match self {
+            Self::Forward(forward) => forward.call(request),
+            Self::Resumable(resumable) => resumable.call(request),
+            Self::Stdio(_) if request.uri().path() != STDIO_PATH => {
+                let text = "the MCP server is at /mcp\n";
+                Box::pin(async { Ok(refusal::plain(StatusCode::NOT_FOUND, text)) })
+            }
+            Self::Stdio(stdio) => stdio.call(request),
+        }
+    }
+}
+
+/// As a person would name it.
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Forward(forward) => forward.fmt(f),
+            Self::Resumable(resumable) => resumable.get_ref().fmt(f),
+            Self::Stdio(stdio) => write!(f, "`{}`, a process for each session", stdio.program()),
+        }
+    }
+}
+
+// === impl ServerError ===
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Upstream(error) => error.fmt(f),
+            Self::Command(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ServerError {}
