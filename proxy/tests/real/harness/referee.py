@@ -1,11 +1,13 @@
 """Judges from the files of facts alone."""
 
+import re
+from datetime import datetime
 from pathlib import Path
 
 from .facts import read
 
-# What the library logs when it cancels.
-CANCELLED = "cancelled"
+# What the library logs when it cancels. The only call of a server with a tool that blocks is meant.
+CANCELLED = re.compile(r"^(\S+)Z +INFO call cancelled ", re.MULTILINE)
 
 
 class Verdict:
@@ -40,9 +42,8 @@ class Verdict:
     @property
     def late(self):
         """How much later than it should the tool was told, if it was."""
-        if "cut" in self.at and "cancelled" in self.at:
-            return self.at["cancelled"] - self.at["cut"] - self.due
-        return None
+        told = self.told if self.plan["sync"] else self.at.get("cancelled")
+        return None if told is None or "cut" not in self.at else told - self.at["cut"] - self.due
 
     @property
     def due(self):
@@ -59,13 +60,16 @@ class Verdict:
             return "broken"
         if self.plan["scenario"] != "gone":
             return "answer" if self.answered else "cancelled" if "cancelled" in self.at else "lost"
-        if self.late is not None:
-            return f"{self.due:.0f} s {1000 * self.late:+.0f} ms"
-        return ("told" if self.told else "not told") if self.plan["sync"] else "runs on"
+        if self.late is None:
+            return "runs on"
+        return f"{'told: ' if self.plan['sync'] else ''}{self.due:.0f} s {1000 * self.late:+.0f} ms"
 
     @property
     def told(self):
-        return self.plan["sync"] and CANCELLED in Path(self.plan["log"]).read_text()
+        """When the proxy says that it told a server which it cannot stop. That it does at its own end is no news."""
+        found = CANCELLED.search(Path(self.plan["log"]).read_text())
+        at = found and datetime.fromisoformat(f"{found[1]}+00:00").timestamp()
+        return at if at and at < self.at.get("end", 0) else None
 
     def wrong(self, tolerance):
         """What is wrong with a cell behind the proxy."""
@@ -78,8 +82,6 @@ class Verdict:
                 return f"no answer: {self.outcome.get('error') or self.outcome.get('text', 'nothing')[:200]}"
             if "back" not in self.at or self.at["outcome"] < self.at["back"]:
                 return "the answer came before its client was back"
-        elif self.plan["sync"]:
-            return None if self.told else "the server was not told"
         elif self.late is None:
             return "never cancelled"
         elif self.late < -0.02:

@@ -64,6 +64,7 @@ class Serving:
         if self._server and self._server.runs:
             # Calls that run on for nobody would hold it up.
             self._server.kill()
+            await self._server.end()
         return ended
 
 
