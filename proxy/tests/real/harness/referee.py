@@ -92,7 +92,7 @@ class Verdict:
 
     def control(self):
         """What is wrong with a cell without the proxy: a server that forgets must be seen to forget."""
-        if self.plan["upstream"].endswith("-session") and self.plan["scenario"] in ("gone", "late"):
+        if self.plan["upstream"].endswith("-session") and self.plan["resumable"] and self.plan["scenario"] in ("gone", "late"):
             if self.answered or "cancelled" in self.at:
                 return "without the proxy it must run on or get lost: this table tells nothing"
         return None

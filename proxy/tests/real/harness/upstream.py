@@ -24,6 +24,15 @@ class Serving:
         self._server = None
         self._proxy = None
 
+    @property
+    def proxy_pid(self):
+        return self._proxy.pid
+
+    @property
+    def server_pid(self):
+        """Of a server over HTTP, which was started here."""
+        return self._server and self._server.pid
+
     async def start(self, proxy, options):
         command = self.upstream.command(self._facts)
         if not self.upstream.stdio:
