@@ -32,10 +32,8 @@ class Response:
     async def events(self):
         """(id, data) of each event."""
         event_id, data, rest = None, "", b""
-        while size := int(await self.reader.readline() or b"0", 16):
-            rest += await self.reader.readexactly(size)
-            await self.reader.readexactly(2)
-            *lines, rest = rest.split(b"\n")
+        async for chunk in self._chunks():
+            *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 field, _, value = line.decode().partition(":")
                 if field == "id":
@@ -45,6 +43,14 @@ class Response:
                 elif not line:
                     yield event_id, data
                     event_id, data = None, ""
+
+    async def _chunks(self):
+        if length := int(self.headers.get("content-length", 0)):
+            yield await self.reader.readexactly(length)
+            return
+        while size := int(await self.reader.readline() or b"0", 16):
+            yield await self.reader.readexactly(size)
+            await self.reader.readexactly(2)
 
     def close(self):
         self.writer.close()
