@@ -72,7 +72,7 @@ const OF_AN_UPSTREAM: &[(&str, &str)] = &[
     name = "mcp-cancel-proxy",
     version,
     about = "Stands in front of an MCP server: abandoned calls stop, and clients that come back get their answer",
-    override_usage = "mcp-cancel-proxy [OPTIONS] --upstream <URL>\n       mcp-cancel-proxy [OPTIONS] -- <COMMAND>..."
+    override_usage = "mcp-cancel-proxy [OPTIONS] --upstream <URL>\n       mcp-cancel-proxy [OPTIONS] -- <COMMAND>...\n       mcp-cancel-proxy --demo"
 )]
 #[non_exhaustive]
 pub struct Config {

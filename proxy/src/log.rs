@@ -11,8 +11,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
 
-/// Unless `RUST_LOG` says otherwise.
-const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info";
+/// Unless `RUST_LOG` says otherwise. `mcp_server` is what a command writes to its stderr.
+const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_server=info";
 
 /// How many characters of a name from a client are logged: 128.
 const LONGEST: usize = 128;

@@ -163,3 +163,36 @@ fn every_option_is_documented_and_has_its_variable() {
         assert_eq!(arg.get_env().and_then(|env| env.to_str()), Some(&*variable));
     }
 }
+
+/// What clap says of each option, as a row of the table in the README.
+fn rows() -> Vec<String> {
+    let mut command = Config::command();
+    command.build();
+    let options = command.get_arguments().filter_map(|arg| {
+        let name = arg
+            .get_long()
+            .filter(|name| !["help", "version"].contains(name))?;
+        let value = match (arg.get_action().takes_values(), arg.get_value_names()) {
+            (true, Some([value, ..])) => format!(" <{value}>"),
+            _ => String::new(),
+        };
+        let default = match arg.get_default_values() {
+            [value] if arg.get_action().takes_values() => format!("`{}` ", value.display()),
+            _ => String::new(),
+        };
+        let help = arg.get_help()?.to_string();
+        Some(format!("| `--{name}{value}` | {default}| {help} |"))
+    });
+    options.collect()
+}
+
+#[test]
+fn the_readme_has_every_option_as_the_program_says_it() {
+    let readme = include_str!("../../README.md");
+    let table = rows().join("\n");
+    let head = "| option | default | what |\n|---|---|---|";
+    assert!(
+        readme.contains(&format!("{head}\n{table}\n\n")),
+        "it should have:\n{head}\n{table}\n"
+    );
+}

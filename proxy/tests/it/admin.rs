@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use serde_json::json;
+
 use crate::support::*;
 
 async fn get(admin: SocketAddr, path: &str) -> Reply {
@@ -77,4 +79,117 @@ async fn the_calls_are_for_this_machine_only() {
     for path in ["/calls", "/calls.json", "/calls.js"] {
         assert_eq!(get(admin, path).await.status, 404, "{path}");
     }
+}
+
+/// The proxy's own metrics.
+async fn own_metrics(admin: SocketAddr) -> Vec<(String, u64)> {
+    let metrics = get(admin, "/metrics").await;
+    let lines = metrics.text().lines().filter_map(|line| {
+        let (name, value) = line.strip_prefix("mcp_proxy_")?.split_once(' ')?;
+        Some((name.to_owned(), value.parse().expect("a number")))
+    });
+    lines.collect()
+}
+
+fn value(metrics: &[(String, u64)], name: &str) -> u64 {
+    let found = metrics.iter().find(|(its, _)| its == name);
+    found.unwrap_or_else(|| panic!("{name} is missing")).1
+}
+
+#[tokio::test]
+async fn the_sessions_of_a_command_its_processes_and_what_is_kept_are_counted() {
+    let proxy = Running::before_command(&["--admin=127.0.0.1:0", "--kill-after=1ms"]).await;
+    let admin = proxy.admin.expect("an address");
+    let none = own_metrics(admin).await;
+    let names: Vec<&str> = none.iter().map(|(name, _)| &**name).collect();
+    let all = [
+        "sessions",
+        "children",
+        "buffer_bytes",
+        "resumes_total",
+        "gaps_total",
+        "kills_total",
+    ];
+    assert_eq!(names, all);
+    assert!(none.iter().all(|(_, value)| *value == 0), "{none:?}");
+
+    let client = Mcp::stateless(proxy.addr, "/mcp")
+        .version("2025-11-25")
+        .connect()
+        .await;
+    let mut call = client
+        .call(1, "work", json!({ "seconds": 60, "ignores_cancel": true }))
+        .await;
+    call.head().await;
+    let first = call.event().await.expect("an event").id.expect("an id");
+    call.fin();
+    let mut back = client.resume(&first).await;
+    back.head().await;
+
+    let calls = get(admin, "/calls.json").await.json();
+    assert_eq!(
+        (&calls["calls"][0]["tool"], &calls["calls"][1]),
+        (&"work".into(), &json!(null))
+    );
+    assert!(get(admin, "/calls").await.text().contains("1 in flight"));
+    let some = own_metrics(admin).await;
+    assert_eq!((value(&some, "sessions"), value(&some, "children")), (1, 1));
+    assert!(value(&some, "buffer_bytes") > 0);
+    assert_eq!(
+        (value(&some, "resumes_total"), value(&some, "kills_total")),
+        (1, 0)
+    );
+
+    assert_eq!(client.cancel(1).await, 202);
+    let killed = async {
+        loop {
+            let now = own_metrics(admin).await;
+            let of = ["kills_total", "children", "sessions"].map(|name| value(&now, name));
+            if of == [1, 0, 0] {
+                return;
+            }
+        }
+    };
+    within("the process to be killed", killed).await;
+}
+
+#[tokio::test]
+async fn what_is_kept_for_an_upstream_is_counted_unless_nothing_is() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--admin=127.0.0.1:0"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    client.head().await;
+    let metrics = own_metrics(proxy.admin.expect("an address")).await;
+    assert_eq!(
+        (value(&metrics, "sessions"), value(&metrics, "children")),
+        (1, 0)
+    );
+    assert!(value(&metrics, "buffer_bytes") > 0);
+
+    let bare = Running::before(&upstream, &["--admin=127.0.0.1:0", "--no-resumable"]).await;
+    assert_eq!(own_metrics(bare.admin.expect("an address")).await, []);
+}
+
+#[tokio::test]
+async fn a_proxy_that_drains_is_not_ready_and_still_shows_its_calls() {
+    let mut proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
+    let admin = proxy.admin.expect("an address");
+    let client = Mcp::session(proxy.addr, "/mcp").await;
+    let mut call = client.call(1, "work", json!({ "seconds": 1 })).await;
+    call.head().await;
+    assert_eq!(get(admin, "/readyz").await.status, 200);
+
+    proxy.stop();
+
+    while get(admin, "/readyz").await.status != 503 {}
+    assert_eq!(
+        get(admin, "/calls.json").await.json()["calls"][0]["tool"],
+        "work"
+    );
+    assert_eq!(get(admin, "/healthz").await.status, 200);
+    assert!(call.answer().await.expect("an answer")["result"].is_object());
+    proxy.ended().await;
 }

@@ -26,13 +26,22 @@ impl Running {
     }
 
     pub(crate) async fn before_url(upstream: &str, options: &[&str]) -> Self {
-        let own = [
-            "mcp-cancel-proxy",
-            "--listen=127.0.0.1:0",
-            "--upstream",
-            upstream,
+        Self::told(&[&["--upstream", upstream], options].concat()).await
+    }
+
+    /// In front of the scripted server, with more options.
+    pub(crate) async fn before_command(options: &[&str]) -> Self {
+        let command = [
+            "--",
+            env!("CARGO_BIN_EXE_mcp-cancel-proxy"),
+            "scripted-server",
         ];
-        let args = own.iter().chain(options).map(|arg| arg.into());
+        Self::told(&[options, &command].concat()).await
+    }
+
+    async fn told(args: &[&str]) -> Self {
+        let own = ["mcp-cancel-proxy", "--listen=127.0.0.1:0"];
+        let args = own.iter().chain(args).map(|arg| arg.into());
         let config = Config::read(args).expect("the options are right");
         let proxy = Proxy::bind(config).await.expect("it starts");
         let (stop, stopped) = oneshot::channel();
