@@ -32,7 +32,7 @@ class Upstream:
 
     @property
     def sessions(self):
-        return self.mode in ("session", "store", "stdio")
+        return self.mode in ("session", "json", "store", "stdio")
 
     def command(self, facts):
         return [*self.start, facts, self.mode, *(["sync"] if self.sync else [])]
@@ -74,9 +74,11 @@ def upstreams(cache):
         "ts2": ("node", cache / "ts2-server" / "server.mjs", "server"),
     }
     for key, start in starts.items():
-        for mode in ("session", "store", "stateless", "stdio"):
-            # SDK 2.x of Python serves that revision beside sessions, that of TypeScript by createMcpHandler.
-            yield Upstream(f"{key}-{mode}", f"{title(key)} {mode}", start, mode, modern=key == "py2" and mode != "stdio")
+        for mode in ("session", "json", "store", "stateless", "stdio"):
+            # SDK 2.x of Python serves that revision beside sessions, that of TypeScript by createMcpHandler. With JSON that of
+            # Python does not see a hang-up, and nobody can tell it: without a session there is nowhere to send a cancel.
+            modern = key == "py2" and mode not in ("stdio", "json")
+            yield Upstream(f"{key}-{mode}", f"{title(key)} {mode}", start, mode, modern=modern)
         if key.startswith("py"):
             for mode in ("session", "stdio"):
                 yield Upstream(f"{key}-{mode}-sync", f"{title(key)} {mode}, synchronous", start, mode, sync=True)

@@ -1,9 +1,9 @@
 // The TypeScript SDK, 1.x or 2.x, as a server with one tool, which takes its time and writes down what became of it.
 //
-//     node server.mjs sdk|server FACTS stdio|session|store|stateless|handler
+//     node server.mjs sdk|server FACTS stdio|session|json|store|stateless|handler
 //
-// The first argument is the npm package of @modelcontextprotocol; `store` is `session` with an event store, and `handler` what
-// `createMcpHandler` of SDK 2.x makes. Over HTTP the first line of standard output says the port.
+// The first argument is the npm package of @modelcontextprotocol; `json` is `session` with answers in JSON, `store` with
+// an event store, and `handler` what `createMcpHandler` of SDK 2.x makes. Over HTTP the first line of standard output says the port.
 
 import { randomUUID } from 'node:crypto';
 import { appendFileSync } from 'node:fs';
@@ -80,6 +80,7 @@ async function inSession(request, response) {
     if (!transport) {
         transport = new HttpTransport({
             sessionIdGenerator: randomUUID,
+            enableJsonResponse: mode === 'json',
             eventStore: mode === 'store' ? new Store() : undefined,
             retryInterval: mode === 'store' ? 1000 : undefined,
             onsessioninitialized: id => sessions.set(id, transport),
@@ -102,7 +103,7 @@ note('born', {});
 if (mode === 'stdio') {
     await server().connect(new StdioServerTransport());
 } else {
-    const handlers = { session: inSession, store: inSession, stateless };
+    const handlers = { session: inSession, json: inSession, store: inSession, stateless };
     const handler = handlers[mode] ?? toNodeHandler(createMcpHandler(server));
     const listener = createServer(handler);
     listener.listen(0, '127.0.0.1', () => {

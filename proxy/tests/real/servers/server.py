@@ -1,8 +1,8 @@
 """The Python SDK, 1.x or 2.x, as a server with one tool, which takes its time and writes down what became of it.
 
-    python server.py FACTS stdio|session|store|stateless [sync]
+    python server.py FACTS stdio|session|json|store|stateless [sync]
 
-`store` is `session` with an event store. `sync` has a tool that is an ordinary function and cannot be stopped. Over HTTP the
+`json` is `session` with answers in JSON, `store` with an event store. `sync` has a tool that is an ordinary function and cannot be stopped. Over HTTP the
 first line of standard output says the port.
 """
 
@@ -80,7 +80,11 @@ async def serve(server):
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
-OPTIONS = {"stateless_http": MODE == "stateless", "event_store": Store() if MODE == "store" else None}
+OPTIONS = {
+    "stateless_http": MODE == "stateless",
+    "json_response": MODE == "json",
+    "event_store": Store() if MODE == "store" else None,
+}
 
 
 def main():
