@@ -8,6 +8,12 @@ import { join } from "node:path";
 const work = process.argv[2];
 const REFERENCE = "bare";
 const TIERS = ["layer", "wrapped"];
+/** Bare rmcp behind the program. */
+const PROXY = "proxy";
+/** Where the server ends a stream before its answer, the program comes back for it instead of the client, whose stream
+ *  goes on: it must have the answer, and the suite must find nothing wrong. */
+const READ_ON = "server-sse-polling";
+const COMPARED = [...TIERS, PROXY];
 const CONTROL = { server: "control", scenario: "server-sse-polling" };
 /** How many requests the scenarios make, `initialize` aside. */
 const CALLS = 34;
@@ -18,11 +24,11 @@ const UNSURE = { server: "layer", calls: ["tools/list 1000", "tools/list 1001", 
 const problems = [];
 const scenarios = readFileSync(join(work, "scenarios"), "utf8").match(/(?<=^ +- )\S+/gm) ?? [];
 const results = Object.fromEntries(
-  [REFERENCE, ...TIERS, CONTROL.server].map((server) => [server, resultsOf(server)]),
+  [REFERENCE, ...COMPARED, CONTROL.server].map((server) => [server, resultsOf(server)]),
 );
 
 table();
-for (const tier of TIERS) {
+for (const tier of COMPARED) {
   scenarios.filter((scenario) => differs(scenario, tier)).forEach((scenario) => explain(scenario, tier));
 }
 calls();
@@ -72,6 +78,7 @@ function comparable(checks) {
   const text = JSON.stringify(checks, withoutTimes, 2)
     .replace(/127\.0\.0\.1:\d+/g, "<server>")
     .replace(/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/g, (session) => nth("session", session))
+    .replace(/\bmcp-[0-9a-f]{16}-(\d+)\.(\d+)\b/g, (_, stream, index) => `${index}/${stream}`)
     .replace(/\b(\d+)\/(\d+)\b/g, (_, index, stream) => `${index}/${nth("stream", stream)}`);
   return `${text}\n`;
 }
@@ -85,7 +92,13 @@ function withoutTimes(key, value) {
 
 function differs(scenario, server) {
   const ran = results[server].get(scenario);
+  if (server === PROXY && scenario === READ_ON) return !hasReadOn(ran);
   return ran === undefined || comparable(ran) !== comparable(results[REFERENCE].get(scenario));
+}
+
+function hasReadOn(checks = []) {
+  const isRight = checks.every((check) => ["SUCCESS", "INFO"].includes(check.status));
+  return isRight && checks.some((check) => check.id === "stream-closed" && check.details.receivedToolResponse);
 }
 
 // --- what is printed
@@ -96,9 +109,9 @@ function table() {
     (server !== REFERENCE && differs(scenario, server) ? " (differs)" : "");
   const rows = scenarios.map((scenario) => [
     scenario,
-    ...[REFERENCE, ...TIERS].map((server) => cell(scenario, server)),
+    ...[REFERENCE, ...COMPARED].map((server) => cell(scenario, server)),
   ]);
-  rows.unshift(["scenario", REFERENCE, ...TIERS]);
+  rows.unshift(["scenario", REFERENCE, ...COMPARED]);
   const widths = rows[0].map((_, column) => Math.max(...rows.map((row) => row[column].length)));
   rows.splice(1, 0, widths.map((width) => "-".repeat(width)));
   for (const row of rows) {

@@ -18,6 +18,12 @@ from datetime import timedelta
 from importlib.metadata import version
 
 SDK_1 = version("mcp").startswith("1.")
+if SDK_1:
+    from mcp import ClientSession
+    from mcp.client.streamable_http import streamable_http_client
+else:
+    from mcp import Client
+
 LEGACY = "legacy" in sys.argv[1:]
 
 
@@ -28,16 +34,11 @@ def tell(event, **more):
 @asynccontextmanager
 async def connection(url, timeout):
     if SDK_1:
-        from mcp import ClientSession
-        from mcp.client.streamable_http import streamable_http_client
-
         async with streamable_http_client(url) as (read, write, _):
             async with ClientSession(read, write, timedelta(seconds=timeout)) as session:
                 await session.initialize()
                 yield session
     else:
-        from mcp import Client
-
         mode = {"mode": "legacy"} if LEGACY else {}
         async with Client(url, read_timeout_seconds=timeout, **mode) as client:
             yield client

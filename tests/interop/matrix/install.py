@@ -55,14 +55,14 @@ def version(package):
     return package.replace("==", "@").rpartition("@")[2]
 
 
-async def npm_install(folder, package):
+async def npm_install(folder, packages):
     folder.mkdir(parents=True, exist_ok=True)
     # Modules are looked up from where the script is.
     shutil.copy(HERE / "clients" / "client.mjs", folder)
-    if not done(folder, package):
+    if not done(folder, packages):
         (folder / "package.json").write_text('{"private": true}')
-        await command("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", package, cwd=folder)
-        mark(folder, package)
+        await command("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", *packages.split(), cwd=folder)
+        mark(folder, packages)
 
 
 async def pip_install(folder, package):

@@ -60,6 +60,10 @@ class Program:
         await self._reading
 
     @property
+    def pid(self):
+        return self._process.pid
+
+    @property
     def runs(self):
         return self._process is not None and self._process.returncode is None
 

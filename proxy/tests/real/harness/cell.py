@@ -1,0 +1,144 @@
+"""One cell of the table: a client in a story, and its call on one server."""
+
+import asyncio
+
+from .relay import Relay
+
+PATIENCE = 60.0
+ANSWER = 2000
+CLIENT_TIMEOUT = 120
+
+
+class Cell:
+    def __init__(self, tier, upstream, client, scenario, grace, world):
+        self.tier = tier
+        self.upstream = upstream
+        self.client = client
+        self.scenario = scenario
+        self.grace = grace
+        self.name = f"{tier}/{upstream.key}/{client.key}/{scenario.key}/{scenario.seconds}"
+        self._world = world
+        self._relay = None
+
+    async def run(self, serving, program):
+        self._relay = Relay(serving.port, self._world.changed)
+        self._note("plan", tier=self.tier, upstream=self.upstream.key, client=self.client.key,
+                   scenario=self.scenario.key, grace=self.grace, sync=self.upstream.sync, resumable=self.resumable,
+                   expected=self.name.ljust(ANSWER, "."), log=str(serving.log))
+        program.order(open=self.name, url=await self._relay.start(), bytes=ANSWER, timeout=CLIENT_TIMEOUT)
+        try:
+            await self.scenario.play(self)
+        finally:
+            self._note("end")
+            self._world.begun(self)
+            program.order(close=self.name)
+            # A client that is told to close still wants to say goodbye.
+            self._relay.refusing = True
+            self._relay.let_back()
+            self._relay.stop()
+
+    @property
+    def resumable(self):
+        """Whether its call is one of a session that its client may come back for."""
+        return self.upstream.sessions and self.client.sessions
+
+    # === what a scenario does ===
+
+    async def streaming(self):
+        """The tool works, and the client has all that it needs to come back."""
+
+        def ready():
+            call = self._relay.of_call()
+            # Without the proxy most servers give it nothing.
+            needs_id = self.resumable and self.tier == "proxy"
+            return self._world.told(self.name, "started") and call and (call[0].event_ids or not needs_id)
+
+        if not await self._world.until(lambda: ready() or self._world.told(self.name, "outcome"), PATIENCE) or not ready():
+            self._note("broken", what="the call never began, or its client has nothing to come back with")
+        await self.sleep(0.2)
+        self._world.begun(self)
+
+    async def quiet(self):
+        await self._world.all_begun()
+
+    def cut(self):
+        self._relay.hold()
+        self._relay.cut()
+        self._note("cut")
+
+    def back(self):
+        self._note("back")
+        self._relay.let_back()
+
+    async def sleep(self, seconds):
+        await asyncio.sleep(seconds)
+
+    async def until(self, event, seconds):
+        await self._world.until(lambda: self._world.told(self.name, event), seconds)
+
+    def _note(self, event, **more):
+        self._world.facts.note(event, cell=self.name, **more)
+
+
+class World:
+    """What all cells see."""
+
+    # How often the files of the servers are looked at.
+    LOOK = 0.05
+    # Between two cuts: not all at once.
+    PACE = 0.05
+
+    def __init__(self, facts, tail):
+        self.facts = facts
+        self._tail = tail
+        self._told = {}
+        self._waiting = set()
+        self._to_begin = set()
+        self._all_begun = asyncio.Event()
+        self._turn = 0
+
+    def cells(self, cells):
+        self._to_begin = {cell.name for cell in cells}
+
+    def begun(self, cell):
+        self._to_begin.discard(cell.name)
+        if not self._to_begin:
+            self._all_begun.set()
+
+    async def all_begun(self):
+        await self._all_begun.wait()
+        self._turn += 1
+        await asyncio.sleep(1.0 + self.PACE * self._turn)
+
+    def told(self, cell, event):
+        return event in self._told.get(cell, ())
+
+    async def until(self, condition, seconds):
+        """Waits for it. `False` if it does not come true in time."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not condition():
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                return False
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.add(waiting)
+            await asyncio.wait([waiting], timeout=left)
+            self._waiting.discard(waiting)
+        return True
+
+    def changed(self):
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def look(self):
+        """Reads the facts as they come, for as long as it is not cancelled."""
+        while True:
+            news = False
+            for fact in self._tail.new():
+                if "cell" in fact:
+                    self._told.setdefault(fact["cell"], set()).add(fact["event"])
+                    news = True
+            if news:
+                self.changed()
+            await asyncio.sleep(self.LOOK)

@@ -1,0 +1,42 @@
+"""What happened, as lines of JSON in files: all that the referee reads."""
+
+import json
+import time
+
+
+class Facts:
+    """A folder of them. Servers write a file each, this program one for what it and the clients see."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.folder.mkdir(exist_ok=True)
+        self._own = open(folder / "run.jsonl", "a")
+
+    def file(self, name):
+        return self.folder / f"{name}.jsonl"
+
+    def note(self, event, **more):
+        self._own.write(json.dumps({"event": event, "at": time.time(), **more}) + "\n")
+        self._own.flush()
+
+
+class Tail:
+    """Reads what is new in the files of a folder."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._read = {}
+
+    def new(self):
+        for path in sorted(self._folder.glob("*.jsonl")):
+            with open(path) as file:
+                file.seek(self._read.get(path, 0))
+                # The end of a line that is being written comes later.
+                while (line := file.readline()).endswith("\n"):
+                    self._read[path] = file.tell()
+                    yield json.loads(line)
+
+
+def read(folder):
+    """All facts, in the order of time."""
+    return sorted(Tail(folder).new(), key=lambda fact: fact["at"])

@@ -1,0 +1,97 @@
+"""Brings clients, servers and the proxy onto the machine: pinned, into one folder, all at the same time."""
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from matrix.install import HERE as INTEROP
+from matrix.install import NPM, PIP, ROOT, Client, command, npm_install, pip_install, version
+
+HERE = Path(__file__).resolve().parent.parent
+SERVER_2 = "@modelcontextprotocol/server@2.4.0 @modelcontextprotocol/node@2.1.2"
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """A server that the proxy is in front of, in one of its ways to be run."""
+
+    key: str
+    title: str
+    # What starts it; the file of its facts and its mode are missing.
+    start: tuple
+    mode: str
+    # Told, it does not stop.
+    sync: bool = False
+    # Knows the revision without sessions.
+    modern: bool = False
+
+    @property
+    def stdio(self):
+        return self.mode == "stdio"
+
+    @property
+    def sessions(self):
+        return self.mode in ("session", "json", "store", "stdio")
+
+    def command(self, facts):
+        return [*self.start, facts, self.mode, *(["sync"] if self.sync else [])]
+
+
+async def install(cache, program):
+    """The clients, the upstreams, and the proxy's binary."""
+    if missing := [tool for tool in ("cargo", "node", "npm") if shutil.which(tool) is None]:
+        raise SystemExit(f"not found: {', '.join(missing)}")
+    npm = {**NPM, "ts2-server": SERVER_2}
+    proxy, *_ = await asyncio.gather(
+        build(program),
+        *(npm_install(cache / key, packages) for key, packages in npm.items()),
+        *(pip_install(cache / key, package) for key, package in PIP.items()),
+    )
+    # Modules are looked up from where the script is.
+    for key in ("ts1", "ts2-server"):
+        shutil.copy(HERE / "servers" / "server.mjs", cache / key)
+    return list(clients(cache)), list(upstreams(cache)), proxy
+
+
+def clients(cache):
+    for key, start in (
+        ("ts1", ["node", cache / "ts1" / "client.mjs", "sdk"]),
+        ("ts2", ["node", cache / "ts2" / "client.mjs", "client"]),
+        ("py1", [cache / "py1" / "bin" / "python", INTEROP / "clients" / "client.py"]),
+        ("py2", [cache / "py2" / "bin" / "python", INTEROP / "clients" / "client.py", "legacy"]),
+    ):
+        yield Client(key, title(key), start)
+    yield Client("py2-2026", f"{title('py2')}, 2026", [cache / "py2" / "bin" / "python", INTEROP / "clients" / "client.py"], False)
+    yield Client("ts2-2026", f"{title('ts2')}, 2026", ["node", cache / "ts2" / "client.mjs", "client", "2026"], False)
+
+
+def upstreams(cache):
+    starts = {
+        "py1": (cache / "py1" / "bin" / "python", HERE / "servers" / "server.py"),
+        "py2": (cache / "py2" / "bin" / "python", HERE / "servers" / "server.py"),
+        "ts1": ("node", cache / "ts1" / "server.mjs", "sdk"),
+        "ts2": ("node", cache / "ts2-server" / "server.mjs", "server"),
+    }
+    for key, start in starts.items():
+        for mode in ("session", "json", "store", "stateless", "stdio"):
+            # SDK 2.x of Python serves that revision beside sessions, that of TypeScript by createMcpHandler. With JSON that of
+            # Python does not see a hang-up, and nobody can tell it: without a session there is nowhere to send a cancel.
+            modern = key == "py2" and mode not in ("stdio", "json")
+            yield Upstream(f"{key}-{mode}", f"{title(key)} {mode}", start, mode, modern=modern)
+        if key.startswith("py"):
+            for mode in ("session", "stdio"):
+                yield Upstream(f"{key}-{mode}-sync", f"{title(key)} {mode}, synchronous", start, mode, sync=True)
+    yield Upstream("ts2-handler", f"{title('ts2')} createMcpHandler", starts["ts2"], "handler", modern=True)
+
+
+def title(key):
+    return f"{'Python' if key.startswith('py') else 'TypeScript'} {version({**NPM, **PIP}[key])}"
+
+
+async def build(program):
+    if program:
+        return program.resolve()
+    manifest = ROOT / "proxy" / "Cargo.toml"
+    await command("cargo", "build", "--quiet", "--locked", "--manifest-path", manifest, "--target-dir", ROOT / "target")
+    return ROOT / "target" / "debug" / "mcp-cancel-proxy"
