@@ -8,9 +8,8 @@ use std::{collections::HashSet, iter};
 use fuzz::{choices::Choices, frames};
 use libfuzzer_sys::fuzz_target;
 use mcp_cancel_proxy::{
-    message::{Kind, Message},
+    message::{IdKey, Kind, Message},
     stdio::{
-        id::Id,
         lines::{Line, Lines},
         routing::{Refused, Route, Routes},
     },
@@ -74,7 +73,7 @@ fn route(calls: &[&str], lines: &[Line]) {
     let mut routes = Routes::new(None);
     let mut open = HashSet::new();
     for (stream, id) in calls.iter().enumerate() {
-        let id = Id::read(id).expect("an id");
+        let id = IdKey::of(id).expect("an id");
         let begun = routes.begin(id.clone(), Some(id), || Ok::<_, NotBegun>(stream));
         if begun.is_ok() {
             open.insert(stream);
@@ -85,16 +84,16 @@ fn route(calls: &[&str], lines: &[Line]) {
         let Some(message) = Message::read(line) else {
             continue;
         };
-        let id_of = |stream: usize| calls.get(stream).and_then(|id| Id::read(id));
+        let id_of = |stream: usize| calls.get(stream).and_then(|id| IdKey::of(id));
         match routes.route(&message) {
             Route::Answer(stream) => {
                 assert!(open.remove(&stream), "it is answered twice");
                 assert_eq!(message.kind, Kind::Response);
-                assert_eq!(message.id.and_then(Id::read), id_of(stream));
+                assert_eq!(message.id.and_then(IdKey::of), id_of(stream));
             }
             Route::Call(stream) => {
                 assert!(open.contains(&stream), "it is over");
-                let token = message.params().progress_token.and_then(Id::read);
+                let token = message.params().progress_token.and_then(IdKey::of);
                 let is_its = message.method.as_deref() == Some("notifications/progress")
                     && token == id_of(stream);
                 assert!(is_its || open.len() == 1, "it is a guess");

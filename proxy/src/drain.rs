@@ -7,12 +7,19 @@
 //!
 //! A second signal ends it at once. Whatever is left then is killed with the runtime.
 
-use std::{future::pending, io, time::Duration};
+use std::{
+    future::pending,
+    io,
+    pin::{Pin, pin},
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::oneshot,
+};
 use tracing::{info, warn};
-
-use crate::Proxy;
 
 /// How long all of it may take: 9.5 s. Those who start programs kill them 10 s after they asked, or later.
 pub(crate) const WHOLE: Duration = Duration::from_millis(9_500);
@@ -29,6 +36,10 @@ pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
 }
+
+/// Is ready when the program is to end.
+#[derive(Debug)]
+pub struct Stop(oneshot::Receiver<()>);
 
 // === impl Signals ===
 
@@ -49,14 +60,11 @@ impl Signals {
         }
     }
 
-    /// Serves until a signal comes, and drains then. Returns at once at the second.
-    pub async fn serve(mut self, proxy: Proxy) {
-        let (begin, begun) = tokio::sync::oneshot::channel();
-        let stop = async {
-            // The sender lives as long as this is awaited.
-            let _begun = begun.await;
-        };
-        let mut serving = std::pin::pin!(proxy.serve(stop));
+    /// Awaits what `serve` gives, which is to end after a signal: the future that it gets is ready then. Returns at once at
+    /// the second.
+    pub async fn serve<S: Future<Output = ()>>(mut self, serve: impl FnOnce(Stop) -> S) {
+        let (begin, begun) = oneshot::channel();
+        let mut serving = pin!(serve(Stop(begun)));
         tokio::select! {
             () = &mut serving => return,
             () = self.next() => info!("a signal: calls may end, a second one does not wait for them"),
@@ -67,5 +75,16 @@ impl Signals {
             () = serving => info!("all has ended"),
             () = self.next() => warn!("a second signal: what is under way is cut"),
         }
+    }
+}
+
+// === impl Stop ===
+
+impl Future for Stop {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        // The sender lives as long as this is awaited.
+        Pin::new(&mut self.0).poll(cx).map(drop)
     }
 }

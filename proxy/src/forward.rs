@@ -31,7 +31,11 @@ use tower_service::Service;
 use tracing::warn;
 
 use self::lent::{Back, Lent};
-use crate::{refusal, stage::Answering};
+use crate::{
+    message::{Kind, Message},
+    refusal::{self, SERVER_ERROR},
+    stage::Answering,
+};
 
 mod lent;
 
@@ -222,7 +226,7 @@ impl Upstream {
     async fn failed(&self, error: &legacy::Error, back: Back) -> Response<Body> {
         if is_too_large(error) {
             let message = "the request is larger than this proxy takes";
-            return refusal::error(StatusCode::PAYLOAD_TOO_LARGE, &[], message);
+            return refusal::error(StatusCode::PAYLOAD_TOO_LARGE, None, SERVER_ERROR, message);
         }
         let cause = innermost(error);
         let message = match error.is_connect() {
@@ -230,7 +234,9 @@ impl Upstream {
             false => "the MCP server behind this proxy did not answer",
         };
         warn!(upstream = %self.authority, error = %cause, "{message}");
-        refusal::error(StatusCode::BAD_GATEWAY, &back.request().await, message)
+        let request = back.request().await;
+        let id = request_id(&request);
+        refusal::error(StatusCode::BAD_GATEWAY, id, SERVER_ERROR, message)
     }
 
     /// Where a request for `asked` goes, if anywhere.
@@ -259,6 +265,12 @@ impl Upstream {
             .build()
             .ok()
     }
+}
+
+/// The id of a request, as it was written. A notification has none, and neither has what is unclear.
+fn request_id(text: &[u8]) -> Option<&str> {
+    let message = Message::read(text)?;
+    message.id.filter(|_| message.kind == Kind::Request)
 }
 
 /// Whether a path is the endpoint's, or begins with it and a slash.
@@ -315,3 +327,39 @@ impl fmt::Display for UpstreamError {
 }
 
 impl Error for UpstreamError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_the_id_of_its_request_byte_for_byte() {
+        for id in [
+            "1",
+            "1.0",
+            "\"\\u0061\"",
+            "123456789012345678901234567890",
+            "-0",
+        ] {
+            let request = format!(r#" {{"method":"tools/call","id":{id},"params":[]}}"#);
+            assert_eq!(request_id(request.as_bytes()), Some(id));
+        }
+    }
+
+    #[test]
+    fn an_error_has_no_id_where_the_request_has_none_beyond_doubt() {
+        for request in [
+            "",
+            "{",
+            "nonsense",
+            r#"{"method":"notifications/progress"}"#,
+            r#"{"id":1}"#,
+            r#"{"id":1,"result":{}}"#,
+            r#"{"id":1,"id":2,"method":"ping"}"#,
+            r#"[1,"ping"]"#,
+            r#"[{"id":1,"method":"ping"}]"#,
+        ] {
+            assert_eq!(request_id(request.as_bytes()), None, "{request}");
+        }
+    }
+}

@@ -34,7 +34,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use crate::{refusal, stage::Stage};
+use crate::{message::MAX_BODY, refusal, stage::Stage};
 
 mod gate;
 
@@ -45,9 +45,6 @@ const HEAD_SIZE: usize = 64 * 1024;
 
 /// How long a head may take to come: 10 s. A connection that has none for so long is closed.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
-
-/// The largest body of a request: 4 MiB, which is also the most that the layer reads.
-const BODY_SIZE: usize = 4 * 1024 * 1024;
 
 /// A listener and what it lets pass.
 #[derive(Debug)]
@@ -160,10 +157,10 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let (parts, body) = request.into_parts();
-    if let Err((status, text)) = gate.check(&parts, BODY_SIZE) {
+    if let Err((status, text)) = gate.check(&parts, MAX_BODY) {
         return Ok(refusal::plain(status, text));
     }
-    let request = Request::from_parts(parts, Body::new(Limited::new(body, BODY_SIZE)));
+    let request = Request::from_parts(parts, Body::new(Limited::new(body, MAX_BODY)));
     std::future::poll_fn(|cx| stage.poll_ready(cx)).await?;
     stage.call(request).await
 }

@@ -14,7 +14,7 @@
 //! | [`forward`] | hands requests on to a server that speaks HTTP |
 //! | [`stdio`] | starts servers that speak on stdin and stdout, and speaks HTTP for them |
 //! | [`hub`] | keeps what a server sent, for clients that come back |
-//! | [`message`] | reads of a message what routes it |
+//! | [`message`], [`head`] | read of a message and of a head what routes them |
 //! | [`server`] | one of these, as it is configured |
 //! | [`admin`] | shows health, metrics and calls, on another address |
 //! | [`drain`] | ends in bounded time |
@@ -31,6 +31,7 @@ pub mod demo;
 pub mod drain;
 pub mod forward;
 pub mod front;
+pub mod head;
 pub mod hub;
 pub mod log;
 pub mod message;

@@ -1,7 +1,7 @@
 //! What is logged, and how: lines for people or for machines, on standard error.
 //!
 //! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. What
-//! comes from a client is escaped and cut.
+//! comes from a client or a server is one line, without control characters, and cut.
 
 use std::io::{self, IsTerminal as _};
 
@@ -14,7 +14,7 @@ use crate::config::LogFormat;
 /// Unless `RUST_LOG` says otherwise. `mcp_server` is what a command writes to its stderr.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_server=info";
 
-/// How many characters of a name from a client are logged: 128.
+/// How many bytes of a name from a client are logged: 128.
 const LONGEST: usize = 128;
 
 /// Logs from now on.
@@ -56,6 +56,36 @@ pub(crate) fn comings_and_goings(event: &Event<'_>) {
 /// What a call is of: the tool, or else the method.
 fn tool(call: &CallInfo) -> String {
     let name = call.tool().unwrap_or_else(|| call.method());
-    let name: String = name.chars().take(LONGEST).collect();
-    name.escape_debug().to_string()
+    shown(name.as_bytes(), LONGEST)
+}
+
+/// The beginning of a text on one line, without control characters.
+pub(crate) fn shown(text: &[u8], longest: usize) -> String {
+    let beginning = text.get(..longest).unwrap_or(text);
+    let clean = |char: char| match char.is_control() {
+        true => char::REPLACEMENT_CHARACTER,
+        false => char,
+    };
+    let mut shown: String = String::from_utf8_lossy(beginning)
+        .chars()
+        .map(clean)
+        .collect();
+    if beginning.len() < text.len() {
+        shown.push('…');
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_line_is_one_line_and_bounded() {
+        assert_eq!(
+            shown(b"a\x1b[31m\xff\n", 100),
+            "a\u{fffd}[31m\u{fffd}\u{fffd}"
+        );
+        assert_eq!(shown(b"abcdef", 3), "abc…");
+    }
 }

@@ -46,7 +46,7 @@ async fn run() -> ExitCode {
     let served = async {
         let signals = Signals::listen()?;
         let proxy = Proxy::bind(config).await?;
-        signals.serve(proxy).await;
+        signals.serve(|stop| proxy.serve(stop)).await;
         Ok::<_, mcp_cancel_proxy::StartError>(())
     };
     match served.await {

@@ -22,8 +22,13 @@
 
 use std::borrow::Cow;
 
+use bytes::Bytes;
+use memchr::memchr2;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use serde_json::{Number, value::RawValue};
+
+/// The largest body of a request: 4 MiB, as with the servers of the SDKs, and the most that the layer reads.
+pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
 /// One JSON-RPC message.
 #[derive(Debug, Clone)]
@@ -79,6 +84,18 @@ enum Value {
     Integer(i128),
     /// A number that is no integer beyond doubt, as it was written.
     Number(Box<str>),
+    Text(Box<str>),
+}
+
+/// What ids have in common that a server may take for one another: to JavaScript `9007199254740993` is
+/// `9007199254740992`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Blurred(Blur);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Blur {
+    /// The bits of an `f64`.
+    Number(u64),
     Text(Box<str>),
 }
 
@@ -213,6 +230,17 @@ impl IdKey {
         };
         Some(Self(value))
     }
+
+    /// The same for every id that a server may take for this one.
+    pub fn blurred(&self) -> Blurred {
+        let float = match &self.0 {
+            Value::Text(text) => return Blurred(Blur::Text(text.clone())),
+            Value::Integer(integer) => *integer as f64,
+            // Every number of JSON is one of these, and -0 is 0.
+            Value::Number(text) => text.parse().unwrap_or(f64::NAN) + 0.0,
+        };
+        Blurred(Blur::Number(float.to_bits()))
+    }
 }
 
 // === impl Value ===
@@ -234,9 +262,47 @@ impl Value {
     }
 }
 
+/// The same JSON on one line: a line break outside of strings is white space, and inside it is not JSON.
+pub fn on_one_line(json: Bytes) -> Bytes {
+    if memchr2(b'\n', b'\r', &json).is_none() {
+        return json;
+    }
+    let spaced = json.iter().map(|byte| match byte {
+        b'\n' | b'\r' => b' ',
+        other => *other,
+    });
+    spaced.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_message_on_one_line_says_the_same() {
+        let pretty = Bytes::from_static(b"{\r\n  \"id\": 1,\n  \"result\": \"a\\nb\"\r\n}");
+        let line = on_one_line(pretty.clone());
+        assert_eq!(line.len(), pretty.len());
+        assert!(!line.iter().any(|byte| matches!(byte, b'\n' | b'\r')));
+        let value = |json: &[u8]| serde_json::from_slice::<serde_json::Value>(json).unwrap();
+        assert_eq!(value(&line), value(&pretty));
+    }
+
+    #[test]
+    fn ids_that_a_server_may_take_for_one_another_are_the_same_when_blurred() {
+        let blurred = |text| IdKey::of(text).unwrap().blurred();
+        for (one, other) in [
+            ("1", "1.0"),
+            ("0", "-0"),
+            ("9007199254740993", "9007199254740992"),
+            ("0.1", "1e-1"),
+            (r#""a/b""#, r#""a\/\u0062""#),
+        ] {
+            assert_eq!(blurred(one), blurred(other), "{one} {other}");
+        }
+        assert_ne!(blurred("1"), blurred("\"1\""));
+        assert_ne!(blurred("1"), blurred("2"));
+    }
 
     fn kind(text: &str) -> Option<Kind> {
         Message::read(text.as_bytes()).map(|message| message.kind)

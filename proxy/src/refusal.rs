@@ -1,99 +1,74 @@
 //! The answers that are the proxy's own.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
-use serde::{Deserialize, de::IgnoredAny};
-use serde_json::{json, value::RawValue};
+use serde_json::{Value, json};
 
-/// The JSON-RPC code of an error between client and server: the first of those that are left to implementations.
-const BETWEEN: i32 = -32000;
+/// The revisions with sessions. Which of them a server speaks is between it and its client.
+const REVISIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
-/// What is read of a request, to answer it. A member that comes twice makes it unreadable.
-#[derive(Deserialize)]
-struct Asked<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(rename = "method")]
-    _method: IgnoredAny,
+/// How long a client is asked to wait while there is no room: 1 s.
+pub const BUSY: Duration = Duration::from_secs(1);
+
+/// The body is no JSON.
+pub const PARSE_ERROR: i32 = -32700;
+/// It is no request that can be answered.
+pub const INVALID_REQUEST: i32 = -32600;
+/// Something between client and server: the first of the codes that are left to implementations.
+pub const SERVER_ERROR: i32 = -32000;
+/// The session is none, or none any more.
+pub const SESSION_NOT_FOUND: i32 = -32001;
+const UNSUPPORTED_REVISION: i32 = -32022;
+
+/// A response without a body.
+pub fn empty(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    response
 }
 
 /// A line of text for a person.
 pub fn plain(status: StatusCode, text: &'static str) -> Response<Body> {
-    let mut response = Response::new(Body::from(text));
-    *response.status_mut() = status;
-    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    with_body(status, text.into(), "text/plain; charset=utf-8")
+}
+
+/// A JSON-RPC error. `id` is the JSON text of the request's id, if it has one that can be read.
+pub fn error(status: StatusCode, id: Option<&str>, code: i32, text: &str) -> Response<Body> {
+    with_error(status, id, &json!({ "code": code, "message": text }))
+}
+
+/// The same, with a hint when to come back.
+pub fn busy(id: Option<&str>, text: &str, after: Duration) -> Response<Body> {
+    let mut response = error(StatusCode::SERVICE_UNAVAILABLE, id, SERVER_ERROR, text);
+    let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
+    response
+        .headers_mut()
+        .insert(header::RETRY_AFTER, seconds.into());
     response
 }
 
-/// A JSON-RPC error that answers `request`, whose id is `null` if that cannot be read.
-pub fn error(status: StatusCode, request: &[u8], message: &str) -> Response<Body> {
-    let asked: Option<Asked<'_>> = match request.trim_ascii_start().first() {
-        // A struct can be read from an array as well.
-        Some(b'{') => serde_json::from_slice(request).ok(),
-        _ => None,
-    };
-    let id = asked
-        .and_then(|asked| asked.id)
-        .map_or("null", RawValue::get);
-    let error = json!({ "code": BETWEEN, "message": message });
+/// Says that only revisions with sessions are spoken. Clients fall back to `initialize` then: those of Python and
+/// TypeScript look at this code and this list.
+pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body> {
+    let data = json!({ "supported": REVISIONS, "requested": requested });
+    let error = json!({ "code": UNSUPPORTED_REVISION, "message": "Unsupported protocol version", "data": data });
+    with_error(StatusCode::BAD_REQUEST, id, &error)
+}
+
+fn with_error(status: StatusCode, id: Option<&str>, error: &Value) -> Response<Body> {
+    let id = id.unwrap_or("null");
     let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
-    let mut response = Response::new(Body::from(body));
-    *response.status_mut() = status;
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, json);
-    response
+    with_body(status, body.into(), "application/json")
 }
 
-#[cfg(test)]
-mod tests {
-    use http_body_util::BodyExt as _;
-
-    use super::*;
-
-    async fn error_for(request: &[u8]) -> String {
-        let response = error(StatusCode::BAD_GATEWAY, request, "it is \"down\"");
-        assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        String::from_utf8(body.to_vec()).unwrap()
-    }
-
-    #[tokio::test]
-    async fn an_error_has_the_id_of_its_request_byte_for_byte() {
-        for id in [
-            "1",
-            "1.0",
-            "\"\\u0061\"",
-            "123456789012345678901234567890",
-            "-0",
-        ] {
-            let request = format!(r#" {{"method":"tools/call","id":{id},"params":[]}}"#);
-            assert_eq!(
-                error_for(request.as_bytes()).await,
-                format!(
-                    r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32000,"message":"it is \"down\""}}}}"#
-                )
-            );
-        }
-    }
-
-    #[tokio::test]
-    async fn an_error_has_no_id_where_the_request_has_none_beyond_doubt() {
-        for request in [
-            "",
-            "{",
-            "nonsense",
-            r#"{"method":"notifications/progress"}"#,
-            r#"{"id":1}"#,
-            r#"{"id":1,"id":2,"method":"ping"}"#,
-            r#"[1,"ping"]"#,
-            r#"[{"id":1,"method":"ping"}]"#,
-        ] {
-            let text = error_for(request.as_bytes()).await;
-            assert!(
-                text.starts_with(r#"{"jsonrpc":"2.0","id":null,"#),
-                "{request}: {text}"
-            );
-        }
-    }
+fn with_body(status: StatusCode, body: Body, content_type: &'static str) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let content_type = HeaderValue::from_static(content_type);
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, content_type);
+    response
 }

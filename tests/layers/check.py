@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Checks that the modules of `src` import only downwards and in no circle, that none is long, and that no two types have
-one name.
+one name. Of the program in `proxy/src`, that what lies in `src` itself imports only downwards, with all that it has inside.
 
     tests/layers/check.py          fails, and names every arrow that is wrong
     tests/layers/check.py --list   prints every arrow
 
 An arrow goes from the module that says `use` (or writes a path in its code) to the module that defines the name: what a
 module re-exports from its children is followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The
-layers are those of ARCHITECTURE.md, in the block that begins with the line `lib`; each line names the modules of a layer,
+layers are those of ARCHITECTURE.md, in the block that begins with the line `lib`, and of the program in the one that begins with
+`bin`; each line names the modules of a layer,
 and a module may import from lines below its own only. Modules of one line do not import one another. An alias may have the
 name of the type that it stands for.
 """
@@ -18,12 +19,33 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
+PROGRAM = ROOT / "proxy/src"
 LEFT_OUT = {"tests", "model", "fuzzing", "manual"}
 MOST_LINES = 450
 
 
 def main():
-    modules = {module_of(path): Source(path) for path in sorted(SRC.rglob("*.rs"))}
+    modules, arrows = read(SRC)
+    of_program, inside = read(PROGRAM)
+    between = {(source[:1], target[:1]) for source, target in inside if source[:1] != target[:1]}
+    if "--list" in sys.argv:
+        for source, target in [*sorted(arrows), *sorted(between)]:
+            print(f"{text(source)} > {text(target)}")
+        return 0
+    wrong = [f"circle: {circle}" for circle in circles(arrows)]
+    wrong += upwards(arrows, layers("lib"))
+    wrong += names(modules)
+    wrong += upwards(between, layers("bin"))
+    wrong += long(modules)
+    wrong += long(of_program)
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
+
+
+def read(root):
+    """The modules of a crate, and the arrows between them."""
+    modules = {module_of(path, root): Source(path) for path in sorted(root.rglob("*.rs"))}
     modules = {name: source for name, source in modules.items() if not LEFT_OUT & set(name)}
     arrows = set()
     for name, source in modules.items():
@@ -31,21 +53,11 @@ def main():
             target = resolve(modules, name, path)
             if target is not None and target != name and target in modules:
                 arrows.add((name, target))
-    if "--list" in sys.argv:
-        for source, target in sorted(arrows):
-            print(f"{text(source)} > {text(target)}")
-        return 0
-    wrong = [f"circle: {circle}" for circle in circles(arrows)]
-    wrong += upwards(arrows, layers())
-    wrong += long(modules)
-    wrong += names(modules)
-    for line in wrong:
-        print(line)
-    return 1 if wrong else 0
+    return modules, arrows
 
 
-def module_of(path):
-    parts = list(path.relative_to(SRC).with_suffix("").parts)
+def module_of(path, root):
+    parts = list(path.relative_to(root).with_suffix("").parts)
     if parts[-1] in ("mod", "lib"):
         parts.pop()
     return tuple(parts)
@@ -200,12 +212,12 @@ def circles(arrows):
             yield "; ".join(f"{text(a)} > {text(b)}" for a, b in inside)
 
 
-def layers():
-    """The level of each module, from ARCHITECTURE.md."""
+def layers(first):
+    """The level of each module, from the block of ARCHITECTURE.md that begins with a line."""
     page = (ROOT / "ARCHITECTURE.md").read_text()
-    block = re.search(r"^```\n(lib\b.*?)^```", page, re.M | re.S)
+    block = re.search(rf"^```\n({first}\b.*?)^```", page, re.M | re.S)
     if not block:
-        raise SystemExit("ARCHITECTURE.md has no block of layers that begins with `lib`")
+        raise SystemExit(f"ARCHITECTURE.md has no block of layers that begins with `{first}`")
     level = {}
     lines = [line for line in block.group(1).splitlines() if line.strip()]
     for height, line in enumerate(reversed(lines)):

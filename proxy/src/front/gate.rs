@@ -2,9 +2,9 @@
 
 use std::{collections::HashSet, net::IpAddr};
 
-use http::{
-    HeaderMap, HeaderName, Method, StatusCode, Uri, Version, header, request::Parts, uri::Authority,
-};
+use http::{HeaderMap, Method, StatusCode, Uri, Version, header, request::Parts, uri::Authority};
+
+use crate::head::one;
 
 /// The names by which clients may call this host, and the web sites whose pages may.
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ impl Gate {
         if !headers.contains_key(header::ORIGIN) {
             return true;
         }
-        let Some(origin) = only(headers, &header::ORIGIN) else {
+        let Some(origin) = one(headers, &header::ORIGIN) else {
             return false;
         };
         let origin = origin.to_ascii_lowercase();
@@ -103,7 +103,7 @@ fn is_this_machine(host: &str) -> bool {
 /// The host that a request is for. HTTP/2 has it in the URI, and may have it twice.
 fn host(request: &Parts) -> Option<Authority> {
     let named = match request.headers.contains_key(header::HOST) {
-        true => Some(only(&request.headers, &header::HOST)?.parse().ok()?),
+        true => Some(one(&request.headers, &header::HOST)?.parse().ok()?),
         false => None,
     };
     let host: Authority = match (request.uri.authority().cloned(), named) {
@@ -115,14 +115,5 @@ fn host(request: &Parts) -> Option<Authority> {
 }
 
 fn length(headers: &HeaderMap) -> Option<u64> {
-    only(headers, &header::CONTENT_LENGTH)?.parse().ok()
-}
-
-/// `None` if it is not there, is there twice, or is not text.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    let mut values = headers.get_all(name).iter();
-    match (values.next(), values.next()) {
-        (Some(value), None) => value.to_str().ok(),
-        _ => None,
-    }
+    one(headers, &header::CONTENT_LENGTH)?.parse().ok()
 }

@@ -38,7 +38,7 @@ use std::{
 };
 
 use axum::body::Body;
-use http::{HeaderValue, Response};
+use http::{Response, StatusCode};
 use tokio::{task::AbortHandle, time::Instant};
 
 use self::{
@@ -54,9 +54,10 @@ pub use self::{
     session::Session,
     stream::{LET_GO_AFTER, Refused, Stream},
 };
-
-/// The first revision whose clients know priming events.
-const FIRST_PRIMED: &str = "2025-11-25";
+use crate::{
+    head::FIRST_PRIMED,
+    refusal::{self, SERVER_ERROR},
+};
 
 /// How many sessions are known: 4,096. Past that, of those without a stream the half that was not used for longest is forgotten:
 /// their streams are no longer primed.
@@ -227,14 +228,8 @@ impl Hub {
 
 /// Says that an event id is not of this session, or no longer.
 fn unknown_event() -> Response<Body> {
-    let error = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Last-Event-ID names no event that this session has, or still has"}}"#;
-    let mut response = Response::new(Body::from(error));
-    *response.status_mut() = http::StatusCode::BAD_REQUEST;
-    let json = HeaderValue::from_static("application/json");
-    response
-        .headers_mut()
-        .insert(http::header::CONTENT_TYPE, json);
-    response
+    let text = "Last-Event-ID names no event that this session has, or still has";
+    refusal::error(StatusCode::BAD_REQUEST, None, SERVER_ERROR, text)
 }
 
 // === impl Shared ===

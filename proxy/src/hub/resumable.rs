@@ -37,17 +37,13 @@ use super::{
     stream::Stream,
     upstream::{Again, Answer, Answering, Writer},
 };
-use crate::message::{IdKey, Kind, Message};
-
-pub(super) const LAST_EVENT_ID: &str = "last-event-id";
-const SESSION_ID: &str = "mcp-session-id";
-const PROTOCOL_VERSION: &str = "mcp-protocol-version";
-
-/// The first revision that has neither sessions nor resumes.
-const FIRST_WITHOUT: &str = "2026-07-28";
-
-/// The largest body that is read for its message: 4 MiB. A larger one passes.
-const MAX_BODY: usize = 4 * 1024 * 1024;
+use crate::{
+    head::{
+        EVENT_STREAM, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID, accepts, has_sessions,
+        is_of_type, one,
+    },
+    message::{IdKey, Kind, MAX_BODY, Message},
+};
 
 /// The shortest silence before an event stream begins: 250 ms. What a server refuses it refuses faster, and its head
 /// should pass as it is.
@@ -142,7 +138,7 @@ where
             Method::GET => self.get(request).await,
             Method::POST if may_be_older(request.headers()) => self.post(request).await,
             Method::DELETE => {
-                let session = one(request.headers(), SESSION_ID).map(str::to_owned);
+                let session = one(request.headers(), &SESSION_ID).map(str::to_owned);
                 let response = self.pass(request).await;
                 if let Some(session) = session.filter(|_| response.status().is_success()) {
                     self.hub.close(&session);
@@ -163,10 +159,10 @@ where
 
     async fn get(&mut self, request: Request<Body>) -> Response<Body> {
         let headers = request.headers();
-        let Some(last) = one(headers, LAST_EVENT_ID).filter(|last| self.hub.owns(last)) else {
+        let Some(last) = one(headers, &LAST_EVENT_ID).filter(|last| self.hub.owns(last)) else {
             return self.pass(request).await;
         };
-        let session = one(headers, SESSION_ID).unwrap_or_default();
+        let session = one(headers, &SESSION_ID).unwrap_or_default();
         let Lookup::Stream(stream, seq) = self.hub.look_up(session, last) else {
             return super::unknown_event();
         };
@@ -188,7 +184,7 @@ where
             Ok(body) => body,
             Err(body) => return self.pass(Request::from_parts(parts, body)).await,
         };
-        let session = one(&parts.headers, SESSION_ID).map(str::to_owned);
+        let session = one(&parts.headers, &SESSION_ID).map(str::to_owned);
         let Some(message) = Message::read(&body) else {
             return self
                 .pass(Request::from_parts(parts, Body::from(body)))
@@ -200,7 +196,7 @@ where
             (Kind::Request, session) if is("initialize") => {
                 let asked_for = message.params().protocol_version.unwrap_or_default();
                 let response = self.pass(again(&body)).await;
-                let given = one(response.headers(), SESSION_ID).or(session.as_deref());
+                let given = one(response.headers(), &SESSION_ID).or(session.as_deref());
                 if let Some(session) = given.filter(|_| response.status().is_success()) {
                     self.hub.begin(session, Some(&asked_for));
                 }
@@ -251,7 +247,7 @@ where
             },
             None => (Reserved(None), Some(call)),
         };
-        let may_commit = primes && accepts_events(request.headers());
+        let may_commit = primes && accepts(request.headers(), EVENT_STREAM);
         // What is to be read must not be encoded.
         request.headers_mut().remove(header::ACCEPT_ENCODING);
         let again = Again {
@@ -283,7 +279,7 @@ where
         };
         let (mut head, body) = response.into_parts();
         let is_readable = head.status.is_success()
-            && is_events(&head.headers)
+            && is_of_type(&head.headers, EVENT_STREAM)
             && !head.headers.contains_key(header::CONTENT_ENCODING);
         if !is_readable {
             return Response::from_parts(head, body);
@@ -342,67 +338,17 @@ fn size_of_head(request: &Request<Body>) -> usize {
     headers + request.uri().path().len() + request.uri().query().map_or(0, str::len)
 }
 
-/// The one value of a header, if it is readable.
-fn one<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let mut values = headers.get_all(name).iter();
-    match (values.next(), values.next()) {
-        (Some(value), None) => value.to_str().ok().filter(|value| !value.is_empty()),
-        _ => None,
-    }
-}
-
 /// Whether a request can be of a revision with sessions. One that names something else than a date is not known to be.
 fn may_be_older(headers: &HeaderMap) -> bool {
     if !headers.contains_key(PROTOCOL_VERSION) {
         return true;
     }
-    one(headers, PROTOCOL_VERSION).is_some_and(is_older_revision)
+    one(headers, &PROTOCOL_VERSION).is_some_and(has_sessions)
 }
 
 fn is_older(message: &Message<'_>) -> bool {
     let revision = message.params().revision;
-    revision.is_none_or(|revision| is_older_revision(&revision))
-}
-
-fn is_older_revision(revision: &str) -> bool {
-    let is_date = revision.len() == FIRST_WITHOUT.len()
-        && revision
-            .bytes()
-            .zip(FIRST_WITHOUT.bytes())
-            .all(|(byte, like)| match like {
-                b'-' => byte == b'-',
-                _ => byte.is_ascii_digit(),
-            });
-    is_date && revision < FIRST_WITHOUT
-}
-
-fn accepts_events(headers: &HeaderMap) -> bool {
-    headers.get_all(header::ACCEPT).iter().any(|value| {
-        let ranges = value.as_bytes().split(|byte| *byte == b',');
-        ranges
-            .into_iter()
-            .any(|range| is_essence(range, b"text/event-stream"))
-    })
-}
-
-/// Whether a response is a stream of events.
-pub(super) fn is_events(headers: &HeaderMap) -> bool {
-    has_type(headers, b"text/event-stream")
-}
-
-pub(super) fn is_json(headers: &HeaderMap) -> bool {
-    has_type(headers, b"application/json")
-}
-
-fn has_type(headers: &HeaderMap, media_type: &[u8]) -> bool {
-    let value = headers.get(header::CONTENT_TYPE);
-    value.is_some_and(|value| is_essence(value.as_bytes(), media_type))
-}
-
-/// Whether a media type is this one, whatever its parameters (RFC 9110, section 8.3.1).
-fn is_essence(value: &[u8], media_type: &[u8]) -> bool {
-    let essence = value.split(|byte| *byte == b';').next().unwrap_or_default();
-    essence.trim_ascii().eq_ignore_ascii_case(media_type)
+    revision.is_none_or(|revision| has_sessions(&revision))
 }
 
 /// The whole body, or one that goes on as this one would have if it is too large, or fails.

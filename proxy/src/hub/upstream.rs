@@ -12,10 +12,9 @@ use std::{
 };
 
 use axum::body::Body;
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::BodyExt;
-use memchr::memchr2;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tower_service::Service;
@@ -24,10 +23,13 @@ use super::{
     budget::Grant,
     event::{Event, Weight},
     read::{Read, Reader, data},
-    resumable::{LAST_EVENT_ID, is_events, is_json},
     ring::{EVENT_OVERHEAD, MAX_FRAME},
     session::READ_ALLOWANCE,
     stream::{INTERNAL_ERROR, Refused, Stream},
+};
+use crate::{
+    head::{EVENT_STREAM, JSON, LAST_EVENT_ID, is_of_type},
+    message::on_one_line,
 };
 
 /// An event that is larger goes straight through: 4 MiB, what a session may keep.
@@ -129,8 +131,8 @@ where
                 let (head, body) = answering.await.into_parts();
                 let is_answer = head.status.is_success();
                 match is_answer && !head.headers.contains_key(header::CONTENT_ENCODING) {
-                    true if is_events(&head.headers) => body,
-                    true if is_json(&head.headers) => {
+                    true if is_of_type(&head.headers, EVENT_STREAM) => body,
+                    true if is_of_type(&head.headers, JSON) => {
                         self.json(body).await;
                         return;
                     }
@@ -314,7 +316,7 @@ where
             let answer = tokio::time::timeout(RESUME_LIMIT, call(&mut self.again.service, request));
             if let Ok(Ok(answer)) = answer.await
                 && answer.status().is_success()
-                && is_events(answer.headers())
+                && is_of_type(answer.headers(), EVENT_STREAM)
             {
                 return Some(answer.into_body());
             }
@@ -388,18 +390,6 @@ fn said(body: &[u8]) -> Option<&str> {
     let text = refusal.error.get();
     let _is_error: Error<'_> = serde_json::from_str(text).ok()?;
     Some(text)
-}
-
-/// JSON with spaces for its line ends, which all stand between tokens.
-fn on_one_line(json: Bytes) -> Bytes {
-    if memchr2(b'\n', b'\r', &json).is_none() {
-        return json;
-    }
-    let on_line = |byte: &u8| match byte {
-        b'\n' | b'\r' => b' ',
-        other => *other,
-    };
-    json.iter().map(on_line).collect()
 }
 
 /// Calls a service once it is ready.

@@ -15,16 +15,18 @@ use tokio::{
 };
 
 use super::{
-    head::SESSION_ID,
     input::Waiting,
-    log::Name,
     process::{Group, Pipes},
-    reply::{self, BUSY, SERVER_ERROR},
+    said::Name,
     service::{Inner, Stdio, not_sent, request_in},
     session::{Session, Why},
     task::PATIENCE,
 };
-use crate::message::Message;
+use crate::{
+    head::SESSION_ID,
+    message::Message,
+    refusal::{self, BUSY, SERVER_ERROR},
+};
 
 /// How long a late client still gets what a session has sent, after its end: 60 s.
 const KEPT_FOR: Duration = Duration::from_secs(60);
@@ -56,13 +58,13 @@ impl Stdio {
         if let Some(wait) = wait {
             let text =
                 "the MCP server failed to start several times, and is not started for a while";
-            return Err(Box::new(reply::busy(id, text, wait)));
+            return Err(Box::new(refusal::busy(id, text, wait)));
         }
-        let no_room = |text: &str| Box::new(reply::busy(id, text, BUSY));
+        let no_room = |text: &str| Box::new(refusal::busy(id, text, BUSY));
         let place = inner.places.clone().try_acquire_owned();
         let place = place.map_err(|_| no_room("there are as many sessions as there may be"))?;
         let failed = |text: &str| {
-            Box::new(reply::error(
+            Box::new(refusal::error(
                 StatusCode::BAD_GATEWAY,
                 id,
                 SERVER_ERROR,
@@ -109,7 +111,7 @@ impl Stdio {
                 drop(live);
                 inner.hub.close(&session_id);
                 let text = Why::Shutdown(PATIENCE).in_words();
-                return Err(Box::new(reply::busy(id, text, BUSY)));
+                return Err(Box::new(refusal::busy(id, text, BUSY)));
             }
             live.sessions.insert(session_id.clone(), session);
         }

@@ -12,21 +12,16 @@
 
 mod begin;
 mod crashes;
-mod head;
-pub mod id;
 mod input;
 pub mod lines;
-mod log;
 mod process;
-mod reply;
 pub mod routing;
+mod said;
 mod service;
 mod session;
 mod task;
 
 use std::time::Duration;
-
-use bytes::Bytes;
 
 pub(crate) use self::process::Group;
 pub use self::{
@@ -61,32 +56,5 @@ impl Options {
             session_timeout: Some(Duration::from_secs(30 * 60)),
             kill_after: None,
         }
-    }
-}
-
-/// The same JSON on one line: a line break outside of strings is white space, and inside it is not JSON.
-fn on_one_line(json: Bytes) -> Bytes {
-    let is_break = |byte: &u8| matches!(byte, b'\n' | b'\r');
-    if !json.iter().any(is_break) {
-        return json;
-    }
-    let spaced = json
-        .iter()
-        .map(|byte| if is_break(byte) { b' ' } else { *byte });
-    spaced.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_on_one_line_says_the_same() {
-        let pretty = Bytes::from_static(b"{\r\n  \"id\": 1,\n  \"result\": \"a\\nb\"\r\n}");
-        let line = on_one_line(pretty.clone());
-        assert_eq!(line.len(), pretty.len());
-        assert!(!line.iter().any(|byte| matches!(byte, b'\n' | b'\r')));
-        let value = |json: &[u8]| serde_json::from_slice::<serde_json::Value>(json).unwrap();
-        assert_eq!(value(&line), value(&pretty));
     }
 }

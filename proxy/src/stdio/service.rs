@@ -27,21 +27,18 @@ use tower_service::Service;
 use super::{
     Options, Program,
     crashes::Crashes,
-    head::{Head, accepts, is_json},
-    reply::{
-        self, BUSY, FIRST_WITHOUT_SESSIONS, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR,
-        SESSION_NOT_FOUND,
-    },
     session::{NotSent, Session, Why},
     task::{End, PATIENCE},
 };
 use crate::{
+    head::{
+        EVENT_STREAM, FIRST_WITHOUT_SESSIONS, JSON, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID,
+        accepts, is_of_type, only,
+    },
     hub::{Call, Hub},
-    message::{Kind, Message},
+    message::{Kind, MAX_BODY, Message, on_one_line},
+    refusal::{self, BUSY, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND},
 };
-
-/// The largest body of a request: 4 MiB, as with the servers of the SDKs.
-const MAX_BODY: usize = 4 * 1024 * 1024;
 
 /// No system has so many processes.
 const MAX_PLACES: usize = 1 << 24;
@@ -60,6 +57,12 @@ pub struct Stats {
     pub children: usize,
     /// How often one had to be killed.
     pub kills: u64,
+}
+
+/// What the head of a request names.
+struct Head<'a> {
+    session: Option<&'a str>,
+    revision: Option<&'a str>,
 }
 
 #[derive(Debug)]
@@ -146,7 +149,7 @@ impl Stdio {
             Method::GET => self.get(request.headers()),
             Method::DELETE => self.delete(request.headers()),
             _ => {
-                let mut response = reply::empty(StatusCode::METHOD_NOT_ALLOWED);
+                let mut response = refusal::empty(StatusCode::METHOD_NOT_ALLOWED);
                 let allowed = HeaderValue::from_static("GET, POST, DELETE");
                 response.headers_mut().insert(header::ALLOW, allowed);
                 response
@@ -156,24 +159,22 @@ impl Stdio {
 
     async fn post(&self, request: Request<Body>) -> Response<Body> {
         let (parts, body) = request.into_parts();
-        if !accepts(&parts.headers, "application/json")
-            || !accepts(&parts.headers, "text/event-stream")
-        {
+        if !accepts(&parts.headers, JSON) || !accepts(&parts.headers, EVENT_STREAM) {
             let text = "the client must accept both application/json and text/event-stream";
-            return reply::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
+            return refusal::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
         }
-        if !is_json(&parts.headers) {
+        if !is_of_type(&parts.headers, JSON) {
             let text = "the content type must be application/json";
-            return reply::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, SERVER_ERROR, text);
+            return refusal::error(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, SERVER_ERROR, text);
         }
         let body = match Limited::new(body, MAX_BODY).collect().await {
             Ok(body) => body.to_bytes(),
             Err(error) if error.is::<LengthLimitError>() => {
                 let text = "the body is larger than 4 MiB";
-                return reply::error(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, text);
+                return refusal::error(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, text);
             }
             Err(_) => {
-                return reply::error(
+                return refusal::error(
                     StatusCode::BAD_REQUEST,
                     None,
                     PARSE_ERROR,
@@ -181,7 +182,7 @@ impl Stdio {
                 );
             }
         };
-        let line = super::on_one_line(trimmed(&body));
+        let line = on_one_line(trimmed(&body));
         let message = str::from_utf8(&line)
             .ok()
             .and_then(|text| Message::read(text.as_bytes()));
@@ -191,13 +192,13 @@ impl Stdio {
         let id = message.id.filter(|_| message.kind == Kind::Request);
         let head = match Head::read(&parts.headers) {
             Ok(head) => head,
-            Err(text) => return reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text),
+            Err(text) => return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text),
         };
         if let Some(revision) = head
             .revision
             .filter(|revision| *revision >= FIRST_WITHOUT_SESSIONS)
         {
-            return reply::unsupported_revision(id, revision);
+            return refusal::unsupported_revision(id, revision);
         }
         let is_initialize =
             message.kind == Kind::Request && message.method.as_deref() == Some("initialize");
@@ -209,7 +210,7 @@ impl Stdio {
             }
             None => {
                 let text = "a request without a session: begin with initialize, and send the Mcp-Session-Id that it is answered with";
-                return reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
+                return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
             }
             Some(session) => match self.0.session(session) {
                 Some(session) => session,
@@ -218,23 +219,23 @@ impl Stdio {
         };
         if is_initialize {
             let text = "the session is initialized already";
-            return reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
+            return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
         }
         let sent = match message.kind {
             Kind::Request => request_in(&session, &message, &parts, line.clone()),
             Kind::Notification | Kind::Response => session
                 .tell(&message, line.clone())
-                .map(|()| reply::empty(StatusCode::ACCEPTED)),
+                .map(|()| refusal::empty(StatusCode::ACCEPTED)),
         };
         sent.unwrap_or_else(|why| not_sent(id, why))
     }
 
     fn get(&self, headers: &HeaderMap) -> Response<Body> {
-        if !accepts(headers, "text/event-stream") {
+        if !accepts(headers, EVENT_STREAM) {
             let text = "the client must accept text/event-stream";
-            return reply::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
+            return refusal::error(StatusCode::NOT_ACCEPTABLE, None, SERVER_ERROR, text);
         }
-        let bad = |text: &str| reply::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text);
+        let bad = |text: &str| refusal::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text);
         let id = match Head::read(headers) {
             Ok(Head {
                 session: Some(id), ..
@@ -243,7 +244,7 @@ impl Stdio {
             Err(text) => return bad(text),
         };
         let session = self.0.session(id).filter(|session| session.touch());
-        let Some(last) = headers.get("last-event-id") else {
+        let Some(last) = headers.get(LAST_EVENT_ID) else {
             return session.map_or_else(|| not_found(None), |session| session.standalone.respond());
         };
         // The streams of a session outlive its process.
@@ -263,14 +264,16 @@ impl Stdio {
                 session: Some(id), ..
             }) => id,
             Ok(_) => {
-                return reply::error(
+                return refusal::error(
                     StatusCode::BAD_REQUEST,
                     None,
                     INVALID_REQUEST,
                     "a request without a session",
                 );
             }
-            Err(text) => return reply::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text),
+            Err(text) => {
+                return refusal::error(StatusCode::BAD_REQUEST, None, INVALID_REQUEST, text);
+            }
         };
         let session = self.0.live().sessions.remove(id);
         let Some(session) = session else {
@@ -278,7 +281,7 @@ impl Stdio {
         };
         session.stop(Why::Deleted);
         self.0.hub.close(id);
-        reply::empty(StatusCode::NO_CONTENT)
+        refusal::empty(StatusCode::NO_CONTENT)
     }
 }
 
@@ -333,6 +336,18 @@ impl Drop for Inner {
     }
 }
 
+// === impl Head ===
+
+impl<'a> Head<'a> {
+    fn read(headers: &'a HeaderMap) -> Result<Self, &'static str> {
+        Ok(Self {
+            session: only(headers, &SESSION_ID).map_err(|_| "there must be one Mcp-Session-Id")?,
+            revision: only(headers, &PROTOCOL_VERSION)
+                .map_err(|_| "there must be one MCP-Protocol-Version")?,
+        })
+    }
+}
+
 fn trimmed(body: &Bytes) -> Bytes {
     body.slice_ref(body.trim_ascii())
 }
@@ -353,7 +368,7 @@ pub(super) fn request_in(
 }
 
 pub(super) fn not_sent(id: Option<&str>, why: NotSent) -> Response<Body> {
-    let bad = |id, text| reply::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
+    let bad = |id, text| refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
     match why {
         // It must not be repeated: it may have any length.
         NotSent::BadId => bad(
@@ -364,14 +379,14 @@ pub(super) fn not_sent(id: Option<&str>, why: NotSent) -> Response<Body> {
             id,
             "the id is in use: the server has not answered the request that had it before",
         ),
-        NotSent::Busy => reply::busy(id, "the MCP server is busy: too much waits for it", BUSY),
-        NotSent::NoRoom => reply::busy(id, "there is no room for another call", BUSY),
+        NotSent::Busy => refusal::busy(id, "the MCP server is busy: too much waits for it", BUSY),
+        NotSent::NoRoom => refusal::busy(id, "there is no room for another call", BUSY),
         NotSent::Gone => not_found(id),
     }
 }
 
 fn not_found(id: Option<&str>) -> Response<Body> {
-    reply::error(
+    refusal::error(
         StatusCode::NOT_FOUND,
         id,
         SESSION_NOT_FOUND,
@@ -380,7 +395,7 @@ fn not_found(id: Option<&str>) -> Response<Body> {
 }
 
 fn not_a_message(line: &[u8]) -> Response<Body> {
-    let bad = |code, text| reply::error(StatusCode::BAD_REQUEST, None, code, text);
+    let bad = |code, text| refusal::error(StatusCode::BAD_REQUEST, None, code, text);
     let json = str::from_utf8(line)
         .ok()
         .map(serde_json::from_str::<&serde_json::value::RawValue>);

@@ -10,18 +10,18 @@ use bytes::Bytes;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    id::Id,
     input::{self, Full, Input, Jam, Stopped, Waiting},
-    log::Name,
     routing::{Refused, Routes},
+    said::Name,
 };
 use crate::{
     hub::{self, Event, Stream},
-    message::{Kind, Message},
+    message::{IdKey, Kind, Message},
+    refusal::SERVER_ERROR,
 };
 
-/// JSON-RPC's code for an error of the server, here: it is gone.
-const SERVER_GONE: i32 = -32000;
+/// The longest id or token: 1 KiB. They are kept as long as their calls, and longer than their messages.
+const MAX_ID: usize = 1024;
 
 /// A session, shared by the requests that use it and its task.
 pub(super) struct Session {
@@ -121,9 +121,9 @@ impl Session {
         call: hub::Call,
         line: Bytes,
     ) -> Result<Stream, NotSent> {
-        let id = message.id.and_then(Id::read).ok_or(NotSent::BadId)?;
+        let id = message.id.and_then(key).ok_or(NotSent::BadId)?;
         let is_first = message.method.as_deref() == Some("initialize");
-        let token = message.params().progress_token.and_then(Id::read);
+        let token = message.params().progress_token.and_then(key);
         let place = self.input.reserve(line.len(), false)?;
         let stream = {
             let mut state = self.state();
@@ -157,7 +157,7 @@ impl Session {
                 .params()
                 .request_id
                 .filter(|_| is_cancel)
-                .and_then(Id::read);
+                .and_then(key);
             cancelled.and_then(|id| state.routes.cancelled(&id, now))
         };
         place.send(line);
@@ -212,7 +212,7 @@ impl Session {
 
     fn end_streams(&self, open: Vec<Stream>, text: &str) {
         for stream in open {
-            stream.end_with_error(SERVER_GONE, text);
+            stream.end_with_error(SERVER_ERROR, text);
         }
         self.standalone.end();
     }
@@ -220,6 +220,12 @@ impl Session {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The value of an id or a token, if it may be kept.
+fn key(text: &str) -> Option<IdKey> {
+    let is_short = text.len() <= MAX_ID;
+    is_short.then(|| IdKey::of(text))?
 }
 
 impl fmt::Debug for Session {

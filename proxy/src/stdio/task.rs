@@ -14,14 +14,14 @@ use tracing::{debug, info, warn};
 use super::{
     input::Waiting,
     lines::{Line, Lines},
-    log::{self, Rate},
     process::{Group, Pipes, in_words},
     routing::Route,
+    said::{self, Rate},
     session::{Session, State, Why},
 };
 use crate::{
     hub::{Event, Stream},
-    message::{Kind, Message},
+    message::{Kind, Message, on_one_line},
 };
 
 /// How long a process has to end after its stdin was closed, and again after SIGTERM: 2 s.
@@ -62,7 +62,7 @@ impl Session {
         let session = self.name;
         info!(%session, pid = group.pid(), "session begun");
         let mut reading = pin!(maybe_done(self.read(pipes.stdout)));
-        let mut logging = pin!(maybe_done(log::stderr(session, pipes.stderr)));
+        let mut logging = pin!(maybe_done(said::stderr(session, pipes.stderr)));
         let why = {
             // Its end closes stdin.
             let writing = waiting.write(pipes.stdin, &self.jam);
@@ -135,7 +135,7 @@ impl Session {
 
     async fn line(&self, line: Line, rate: &mut Rate) {
         let text = match line {
-            Line::Whole(text) => super::on_one_line(text),
+            Line::Whole(text) => on_one_line(text),
             Line::TooLong(beginning) => {
                 return rate.unreadable(self.name, "a line that is too long", &beginning);
             }

@@ -41,7 +41,7 @@ async fn a_line_of_a_hundred_megabytes_is_skipped() {
 async fn answers_to_nobody_reach_nobody() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut working = client.call("1", "work", r#"{"seconds":0.5}"#).await;
-    for id in ["\\\"1\\\"", "1.0", "2", "null"] {
+    for id in ["\\\"1\\\"", "1.5", "2", "null"] {
         let answer = format!(
             r#"{{"text":"{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"wrong\":1}}}}"}}"#
         );

@@ -2,8 +2,8 @@
 //!
 //! On stdio all calls of a session share one pipe, and few lines say whose they are. The rules:
 //!
-//! 1. **An answer** goes to the call whose id it has, as it was written, and ends it. There is one at most: a request is
-//!    refused while the server owes an answer to one with an id that it may take for the same. A second answer goes to nobody.
+//! 1. **An answer** goes to the call whose id it has, by its value, and ends it. There is one at most: a request is refused while the
+//!    server owes an answer to one with an id that it may take for the same. A second answer goes to nobody.
 //! 2. **Progress** goes to the call with its token. A token that two calls have belongs to none of them, until both are over.
 //! 3. **Anything else** goes to the only call that is open, beyond doubt, else to the standalone stream.
 //! 4. **A cancel** of the client closes its call: from then on nothing but its answer is for it, and that only for
@@ -21,9 +21,8 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::id::{Id, Key};
 pub use crate::hub::LET_GO_AFTER;
-use crate::message::{Kind, Message};
+use crate::message::{Blurred, IdKey, Kind, Message};
 
 /// How many calls of a session may be open: 1,024.
 pub const MAX_OPEN: usize = 1024;
@@ -34,9 +33,9 @@ pub const MAX_OWED: usize = 1024;
 /// The calls of one session, each with its stream.
 #[derive(Debug)]
 pub struct Routes<S> {
-    open: HashMap<Key, Call<S>>,
-    owed: HashMap<Key, Owed<S>>,
-    tokens: HashMap<Id, Owner>,
+    open: HashMap<Blurred, Call<S>>,
+    owed: HashMap<Blurred, Owed<S>>,
+    tokens: HashMap<IdKey, Owner>,
     kill_after: Option<Duration>,
     ended: bool,
 }
@@ -76,16 +75,16 @@ pub struct Due<S> {
 
 #[derive(Debug)]
 struct Call<S> {
-    id: Id,
-    token: Option<Id>,
+    id: IdKey,
+    token: Option<IdKey>,
     stream: S,
 }
 
 /// A call that was cancelled and not answered.
 #[derive(Debug)]
 struct Owed<S> {
-    id: Id,
-    token: Option<Id>,
+    id: IdKey,
+    token: Option<IdKey>,
     stream: Option<S>,
     since: Instant,
     /// It counts for [`Due::overdue`].
@@ -97,7 +96,7 @@ struct Owed<S> {
 struct Owner {
     calls: usize,
     /// `None` once there was more than one.
-    only: Option<Key>,
+    only: Option<Blurred>,
 }
 
 // === impl Routes ===
@@ -119,11 +118,11 @@ impl<S: Clone> Routes<S> {
     /// not begun.
     pub fn begin<E: From<Refused>>(
         &mut self,
-        id: Id,
-        token: Option<Id>,
+        id: IdKey,
+        token: Option<IdKey>,
         stream: impl FnOnce() -> Result<S, E>,
     ) -> Result<S, E> {
-        let key = id.key();
+        let key = id.blurred();
         if self.ended {
             return Err(Refused::Ended.into());
         }
@@ -163,7 +162,7 @@ impl<S: Clone> Routes<S> {
         if message.kind == Kind::Response {
             return message
                 .id
-                .and_then(Id::read)
+                .and_then(IdKey::of)
                 .map_or(Route::Nobody, |id| self.answered(&id));
         }
         if message.method.as_deref() == Some("notifications/progress") {
@@ -177,7 +176,7 @@ impl<S: Clone> Routes<S> {
     }
 
     fn progress(&self, message: &Message<'_>) -> Route<S> {
-        let token = message.params().progress_token.and_then(Id::read);
+        let token = message.params().progress_token.and_then(IdKey::of);
         let owner = token.and_then(|token| self.tokens.get(&token));
         let Some(key) = owner.and_then(|owner| owner.only.as_ref()) else {
             return Route::Standalone;
@@ -187,8 +186,8 @@ impl<S: Clone> Routes<S> {
         call.map_or(Route::Nobody, |call| Route::Call(call.stream.clone()))
     }
 
-    fn answered(&mut self, id: &Id) -> Route<S> {
-        let key = id.key();
+    fn answered(&mut self, id: &IdKey) -> Route<S> {
+        let key = id.blurred();
         if let Entry::Occupied(call) = self.open.entry(key.clone())
             && call.get().id == *id
         {
@@ -208,8 +207,8 @@ impl<S: Clone> Routes<S> {
 
     /// The client has cancelled the call with this id, and the server is told. Returns the stream of a call that is
     /// forgotten for it, if nothing more comes on that.
-    pub fn cancelled(&mut self, id: &Id, now: Instant) -> Option<S> {
-        let key = id.key();
+    pub fn cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
+        let key = id.blurred();
         let Entry::Occupied(call) = self.open.entry(key.clone()) else {
             return None;
         };
@@ -295,7 +294,7 @@ impl<S: Clone> Routes<S> {
     }
 
     /// A call with this token is over.
-    fn release(&mut self, token: Option<Id>) {
+    fn release(&mut self, token: Option<IdKey>) {
         let Some(token) = token else {
             return;
         };

@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     time::Instant,
@@ -15,6 +14,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::lines::{Line, Lines};
+use crate::log::shown;
 
 /// How many lines of one process are logged in a [`PERIOD`]: 100.
 const LINES: u32 = 100;
@@ -106,20 +106,6 @@ fn said(session: Name, rate: &mut Rate, line: &Line) {
     }
 }
 
-/// The beginning of a text on one line, without control characters.
-fn shown(text: &[u8], longest: usize) -> String {
-    let beginning = Bytes::copy_from_slice(text.get(..longest).unwrap_or(text));
-    let clean = |char: char| if char.is_control() { '\u{fffd}' } else { char };
-    let mut shown: String = String::from_utf8_lossy(&beginning)
-        .chars()
-        .map(clean)
-        .collect();
-    if beginning.len() < text.len() {
-        shown.push('…');
-    }
-    shown
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,15 +117,6 @@ mod tests {
         assert_eq!(allowed.collect::<Vec<_>>(), [0; LINES as usize]);
         assert_eq!(rate.allows(now + PERIOD), Some(900));
         assert_eq!(rate.allows(now + PERIOD), Some(0));
-    }
-
-    #[test]
-    fn a_log_line_is_one_line_and_bounded() {
-        assert_eq!(
-            shown(b"a\x1b[31m\xff\n", 100),
-            "a\u{fffd}[31m\u{fffd}\u{fffd}"
-        );
-        assert_eq!(shown(b"abcdef", 3), "abc…");
     }
 
     #[test]
