@@ -68,9 +68,11 @@ impl Session {
             let writing = waiting.write(pipes.stdin, &self.jam);
             let mut logging = pin!(endless(logging.as_mut()));
             tokio::select! {
+                // What waits, such as a cancel, is written before stdin is closed.
+                biased;
                 () = group.exited() => Why::Exited,
-                () = self.stop.notified() => self.state().stopped.unwrap_or(Why::Deleted),
                 stopped = writing => Why::from(stopped),
+                () = self.stop.notified() => self.state().stopped.unwrap_or(Why::Deleted),
                 () = reading.as_mut() => Why::Closed,
                 why = self.keep_time() => why,
                 never = logging.as_mut() => match never {},
