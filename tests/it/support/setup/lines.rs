@@ -64,7 +64,10 @@ impl Lines {
 
     /// The lines of the layer so far.
     pub(crate) fn of_layer(&self) -> Vec<String> {
-        self.that(|line| line.contains("mcp_cancel_on_disconnect:"))
+        self.that(|line| {
+            line.contains("mcp_cancel_on_disconnect:")
+                || line.contains("mcp_cancel_on_disconnect::remarks:")
+        })
     }
 
     /// The lines so far of which something is true.
