@@ -369,6 +369,33 @@ async fn a_large_event_whose_client_leaves_in_its_middle_ends_the_call_with_an_e
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_large_event_that_the_server_cuts_does_not_spoil_the_error_after_it() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    client.event().await.unwrap();
+    let cut = async {
+        server.send("data: ").await;
+        for _ in 0..80 {
+            server.send("x".repeat(100_000)).await;
+        }
+        server.cut().await;
+    };
+    let read = async {
+        let mut last = None;
+        while let Some(block) = client.block().await {
+            last = Some(block);
+        }
+        last.expect("an error")
+    };
+    let ((), last) = tokio::join!(cut, in_time(read));
+    assert!(
+        last.starts_with("data: {") && last.contains("-32603"),
+        "{}",
+        &last[..last.len().min(100)]
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_end_of_a_session_ends_its_streams_and_no_other_sessions() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
