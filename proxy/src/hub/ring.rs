@@ -31,6 +31,10 @@ pub(crate) const EVENT_OVERHEAD: usize = 128;
 /// The most that a reader takes at a time: 64 KiB. What it took may wait for the network, uncounted.
 pub(crate) const MAX_FRAME: usize = 64 * 1024;
 
+/// Ends an event of which its reader has a part, wherever it was cut: as one of a type that no client knows. Where none was begun
+/// it is a comment, and an event without data.
+const CUT: &[u8] = b":\nevent: cut\n\n";
+
 /// The events of one stream.
 #[derive(Debug)]
 pub(crate) struct Ring {
@@ -190,10 +194,14 @@ impl Ring {
     }
 
     /// Adds an event that the stream has paid for: its first one, or an error as its last.
-    pub(crate) fn push_paid(&mut self, event: Event) {
-        if !self.ended && self.answer.is_none() {
-            self.append(event, 0);
+    pub(crate) fn push_paid(&mut self, mut event: Event) {
+        if self.ended || self.answer.is_some() {
+            return;
         }
+        if let Passing::Piece(_) = self.passing {
+            event.lines.splice(..0, CUT.iter().copied());
+        }
+        self.append(event, 0);
     }
 
     /// Begins an event that goes straight through. `false` if its reader still has to take what is before. `lost` is for

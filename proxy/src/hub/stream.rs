@@ -103,6 +103,8 @@ struct State {
     until: Option<Instant>,
     /// Whether it was reported that its reader has everything.
     spare: bool,
+    /// Whether it was logged that there was no room.
+    said_full: bool,
 }
 
 // === impl Stream ===
@@ -134,6 +136,7 @@ impl Stream {
                 writer: None,
                 until: None,
                 spare: false,
+                said_full: false,
             }),
             moved: Notify::new(),
             released: Notify::new(),
@@ -391,7 +394,11 @@ impl Stream {
     }
 
     fn fail(&self, message: &str) -> Result<(), Refused> {
-        tracing::warn!(stream = self.0.number, "{message}");
+        // A stream that is for no call goes on, and its server may say a lot.
+        let first = !std::mem::replace(&mut self.state().said_full, true);
+        if first {
+            tracing::warn!(stream = self.0.number, "{message}");
+        }
         if self.0.call.is_some() {
             self.end_with_error(INTERNAL_ERROR, message);
         }

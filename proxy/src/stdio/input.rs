@@ -24,6 +24,9 @@ const CANCELS: usize = 16;
 /// How many bytes may wait: 8 MiB, which is two of the largest messages.
 const BYTES: usize = 8 * 1024 * 1024;
 
+/// How many more, if they are cancels: 64 KiB. Cancels are short, and large messages must not keep them out.
+const CANCEL_BYTES: usize = 64 * 1024;
+
 /// How long a process may not read its stdin before it is given up: 30 s.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -32,6 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) struct Input {
     queue: mpsc::Sender<Queued>,
     bytes: Arc<Semaphore>,
+    /// For cancels that find no room there.
+    cancel_bytes: Arc<Semaphore>,
 }
 
 /// The end where they are written.
@@ -79,8 +84,12 @@ struct Queued {
 /// A queue without a message.
 pub(super) fn queue() -> (Input, Waiting) {
     let (queue, waiting) = mpsc::channel(MESSAGES + CANCELS);
-    let bytes = Arc::new(Semaphore::new(BYTES));
-    (Input { queue, bytes }, Waiting(waiting))
+    let input = Input {
+        queue,
+        bytes: Arc::new(Semaphore::new(BYTES)),
+        cancel_bytes: Arc::new(Semaphore::new(CANCEL_BYTES)),
+    };
+    (input, Waiting(waiting))
 }
 
 // === impl Input ===
@@ -97,7 +106,11 @@ impl Input {
         }
         let place = self.queue.try_reserve().map_err(|_| Full::Busy)?;
         let length = length.try_into().map_err(|_| Full::Busy)?;
-        let room = self.bytes.clone().try_acquire_many_owned(length);
+        let take = |bytes: &Arc<Semaphore>| bytes.clone().try_acquire_many_owned(length);
+        let room = match take(&self.bytes) {
+            Err(_) if is_cancel => take(&self.cancel_bytes),
+            room => room,
+        };
         let room = room.map_err(|_| Full::Busy)?;
         Ok(Place { place, room })
     }
@@ -212,6 +225,23 @@ mod tests {
         assert_eq!(input.reserve(2, false).unwrap_err(), Full::Busy);
         drop(waiting.0.recv().await);
         assert!(input.reserve(BYTES, false).is_ok());
+    }
+
+    #[tokio::test]
+    async fn large_messages_leave_room_for_cancels() {
+        let (input, _waiting) = queue();
+        for _ in 0..2 {
+            let place = input.reserve(BYTES / 2, false).unwrap();
+            place.send(line(BYTES / 2));
+        }
+        for _ in 0..CANCELS {
+            input
+                .reserve(CANCEL_BYTES / CANCELS, true)
+                .unwrap()
+                .send(line(1));
+        }
+        assert_eq!(input.reserve(1, true).unwrap_err(), Full::Busy);
+        assert_eq!(input.reserve(1, false).unwrap_err(), Full::Busy);
     }
 
     #[tokio::test(start_paused = true)]

@@ -125,18 +125,18 @@ impl Session {
         let is_first = message.method.as_deref() == Some("initialize");
         let token = message.params().progress_token.and_then(key);
         let place = self.input.reserve(line.len(), false)?;
-        let stream = {
-            let mut state = self.state();
-            state.used = Instant::now();
-            state.is_begun |= !is_first;
-            let open = || self.streams.open(call).ok_or(NotSent::NoRoom);
-            state.routes.begin(id, token, open)?
-        };
+        let mut state = self.state();
+        state.used = Instant::now();
+        state.is_begun |= !is_first;
+        let open = || self.streams.open(call).ok_or(NotSent::NoRoom);
+        let stream = state.routes.begin(id, token, open)?;
         // A client cannot resume before it knows its session.
         if !is_first {
             self.prime(&stream);
         }
+        // Under the same lock as its begin: who cancels it finds it only when it is in the queue.
         place.send(line);
+        drop(state);
         Ok(stream)
     }
 
@@ -158,9 +158,12 @@ impl Session {
                 .request_id
                 .filter(|_| is_cancel)
                 .and_then(key);
-            cancelled.and_then(|id| state.routes.cancelled(&id, now))
+            let forgotten = cancelled.and_then(|id| state.routes.cancelled(&id, now));
+            // Before a request that uses the id again, if that is over.
+            place.send(line);
+            drop(state);
+            forgotten
         };
-        place.send(line);
         if is_cancel {
             self.changed.notify_one();
         }
@@ -276,6 +279,56 @@ impl From<Full> for NotSent {
         match full {
             Full::Busy => Self::Busy,
             Full::Gone => Self::Gone,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::hub::{Hub, Limits};
+
+    fn text(message: &Message<'_>) -> &'static str {
+        match message.kind {
+            Kind::Request => "request",
+            _ => "cancel",
+        }
+    }
+
+    /// What is written for a request and a cancel that comes as soon as the call is known.
+    async fn written() -> String {
+        let hub = Hub::new(Limits::default());
+        let streams = hub.begin("s", Some("2025-11-25")).unwrap();
+        let standalone = streams.open_standalone().unwrap();
+        let (session, waiting) =
+            Session::new(Name::of("s"), streams, standalone, None, Duration::MAX);
+        let request = Message::read(br#"{"id":1,"method":"tools/call"}"#).unwrap();
+        let cancel = br#"{"method":"notifications/cancelled","params":{"requestId":1}}"#.as_slice();
+        let cancel = Message::read(cancel).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while session.state().routes.is_idle() {
+                    std::hint::spin_loop();
+                }
+                session.tell(&cancel, text(&cancel).into()).unwrap();
+            });
+            let call = hub::Call::new("1").unwrap();
+            session
+                .request(&request, call, text(&request).into())
+                .unwrap();
+        });
+        drop(session);
+        let mut written = Vec::new();
+        waiting.write(&mut written, &Jam::default()).await;
+        String::from_utf8(written).unwrap()
+    }
+
+    #[tokio::test]
+    async fn no_cancel_is_written_before_the_request_that_it_cancels() {
+        for _ in 0..1_000 {
+            assert_eq!(written().await, "request\ncancel\n");
         }
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{Request, Response, header};
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
-use mcp_cancel_proxy::hub::Limits;
+use mcp_cancel_proxy::hub::{Event as HubEvent, Hub, Limits};
 
 use self::scripted::*;
 
@@ -366,6 +366,33 @@ async fn a_large_event_whose_client_leaves_in_its_middle_ends_the_call_with_an_e
     let rest = setup.resumed(&primed).await.rest().await;
     assert_eq!(rest.len(), 1, "nothing of it");
     assert!(rest[0].contains("-32603"), "{rest:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_event_that_the_server_cuts_does_not_spoil_the_error_after_it() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    client.event().await.unwrap();
+    let cut = async {
+        server.send("data: ").await;
+        for _ in 0..80 {
+            server.send("x".repeat(100_000)).await;
+        }
+        server.cut().await;
+    };
+    let read = async {
+        let mut last = None;
+        while let Some(block) = client.block().await {
+            last = Some(block);
+        }
+        last.expect("an error")
+    };
+    let ((), last) = tokio::join!(cut, in_time(read));
+    assert!(
+        last.starts_with("data: {") && last.contains("-32603"),
+        "{}",
+        &last[..last.len().min(100)]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -762,4 +789,41 @@ async fn when_everything_is_dropped_no_task_and_no_byte_is_left() {
     drop(hub);
     settle().await;
     assert_eq!(tasks(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_for_no_call_and_is_full_says_so_once_in_the_log() {
+    let (log, lines) = std::sync::mpsc::channel();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || Log(log.clone()));
+    let _on_this_thread = tracing::subscriber::set_default(subscriber.finish());
+    let limits = Limits {
+        events: 1,
+        ..Limits::default()
+    };
+    let hub = Hub::new(limits);
+    let session = hub.begin(SESSION, None).unwrap();
+    let stream = session.open_standalone().unwrap();
+    let json = br#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
+    let mut refused = 0;
+    for _ in 0..10 {
+        let pushed = stream.push(HubEvent::message(json, None)).await;
+        refused += usize::from(pushed.is_err());
+    }
+    assert_eq!(refused, 9);
+    assert_eq!(lines.try_iter().count(), 1);
+}
+
+/// Where lines are logged.
+struct Log(std::sync::mpsc::Sender<()>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        // Nobody reads after the test.
+        let _ = self.0.send(());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
