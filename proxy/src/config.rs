@@ -163,6 +163,10 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_ALLOW_HOST", value_name = "HOST", value_delimiter = ',', value_parser = value::host)]
     pub allow_host: Vec<String>,
 
+    #[allow(
+        rustdoc::bare_urls,
+        reason = "the doc is the text of `--help`, where angle brackets would be shown"
+    )]
     /// A web site whose pages may call, such as https://app.example.com
     #[arg(long, env = "MCP_PROXY_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', value_parser = value::origin)]
     pub allow_origin: Vec<String>,

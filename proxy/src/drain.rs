@@ -3,7 +3,7 @@
 //! 1. It says that it is not ready any more. Clients may still come back for their answers.
 //! 2. Calls may go on for `--drain`. Then those that are left are cancelled, and their clients and servers are told.
 //! 3. No connection is accepted any more, and those that are open may close. At the same time the processes of sessions end:
-//!    the less time the calls have left of [`WHOLE`], the sooner they are signalled.
+//!    the less time the calls have left of `WHOLE`, the sooner they are signalled.
 //!
 //! A second signal ends it at once. Whatever is left then is killed with the runtime.
 
