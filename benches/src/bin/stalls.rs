@@ -1,7 +1,8 @@
 //! How long others wait while much is done at once: a task that wants to run every millisecond, and a thread that looks a
 //! call up.
 //!
-//! `stalls [graces | looks | traffic] [--quick]`. In process, without sockets.
+//! `stalls graces | looks | traffic SETUP SESSIONS CALLS [THREADS]`, by hand: its longest waits are figures of a machine, and in no
+//! report. In process, without sockets. Without threads everything shares one.
 
 use std::{
     sync::{
@@ -257,13 +258,6 @@ fn main() -> Result<()> {
             _ => bail!("what is {what:?}?"),
         }
     };
-    match threads {
-        0 => runtime.block_on(done)?,
-        _ => {
-            let what = role.clone();
-            let _ = what;
-            runtime.block_on(done)?;
-        }
-    }
+    runtime.block_on(done)?;
     std::process::exit(0)
 }

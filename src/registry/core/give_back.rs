@@ -30,14 +30,6 @@ impl<T> GiveBack for VecDeque<T> {
     }
 }
 
-impl<T> GiveBack for Vec<T> {
-    fn give_back(&mut self) {
-        if is_much(self.len(), self.capacity()) {
-            self.shrink_to(2 * self.len());
-        }
-    }
-}
-
 /// Whether less than an eighth is used.
 fn is_much(len: usize, capacity: usize) -> bool {
     capacity > KEPT && len < capacity / 8
@@ -49,9 +41,9 @@ mod tests {
 
     #[test]
     fn what_empties_gives_its_room_back_a_few_times_only() {
-        let mut numbers: Vec<usize> = (0..100_000).collect();
+        let mut numbers: VecDeque<usize> = (0..100_000).collect();
         let mut capacities = vec![numbers.capacity()];
-        while numbers.pop().is_some() {
+        while numbers.pop_front().is_some() {
             numbers.give_back();
             capacities.push(numbers.capacity());
         }

@@ -29,6 +29,15 @@ impl<K: Copy + Ord, V> SmallMap<K, V> {
         self.len() == 0
     }
 
+    /// For how many entries there is room without another allocation. A tree has none to spare.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        match self {
+            Self::List(list) => list.capacity(),
+            Self::Tree(tree) => tree.len(),
+        }
+    }
+
     pub(super) fn get(&self, key: K) -> Option<&V> {
         match self {
             Self::List(list) => list.iter().find(|(k, _)| *k == key).map(|(_, v)| v),

@@ -1109,6 +1109,25 @@ fn the_time_without_a_client_ends_with_a_resume() {
 }
 
 #[test]
+fn after_a_peak_its_room_is_given_back() {
+    let mut core = core();
+    let calls = (0..6_000).map(|n| {
+        let id = accepted(&mut core, request(n), "call");
+        core.name(id, format!("0/{n}").as_bytes(), Form::Rmcp);
+        id
+    });
+    let mut calls: Vec<_> = calls.collect();
+    let last = calls.pop().unwrap();
+    for id in calls {
+        core.finish(id, None);
+    }
+    let (in_flight, names) = (core.calls.capacity(), core.index.capacity());
+    assert!(in_flight < 200 && names < 200, "{in_flight}, {names}");
+    core.finish(last, None);
+    assert_empty(&core);
+}
+
+#[test]
 fn invariant_8_an_event_id_names_its_stream() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
