@@ -1,0 +1,67 @@
+//! Why a directory did not answer.
+
+use std::{
+    error::Error,
+    fmt::{self, Display, Formatter},
+};
+
+/// The directory did not answer, or what it said cannot be read.
+#[derive(Debug)]
+pub(crate) struct DirectoryError {
+    what: &'static str,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+// === impl DirectoryError ===
+
+impl DirectoryError {
+    /// There was no answer in time.
+    pub(crate) fn timed_out() -> Self {
+        Self {
+            what: "the directory did not answer in time",
+            source: None,
+        }
+    }
+
+    /// The engine could not be reached, or refused.
+    pub(crate) fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self {
+            what: "the directory failed",
+            source: Some(source.into()),
+        }
+    }
+
+    /// The answer of a call is larger than what is kept.
+    pub(crate) fn too_large() -> Self {
+        Self {
+            what: "the answer is too large to be kept",
+            source: None,
+        }
+    }
+
+    /// There was an answer that no instance can have written.
+    pub(crate) fn unreadable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self {
+            what: "the directory holds what no instance wrote",
+            source: Some(source.into()),
+        }
+    }
+}
+
+impl Display for DirectoryError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(self.what)?;
+        match &self.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Error for DirectoryError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source
+            .as_deref()
+            .map(|source| source as &(dyn Error + 'static))
+    }
+}

@@ -1,0 +1,217 @@
+//! A directory for tests, whose faults can be switched on and off.
+
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MemoryDirectory};
+use crate::ids::{Incarnation, Owner, SessionHash};
+
+/// What is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Nothing.
+    None,
+    /// It stands still. What was asked happens when it goes on, whether or not somebody still waits for the answer.
+    Stopped,
+    /// It is not there.
+    Fails,
+    /// It does what it is asked, and its answer is lost.
+    Mute,
+    /// It says that everything is this owner's.
+    Lies(Owner),
+}
+
+/// A directory in memory, with a fault. Clones are the same one.
+#[derive(Debug, Clone)]
+pub(crate) struct Faulty {
+    pub(crate) memory: MemoryDirectory,
+    fault: watch::Sender<Fault>,
+    asked: Arc<Mutex<Vec<&'static str>>>,
+}
+
+// === impl Faulty ===
+
+impl Faulty {
+    pub(crate) fn new(memory: MemoryDirectory) -> Self {
+        Self {
+            memory,
+            fault: watch::Sender::new(Fault::None),
+            asked: Arc::default(),
+        }
+    }
+
+    pub(crate) fn set(&self, fault: Fault) {
+        self.fault.send_replace(fault);
+    }
+
+    /// How often it was asked so.
+    pub(crate) fn asked(&self, what: &str) -> usize {
+        self.asked
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|name| **name == what)
+            .count()
+    }
+
+    async fn answer_to<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        work: impl Future<Output = Result<T, DirectoryError>> + Send + 'static,
+    ) -> Result<T, DirectoryError> {
+        self.asked.lock().unwrap().push(what);
+        let fault = *self.fault.borrow();
+        match fault {
+            Fault::None | Fault::Lies(_) => work.await,
+            Fault::Fails => Err(DirectoryError::failed("it is switched off")),
+            Fault::Mute => {
+                work.await?;
+                std::future::pending().await
+            }
+            Fault::Stopped => {
+                let mut fault = self.fault.subscribe();
+                let late = tokio::spawn(async move {
+                    let _closed = fault.wait_for(|fault| *fault != Fault::Stopped).await;
+                    work.await
+                });
+                late.await.unwrap()
+            }
+        }
+    }
+
+    fn liar(&self) -> Option<Owner> {
+        match *self.fault.borrow() {
+            Fault::Lies(owner) => Some(owner),
+            _ => None,
+        }
+    }
+}
+
+#[async_trait]
+impl Directory for Faulty {
+    async fn owner(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Found, DirectoryError> {
+        if let Some(owner) = self.liar() {
+            return Ok(Found::Owner(owner));
+        }
+        let memory = self.memory.clone();
+        self.answer_to("owner", async move { memory.owner(session, asker).await })
+            .await
+    }
+
+    async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
+        if let Some(owner) = self.liar() {
+            let params = Bytes::from_static(b"{}");
+            return Ok(Some(Entry { owner, params }));
+        }
+        let memory = self.memory.clone();
+        self.answer_to("load", async move { memory.load(session).await })
+            .await
+    }
+
+    async fn enter(
+        &self,
+        owner: Owner,
+        sessions: &[(SessionHash, Arc<[u8]>)],
+    ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError> {
+        if let Some(owner) = self.liar() {
+            return Ok(sessions
+                .iter()
+                .map(|(session, _)| (*session, owner))
+                .collect());
+        }
+        let memory = self.memory.clone();
+        let sessions = sessions.to_vec();
+        self.answer_to("enter", async move { memory.enter(owner, &sessions).await })
+            .await
+    }
+
+    async fn claim(
+        &self,
+        session: SessionHash,
+        former: Owner,
+        owner: Owner,
+    ) -> Result<Claim, DirectoryError> {
+        if let Some(owner) = self.liar() {
+            return Ok(Claim::Lost(owner));
+        }
+        let memory = self.memory.clone();
+        self.answer_to("claim", async move {
+            memory.claim(session, former, owner).await
+        })
+        .await
+    }
+
+    async fn remove(&self, session: SessionHash, owner: Owner) -> Result<(), DirectoryError> {
+        let memory = self.memory.clone();
+        self.answer_to("remove", async move { memory.remove(session, owner).await })
+            .await
+    }
+
+    async fn beat(&self, owner: Owner) -> Result<Beat, DirectoryError> {
+        let memory = self.memory.clone();
+        self.answer_to("beat", async move { memory.beat(owner).await })
+            .await
+    }
+
+    async fn lease(&self, owner: Owner) -> Result<(), DirectoryError> {
+        let memory = self.memory.clone();
+        self.answer_to("lease", async move { memory.lease(owner).await })
+            .await
+    }
+
+    async fn is_alive(
+        &self,
+        incarnation: Incarnation,
+        asker: Incarnation,
+    ) -> Result<Alive, DirectoryError> {
+        let memory = self.memory.clone();
+        self.answer_to("is_alive", async move {
+            memory.is_alive(incarnation, asker).await
+        })
+        .await
+    }
+
+    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
+        let memory = self.memory.clone();
+        self.answer_to("leave", async move { memory.leave(owner).await })
+            .await
+    }
+
+    async fn keep_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: &str,
+        answer: Bytes,
+    ) -> Result<(), DirectoryError> {
+        let memory = self.memory.clone();
+        let call = call.to_owned();
+        self.answer_to("keep_answer", async move {
+            memory
+                .keep_answer(session, incarnation, &call, answer)
+                .await
+        })
+        .await
+    }
+
+    async fn answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: &str,
+    ) -> Result<Option<Bytes>, DirectoryError> {
+        let memory = self.memory.clone();
+        let call = call.to_owned();
+        self.answer_to("answer", async move {
+            memory.answer(session, incarnation, &call).await
+        })
+        .await
+    }
+}

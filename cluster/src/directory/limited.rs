@@ -1,0 +1,111 @@
+//! A directory that always answers in time, be it with an error.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::time::timeout;
+
+use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MAX_ANSWER};
+use crate::ids::{Incarnation, Owner, SessionHash};
+
+/// How long anybody waits for an answer: 500 ms. What was asked may still happen after that.
+pub(crate) const LIMIT: Duration = Duration::from_millis(500);
+
+/// A directory of which every answer, or an error, is there within [`LIMIT`]. It is a handle: clones are the same directory.
+#[derive(Debug, Clone)]
+pub(crate) struct Limited(Arc<dyn Directory>);
+
+// === impl Limited ===
+
+impl Limited {
+    pub(crate) fn new(directory: impl Directory) -> Self {
+        Self(Arc::new(directory))
+    }
+}
+
+async fn limited<T>(
+    answer: impl Future<Output = Result<T, DirectoryError>>,
+) -> Result<T, DirectoryError> {
+    timeout(LIMIT, answer)
+        .await
+        .unwrap_or_else(|_| Err(DirectoryError::timed_out()))
+}
+
+#[async_trait]
+impl Directory for Limited {
+    async fn owner(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Found, DirectoryError> {
+        limited(self.0.owner(session, asker)).await
+    }
+
+    async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
+        limited(self.0.load(session)).await
+    }
+
+    async fn enter(
+        &self,
+        owner: Owner,
+        sessions: &[(SessionHash, Arc<[u8]>)],
+    ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError> {
+        limited(self.0.enter(owner, sessions)).await
+    }
+
+    async fn claim(
+        &self,
+        session: SessionHash,
+        former: Owner,
+        owner: Owner,
+    ) -> Result<Claim, DirectoryError> {
+        limited(self.0.claim(session, former, owner)).await
+    }
+
+    async fn remove(&self, session: SessionHash, owner: Owner) -> Result<(), DirectoryError> {
+        limited(self.0.remove(session, owner)).await
+    }
+
+    async fn beat(&self, owner: Owner) -> Result<Beat, DirectoryError> {
+        limited(self.0.beat(owner)).await
+    }
+
+    async fn lease(&self, owner: Owner) -> Result<(), DirectoryError> {
+        limited(self.0.lease(owner)).await
+    }
+
+    async fn is_alive(
+        &self,
+        incarnation: Incarnation,
+        asker: Incarnation,
+    ) -> Result<Alive, DirectoryError> {
+        limited(self.0.is_alive(incarnation, asker)).await
+    }
+
+    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
+        limited(self.0.leave(owner)).await
+    }
+
+    async fn keep_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: &str,
+        answer: Bytes,
+    ) -> Result<(), DirectoryError> {
+        if answer.len() > MAX_ANSWER {
+            return Err(DirectoryError::too_large());
+        }
+        limited(self.0.keep_answer(session, incarnation, call, answer)).await
+    }
+
+    async fn answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: &str,
+    ) -> Result<Option<Bytes>, DirectoryError> {
+        limited(self.0.answer(session, incarnation, call)).await
+    }
+}

@@ -1,0 +1,305 @@
+//! Names: of an instance, of a session where its id must not be seen, of an owner, and of events that say where they are
+//! from.
+//!
+//! 1. A session id is a secret: who knows it has the session. Only its hash leaves the process.
+//! 2. Every name has one text, which is what stands in the directory, and reads back as the same name or not at all.
+
+use std::{
+    error::Error,
+    fmt::{self, Debug, Display, Formatter},
+    hash::{BuildHasher, RandomState},
+    net::SocketAddr,
+    str::FromStr,
+};
+
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use sha2::{Digest, Sha256};
+
+/// How long a request id may be, as JSON, to stand in an event id: 256 bytes. Event ids come back in a header.
+const MAX_CALL: usize = 256;
+
+/// What stands between the parts of an event id.
+const SEPARATOR: char = '~';
+
+/// One start of a process: a random number, and 16 hexadecimal digits as text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Incarnation(u64);
+
+/// 128 bits of the SHA-256 of a session id: 32 hexadecimal digits as text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct SessionHash([u8; 16]);
+
+/// The same of a request id, which may be of any length, as JSON text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct CallHash([u8; 16]);
+
+/// The instance on which a session lives: where its peers reach it, and which start of it. As text `<address> <incarnation>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Owner {
+    pub(crate) address: SocketAddr,
+    pub(crate) incarnation: Incarnation,
+}
+
+/// The id of an event as clients see it: `<plain>~<incarnation>~<request id>`.
+///
+/// The request id is JSON text (so `7` and `"7"` differ), percent-encoded. It is left out where it would be too long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EventName<'a> {
+    /// The id that the session manager inside gave.
+    pub(crate) plain: &'a str,
+    pub(crate) incarnation: Incarnation,
+    /// The id of the request whose stream the event is on, as JSON text.
+    pub(crate) call: Option<String>,
+}
+
+/// A text is no name of the kind that was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NoName;
+
+// === impl Incarnation ===
+
+impl Incarnation {
+    /// Another one than any other start of any instance has, as far as 64 random bits say.
+    pub(crate) fn random() -> Self {
+        // std takes the keys of its hash from the system's random numbers.
+        Self(RandomState::new().hash_one(0))
+    }
+}
+
+impl Display for Incarnation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl Debug for Incarnation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Incarnation {
+    type Err = NoName;
+
+    fn from_str(text: &str) -> Result<Self, NoName> {
+        let is_one = text.len() == 16 && text.bytes().all(is_digit);
+        let number = is_one.then(|| u64::from_str_radix(text, 16).ok()).flatten();
+        number.map(Self).ok_or(NoName)
+    }
+}
+
+/// As [`Display`] writes them: `from_str_radix` would take capitals and signs, too.
+fn is_digit(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
+}
+
+// === impl SessionHash ===
+
+impl SessionHash {
+    pub(crate) fn of(session_id: &str) -> Self {
+        Self(hash(session_id))
+    }
+}
+
+impl Display for SessionHash {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl Debug for SessionHash {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
+// === impl CallHash ===
+
+impl CallHash {
+    /// Of a request id as JSON text.
+    pub(crate) fn of(call: &str) -> Self {
+        Self(hash(call))
+    }
+}
+
+impl Display for CallHash {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl Debug for CallHash {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
+fn hash(text: &str) -> [u8; 16] {
+    let digest: [u8; 32] = Sha256::digest(text).into();
+    let mut half = [0; 16];
+    for (to, from) in half.iter_mut().zip(digest) {
+        *to = from;
+    }
+    half
+}
+
+// === impl Owner ===
+
+impl Display for Owner {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.address, self.incarnation)
+    }
+}
+
+impl FromStr for Owner {
+    type Err = NoName;
+
+    fn from_str(text: &str) -> Result<Self, NoName> {
+        let (address, incarnation) = text.split_once(' ').ok_or(NoName)?;
+        Ok(Self {
+            address: address.parse().map_err(|_| NoName)?,
+            incarnation: incarnation.parse()?,
+        })
+    }
+}
+
+// === impl EventName ===
+
+impl<'a> EventName<'a> {
+    pub(crate) fn new(plain: &'a str, incarnation: Incarnation, call: &str) -> Self {
+        Self {
+            plain,
+            incarnation,
+            call: (call.len() <= MAX_CALL).then(|| call.to_owned()),
+        }
+    }
+
+    /// Reads what a client sent: `None` if no instance gave such an id. Clients can forge any.
+    pub(crate) fn read(text: &'a str) -> Option<Self> {
+        // From the right: the plain id is anybody's, and may have separators in it.
+        let mut parts = text.rsplitn(3, SEPARATOR);
+        let call = parts.next()?;
+        let incarnation = parts.next()?.parse().ok()?;
+        let plain = parts.next()?;
+        let call = percent_decode_str(call).decode_utf8().ok()?.into_owned();
+        Some(Self {
+            plain,
+            incarnation,
+            call: (!call.is_empty() && call.len() <= MAX_CALL).then_some(call),
+        })
+    }
+}
+
+impl Display for EventName<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let call = utf8_percent_encode(self.call.as_deref().unwrap_or_default(), NON_ALPHANUMERIC);
+        write!(
+            f,
+            "{}{SEPARATOR}{}{SEPARATOR}{call}",
+            self.plain, self.incarnation
+        )
+    }
+}
+
+// === impl NoName ===
+
+impl Display for NoName {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("not a name of this kind")
+    }
+}
+
+impl Error for NoName {}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_hash_is_half_of_the_sha_256_of_the_session_id() {
+        // The first half of what `printf abc | sha256sum` prints.
+        assert_eq!(
+            SessionHash::of("abc").to_string(),
+            "ba7816bf8f01cfea414140de5dae2223"
+        );
+        assert_eq!(
+            format!("{:?}", SessionHash::of("abc")),
+            "ba7816bf8f01cfea414140de5dae2223"
+        );
+    }
+
+    #[test]
+    fn no_two_starts_are_the_same_incarnation() {
+        assert_ne!(Incarnation::random(), Incarnation::random());
+    }
+
+    #[test]
+    fn a_text_that_no_incarnation_has_is_none() {
+        for text in [
+            "",
+            "1",
+            "+123456789abcdef",
+            "0123456789ABCDEF",
+            "0123456789abcdef0",
+            "0123456789abcde~",
+        ] {
+            assert_eq!(text.parse::<Incarnation>(), Err(NoName), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_text_that_no_owner_has_is_none() {
+        for text in [
+            "",
+            "10.0.0.7:9000",
+            "10.0.0.7 0123456789abcdef",
+            "peer:9000 0123456789abcdef",
+            "10.0.0.7:9000 0123456789abcdef ",
+            "10.0.0.7:9000  0123456789abcdef",
+        ] {
+            assert_eq!(text.parse::<Owner>(), Err(NoName), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_event_that_no_instance_named_is_none() {
+        for text in [
+            "",
+            "0/1",
+            "0/1~7",
+            "0/1~0123~7",
+            "~~",
+            "0/1~0123456789abcdef~%FF",
+        ] {
+            assert_eq!(EventName::read(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_request_id_that_is_too_long_for_a_header_is_left_out() {
+        let incarnation = Incarnation::random();
+        let long = format!("\"{}\"", "x".repeat(MAX_CALL));
+        let name = EventName::new("0/1", incarnation, &long).to_string();
+        assert_eq!(name, format!("0/1~{incarnation}~"));
+        assert_eq!(EventName::read(&name).and_then(|name| name.call), None);
+    }
+
+    proptest! {
+        #[test]
+        fn owners_read_back_as_they_were_written(number: u64, ip: std::net::IpAddr, port: u16) {
+            let owner = Owner { address: (ip, port).into(), incarnation: Incarnation(number) };
+            prop_assert_eq!(owner.to_string().parse(), Ok(owner));
+        }
+
+        #[test]
+        fn event_names_read_back_as_they_were_written(plain: String, number: u64, call in "(?s).{1,60}") {
+            let name = EventName::new(&plain, Incarnation(number), &call);
+            let text = name.to_string();
+            prop_assert_eq!(EventName::read(&text), Some(name.clone()));
+            let encoded = text.strip_prefix(plain.as_str()).unwrap();
+            prop_assert!(encoded.bytes().all(|byte| byte.is_ascii_graphic()), "safe in a header: {}", encoded);
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Several instances of one MCP server behind a load balancer that does not stick: a session is found wherever its client
+//! lands, and no abandoned call is cancelled without proof.
+//!
+//! A session lives on one instance, its owner. A request that lands elsewhere is relayed there by plain HTTP; Redis or Valkey
+//! is only the directory of owners. So a resume, a cancel and an answer to the server's own question arrive where the call
+//! runs, and [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) there sees what the client does.
+
+#![cfg_attr(
+    not(test),
+    allow(dead_code, reason = "the layers above, which use these, come next")
+)]
+
+mod directory;
+mod ids;
+
+pub use self::directory::MemoryDirectory;
