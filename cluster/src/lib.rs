@@ -10,7 +10,17 @@
     allow(dead_code, reason = "the layers above, which use these, come next")
 )]
 
+mod arrivals;
 mod directory;
+mod fields;
+mod filter;
+mod held;
 mod ids;
+mod meter;
+mod peers;
+mod relay;
+mod resume;
+mod way;
+mod wire;
 
 pub use self::directory::MemoryDirectory;

@@ -1,0 +1,254 @@
+//! An instance's membership of a cluster, and how it is set up.
+
+use std::{
+    error::Error,
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use axum::body::Body;
+use http::{Request, Response};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+use tower_service::Service;
+use tracing::info;
+
+use crate::{
+    arrivals::Arrivals,
+    directory::{Directory, Limited, MemoryDirectory},
+    filter::PeersFilter,
+    heart::Heart,
+    ids::{Incarnation, Owner},
+    layer::ClusterLayer,
+    meter,
+    owners::Owners,
+    peers::{self, Gate},
+    relay::Relay,
+    router::Router,
+    sessions::Sessions,
+    wire::Secret,
+};
+
+/// An instance's membership of a cluster. Clones are the same membership.
+///
+/// ```no_run
+/// use axum::Router;
+/// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+/// use tokio::net::TcpListener;
+///
+/// # async fn serve(app: Router) -> Result<(), Box<dyn std::error::Error>> {
+/// let directory = MemoryDirectory::default();
+/// let peers = TcpListener::bind("10.0.0.7:9000").await?;
+/// let cluster = Cluster::in_memory(&directory).advertise("10.0.0.7:9000").connect().await?;
+/// let app = app.layer(cluster.layer());
+/// let public = TcpListener::bind("0.0.0.0:8000").await?;
+/// let (served, ()) = tokio::join!(axum::serve(public, app.clone()), cluster.serve_peers(peers, app));
+/// # served?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Cluster {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    router: Arc<Router>,
+    gate: Arc<Gate>,
+    beating: JoinHandle<()>,
+}
+
+/// What an instance needs to be a member. [`Cluster::in_memory`] begins one.
+#[derive(Debug, Clone)]
+#[must_use = "nothing happens before `connect`"]
+pub struct ClusterBuilder {
+    engine: Engine,
+    advertised: Option<String>,
+    secret: Option<String>,
+    filter: PeersFilter,
+}
+
+/// Where the directory is.
+#[derive(Debug, Clone)]
+enum Engine {
+    Memory(MemoryDirectory),
+}
+
+/// Why an instance cannot be a member.
+#[derive(Debug)]
+pub struct ConnectError {
+    what: What,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum What {
+    NotAdvertised,
+    NotAnAddress(String),
+    NotAPeer(IpAddr),
+    Secret,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// A cluster whose instances are all in this process.
+    pub fn in_memory(directory: &MemoryDirectory) -> ClusterBuilder {
+        ClusterBuilder::new(Engine::Memory(directory.clone()))
+    }
+
+    /// The layer for the application, the outermost of all.
+    pub fn layer(&self) -> ClusterLayer {
+        ClusterLayer::new(self.shared.router.clone())
+    }
+
+    /// Serves the application to the other instances, on a listener at the address that is advertised. The application is
+    /// the one that clients are served, with [`layer`](Self::layer) around it.
+    ///
+    /// It returns after [`leave`](Self::leave). Dropped, it closes all connections of peers at once.
+    pub async fn serve_peers<S>(&self, listener: TcpListener, app: S)
+    where
+        S: Service<Request<Body>, Response = Response<Body>, Error = std::convert::Infallible>
+            + Clone
+            + Send
+            + 'static,
+        S::Future: Send,
+    {
+        let leaving = self.shared.router.leaving.subscribe();
+        peers::serve(listener, app, self.shared.gate.clone(), leaving).await;
+    }
+
+    /// Hands the sessions of this instance over: from now on peers that ask for one are told to claim it. Then it closes the
+    /// listener for peers, and returns when [`serve_peers`](Self::serve_peers) has.
+    ///
+    /// Call it when the calls have ended: first the public listener is closed, then `Calls::drain` lets calls end while peers still
+    /// relay to them, then the instance leaves.
+    ///
+    /// # Cancel safety
+    ///
+    /// The instance leaves all the same when this is dropped.
+    pub async fn leave(&self) {
+        let router = &self.shared.router;
+        if router.leaving.send_replace(true) {
+            return router.leaving.closed().await;
+        }
+        info!(target: "mcp_cancel_cluster", "this instance leaves");
+        self.shared.beating.abort();
+        // Without an answer the lease ends by itself.
+        let _best_effort = router.directory.leave(router.me).await;
+        router.leaving.closed().await;
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("me", &self.shared.router.me)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.beating.abort();
+    }
+}
+
+// === impl ClusterBuilder ===
+
+impl ClusterBuilder {
+    fn new(engine: Engine) -> Self {
+        Self {
+            engine,
+            advertised: None,
+            secret: None,
+            filter: PeersFilter::default(),
+        }
+    }
+
+    /// Sets the address at which the other instances reach the listener for peers: an IP address and a port.
+    pub fn advertise(mut self, address: impl Into<String>) -> Self {
+        self.advertised = Some(address.into());
+        self
+    }
+
+    /// Sets a secret that all instances share. Without it, everybody who reaches the listener for peers from an address that
+    /// [`peers_filter`](Self::peers_filter) admits counts as one. It is sent in clear, as the requests are.
+    pub fn secret(mut self, secret: impl Into<String>) -> Self {
+        self.secret = Some(secret.into());
+        self
+    }
+
+    /// Sets which addresses may be peers', those that connect and those that the directory names. By default they are those of
+    /// private networks (RFC 1918, RFC 4193) and of this machine.
+    pub fn peers_filter(mut self, admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
+        self.filter = PeersFilter::new(admits);
+        self
+    }
+
+    /// Becomes a member.
+    ///
+    /// It does not need the directory to be there: until it is, sessions of other instances are not found.
+    ///
+    /// # Errors
+    ///
+    /// There is no address to advertise, it is none, or [`peers_filter`](Self::peers_filter) does not admit it; or the secret has
+    /// characters that a header field cannot have.
+    pub async fn connect(self) -> Result<Cluster, ConnectError> {
+        let me = Owner {
+            address: self.address()?,
+            incarnation: Incarnation::random(),
+        };
+        let secret = self.secret.as_deref().map_or(Ok(Secret::default()), Secret::new);
+        let secret = secret.map_err(|_| What::Secret)?;
+        match self.engine {
+            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret).await),
+        }
+    }
+
+    fn address(&self) -> Result<SocketAddr, What> {
+        let text = self.advertised.as_deref().ok_or(What::NotAdvertised)?;
+        let address: SocketAddr = text.parse().map_err(|_| What::NotAnAddress(text.to_owned()))?;
+        if address.port() == 0 || address.ip().is_unspecified() {
+            return Err(What::NotAnAddress(text.to_owned()));
+        }
+        // The others, which have the same filter, would never come.
+        if !self.filter.admits(address.ip()) {
+            return Err(What::NotAPeer(address.ip()));
+        }
+        Ok(address)
+    }
+}
+
+/// Everything that an instance is, over any directory.
+pub(crate) async fn join(
+    me: Owner,
+    directory: impl Directory,
+    filter: PeersFilter,
+    secret: Secret,
+) -> Cluster {
+    meter::describe();
+    todo!()
+}
+
+// === impl ConnectError ===
+
+impl From<What> for ConnectError {
+    fn from(what: What) -> Self {
+        Self { what }
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.what {
+            What::NotAdvertised => f.write_str("no address to advertise to the other instances"),
+            What::NotAnAddress(text) => {
+                write!(f, "not an address that other instances can reach, such as 10.0.0.7:9000: {text}")
+            }
+            What::NotAPeer(ip) => write!(f, "the filter of peers does not admit the advertised address {ip}"),
+            What::Secret => f.write_str("the secret is empty, or has characters that a header field cannot have"),
+        }
+    }
+}
+
+impl Error for ConnectError {}

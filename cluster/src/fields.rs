@@ -1,0 +1,80 @@
+//! What of a head is read to know where a request goes, in one pass: a look-up for each field would cost more.
+
+use http::{HeaderMap, HeaderName};
+
+use crate::wire;
+
+static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fields<'a> {
+    /// The id of the session, if the request names one and it can be read.
+    pub(crate) session: Option<&'a str>,
+    /// There are fields that only peers may have.
+    pub(crate) has_internal: bool,
+}
+
+// === impl Fields ===
+
+impl<'a> Fields<'a> {
+    pub(crate) fn of(headers: &'a HeaderMap) -> Self {
+        let mut has_internal = false;
+        let mut found = None;
+        let mut is_clear = true;
+        for (name, value) in headers {
+            if *name == SESSION_ID {
+                is_clear = found.is_none();
+                found = Some(value);
+            } else {
+                has_internal |= wire::is_internal(name);
+            }
+        }
+        let session = found.filter(|_| is_clear);
+        let session = session.and_then(|value| value.to_str().ok());
+        Self {
+            session: session.filter(|id| !id.is_empty()),
+            has_internal,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn fields(named: &[(&'static str, &[u8])]) -> (Option<String>, bool) {
+        let named = named.iter().map(|(name, value)| {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            (HeaderName::from_static(name), value)
+        });
+        let headers: HeaderMap = named.collect();
+        let fields = Fields::of(&headers);
+        (fields.session.map(str::to_owned), fields.has_internal)
+    }
+
+    #[test]
+    fn a_session_that_is_named_once_and_clearly_is_found() {
+        let (session, has_internal) = fields(&[("accept", b"*/*"), ("mcp-session-id", b"a b")]);
+        assert_eq!((session.as_deref(), has_internal), (Some("a b"), false));
+        for unclear in [
+            &[][..],
+            &[("mcp-session-id", &b""[..])],
+            &[("mcp-session-id", b"\xff")],
+            &[("mcp-session-id", b"a"), ("mcp-session-id", b"a")],
+            &[("mcp-session-id", b"a"), ("mcp-session-id", b"b"), ("mcp-session-id", b"a")],
+            &[("mcp-session", b"a"), ("mcp-session-ids", b"a")],
+        ] {
+            assert_eq!(fields(unclear), (None, false), "{unclear:?}");
+        }
+    }
+
+    #[test]
+    fn what_only_peers_may_say_is_noticed() {
+        for name in ["mcp-cluster", "mcp-cluster-client"] {
+            assert!(fields(&[("mcp-session-id", b"a"), (name, b"")]).1);
+        }
+        assert!(!fields(&[("mcp-clusters", b"")]).1);
+    }
+}

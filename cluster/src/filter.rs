@@ -1,0 +1,84 @@
+//! Which addresses may be peers', on both sides: who may connect here, and where relays may go. The directory says where owners
+//! are; whoever could write into it would otherwise choose where requests, and what their heads prove, are sent.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::Arc,
+};
+
+/// A test of addresses. Clones share it.
+#[derive(Clone)]
+pub(crate) struct PeersFilter(Arc<dyn Fn(IpAddr) -> bool + Send + Sync>);
+
+// === impl PeersFilter ===
+
+impl PeersFilter {
+    pub(crate) fn new(admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(admits))
+    }
+
+    /// IPv4 addresses inside of IPv6 ones are asked about as what they are.
+    pub(crate) fn admits(&self, address: IpAddr) -> bool {
+        (self.0)(address.to_canonical())
+    }
+}
+
+/// Private networks (RFC 1918, RFC 4193) and this machine. Not what is link-local: there clouds hand out credentials.
+impl Default for PeersFilter {
+    fn default() -> Self {
+        Self::new(|address| match address {
+            IpAddr::V4(v4) => v4.is_private() || v4.is_loopback(),
+            IpAddr::V6(v6) => v6.is_unique_local() || v6.is_loopback(),
+        })
+    }
+}
+
+impl fmt::Debug for PeersFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PeersFilter")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_near_may_be_a_peer_unless_somebody_says_so() {
+        let filter = PeersFilter::default();
+        for near in [
+            "10.0.0.7",
+            "172.16.0.1",
+            "172.31.255.254",
+            "192.168.1.1",
+            "127.0.0.1",
+            "127.8.8.8",
+            "::1",
+            "fd00::1",
+            "::ffff:10.0.0.7",
+        ] {
+            assert!(filter.admits(near.parse().unwrap()), "{near}");
+        }
+        for far in [
+            "8.8.8.8",
+            "172.15.255.255",
+            "172.32.0.1",
+            "192.169.0.1",
+            "100.64.0.1",
+            "169.254.169.254",
+            "fe80::1",
+            "0.0.0.0",
+            "255.255.255.255",
+            "2001:db8::1",
+            "::",
+            "::ffff:8.8.8.8",
+        ] {
+            assert!(!filter.admits(far.parse().unwrap()), "{far}");
+        }
+        let own = PeersFilter::new(|address| address == IpAddr::from([8, 8, 8, 8]));
+        assert!(own.admits("8.8.8.8".parse().unwrap()));
+        assert!(own.admits("::ffff:8.8.8.8".parse().unwrap()));
+        assert!(!own.admits("10.0.0.7".parse().unwrap()));
+    }
+}

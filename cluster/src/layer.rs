@@ -1,0 +1,223 @@
+//! The layer, outermost around an application: what is for a session that lives elsewhere goes there.
+//!
+//! A request that is served here pays for one pass over its head and one look-up in memory. Everything else may allocate: it is
+//! on its way to another machine.
+
+use std::{
+    fmt,
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use axum::{body::Body, response::IntoResponse};
+use http::{Method, Request, Response};
+use pin_project_lite::pin_project;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::{
+    fields::Fields,
+    peers,
+    resume::{self, LostCall},
+    router::{Routed, Router},
+    way::Step,
+    wire::{self, FromPeer},
+};
+
+/// Takes requests to the instance on which their session lives. [`Cluster::layer`](crate::Cluster::layer) makes it.
+///
+/// It belongs outside of everything else, so that what it relays is looked at where it is served, and once:
+///
+/// ```ignore
+/// let app = app.layer(CancelOnDisconnectLayer::new()).layer(cluster.layer());
+/// ```
+#[derive(Clone)]
+pub struct ClusterLayer {
+    router: Arc<Router>,
+}
+
+/// The service that [`ClusterLayer`] makes.
+#[derive(Clone)]
+pub struct ClusterService<S> {
+    inner: S,
+    router: Arc<Router>,
+}
+
+pin_project! {
+    /// The response of a [`ClusterService`].
+    pub struct ClusterFuture<F, E> {
+        #[pin]
+        kind: Kind<F, E>,
+    }
+}
+
+pin_project! {
+    #[project = KindProjected]
+    enum Kind<F, E> {
+        Here { #[pin] future: F },
+        Elsewhere { future: Elsewhere<E> },
+    }
+}
+
+type Elsewhere<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
+
+// === impl ClusterLayer ===
+
+impl ClusterLayer {
+    pub(crate) fn new(router: Arc<Router>) -> Self {
+        Self { router }
+    }
+}
+
+impl<S> Layer<S> for ClusterLayer {
+    type Service = ClusterService<S>;
+
+    fn layer(&self, inner: S) -> ClusterService<S> {
+        let router = self.router.clone();
+        ClusterService { inner, router }
+    }
+}
+
+impl fmt::Debug for ClusterLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterLayer").finish_non_exhaustive()
+    }
+}
+
+// === impl ClusterService ===
+
+impl<S> Service<Request<Body>> for ClusterService<S>
+where
+    S: Service<Request<Body>, Response: IntoResponse, Future: Send + 'static> + Clone + Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = ClusterFuture<S::Future, S::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let is_from_peer = request.extensions().get::<FromPeer>().is_some();
+        let fields = Fields::of(request.headers());
+        let step = self.router.arrive(fields.session, is_from_peer);
+        let has_session = fields.session.is_some();
+        if fields.has_internal {
+            wire::strip(request.headers_mut());
+        }
+        let is_local = step == Step::Serve && !is_from_peer;
+        if is_local && (!has_session || request.method() != Method::GET) {
+            let future = self.inner.call(request);
+            return ClusterFuture::here(future);
+        }
+        let lost = match step {
+            Step::Serve => self.router.localize(&mut request),
+            _ => None,
+        };
+        if is_local && lost.is_none() {
+            let future = self.inner.call(request);
+            return ClusterFuture::here(future);
+        }
+        let (router, inner) = (self.router.clone(), self.inner.clone());
+        ClusterFuture::elsewhere(async move {
+            match step {
+                Step::Moved => return Ok(peers::moved(request.into_body()).await),
+                Step::LookUp => return search(&router, inner, request).await,
+                _ => {}
+            }
+            let mut response = serve(&router, inner, request, lost).await?;
+            if is_from_peer {
+                wire::mark(response.headers_mut(), router.me.incarnation);
+            }
+            Ok(response)
+        })
+    }
+}
+
+/// Takes a request to its session, which is not known to live here.
+async fn search<S>(
+    router: &Router,
+    inner: S,
+    request: Request<Body>,
+) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
+{
+    match router.route(request).await {
+        Routed::Answered(response) => Ok(response),
+        Routed::Here(mut request, expected) => {
+            let lost = router.localize(&mut request);
+            let served = serve(router, inner, request, lost).await;
+            drop(expected);
+            served
+        }
+    }
+}
+
+/// Serves a request here, and answers for a call that is not any more.
+async fn serve<S>(
+    router: &Router,
+    mut inner: S,
+    request: Request<Body>,
+    lost: Option<LostCall>,
+) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
+{
+    poll_fn(|cx| inner.poll_ready(cx)).await?;
+    let response = inner.call(request).await?.into_response();
+    match lost {
+        Some(lost) if resume::is_accepted(&response) => Ok(router.answer(&lost, response).await),
+        _ => Ok(response),
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for ClusterService<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterService")
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl ClusterFuture ===
+
+impl<F, E> ClusterFuture<F, E> {
+    fn here(future: F) -> Self {
+        let kind = Kind::Here { future };
+        Self { kind }
+    }
+
+    fn elsewhere(future: impl Future<Output = Result<Response<Body>, E>> + Send + 'static) -> Self {
+        let future = Box::pin(future);
+        let kind = Kind::Elsewhere { future };
+        Self { kind }
+    }
+}
+
+impl<F, R, E> Future for ClusterFuture<F, E>
+where
+    F: Future<Output = Result<R, E>>,
+    R: IntoResponse,
+{
+    type Output = Result<Response<Body>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().kind.project() {
+            KindProjected::Here { future } => {
+                let response = ready!(future.poll(cx))?;
+                Poll::Ready(Ok(response.into_response()))
+            }
+            KindProjected::Elsewhere { future } => future.as_mut().poll(cx),
+        }
+    }
+}
+
+impl<F, E> fmt::Debug for ClusterFuture<F, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterFuture").finish_non_exhaustive()
+    }
+}

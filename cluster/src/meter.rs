@@ -1,0 +1,84 @@
+//! What is counted, through the `metrics` facade (feature `metrics`). Without the feature nothing is.
+//!
+//! | name | kind | label `outcome` | what |
+//! |---|---|---|---|
+//! | `mcp_cluster_sound` | gauge | | 1 while the directory answers every heartbeat, else 0 |
+//! | `mcp_cluster_lookups_total` | counter | `owner`, `nobody`, `no_answer` | look-ups of owners, cached ones too |
+//! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `unreachable`, `silent`, `broken` | requests sent to peers |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims for sessions whose owner is gone |
+
+use crate::way::{Claimed, Failure, Known};
+
+/// Describes the metrics to the recorder that is installed at this time.
+pub(crate) fn describe() {
+    #[cfg(feature = "metrics")]
+    {
+        use metrics::{Unit, describe_counter, describe_gauge};
+        describe_gauge!(
+            "mcp_cluster_sound",
+            Unit::Count,
+            "Whether the directory answers every heartbeat"
+        );
+        describe_counter!(
+            "mcp_cluster_lookups_total",
+            Unit::Count,
+            "Look-ups of owners, by outcome"
+        );
+        describe_counter!(
+            "mcp_cluster_relays_total",
+            Unit::Count,
+            "Requests sent to peers, by outcome"
+        );
+        describe_counter!(
+            "mcp_cluster_claims_total",
+            Unit::Count,
+            "Claims for sessions whose owner is gone, by outcome"
+        );
+    }
+}
+
+pub(crate) fn looked_up(known: Known) {
+    count(
+        "mcp_cluster_lookups_total",
+        match known {
+            Known::Owner(_) => "owner",
+            Known::Nobody => "nobody",
+            Known::NoAnswer => "no_answer",
+        },
+    );
+}
+
+/// Counts a relay: answered, or why not.
+pub(crate) fn relayed(failure: Option<Failure>) {
+    count(
+        "mcp_cluster_relays_total",
+        match failure {
+            None => "answered",
+            Some(Failure::Refused) => "refused",
+            Some(Failure::Moved) => "moved",
+            Some(Failure::Unreachable) => "unreachable",
+            Some(Failure::Silent) => "silent",
+            Some(Failure::Broken) => "broken",
+        },
+    );
+}
+
+pub(crate) fn claimed(claimed: Claimed) {
+    count(
+        "mcp_cluster_claims_total",
+        match claimed {
+            Claimed::Won => "won",
+            Claimed::Lost(_) => "lost",
+            Claimed::Nobody => "nobody",
+            Claimed::NoAnswer => "no_answer",
+        },
+    );
+}
+
+#[cfg(feature = "metrics")]
+fn count(name: &'static str, outcome: &'static str) {
+    metrics::counter!(name, "outcome" => outcome).increment(1);
+}
+
+#[cfg(not(feature = "metrics"))]
+fn count(_name: &'static str, _outcome: &'static str) {}

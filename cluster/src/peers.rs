@@ -1,0 +1,171 @@
+//! The listener for peers. What comes here was relayed by another instance, and is served here or sent back.
+//!
+//! 1. Only addresses that may be peers' are accepted, and only requests with the secret of the cluster are looked at.
+//! 2. A request is marked as a peer's by an extension. What its head said to this instance alone is gone before anything reads it.
+//! 3. It stays open while calls end: when the instance leaves, connections may end what they are at, for 5 s at most.
+
+use std::{convert::Infallible, future::poll_fn, sync::Arc, time::Duration};
+
+use axum::{body::Body, extract::ConnectInfo};
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use mcp_cancel_on_disconnect::socket::{DeadPeer, WatchedListener, WatchedStream};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
+use tower_service::Service;
+use tracing::{debug, warn};
+
+use crate::{
+    filter::PeersFilter,
+    wire::{self, FromPeer, Secret},
+};
+
+/// How long the head of a request may take to come: 10 s.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+
+/// How many fields a head may have: 256. The public side takes a hundred, and relays add some.
+const MAX_FIELDS: usize = 256;
+
+/// How long connections may take to end what they are at when the instance leaves: 5 s.
+const END_WITHIN: Duration = Duration::from_secs(5);
+
+/// How much of a request that is sent back is read: 64 KiB. A connection that is closed on unread bytes may lose its answer.
+const DRAINED: usize = 64 * 1024;
+
+/// How long that may take: 1 s.
+const DRAIN_WITHIN: Duration = Duration::from_secs(1);
+
+/// Who may come in.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    pub(crate) filter: PeersFilter,
+    pub(crate) secret: Secret,
+}
+
+/// The application, as it is served to peers.
+pub(crate) trait App:
+    Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + 'static
+{
+}
+
+impl<S> App for S where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static
+{
+}
+
+/// Serves peers until `leaving` says so or is dropped.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    app: impl App,
+    gate: Arc<Gate>,
+    leaving: watch::Receiver<bool>,
+) {
+    match DeadPeer::new().apply(&listener) {
+        Ok(applied) => debug!(target: "mcp_cancel_cluster", "{applied}"),
+        Err(error) => {
+            debug!(target: "mcp_cancel_cluster", %error, "no options for dead peers");
+        }
+    }
+    let listener = WatchedListener::new(listener);
+    let mut connections = JoinSet::new();
+    let mut stop = leaving.clone();
+    let mut stop = std::pin::pin!(has_left(&mut stop));
+    loop {
+        tokio::select! {
+            () = &mut stop => break,
+            (stream, address) = listener.accept() => {
+                if gate.filter.admits(address.ip()) {
+                    connections.spawn(connection(stream, app.clone(), gate.clone(), leaving.clone()));
+                } else {
+                    warn!(target: "mcp_cancel_cluster", %address, "an address that no peer may have connected");
+                }
+            }
+            Some(_ended) = connections.join_next() => {}
+        }
+    }
+    drop(listener);
+    let all_ended = async { while connections.join_next().await.is_some() {} };
+    if timeout(END_WITHIN, all_ended).await.is_err() {
+        warn!(target: "mcp_cancel_cluster", connections = connections.len(), "relays are cut off");
+    }
+}
+
+/// Says that a session is not here. That is known from the head alone; the body is only taken off the connection.
+pub(crate) async fn moved(body: Body) -> Response<Body> {
+    let rest = Limited::new(body, DRAINED).collect();
+    let _whole_or_not = timeout(DRAIN_WITHIN, rest).await;
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
+    wire::mark_moved(response.headers_mut());
+    response
+}
+
+async fn has_left(leaving: &mut watch::Receiver<bool>) {
+    // An error says that nobody is there any more who could leave.
+    let _left = leaving.wait_for(|has_left| *has_left).await;
+}
+
+async fn connection(
+    stream: WatchedStream,
+    app: impl App,
+    gate: Arc<Gate>,
+    mut leaving: watch::Receiver<bool>,
+) {
+    // Events are small, and are not to wait for one another.
+    let _best_effort = stream.tcp().set_nodelay(true);
+    let peer = stream.peer();
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer.clone());
+        answer(app.clone(), gate.clone(), request)
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_headers(MAX_FIELDS);
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut is_open = true;
+    loop {
+        tokio::select! {
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    debug!(target: "mcp_cancel_cluster", %error, "peer");
+                }
+                return;
+            }
+            () = has_left(&mut leaving), if is_open => {
+                is_open = false;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+async fn answer(
+    mut app: impl App,
+    gate: Arc<Gate>,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    if !gate.secret.opens(request.headers()) {
+        warn!(target: "mcp_cancel_cluster", "a request to the listener for peers is none of a peer's");
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::FORBIDDEN;
+        return Ok(response);
+    }
+    let client = wire::client(request.headers());
+    wire::strip(request.headers_mut());
+    let extensions = request.extensions_mut();
+    extensions.insert(FromPeer);
+    if let Some(client) = client {
+        extensions.insert(ConnectInfo(client));
+    }
+    poll_fn(|cx| app.poll_ready(cx)).await?;
+    app.call(request.map(Body::new)).await
+}

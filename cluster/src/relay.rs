@@ -1,0 +1,348 @@
+//! One hop: a request goes to the owner of its session over a connection of its own, and the response comes back on it.
+//!
+//! 1. The hop lives in the response and in nothing else. Where that is dropped, the connection is closed, and the owner sees that
+//!    the client has hung up.
+//! 2. Frames pass as they come. Nothing reads ahead: a client that does not read is felt by the owner.
+//! 3. A connection is used once. So none can turn out to be closed by the peer when a request has been written to it, and no
+//!    call is ever sent twice.
+//! 4. Calls may take as long as they like: dead peers are the kernel's to find. Everything else has its head within 10 s.
+//! 5. An answer that is none of a peer's is none.
+
+use std::{
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    pin::{Pin, pin},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    extract::{ConnectInfo, OriginalUri},
+};
+use bytes::Bytes;
+use http::{
+    Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri,
+    Version, header, request::Parts, uri::PathAndQuery,
+};
+use http_body::{Frame, SizeHint};
+use hyper::{
+    body::Incoming,
+    client::conn::http1::{self, Connection},
+};
+use hyper_util::rt::TokioIo;
+use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer};
+use tokio::{net::TcpStream, time::timeout};
+use tracing::{debug, warn};
+
+use crate::{
+    filter::PeersFilter,
+    held::Held,
+    ids::Owner,
+    way::Failure,
+    wire::{self, Answerer, Secret},
+};
+
+/// How long a connection to a peer may take: 1 s.
+const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+
+/// How long the head of a response may take, unless the request is a call: 10 s.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+
+/// Fields of one connection, beside those that `Connection` names. `Expect` was met here.
+const OF_ONE_CONNECTION: [HeaderName; 9] = [
+    header::CONNECTION,
+    header::EXPECT,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHENTICATE,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// What all relays of an instance have in common.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    filter: PeersFilter,
+    secret: Secret,
+}
+
+/// The body of a response, with the connection that it comes on.
+struct HopBody {
+    /// The connection first: it is closed before anything else goes.
+    connection: Option<HopConnection>,
+    incoming: Incoming,
+    gone: Option<Gone>,
+}
+
+type HopConnection = Connection<TokioIo<TcpStream>, Body>;
+
+/// The end of the client's connection, as the kernel knows it.
+type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+// === impl Relay ===
+
+impl Relay {
+    pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
+        Self { filter, secret }
+    }
+
+    /// Sends a request to an owner. After a failure `held` knows whether the request is still whole.
+    pub(crate) async fn send(
+        &self,
+        held: &mut Held,
+        owner: Owner,
+    ) -> Result<Response<Body>, Failure> {
+        if !self.filter.admits(owner.address.ip()) {
+            warn!(target: "mcp_cancel_cluster", owner = %owner.address, "the directory names an address that no peer may have");
+            return Err(Failure::Unreachable);
+        }
+        let stream = connect(owner.address).await?;
+        let Some(body) = held.lend() else {
+            return Err(Failure::Broken);
+        };
+        let request = self.letter(&held.head, body);
+        let is_call = held.head.method == Method::POST;
+        let gone = gone(&held.head.extensions);
+        let answered = exchange(stream, request, gone, held);
+        let mut response = if is_call {
+            answered.await?
+        } else {
+            let answered = timeout(HEAD_WITHIN, answered).await;
+            answered.map_err(|_| Failure::Silent)??
+        };
+        let answerer = Answerer::take(response.headers_mut());
+        match answerer {
+            Answerer::Peer(_) => {}
+            Answerer::Moved if response.status() == StatusCode::MISDIRECTED_REQUEST => {
+                return Err(Failure::Moved);
+            }
+            Answerer::Moved | Answerer::Stranger => {
+                let status = response.status();
+                warn!(target: "mcp_cancel_cluster", owner = %owner.address, %status, "whoever answers there is no peer, or has another secret");
+                return Err(Failure::Unreachable);
+            }
+        }
+        remove_hop_by_hop(response.headers_mut());
+        *response.version_mut() = Version::default();
+        Ok(response.map(Body::new))
+    }
+
+    /// The request as it goes to a peer.
+    fn letter(&self, head: &Parts, body: Body) -> Request<Body> {
+        let mut request = Request::new(body);
+        *request.method_mut() = head.method.clone();
+        *request.uri_mut() = origin_form(head);
+        let headers = request.headers_mut();
+        headers.clone_from(&head.headers);
+        remove_hop_by_hop(headers);
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        // HTTP/2 has it in the URI. The server checks it, as it would here.
+        let authority = head.uri.authority();
+        if !headers.contains_key(header::HOST)
+            && let Some(host) =
+                authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok())
+        {
+            headers.insert(header::HOST, host);
+        }
+        let client: Option<&ConnectInfo<SocketAddr>> = head.extensions.get();
+        self.secret.sign(headers, client.map(|client| client.0));
+        request
+    }
+}
+
+/// Opens a connection to a peer.
+async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
+    let stream = match timeout(CONNECT_WITHIN, TcpStream::connect(address)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            return Err(Failure::Refused);
+        }
+        Ok(Err(error)) => {
+            debug!(target: "mcp_cancel_cluster", owner = %address, %error, "no connection");
+            return Err(Failure::Unreachable);
+        }
+        Err(_) => return Err(Failure::Unreachable),
+    };
+    // On one machine a port that nobody listens on can be connected to itself.
+    if stream
+        .local_addr()
+        .is_ok_and(|own| own == address)
+    {
+        return Err(Failure::Refused);
+    }
+    // Without it, an answer would wait 40 ms for an acknowledgement.
+    let _best_effort = stream.set_nodelay(true);
+    // What the kernel does not know it goes on without.
+    let _best_effort = DeadPeer::new().apply(&stream);
+    Ok(stream)
+}
+
+/// Writes a request and waits for the head of its response.
+async fn exchange(
+    stream: TcpStream,
+    request: Request<Body>,
+    mut gone: Option<Gone>,
+    held: &mut Held,
+) -> Result<Response<HopBody>, Failure> {
+    let handshake = http1::handshake(TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.map_err(|_| Failure::Unreachable)?;
+    let mut connection = Some(connection);
+    let mut answer = pin!(sender.try_send_request(request));
+    let answered = poll_fn(|cx| {
+        if has_gone(&mut gone, cx) {
+            return Poll::Ready(None);
+        }
+        drive(&mut connection, cx);
+        answer.as_mut().poll(cx).map(Some)
+    });
+    match answered.await {
+        Some(Ok(response)) => Ok(response.map(|incoming| HopBody {
+            connection,
+            incoming,
+            gone,
+        })),
+        Some(Err(mut error)) => {
+            debug!(target: "mcp_cancel_cluster", error = %error.error(), "no answer");
+            match error.take_message() {
+                Some(unsent) => {
+                    held.give_back(unsent.into_body());
+                    Err(Failure::Unreachable)
+                }
+                None => Err(Failure::Broken),
+            }
+        }
+        // Nobody reads what follows from it.
+        None => Err(Failure::Broken),
+    }
+}
+
+/// Moves bytes on a connection, as long as it is open.
+fn drive(connection: &mut Option<HopConnection>, cx: &mut Context<'_>) {
+    if let Some(open) = connection
+        && let Poll::Ready(ended) = Pin::new(open).poll(cx)
+    {
+        if let Err(error) = ended {
+            debug!(target: "mcp_cancel_cluster", %error, "hop");
+        }
+        *connection = None;
+    }
+}
+
+/// Whether the client has gone, where a listener lets that be known although hyper does not read.
+fn has_gone(gone: &mut Option<Gone>, cx: &mut Context<'_>) -> bool {
+    gone.as_mut()
+        .is_some_and(|gone| gone.as_mut().poll(cx).is_ready())
+}
+
+fn gone(extensions: &Extensions) -> Option<Gone> {
+    let connect_info: Option<&ConnectInfo<Peer>> = extensions.get();
+    let peer: Option<&Peer> = extensions.get();
+    let peer = peer.or(connect_info.map(|info| &info.0))?.clone();
+    Some(Box::pin(async move { peer.gone().await }))
+}
+
+/// What was asked for, as it was before a router cut a prefix off.
+fn origin_form(head: &Parts) -> Uri {
+    let original: Option<&OriginalUri> = head.extensions.get();
+    let uri = original.map_or(&head.uri, |original| &original.0);
+    let path = uri.path_and_query().cloned();
+    Uri::from(path.unwrap_or(PathAndQuery::from_static("/")))
+}
+
+fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().chain(&OF_ONE_CONNECTION) {
+        headers.remove(name);
+    }
+}
+
+// === impl HopBody ===
+
+impl http_body::Body for HopBody {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
+        let this = &mut *self;
+        if has_gone(&mut this.gone, cx) {
+            this.connection = None;
+            return Poll::Ready(Some(Err("the client has gone".into())));
+        }
+        drive(&mut this.connection, cx);
+        let frame = Pin::new(&mut this.incoming).poll_frame(cx);
+        frame.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(uri: &str) -> Parts {
+        let request = Request::get(uri)
+            .header("connection", "close, X-Hop")
+            .header("x-hop", "1")
+            .header("te", "trailers")
+            .header("expect", "100-continue")
+            .header("authorization", "Bearer token")
+            .header("mcp-session-id", "a session")
+            .header("mcp-cluster", "forged")
+            .header("mcp-cluster-client", "10.0.0.1:1");
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn relay() -> Relay {
+        Relay::new(PeersFilter::default(), Secret::new("secret").unwrap())
+    }
+
+    #[test]
+    fn what_is_of_one_connection_stays_here_and_all_else_goes() {
+        let letter = relay().letter(&head("http://host/mcp?a=1"), Body::empty());
+        assert_eq!(letter.uri(), "/mcp?a=1");
+        let headers = letter.headers();
+        assert_eq!(headers["authorization"], "Bearer token");
+        assert_eq!(headers["mcp-session-id"], "a session");
+        assert_eq!(headers["connection"], "close");
+        assert_eq!(headers["host"], "host");
+        assert_eq!(headers["mcp-cluster"], "secret");
+        assert_eq!(headers.len(), 5, "{headers:?}");
+    }
+
+    #[test]
+    fn the_peer_learns_whose_request_it_is() {
+        let mut head = head("/mcp");
+        let client: SocketAddr = "192.0.2.1:4711".parse().unwrap();
+        head.extensions.insert(ConnectInfo(client));
+        let letter = relay().letter(&head, Body::empty());
+        assert_eq!(wire::client(letter.headers()), Some(client));
+    }
+
+    #[test]
+    fn a_router_that_cut_the_path_is_not_in_the_way() {
+        let mut head = head("/");
+        head.extensions
+            .insert(OriginalUri("http://host/tenant/mcp".parse().unwrap()));
+        assert_eq!(origin_form(&head), "/tenant/mcp");
+    }
+}

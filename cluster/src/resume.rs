@@ -1,0 +1,197 @@
+//! What a client that comes back names: an event of this incarnation, or of one whose calls ended with it.
+//!
+//! 1. An event of this incarnation is named to everything inside by the id that the session manager gave it.
+//! 2. One of another incarnation is named to nobody: to the session manager it could look like an event of another call. Its
+//!    client gets the answer that was kept, or the error that its server is gone, and the stream ends. It does so only once the
+//!    application has accepted the request: what it asks of clients it asks of these, too.
+//! 3. What no instance named passes as it is.
+
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use serde_json::{Value, json};
+
+use crate::{
+    fields::Fields,
+    ids::{EventName, Incarnation, SessionHash},
+};
+
+/// The field that names the event that a client has seen last.
+static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// The name of no event, whoever gives names.
+const NO_EVENT: &str = "~";
+
+/// The code of the error to calls whose server is gone: JSON-RPC's internal error.
+const GONE: i32 = -32603;
+
+/// A call that ended with its instance.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LostCall {
+    pub(crate) session: SessionHash,
+    pub(crate) incarnation: Incarnation,
+    /// The id of its request, as JSON text.
+    pub(crate) call: String,
+    /// The event, as the client named it.
+    named: HeaderValue,
+}
+
+/// Has a head name an event so that this instance understands it. Returns the call if it was another incarnation's.
+pub(crate) fn localize(headers: &mut HeaderMap, me: Incarnation) -> Option<LostCall> {
+    let session = Fields::of(headers).session.map(SessionHash::of)?;
+    let mut named = headers.get_all(&LAST_EVENT_ID).iter();
+    let (Some(only), None) = (named.next(), named.next()) else {
+        return None;
+    };
+    let only = only.clone();
+    let event = EventName::read(only.to_str().ok()?)?;
+    if event.incarnation == me {
+        let plain = HeaderValue::from_str(event.plain).ok()?;
+        headers.insert(&LAST_EVENT_ID, plain);
+        return None;
+    }
+    let Some(call) = event.call.filter(|call| is_request_id(call)) else {
+        // An event of the stream that belongs to no call. There is a new one here.
+        headers.remove(&LAST_EVENT_ID);
+        return None;
+    };
+    headers.insert(&LAST_EVENT_ID, HeaderValue::from_static(NO_EVENT));
+    Some(LostCall {
+        session,
+        incarnation: event.incarnation,
+        call,
+        named: only,
+    })
+}
+
+/// Whether a text that a client may have made up is a request id, and has its place in a line.
+fn is_request_id(text: &str) -> bool {
+    let value = serde_json::from_str(text);
+    matches!(value, Ok(Value::Number(_) | Value::String(_))) && !text.contains(char::is_control)
+}
+
+/// Whether the application has accepted a resume.
+pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
+    let content_type = response.headers().get(header::CONTENT_TYPE);
+    response.status().is_success()
+        && content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
+}
+
+// === impl LostCall ===
+
+impl LostCall {
+    /// Puts the answer, or the error, in the place of what the application had to say.
+    pub(crate) fn answer(&self, accepted: Response<Body>, kept: Option<&Bytes>) -> Response<Body> {
+        let mut response = accepted.map(|_| Body::from(self.events(kept)));
+        let headers = response.headers_mut();
+        headers.remove(header::CONTENT_LENGTH);
+        headers.remove(header::CONTENT_ENCODING);
+        response
+    }
+
+    fn events(&self, kept: Option<&Bytes>) -> Vec<u8> {
+        let Some(answer) = kept else {
+            // Alone, without an id: with one, the TypeScript client would come again for ever.
+            let error = json!({
+                "code": GONE,
+                "message": "the server that this call ran on is gone, and has left no answer",
+            });
+            let call = &self.call;
+            return format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{call},\"error\":{error}}}\n\n")
+                .into_bytes();
+        };
+        // The id that the client named stays what it names, should it be cut off in the answer.
+        let mut events = [b"id: ", self.named.as_bytes(), b"\ndata:\n\n"].concat();
+        for line in answer.split(|byte| *byte == b'\n') {
+            events.extend_from_slice(b"data: ");
+            events.extend_from_slice(line);
+            events.push(b'\n');
+        }
+        events.push(b'\n');
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ME: &str = "0123456789abcdef";
+    const OTHER: &str = "fedcba9876543210";
+
+    fn localized(named: &[&str]) -> (Option<LostCall>, Vec<String>) {
+        let mut headers = HeaderMap::new();
+        headers.insert("mcp-session-id", HeaderValue::from_static("a session"));
+        for value in named {
+            headers.append(&LAST_EVENT_ID, value.parse().unwrap());
+        }
+        let lost = localize(&mut headers, ME.parse().unwrap());
+        let left = headers.get_all(&LAST_EVENT_ID).iter();
+        let left = left.map(|value| value.to_str().unwrap().to_owned());
+        (lost, left.collect())
+    }
+
+    fn strings(texts: &[&str]) -> Vec<String> {
+        texts.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn an_event_of_this_incarnation_has_its_plain_id() {
+        for call in ["7", "%2222%22", ""] {
+            let (lost, left) = localized(&[&format!("3/0~{ME}~{call}")]);
+            assert_eq!((lost, left), (None, vec!["3/0".to_owned()]));
+        }
+    }
+
+    #[test]
+    fn an_event_of_another_incarnation_is_named_to_nobody() {
+        for (encoded, call) in [("7", "7"), ("%22a%20b%22", "\"a b\""), ("1%2E0", "1.0")] {
+            let (lost, left) = localized(&[&format!("3/0~{OTHER}~{encoded}")]);
+            let lost = lost.unwrap();
+            assert_eq!((&*lost.call, lost.incarnation), (call, OTHER.parse().unwrap()));
+            assert_eq!(left, [NO_EVENT]);
+        }
+    }
+
+    #[test]
+    fn a_stream_of_no_call_begins_anew() {
+        for call in ["", "nonsense", "null", "%5B7%5D", "7%0A", "%22%0A%22"] {
+            let (lost, left) = localized(&[&format!("12~{OTHER}~{call}")]);
+            assert_eq!((lost, left), (None, Vec::new()), "{call}");
+        }
+    }
+
+    #[test]
+    fn what_no_instance_named_passes_as_it_is() {
+        let twice = format!("0/0~{ME}~7");
+        for named in [
+            &[][..],
+            &["0/0"],
+            &["0/0~7"],
+            &["0/0~0123~7"],
+            &["0/0~0123456789ABCDEF~7"],
+            &["~~"],
+            &[""],
+            &[&*twice, &*twice],
+        ] {
+            let (lost, left) = localized(named);
+            assert_eq!((lost, left), (None, strings(named)));
+        }
+    }
+
+    #[test]
+    fn the_error_comes_alone_and_the_answer_after_the_id_that_was_named() {
+        let (lost, _) = localized(&[&format!("3/0~{OTHER}~7")]);
+        let lost = lost.unwrap();
+        let error = String::from_utf8(lost.events(None)).unwrap();
+        let data = error.strip_prefix("data: ").unwrap().strip_suffix("\n\n").unwrap();
+        let error: Value = serde_json::from_str(data).unwrap();
+        assert_eq!((&error["id"], &error["error"]["code"]), (&json!(7), &json!(GONE)));
+
+        let answer = lost.events(Some(&Bytes::from_static(b"{\"id\":7,\n\"result\":{}}")));
+        let expected = format!(
+            "id: 3/0~{OTHER}~7\ndata:\n\ndata: {{\"id\":7,\ndata: \"result\":{{}}}}\n\n"
+        );
+        assert_eq!(String::from_utf8(answer).unwrap(), expected);
+    }
+}

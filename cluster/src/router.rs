@@ -1,0 +1,201 @@
+//! Takes a request to where its session lives: it asks [`Way`] what to do, does it, and tells it what came of that.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use tokio::sync::watch;
+use tracing::{debug, info};
+
+use crate::{
+    arrivals::{Arrivals, Expected},
+    directory::{Alive, Claim, Directory as _, Found, Limited},
+    fields::Fields,
+    heart::Heart,
+    held::Held,
+    ids::{Owner, SessionHash},
+    meter,
+    owners::Owners,
+    relay::Relay,
+    resume::{self, LostCall},
+    sessions::Sessions,
+    way::{Arrival, Claimed, Known, Lease, Refusal, Step, Way},
+};
+
+/// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// What of an instance takes part in routing.
+#[derive(Debug)]
+pub(crate) struct Router {
+    pub(crate) me: Owner,
+    pub(crate) directory: Limited,
+    pub(crate) heart: Arc<Heart>,
+    pub(crate) owners: Owners,
+    pub(crate) relay: Relay,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) arrivals: Arrivals,
+    /// Set once, when the instance hands its sessions over.
+    pub(crate) leaving: watch::Sender<bool>,
+}
+
+/// Where a request came to.
+pub(crate) enum Routed {
+    /// It is to be served here. The session is expected until that has begun.
+    Here(Request<Body>, Option<Expected>),
+    Answered(Response<Body>),
+}
+
+// === impl Router ===
+
+impl Router {
+    /// What is to be done with a request that has just come.
+    pub(crate) fn arrive(&self, session: Option<&str>, is_from_peer: bool) -> Step {
+        let is_here = |id| {
+            let is_alive = self.sessions.has(id);
+            is_alive || (is_from_peer && self.arrivals.has(SessionHash::of(id)))
+        };
+        let arrival = Arrival {
+            has_session: session.is_some(),
+            is_here: session.is_some_and(is_here),
+            is_from_peer,
+            is_leaving: is_from_peer && *self.leaving.borrow(),
+        };
+        arrival.step()
+    }
+
+    /// Has a request that is served here name its event so that this instance understands it.
+    pub(crate) fn localize(&self, request: &mut Request<Body>) -> Option<LostCall> {
+        if request.method() != Method::GET {
+            return None;
+        }
+        resume::localize(request.headers_mut(), self.me.incarnation)
+    }
+
+    /// Answers for a call that ended with its instance, in the place of what the application says.
+    pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
+        let kept = self.directory.answer(lost.session, lost.incarnation, &lost.call).await;
+        match kept {
+            Ok(kept) => lost.answer(accepted, kept.as_ref()),
+            // The answer may be there.
+            Err(_) => Refusal::NotSound.into(),
+        }
+    }
+
+    /// Routes a request whose session does not live here.
+    pub(crate) async fn route(&self, request: Request<Body>) -> Routed {
+        let Some(session) = Fields::of(request.headers()).session.map(SessionHash::of) else {
+            return Routed::Here(request, None);
+        };
+        let is_call = request.method() == Method::POST;
+        let mut way = Way::new(self.me.incarnation, is_call);
+        let mut held = Held::new(request);
+        let mut step = Step::LookUp;
+        loop {
+            step = match step {
+                Step::LookUp => {
+                    let (known, is_sound) = self.look_up(session).await;
+                    meter::looked_up(known);
+                    way.known(known, is_sound)
+                }
+                Step::Relay(owner) => {
+                    if held.read().await.is_err() {
+                        return Routed::Answered(refused(StatusCode::BAD_REQUEST, "the request broke off"));
+                    }
+                    let sent = self.relay.send(&mut held, owner).await;
+                    meter::relayed(sent.as_ref().err().copied());
+                    match sent {
+                        Ok(response) => return Routed::Answered(response),
+                        Err(failure) => {
+                            debug!(target: "mcp_cancel_cluster", %session, owner = %owner.address, ?failure, "relay failed");
+                            self.owners.forget(session);
+                            way.failed(owner, failure)
+                        }
+                    }
+                }
+                Step::AskLease(owner) => way.lease(owner, self.lease(owner).await),
+                Step::Claim(former) => {
+                    let (claimed, is_sound) = self.claim(session, former).await;
+                    meter::claimed(claimed);
+                    way.claimed(claimed, is_sound, held.is_whole())
+                }
+                Step::Take => {
+                    let expected = self.arrivals.expect(session);
+                    return here(held, Some(expected));
+                }
+                Step::Serve | Step::Moved => return here(held, None),
+                Step::Refuse(refusal) => {
+                    debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
+                    return Routed::Answered(refusal.into());
+                }
+            };
+        }
+    }
+
+    async fn look_up(&self, session: SessionHash) -> (Known, bool) {
+        todo!()
+    }
+
+    async fn lease(&self, owner: Owner) -> Lease {
+        let asker = self.me.incarnation;
+        match self.directory.is_alive(owner.incarnation, asker).await {
+            Ok(Alive::Yes) => Lease::Alive,
+            Ok(Alive::No(absence)) if self.heart.proves(&absence) => Lease::Gone,
+            Ok(Alive::No(_)) | Err(_) => Lease::NoAnswer,
+        }
+    }
+
+    /// Claims a session. Also says whether it does not exist beyond doubt, if the directory does not know it.
+    async fn claim(&self, session: SessionHash, former: Owner) -> (Claimed, bool) {
+        match self.directory.claim(session, former, self.me).await {
+            Ok(Claim::Won) => {
+                info!(target: "mcp_cancel_cluster", %session, former = %former.address, "session claimed, its owner is gone");
+                (Claimed::Won, false)
+            }
+            Ok(Claim::Lost(owner)) => {
+                self.owners.learn(session, owner);
+                (Claimed::Lost(owner), false)
+            }
+            Ok(Claim::Unknown) => match self.look_up(session).await {
+                (Known::Owner(owner), _) => (Claimed::Lost(owner), false),
+                (Known::Nobody, is_sound) => (Claimed::Nobody, is_sound),
+                (Known::NoAnswer, _) => (Claimed::NoAnswer, false),
+            },
+            Err(_) => (Claimed::NoAnswer, false),
+        }
+    }
+}
+
+fn here(held: Held, expected: Option<Expected>) -> Routed {
+    match held.into_request() {
+        Some(request) => Routed::Here(request, expected),
+        // `Way` does not come here with a request that is not whole.
+        None => Routed::Answered(Refusal::Again.into()),
+    }
+}
+
+fn refused(status: StatusCode, text: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    response
+}
+
+// === impl Refusal ===
+
+impl From<Refusal> for Response<Body> {
+    fn from(refusal: Refusal) -> Self {
+        let text = match refusal {
+            Refusal::NotSound => "where this session lives is not known at the moment\n",
+            Refusal::OwnerAway => "the server of this session cannot be reached at the moment\n",
+            Refusal::Again => "this session has just moved\n",
+            Refusal::Broken => {
+                return refused(StatusCode::BAD_GATEWAY, "the server of this session broke off\n");
+            }
+        };
+        let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, text);
+        response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        response
+    }
+}

@@ -1,0 +1,180 @@
+//! The decision where a request is served, without input or output: what was learned goes in, what to do next comes out.
+//!
+//! 1. A request without a session, and one whose session lives here, is served here. Nothing is asked.
+//! 2. What came from a peer is served here or refused as moved. It is never relayed: there is one hop.
+//! 3. Everything else goes to the owner of its session. If he is gone, one claim is made for him, and whoever loses it relays to
+//!    the winner, once.
+//! 4. "No such session" is only said here if the directory was sound for long enough. In every other doubt the client is asked
+//!    to come again.
+//! 5. Nothing is served here whose body has gone to a peer already, and no call is sent twice.
+
+use crate::ids::{Incarnation, Owner};
+
+/// What is known of a request when its head has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    /// It names one session that can be read.
+    pub(crate) has_session: bool,
+    /// That session lives here.
+    pub(crate) is_here: bool,
+    /// It came over the listener for peers.
+    pub(crate) is_from_peer: bool,
+    /// This instance hands its sessions over.
+    pub(crate) is_leaving: bool,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Serve it here.
+    Serve,
+    /// Serve it here although its session does not live here yet: it is this instance's, and comes with this request.
+    Take,
+    /// Tell the peer that the session is not here.
+    Moved,
+    /// Ask for the owner.
+    LookUp,
+    Relay(Owner),
+    /// Ask whether this owner is alive.
+    AskLease(Owner),
+    /// Claim the session from this owner.
+    Claim(Owner),
+    Refuse(Refusal),
+}
+
+/// Why a request is not served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The directory did not answer, or what it says is not to be relied on yet.
+    NotSound,
+    /// The owner, who is not known to be gone, could not be reached.
+    OwnerAway,
+    /// The session has come to this instance or another while the request was under way. It can be sent again.
+    Again,
+    /// The owner broke off before he answered. Whether he had begun is not known, so it is not for this instance to send it again.
+    Broken,
+}
+
+/// What came of a [`Step::LookUp`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Known {
+    Owner(Owner),
+    Nobody,
+    NoAnswer,
+}
+
+/// Why a [`Step::Relay`] came to nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// Nobody listens there. Nothing was sent.
+    Refused,
+    /// The peer says that the session is not with him.
+    Moved,
+    /// No connection came about, or none to a peer.
+    Unreachable,
+    /// No head came in time.
+    Silent,
+    /// The connection ended before the head.
+    Broken,
+}
+
+/// What came of a [`Step::AskLease`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lease {
+    Alive,
+    Gone,
+    NoAnswer,
+}
+
+/// What came of a [`Step::Claim`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claimed {
+    Won,
+    Lost(Owner),
+    /// The directory does not know the session any more.
+    Nobody,
+    NoAnswer,
+}
+
+/// The way of one request.
+#[derive(Debug)]
+pub(crate) struct Way {
+    me: Incarnation,
+    /// It may have an effect that must not happen twice, and take as long as it likes: a POST.
+    is_call: bool,
+    has_claimed: bool,
+}
+
+// === impl Arrival ===
+
+impl Arrival {
+    pub(crate) fn step(self) -> Step {
+        let is_ours = self.has_session && self.is_here;
+        match (self.is_from_peer, is_ours) {
+            (true, true) if !self.is_leaving => Step::Serve,
+            (true, _) => Step::Moved,
+            (false, true) => Step::Serve,
+            (false, false) if !self.has_session => Step::Serve,
+            (false, false) => Step::LookUp,
+        }
+    }
+}
+
+// === impl Way ===
+
+impl Way {
+    pub(crate) fn new(me: Incarnation, is_call: bool) -> Self {
+        Self {
+            me,
+            is_call,
+            has_claimed: false,
+        }
+    }
+
+    /// What follows from a look-up. `is_sound`: the directory was sound for long enough that what it does not know does not exist.
+    pub(crate) fn known(&self, known: Known, is_sound: bool) -> Step {
+        match known {
+            Known::Owner(owner) if owner.incarnation == self.me => Step::Take,
+            Known::Owner(owner) => Step::Relay(owner),
+            Known::Nobody if is_sound => Step::Serve,
+            Known::Nobody | Known::NoAnswer => Step::Refuse(Refusal::NotSound),
+        }
+    }
+
+    /// What follows from a relay that came to nothing.
+    pub(crate) fn failed(&self, owner: Owner, failure: Failure) -> Step {
+        match failure {
+            Failure::Broken | Failure::Silent if self.is_call => Step::Refuse(Refusal::Broken),
+            // One claim, one more relay: whoever goes on from here would go in circles.
+            _ if self.has_claimed => Step::Refuse(Refusal::OwnerAway),
+            Failure::Refused | Failure::Moved => Step::Claim(owner),
+            Failure::Unreachable | Failure::Silent | Failure::Broken => Step::AskLease(owner),
+        }
+    }
+
+    /// What follows from the lease of an owner who could not be reached.
+    pub(crate) fn lease(&self, owner: Owner, lease: Lease) -> Step {
+        match lease {
+            Lease::Gone => Step::Claim(owner),
+            Lease::Alive => Step::Refuse(Refusal::OwnerAway),
+            Lease::NoAnswer => Step::Refuse(Refusal::NotSound),
+        }
+    }
+
+    /// What follows from a claim. `is_whole`: the request can still be sent or served as it came.
+    pub(crate) fn claimed(&mut self, claimed: Claimed, is_sound: bool, is_whole: bool) -> Step {
+        self.has_claimed = true;
+        match claimed {
+            Claimed::NoAnswer => Step::Refuse(Refusal::NotSound),
+            Claimed::Nobody if !is_sound => Step::Refuse(Refusal::NotSound),
+            _ if !is_whole => Step::Refuse(Refusal::Again),
+            Claimed::Nobody => Step::Serve,
+            Claimed::Won => Step::Take,
+            Claimed::Lost(owner) if owner.incarnation == self.me => Step::Take,
+            Claimed::Lost(owner) => Step::Relay(owner),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

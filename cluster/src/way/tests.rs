@@ -1,0 +1,283 @@
+//! The decision, row by row, and under any answers at all.
+
+use std::net::SocketAddr;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn owner(number: u16) -> Owner {
+    Owner {
+        address: SocketAddr::from(([127, 0, 0, 1], number)),
+        incarnation: incarnation(number),
+    }
+}
+
+fn incarnation(number: u16) -> Incarnation {
+    format!("{number:016x}").parse().unwrap()
+}
+
+fn way(is_call: bool) -> Way {
+    Way::new(incarnation(1), is_call)
+}
+
+#[test]
+fn a_head_decides_at_once_or_asks_for_the_owner() {
+    let rows = [
+        // has_session, is_here, is_from_peer, is_leaving
+        ((false, false, false, false), Step::Serve),
+        ((false, false, false, true), Step::Serve),
+        ((true, true, false, false), Step::Serve),
+        ((true, true, false, true), Step::Serve),
+        ((true, false, false, false), Step::LookUp),
+        ((true, false, false, true), Step::LookUp),
+        ((true, true, true, false), Step::Serve),
+        ((true, true, true, true), Step::Moved),
+        ((true, false, true, false), Step::Moved),
+        ((true, false, true, true), Step::Moved),
+        ((false, false, true, false), Step::Moved),
+        ((false, false, true, true), Step::Moved),
+    ];
+    for ((has_session, is_here, is_from_peer, is_leaving), step) in rows {
+        let arrival = Arrival {
+            has_session,
+            is_here,
+            is_from_peer,
+            is_leaving,
+        };
+        assert_eq!(arrival.step(), step, "{arrival:?}");
+    }
+}
+
+#[test]
+fn what_is_not_known_does_not_exist_only_if_the_directory_is_sound() {
+    let refused = Step::Refuse(Refusal::NotSound);
+    let rows = [
+        (Known::Owner(owner(1)), true, Step::Take),
+        (Known::Owner(owner(1)), false, Step::Take),
+        (Known::Owner(owner(2)), true, Step::Relay(owner(2))),
+        (Known::Owner(owner(2)), false, Step::Relay(owner(2))),
+        (Known::Nobody, true, Step::Serve),
+        (Known::Nobody, false, refused),
+        (Known::NoAnswer, true, refused),
+        (Known::NoAnswer, false, refused),
+    ];
+    for (known, is_sound, step) in rows {
+        assert_eq!(way(true).known(known, is_sound), step, "{known:?} {is_sound}");
+    }
+}
+
+#[test]
+fn a_session_is_claimed_only_if_its_owner_is_gone() {
+    let (claim, ask) = (Step::Claim(owner(2)), Step::AskLease(owner(2)));
+    let broken = Step::Refuse(Refusal::Broken);
+    let rows = [
+        (Failure::Refused, claim, claim),
+        (Failure::Moved, claim, claim),
+        (Failure::Unreachable, ask, ask),
+        // What a call has begun must not begin again.
+        (Failure::Silent, broken, ask),
+        (Failure::Broken, broken, ask),
+    ];
+    for (failure, call, other) in rows {
+        assert_eq!(way(true).failed(owner(2), failure), call, "{failure:?}");
+        assert_eq!(way(false).failed(owner(2), failure), other, "{failure:?}");
+    }
+    let away = Step::Refuse(Refusal::OwnerAway);
+    let rows = [
+        (Lease::Gone, claim),
+        (Lease::Alive, away),
+        (Lease::NoAnswer, Step::Refuse(Refusal::NotSound)),
+    ];
+    for (lease, step) in rows {
+        assert_eq!(way(false).lease(owner(2), lease), step, "{lease:?}");
+    }
+}
+
+#[test]
+fn after_a_claim_the_request_goes_where_the_session_is_if_it_can() {
+    let not_sound = Step::Refuse(Refusal::NotSound);
+    let again = Step::Refuse(Refusal::Again);
+    let rows = [
+        // claimed, is_sound, is_whole
+        (Claimed::Won, true, true, Step::Take),
+        (Claimed::Won, false, true, Step::Take),
+        (Claimed::Won, true, false, again),
+        (Claimed::Lost(owner(3)), true, true, Step::Relay(owner(3))),
+        (Claimed::Lost(owner(3)), false, true, Step::Relay(owner(3))),
+        (Claimed::Lost(owner(3)), true, false, again),
+        (Claimed::Lost(owner(1)), true, true, Step::Take),
+        (Claimed::Lost(owner(1)), true, false, again),
+        (Claimed::Nobody, true, true, Step::Serve),
+        (Claimed::Nobody, true, false, again),
+        (Claimed::Nobody, false, true, not_sound),
+        (Claimed::Nobody, false, false, not_sound),
+        (Claimed::NoAnswer, true, true, not_sound),
+        (Claimed::NoAnswer, false, true, not_sound),
+    ];
+    for (claimed, is_sound, is_whole, step) in rows {
+        let decided = way(true).claimed(claimed, is_sound, is_whole);
+        assert_eq!(decided, step, "{claimed:?} {is_sound} {is_whole}");
+    }
+}
+
+#[test]
+fn the_relay_after_a_claim_is_the_last() {
+    for failure in FAILURES {
+        let mut way = way(false);
+        let step = way.claimed(Claimed::Lost(owner(3)), true, true);
+        assert_eq!(step, Step::Relay(owner(3)));
+        let end = Step::Refuse(Refusal::OwnerAway);
+        assert_eq!(way.failed(owner(3), failure), end, "{failure:?}");
+    }
+}
+
+const FAILURES: [Failure; 5] = [
+    Failure::Refused,
+    Failure::Moved,
+    Failure::Unreachable,
+    Failure::Silent,
+    Failure::Broken,
+];
+
+/// What a directory and peers say, in the order in which they are asked.
+#[derive(Debug, Clone)]
+struct World {
+    arrival: Arrival,
+    known: Known,
+    failures: Vec<Option<Failure>>,
+    lease: Lease,
+    claimed: Claimed,
+    is_sound: Vec<bool>,
+    is_long: bool,
+    is_call: bool,
+}
+
+fn worlds() -> impl Strategy<Value = World> {
+    let owners = (1..5_u16).prop_map(owner);
+    let arrival = any::<[bool; 4]>().prop_map(|flags| Arrival {
+        has_session: flags[0],
+        is_here: flags[1],
+        is_from_peer: flags[2],
+        is_leaving: flags[3],
+    });
+    let known = prop_oneof![
+        4 => owners.clone().prop_map(Known::Owner),
+        1 => Just(Known::Nobody),
+        1 => Just(Known::NoAnswer),
+    ];
+    let failure = proptest::option::weighted(0.8, proptest::sample::select(FAILURES.to_vec()));
+    let lease = prop_oneof![
+        2 => Just(Lease::Gone),
+        1 => Just(Lease::Alive),
+        1 => Just(Lease::NoAnswer)
+    ];
+    let claimed = prop_oneof![
+        2 => Just(Claimed::Won),
+        2 => owners.prop_map(Claimed::Lost),
+        1 => Just(Claimed::Nobody),
+        1 => Just(Claimed::NoAnswer),
+    ];
+    let failures = proptest::collection::vec(failure, 3);
+    let sound = proptest::collection::vec(any::<bool>(), 2);
+    let flags = any::<[bool; 2]>();
+    (arrival, known, failures, lease, claimed, sound, flags).prop_map(
+        |(arrival, known, failures, lease, claimed, is_sound, [is_long, is_call])| World {
+            arrival,
+            known,
+            failures,
+            lease,
+            claimed,
+            is_sound,
+            is_long,
+            is_call,
+        },
+    )
+}
+
+/// Walks a way to its end, and gives all of its steps. The last is `None` if a relay was answered.
+fn walk(world: &World) -> Vec<Option<Step>> {
+    let mut way = Way::new(incarnation(1), world.is_call);
+    let mut failures = world.failures.iter();
+    let mut steps = vec![Some(world.arrival.step())];
+    let mut is_whole = true;
+    while let Some(Some(step)) = steps.last().copied() {
+        assert!(steps.len() < 10, "in circles: {steps:?}");
+        let next = match step {
+            Step::Serve | Step::Take | Step::Moved | Step::Refuse(_) => break,
+            Step::LookUp => Some(way.known(world.known, world.is_sound[0])),
+            Step::Relay(owner) => failures.next().expect("three relays").map(|failure| {
+                let is_sent = !matches!(failure, Failure::Refused | Failure::Unreachable);
+                is_whole &= !(is_sent && world.is_long);
+                way.failed(owner, failure)
+            }),
+            Step::AskLease(owner) => Some(way.lease(owner, world.lease)),
+            Step::Claim(_) => Some(way.claimed(world.claimed, world.is_sound[1], is_whole)),
+        };
+        steps.push(next);
+    }
+    steps
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_is_answered_the_invariants_hold(world in worlds()) {
+        let steps = walk(&world);
+        let taken: Vec<Step> = steps.iter().copied().flatten().collect();
+        let last = steps.last().copied().flatten();
+        let count = |wanted: fn(&Step) -> bool| taken.iter().filter(|step| wanted(step)).count();
+        let relays = count(|step| matches!(step, Step::Relay(_)));
+        let claims = count(|step| matches!(step, Step::Claim(_)));
+
+        // One hop, one claim, one more relay.
+        prop_assert!(claims <= 1);
+        prop_assert!(relays <= 1 + claims);
+        prop_assert!(!world.arrival.is_from_peer || taken.len() == 1);
+
+        // Nobody relays to himself.
+        for step in &taken {
+            if let Step::Relay(owner) | Step::Claim(owner) = step {
+                prop_assert_ne!(owner.incarnation, incarnation(1));
+            }
+        }
+
+        // Only the one whose session it is takes it.
+        if last == Some(Step::Take) {
+            let is_ours = if claims == 0 {
+                world.known == Known::Owner(owner(1))
+            } else {
+                matches!(world.claimed, Claimed::Won) || world.claimed == Claimed::Lost(owner(1))
+            };
+            prop_assert!(is_ours, "{:?}", steps);
+        }
+
+        // "No such session" needs a directory that said so and was sound.
+        if last == Some(Step::Serve) && world.arrival.has_session && !world.arrival.is_here {
+            let says_so = if claims == 0 {
+                world.known == Known::Nobody && world.is_sound[0]
+            } else {
+                world.claimed == Claimed::Nobody && world.is_sound[1]
+            };
+            prop_assert!(says_so, "{:?}", steps);
+        }
+
+        // No claim from an owner who may live: nobody listens there, he said so himself, or his lease is over.
+        if let Some(at) = taken.iter().position(|step| matches!(step, Step::Claim(_))) {
+            let first = world.failures[0].unwrap();
+            match taken[at - 1] {
+                Step::Relay(_) => prop_assert!(matches!(first, Failure::Refused | Failure::Moved)),
+                Step::AskLease(_) => prop_assert_eq!(world.lease, Lease::Gone),
+                step => prop_assert!(false, "a claim after {:?}", step),
+            }
+        }
+
+        // A call that a peer may have begun is neither sent again nor served here.
+        let began = [Some(Failure::Broken), Some(Failure::Silent)];
+        let broke = world.failures.iter().take(relays).any(|failure| began.contains(failure));
+        if world.is_call && broke {
+            prop_assert_eq!(last, Some(Step::Refuse(Refusal::Broken)));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What instances say to one another in the heads of relays, beside the request itself. Clients neither see it nor can say it:
+//!
+//! 1. The public side removes these fields from every request before anything reads it, and from every response of a peer.
+//! 2. What came from a peer is marked by an extension, which no bytes on a connection can make.
+//! 3. A response that lacks the field is none of a peer's, whatever it says: an address may have become somebody else's.
+
+use std::{fmt, net::SocketAddr};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use subtle::ConstantTimeEq as _;
+
+use crate::ids::Incarnation;
+
+/// In a request: the secret that the instances share. In a response: the incarnation that served it, or [`MOVED`].
+static CLUSTER: HeaderName = HeaderName::from_static("mcp-cluster");
+
+/// The address of the client whose request is relayed.
+static CLIENT: HeaderName = HeaderName::from_static("mcp-cluster-client");
+
+/// Says that the session is not here. A status alone could be the application's.
+const MOVED: &str = "moved";
+
+/// What is said where no secret is set, so that a request which is no relay is told from one.
+const NO_SECRET: &str = "relay";
+
+/// Marks a request that came over the listener for peers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FromPeer;
+
+/// What the instances share to know one another.
+#[derive(Clone)]
+pub(crate) struct Secret(HeaderValue);
+
+/// The secret has characters that a header field cannot have, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotASecret;
+
+/// Who answered a relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answerer {
+    /// An instance, which served it.
+    Peer(Incarnation),
+    /// An instance that does not have the session.
+    Moved,
+    /// Nobody of this cluster.
+    Stranger,
+}
+
+/// Whether a field is one of these, for those who look through a head anyway.
+pub(crate) fn is_internal(name: &HeaderName) -> bool {
+    *name == CLUSTER || *name == CLIENT
+}
+
+/// Removes what only peers may say.
+pub(crate) fn strip(headers: &mut HeaderMap) {
+    headers.remove(&CLUSTER);
+    headers.remove(&CLIENT);
+}
+
+// === impl Secret ===
+
+impl Secret {
+    pub(crate) fn new(secret: &str) -> Result<Self, NotASecret> {
+        let mut value = HeaderValue::from_str(secret).map_err(|_| NotASecret)?;
+        // A field loses the spaces around it on its way.
+        if secret.is_empty() || secret.trim() != secret {
+            return Err(NotASecret);
+        }
+        value.set_sensitive(true);
+        Ok(Self(value))
+    }
+
+    /// Writes it into a request, with the address of the client if that is known.
+    pub(crate) fn sign(&self, headers: &mut HeaderMap, client: Option<SocketAddr>) {
+        strip(headers);
+        headers.insert(&CLUSTER, self.0.clone());
+        let client = client.and_then(|client| HeaderValue::try_from(client.to_string()).ok());
+        if let Some(client) = client {
+            headers.insert(&CLIENT, client);
+        }
+    }
+
+    /// Whether a request carries it, once. The time that this takes says nothing of how much of it was right.
+    pub(crate) fn opens(&self, headers: &HeaderMap) -> bool {
+        let mut said = headers.get_all(&CLUSTER).iter();
+        match (said.next(), said.next()) {
+            (Some(said), None) => said.as_bytes().ct_eq(self.0.as_bytes()).into(),
+            _ => false,
+        }
+    }
+}
+
+impl Default for Secret {
+    fn default() -> Self {
+        Self(HeaderValue::from_static(NO_SECRET))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// The address of the client, as the peer that relays it has it.
+pub(crate) fn client(headers: &HeaderMap) -> Option<SocketAddr> {
+    headers.get(&CLIENT)?.to_str().ok()?.parse().ok()
+}
+
+/// Marks a response as one of this instance.
+pub(crate) fn mark(headers: &mut HeaderMap, me: Incarnation) {
+    strip(headers);
+    if let Ok(value) = HeaderValue::try_from(me.to_string()) {
+        headers.insert(&CLUSTER, value);
+    }
+}
+
+/// Marks a response as saying that the session is not here.
+pub(crate) fn mark_moved(headers: &mut HeaderMap) {
+    headers.insert(&CLUSTER, HeaderValue::from_static(MOVED));
+}
+
+// === impl Answerer ===
+
+impl Answerer {
+    /// Reads who answered, and removes it from the head.
+    pub(crate) fn take(headers: &mut HeaderMap) -> Self {
+        let said = headers.remove(&CLUSTER);
+        strip(headers);
+        match said.as_ref().and_then(|said| said.to_str().ok()) {
+            Some(MOVED) => Self::Moved,
+            Some(said) => said.parse().map_or(Self::Stranger, Self::Peer),
+            None => Self::Stranger,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(values: &[&str]) -> HeaderMap {
+        let values = values
+            .iter()
+            .map(|value| (CLUSTER.clone(), value.parse().unwrap()));
+        values.collect()
+    }
+
+    #[test]
+    fn only_the_whole_secret_said_once_opens() {
+        let secret = Secret::new("a long secret").unwrap();
+        assert!(secret.opens(&head(&["a long secret"])));
+        for wrong in [
+            &[][..],
+            &[""],
+            &["a long secre"],
+            &["a long secret "],
+            &["a long secret", "a long secret"],
+            &[NO_SECRET],
+        ] {
+            assert!(!secret.opens(&head(wrong)), "{wrong:?}");
+        }
+        assert!(Secret::default().opens(&head(&[NO_SECRET])));
+        assert!(!Secret::default().opens(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn what_a_field_cannot_carry_is_no_secret() {
+        for secret in ["", " ", "a ", "a\nb", "a\0"] {
+            assert_eq!(Secret::new(secret).unwrap_err(), NotASecret, "{secret:?}");
+        }
+    }
+
+    #[test]
+    fn a_signed_head_says_what_this_instance_says_and_nothing_else() {
+        let mut headers = head(&["forged", "forged"]);
+        headers.insert(&CLIENT, "10.0.0.1:1".parse().unwrap());
+        let secret = Secret::new("secret").unwrap();
+        secret.sign(&mut headers, None);
+        assert!(secret.opens(&headers));
+        assert_eq!(client(&headers), None);
+
+        let address: SocketAddr = "[2001:db8::1]:4711".parse().unwrap();
+        secret.sign(&mut headers, Some(address));
+        assert_eq!(client(&headers), Some(address));
+        strip(&mut headers);
+        assert!(headers.is_empty());
+        assert!(!format!("{secret:?} {headers:?}").contains("secret"));
+    }
+
+    #[test]
+    fn an_answer_is_a_peers_only_if_it_says_so() {
+        let me: Incarnation = "0123456789abcdef".parse().unwrap();
+        let mut headers = head(&["forged"]);
+        mark(&mut headers, me);
+        assert_eq!(Answerer::take(&mut headers), Answerer::Peer(me));
+        assert_eq!(Answerer::take(&mut headers), Answerer::Stranger);
+        mark_moved(&mut headers);
+        assert_eq!(Answerer::take(&mut headers), Answerer::Moved);
+        for said in ["", "relay", "0123", "moved "] {
+            assert_eq!(Answerer::take(&mut head(&[said])), Answerer::Stranger);
+        }
+    }
+}
