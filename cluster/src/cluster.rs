@@ -7,8 +7,12 @@ use std::{
     sync::Arc,
 };
 
+use async_trait::async_trait;
 use axum::body::Body;
 use http::{Request, Response};
+use rmcp::transport::streamable_http_server::session::{
+    SessionState, SessionStore, SessionStoreError,
+};
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tower_service::Service;
 use tracing::info;
@@ -26,6 +30,7 @@ use crate::{
     relay::Relay,
     router::Router,
     sessions::Sessions,
+    store::ClusterStore,
     wire::Secret,
 };
 
@@ -55,6 +60,7 @@ pub struct Cluster {
 struct Shared {
     router: Arc<Router>,
     gate: Arc<Gate>,
+    store: ClusterStore,
     beating: JoinHandle<()>,
 }
 
@@ -132,10 +138,36 @@ impl Cluster {
             return router.leaving.closed().await;
         }
         info!(target: "mcp_cancel_cluster", "this instance leaves");
-        self.shared.beating.abort();
-        // Without an answer the lease ends by itself.
-        let _best_effort = router.directory.leave(router.me).await;
+        router.heart.leave();
         router.leaving.closed().await;
+    }
+}
+
+#[cfg(test)]
+impl Cluster {
+    pub(crate) fn router(&self) -> &Router {
+        &self.shared.router
+    }
+
+    /// As when the process ends, but that the lease stays until it lapses.
+    pub(crate) fn stop_heart(&self) {
+        self.shared.beating.abort();
+    }
+}
+
+/// What a session needs to go on elsewhere is in the directory: give rmcp's service a clone as its `session_store`.
+#[async_trait]
+impl SessionStore for Cluster {
+    async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
+        self.shared.store.load(session_id).await
+    }
+
+    async fn store(&self, session_id: &str, state: &SessionState) -> Result<(), SessionStoreError> {
+        self.shared.store.store(session_id, state).await
+    }
+
+    async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
+        self.shared.store.delete(session_id).await
     }
 }
 
@@ -201,7 +233,7 @@ impl ClusterBuilder {
         let secret = self.secret.as_deref().map_or(Ok(Secret::default()), Secret::new);
         let secret = secret.map_err(|_| What::Secret)?;
         match self.engine {
-            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret).await),
+            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret)),
         }
     }
 
@@ -220,14 +252,36 @@ impl ClusterBuilder {
 }
 
 /// Everything that an instance is, over any directory.
-pub(crate) async fn join(
+#[allow(clippy::disallowed_methods, reason = "the heart beats on its own")]
+pub(crate) fn join(
     me: Owner,
     directory: impl Directory,
     filter: PeersFilter,
     secret: Secret,
 ) -> Cluster {
     meter::describe();
-    todo!()
+    let directory = Limited::new(directory);
+    let (sessions, _lost) = Sessions::new();
+    let heart = Heart::new(me, directory.clone(), sessions.clone());
+    let router = Arc::new(Router {
+        me,
+        owners: Owners::new(me.incarnation, directory.clone()),
+        relay: Relay::new(filter.clone(), secret.clone()),
+        heart: heart.clone(),
+        sessions: sessions.clone(),
+        arrivals: Arrivals::default(),
+        leaving: watch::Sender::new(false),
+        directory: directory.clone(),
+    });
+    info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance joins");
+    Cluster {
+        shared: Arc::new(Shared {
+            router,
+            gate: Arc::new(Gate { filter, secret }),
+            store: ClusterStore::new(me.incarnation, directory, sessions),
+            beating: tokio::spawn(heart.run()),
+        }),
+    }
 }
 
 // === impl ConnectError ===

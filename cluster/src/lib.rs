@@ -11,16 +11,30 @@
 )]
 
 mod arrivals;
+mod cluster;
 mod directory;
 mod fields;
 mod filter;
+mod heart;
 mod held;
 mod ids;
+mod layer;
 mod meter;
+mod owners;
 mod peers;
 mod relay;
 mod resume;
+mod router;
+mod sessions;
+mod store;
+#[cfg(test)]
+mod tests;
+mod warn_rarely;
 mod way;
 mod wire;
 
-pub use self::directory::MemoryDirectory;
+pub use self::{
+    cluster::{Cluster, ClusterBuilder, ConnectError},
+    directory::MemoryDirectory,
+    layer::{ClusterFuture, ClusterLayer, ClusterService},
+};

@@ -41,7 +41,7 @@ use crate::{
     held::Held,
     ids::Owner,
     way::Failure,
-    wire::{self, Answerer, Secret},
+    wire::{Answerer, Secret},
 };
 
 /// How long a connection to a peer may take: 1 s.
@@ -298,6 +298,7 @@ impl http_body::Body for HopBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire;
 
     fn head(uri: &str) -> Parts {
         let request = Request::get(uri)

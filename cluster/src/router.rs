@@ -52,8 +52,8 @@ impl Router {
     /// What is to be done with a request that has just come.
     pub(crate) fn arrive(&self, session: Option<&str>, is_from_peer: bool) -> Step {
         let is_here = |id| {
-            let is_alive = self.sessions.has(id);
-            is_alive || (is_from_peer && self.arrivals.has(SessionHash::of(id)))
+            let session = SessionHash::of(id);
+            self.sessions.is_here(session) || (is_from_peer && self.arrivals.has(session))
         };
         let arrival = Arrival {
             has_session: session.is_some(),
@@ -108,7 +108,7 @@ impl Router {
                         Ok(response) => return Routed::Answered(response),
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %owner.address, ?failure, "relay failed");
-                            self.owners.forget(session);
+                            self.owners.forget(session, owner);
                             way.failed(owner, failure)
                         }
                     }
@@ -132,8 +132,13 @@ impl Router {
         }
     }
 
+    /// Asks for the owner. Also says whether the session does not exist beyond doubt, if nobody has it.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
-        todo!()
+        match self.owners.find(session).await {
+            Ok(Found::Owner(owner)) => (Known::Owner(owner), false),
+            Ok(Found::Nobody(absence)) => (Known::Nobody, self.heart.proves(&absence)),
+            Err(_) => (Known::NoAnswer, false),
+        }
     }
 
     async fn lease(&self, owner: Owner) -> Lease {
@@ -145,10 +150,11 @@ impl Router {
         }
     }
 
-    /// Claims a session. Also says whether it does not exist beyond doubt, if the directory does not know it.
+    /// Claims a session. Also says whether it does not exist beyond doubt, if nobody has it.
     async fn claim(&self, session: SessionHash, former: Owner) -> (Claimed, bool) {
         match self.directory.claim(session, former, self.me).await {
             Ok(Claim::Won) => {
+                self.owners.learn(session, self.me);
                 info!(target: "mcp_cancel_cluster", %session, former = %former.address, "session claimed, its owner is gone");
                 (Claimed::Won, false)
             }
@@ -157,6 +163,7 @@ impl Router {
                 (Claimed::Lost(owner), false)
             }
             Ok(Claim::Unknown) => match self.look_up(session).await {
+                // Somebody has entered it in between.
                 (Known::Owner(owner), _) => (Claimed::Lost(owner), false),
                 (Known::Nobody, is_sound) => (Claimed::Nobody, is_sound),
                 (Known::NoAnswer, _) => (Claimed::NoAnswer, false),

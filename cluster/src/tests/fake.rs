@@ -1,0 +1,133 @@
+//! An owner that does what a test says.
+
+use std::net::SocketAddr;
+
+use bytes::{Bytes, BytesMut};
+use test_support::{Mcp, within};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+
+use super::node::Node;
+use crate::{
+    directory::{Directory as _, faulty::Faulty},
+    ids::{Incarnation, Owner, SessionHash},
+};
+
+/// The owner of a session that exists nowhere.
+pub(super) struct Fake {
+    pub(super) me: Owner,
+    directory: Faulty,
+    listener: Option<TcpListener>,
+    number: u32,
+}
+
+/// A request that came to it.
+pub(super) struct Relayed {
+    pub(super) head: String,
+    pub(super) body: Bytes,
+    stream: TcpStream,
+}
+
+// === impl Fake ===
+
+impl Fake {
+    /// One that listens, and has its lease.
+    pub(super) async fn new(directory: &Faulty) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut fake = Self::at(directory, listener.local_addr().unwrap()).await;
+        fake.listener = Some(listener);
+        fake
+    }
+
+    /// One that lives, and does not listen itself.
+    pub(super) async fn at(directory: &Faulty, address: SocketAddr) -> Self {
+        let incarnation = Incarnation::random();
+        let me = Owner { address, incarnation };
+        directory.memory.lease(me).await.unwrap();
+        Self {
+            me,
+            directory: directory.clone(),
+            listener: None,
+            number: 0,
+        }
+    }
+
+    /// A client, at an instance, of a new session of this owner.
+    pub(super) async fn session(&mut self, node: &Node) -> Mcp {
+        self.number += 1;
+        let id = format!("session {} of {}", self.number, self.me);
+        let entry = (SessionHash::of(&id), br#"{"initialize_params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"fake","version":"0"}}}"#[..].into());
+        assert_eq!(self.directory.memory.enter(self.me, &[entry]).await.unwrap(), []);
+        node.client(&id)
+    }
+
+    /// Gives up its lease.
+    pub(super) async fn ends(&mut self) {
+        self.directory.memory.leave(self.me).await.unwrap();
+    }
+
+    /// Nobody listens there any more.
+    pub(super) fn closes(&mut self) {
+        self.listener = None;
+    }
+
+    /// The next request.
+    pub(super) async fn request(&mut self) -> Relayed {
+        let listener = self.listener.as_ref().unwrap();
+        let (stream, _) = within("a relay", listener.accept()).await.unwrap();
+        within("a request", Relayed::read(stream)).await
+    }
+}
+
+// === impl Relayed ===
+
+impl Relayed {
+    async fn read(mut stream: TcpStream) -> Self {
+        let mut read = BytesMut::new();
+        let end = loop {
+            if let Some(end) = read.windows(4).position(|window| window == b"\r\n\r\n") {
+                break end + 4;
+            }
+            assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
+        };
+        let head = String::from_utf8(read.split_to(end).to_vec()).unwrap();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        let length: usize = length.map_or(0, |length| length.parse().unwrap());
+        while read.len() < length {
+            assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
+        }
+        let body = read.freeze();
+        Self { head, body, stream }
+    }
+
+    /// Writes bytes as they are.
+    pub(super) async fn write(&mut self, bytes: &str) {
+        self.stream.write_all(bytes.as_bytes()).await.unwrap();
+    }
+
+    /// Answers as this incarnation.
+    pub(super) async fn answer(mut self, status: &str, me: Owner, body: &str) {
+        let (incarnation, length) = (me.incarnation, body.len());
+        self.write(&format!(
+            "HTTP/1.1 {status}\r\nmcp-cluster: {incarnation}\r\ncontent-length: {length}\r\n\r\n{body}"
+        ))
+        .await;
+    }
+
+    /// Says that the session is not here.
+    pub(super) async fn moved(mut self) {
+        self.write("HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n")
+            .await;
+    }
+
+    /// Waits until the other end closes the connection.
+    pub(super) async fn closed(mut self) {
+        let mut rest = Vec::new();
+        let end = self.stream.read_to_end(&mut rest);
+        // A reset is an end, too.
+        let _ended = within("the relay to hang up", end).await;
+        assert_eq!(rest, b"");
+    }
+}

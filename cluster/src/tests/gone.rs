@@ -1,0 +1,202 @@
+//! The owner of a session is gone, or does not have it any more: somebody claims it, and only one.
+
+use bytes::Bytes;
+use futures_util::future::join;
+use serde_json::{Value, json};
+use test_support::Mcp;
+
+use super::{
+    fake::Fake,
+    node::{Node, hash},
+};
+use crate::{
+    directory::{Directory as _, Found, MemoryDirectory, faulty::{Fault, Faulty}},
+    ids::Owner,
+};
+
+fn directory() -> Faulty {
+    Faulty::new(MemoryDirectory::default())
+}
+
+async fn echo(mcp: &Mcp, text: &str) -> Value {
+    let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
+    let head = call.head().await;
+    assert_eq!(head.status, 200);
+    let answer = call.answer().await.unwrap();
+    answer["result"]["content"][0]["text"].clone()
+}
+
+async fn owner_of(directory: &Faulty, mcp: &Mcp, asker: &Node) -> Owner {
+    let found = directory.memory.owner(hash(mcp), asker.me.incarnation).await;
+    match found.unwrap() {
+        Found::Owner(owner) => owner,
+        Found::Nobody(_) => panic!("the directory has forgotten the session"),
+    }
+}
+
+/// Of several that notice at the same time exactly one wins, and the others relay to him.
+#[tokio::test]
+async fn a_session_whose_owner_is_gone_has_one_new_owner() {
+    for round in 0..20 {
+        let directory = directory();
+        let [mut a, b, c] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
+        // Both know the owner, and find out at the same time that he is gone.
+        assert_eq!((echo(&at_b, "x").await, echo(&at_c, "x").await), (json!("x"), json!("x")));
+        a.dies().await;
+
+        let answers = join(
+            join(echo(&at_b, "first"), echo(&at_c, "second")),
+            join(echo(&at_c, "third"), echo(&at_b, "fourth")),
+        );
+        let ((first, second), (third, fourth)) = answers.await;
+        assert_eq!([first, second, third, fourth], ["first", "second", "third", "fourth"]);
+        assert_ne!(b.has(&mcp), c.has(&mcp), "round {round}");
+        let owner = owner_of(&directory, &mcp, &b).await;
+        let expected = if b.has(&mcp) { b.me } else { c.me };
+        assert_eq!(owner, expected, "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn the_body_of_a_request_whose_owner_is_gone_is_whole() {
+    for length in [0, 10, 60_000, 70_000, 1_000_000] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = Fake::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        owner.closes();
+        let text = "x".repeat(length);
+        assert!(echo(&mcp, &text).await == text, "{length}");
+        assert!(b.has(&mcp));
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let (text, ()) = join(echo(&mcp, "hello"), async { owner.request().await.moved().await }).await;
+    assert_eq!(text, "hello");
+    assert!(b.has(&mcp));
+}
+
+/// A long body was on its way when the owner said so: it cannot be sent again, but the session has moved by then.
+#[tokio::test]
+async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let text = "x".repeat(100_000);
+    let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
+    owner.request().await.moved().await;
+    let head = call.head().await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert!(echo(&mcp, &text).await == text);
+}
+
+/// Two instances say "not here" to each other's requests, and a directory names both: nothing goes round.
+#[tokio::test]
+async fn a_request_that_is_moved_twice_is_refused() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    directory.set(Fault::Lies(owner.me));
+    let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+    owner.request().await.moved().await;
+    owner.request().await.moved().await;
+    let head = call.head().await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    directory.set(Fault::None);
+    assert!(!b.has(&mcp));
+}
+
+#[tokio::test]
+async fn an_owner_who_cannot_be_reached_keeps_his_session_as_long_as_his_lease() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+
+    // He breaks off before the head of an answer.
+    let call = mcp.call(1, "echo", json!({ "text": "x" }));
+    let (mut call, broken) = join(call, owner.request()).await;
+    drop(broken);
+    assert_eq!(call.head().await.status, 502, "it may have begun");
+    let (mut listening, mut broken) = join(mcp.listen(), owner.request()).await;
+    broken.write("HTTP/1.1 200 OK\r\nmcp-clu").await;
+    drop(broken);
+    let head = listening.head().await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert_eq!(owner_of(&directory, &mcp, &b).await, owner.me);
+
+    owner.ends().await;
+    let (mut listening, broken) = join(mcp.listen(), owner.request()).await;
+    drop(broken);
+    assert_eq!(listening.head().await.status, 200);
+    assert_eq!(owner_of(&directory, &mcp, &b).await, b.me);
+}
+
+#[tokio::test]
+async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let (call, waits) = join(mcp.call(1, "hold", json!({})), owner.request()).await;
+    let (mut listening, silent) = join(mcp.listen(), owner.request()).await;
+    tokio::time::pause();
+    tokio::time::advance(std::time::Duration::from_secs(11)).await;
+    tokio::time::resume();
+    let head = listening.head().await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    silent.closed().await;
+
+    // The call still waits, and its answer comes.
+    let mut call = call;
+    waits.answer("200 OK", owner.me, "late").await;
+    let reply = call.reply().await;
+    assert_eq!((reply.status, reply.text()), (200, "late"));
+    assert_eq!(owner_of(&directory, &mcp, &b).await, owner.me);
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    let (mut listening, mut request) = join(mcp.listen(), owner.request()).await;
+    let incarnation = owner.me.incarnation;
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n";
+    request.write(&format!("{head}mcp-cluster: {incarnation}\r\n\r\n")).await;
+    assert_eq!(listening.head().await.status, 200);
+    request.write("b\r\ndata: one\n\n\r\n").await;
+    assert_eq!(listening.data().await, Some(Bytes::from_static(b"data: one\n\n")), "at once");
+    request.write("8\r\ndata: tw\r\n").await;
+    assert_eq!(listening.data().await, Some(Bytes::from_static(b"data: tw")));
+    drop(request);
+    assert_eq!(listening.data().await, None);
+    assert!(!listening.is_complete(), "the client must not take it for the end");
+}
+
+#[tokio::test]
+async fn what_does_not_exist_is_said_only_by_a_directory_that_is_sound() {
+    let directory = directory();
+    let young = Node::start(&directory).await;
+    let reply = young.client("nobody's").post_raw("{}", &[]).await;
+    assert_eq!((reply.status, reply.headers["retry-after"].as_bytes()), (503, &b"1"[..]));
+
+    let [b] = Node::several(&directory).await;
+    let ping = json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string();
+    assert_eq!(b.client("nobody's").post_raw(ping.clone(), &[]).await.status, 404);
+    directory.memory.flush();
+    assert_eq!(b.client("another").post_raw(ping.clone(), &[]).await.status, 503);
+    directory.set(Fault::Fails);
+    assert_eq!(b.client("a third").post_raw(ping.clone(), &[]).await.status, 503);
+}

@@ -1,0 +1,14 @@
+//! Instances over real sockets, all in one process and on one directory in memory.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "servers and concurrent clients of a test need tasks of their own"
+)]
+
+mod elsewhere;
+mod fake;
+mod gone;
+mod leaving;
+mod node;
+mod resumes;
+mod strangers;

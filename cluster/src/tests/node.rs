@@ -1,0 +1,191 @@
+//! An instance with a server of rmcp, as an application would be put together.
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{Router, extract::Request, middleware};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Calls, Grace};
+use rmcp::{RoleServer, service::RequestContext};
+use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
+use tokio::{
+    net::TcpListener,
+    task::JoinHandle,
+    time::{Instant, advance, pause, resume},
+};
+use tower_service::Service as _;
+
+use crate::{
+    cluster::{Cluster, join},
+    directory::faulty::Faulty,
+    filter::PeersFilter,
+    heart::SETTLED,
+    ids::{Incarnation, Owner, SessionHash},
+    router::Router as Routing,
+    wire::Secret,
+};
+
+pub(super) const SECRET: &str = "the secret of all tests";
+
+/// An instance. Dropped, it accepts no more connections.
+pub(super) struct Node {
+    pub(super) me: Owner,
+    pub(super) cluster: Cluster,
+    pub(super) witness: Witness,
+    pub(super) calls: Calls,
+    pub(super) public: Option<Served>,
+    pub(super) peers: JoinHandle<()>,
+    /// The heads of all requests that the application was handed.
+    pub(super) seen: Arc<Mutex<Vec<http::HeaderMap>>>,
+    addr: SocketAddr,
+}
+
+/// How an instance is set up.
+pub(super) struct Setup {
+    pub(super) grace: Grace,
+    pub(super) secret: &'static str,
+    pub(super) filter: PeersFilter,
+    #[allow(clippy::type_complexity, reason = "it is what `Tools::on_start` takes")]
+    pub(super) on_start: Option<Box<dyn Fn(&str, &RequestContext<RoleServer>) + Send + Sync>>,
+}
+
+// === impl Setup ===
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            grace: Grace::Auto,
+            secret: SECRET,
+            filter: PeersFilter::default(),
+            on_start: None,
+        }
+    }
+}
+
+impl Setup {
+    pub(super) async fn start(self, directory: &Faulty) -> Node {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let me = Owner {
+            address: listener.local_addr().unwrap(),
+            incarnation: Incarnation::random(),
+        };
+        let secret = Secret::new(self.secret).unwrap();
+        let cluster = join(me, directory.clone(), self.filter, secret);
+        let witness = Witness::new();
+        let mut tools = Tools::new(&witness);
+        if let Some(on_start) = self.on_start {
+            tools = tools.on_start(on_start);
+        }
+        let sessions = Arc::new(CancellableSessionManager::default());
+        let mut config = Mode::Session.config();
+        config.session_store = Some(Arc::new(cluster.clone()));
+        let service = tools.service_with(config, sessions);
+        let layer = CancelOnDisconnectLayer::new().grace(self.grace);
+        let calls = layer.calls();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let noted = seen.clone();
+        let look = middleware::map_request(move |request: Request| {
+            noted.lock().unwrap().push(request.headers().clone());
+            async { request }
+        });
+        let app = router(service).layer(layer).layer(look).layer(cluster.layer());
+        let public = serve(app.clone()).await;
+        let (member, served) = (cluster.clone(), app);
+        let peers = tokio::spawn(async move { member.serve_peers(listener, served).await });
+        Node {
+            me,
+            cluster,
+            witness,
+            calls,
+            addr: public.addr,
+            public: Some(public),
+            peers,
+            seen,
+        }
+    }
+}
+
+// === impl Node ===
+
+impl Node {
+    pub(super) async fn start(directory: &Faulty) -> Self {
+        Setup::default().start(directory).await
+    }
+
+    /// So many of them, to which the directory is sound.
+    pub(super) async fn several<const N: usize>(directory: &Faulty) -> [Self; N] {
+        let mut nodes = Vec::new();
+        for _ in 0..N {
+            nodes.push(Self::start(directory).await);
+        }
+        for node in &nodes {
+            node.settles().await;
+        }
+        nodes.try_into().ok().unwrap()
+    }
+
+    /// A client of this instance in a session of its own.
+    pub(super) async fn session(&self) -> Mcp {
+        Mcp::session(self.addr, PATH).await
+    }
+
+    /// A client of this instance that goes on with the session of another.
+    pub(super) fn client_of(&self, other: &Mcp) -> Mcp {
+        self.client(other.session_id().unwrap())
+    }
+
+    pub(super) fn client(&self, session: &str) -> Mcp {
+        Mcp::stateless(self.addr, PATH).in_session(session)
+    }
+
+    pub(super) fn routing(&self) -> &Routing {
+        self.cluster.router()
+    }
+
+    pub(super) fn has(&self, mcp: &Mcp) -> bool {
+        self.routing().sessions.is_here(hash(mcp))
+    }
+
+    /// Returns when the directory has been sound to this instance for long enough.
+    pub(super) async fn settles(&self) {
+        let heart = &self.routing().heart;
+        let is_settled = || {
+            let since = heart.sound_since();
+            since.is_some_and(|since| Instant::now() - since >= SETTLED)
+        };
+        pause();
+        while !is_settled() {
+            advance(Duration::from_millis(500)).await;
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+        }
+        resume();
+    }
+
+    /// Its listeners are closed and its connections cut, as when its process is killed. Its lease stays.
+    pub(super) async fn dies(&mut self) {
+        self.cluster.stop_heart();
+        drop(self.public.take());
+        self.peers.abort();
+        assert!((&mut self.peers).await.unwrap_err().is_cancelled());
+    }
+}
+
+pub(super) fn hash(mcp: &Mcp) -> SessionHash {
+    SessionHash::of(mcp.session_id().unwrap())
+}
+
+/// Sends a request into an application without a connection.
+pub(super) async fn ask(
+    node: &Node,
+    app: Router,
+    request: http::Request<axum::body::Body>,
+) -> http::Response<axum::body::Body> {
+    let mut service = tower_layer::Layer::layer(&node.cluster.layer(), app);
+    let answered: Result<_, Infallible> = service.call(request).await;
+    answered.unwrap()
+}

@@ -1,0 +1,124 @@
+//! Clients that come back with the name of an event.
+
+use axum::{Router, body::Body, http::StatusCode, response::IntoResponse, routing::any};
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use serde_json::json;
+
+use super::node::{Node, ask, hash};
+use crate::{
+    directory::{Directory as _, MemoryDirectory, faulty::{Fault, Faulty}},
+    ids::{EventName, Incarnation},
+};
+
+fn directory() -> Faulty {
+    Faulty::new(MemoryDirectory::default())
+}
+
+#[tokio::test]
+async fn an_event_of_this_incarnation_is_resumed_wherever_its_client_lands() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    call.head().await;
+    let plain = call.event().await.unwrap().id.unwrap();
+    a.witness.started("a").await;
+    call.fin();
+
+    let named = EventName::new(&plain, a.me.incarnation, "1").to_string();
+    for node in [&a, &b] {
+        let mut resumed = node.client_of(&mcp).resume(&named).await;
+        assert_eq!(resumed.head().await.status, 200);
+        if node.me == b.me {
+            a.witness.release("a");
+            assert_eq!(resumed.answer_event().await.unwrap().json()["id"], 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_with_an_error() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let gone = Incarnation::random();
+    let answer = Bytes::from_static(br#"{"jsonrpc":"2.0","id":"x 7","result":{"kept":true}}"#);
+    let session = hash(&mcp);
+    directory.memory.keep_answer(session, gone, "\"x 7\"", answer).await.unwrap();
+    // A call of this incarnation has the event's plain id: nothing of it may be seen.
+    let _other = mcp.call(1, "hold", json!({ "label": "other" })).await;
+    a.witness.started("other").await;
+
+    for node in [&a, &b] {
+        let named = EventName::new("0/0", gone, "\"x 7\"").to_string();
+        let mut resumed = node.client_of(&mcp).resume(&named).await;
+        assert_eq!(resumed.head().await.status, 200);
+        let first = resumed.event().await.unwrap();
+        assert_eq!((first.id.as_deref(), first.is_priming()), (Some(&*named), true));
+        let event = resumed.event().await.unwrap();
+        assert_eq!((event.json()["result"]["kept"].clone(), event.id), (json!(true), None));
+        assert_eq!(resumed.event().await, None);
+        assert!(resumed.is_complete());
+
+        let named = EventName::new("0/0", gone, "8").to_string();
+        let mut resumed = node.client_of(&mcp).resume(&named).await;
+        let messages = resumed.messages().await;
+        assert_eq!(messages.len(), 1);
+        assert_eq!((&messages[0]["id"], &messages[0]["error"]["code"]), (&json!(8), &json!(-32603)));
+    }
+    assert!(a.witness.is_running("other"));
+}
+
+#[tokio::test]
+async fn a_stream_of_no_call_that_ended_with_its_instance_begins_anew() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let named = EventName::new("5", Incarnation::random(), "").to_string();
+    let mut listening = mcp.resume(&named).await;
+    assert_eq!(listening.head().await.status, 200);
+    assert!(listening.event().await.unwrap().is_priming());
+    let seen = a.seen.lock().unwrap();
+    assert_eq!(seen.last().unwrap().get("last-event-id"), None);
+}
+
+/// Whether a client may have an answer is for the application to say, also if the answer is in the directory.
+#[tokio::test]
+async fn an_answer_from_the_directory_is_only_for_whom_the_application_accepts() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let gone = Incarnation::random();
+    let answer = Bytes::from_static(b"{\"secret\":1}");
+    directory.memory.keep_answer(hash(&mcp), gone, "7", answer).await.unwrap();
+    let named = EventName::new("0/0", gone, "7").to_string();
+    let request = |token: &str| {
+        let request = http::Request::get("/mcp")
+            .header("mcp-session-id", mcp.session_id().unwrap())
+            .header("last-event-id", &named)
+            .header("authorization", token);
+        request.body(Body::empty()).unwrap()
+    };
+    let app = Router::new().route(
+        "/mcp",
+        any(async |headers: http::HeaderMap| {
+            assert_eq!(headers["last-event-id"], "~");
+            match headers["authorization"].as_bytes() {
+                b"right" => ([("content-type", "text/event-stream")], ": inside\n\n").into_response(),
+                _ => StatusCode::UNAUTHORIZED.into_response(),
+            }
+        }),
+    );
+    let refused = ask(&a, app.clone(), request("wrong")).await;
+    assert_eq!(refused.status(), 401);
+    assert_eq!(refused.into_body().collect().await.unwrap().to_bytes(), "");
+    let accepted = ask(&a, app.clone(), request("right")).await;
+    let body = accepted.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, format!("id: {named}\ndata:\n\ndata: {{\"secret\":1}}\n\n"));
+
+    // An answer that may be there is not said to be none.
+    directory.set(Fault::Fails);
+    let refused = ask(&a, app, request("right")).await;
+    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (503, &"1".parse().unwrap()));
+}
