@@ -11,6 +11,11 @@
 )]
 
 mod directory;
+mod heart;
 mod ids;
+mod owners;
+mod sessions;
+mod store;
+mod warn_rarely;
 
 pub use self::directory::MemoryDirectory;
