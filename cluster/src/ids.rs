@@ -99,6 +99,12 @@ impl SessionHash {
     pub(crate) fn of(session_id: &str) -> Self {
         Self(hash(session_id))
     }
+
+    /// A number by which sessions are spread evenly: 0 to 255.
+    pub(crate) fn spread(self) -> usize {
+        let [first, ..] = self.0;
+        first.into()
+    }
 }
 
 impl Display for SessionHash {

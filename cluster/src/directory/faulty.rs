@@ -74,7 +74,7 @@ impl Faulty {
             Fault::Stopped => {
                 let mut fault = self.fault.subscribe();
                 let late = tokio::spawn(async move {
-                    let _closed = fault.wait_for(|fault| *fault != Fault::Stopped).await;
+                    drop(fault.wait_for(|fault| *fault != Fault::Stopped).await);
                     work.await
                 });
                 late.await.unwrap()

@@ -17,6 +17,7 @@ mod error;
 pub(crate) mod faulty;
 mod limited;
 mod memory;
+mod redis;
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
@@ -24,6 +25,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use self::memory::MemoryDirectory;
+#[cfg_attr(
+    not(test),
+    expect(unused_imports, reason = "what connects to it comes next")
+)]
+pub(crate) use self::redis::RedisDirectory;
 pub(crate) use self::{
     error::DirectoryError,
     limited::{LIMIT, Limited},

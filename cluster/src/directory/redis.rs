@@ -1,0 +1,357 @@
+//! The directory in a Redis or a Valkey.
+//!
+//! | key | value | lives for |
+//! |---|---|---|
+//! | `mcp:s:<session>` | hash: `o` the owner, `p` the `initialize` parameters | 1 h |
+//! | `mcp:i:<incarnation>` | the lease: the address of the instance | 6 s |
+//! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 1 h |
+//!
+//! `<session>` and `<call>` are hashes. What is compared and set is done by scripts of one key each, so that engines which
+//! spread their keys can run them. A user of the engine needs `~mcp:*`, and `+hget +hmget +hset +pexpire +del +set +get +exists
+//! +info +evalsha +script|load`.
+
+use std::{
+    fmt::{self, Debug, Display, Formatter},
+    str,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use redis::{
+    Client, ErrorKind, IntoConnectionInfo, RedisError, Script,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+    cmd,
+    io::tcp::TcpSettings,
+    pipe,
+};
+
+use super::{
+    Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
+    LIMIT,
+};
+use crate::{
+    ids::{CallHash, Incarnation, Owner, SessionHash},
+    warn_rarely::WarnRarely,
+};
+
+/// How long the engine is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
+const MAX_DELAY: Duration = Duration::from_millis(500);
+
+/// How long what was sent may be on its way before the connection counts as dead: 2 s. After a silent network TCP itself waits
+/// about as long again as it was silent.
+const DEAD_AFTER: Duration = Duration::from_secs(2);
+
+/// Writes a session unless somebody else owns it, and says whose it is. What is no owner's is told as it is.
+const ENTER: &str = "
+local owner = redis.pcall('HGET', KEYS[1], 'o')
+if type(owner) == 'table' then return '' end
+if owner and owner ~= ARGV[1] then return owner end
+redis.call('HSET', KEYS[1], 'o', ARGV[1], 'p', ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return ARGV[1]
+";
+
+/// Makes the second owner that of a session which is the first's, or his own already. Says whose it is then, if anybody's.
+const CLAIM: &str = "
+local owner = redis.call('HGET', KEYS[1], 'o')
+if owner == ARGV[1] or owner == ARGV[2] then
+    owner = ARGV[2]
+    redis.call('HSET', KEYS[1], 'o', owner)
+    redis.call('PEXPIRE', KEYS[1], ARGV[3])
+end
+return owner
+";
+
+/// Removes a session of this owner.
+const REMOVE: &str = "
+if redis.call('HGET', KEYS[1], 'o') ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])
+";
+
+/// A Redis or a Valkey, on one connection, which comes back by itself.
+pub(crate) struct RedisDirectory {
+    client: Client,
+    connection: Mutex<ConnectionManager>,
+    unreadable: WarnRarely,
+    enter: Script,
+    claim: Script,
+    remove: Script,
+}
+
+// === impl RedisDirectory ===
+
+impl RedisDirectory {
+    /// Of an address such as `redis://user:password@cache:6379/0`. It connects with the first command.
+    ///
+    /// # Errors
+    /// The address cannot be read.
+    pub(crate) fn new(url: &str) -> Result<Self, DirectoryError> {
+        let tcp = TcpSettings::default().set_nodelay(true);
+        #[cfg(target_os = "linux")]
+        let tcp = tcp.set_user_timeout(DEAD_AFTER);
+        let client = Client::open(url.into_connection_info()?.set_tcp_settings(tcp))?;
+        Ok(Self {
+            connection: Mutex::new(connect(&client)?),
+            client,
+            unreadable: WarnRarely::default(),
+            enter: Script::new(ENTER),
+            claim: Script::new(CLAIM),
+            remove: Script::new(REMOVE),
+        })
+    }
+
+    fn connection(&self) -> ConnectionManager {
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Begins a new connection where the engine refused: it may have become a replica, and another one answers to its name.
+    fn reconnect_if_refused(&self, error: &RedisError) {
+        if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
+            && let Ok(connection) = connect(&self.client)
+        {
+            *self
+                .connection
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = connection;
+        }
+    }
+}
+
+/// A connection that begins with the first command.
+fn connect(client: &Client) -> Result<ConnectionManager, RedisError> {
+    let config = ConnectionManagerConfig::new()
+        .set_max_delay(MAX_DELAY)
+        .set_connection_timeout(Some(LIMIT))
+        .set_response_timeout(Some(LIMIT));
+    ConnectionManager::new_lazy_with_config(client.clone(), config)
+}
+
+impl Debug for RedisDirectory {
+    /// Without the address, in which a password may be.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisDirectory").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Directory for RedisDirectory {
+    async fn owner(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Found, DirectoryError> {
+        let mut look = pipe();
+        look.cmd("HGET").arg(session_key(session)).arg("o");
+        look.cmd("EXISTS").arg(lease_key(asker));
+        look.cmd("INFO").arg("server");
+        let answer = look.query_async(&mut self.connection()).await?;
+        let (owner, asker_is_alive, info): (Option<Vec<u8>>, bool, String) = answer;
+        Ok(match owner {
+            Some(owner) => Found::Owner(read_owner(session, &owner)?),
+            None => Found::Nobody(Absence {
+                run: read_run(&info)?,
+                asker_is_alive,
+            }),
+        })
+    }
+
+    async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
+        let mut load = cmd("HMGET");
+        load.arg(session_key(session)).arg("o").arg("p");
+        let answer = load.query_async(&mut self.connection()).await?;
+        let (owner, params): (Option<Vec<u8>>, Option<Vec<u8>>) = answer;
+        let Some(owner) = owner else {
+            return Ok(None);
+        };
+        Ok(Some(Entry {
+            owner: read_owner(session, &owner)?,
+            params: params.unwrap_or_default().into(),
+        }))
+    }
+
+    async fn enter(
+        &self,
+        owner: Owner,
+        sessions: &[(SessionHash, Arc<[u8]>)],
+    ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError> {
+        let me = owner.to_string();
+        let mut write = pipe();
+        // An engine that was started again does not know it any more.
+        write.load_script(&self.enter).ignore();
+        for (session, params) in sessions {
+            let mut enter = self.enter.key(session_key(*session));
+            write.invoke_script(enter.arg(&me).arg(&**params).arg(millis(KEPT)));
+        }
+        let owners: Vec<Vec<u8>> = write.query_async(&mut self.connection()).await?;
+        if owners.len() != sessions.len() {
+            return Err(DirectoryError::unreadable(
+                "another number of answers than of questions",
+            ));
+        }
+        let mut others = Vec::new();
+        for ((session, _), text) in sessions.iter().zip(owners) {
+            match read_owner(*session, &text) {
+                Ok(is) if is != owner => others.push((*session, is)),
+                Ok(_) => {}
+                // It is not for one such entry that the others wait.
+                Err(error) => self.unreadable.warn(&format_args!("{error}")),
+            }
+        }
+        Ok(others)
+    }
+
+    async fn claim(
+        &self,
+        session: SessionHash,
+        former: Owner,
+        owner: Owner,
+    ) -> Result<Claim, DirectoryError> {
+        let mut claim = self.claim.key(session_key(session));
+        claim
+            .arg(former.to_string())
+            .arg(owner.to_string())
+            .arg(millis(KEPT));
+        let is: Option<Vec<u8>> = claim.invoke_async(&mut self.connection()).await?;
+        let is = is.map(|is| read_owner(session, &is)).transpose()?;
+        Ok(match is {
+            None => Claim::Unknown,
+            Some(is) if is == owner => Claim::Won,
+            Some(is) => Claim::Lost(is),
+        })
+    }
+
+    async fn remove(&self, session: SessionHash, owner: Owner) -> Result<(), DirectoryError> {
+        let mut remove = self.remove.key(session_key(session));
+        remove.arg(owner.to_string());
+        let () = remove.invoke_async(&mut self.connection()).await?;
+        Ok(())
+    }
+
+    async fn beat(&self, owner: Owner) -> Result<Beat, DirectoryError> {
+        let mut beat = pipe();
+        beat.cmd("SET")
+            .arg(lease_key(owner.incarnation))
+            .arg(owner.address.to_string());
+        beat.arg("PX").arg(millis(LEASE)).arg("XX");
+        beat.cmd("INFO").arg("server");
+        let answer = beat.query_async(&mut self.connection()).await;
+        let answer = answer.inspect_err(|error| self.reconnect_if_refused(error))?;
+        let (set, info): (Option<String>, String) = answer;
+        Ok(Beat {
+            run: read_run(&info)?,
+            was_alive: set.is_some(),
+        })
+    }
+
+    async fn lease(&self, owner: Owner) -> Result<(), DirectoryError> {
+        let mut lease = cmd("SET");
+        lease
+            .arg(lease_key(owner.incarnation))
+            .arg(owner.address.to_string());
+        lease.arg("PX").arg(millis(LEASE));
+        Ok(lease.exec_async(&mut self.connection()).await?)
+    }
+
+    async fn is_alive(
+        &self,
+        incarnation: Incarnation,
+        asker: Incarnation,
+    ) -> Result<Alive, DirectoryError> {
+        let mut look = pipe();
+        look.cmd("EXISTS").arg(lease_key(incarnation));
+        look.cmd("EXISTS").arg(lease_key(asker));
+        look.cmd("INFO").arg("server");
+        let answer = look.query_async(&mut self.connection()).await?;
+        let (is_alive, asker_is_alive, info): (bool, bool, String) = answer;
+        let run = read_run(&info)?;
+        Ok(match is_alive {
+            true => Alive::Yes,
+            false => Alive::No(Absence {
+                run,
+                asker_is_alive,
+            }),
+        })
+    }
+
+    async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
+        let mut leave = cmd("DEL");
+        leave.arg(lease_key(owner.incarnation));
+        Ok(leave.exec_async(&mut self.connection()).await?)
+    }
+
+    async fn keep_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: &str,
+        answer: Bytes,
+    ) -> Result<(), DirectoryError> {
+        let mut keep = cmd("SET");
+        keep.arg(answer_key(session, incarnation, call))
+            .arg(&*answer);
+        keep.arg("PX").arg(millis(KEPT));
+        Ok(keep.exec_async(&mut self.connection()).await?)
+    }
+
+    async fn answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: &str,
+    ) -> Result<Option<Bytes>, DirectoryError> {
+        let mut get = cmd("GET");
+        get.arg(answer_key(session, incarnation, call));
+        let answer: Option<Vec<u8>> = get.query_async(&mut self.connection()).await?;
+        Ok(answer.map(Bytes::from))
+    }
+}
+
+fn session_key(session: SessionHash) -> String {
+    format!("mcp:s:{session}")
+}
+
+fn lease_key(incarnation: Incarnation) -> String {
+    format!("mcp:i:{incarnation}")
+}
+
+fn answer_key(session: SessionHash, incarnation: Incarnation, call: &str) -> String {
+    format!("mcp:a:{session}:{incarnation}:{}", CallHash::of(call))
+}
+
+/// The engine's unit of time.
+fn millis(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+fn read_owner(session: SessionHash, text: &[u8]) -> Result<Owner, DirectoryError> {
+    let owner = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    owner.ok_or_else(|| unreadable(&format_args!("{} names no owner", session_key(session))))
+}
+
+/// The number of the engine's start, from what it says of itself.
+fn read_run(info: &str) -> Result<EngineRun, DirectoryError> {
+    let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+    let run = run.map(str::trim).filter(|run| !run.is_empty());
+    run.map(EngineRun::new)
+        .ok_or_else(|| unreadable(&"INFO names no run_id"))
+}
+
+fn unreadable(what: &dyn Display) -> DirectoryError {
+    DirectoryError::unreadable(what.to_string())
+}
+
+impl From<RedisError> for DirectoryError {
+    fn from(error: RedisError) -> Self {
+        Self::failed(error)
+    }
+}
+
+#[cfg(all(test, unix))]
+mod server;
+#[cfg(test)]
+mod tests;

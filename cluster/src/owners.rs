@@ -1,0 +1,233 @@
+//! Who owns the sessions that do not live here: what was learned lately, and look-ups of the rest.
+//!
+//! 1. What is kept is bounded, and what nobody owns is kept apart: ids that somebody makes up push no owner out.
+//! 2. A session is looked up once at a time, for all who ask. At most [`MAX_LOOKUPS`] are, and none for longer than [`LIMIT`], in
+//!    which the wait for a place counts.
+//! 3. A look-up lives as long as somebody waits for it. What it finds is kept only if nothing newer was learned meanwhile.
+
+mod recent;
+
+use std::{
+    collections::{HashMap, hash_map::Entry as Slot},
+    fmt::{self, Debug, Formatter},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{
+    FutureExt,
+    future::{BoxFuture, Shared, WeakShared},
+};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+
+use self::recent::Recent;
+use crate::{
+    directory::{Absence, Directory, DirectoryError, Found, LIMIT, Limited},
+    ids::{Incarnation, Owner, SessionHash},
+};
+
+/// How many owners are known at most: 16,384.
+const MAX_KNOWN: usize = 16 * 1024;
+
+/// How long an owner is known: 60 s.
+const KNOWN_FOR: Duration = Duration::from_secs(60);
+
+/// How many sessions are known to have no owner at most: 4,096.
+const MAX_UNKNOWN: usize = 4 * 1024;
+
+/// How long a session is known to have no owner: 1 s.
+const UNKNOWN_FOR: Duration = Duration::from_secs(1);
+
+/// How many look-ups there are at once: 64.
+const MAX_LOOKUPS: usize = 64;
+
+/// Who owns which session, as far as it was learned. It is a handle: clones are the same.
+#[derive(Clone)]
+pub(crate) struct Owners(Arc<Inner>);
+
+struct Inner {
+    me: Incarnation,
+    directory: Limited,
+    places: Semaphore,
+    known: Mutex<Learned>,
+}
+
+struct Learned {
+    owners: Recent<Owner>,
+    nobody: Recent<Absence>,
+    lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
+    next: u64,
+}
+
+type Lookup = BoxFuture<'static, Result<Found, Arc<DirectoryError>>>;
+
+/// A look-up's place in the list of those under way.
+struct UnderWay {
+    owners: Arc<Inner>,
+    session: SessionHash,
+    number: u64,
+}
+
+// === impl Owners ===
+
+impl Owners {
+    pub(crate) fn new(me: Incarnation, directory: Limited) -> Self {
+        Self(Arc::new(Inner {
+            me,
+            directory,
+            places: Semaphore::new(MAX_LOOKUPS),
+            known: Mutex::new(Learned {
+                owners: Recent::new(MAX_KNOWN, KNOWN_FOR),
+                nobody: Recent::new(MAX_UNKNOWN, UNKNOWN_FOR),
+                lookups: HashMap::new(),
+                next: 0,
+            }),
+        }))
+    }
+
+    /// Who owns a session. What was learned lately is not asked again.
+    ///
+    /// # Errors
+    /// The directory did not answer in time.
+    pub(crate) async fn find(&self, session: SessionHash) -> Result<Found, Arc<DirectoryError>> {
+        let lookup = {
+            let mut known = self.0.known();
+            if let Some(found) = known.found(session) {
+                return Ok(found);
+            }
+            self.join(&mut known, session)
+        };
+        lookup.await
+    }
+
+    /// This is the owner of a session now.
+    pub(crate) fn learn(&self, session: SessionHash, owner: Owner) {
+        let mut known = self.0.known();
+        known.lookups.remove(&session);
+        known.keep(session, Found::Owner(owner));
+    }
+
+    /// This is not the owner of a session, or not any more.
+    pub(crate) fn forget(&self, session: SessionHash, owner: Owner) {
+        let mut known = self.0.known();
+        known.lookups.remove(&session);
+        if known.owners.get(session, Instant::now()) == Some(&owner) {
+            known.owners.remove(session);
+        }
+    }
+
+    /// The look-up of a session that is under way, or a new one.
+    fn join(&self, known: &mut Learned, session: SessionHash) -> Shared<Lookup> {
+        if let Some(lookup) = known
+            .lookups
+            .get(&session)
+            .and_then(|(_, lookup)| lookup.upgrade())
+        {
+            return lookup;
+        }
+        let number = known.next;
+        known.next += 1;
+        let place = UnderWay {
+            owners: self.0.clone(),
+            session,
+            number,
+        };
+        let lookup = place.look_up().boxed().shared();
+        if let Some(weak) = lookup.downgrade() {
+            known.lookups.insert(session, (number, weak));
+        }
+        lookup
+    }
+}
+
+impl Debug for Owners {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owners")
+            .field("me", &self.0.me)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    async fn ask(&self, session: SessionHash) -> Result<Found, DirectoryError> {
+        let asked = async {
+            let _place = self
+                .places
+                .acquire()
+                .await
+                .map_err(DirectoryError::failed)?;
+            self.directory.owner(session, self.me).await
+        };
+        timeout(LIMIT, asked)
+            .await
+            .unwrap_or_else(|_| Err(DirectoryError::timed_out()))
+    }
+
+    fn known(&self) -> MutexGuard<'_, Learned> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Learned ===
+
+impl Learned {
+    fn found(&self, session: SessionHash) -> Option<Found> {
+        let now = Instant::now();
+        if let Some(owner) = self.owners.get(session, now) {
+            return Some(Found::Owner(*owner));
+        }
+        self.nobody.get(session, now).cloned().map(Found::Nobody)
+    }
+
+    fn keep(&mut self, session: SessionHash, found: Found) {
+        let now = Instant::now();
+        match found {
+            Found::Owner(owner) => {
+                self.nobody.remove(session);
+                self.owners.insert(session, owner, now);
+            }
+            Found::Nobody(absence) => {
+                self.owners.remove(session);
+                self.nobody.insert(session, absence, now);
+            }
+        }
+    }
+}
+
+// === impl UnderWay ===
+
+impl UnderWay {
+    async fn look_up(self) -> Result<Found, Arc<DirectoryError>> {
+        let found = self.owners.ask(self.session).await;
+        if let Ok(found) = &found {
+            let mut known = self.owners.known();
+            if known
+                .lookups
+                .get(&self.session)
+                .is_some_and(|(number, _)| *number == self.number)
+            {
+                known.keep(self.session, found.clone());
+            }
+        }
+        found.map_err(Arc::new)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut known = self.owners.known();
+        if let Slot::Occupied(lookup) = known.lookups.entry(self.session)
+            && lookup.get().0 == self.number
+        {
+            lookup.remove();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

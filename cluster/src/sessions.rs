@@ -1,0 +1,373 @@
+//! The sessions that live here, and what of them is still to be written to the directory.
+//!
+//! 1. A session lives here from when it is opened, or loaded to be restored, until it is closed, deleted or lost.
+//! 2. It is written by one task only, the heart's. So what is asked of the directory for one session has one order.
+//! 3. A session that was deleted is removed from the directory after all that was written of it, so that nobody restores it.
+//! 4. One that is only closed stays in the directory for its time: its client may come back, and it is restored.
+//! 5. What was lost to another owner is told once, to be closed.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fmt::{self, Debug, Formatter},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, mpsc},
+    time::Instant,
+};
+
+use crate::ids::{Owner, SessionHash};
+
+/// Over how many locks the sessions are spread: 64.
+const SHARDS: usize = 64;
+
+/// How many deleted sessions are remembered while the directory is away: 4,096. Beyond that the oldest are left to the
+/// directory, which forgets them in an hour.
+const MAX_DELETED: usize = 4 * 1024;
+
+/// How many sessions are written at once: 128, and not many more than 256 KiB.
+const MAX_BATCH: usize = 128;
+const MAX_BATCH_BYTES: usize = 256 * 1024;
+
+/// How long after it was written a session is written again: 20 min, a third of the time that the directory keeps it.
+const REFRESHED_AFTER: Duration = Duration::from_secs(20 * 60);
+
+/// How long a session may be loaded and not open: 60 s. Then its restoring has failed.
+const RESTORED_WITHIN: Duration = Duration::from_secs(60);
+
+/// The sessions that live here.
+pub(crate) struct Sessions {
+    shards: Box<[Mutex<HashMap<SessionHash, Here>>]>,
+    work: Mutex<Work>,
+    /// There is something to be written.
+    wake: Notify,
+    /// Something was written.
+    written: Notify,
+    lost: mpsc::UnboundedSender<Lost>,
+}
+
+/// A session that is another's now, although it was here.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Lost {
+    /// The session's id, to close it by.
+    pub(crate) id: Arc<str>,
+    pub(crate) session: SessionHash,
+    pub(crate) owner: Owner,
+}
+
+/// Sessions to be written at once, with their parameters.
+pub(crate) type Batch = Vec<(SessionHash, Arc<[u8]>)>;
+
+struct Here {
+    id: Arc<str>,
+    /// The `initialize` parameters, as JSON. Without them there is nothing to be written yet.
+    params: Option<Arc<[u8]>>,
+    /// Since when it is loaded. `None` once it is open.
+    loaded: Option<Instant>,
+    written: Option<Instant>,
+    is_queued: bool,
+}
+
+/// What is to be written.
+#[derive(Default)]
+struct Work {
+    /// Sessions that the directory has never heard of. They come first: a client waits.
+    fresh: VecDeque<SessionHash>,
+    /// All others.
+    again: VecDeque<SessionHash>,
+    deleted: VecDeque<SessionHash>,
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// None yet, and where it is told which are lost.
+    pub(crate) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Lost>) {
+        // It holds at most what lived here.
+        let (lost, told) = mpsc::unbounded_channel();
+        let sessions = Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            work: Mutex::default(),
+            wake: Notify::new(),
+            written: Notify::new(),
+            lost,
+        };
+        (Arc::new(sessions), told)
+    }
+
+    pub(crate) fn is_here(&self, session: SessionHash) -> bool {
+        self.shard(session).contains_key(&session)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+
+    /// A session was opened or restored.
+    pub(crate) fn opened(&self, id: &str) {
+        self.change(id, |here| here.loaded = None);
+    }
+
+    /// The client's parameters are known, as JSON, and the directory is to know the session.
+    pub(crate) fn initialized(&self, id: &str, params: Arc<[u8]>) {
+        self.change(id, |here| {
+            here.loaded = None;
+            here.params = Some(params);
+        });
+    }
+
+    /// Changes a session that is open here, and has it written if it was not.
+    fn change(&self, id: &str, change: impl FnOnce(&mut Here)) {
+        let session = SessionHash::of(id);
+        {
+            let mut shard = self.shard(session);
+            let here = shard.entry(session).or_insert_with(|| Here::new(id));
+            change(here);
+            if here.params.is_none() || here.written.is_some() || here.is_queued {
+                return;
+            }
+            here.is_queued = true;
+        }
+        self.work().fresh.push_back(session);
+        self.wake.notify_one();
+    }
+
+    /// A session of this instance was found in the directory, and is about to be restored here.
+    pub(crate) fn loaded(&self, id: &str, params: Arc<[u8]>) {
+        let session = SessionHash::of(id);
+        let mut shard = self.shard(session);
+        let here = shard.entry(session).or_insert_with(|| Here {
+            loaded: Some(Instant::now()),
+            ..Here::new(id)
+        });
+        here.params.get_or_insert(params);
+    }
+
+    /// A session was closed. The directory knows it as long as it knows one of which it hears nothing more.
+    pub(crate) fn closed(&self, id: &str) {
+        let session = SessionHash::of(id);
+        self.shard(session).remove(&session);
+    }
+
+    /// The client ended its session. Nobody is to find it any more.
+    pub(crate) fn deleted(&self, id: &str) {
+        let session = SessionHash::of(id);
+        self.shard(session).remove(&session);
+        {
+            let mut work = self.work();
+            work.deleted.push_back(session);
+            if work.deleted.len() > MAX_DELETED {
+                work.deleted.pop_front();
+            }
+        }
+        self.wake.notify_one();
+    }
+
+    /// Returns when the directory knows a session, or does not live here any more.
+    pub(crate) async fn until_written(&self, session: SessionHash) {
+        self.until(|| {
+            self.shard(session)
+                .get(&session)
+                .is_none_or(|here| here.written.is_some())
+        })
+        .await;
+    }
+
+    /// Returns when the directory is not to be told any more that a session was deleted.
+    pub(crate) async fn until_removed(&self, session: SessionHash) {
+        self.until(|| !self.work().deleted.contains(&session)).await;
+    }
+
+    async fn until(&self, is_so: impl Fn() -> bool) {
+        loop {
+            let mut written = std::pin::pin!(self.written.notified());
+            // Listens before it looks.
+            written.as_mut().enable();
+            if is_so() {
+                return;
+            }
+            written.await;
+        }
+    }
+
+    /// Returns when there may be something to be written.
+    pub(crate) async fn until_work(&self) {
+        self.wake.notified().await;
+    }
+
+    /// Everything is to be written again.
+    pub(crate) fn write_all_again(&self) {
+        self.queue_again(|here| {
+            here.written = None;
+            true
+        });
+    }
+
+    /// What was written long ago is to be written again. What was to be restored and was not is forgotten.
+    pub(crate) fn refresh(&self) {
+        let now = Instant::now();
+        for shard in &self.shards {
+            lock(shard).retain(|_, here| {
+                here.loaded
+                    .is_none_or(|since| now - since < RESTORED_WITHIN)
+            });
+        }
+        self.queue_again(|here| here.written.is_some_and(|at| now - at >= REFRESHED_AFTER));
+    }
+
+    fn queue_again(&self, is_due: impl Fn(&mut Here) -> bool) {
+        for shard in &self.shards {
+            let mut due = Vec::new();
+            for (session, here) in lock(shard).iter_mut() {
+                if here.params.is_some() && is_due(here) && !here.is_queued {
+                    here.is_queued = true;
+                    due.push(*session);
+                }
+            }
+            self.work().again.extend(due);
+        }
+    }
+
+    /// Whether some of what is to be written again is not yet.
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.work().again.is_empty()
+    }
+
+    /// What is to be written next. It must come back, by [`wrote`](Self::wrote) or [`put_back`](Self::put_back).
+    pub(crate) fn take_batch(&self) -> Batch {
+        let mut batch = Batch::default();
+        let mut bytes = 0;
+        while batch.len() < MAX_BATCH && bytes < MAX_BATCH_BYTES {
+            let Some(session) = self.work().next() else {
+                break;
+            };
+            if let Some(here) = self.shard(session).get_mut(&session) {
+                here.is_queued = false;
+                if let Some(params) = &here.params {
+                    bytes += params.len();
+                    batch.push((session, params.clone()));
+                }
+            }
+        }
+        batch
+    }
+
+    /// The directory knows these now, but for those that it said are others'.
+    pub(crate) fn wrote(&self, batch: &Batch, others: &[(SessionHash, Owner)]) {
+        let now = Instant::now();
+        let others: HashMap<SessionHash, Owner> = others.iter().copied().collect();
+        for (session, _) in batch {
+            match others.get(session) {
+                Some(owner) => self.lose(*session, *owner),
+                None => {
+                    if let Some(here) = self.shard(*session).get_mut(session) {
+                        here.written = Some(now);
+                    }
+                }
+            }
+        }
+        self.written.notify_waiters();
+    }
+
+    /// Whether the directory knows these now is not known.
+    pub(crate) fn put_back(&self, batch: &Batch) {
+        let mut again = Vec::new();
+        for (session, _) in batch {
+            if let Some(here) = self.shard(*session).get_mut(session)
+                && !here.is_queued
+            {
+                here.is_queued = true;
+                again.push(*session);
+            }
+        }
+        self.work().again.extend(again);
+    }
+
+    /// A session is another's now.
+    pub(crate) fn lose(&self, session: SessionHash, owner: Owner) {
+        let here = self.shard(session).remove(&session);
+        if let Some(here) = here {
+            let id = here.id;
+            // If nobody listens, nobody closes sessions any more.
+            let _told = self.lost.send(Lost { id, session, owner });
+        }
+    }
+
+    /// Deleted sessions of which the directory is to be told. They stay until they are [`removed`](Self::removed).
+    pub(crate) fn deleted_sessions(&self) -> Vec<SessionHash> {
+        self.work()
+            .deleted
+            .iter()
+            .take(MAX_BATCH)
+            .copied()
+            .collect()
+    }
+
+    /// The directory does not know a deleted session any more.
+    pub(crate) fn removed(&self, session: SessionHash) {
+        self.work().deleted.retain(|deleted| *deleted != session);
+        self.written.notify_waiters();
+    }
+
+    fn shard(&self, session: SessionHash) -> MutexGuard<'_, HashMap<SessionHash, Here>> {
+        let at = session.spread() % SHARDS;
+        #[expect(clippy::indexing_slicing, reason = "there are so many")]
+        lock(&self.shards[at])
+    }
+
+    fn work(&self) -> MutexGuard<'_, Work> {
+        lock(&self.work)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Debug for Sessions {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sessions")
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Work ===
+
+impl Work {
+    fn next(&mut self) -> Option<SessionHash> {
+        self.fresh.pop_front().or_else(|| self.again.pop_front())
+    }
+}
+
+// === impl Lost ===
+
+impl Debug for Lost {
+    /// Without the id, which is a secret.
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let fields = (self.session, self.owner);
+        f.debug_tuple("Lost")
+            .field(&fields.0)
+            .field(&fields.1)
+            .finish()
+    }
+}
+
+// === impl Here ===
+
+impl Here {
+    fn new(id: &str) -> Self {
+        Self {
+            id: id.into(),
+            params: None,
+            loaded: None,
+            written: None,
+            is_queued: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

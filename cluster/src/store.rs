@@ -1,0 +1,95 @@
+//! rmcp's session store, in the directory: what a session needs to be restored on another instance.
+//!
+//! 1. A session begins and ends without the directory if that does not answer within [`LIMIT`]; the heart goes on trying.
+//! 2. Only its owner restores a session. Whoever wants to must have claimed it.
+//! 3. Errors and log lines name no session by its id.
+
+use std::{io, sync::Arc};
+
+use async_trait::async_trait;
+use rmcp::transport::streamable_http_server::session::{
+    SessionState, SessionStore, SessionStoreError,
+};
+use tokio::time::timeout;
+
+use crate::{
+    directory::{Directory, LIMIT, Limited},
+    ids::{Incarnation, SessionHash},
+    sessions::Sessions,
+    warn_rarely::WarnRarely,
+};
+
+/// How large the parameters of a session may be, as JSON: 64 KiB. A session with larger ones is found by its clients, and is
+/// not restored when its instance is gone.
+const MAX_PARAMS: usize = 64 * 1024;
+
+/// Keeps in the directory what a session needs to be restored.
+#[derive(Debug)]
+pub(crate) struct ClusterStore {
+    me: Incarnation,
+    directory: Limited,
+    sessions: Arc<Sessions>,
+    too_large: WarnRarely,
+}
+
+// === impl ClusterStore ===
+
+impl ClusterStore {
+    pub(crate) fn new(me: Incarnation, directory: Limited, sessions: Arc<Sessions>) -> Self {
+        Self {
+            me,
+            directory,
+            sessions,
+            too_large: WarnRarely::default(),
+        }
+    }
+}
+
+#[async_trait]
+impl SessionStore for ClusterStore {
+    async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
+        let Some(entry) = self.directory.load(SessionHash::of(session_id)).await? else {
+            return Ok(None);
+        };
+        if entry.owner.incarnation != self.me {
+            return Err(io::Error::other("the session lives on another instance").into());
+        }
+        if entry.params.is_empty() {
+            return Ok(None);
+        }
+        let state = serde_json::from_slice(&entry.params)?;
+        self.sessions.loaded(session_id, Arc::from(&*entry.params));
+        Ok(Some(state))
+    }
+
+    async fn store(&self, session_id: &str, state: &SessionState) -> Result<(), SessionStoreError> {
+        let mut params = serde_json::to_vec(state)?;
+        if params.len() > MAX_PARAMS {
+            let what =
+                "the parameters of a session are too large to be kept: it ends with this instance";
+            self.too_large.warn(&format_args!(
+                "{what} ({} bytes, {MAX_PARAMS} at most)",
+                params.len()
+            ));
+            params.clear();
+        }
+        self.sessions.initialized(session_id, params.into());
+        let written = self.sessions.until_written(SessionHash::of(session_id));
+        if timeout(LIMIT, written).await.is_err() {
+            tracing::debug!("a session begins before the directory knows it");
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
+        self.sessions.deleted(session_id);
+        let removed = self.sessions.until_removed(SessionHash::of(session_id));
+        if timeout(LIMIT, removed).await.is_err() {
+            tracing::debug!("a session ended before the directory forgot it");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;
