@@ -11,7 +11,9 @@ use crate::{
     limits::Limit,
     observe::{Event, Remark, log_dropped, log_limit},
     options::Retain,
-    registry::{Answer, Detached, End, Ended, Finished, Generation, Tracked, UNSEEN_FOR, Wait},
+    registry::{
+        Answer, Detached, Due, End, Ended, Finished, Generation, Tracked, UNSEEN_FOR, Wait,
+    },
     verdict::Verdict,
 };
 
@@ -94,6 +96,18 @@ impl Exchange {
     /// Cancels a call, unless it has ended, or its client came back in this very moment (contract 3).
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         self.cancel_after(None, id, reason);
+    }
+
+    /// The same for an orphan of which somebody said so, if that still holds.
+    pub(super) fn cancel_confirmed(self: &Arc<Self>, id: CallId, due: Due, reason: CancelReason) {
+        let span = self.span();
+        let finish = |core: &mut Core, ended| match core.due(id) == Some(due) {
+            true => core.finish_due(id, ended),
+            false => None,
+        };
+        if let Some(injection) = self.cancel_detached(None, id, reason, finish) {
+            self.inject(id, injection, span);
+        }
     }
 
     fn cancel_after(self: &Arc<Self>, event: Option<&Event<'_>>, id: CallId, reason: CancelReason) {
@@ -416,6 +430,13 @@ impl Exchange {
 impl Tracked for Exchange {
     fn left(&self, id: CallId, finished: Finished) {
         self.left_unseen(id, finished);
+    }
+
+    fn orphaned(self: &Arc<Self>, id: CallId) {
+        match &self.instance.options.confirm {
+            Some(confirm) => self.ask(id, &**confirm),
+            None => self.cancel(id, CancelReason::Orphaned),
+        }
     }
 
     fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
