@@ -11,9 +11,7 @@ use crate::{
     limits::Limit,
     observe::{Event, Remark, log_dropped, log_limit},
     options::Retain,
-    registry::{
-        Answer, Detached, Due, End, Ended, Finished, Generation, Tracked, UNSEEN_FOR, Wait,
-    },
+    registry::{Answer, Detached, End, Ended, Finished, Generation, Tracked, UNSEEN_FOR, Wait},
     verdict::Verdict,
 };
 
@@ -96,18 +94,6 @@ impl Exchange {
     /// Cancels a call, unless it has ended, or its client came back in this very moment (contract 3).
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         self.cancel_after(None, id, reason);
-    }
-
-    /// The same for an orphan of which somebody said so, if that still holds.
-    pub(super) fn cancel_confirmed(self: &Arc<Self>, id: CallId, due: Due, reason: CancelReason) {
-        let span = self.span();
-        let finish = |core: &mut Core, ended| match core.due(id) == Some(due) {
-            true => core.finish_due(id, ended),
-            false => None,
-        };
-        if let Some(injection) = self.cancel_detached(None, id, reason, finish) {
-            self.inject(id, injection, span);
-        }
     }
 
     fn cancel_after(self: &Arc<Self>, event: Option<&Event<'_>>, id: CallId, reason: CancelReason) {

@@ -55,6 +55,7 @@ mod book;
 mod due;
 mod end;
 mod entry;
+mod generation;
 mod give_back;
 mod index;
 mod memory;
@@ -67,13 +68,14 @@ mod times;
 pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
     book::Named,
-    entry::{Entry, Expired, FIRST, Finished, Generation, NOBODYS, Wait},
+    entry::{Entry, Expired, Finished},
+    generation::{FIRST, Generation, NOBODYS},
     give_back::GiveBack,
     index::{NameHash, Names, Slots, numbers},
     memory::Dropped,
     records::{End, Ended, Rank, Ranked},
     streams::Form,
-    times::Due,
+    times::{Expiry, Wait},
 };
 
 /// How long a detached call is kept that has no deadline and whose end nobody watches: 1 h, longer than

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{
     Core,
     entry::Expired,
-    times::{Due, Judged, Times},
+    times::{Expiry, Judged, Times},
 };
 #[cfg(any(test, fuzzing))]
 use crate::timer::Noticed;
@@ -38,11 +38,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
                 let times = entry.times_mut();
                 times.due = None;
                 match times.look(now, at, watch.late(at), watch.was_starved(at)) {
-                    Judged::Over(Expired::Deadline) => {
+                    Judged::TooLong => {
                         over.push((id, entry.call.clone(), Expired::Deadline));
                     }
-                    Judged::Over(expired) => {
-                        over.push((id, entry.call.clone(), expired));
+                    Judged::Orphan => {
+                        over.push((id, entry.call.clone(), Expired::Grace));
+                        self.schedule(id);
+                    }
+                    Judged::ConfirmedOrphan => {
+                        over.push((id, entry.call.clone(), Expired::Confirmed));
                         self.schedule(id);
                     }
                     Judged::PutOff => self.schedule(id),
@@ -66,24 +70,24 @@ impl<T: Clone, A: Clone> Core<T, A> {
     }
 
     /// The time that somebody was told to cancel a call, if that holds: its client is not back, nor about to be.
-    pub(crate) fn due(&self, id: CallId) -> Option<Due> {
+    pub(crate) fn expiry(&self, id: CallId) -> Option<Expiry> {
         self.calls.get(id)?.times.as_ref()?.given_out()
     }
 
     /// Lets a call go on waiting to this time, unless the clock that ran out does not stand so any more.
-    pub(crate) fn put_off(&mut self, id: CallId, due: Due, until: Instant) -> bool {
-        self.answer(id, due, |times| times.put_off(until))
+    pub(crate) fn put_off(&mut self, id: CallId, expiry: Expiry, until: Instant) -> bool {
+        self.answer(id, expiry, |times| times.put_off(until))
     }
 
     /// Notes that a call may be cancelled, unless the clock that ran out does not stand so any more. It is looked at
     /// once more.
-    pub(crate) fn confirm(&mut self, id: CallId, due: Due, now: Instant) -> bool {
-        self.answer(id, due, |times| times.confirm(now))
+    pub(crate) fn confirm(&mut self, id: CallId, expiry: Expiry, now: Instant) -> bool {
+        self.answer(id, expiry, |times| times.confirm(now))
     }
 
-    fn answer(&mut self, id: CallId, due: Due, answer: impl FnOnce(&mut Times)) -> bool {
+    fn answer(&mut self, id: CallId, expiry: Expiry, answer: impl FnOnce(&mut Times)) -> bool {
         let times = self.times_of(id);
-        let Some(times) = times.filter(|times| times.given_out() == Some(due)) else {
+        let Some(times) = times.filter(|times| times.given_out() == Some(expiry)) else {
             return false;
         };
         answer(times);

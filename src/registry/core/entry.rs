@@ -1,37 +1,16 @@
 //! The entry of one call in flight.
 
-use std::{mem, time::Duration};
+use std::mem;
 
 use tokio::time::Instant;
 
 use super::{
+    generation::{FIRST, Generation},
     index::NameHash,
     streams::Streams,
-    times::{Clock, Times},
+    times::{Clock, Times, Wait},
 };
 use crate::call::{Detachment, RequestId};
-
-/// The generation of a call's first stream.
-pub(crate) const FIRST: Generation = Generation(1);
-
-/// Of a stream that no client has.
-pub(crate) const NOBODYS: Generation = Generation(0);
-
-/// Which stream of its call a stream is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Generation(u32);
-
-/// What becomes of a call when its client goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
-    /// Cancelled at `deadline` if it is still detached then. `retry` is how long its client waits before
-    /// it comes back.
-    Until { deadline: Instant, retry: Duration },
-    /// Runs on. Its end will be seen.
-    ForItsEnd,
-    /// Runs on unseen, forgotten at this time.
-    Unseen(Instant),
-}
 
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
@@ -76,14 +55,6 @@ pub(crate) enum Expired {
     Deadline,
     /// The one for which it is kept unseen: it is forgotten already.
     Unseen(Finished),
-}
-
-// === impl Generation ===
-
-impl Generation {
-    pub(super) fn next(self) -> Self {
-        Self(self.0.wrapping_add(1))
-    }
 }
 
 // === impl Place ===

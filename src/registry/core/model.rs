@@ -170,7 +170,7 @@ struct Run {
     generations: Vec<Vec<Generation>>,
     streams: Vec<Stream>,
     /// What was asked: of which call, and which of its times by the core and by the model.
-    asked: Vec<(CallId, Due, usize)>,
+    asked: Vec<(CallId, Expiry, usize)>,
     answers: u32,
     witness: Witness,
 }
@@ -275,7 +275,7 @@ impl Run {
                 });
             }),
             Op::Ask(call) => self.on(call, |run, id| {
-                let (due, expected) = (run.core.due(id), run.model.due(id));
+                let (due, expected) = (run.core.expiry(id), run.model.due(id));
                 assert_eq!(due.is_some(), expected.is_some());
                 run.asked
                     .extend(due.zip(expected).map(|(due, its)| (id, due, its)));

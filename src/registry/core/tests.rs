@@ -302,9 +302,9 @@ fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    assert_eq!(core.due(id), None, "its time is not over");
+    assert_eq!(core.expiry(id), None, "its time is not over");
     core.expire(now + SECOND);
-    let due = core.due(id).unwrap();
+    let due = core.expiry(id).unwrap();
     // Its client comes back and goes again, and that grace ends as well.
     let second = core.attach(id).unwrap();
     let later = now + 2 * SECOND;
@@ -313,12 +313,12 @@ fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
     assert!(!core.confirm(id, due, later), "that was another time");
     assert!(!core.put_off(id, due, later + SECOND));
 
-    let due = core.due(id).unwrap();
+    let due = core.expiry(id).unwrap();
     assert!(core.put_off(id, due, later + SECOND));
-    assert_eq!(core.due(id), None);
+    assert_eq!(core.expiry(id), None);
     assert_eq!(core.expire(later + SECOND / 2), []);
     assert_eq!(core.expire(later + SECOND), [(id, "call", Expired::Grace)]);
-    let due = core.due(id).unwrap();
+    let due = core.expiry(id).unwrap();
     assert!(core.confirm(id, due, later + SECOND));
     let ended = answered("", now).unwrap();
     assert_eq!(
@@ -338,7 +338,7 @@ fn invariant_7_a_runtime_that_stood_still_while_somebody_was_asked_is_noticed() 
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
     core.expire(now + SECOND);
-    let due = core.due(id).unwrap();
+    let due = core.expiry(id).unwrap();
     assert!(core.confirm(id, due, now + SECOND));
     // Its client's resume waits in the accept queue.
     let awake = now + 60 * SECOND;

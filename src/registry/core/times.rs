@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::entry::{Expired, Generation, Wait};
+use super::generation::Generation;
 use crate::{
     call::Detachment,
     timer::{GLANCE, LATE, MAX_GLANCES, ON_TIME},
@@ -20,6 +20,18 @@ pub(super) const JITTER: Duration = Duration::from_millis(2);
 /// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
 /// a client that polls every 3 s.
 pub(crate) const MAX_BARREN: u32 = 20;
+
+/// What becomes of a call when its client goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Cancelled at `deadline` if it is still detached then. `retry` is how long its client waits before
+    /// it comes back.
+    Until { deadline: Instant, retry: Duration },
+    /// Runs on. Its end will be seen.
+    ForItsEnd,
+    /// Runs on unseen, forgotten at this time.
+    Unseen(Instant),
+}
 
 /// When a call is to be looked at.
 #[derive(Debug, Default)]
@@ -65,11 +77,16 @@ pub(super) struct Clock {
 
 /// Which time it is that somebody was told to cancel a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Due(u32);
+pub(crate) struct Expiry(u32);
 
 /// What a look at a call whose time has come decides.
 pub(super) enum Judged {
-    Over(Expired),
+    /// The time that its client had to come back is over.
+    Orphan,
+    /// The same, and nobody is to be asked any more.
+    ConfirmedOrphan,
+    /// The time that it may last is over.
+    TooLong,
     PutOff,
     Forget,
 }
@@ -122,9 +139,9 @@ impl Times {
     }
 
     /// The time that somebody was told to cancel the call, if that holds.
-    pub(super) fn given_out(&self) -> Option<Due> {
+    pub(super) fn given_out(&self) -> Option<Expiry> {
         let is_given_out = self.clock.is_some_and(|clock| clock.given_out);
-        is_given_out.then_some(Due(self.dues))
+        is_given_out.then_some(Expiry(self.dues))
     }
 
     /// Has the clock looked at again. What was said of it does not hold any more.
@@ -252,7 +269,7 @@ impl Times {
         starved: bool,
     ) -> Judged {
         if self.deadline.is_some_and(|deadline| deadline <= now) {
-            return Judged::Over(Expired::Deadline);
+            return Judged::TooLong;
         }
         match self.clock.map(|clock| clock.wait) {
             Some(Wait::Until { .. }) if self.put_off_if_late(now, at, late, starved) => {
@@ -260,10 +277,10 @@ impl Times {
             }
             Some(Wait::Until { .. }) => {
                 self.give_out();
-                Judged::Over(match self.clock.is_some_and(|clock| clock.confirmed) {
-                    true => Expired::Confirmed,
-                    false => Expired::Grace,
-                })
+                match self.clock.is_some_and(|clock| clock.confirmed) {
+                    true => Judged::ConfirmedOrphan,
+                    false => Judged::Orphan,
+                }
             }
             Some(Wait::Unseen(_) | Wait::ForItsEnd) => Judged::Forget,
             None => Judged::PutOff,
