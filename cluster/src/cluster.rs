@@ -13,20 +13,28 @@ use http::{Request, Response};
 use rmcp::transport::streamable_http_server::session::{
     SessionState, SessionStore, SessionStoreError,
 };
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, CancellableSessionManager, Confirmation, Event, Outcome,
+};
+use rmcp::transport::streamable_http_server::SessionManager;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tower_service::Service;
 use tracing::info;
 
 use crate::{
+    answers::Answers,
     arrivals::Arrivals,
+    closers::Closers,
     directory::{Directory, Limited, MemoryDirectory},
     filter::PeersFilter,
     heart::Heart,
-    ids::{Incarnation, Owner},
+    ids::{Incarnation, Owner, SessionHash},
     layer::ClusterLayer,
+    manager::ClusterSessionManager,
     meter,
     owners::Owners,
     peers::{self, Gate},
+    proof,
     relay::Relay,
     router::Router,
     sessions::Sessions,
@@ -61,6 +69,9 @@ struct Shared {
     router: Arc<Router>,
     gate: Arc<Gate>,
     store: ClusterStore,
+    answers: Arc<Answers>,
+    closers: Closers,
+    closing: JoinHandle<()>,
     beating: JoinHandle<()>,
 }
 
@@ -107,6 +118,42 @@ impl Cluster {
         ClusterLayer::new(self.shared.router.clone())
     }
 
+    /// Has a session manager take part: its sessions are this instance's, and its event ids say so.
+    pub fn sessions<M: SessionManager>(
+        &self,
+        manager: CancellableSessionManager<M>,
+    ) -> ClusterSessionManager<M> {
+        let sessions = self.shared.router.sessions.clone();
+        let (manager, closes) =
+            ClusterSessionManager::new(manager, sessions, self.shared.answers.clone());
+        self.shared.closers.add(closes);
+        manager
+    }
+
+    /// Has a layer cancel abandoned calls of sessions only with proof that their clients cannot have come back to another
+    /// instance. It takes the place of the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
+    pub fn guard(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
+        let (answers, router) = (&self.shared.answers, self.shared.router.clone());
+        answers.watch(layer.calls());
+        let answers = answers.clone();
+        let observed = layer.observe_fn(move |event| match event {
+            Event::Ended { outcome: Outcome::Completed, .. } => {}
+            Event::Ended { call, .. } => answers.ended(call),
+            _ => {}
+        });
+        observed.confirm(move |orphan| {
+            let session = orphan.call().session().map(SessionHash::of);
+            let (router, grace) = (router.clone(), orphan.grace());
+            async move {
+                match session {
+                    Some(session) => proof::prove(router, session, grace).await,
+                    // A call without a session is here or nowhere.
+                    None => Confirmation::Cancel,
+                }
+            }
+        })
+    }
+
     /// Serves the application to the other instances, on a listener at the address that is advertised. The application is
     /// the one that clients are served, with [`layer`](Self::layer) around it.
     ///
@@ -138,6 +185,7 @@ impl Cluster {
             return router.leaving.closed().await;
         }
         info!(target: "mcp_cancel_cluster", "this instance leaves");
+        self.shared.answers.settle().await;
         router.heart.leave();
         router.leaving.closed().await;
     }
@@ -182,6 +230,7 @@ impl fmt::Debug for Cluster {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.beating.abort();
+        self.closing.abort();
     }
 }
 
@@ -261,7 +310,8 @@ pub(crate) fn join(
 ) -> Cluster {
     meter::describe();
     let directory = Limited::new(directory);
-    let (sessions, _lost) = Sessions::new();
+    let (sessions, lost) = Sessions::new();
+    let closers = Closers::default();
     let heart = Heart::new(me, directory.clone(), sessions.clone());
     let router = Arc::new(Router {
         me,
@@ -278,6 +328,9 @@ pub(crate) fn join(
         shared: Arc::new(Shared {
             router,
             gate: Arc::new(Gate { filter, secret }),
+            answers: Answers::new(me.incarnation, directory.clone()),
+            closing: tokio::spawn(closers.clone().run(lost)),
+            closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),
             beating: tokio::spawn(heart.run()),
         }),

@@ -20,7 +20,8 @@ use tower_service::Service;
 use crate::{
     fields::Fields,
     peers,
-    resume::{self, LostCall},
+    resume::{self, Localized},
+    resumed::resuming,
     router::{Routed, Router},
     way::Step,
     wire::{self, FromPeer},
@@ -113,11 +114,11 @@ where
             let future = self.inner.call(request);
             return ClusterFuture::here(future);
         }
-        let lost = match step {
+        let localized = match step {
             Step::Serve => self.router.localize(&mut request),
-            _ => None,
+            _ => Localized::Nothing,
         };
-        if is_local && lost.is_none() {
+        if is_local && localized == Localized::Nothing {
             let future = self.inner.call(request);
             return ClusterFuture::here(future);
         }
@@ -128,7 +129,7 @@ where
                 Step::LookUp => return search(&router, inner, request).await,
                 _ => {}
             }
-            let mut response = serve(&router, inner, request, lost).await?;
+            let mut response = serve(&router, inner, request, localized).await?;
             if is_from_peer {
                 wire::mark(response.headers_mut(), router.me.incarnation);
             }
@@ -149,8 +150,8 @@ where
     match router.route(request).await {
         Routed::Answered(response) => Ok(response),
         Routed::Here(mut request, expected) => {
-            let lost = router.localize(&mut request);
-            let served = serve(router, inner, request, lost).await;
+            let localized = router.localize(&mut request);
+            let served = serve(router, inner, request, localized).await;
             drop(expected);
             served
         }
@@ -162,16 +163,23 @@ async fn serve<S>(
     router: &Router,
     mut inner: S,
     request: Request<Body>,
-    lost: Option<LostCall>,
+    localized: Localized,
 ) -> Result<Response<Body>, S::Error>
 where
     S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
 {
     poll_fn(|cx| inner.poll_ready(cx)).await?;
-    let response = inner.call(request).await?.into_response();
-    match lost {
-        Some(lost) if resume::is_accepted(&response) => Ok(router.answer(&lost, response).await),
-        _ => Ok(response),
+    let served = inner.call(request);
+    match localized {
+        Localized::Nothing => Ok(served.await?.into_response()),
+        Localized::Here(call) => Ok(resuming(call, served).await?.into_response()),
+        Localized::Lost(lost) => {
+            let response = served.await?.into_response();
+            match resume::is_accepted(&response) {
+                true => Ok(router.answer(&lost, response).await),
+                false => Ok(response),
+            }
+        }
     }
 }
 

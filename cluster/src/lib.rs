@@ -10,7 +10,9 @@
     allow(dead_code, reason = "the layers above, which use these, come next")
 )]
 
+mod answers;
 mod arrivals;
+mod closers;
 mod cluster;
 mod directory;
 mod fields;
@@ -19,16 +21,20 @@ mod heart;
 mod held;
 mod ids;
 mod layer;
+mod manager;
 mod meter;
 mod owners;
 mod peers;
+mod proof;
 mod relay;
 mod resume;
+mod resumed;
 mod router;
 mod sessions;
 mod store;
 #[cfg(test)]
 mod tests;
+mod transport;
 mod warn_rarely;
 mod way;
 mod wire;
@@ -37,4 +43,6 @@ pub use self::{
     cluster::{Cluster, ClusterBuilder, ConnectError},
     directory::MemoryDirectory,
     layer::{ClusterFuture, ClusterLayer, ClusterService},
+    manager::ClusterSessionManager,
+    transport::ClusterTransport,
 };

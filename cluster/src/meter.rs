@@ -5,6 +5,7 @@
 //! | `mcp_cluster_sound` | gauge | | 1 while the directory answers every heartbeat, else 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `nobody`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `unreachable`, `silent`, `broken` | requests sent to peers |
+//! | `mcp_calls_put_off_total` | counter | | abandoned calls that were not cancelled yet, because the directory could not say that they may be |
 //! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims for sessions whose owner is gone |
 
 use crate::way::{Claimed, Failure, Known};
@@ -28,6 +29,11 @@ pub(crate) fn describe() {
             "mcp_cluster_relays_total",
             Unit::Count,
             "Requests sent to peers, by outcome"
+        );
+        describe_counter!(
+            "mcp_calls_put_off_total",
+            Unit::Count,
+            "Abandoned calls that were not cancelled yet for want of proof"
         );
         describe_counter!(
             "mcp_cluster_claims_total",
@@ -61,6 +67,12 @@ pub(crate) fn relayed(failure: Option<Failure>) {
             Some(Failure::Broken) => "broken",
         },
     );
+}
+
+/// Counts an abandoned call that was not cancelled yet.
+pub(crate) fn put_off() {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("mcp_calls_put_off_total").increment(1);
 }
 
 pub(crate) fn claimed(claimed: Claimed) {

@@ -36,8 +36,23 @@ pub(crate) struct LostCall {
     named: HeaderValue,
 }
 
-/// Has a head name an event so that this instance understands it. Returns the call if it was another incarnation's.
-pub(crate) fn localize(headers: &mut HeaderMap, me: Incarnation) -> Option<LostCall> {
+/// What a client comes back for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Localized {
+    /// Nothing that an instance named.
+    Nothing,
+    /// An event of this incarnation, on the stream of this call if it is one's: its request id as JSON text.
+    Here(Option<String>),
+    /// A call that ended with another incarnation.
+    Lost(LostCall),
+}
+
+/// Has a head name an event so that this instance understands it.
+pub(crate) fn localize(headers: &mut HeaderMap, me: Incarnation) -> Localized {
+    read(headers, me).unwrap_or(Localized::Nothing)
+}
+
+fn read(headers: &mut HeaderMap, me: Incarnation) -> Option<Localized> {
     let session = Fields::of(headers).session.map(SessionHash::of)?;
     let mut named = headers.get_all(&LAST_EVENT_ID).iter();
     let (Some(only), None) = (named.next(), named.next()) else {
@@ -48,7 +63,7 @@ pub(crate) fn localize(headers: &mut HeaderMap, me: Incarnation) -> Option<LostC
     if event.incarnation == me {
         let plain = HeaderValue::from_str(event.plain).ok()?;
         headers.insert(&LAST_EVENT_ID, plain);
-        return None;
+        return Some(Localized::Here(event.call));
     }
     let Some(call) = event.call.filter(|call| is_request_id(call)) else {
         // An event of the stream that belongs to no call. There is a new one here.
@@ -56,12 +71,12 @@ pub(crate) fn localize(headers: &mut HeaderMap, me: Incarnation) -> Option<LostC
         return None;
     };
     headers.insert(&LAST_EVENT_ID, HeaderValue::from_static(NO_EVENT));
-    Some(LostCall {
+    Some(Localized::Lost(LostCall {
         session,
         incarnation: event.incarnation,
         call,
         named: only,
-    })
+    }))
 }
 
 /// Whether a text that a client may have made up is a request id, and has its place in a line.
@@ -125,7 +140,10 @@ mod tests {
         for value in named {
             headers.append(&LAST_EVENT_ID, value.parse().unwrap());
         }
-        let lost = localize(&mut headers, ME.parse().unwrap());
+        let lost = match localize(&mut headers, ME.parse().unwrap()) {
+            Localized::Lost(lost) => Some(lost),
+            Localized::Nothing | Localized::Here(_) => None,
+        };
         let left = headers.get_all(&LAST_EVENT_ID).iter();
         let left = left.map(|value| value.to_str().unwrap().to_owned());
         (lost, left.collect())

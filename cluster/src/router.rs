@@ -17,7 +17,7 @@ use crate::{
     meter,
     owners::Owners,
     relay::Relay,
-    resume::{self, LostCall},
+    resume::{self, Localized, LostCall},
     sessions::Sessions,
     way::{Arrival, Claimed, Known, Lease, Refusal, Step, Way},
 };
@@ -65,9 +65,9 @@ impl Router {
     }
 
     /// Has a request that is served here name its event so that this instance understands it.
-    pub(crate) fn localize(&self, request: &mut Request<Body>) -> Option<LostCall> {
+    pub(crate) fn localize(&self, request: &mut Request<Body>) -> Localized {
         if request.method() != Method::GET {
-            return None;
+            return Localized::Nothing;
         }
         resume::localize(request.headers_mut(), self.me.incarnation)
     }

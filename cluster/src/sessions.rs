@@ -205,6 +205,18 @@ impl Sessions {
         });
     }
 
+    /// The directory does not know a session that it should.
+    pub(crate) fn write_again(&self, session: SessionHash) {
+        let is_to_be_written = self.shard(session).get_mut(&session).is_some_and(|here| {
+            here.written = None;
+            here.params.is_some() && !std::mem::replace(&mut here.is_queued, true)
+        });
+        if is_to_be_written {
+            self.work().again.push_back(session);
+            self.wake.notify_one();
+        }
+    }
+
     /// What was written long ago is to be written again. What was to be restored and was not is forgotten.
     pub(crate) fn refresh(&self) {
         let now = Instant::now();

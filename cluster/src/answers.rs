@@ -1,0 +1,260 @@
+//! Answers of calls that ended without their client, kept in the directory so that they survive this instance.
+//!
+//! 1. A call is noted when a stream of it goes without the answer, and not any more once its client is back, or it was
+//!    cancelled. What comes by meanwhile for a noted call is its answer, and is kept.
+//! 2. A stream that goes late, after its client is back on another one, notes its call too: then an answer is kept that nobody
+//!    misses. The other way round, none is lost.
+//! 3. As many are noted as may have no client in the library by default, and as much is on its way to the directory as it is
+//!    given in a short while. What is beyond is left to this instance's own memory.
+
+use std::{
+    collections::HashSet,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use mcp_cancel_on_disconnect::{CallInfo, Calls, RequestId};
+use rmcp::{
+    model::{NumberOrString, ServerJsonRpcMessage},
+    transport::streamable_http_server::session::SessionId,
+};
+use tokio::{
+    sync::Semaphore,
+    time::{sleep, timeout},
+};
+use tracing::debug;
+
+use crate::{
+    directory::{Directory as _, Limited, MAX_ANSWER},
+    ids::{Incarnation, SessionHash},
+};
+
+/// How many calls are noted at most: 65,536.
+const MAX_NOTED: usize = 64 * 1024;
+
+/// How many answers are on their way at most: 64, of at most 1 MiB each.
+const MAX_ON_THEIR_WAY: u32 = 64;
+
+/// How often an answer is tried that the directory does not take: 10 times.
+const TRIES: u32 = 10;
+
+/// How long after a try the next comes: 1 s.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long an instance that leaves waits for the answers on their way: 2 s.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
+
+/// A call of this instance: its session and the id of its request.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Call {
+    session: SessionId,
+    request: RequestId,
+    /// The same as JSON text.
+    id: Arc<str>,
+}
+
+/// The calls whose clients have gone, and what becomes of their answers.
+pub(crate) struct Answers {
+    me: Incarnation,
+    directory: Limited,
+    noted: Mutex<HashSet<Call>>,
+    /// Of the layers, which say whether a call goes on.
+    calls: Mutex<Vec<Calls>>,
+    /// How many are noted: nearly always none, and then nobody takes the lock.
+    count: AtomicUsize,
+    on_their_way: Arc<Semaphore>,
+}
+
+// === impl Call ===
+
+impl Call {
+    pub(crate) fn new(session: SessionId, request: NumberOrString) -> Self {
+        Self::of(session, RequestId::from(&request))
+    }
+
+    /// Reads a request id as it stands in an event id. `None` if it is none.
+    pub(crate) fn read(session: SessionId, request: &str) -> Option<Self> {
+        let request: NumberOrString = serde_json::from_str(request).ok()?;
+        Some(Self::new(session, request))
+    }
+
+    fn of(session: SessionId, request: RequestId) -> Self {
+        let id = match &request {
+            RequestId::Number(number) => number.to_string(),
+            RequestId::String(string) => serde_json::Value::from(string.as_ref()).to_string(),
+        };
+        let id = id.into();
+        Self {
+            session,
+            request,
+            id,
+        }
+    }
+
+    /// The id of its request, as JSON text.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(crate) fn is(&self, request: &NumberOrString) -> bool {
+        match (&self.request, request) {
+            (RequestId::Number(its), NumberOrString::Number(number)) => its == number,
+            (RequestId::String(its), NumberOrString::String(string)) => its == string,
+            _ => false,
+        }
+    }
+}
+
+// === impl Answers ===
+
+impl Answers {
+    pub(crate) fn new(me: Incarnation, directory: Limited) -> Arc<Self> {
+        Arc::new(Self {
+            me,
+            directory,
+            noted: Mutex::default(),
+            calls: Mutex::default(),
+            count: AtomicUsize::new(0),
+            on_their_way: Arc::new(Semaphore::new(MAX_ON_THEIR_WAY as usize)),
+        })
+    }
+
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.me
+    }
+
+    /// Asks these whether a call goes on.
+    pub(crate) fn watch(&self, calls: Calls) {
+        lock(&self.calls).push(calls);
+    }
+
+    /// A stream of a call has gone without the answer.
+    pub(crate) fn gone(&self, call: Call) {
+        let calls = lock(&self.calls).clone();
+        let mut goes_on = calls.iter().map(|calls| calls.find(&call.session, &call.request));
+        if goes_on.all(|found| found.is_none()) {
+            return;
+        }
+        let mut noted = self.noted();
+        if noted.len() < MAX_NOTED {
+            noted.insert(call);
+        }
+        self.count.store(noted.len(), Ordering::Release);
+    }
+
+    /// The client of a call is back.
+    pub(crate) fn back(&self, call: &Call) {
+        self.take(call);
+    }
+
+    /// A call has ended. If its answer did not come by, none will that counts.
+    pub(crate) fn ended(&self, call: &CallInfo) {
+        if let Some(session) = call.session()
+            && self.are_there()
+        {
+            self.take(&Call::of(session.into(), call.request_id().clone()));
+        }
+    }
+
+    /// A message of a session comes by. If it is the answer of a call whose client has gone, it is kept.
+    #[allow(clippy::disallowed_methods, reason = "no request waits for it")]
+    pub(crate) fn pass(self: &Arc<Self>, session: &SessionId, message: &ServerJsonRpcMessage) {
+        if !self.are_there() {
+            return;
+        }
+        let Some(request) = answered(message) else {
+            return;
+        };
+        let call = Call::new(session.clone(), request.clone());
+        if !self.take(&call) {
+            return;
+        }
+        let Ok(place) = self.on_their_way.clone().try_acquire_owned() else {
+            debug!(target: "mcp_cancel_cluster", "an answer is not kept elsewhere: too many are on their way");
+            return;
+        };
+        let Ok(answer) = serde_json::to_vec(message) else {
+            return;
+        };
+        if answer.len() > MAX_ANSWER {
+            debug!(target: "mcp_cancel_cluster", bytes = answer.len(), "an answer is not kept elsewhere: it is too large");
+            return;
+        }
+        let this = self.clone();
+        tokio::spawn(async move {
+            this.keep(&call, answer.into()).await;
+            drop(place);
+        });
+    }
+
+    async fn keep(&self, call: &Call, answer: Bytes) {
+        let session = SessionHash::of(&call.session);
+        for _ in 0..TRIES {
+            let kept = self
+                .directory
+                .keep_answer(session, self.me, &call.id, answer.clone());
+            match kept.await {
+                Ok(()) => return,
+                Err(error) => debug!(target: "mcp_cancel_cluster", %error, "an answer is not kept yet"),
+            }
+            sleep(TRY_AGAIN).await;
+        }
+    }
+
+    /// A session has closed. Nothing of it comes by any more.
+    pub(crate) fn closed(&self, session: &str) {
+        if self.are_there() {
+            let mut noted = self.noted();
+            noted.retain(|call| *call.session != *session);
+            self.count.store(noted.len(), Ordering::Release);
+        }
+    }
+
+    /// Waits for the answers on their way.
+    pub(crate) async fn settle(&self) {
+        let all = self.on_their_way.acquire_many(MAX_ON_THEIR_WAY);
+        // What takes longer is lost with this instance.
+        let _settled = timeout(LEAVE_WITHIN, all).await;
+    }
+
+    fn take(&self, call: &Call) -> bool {
+        let mut noted = self.noted();
+        let was_there = noted.remove(call);
+        self.count.store(noted.len(), Ordering::Release);
+        was_there
+    }
+
+    fn are_there(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    fn noted(&self) -> MutexGuard<'_, HashSet<Call>> {
+        lock(&self.noted)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answers")
+            .field("noted", &self.count)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Which request a message answers.
+pub(crate) fn answered(message: &ServerJsonRpcMessage) -> Option<&NumberOrString> {
+    match message {
+        ServerJsonRpcMessage::Response(response) => Some(&response.id),
+        ServerJsonRpcMessage::Error(error) => error.id.as_ref(),
+        ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => None,
+    }
+}

@@ -1,0 +1,280 @@
+//! The session manager that says whose events are: the outermost, around the one that knows the calls.
+//!
+//! 1. An event id leaves as `<plain>~<incarnation>~<request id>`, and the layer has cut it back before anything inside reads it.
+//!    So two instances never mean different events by the same id.
+//! 2. What it changes of an event is its id alone.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll, ready},
+};
+
+use async_trait::async_trait;
+use futures_util::{Stream, TryFutureExt};
+use mcp_cancel_on_disconnect::{
+    CancellableSessionManager, observe::SessionEvent, transport::CancellableTransport,
+};
+use pin_project_lite::pin_project;
+use rmcp::{
+    model::{ClientJsonRpcMessage, NumberOrString, ServerJsonRpcMessage},
+    transport::streamable_http_server::{
+        RestoreOutcome, SessionManager,
+        session::{EventStore, ServerSseMessage, SessionId},
+    },
+};
+use tracing::warn;
+
+use crate::{
+    answers::{self, Answers, Call},
+    ids::{EventName, Incarnation},
+    resumed::resumed_call,
+    sessions::Sessions,
+    transport::ClusterTransport,
+};
+
+/// A session manager whose events say which instance they are of. [`Cluster::sessions`](crate::Cluster::sessions) makes it, and
+/// has an example.
+pub struct ClusterSessionManager<M> {
+    inner: Arc<CancellableSessionManager<M>>,
+    answers: Arc<Answers>,
+}
+
+/// What can close a session that is another instance's by now.
+#[async_trait]
+pub(crate) trait Closes: Send + Sync {
+    async fn close(&self, session: &str);
+}
+
+pin_project! {
+    /// A stream of which the events say whose they are.
+    struct Named<S> {
+        #[pin]
+        events: S,
+        // What is put behind their ids.
+        suffix: Box<str>,
+        watched: Watched,
+    }
+}
+
+/// A stream of a call that has not brought the answer. Dropped, its client has gone.
+struct Watched(Option<(Arc<Answers>, Call)>);
+
+// === impl ClusterSessionManager ===
+
+impl<M: SessionManager> ClusterSessionManager<M> {
+    /// Has `sessions` know of all sessions of `manager`. Also returns what closes those that are lost.
+    pub(crate) fn new(
+        manager: CancellableSessionManager<M>,
+        sessions: Arc<Sessions>,
+        answers: Arc<Answers>,
+    ) -> (Self, Weak<dyn Closes>) {
+        let of_sessions = answers.clone();
+        let inner = Arc::new(manager.on_session(move |event| match event {
+            SessionEvent::Opened { session, .. } => sessions.opened(session),
+            SessionEvent::Closed { session, .. } => {
+                sessions.closed(session);
+                of_sessions.closed(session);
+            }
+            _ => {}
+        }));
+        let closes: Weak<dyn Closes> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
+        (Self { inner, answers }, closes)
+    }
+
+    fn named<S>(&self, events: S, call: Option<Call>) -> Named<S> {
+        let me = self.answers.incarnation();
+        Named {
+            events,
+            suffix: suffix(me, call.as_ref()),
+            watched: Watched(call.map(|call| (self.answers.clone(), call))),
+        }
+    }
+
+    fn transport(
+        &self,
+        id: &SessionId,
+        transport: CancellableTransport<M::Transport>,
+    ) -> ClusterTransport<CancellableTransport<M::Transport>> {
+        ClusterTransport::new(transport, id.clone(), self.answers.clone())
+    }
+}
+
+fn suffix(me: Incarnation, call: Option<&Call>) -> Box<str> {
+    let name = EventName::new("", me, call.map(Call::id).unwrap_or_default());
+    name.to_string().into()
+}
+
+impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
+    type Error = M::Error;
+    type Transport = ClusterTransport<CancellableTransport<M::Transport>>;
+
+    fn create_session(
+        &self,
+    ) -> impl Future<Output = Result<(SessionId, Self::Transport), Self::Error>> + Send {
+        let created = self.inner.create_session();
+        created.map_ok(|(id, transport)| {
+            let transport = self.transport(&id, transport);
+            (id, transport)
+        })
+    }
+
+    fn initialize_session(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> impl Future<Output = Result<ServerJsonRpcMessage, Self::Error>> + Send {
+        self.inner.initialize_session(id, message)
+    }
+
+    fn has_session(
+        &self,
+        id: &SessionId,
+    ) -> impl Future<Output = Result<bool, Self::Error>> + Send {
+        self.inner.has_session(id)
+    }
+
+    fn close_session(
+        &self,
+        id: &SessionId,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send {
+        self.inner.close_session(id)
+    }
+
+    fn create_stream(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> impl Future<
+        Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
+    > + Send {
+        let request = match &message {
+            ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
+            _ => None,
+        };
+        let call = request.map(|request| Call::new(id.clone(), request));
+        let opened = self.inner.create_stream(id, message);
+        opened.map_ok(move |events| self.named(events, call))
+    }
+
+    fn accept_message(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send {
+        self.inner.accept_message(id, message)
+    }
+
+    fn create_standalone_stream(
+        &self,
+        id: &SessionId,
+    ) -> impl Future<
+        Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
+    > + Send {
+        let opened = self.inner.create_standalone_stream(id);
+        opened.map_ok(|events| self.named(events, None))
+    }
+
+    fn resume(
+        &self,
+        id: &SessionId,
+        last_event_id: String,
+    ) -> impl Future<
+        Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
+    > + Send {
+        let call = resumed_call().and_then(|request| Call::read(id.clone(), &request));
+        let resumed = self.inner.resume(id, last_event_id);
+        resumed.map_ok(move |events| {
+            if let Some(call) = &call {
+                self.answers.back(call);
+            }
+            self.named(events, call)
+        })
+    }
+
+    fn restore_session(
+        &self,
+        id: SessionId,
+    ) -> impl Future<Output = Result<RestoreOutcome<Self::Transport>, Self::Error>> + Send {
+        let restored = self.inner.restore_session(id.clone());
+        restored.map_ok(move |outcome| match outcome {
+            RestoreOutcome::Restored(transport) => {
+                RestoreOutcome::Restored(self.transport(&id, transport))
+            }
+            RestoreOutcome::AlreadyPresent => RestoreOutcome::AlreadyPresent,
+            // `RestoreOutcome` is non-exhaustive: an outcome that is not known cannot be wrapped.
+            _ => RestoreOutcome::NotSupported,
+        })
+    }
+
+    fn event_store(&self) -> Option<Arc<dyn EventStore>> {
+        self.inner.event_store()
+    }
+}
+
+impl<M> fmt::Debug for ClusterSessionManager<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterSessionManager")
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl<M: SessionManager> Closes for CancellableSessionManager<M> {
+    async fn close(&self, session: &str) {
+        let id: SessionId = session.into();
+        if let Ok(true) = self.has_session(&id).await
+            && let Err(error) = self.close_session(&id).await
+        {
+            warn!(target: "mcp_cancel_cluster", %error, "a session of another instance is not closed here");
+        }
+    }
+}
+
+// === impl Named ===
+
+impl<S: Stream<Item = ServerSseMessage>> Stream for Named<S> {
+    type Item = ServerSseMessage;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ServerSseMessage>> {
+        let this = self.project();
+        let Some(mut event) = ready!(this.events.poll_next(cx)) else {
+            return Poll::Ready(None);
+        };
+        if let Some(id) = &mut event.event_id {
+            id.push_str(this.suffix);
+        }
+        if let Some(message) = event.message.as_deref() {
+            this.watched.pass(message);
+        }
+        Poll::Ready(Some(event))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.events.size_hint()
+    }
+}
+
+// === impl Watched ===
+
+impl Watched {
+    fn pass(&mut self, message: &ServerJsonRpcMessage) {
+        let is_answered = |request: &NumberOrString| {
+            let call = self.0.as_ref().map(|(_, call)| call);
+            call.is_some_and(|call| call.is(request))
+        };
+        if answers::answered(message).is_some_and(is_answered) {
+            self.0 = None;
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if let Some((answers, call)) = self.0.take() {
+            answers.gone(call);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Which call a resume is for, from the layer to the session manager.
+//!
+//! rmcp hands the session manager the event id alone, which the layer has cut back to what the manager knows. Both run in
+//! one task.
+
+use tokio::task_local;
+
+task_local! {
+    static CALL: Option<String>;
+}
+
+/// Serves a resume that named an event of this call, its request id as JSON text.
+pub(crate) async fn resuming<F: Future>(call: Option<String>, served: F) -> F::Output {
+    CALL.scope(call, served).await
+}
+
+/// The call that the resume which is served now is for. `None` if it is for none, or if something between the layer and the
+/// session manager moves requests to tasks of their own.
+pub(crate) fn resumed_call() -> Option<String> {
+    CALL.try_with(Clone::clone).ok().flatten()
+}
