@@ -10,5 +10,6 @@ mod fake;
 mod gone;
 mod leaving;
 mod node;
+mod orphans;
 mod resumes;
 mod strangers;

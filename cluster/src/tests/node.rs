@@ -79,11 +79,11 @@ impl Setup {
         if let Some(on_start) = self.on_start {
             tools = tools.on_start(on_start);
         }
-        let sessions = Arc::new(CancellableSessionManager::default());
+        let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
         let mut config = Mode::Session.config();
         config.session_store = Some(Arc::new(cluster.clone()));
         let service = tools.service_with(config, sessions);
-        let layer = CancelOnDisconnectLayer::new().grace(self.grace);
+        let layer = cluster.guard(CancelOnDisconnectLayer::new().grace(self.grace));
         let calls = layer.calls();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let noted = seen.clone();

@@ -22,17 +22,21 @@ async fn an_event_of_this_incarnation_is_resumed_wherever_its_client_lands() {
     let mcp = a.session().await;
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     call.head().await;
-    let plain = call.event().await.unwrap().id.unwrap();
+    let named = call.event().await.unwrap().id.unwrap();
+    let name = EventName::read(&named).unwrap();
+    assert_eq!((name.incarnation, name.call.as_deref()), (a.me.incarnation, Some("1")));
     a.witness.started("a").await;
     call.fin();
 
-    let named = EventName::new(&plain, a.me.incarnation, "1").to_string();
     for node in [&a, &b] {
         let mut resumed = node.client_of(&mcp).resume(&named).await;
         assert_eq!(resumed.head().await.status, 200);
         if node.me == b.me {
             a.witness.release("a");
-            assert_eq!(resumed.answer_event().await.unwrap().json()["id"], 1);
+            let answer = resumed.answer_event().await.unwrap();
+            assert_eq!(answer.json()["id"], 1);
+            let name = answer.id.as_deref().and_then(EventName::read).unwrap();
+            assert_eq!((name.incarnation, name.call.as_deref()), (a.me.incarnation, Some("1")));
         }
     }
 }
