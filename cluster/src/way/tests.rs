@@ -220,7 +220,7 @@ fn walk(world: &World) -> Vec<Option<Step>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 4_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_is_answered_the_invariants_hold(world in worlds()) {
