@@ -136,7 +136,9 @@ impl Answers {
     /// A stream of a call has gone without the answer.
     pub(crate) fn gone(&self, call: Call) {
         let calls = lock(&self.calls).clone();
-        let mut goes_on = calls.iter().map(|calls| calls.find(&call.session, &call.request));
+        let mut goes_on = calls
+            .iter()
+            .map(|calls| calls.find(&call.session, &call.request));
         if goes_on.all(|found| found.is_none()) {
             return;
         }
@@ -200,7 +202,9 @@ impl Answers {
                 .keep_answer(session, self.me, &call.id, answer.clone());
             match kept.await {
                 Ok(()) => return,
-                Err(error) => debug!(target: "mcp_cancel_cluster", %error, "an answer is not kept yet"),
+                Err(error) => {
+                    debug!(target: "mcp_cancel_cluster", %error, "an answer is not kept yet")
+                }
             }
             sleep(TRY_AGAIN).await;
         }

@@ -27,7 +27,11 @@ impl Closers {
                 session = %lost.session, owner = %lost.owner.address,
                 "a session is closed here, because it lives on another instance"
             );
-            let all = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let all = self
+                .0
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone();
             for closes in all.iter().filter_map(Weak::upgrade) {
                 closes.close(&lost.id).await;
             }

@@ -10,13 +10,13 @@ use std::{
 use async_trait::async_trait;
 use axum::body::Body;
 use http::{Request, Response};
-use rmcp::transport::streamable_http_server::session::{
-    SessionState, SessionStore, SessionStoreError,
-};
 use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer, CancellableSessionManager, Confirmation, Event, Outcome,
 };
 use rmcp::transport::streamable_http_server::SessionManager;
+use rmcp::transport::streamable_http_server::session::{
+    SessionState, SessionStore, SessionStoreError,
+};
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tower_service::Service;
 use tracing::info;
@@ -25,7 +25,7 @@ use crate::{
     answers::Answers,
     arrivals::Arrivals,
     closers::Closers,
-    directory::{Directory, Limited, MemoryDirectory},
+    directory::{Directory, DirectoryError, Limited, MemoryDirectory, RedisDirectory},
     filter::PeersFilter,
     heart::Heart,
     ids::{Incarnation, Owner, SessionHash},
@@ -75,7 +75,7 @@ struct Shared {
     beating: JoinHandle<()>,
 }
 
-/// What an instance needs to be a member. [`Cluster::in_memory`] begins one.
+/// What an instance needs to be a member. [`Cluster::redis`] and [`Cluster::in_memory`] begin one.
 #[derive(Debug, Clone)]
 #[must_use = "nothing happens before `connect`"]
 pub struct ClusterBuilder {
@@ -86,9 +86,10 @@ pub struct ClusterBuilder {
 }
 
 /// Where the directory is.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 enum Engine {
     Memory(MemoryDirectory),
+    Redis(String),
 }
 
 /// Why an instance cannot be a member.
@@ -97,12 +98,13 @@ pub struct ConnectError {
     what: What,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 enum What {
     NotAdvertised,
     NotAnAddress(String),
     NotAPeer(IpAddr),
     Secret,
+    NotAnEngine(DirectoryError),
 }
 
 // === impl Cluster ===
@@ -111,6 +113,13 @@ impl Cluster {
     /// A cluster whose instances are all in this process.
     pub fn in_memory(directory: &MemoryDirectory) -> ClusterBuilder {
         ClusterBuilder::new(Engine::Memory(directory.clone()))
+    }
+
+    /// A cluster whose directory is in a Redis or a Valkey, at an address such as `redis://user:password@cache:6379/0`.
+    ///
+    /// Who can write there can take over sessions: give the user of the address `~mcp:*` and nothing else.
+    pub fn redis(address: impl Into<String>) -> ClusterBuilder {
+        ClusterBuilder::new(Engine::Redis(address.into()))
     }
 
     /// The layer for the application, the outermost of all.
@@ -137,7 +146,10 @@ impl Cluster {
         answers.watch(layer.calls());
         let answers = answers.clone();
         let observed = layer.observe_fn(move |event| match event {
-            Event::Ended { outcome: Outcome::Completed, .. } => {}
+            Event::Ended {
+                outcome: Outcome::Completed,
+                ..
+            } => {}
             Event::Ended { call, .. } => answers.ended(call),
             _ => {}
         });
@@ -272,23 +284,32 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// There is no address to advertise, it is none, or [`peers_filter`](Self::peers_filter) does not admit it; or the secret has
+    /// The address of the engine cannot be read. There is no address to advertise, it is none, or [`peers_filter`](Self::peers_filter) does not admit it; or the secret has
     /// characters that a header field cannot have.
     pub async fn connect(self) -> Result<Cluster, ConnectError> {
         let me = Owner {
             address: self.address()?,
             incarnation: Incarnation::random(),
         };
-        let secret = self.secret.as_deref().map_or(Ok(Secret::default()), Secret::new);
+        let secret = self
+            .secret
+            .as_deref()
+            .map_or(Ok(Secret::default()), Secret::new);
         let secret = secret.map_err(|_| What::Secret)?;
         match self.engine {
             Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret)),
+            Engine::Redis(address) => {
+                let directory = RedisDirectory::new(&address).map_err(What::NotAnEngine)?;
+                Ok(join(me, directory, self.filter, secret))
+            }
         }
     }
 
     fn address(&self) -> Result<SocketAddr, What> {
         let text = self.advertised.as_deref().ok_or(What::NotAdvertised)?;
-        let address: SocketAddr = text.parse().map_err(|_| What::NotAnAddress(text.to_owned()))?;
+        let address: SocketAddr = text
+            .parse()
+            .map_err(|_| What::NotAnAddress(text.to_owned()))?;
         if address.port() == 0 || address.ip().is_unspecified() {
             return Err(What::NotAnAddress(text.to_owned()));
         }
@@ -337,6 +358,16 @@ pub(crate) fn join(
     }
 }
 
+impl fmt::Debug for Engine {
+    /// Without the address, in which a password may be.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory(_) => "Memory",
+            Self::Redis(_) => "Redis",
+        })
+    }
+}
+
 // === impl ConnectError ===
 
 impl From<What> for ConnectError {
@@ -350,12 +381,30 @@ impl fmt::Display for ConnectError {
         match &self.what {
             What::NotAdvertised => f.write_str("no address to advertise to the other instances"),
             What::NotAnAddress(text) => {
-                write!(f, "not an address that other instances can reach, such as 10.0.0.7:9000: {text}")
+                write!(
+                    f,
+                    "not an address that other instances can reach, such as 10.0.0.7:9000: {text}"
+                )
             }
-            What::NotAPeer(ip) => write!(f, "the filter of peers does not admit the advertised address {ip}"),
-            What::Secret => f.write_str("the secret is empty, or has characters that a header field cannot have"),
+            What::NotAPeer(ip) => write!(
+                f,
+                "the filter of peers does not admit the advertised address {ip}"
+            ),
+            What::NotAnEngine(_) => {
+                f.write_str("not the address of a Redis, such as redis://cache:6379")
+            }
+            What::Secret => f.write_str(
+                "the secret is empty, or has characters that a header field cannot have",
+            ),
         }
     }
 }
 
-impl Error for ConnectError {}
+impl Error for ConnectError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.what {
+            What::NotAnEngine(error) => Some(error),
+            What::NotAdvertised | What::NotAnAddress(_) | What::NotAPeer(_) | What::Secret => None,
+        }
+    }
+}

@@ -108,7 +108,11 @@ async fn an_orphan_of_another_instances_session_ends_as_its_session_closed() {
     let (a, b) = (with_grace(&directory).await, with_grace(&directory).await);
     let mcp = a.session().await;
     detach(&a, &mcp, "a").await;
-    let claimed = directory.memory.claim(hash(&mcp), a.me, b.me).await.unwrap();
+    let claimed = directory
+        .memory
+        .claim(hash(&mcp), a.me, b.me)
+        .await
+        .unwrap();
     assert_eq!(claimed, Claim::Won);
 
     pass(GRACE + 3 * GLANCE).await;
@@ -173,11 +177,17 @@ async fn only_answers_without_a_client_are_kept() {
     // Then one whose client had gone, so that what comes before would be there.
     let named = detach(&a, &mcp, "b").await;
     assert!(named.ends_with("~1"), "the id again: {named}");
-    let before = directory.memory.answer(hash(&mcp), a.me.incarnation, "1").await;
+    let before = directory
+        .memory
+        .answer(hash(&mcp), a.me.incarnation, "1")
+        .await;
     assert_eq!(before.unwrap(), None);
     a.witness.release("b");
     kept(&directory, &a, &mcp).await;
-    let seven = directory.memory.answer(hash(&mcp), a.me.incarnation, "7").await;
+    let seven = directory
+        .memory
+        .answer(hash(&mcp), a.me.incarnation, "7")
+        .await;
     assert_eq!(seven.unwrap(), None);
 }
 
