@@ -4,7 +4,7 @@ use std::{
     error::Error,
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use async_trait::async_trait;
@@ -61,7 +61,8 @@ struct Shared {
     router: Arc<Router>,
     gate: Arc<Gate>,
     store: ClusterStore,
-    beating: JoinHandle<()>,
+    /// Until the instance leaves.
+    beating: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What an instance needs to be a member. [`Cluster::in_memory`] begins one.
@@ -139,6 +140,10 @@ impl Cluster {
         }
         info!(target: "mcp_cancel_cluster", "this instance leaves");
         router.heart.leave();
+        if let Some(beating) = self.shared.beating() {
+            // It ends when the lease is given up. If it panicked, the lease ends by itself.
+            let _ended = beating.await;
+        }
         router.leaving.closed().await;
     }
 }
@@ -151,7 +156,7 @@ impl Cluster {
 
     /// As when the process ends, but that the lease stays until it lapses.
     pub(crate) fn stop_heart(&self) {
-        self.shared.beating.abort();
+        self.shared.stop_heart();
     }
 }
 
@@ -179,9 +184,24 @@ impl fmt::Debug for Cluster {
     }
 }
 
+// === impl Shared ===
+
+impl Shared {
+    fn beating(&self) -> Option<JoinHandle<()>> {
+        let mut beating = self.beating.lock().unwrap_or_else(PoisonError::into_inner);
+        beating.take()
+    }
+
+    fn stop_heart(&self) {
+        if let Some(beating) = self.beating() {
+            beating.abort();
+        }
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.beating.abort();
+        self.stop_heart();
     }
 }
 
@@ -279,7 +299,7 @@ pub(crate) fn join(
             router,
             gate: Arc::new(Gate { filter, secret }),
             store: ClusterStore::new(me.incarnation, directory, sessions),
-            beating: tokio::spawn(heart.run()),
+            beating: Mutex::new(Some(tokio::spawn(heart.run()))),
         }),
     }
 }

@@ -195,5 +195,5 @@ async fn a_large_request_and_a_large_answer_pass_whole() {
         assert!(answer["result"]["content"][0]["text"] == text, "{length}");
     }
     assert_eq!(b.routing().sessions.len(), 0);
-    assert!(a.routing().sessions.is_here(hash(&mcp)));
+    assert!(a.has(&mcp));
 }
