@@ -187,7 +187,10 @@ impl Heart {
         let batch = self.sessions.take_batch();
         if !batch.is_empty() {
             match self.directory.enter(self.me, &batch).await {
-                Ok(others) => self.sessions.wrote(&batch, &others),
+                Ok(mut others) => {
+                    others.retain(|(_, owner)| owner.incarnation != self.me.incarnation);
+                    self.sessions.wrote(&batch, &others);
+                }
                 Err(error) => {
                     self.sessions.put_back(&batch);
                     return Err(error);

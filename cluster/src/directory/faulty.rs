@@ -1,10 +1,13 @@
 //! A directory for tests, whose faults can be switched on and off.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::sleep};
 
 use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MemoryDirectory};
 use crate::ids::{Incarnation, Owner, SessionHash};
@@ -20,6 +23,8 @@ pub(crate) enum Fault {
     Fails,
     /// It does what it is asked, and its answer is lost.
     Mute,
+    /// Everything takes so long.
+    Slow(Duration),
     /// It says that everything is this owner's.
     Lies(Owner),
 }
@@ -66,6 +71,10 @@ impl Faulty {
         let fault = *self.fault.borrow();
         match fault {
             Fault::None | Fault::Lies(_) => work.await,
+            Fault::Slow(time) => {
+                sleep(time).await;
+                work.await
+            }
             Fault::Fails => Err(DirectoryError::failed("it is switched off")),
             Fault::Mute => {
                 work.await?;

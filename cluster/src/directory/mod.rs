@@ -12,6 +12,8 @@
 //!
 //! The engine is what answers: a Redis, a Valkey, or the memory of this process.
 
+#[cfg(test)]
+pub(crate) mod contract;
 mod error;
 #[cfg(test)]
 pub(crate) mod faulty;

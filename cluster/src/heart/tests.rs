@@ -1,1 +1,428 @@
+use tokio::{
+    sync::mpsc::UnboundedReceiver,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 
+use super::*;
+use crate::{
+    directory::{
+        Alive, Claim, Found, LEASE, LIMIT, MemoryDirectory,
+        contract::{instance, session},
+        faulty::{Fault, Faulty},
+    },
+    ids::SessionHash,
+    sessions::Lost,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(10);
+
+/// An instance whose heart beats, and its own way to the directory.
+struct Instance {
+    me: Owner,
+    link: Faulty,
+    sessions: Arc<Sessions>,
+    lost: UnboundedReceiver<Lost>,
+    heart: Arc<Heart>,
+    task: JoinHandle<()>,
+}
+
+impl Instance {
+    fn new(number: u8, memory: &MemoryDirectory) -> Self {
+        let me = instance(number);
+        let link = Faulty::new(memory.clone());
+        let (sessions, lost) = Sessions::new();
+        let heart = Heart::new(me, Limited::new(link.clone()), sessions.clone());
+        let task = tokio::spawn(heart.clone().run());
+        Self {
+            me,
+            link,
+            sessions,
+            lost,
+            heart,
+            task,
+        }
+    }
+
+    /// With sessions of these ids, which the directory knows.
+    async fn with(number: u8, memory: &MemoryDirectory, ids: &[&str]) -> Self {
+        let instance = Self::new(number, memory);
+        for id in ids {
+            instance.sessions.initialized(id, session(id).1);
+            instance.sessions.until_written(session(id).0).await;
+        }
+        instance.until_sound().await;
+        instance
+    }
+
+    fn is_sound(&self) -> bool {
+        self.heart.sound_since().is_some()
+    }
+
+    async fn until_sound(&self) {
+        while !self.is_sound() {
+            sleep(STEP).await;
+        }
+    }
+
+    async fn until_not_sound(&self) {
+        while self.is_sound() {
+            sleep(STEP).await;
+        }
+    }
+
+    async fn owner_of(&self, session: SessionHash) -> Found {
+        self.link.owner(session, self.me.incarnation).await.unwrap()
+    }
+
+    /// Whether it would say that there is no such session.
+    async fn would_deny(&self, session: SessionHash) -> bool {
+        match self.owner_of(session).await {
+            Found::Owner(_) => false,
+            Found::Nobody(absence) => self.heart.proves(&absence),
+        }
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn is_alive(memory: &MemoryDirectory, owner: Owner) -> bool {
+    let asker = instance(99).incarnation;
+    memory.is_alive(owner.incarnation, asker).await.unwrap() == Alive::Yes
+}
+
+async fn owned(memory: &MemoryDirectory, id: &str) -> Option<Owner> {
+    memory
+        .load(session(id).0)
+        .await
+        .unwrap()
+        .map(|entry| entry.owner)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_has_its_lease_for_as_long_as_its_heart_beats() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    for _ in 0..60 {
+        sleep(SECOND).await;
+        assert!(is_alive(&memory, one.me).await && one.is_sound());
+    }
+    one.task.abort();
+    sleep(LEASE).await;
+    assert!(!is_alive(&memory, one.me).await);
+    assert!(!one.is_sound(), "nobody asks any more whether it is");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_session_is_written_without_waiting_for_a_beat() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    one.sessions.initialized("a", session("a").1);
+    timeout(STEP, one.sessions.until_written(session("a").0))
+        .await
+        .unwrap();
+    assert_eq!(owned(&memory, "a").await, Some(one.me));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_living_session_is_known_for_as_long_as_it_lives() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["living", "closed"]).await;
+    one.sessions.closed("closed");
+    sleep(Duration::from_secs(3 * 60 * 60)).await;
+    assert_eq!(owned(&memory, "living").await, Some(one.me));
+    assert_eq!(owned(&memory, "closed").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_session_is_removed_at_once() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["a"]).await;
+    one.sessions.deleted("a");
+    timeout(STEP, one.sessions.until_removed(session("a").0))
+        .await
+        .unwrap();
+    assert_eq!(owned(&memory, "a").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_deleted_while_the_directory_is_away_is_removed_when_it_is_back() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["a"]).await;
+    one.link.set(Fault::Fails);
+    one.sessions.deleted("a");
+    sleep(30 * SECOND).await;
+    assert_eq!(owned(&memory, "a").await, Some(one.me));
+    one.link.set(Fault::None);
+    timeout(SECOND, one.sessions.until_removed(session("a").0))
+        .await
+        .unwrap();
+    assert_eq!(owned(&memory, "a").await, None);
+}
+
+/// Whatever happens to the directory: before it is sound again, all sessions are in it.
+async fn all_is_written_before_it_is_sound(happens: impl AsyncFnOnce(&MemoryDirectory, &Faulty)) {
+    let memory = MemoryDirectory::default();
+    let ids: Vec<String> = (0..500).map(|id| id.to_string()).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let one = Instance::with(1, &memory, &ids).await;
+    let before = one.heart.sound_since().unwrap();
+    happens(&memory, &one.link).await;
+    let begun = Instant::now();
+    while one.heart.sound_since().is_none_or(|since| since == before) {
+        sleep(Duration::from_millis(1)).await;
+        assert!(begun.elapsed() < 4 * SECOND, "it is never sound again");
+    }
+    for id in ids {
+        assert_eq!(owned(&memory, id).await, Some(one.me));
+    }
+    assert!(is_alive(&memory, one.me).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_restart_all_is_written_before_it_is_sound() {
+    all_is_written_before_it_is_sound(async |memory, _| memory.restart()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_flush_all_is_written_before_it_is_sound() {
+    all_is_written_before_it_is_sound(async |memory, _| memory.flush()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_restart_while_it_is_away_all_is_written_before_it_is_sound() {
+    all_is_written_before_it_is_sound(async |memory, link| {
+        link.set(Fault::Fails);
+        sleep(3 * SECOND).await;
+        memory.restart();
+        sleep(SECOND).await;
+        link.set(Fault::None);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_stop_all_is_written_before_it_is_sound() {
+    all_is_written_before_it_is_sound(async |memory, link| {
+        link.set(Fault::Stopped);
+        sleep(10 * SECOND).await;
+        memory.flush();
+        link.set(Fault::None);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reconnect_that_no_beat_survived_has_all_written_again() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["a"]).await;
+    one.link.set(Fault::Fails);
+    one.until_not_sound().await;
+    let entered = one.link.asked("enter");
+    one.link.set(Fault::None);
+    one.until_sound().await;
+    assert_eq!(one.link.asked("enter"), entered + 1);
+    sleep(60 * SECOND).await;
+    assert_eq!(one.link.asked("enter"), entered + 1, "once is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_that_does_not_answer_is_not_sound_within_a_beat_and_its_limit() {
+    for fault in [Fault::Stopped, Fault::Fails, Fault::Mute] {
+        let memory = MemoryDirectory::default();
+        let one = Instance::with(1, &memory, &["a"]).await;
+        one.link.set(fault);
+        timeout(BEAT + LIMIT + STEP, one.until_not_sound())
+            .await
+            .unwrap();
+        sleep(60 * SECOND).await;
+        assert!(!one.is_sound());
+        assert!(
+            one.sessions.is_here(session("a").0),
+            "what lives here goes on"
+        );
+        one.link.set(Fault::None);
+        timeout(2 * SECOND, one.until_sound()).await.unwrap();
+        assert_eq!(owned(&memory, "a").await, Some(one.me));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_empty_directory_does_not_know_is_not_denied() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &["living"]).await;
+    let two = Instance::with(2, &memory, &[]).await;
+    sleep(SETTLED).await;
+    assert!(two.would_deny(session("unknown").0).await);
+    for lose in [MemoryDirectory::restart, MemoryDirectory::flush] {
+        lose(&memory);
+        let begun = Instant::now();
+        while begun.elapsed() < 10 * SECOND {
+            assert!(!two.would_deny(session("living").0).await);
+            sleep(STEP).await;
+        }
+        assert_eq!(
+            two.owner_of(session("living").0).await,
+            Found::Owner(one.me)
+        );
+        assert!(
+            two.would_deny(session("unknown").0).await,
+            "five seconds later it may"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_has_just_begun_denies_nothing() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::new(1, &memory);
+    let begun = Instant::now();
+    while begun.elapsed() < SETTLED {
+        assert!(!one.would_deny(session("unknown").0).await);
+        sleep(STEP).await;
+    }
+    sleep(STEP).await;
+    assert!(one.would_deny(session("unknown").0).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_not_known_before_a_restart_is_no_proof_after_it() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    sleep(SETTLED).await;
+    let Found::Nobody(absence) = one.owner_of(session("unknown").0).await else {
+        panic!("nobody owns it");
+    };
+    assert!(one.heart.proves(&absence));
+    memory.restart();
+    sleep(10 * SECOND).await;
+    assert!(!one.heart.proves(&absence));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_was_claimed_meanwhile_is_told_as_lost() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["claimed", "kept"]).await;
+    let two = instance(2);
+    one.link.set(Fault::Stopped);
+    sleep(10 * SECOND).await;
+    assert!(!is_alive(&memory, one.me).await);
+    assert_eq!(
+        memory
+            .claim(session("claimed").0, one.me, two)
+            .await
+            .unwrap(),
+        Claim::Won
+    );
+    one.link.set(Fault::None);
+    one.until_sound().await;
+    let lost = one.lost.recv().await.unwrap();
+    assert_eq!((&*lost.id, lost.owner), ("claimed", two));
+    assert!(one.lost.try_recv().is_err());
+    assert!(!one.sessions.is_here(session("claimed").0) && one.sessions.is_here(session("kept").0));
+    assert_eq!(owned(&memory, "claimed").await, Some(two));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["a"]).await;
+    let mut two = Instance::with(2, &memory, &[]).await;
+    // The first does not notice in time that it was claimed.
+    one.link.set(Fault::Fails);
+    sleep(10 * SECOND).await;
+    memory.claim(session("a").0, one.me, two.me).await.unwrap();
+    two.sessions.initialized("a", session("a").1);
+    memory.restart();
+    one.link.set(Fault::None);
+    sleep(5 * SECOND).await;
+    assert!(one.is_sound() && two.is_sound());
+    let here = [&one, &two].map(|instance| instance.sessions.is_here(session("a").0));
+    let told = [&mut one, &mut two].map(|instance| instance.lost.try_recv().is_ok());
+    assert_eq!(here.map(|here| !here), told);
+    let owner = owned(&memory, "a").await;
+    assert_eq!(
+        here,
+        [one.me, two.me].map(|me| owner == Some(me)),
+        "exactly the owner has it"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
+    let memory = MemoryDirectory::default();
+    let one = Instance::with(1, &memory, &[]).await;
+    one.link.set(Fault::Slow(400 * Duration::from_millis(1)));
+    for id in 0..10_000 {
+        one.sessions.initialized(&id.to_string(), session("any").1);
+    }
+    one.link.memory.restart();
+    let begun = Instant::now();
+    one.until_not_sound().await;
+    while !one.is_sound() {
+        assert!(begun.elapsed() < 120 * SECOND, "it never comes to an end");
+        sleep(100 * Duration::from_millis(1)).await;
+        assert!(begun.elapsed() < 3 * SECOND || is_alive(&memory, one.me).await);
+    }
+    assert_eq!(memory.sessions(), 10_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_that_answers_every_second_time_still_gets_all_sessions() {
+    let memory = MemoryDirectory::default();
+    let ids: Vec<String> = (0..2_000).map(|id| id.to_string()).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    let one = Instance::with(1, &memory, &ids).await;
+    memory.restart();
+    for _ in 0..20 {
+        one.link.set(Fault::Fails);
+        sleep(700 * Duration::from_millis(1)).await;
+        one.link.set(Fault::Slow(200 * Duration::from_millis(1)));
+        sleep(900 * Duration::from_millis(1)).await;
+    }
+    assert_eq!(memory.sessions(), 2_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_gives_up_its_lease_and_is_not_sound() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["a"]).await;
+    one.heart.leave();
+    timeout(SECOND, &mut one.task).await.unwrap().unwrap();
+    assert!(!is_alive(&memory, one.me).await && !one.is_sound());
+    assert_eq!(
+        owned(&memory, "a").await,
+        Some(one.me),
+        "others find it there, and claim it"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_a_directory_that_is_away_does_not_wait_for_it() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &[]).await;
+    one.link.set(Fault::Stopped);
+    sleep(3 * SECOND).await;
+    one.heart.leave();
+    timeout(3 * LIMIT, &mut one.task).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_said_to_be_this_instances_own_is_not_lost() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["a"]).await;
+    one.link.set(Fault::Lies(one.me));
+    one.link.memory.restart();
+    one.until_not_sound().await;
+    one.until_sound().await;
+    assert!(
+        one.lost.try_recv().is_err(),
+        "that it is this instance's own is no loss"
+    );
+    assert!(one.sessions.is_here(session("a").0));
+}

@@ -1,1 +1,214 @@
+use std::time::Duration;
 
+use serde_json::json;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
+
+use super::*;
+use crate::{
+    directory::{
+        Claim, MemoryDirectory,
+        contract::{instance, session},
+        faulty::{Fault, Faulty},
+    },
+    heart::Heart,
+    ids::Owner,
+};
+
+/// A store as rmcp has it, with the heart that writes for it.
+struct Instance {
+    me: Owner,
+    store: ClusterStore,
+    sessions: Arc<Sessions>,
+    heart: JoinHandle<()>,
+}
+
+impl Instance {
+    fn new(number: u8, directory: &Faulty) -> Self {
+        let me = instance(number);
+        let directory = Limited::new(directory.clone());
+        let (sessions, _lost) = Sessions::new();
+        let heart = Heart::new(me, directory.clone(), sessions.clone());
+        Self {
+            me,
+            store: ClusterStore::new(me.incarnation, directory, sessions.clone()),
+            sessions,
+            heart: tokio::spawn(heart.run()),
+        }
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        self.heart.abort();
+    }
+}
+
+fn directory() -> Faulty {
+    Faulty::new(MemoryDirectory::default())
+}
+
+fn state(client: &str) -> SessionState {
+    let params = json!({
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"sampling": {}},
+        "clientInfo": {"name": client, "version": "1"},
+    });
+    SessionState::new(serde_json::from_value(params).unwrap())
+}
+
+fn client(state: &SessionState) -> &str {
+    &state.initialize_params.client_info.name
+}
+
+async fn owner(directory: &Faulty, id: &str) -> Option<Owner> {
+    directory
+        .memory
+        .load(SessionHash::of(id))
+        .await
+        .unwrap()
+        .map(|entry| entry.owner)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_begins_is_in_the_directory_before_its_client_knows_it() {
+    let directory = directory();
+    let one = Instance::new(1, &directory);
+    one.store.store("a", &state("client")).await.unwrap();
+    assert_eq!(owner(&directory, "a").await, Some(one.me));
+    assert!(one.sessions.is_here(SessionHash::of("a")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_begins_without_a_directory_that_does_not_answer() {
+    for fault in [Fault::Stopped, Fault::Fails, Fault::Mute] {
+        let directory = directory();
+        let one = Instance::new(1, &directory);
+        sleep(Duration::from_secs(1)).await;
+        directory.set(fault);
+        let begun = Instant::now();
+        one.store.store("a", &state("client")).await.unwrap();
+        assert!(
+            begun.elapsed() <= LIMIT + Duration::from_millis(10),
+            "{:?}",
+            begun.elapsed()
+        );
+        assert!(one.sessions.is_here(SessionHash::of("a")));
+        directory.set(Fault::None);
+        one.sessions.until_written(SessionHash::of("a")).await;
+        assert_eq!(owner(&directory, "a").await, Some(one.me));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_claimed_a_session_can_restore_it() {
+    let directory = directory();
+    let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
+    one.store.store("a", &state("client")).await.unwrap();
+    let claim = directory
+        .memory
+        .claim(SessionHash::of("a"), one.me, two.me)
+        .await
+        .unwrap();
+    assert_eq!(claim, Claim::Won);
+    let loaded = two.store.load("a").await.unwrap().unwrap();
+    assert_eq!(client(&loaded), "client");
+    assert!(loaded.initialize_params.capabilities.sampling.is_some());
+    assert!(two.sessions.is_here(SessionHash::of("a")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_restores_a_session_that_lives_elsewhere() {
+    let directory = directory();
+    let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
+    one.store.store("secret", &state("client")).await.unwrap();
+    let error = two.store.load("secret").await.unwrap_err();
+    assert_eq!(error.to_string(), "the session lives on another instance");
+    assert!(!two.sessions.is_here(SessionHash::of("secret")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_nobody_knows_is_not_restored() {
+    let one = Instance::new(1, &directory());
+    assert!(one.store.load("a").await.unwrap().is_none());
+    assert!(!one.sessions.is_here(SessionHash::of("a")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_directory_that_does_not_answer_or_lies_restores_nothing() {
+    let directory = directory();
+    let one = Instance::new(1, &directory);
+    directory
+        .memory
+        .enter(one.me, &[session("a")])
+        .await
+        .unwrap();
+    for fault in [
+        Fault::Stopped,
+        Fault::Fails,
+        Fault::Lies(instance(3)),
+        Fault::Lies(one.me),
+        Fault::None,
+    ] {
+        directory.set(fault);
+        one.store.load("a").await.unwrap_err();
+        assert!(!one.sessions.is_here(SessionHash::of("a")), "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_session_is_gone_when_its_client_is_told_so() {
+    let directory = directory();
+    let one = Instance::new(1, &directory);
+    one.store.store("a", &state("client")).await.unwrap();
+    one.store.delete("a").await.unwrap();
+    assert_eq!(owner(&directory, "a").await, None);
+    assert!(one.store.load("a").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_deletes_a_session_that_lives_elsewhere() {
+    let directory = directory();
+    let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
+    one.store.store("a", &state("client")).await.unwrap();
+    two.store.delete("a").await.unwrap();
+    assert_eq!(owner(&directory, "a").await, Some(one.me));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_ends_without_a_directory_that_does_not_answer() {
+    let directory = directory();
+    let one = Instance::new(1, &directory);
+    one.store.store("a", &state("client")).await.unwrap();
+    directory.set(Fault::Stopped);
+    let begun = Instant::now();
+    one.store.delete("a").await.unwrap();
+    assert!(
+        begun.elapsed() <= LIMIT + Duration::from_millis(10),
+        "{:?}",
+        begun.elapsed()
+    );
+    directory.set(Fault::None);
+    one.sessions.until_removed(SessionHash::of("a")).await;
+    assert_eq!(owner(&directory, "a").await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn parameters_that_are_too_large_are_not_kept_but_the_session_is_found() {
+    let directory = directory();
+    let one = Instance::new(1, &directory);
+    one.store
+        .store("a", &state(&"x".repeat(MAX_PARAMS)))
+        .await
+        .unwrap();
+    let entry = directory
+        .memory
+        .load(SessionHash::of("a"))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!((entry.owner, entry.params.len()), (one.me, 0));
+    assert!(one.store.load("a").await.unwrap().is_none());
+}

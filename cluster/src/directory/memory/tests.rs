@@ -1,0 +1,100 @@
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use super::*;
+use crate::directory::{
+    Limited,
+    contract::{self, instance, session},
+};
+
+#[tokio::test]
+async fn the_memory_does_what_every_directory_does() {
+    contract::holds(MemoryDirectory::default()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_nobody_enters_again_is_known_for_an_hour() {
+    let directory = MemoryDirectory::default();
+    directory.enter(instance(1), &[session("a")]).await.unwrap();
+    sleep(KEPT - Duration::from_secs(1)).await;
+    assert_eq!(directory.sessions(), 1);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(directory.load(session("a").0).await.unwrap(), None);
+    assert_eq!(directory.sessions(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
+    let directory = MemoryDirectory::default();
+    let me = instance(1);
+    directory.lease(me).await.unwrap();
+    sleep(LEASE - Duration::from_millis(1)).await;
+    assert!(directory.beat(me).await.unwrap().was_alive);
+    sleep(LEASE).await;
+    assert!(!directory.beat(me).await.unwrap().was_alive);
+    assert_ne!(
+        directory
+            .is_alive(me.incarnation, me.incarnation)
+            .await
+            .unwrap(),
+        Alive::Yes
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
+    let directory = MemoryDirectory::default();
+    let (session, me) = (session("a").0, instance(1).incarnation);
+    let large = Bytes::from(vec![b' '; 1024 * 1024]);
+    for call in 0..100 {
+        directory
+            .keep_answer(session, me, &call.to_string(), large.clone())
+            .await
+            .unwrap();
+    }
+    assert!(directory.state().answer_bytes <= MAX_ANSWERS);
+    assert_eq!(directory.answer(session, me, "0").await.unwrap(), None);
+    assert!(directory.answer(session, me, "99").await.unwrap().is_some());
+    directory
+        .keep_answer(session, me, "99", Bytes::from_static(b"again"))
+        .await
+        .unwrap();
+    assert_eq!(
+        directory.answer(session, me, "99").await.unwrap().unwrap(),
+        "again"
+    );
+    sleep(KEPT).await;
+    assert_eq!(directory.answer(session, me, "99").await.unwrap(), None);
+    directory.beat(instance(1)).await.unwrap();
+    let state = directory.state();
+    assert_eq!(
+        (state.answer_bytes, state.answers.len(), state.oldest.len()),
+        (0, 0, 0)
+    );
+}
+
+#[tokio::test]
+async fn an_answer_that_is_too_large_is_not_kept() {
+    let directory = Limited::new(MemoryDirectory::default());
+    let (session, me) = (session("a").0, instance(1).incarnation);
+    let most = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);
+    let more = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER + 1]);
+    directory.keep_answer(session, me, "1", most).await.unwrap();
+    let error = directory
+        .keep_answer(session, me, "2", more)
+        .await
+        .unwrap_err();
+    assert_eq!(error.to_string(), "the answer is too large to be kept");
+    assert_eq!(directory.answer(session, me, "2").await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn what_it_shows_for_debugging_is_how_much_there_is() {
+    let directory = MemoryDirectory::default();
+    directory
+        .enter(instance(1), &[session("secret")])
+        .await
+        .unwrap();
+    assert_eq!(format!("{directory:?}"), "MemoryDirectory { sessions: 1 }");
+}
