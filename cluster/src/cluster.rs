@@ -19,7 +19,7 @@ use tracing::info;
 
 use crate::{
     arrivals::Arrivals,
-    directory::{Directory, Limited, MemoryDirectory},
+    directory::{Directory, DirectoryError, Limited, MemoryDirectory, RedisDirectory},
     filter::PeersFilter,
     heart::Heart,
     ids::{Incarnation, Owner},
@@ -38,13 +38,12 @@ use crate::{
 ///
 /// ```no_run
 /// use axum::Router;
-/// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+/// use mcp_cancel_cluster::Cluster;
 /// use tokio::net::TcpListener;
 ///
 /// # async fn serve(app: Router) -> Result<(), Box<dyn std::error::Error>> {
-/// let directory = MemoryDirectory::default();
 /// let peers = TcpListener::bind("10.0.0.7:9000").await?;
-/// let cluster = Cluster::in_memory(&directory).advertise("10.0.0.7:9000").connect().await?;
+/// let cluster = Cluster::redis("redis://cache:6379").advertise("10.0.0.7:9000").connect().await?;
 /// let app = app.layer(cluster.layer());
 /// let public = TcpListener::bind("0.0.0.0:8000").await?;
 /// let (served, ()) = tokio::join!(axum::serve(public, app.clone()), cluster.serve_peers(peers, app));
@@ -65,8 +64,8 @@ struct Shared {
     beating: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What an instance needs to be a member. [`Cluster::in_memory`] begins one.
-#[derive(Debug, Clone)]
+/// What an instance needs to be a member. [`Cluster::redis`] begins one.
+#[derive(Clone)]
 #[must_use = "nothing happens before `connect`"]
 pub struct ClusterBuilder {
     engine: Engine,
@@ -76,9 +75,10 @@ pub struct ClusterBuilder {
 }
 
 /// Where the directory is.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 enum Engine {
     Memory(MemoryDirectory),
+    Redis(String),
 }
 
 /// Why an instance cannot be a member.
@@ -87,8 +87,9 @@ pub struct ConnectError {
     what: What,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 enum What {
+    Engine(DirectoryError),
     NotAdvertised,
     NotAnAddress(String),
     NotAPeer(IpAddr),
@@ -98,6 +99,11 @@ enum What {
 // === impl Cluster ===
 
 impl Cluster {
+    /// A cluster whose directory is in a Redis or a Valkey, at a URL such as `redis://cache:6379`. All instances have the same one.
+    pub fn redis(url: impl Into<String>) -> ClusterBuilder {
+        ClusterBuilder::new(Engine::Redis(url.into()))
+    }
+
     /// A cluster whose instances are all in this process.
     pub fn in_memory(directory: &MemoryDirectory) -> ClusterBuilder {
         ClusterBuilder::new(Engine::Memory(directory.clone()))
@@ -207,6 +213,15 @@ impl Drop for Shared {
 
 // === impl ClusterBuilder ===
 
+impl fmt::Debug for ClusterBuilder {
+    /// Without the secret, and without the URL, which may have a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterBuilder")
+            .field("advertised", &self.advertised)
+            .finish_non_exhaustive()
+    }
+}
+
 impl ClusterBuilder {
     fn new(engine: Engine) -> Self {
         Self {
@@ -243,23 +258,32 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// There is no address to advertise, it is none, or [`peers_filter`](Self::peers_filter) does not admit it; or the secret has
+    /// The URL of the directory cannot be read; there is no address to advertise, it is none, or [`peers_filter`](Self::peers_filter) does not admit it; or the secret has
     /// characters that a header field cannot have.
     pub async fn connect(self) -> Result<Cluster, ConnectError> {
         let me = Owner {
             address: self.address()?,
             incarnation: Incarnation::random(),
         };
-        let secret = self.secret.as_deref().map_or(Ok(Secret::default()), Secret::new);
+        let secret = self
+            .secret
+            .as_deref()
+            .map_or(Ok(Secret::default()), Secret::new);
         let secret = secret.map_err(|_| What::Secret)?;
         match self.engine {
             Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret)),
+            Engine::Redis(url) => {
+                let directory = RedisDirectory::new(&url).map_err(What::Engine)?;
+                Ok(join(me, directory, self.filter, secret))
+            }
         }
     }
 
     fn address(&self) -> Result<SocketAddr, What> {
         let text = self.advertised.as_deref().ok_or(What::NotAdvertised)?;
-        let address: SocketAddr = text.parse().map_err(|_| What::NotAnAddress(text.to_owned()))?;
+        let address: SocketAddr = text
+            .parse()
+            .map_err(|_| What::NotAnAddress(text.to_owned()))?;
         if address.port() == 0 || address.ip().is_unspecified() {
             return Err(What::NotAnAddress(text.to_owned()));
         }
@@ -315,14 +339,72 @@ impl From<What> for ConnectError {
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
+            What::Engine(error) => write!(f, "the directory cannot be used: {error}"),
             What::NotAdvertised => f.write_str("no address to advertise to the other instances"),
             What::NotAnAddress(text) => {
-                write!(f, "not an address that other instances can reach, such as 10.0.0.7:9000: {text}")
+                write!(
+                    f,
+                    "not an address that other instances can reach, such as 10.0.0.7:9000: {text}"
+                )
             }
-            What::NotAPeer(ip) => write!(f, "the filter of peers does not admit the advertised address {ip}"),
-            What::Secret => f.write_str("the secret is empty, or has characters that a header field cannot have"),
+            What::NotAPeer(ip) => write!(
+                f,
+                "the filter of peers does not admit the advertised address {ip}"
+            ),
+            What::Secret => f.write_str(
+                "the secret is empty, or has characters that a header field cannot have",
+            ),
         }
     }
 }
 
-impl Error for ConnectError {}
+impl Error for ConnectError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.what {
+            What::Engine(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn refused(builder: ClusterBuilder) -> String {
+        builder.connect().await.unwrap_err().to_string()
+    }
+
+    #[tokio::test]
+    async fn an_address_that_peers_cannot_reach_is_refused() {
+        let directory = MemoryDirectory::default();
+        let builder = || Cluster::in_memory(&directory);
+        assert!(refused(builder()).await.contains("no address"));
+        for address in [
+            "",
+            "peer:9000",
+            "10.0.0.7",
+            "10.0.0.7:0",
+            "0.0.0.0:9000",
+            "[::]:9000",
+        ] {
+            let error = refused(builder().advertise(address)).await;
+            assert!(error.ends_with(&format!(": {address}")), "{error}");
+        }
+        let error = refused(builder().advertise("8.8.8.8:9000")).await;
+        assert!(error.contains("does not admit"), "{error}");
+        let open = builder().advertise("8.8.8.8:9000").peers_filter(|_| true);
+        assert!(open.connect().await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_secret_or_a_url_that_cannot_be_is_refused() {
+        let memory = Cluster::in_memory(&MemoryDirectory::default()).advertise("10.0.0.7:9000");
+        assert!(refused(memory.clone().secret("")).await.contains("secret"));
+        assert!(memory.clone().secret("a secret").connect().await.is_ok());
+        let redis = Cluster::redis("not a url").advertise("10.0.0.7:9000");
+        assert!(refused(redis).await.contains("directory"));
+        let debug = format!("{:?}", memory.secret("a secret"));
+        assert!(!debug.contains("a secret"), "{debug}");
+    }
+}

@@ -63,7 +63,11 @@ mod tests {
             &[("mcp-session-id", &b""[..])],
             &[("mcp-session-id", b"\xff")],
             &[("mcp-session-id", b"a"), ("mcp-session-id", b"a")],
-            &[("mcp-session-id", b"a"), ("mcp-session-id", b"b"), ("mcp-session-id", b"a")],
+            &[
+                ("mcp-session-id", b"a"),
+                ("mcp-session-id", b"b"),
+                ("mcp-session-id", b"a"),
+            ],
             &[("mcp-session", b"a"), ("mcp-session-ids", b"a")],
         ] {
             assert_eq!(fields(unclear), (None, false), "{unclear:?}");

@@ -107,7 +107,11 @@ impl HeldBody {
                 more.extend_from_slice(&data);
             }
             if first.len().max(more.len()) > KEPT {
-                let read = if more.is_empty() { first } else { more.freeze() };
+                let read = if more.is_empty() {
+                    first
+                } else {
+                    more.freeze()
+                };
                 return Ok(Self::Long(chained(read, body)));
             }
         }

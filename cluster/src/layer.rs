@@ -90,7 +90,10 @@ impl fmt::Debug for ClusterLayer {
 
 impl<S> Service<Request<Body>> for ClusterService<S>
 where
-    S: Service<Request<Body>, Response: IntoResponse, Future: Send + 'static> + Clone + Send + 'static,
+    S: Service<Request<Body>, Response: IntoResponse, Future: Send + 'static>
+        + Clone
+        + Send
+        + 'static,
 {
     type Response = Response<Body>;
     type Error = S::Error;

@@ -143,8 +143,7 @@ impl Relay {
         // HTTP/2 has it in the URI. The server checks it, as it would here.
         let authority = head.uri.authority();
         if !headers.contains_key(header::HOST)
-            && let Some(host) =
-                authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok())
+            && let Some(host) = authority.and_then(|host| HeaderValue::from_str(host.as_str()).ok())
         {
             headers.insert(header::HOST, host);
         }
@@ -168,10 +167,7 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
         Err(_) => return Err(Failure::Unreachable),
     };
     // On one machine a port that nobody listens on can be connected to itself.
-    if stream
-        .local_addr()
-        .is_ok_and(|own| own == address)
-    {
+    if stream.local_addr().is_ok_and(|own| own == address) {
         return Err(Failure::Refused);
     }
     // Without it, an answer would wait 40 ms for an acknowledgement.

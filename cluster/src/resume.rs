@@ -148,7 +148,10 @@ mod tests {
         for (encoded, call) in [("7", "7"), ("%22a%20b%22", "\"a b\""), ("1%2E0", "1.0")] {
             let (lost, left) = localized(&[&format!("3/0~{OTHER}~{encoded}")]);
             let lost = lost.unwrap();
-            assert_eq!((&*lost.call, lost.incarnation), (call, OTHER.parse().unwrap()));
+            assert_eq!(
+                (&*lost.call, lost.incarnation),
+                (call, OTHER.parse().unwrap())
+            );
             assert_eq!(left, [NO_EVENT]);
         }
     }
@@ -184,14 +187,20 @@ mod tests {
         let (lost, _) = localized(&[&format!("3/0~{OTHER}~7")]);
         let lost = lost.unwrap();
         let error = String::from_utf8(lost.events(None)).unwrap();
-        let data = error.strip_prefix("data: ").unwrap().strip_suffix("\n\n").unwrap();
+        let data = error
+            .strip_prefix("data: ")
+            .unwrap()
+            .strip_suffix("\n\n")
+            .unwrap();
         let error: Value = serde_json::from_str(data).unwrap();
-        assert_eq!((&error["id"], &error["error"]["code"]), (&json!(7), &json!(GONE)));
+        assert_eq!(
+            (&error["id"], &error["error"]["code"]),
+            (&json!(7), &json!(GONE))
+        );
 
         let answer = lost.events(Some(&Bytes::from_static(b"{\"id\":7,\n\"result\":{}}")));
-        let expected = format!(
-            "id: 3/0~{OTHER}~7\ndata:\n\ndata: {{\"id\":7,\ndata: \"result\":{{}}}}\n\n"
-        );
+        let expected =
+            format!("id: 3/0~{OTHER}~7\ndata:\n\ndata: {{\"id\":7,\ndata: \"result\":{{}}}}\n\n");
         assert_eq!(String::from_utf8(answer).unwrap(), expected);
     }
 }

@@ -74,7 +74,10 @@ impl Router {
 
     /// Answers for a call that ended with its instance, in the place of what the application says.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
-        let kept = self.directory.answer(lost.session, lost.incarnation, &lost.call).await;
+        let kept = self
+            .directory
+            .answer(lost.session, lost.incarnation, &lost.call)
+            .await;
         match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),
             // The answer may be there.
@@ -103,7 +106,10 @@ impl Router {
                 Step::Relay(owner) => {
                     expected = None;
                     if held.read().await.is_err() {
-                        return Routed::Answered(refused(StatusCode::BAD_REQUEST, "the request broke off"));
+                        return Routed::Answered(refused(
+                            StatusCode::BAD_REQUEST,
+                            "the request broke off",
+                        ));
                     }
                     let sent = self.relay.send(&mut held, owner).await;
                     meter::relayed(sent.as_ref().err().copied());
@@ -202,11 +208,16 @@ impl From<Refusal> for Response<Body> {
             Refusal::OwnerAway => "the server of this session cannot be reached at the moment\n",
             Refusal::Again => "this session has just moved\n",
             Refusal::Broken => {
-                return refused(StatusCode::BAD_GATEWAY, "the server of this session broke off\n");
+                return refused(
+                    StatusCode::BAD_GATEWAY,
+                    "the server of this session broke off\n",
+                );
             }
         };
         let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, text);
-        response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        response
+            .headers_mut()
+            .insert(header::RETRY_AFTER, RETRY_AFTER);
         response
     }
 }

@@ -134,7 +134,9 @@ impl Sessions {
         let session = SessionHash::of(id);
         {
             let mut shard = self.shard(session);
-            let here = shard.entry(session).or_insert_with(|| Here::new(id, &self.roll));
+            let here = shard
+                .entry(session)
+                .or_insert_with(|| Here::new(id, &self.roll));
             change(here);
             if here.params.is_none() || here.written.is_some() || here.is_queued {
                 return;

@@ -1,14 +1,14 @@
 //! A session lives on one instance, and its client lands on another.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mcp_cancel_on_disconnect::Grace;
 use rmcp::model::ServerRequest;
 use serde_json::{Value, json};
 use test_support::within;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
-use super::node::{Node, Setup, hash};
+use super::node::{Node, Setup};
 use crate::directory::{MemoryDirectory, faulty::Faulty};
 
 fn directory() -> Faulty {
@@ -24,15 +24,29 @@ async fn a_call_and_its_answer_pass_through_another_instance() {
     let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
     let head = call.head().await;
     assert_eq!((head.status, head.is_event_stream()), (200, true));
-    assert!(head.headers.keys().all(|name| !name.as_str().starts_with("mcp-cluster")));
+    assert!(
+        head.headers
+            .keys()
+            .all(|name| !name.as_str().starts_with("mcp-cluster"))
+    );
     a.witness.started("a").await;
     assert_eq!(b.witness.starts("a"), 0);
     a.witness.release("a");
     let answer = call.answer().await.unwrap();
-    assert!(answer["result"]["content"][0]["text"].as_str().unwrap().starts_with("done:a"));
+    assert!(
+        answer["result"]["content"][0]["text"]
+            .as_str()
+            .unwrap()
+            .starts_with("done:a")
+    );
 
     for request in a.seen.lock().unwrap().iter() {
-        assert!(request.keys().all(|name| !name.as_str().starts_with("mcp-cluster")), "{request:?}");
+        assert!(
+            request
+                .keys()
+                .all(|name| !name.as_str().starts_with("mcp-cluster")),
+            "{request:?}"
+        );
     }
 }
 
@@ -83,7 +97,9 @@ async fn an_answer_to_the_servers_question_arrives_through_another_instance() {
             let (peer, answered) = (context.peer.clone(), answered.clone());
             tokio::spawn(async move {
                 let answer = peer.send_request(question()).await.unwrap();
-                answered.send(serde_json::to_value(answer).unwrap()).unwrap();
+                answered
+                    .send(serde_json::to_value(answer).unwrap())
+                    .unwrap();
             });
         })),
         ..Setup::default()
@@ -106,7 +122,9 @@ async fn an_answer_to_the_servers_question_arrives_through_another_instance() {
     let result = json!({ "role": "assistant", "model": "a model", "content": content });
     let answer = json!({ "jsonrpc": "2.0", "id": question["id"], "result": result });
     assert_eq!(through.post_raw(answer.to_string(), &[]).await.status, 202);
-    let answer = within("the handler's answer", answers.recv()).await.unwrap();
+    let answer = within("the handler's answer", answers.recv())
+        .await
+        .unwrap();
     assert_eq!(answer["content"]["text"], "a reply");
 }
 

@@ -44,7 +44,10 @@ impl Fake {
     /// One that lives, and does not listen itself.
     pub(super) async fn at(directory: &Faulty, address: SocketAddr) -> Self {
         let incarnation = Incarnation::random();
-        let me = Owner { address, incarnation };
+        let me = Owner {
+            address,
+            incarnation,
+        };
         directory.memory.lease(me).await.unwrap();
         Self {
             me,
@@ -59,7 +62,14 @@ impl Fake {
         self.number += 1;
         let id = format!("session {} of {}", self.number, self.me);
         let entry = (SessionHash::of(&id), br#"{"initialize_params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"fake","version":"0"}}}"#[..].into());
-        assert_eq!(self.directory.memory.enter(self.me, &[entry]).await.unwrap(), []);
+        assert_eq!(
+            self.directory
+                .memory
+                .enter(self.me, &[entry])
+                .await
+                .unwrap(),
+            []
+        );
         node.client(&id)
     }
 
@@ -93,7 +103,9 @@ impl Relayed {
             assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
         };
         let head = String::from_utf8(read.split_to(end).to_vec()).unwrap();
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "));
         let length: usize = length.map_or(0, |length| length.parse().unwrap());
         while read.len() < length {
             assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
@@ -118,8 +130,10 @@ impl Relayed {
 
     /// Says that the session is not here.
     pub(super) async fn moved(mut self) {
-        self.write("HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n")
-            .await;
+        self.write(
+            "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n",
+        )
+        .await;
     }
 
     /// Waits until the other end closes the connection.

@@ -9,7 +9,10 @@ use super::{
     node::{Node, hash},
 };
 use crate::{
-    directory::{Directory as _, Found, MemoryDirectory, faulty::{Fault, Faulty}},
+    directory::{
+        Directory as _, Found, MemoryDirectory,
+        faulty::{Fault, Faulty},
+    },
     ids::Owner,
 };
 
@@ -19,7 +22,13 @@ fn directory() -> Faulty {
 
 /// The text is the id, too: calls of one session that are under way at the same time need different ones.
 async fn echo(mcp: &Mcp, text: &str) -> Value {
-    let mut call = mcp.call(text.get(..9).unwrap_or(text), "echo", json!({ "text": text })).await;
+    let mut call = mcp
+        .call(
+            text.get(..9).unwrap_or(text),
+            "echo",
+            json!({ "text": text }),
+        )
+        .await;
     let head = call.head().await;
     assert_eq!(head.status, 200);
     let answer = call.answer().await.unwrap();
@@ -27,7 +36,10 @@ async fn echo(mcp: &Mcp, text: &str) -> Value {
 }
 
 async fn owner_of(directory: &Faulty, mcp: &Mcp, asker: &Node) -> Owner {
-    let found = directory.memory.owner(hash(mcp), asker.me.incarnation).await;
+    let found = directory
+        .memory
+        .owner(hash(mcp), asker.me.incarnation)
+        .await;
     match found.unwrap() {
         Found::Owner(owner) => owner,
         Found::Nobody(_) => panic!("the directory has forgotten the session"),
@@ -43,7 +55,10 @@ async fn a_session_whose_owner_is_gone_has_one_new_owner() {
         let mcp = a.session().await;
         let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
         // Both know the owner, and find out at the same time that he is gone.
-        assert_eq!((echo(&at_b, "x").await, echo(&at_c, "x").await), (json!("x"), json!("x")));
+        assert_eq!(
+            (echo(&at_b, "x").await, echo(&at_c, "x").await),
+            (json!("x"), json!("x"))
+        );
         a.dies().await;
 
         let answers = join(
@@ -51,7 +66,10 @@ async fn a_session_whose_owner_is_gone_has_one_new_owner() {
             join(echo(&at_c, "third"), echo(&at_b, "fourth")),
         );
         let ((first, second), (third, fourth)) = answers.await;
-        assert_eq!([first, second, third, fourth], ["first", "second", "third", "fourth"]);
+        assert_eq!(
+            [first, second, third, fourth],
+            ["first", "second", "third", "fourth"]
+        );
         assert_ne!(b.has(&mcp), c.has(&mcp), "round {round}");
         let owner = owner_of(&directory, &mcp, &b).await;
         let expected = if b.has(&mcp) { b.me } else { c.me };
@@ -79,8 +97,16 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     let [b] = Node::several(&directory).await;
     let mut owner = Fake::new(&directory).await;
     let mcp = owner.session(&b).await;
-    let (text, ()) = join(echo(&mcp, "hello"), async { owner.request().await.moved().await }).await;
+    let (text, relayed) = join(echo(&mcp, "hello"), async {
+        let request = owner.request().await;
+        let body = request.body.clone();
+        request.moved().await;
+        body
+    })
+    .await;
     assert_eq!(text, "hello");
+    let relayed: Value = serde_json::from_slice(&relayed).unwrap();
+    assert_eq!(relayed["params"]["arguments"]["text"], "hello");
     assert!(b.has(&mcp));
 }
 
@@ -173,15 +199,21 @@ async fn a_stream_that_breaks_at_the_owner_breaks_at_the_client() {
     let mcp = owner.session(&b).await;
     let (mut listening, mut request) = join(mcp.listen(), owner.request()).await;
     let incarnation = owner.me.incarnation;
-    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n";
-    request.write(&format!("{head}mcp-cluster: {incarnation}\r\n\r\n")).await;
+    let head =
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n";
+    request
+        .write(&format!("{head}mcp-cluster: {incarnation}\r\n\r\n"))
+        .await;
     assert_eq!(listening.head().await.status, 200);
     request.write("b\r\ndata: one\n\n\r\n").await;
     assert_eq!(listening.event().await.unwrap().data, "one", "at once");
     request.write("8\r\ndata: tw\r\n").await;
     drop(request);
     assert_eq!(listening.event().await, None);
-    assert!(!listening.is_complete(), "the client must not take it for the end");
+    assert!(
+        !listening.is_complete(),
+        "the client must not take it for the end"
+    );
 }
 
 #[tokio::test]
@@ -189,13 +221,28 @@ async fn what_does_not_exist_is_said_only_by_a_directory_that_is_sound() {
     let directory = directory();
     let young = Node::start(&directory).await;
     let reply = young.client("nobody's").post_raw("{}", &[]).await;
-    assert_eq!((reply.status, reply.headers["retry-after"].as_bytes()), (503, &b"1"[..]));
+    assert_eq!(
+        (reply.status, reply.headers["retry-after"].as_bytes()),
+        (503, &b"1"[..])
+    );
 
     let [b] = Node::several(&directory).await;
     let ping = json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string();
-    assert_eq!(b.client("nobody's").post_raw(ping.clone(), &[]).await.status, 404);
+    assert_eq!(
+        b.client("nobody's")
+            .post_raw(ping.clone(), &[])
+            .await
+            .status,
+        404
+    );
     directory.memory.flush();
-    assert_eq!(b.client("another").post_raw(ping.clone(), &[]).await.status, 503);
+    assert_eq!(
+        b.client("another").post_raw(ping.clone(), &[]).await.status,
+        503
+    );
     directory.set(Fault::Fails);
-    assert_eq!(b.client("a third").post_raw(ping.clone(), &[]).await.status, 503);
+    assert_eq!(
+        b.client("a third").post_raw(ping.clone(), &[]).await.status,
+        503
+    );
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use axum::{Router, extract::Request, middleware};
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Calls, Grace};
+use mcp_cancel_on_disconnect::{Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace};
 use rmcp::{RoleServer, service::RequestContext};
 use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 use tokio::{
@@ -91,7 +91,10 @@ impl Setup {
             noted.lock().unwrap().push(request.headers().clone());
             async { request }
         });
-        let app = router(service).layer(layer).layer(look).layer(cluster.layer());
+        let app = router(service)
+            .layer(layer)
+            .layer(look)
+            .layer(cluster.layer());
         let public = serve(app.clone()).await;
         let (member, served) = (cluster.clone(), app);
         let peers = tokio::spawn(async move { member.serve_peers(listener, served).await });

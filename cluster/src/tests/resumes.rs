@@ -7,7 +7,10 @@ use serde_json::json;
 
 use super::node::{Node, ask, hash};
 use crate::{
-    directory::{Directory as _, MemoryDirectory, faulty::{Fault, Faulty}},
+    directory::{
+        Directory as _, MemoryDirectory,
+        faulty::{Fault, Faulty},
+    },
     ids::{EventName, Incarnation},
 };
 
@@ -45,7 +48,11 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
     let gone = Incarnation::random();
     let answer = Bytes::from_static(br#"{"jsonrpc":"2.0","id":"x 7","result":{"kept":true}}"#);
     let session = hash(&mcp);
-    directory.memory.keep_answer(session, gone, "\"x 7\"", answer).await.unwrap();
+    directory
+        .memory
+        .keep_answer(session, gone, "\"x 7\"", answer)
+        .await
+        .unwrap();
     // A call of this incarnation has the event's plain id: nothing of it may be seen.
     let _other = mcp.call(1, "hold", json!({ "label": "other" })).await;
     a.witness.started("other").await;
@@ -55,9 +62,15 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
         let mut resumed = node.client_of(&mcp).resume(&named).await;
         assert_eq!(resumed.head().await.status, 200);
         let first = resumed.event().await.unwrap();
-        assert_eq!((first.id.as_deref(), first.is_priming()), (Some(&*named), true));
+        assert_eq!(
+            (first.id.as_deref(), first.is_priming()),
+            (Some(&*named), true)
+        );
         let event = resumed.event().await.unwrap();
-        assert_eq!((event.json()["result"]["kept"].clone(), event.id), (json!(true), None));
+        assert_eq!(
+            (event.json()["result"]["kept"].clone(), event.id),
+            (json!(true), None)
+        );
         assert_eq!(resumed.event().await, None);
         assert!(resumed.is_complete());
 
@@ -65,7 +78,10 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
         let mut resumed = node.client_of(&mcp).resume(&named).await;
         let messages = resumed.messages().await;
         assert_eq!(messages.len(), 1);
-        assert_eq!((&messages[0]["id"], &messages[0]["error"]["code"]), (&json!(8), &json!(-32603)));
+        assert_eq!(
+            (&messages[0]["id"], &messages[0]["error"]["code"]),
+            (&json!(8), &json!(-32603))
+        );
     }
     assert!(a.witness.is_running("other"));
 }
@@ -91,7 +107,11 @@ async fn an_answer_from_the_directory_is_only_for_whom_the_application_accepts()
     let mcp = a.session().await;
     let gone = Incarnation::random();
     let answer = Bytes::from_static(b"{\"secret\":1}");
-    directory.memory.keep_answer(hash(&mcp), gone, "7", answer).await.unwrap();
+    directory
+        .memory
+        .keep_answer(hash(&mcp), gone, "7", answer)
+        .await
+        .unwrap();
     let named = EventName::new("0/0", gone, "7").to_string();
     let request = |token: &str| {
         let request = http::Request::get("/mcp")
@@ -105,7 +125,9 @@ async fn an_answer_from_the_directory_is_only_for_whom_the_application_accepts()
         any(async |headers: http::HeaderMap| {
             assert_eq!(headers["last-event-id"], "~");
             match headers["authorization"].as_bytes() {
-                b"right" => ([("content-type", "text/event-stream")], ": inside\n\n").into_response(),
+                b"right" => {
+                    ([("content-type", "text/event-stream")], ": inside\n\n").into_response()
+                }
                 _ => StatusCode::UNAUTHORIZED.into_response(),
             }
         }),
@@ -115,10 +137,16 @@ async fn an_answer_from_the_directory_is_only_for_whom_the_application_accepts()
     assert_eq!(refused.into_body().collect().await.unwrap().to_bytes(), "");
     let accepted = ask(&a, app.clone(), request("right")).await;
     let body = accepted.into_body().collect().await.unwrap().to_bytes();
-    assert_eq!(body, format!("id: {named}\ndata:\n\ndata: {{\"secret\":1}}\n\n"));
+    assert_eq!(
+        body,
+        format!("id: {named}\ndata:\n\ndata: {{\"secret\":1}}\n\n")
+    );
 
     // An answer that may be there is not said to be none.
     directory.set(Fault::Fails);
     let refused = ask(&a, app, request("right")).await;
-    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (503, &"1".parse().unwrap()));
+    assert_eq!(
+        (refused.status().as_u16(), &refused.headers()["retry-after"]),
+        (503, &"1".parse().unwrap())
+    );
 }

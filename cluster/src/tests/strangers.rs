@@ -22,7 +22,8 @@ fn directory() -> Faulty {
 
 /// A request to the listener for peers.
 fn relayed(mcp: &test_support::Mcp, said: &[(&str, &str)]) -> Request {
-    mcp.call_request(1, "echo", json!({ "text": "x" })).headers(said.iter().copied())
+    mcp.call_request(1, "echo", json!({ "text": "x" }))
+        .headers(said.iter().copied())
 }
 
 #[tokio::test]
@@ -31,7 +32,10 @@ async fn a_client_cannot_pass_for_a_peer() {
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
     for said in [SECRET, "relay", "moved", ""] {
-        let forged = b.client_of(&mcp).header("mcp-cluster", said).header("mcp-cluster-client", "10.9.9.9:1");
+        let forged = b
+            .client_of(&mcp)
+            .header("mcp-cluster", said)
+            .header("mcp-cluster-client", "10.9.9.9:1");
         let mut call = forged.call(1, "echo", json!({ "text": "x" })).await;
         assert_eq!(call.answer().await.unwrap()["id"], 1, "{said}");
         let forged = a.client_of(&mcp).header("mcp-cluster", said);
@@ -39,7 +43,12 @@ async fn a_client_cannot_pass_for_a_peer() {
         assert_eq!(call.answer().await.unwrap()["id"], 2, "{said}");
     }
     for request in a.seen.lock().unwrap().iter() {
-        assert!(request.keys().all(|name| !name.as_str().starts_with("mcp-cluster")), "{request:?}");
+        assert!(
+            request
+                .keys()
+                .all(|name| !name.as_str().starts_with("mcp-cluster")),
+            "{request:?}"
+        );
     }
 }
 
@@ -48,9 +57,17 @@ async fn the_door_for_peers_opens_only_to_the_secret() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    for said in [&[][..], &[("mcp-cluster", "relay")], &[("mcp-cluster", SECRET), ("mcp-cluster", SECRET)]] {
+    for said in [
+        &[][..],
+        &[("mcp-cluster", "relay")],
+        &[("mcp-cluster", SECRET), ("mcp-cluster", SECRET)],
+    ] {
         let reply = Connection::fetch(a.me.address, &relayed(&mcp, said)).await;
-        assert_eq!((reply.status, reply.headers.get("mcp-cluster")), (403, None), "{said:?}");
+        assert_eq!(
+            (reply.status, reply.headers.get("mcp-cluster")),
+            (403, None),
+            "{said:?}"
+        );
     }
     let said = [("mcp-cluster", SECRET)];
     let reply = Connection::fetch(a.me.address, &relayed(&mcp, &said)).await;
@@ -67,8 +84,12 @@ async fn a_relay_is_never_relayed() {
     let asked = directory.asked("owner");
     let without_session = test_support::Mcp::stateless(b.me.address, test_support::PATH);
     for mcp in [&mcp, &b.client("nobody's"), &without_session] {
-        let reply = Connection::fetch(b.me.address, &relayed(mcp, &[("mcp-cluster", SECRET)])).await;
-        assert_eq!((reply.status, reply.headers["mcp-cluster"].as_bytes()), (421, &b"moved"[..]));
+        let reply =
+            Connection::fetch(b.me.address, &relayed(mcp, &[("mcp-cluster", SECRET)])).await;
+        assert_eq!(
+            (reply.status, reply.headers["mcp-cluster"].as_bytes()),
+            (421, &b"moved"[..])
+        );
     }
     let mut cut = Connection::open(b.me.address).await;
     let request = relayed(&mcp, &[("mcp-cluster", SECRET)]);
@@ -88,7 +109,10 @@ async fn an_owner_with_another_secret_is_none() {
     let b = Node::start(&directory).await;
     let mcp = a.session().await;
     let reply = b.client_of(&mcp).post_raw("{}", &[]).await;
-    assert_eq!((reply.status, reply.headers["retry-after"].as_bytes()), (503, &b"1"[..]));
+    assert_eq!(
+        (reply.status, reply.headers["retry-after"].as_bytes()),
+        (503, &b"1"[..])
+    );
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
@@ -108,7 +132,11 @@ async fn an_answer_that_is_none_of_a_peers_is_none() {
         let (mut listening, mut request) = join(mcp.listen(), owner.request()).await;
         request.write(answer).await;
         let head = listening.head().await;
-        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")), "{answer}");
+        assert_eq!(
+            (head.status, head.header("retry-after")),
+            (503, Some("1")),
+            "{answer}"
+        );
     }
 }
 
@@ -131,7 +159,9 @@ async fn nothing_is_sent_to_an_address_that_no_peer_may_have() {
     assert_eq!(refused.closed().await, "");
     // Nothing has come: the first that does is this one.
     let other = Node::start(&directory).await;
-    let through = other.client(mcp.session_id().unwrap()).header("x-second", "1");
+    let through = other
+        .client(mcp.session_id().unwrap())
+        .header("x-second", "1");
     let (_listening, request) = join(through.listen(), owner.request()).await;
     assert!(request.head.contains("x-second"));
 }
@@ -152,5 +182,8 @@ async fn an_id_of_a_megabyte_is_one_that_nobody_has() {
     let young = Node::start(&directory).await;
     let response = ask(&young, app, request(&format!("{long}y"))).await;
     assert_eq!(response.status(), 503);
-    assert_eq!(a.routing().sessions.len() + young.routing().sessions.len(), 0);
+    assert_eq!(
+        a.routing().sessions.len() + young.routing().sessions.len(),
+        0
+    );
 }

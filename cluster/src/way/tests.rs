@@ -63,7 +63,11 @@ fn what_is_not_known_does_not_exist_only_if_the_directory_is_sound() {
         (Known::NoAnswer, false, refused),
     ];
     for (known, is_sound, step) in rows {
-        assert_eq!(way(true).known(known, is_sound), step, "{known:?} {is_sound}");
+        assert_eq!(
+            way(true).known(known, is_sound),
+            step,
+            "{known:?} {is_sound}"
+        );
     }
 }
 
