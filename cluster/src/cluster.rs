@@ -4,7 +4,7 @@ use std::{
     error::Error,
     fmt,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use async_trait::async_trait;
@@ -13,9 +13,9 @@ use http::{Request, Response};
 use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer, CancellableSessionManager, Confirmation, Event, Outcome,
 };
-use rmcp::transport::streamable_http_server::SessionManager;
-use rmcp::transport::streamable_http_server::session::{
-    SessionState, SessionStore, SessionStoreError,
+use rmcp::transport::streamable_http_server::{
+    SessionManager,
+    session::{SessionState, SessionStore, SessionStoreError},
 };
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tower_service::Service;
@@ -46,13 +46,12 @@ use crate::{
 ///
 /// ```no_run
 /// use axum::Router;
-/// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+/// use mcp_cancel_cluster::Cluster;
 /// use tokio::net::TcpListener;
 ///
 /// # async fn serve(app: Router) -> Result<(), Box<dyn std::error::Error>> {
-/// let directory = MemoryDirectory::default();
 /// let peers = TcpListener::bind("10.0.0.7:9000").await?;
-/// let cluster = Cluster::in_memory(&directory).advertise("10.0.0.7:9000").connect().await?;
+/// let cluster = Cluster::redis("redis://cache:6379").advertise("10.0.0.7:9000").connect().await?;
 /// let app = app.layer(cluster.layer());
 /// let public = TcpListener::bind("0.0.0.0:8000").await?;
 /// let (served, ()) = tokio::join!(axum::serve(public, app.clone()), cluster.serve_peers(peers, app));
@@ -72,11 +71,12 @@ struct Shared {
     answers: Arc<Answers>,
     closers: Closers,
     closing: JoinHandle<()>,
-    beating: JoinHandle<()>,
+    /// Until the instance leaves.
+    beating: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What an instance needs to be a member. [`Cluster::redis`] and [`Cluster::in_memory`] begin one.
-#[derive(Debug, Clone)]
+/// What an instance needs to be a member. [`Cluster::redis`] begins one.
+#[derive(Clone)]
 #[must_use = "nothing happens before `connect`"]
 pub struct ClusterBuilder {
     engine: Engine,
@@ -100,26 +100,24 @@ pub struct ConnectError {
 
 #[derive(Debug)]
 enum What {
+    Engine(DirectoryError),
     NotAdvertised,
     NotAnAddress(String),
     NotAPeer(IpAddr),
     Secret,
-    NotAnEngine(DirectoryError),
 }
 
 // === impl Cluster ===
 
 impl Cluster {
+    /// A cluster whose directory is in a Redis or a Valkey, at a URL such as `redis://cache:6379`. All instances have the same one.
+    pub fn redis(url: impl Into<String>) -> ClusterBuilder {
+        ClusterBuilder::new(Engine::Redis(url.into()))
+    }
+
     /// A cluster whose instances are all in this process.
     pub fn in_memory(directory: &MemoryDirectory) -> ClusterBuilder {
         ClusterBuilder::new(Engine::Memory(directory.clone()))
-    }
-
-    /// A cluster whose directory is in a Redis or a Valkey, at an address such as `redis://user:password@cache:6379/0`.
-    ///
-    /// Who can write there can take over sessions: give the user of the address `~mcp:*` and nothing else.
-    pub fn redis(address: impl Into<String>) -> ClusterBuilder {
-        ClusterBuilder::new(Engine::Redis(address.into()))
     }
 
     /// The layer for the application, the outermost of all.
@@ -133,8 +131,8 @@ impl Cluster {
         manager: CancellableSessionManager<M>,
     ) -> ClusterSessionManager<M> {
         let sessions = self.shared.router.sessions.clone();
-        let (manager, closes) =
-            ClusterSessionManager::new(manager, sessions, self.shared.answers.clone());
+        let answers = self.shared.answers.clone();
+        let (manager, closes) = ClusterSessionManager::new(manager, sessions, answers);
         self.shared.closers.add(closes);
         manager
     }
@@ -142,9 +140,8 @@ impl Cluster {
     /// Has a layer cancel abandoned calls of sessions only with proof that their clients cannot have come back to another
     /// instance. It takes the place of the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
     pub fn guard(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
-        let (answers, router) = (&self.shared.answers, self.shared.router.clone());
+        let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());
-        let answers = answers.clone();
         let observed = layer.observe_fn(move |event| match event {
             Event::Ended {
                 outcome: Outcome::Completed,
@@ -158,7 +155,7 @@ impl Cluster {
             let (router, grace) = (router.clone(), orphan.grace());
             async move {
                 match session {
-                    Some(session) => proof::prove(router, session, grace).await,
+                    Some(session) => proof::prove(&router, session, grace).await,
                     // A call without a session is here or nowhere.
                     None => Confirmation::Cancel,
                 }
@@ -199,6 +196,10 @@ impl Cluster {
         info!(target: "mcp_cancel_cluster", "this instance leaves");
         self.shared.answers.settle().await;
         router.heart.leave();
+        if let Some(beating) = self.shared.beating() {
+            // It ends when the lease is given up. If it panicked, the lease ends by itself.
+            let _ended = beating.await;
+        }
         router.leaving.closed().await;
     }
 }
@@ -211,7 +212,7 @@ impl Cluster {
 
     /// As when the process ends, but that the lease stays until it lapses.
     pub(crate) fn stop_heart(&self) {
-        self.shared.beating.abort();
+        self.shared.stop_heart();
     }
 }
 
@@ -239,14 +240,38 @@ impl fmt::Debug for Cluster {
     }
 }
 
+// === impl Shared ===
+
+impl Shared {
+    fn beating(&self) -> Option<JoinHandle<()>> {
+        let mut beating = self.beating.lock().unwrap_or_else(PoisonError::into_inner);
+        beating.take()
+    }
+
+    fn stop_heart(&self) {
+        if let Some(beating) = self.beating() {
+            beating.abort();
+        }
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.beating.abort();
+        self.stop_heart();
         self.closing.abort();
     }
 }
 
 // === impl ClusterBuilder ===
+
+impl fmt::Debug for ClusterBuilder {
+    /// Without the secret, and without the URL, which may have a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterBuilder")
+            .field("advertised", &self.advertised)
+            .finish_non_exhaustive()
+    }
+}
 
 impl ClusterBuilder {
     fn new(engine: Engine) -> Self {
@@ -284,7 +309,7 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// The address of the engine cannot be read. There is no address to advertise, it is none, or [`peers_filter`](Self::peers_filter) does not admit it; or the secret has
+    /// The URL of the directory cannot be read; there is no address to advertise, it is none, or [`peers_filter`](Self::peers_filter) does not admit it; or the secret has
     /// characters that a header field cannot have.
     pub async fn connect(self) -> Result<Cluster, ConnectError> {
         let me = Owner {
@@ -298,8 +323,8 @@ impl ClusterBuilder {
         let secret = secret.map_err(|_| What::Secret)?;
         match self.engine {
             Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret)),
-            Engine::Redis(address) => {
-                let directory = RedisDirectory::new(&address).map_err(What::NotAnEngine)?;
+            Engine::Redis(url) => {
+                let directory = RedisDirectory::new(&url).map_err(What::Engine)?;
                 Ok(join(me, directory, self.filter, secret))
             }
         }
@@ -353,18 +378,8 @@ pub(crate) fn join(
             closing: tokio::spawn(closers.clone().run(lost)),
             closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),
-            beating: tokio::spawn(heart.run()),
+            beating: Mutex::new(Some(tokio::spawn(heart.run()))),
         }),
-    }
-}
-
-impl fmt::Debug for Engine {
-    /// Without the address, in which a password may be.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory(_) => "Memory",
-            Self::Redis(_) => "Redis",
-        })
     }
 }
 
@@ -379,6 +394,7 @@ impl From<What> for ConnectError {
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
+            What::Engine(error) => write!(f, "the directory cannot be used: {error}"),
             What::NotAdvertised => f.write_str("no address to advertise to the other instances"),
             What::NotAnAddress(text) => {
                 write!(
@@ -390,9 +406,6 @@ impl fmt::Display for ConnectError {
                 f,
                 "the filter of peers does not admit the advertised address {ip}"
             ),
-            What::NotAnEngine(_) => {
-                f.write_str("not the address of a Redis, such as redis://cache:6379")
-            }
             What::Secret => f.write_str(
                 "the secret is empty, or has characters that a header field cannot have",
             ),
@@ -403,8 +416,50 @@ impl fmt::Display for ConnectError {
 impl Error for ConnectError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &self.what {
-            What::NotAnEngine(error) => Some(error),
-            What::NotAdvertised | What::NotAnAddress(_) | What::NotAPeer(_) | What::Secret => None,
+            What::Engine(error) => error.source(),
+            _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn refused(builder: ClusterBuilder) -> String {
+        builder.connect().await.unwrap_err().to_string()
+    }
+
+    #[tokio::test]
+    async fn an_address_that_peers_cannot_reach_is_refused() {
+        let directory = MemoryDirectory::default();
+        let builder = || Cluster::in_memory(&directory);
+        assert!(refused(builder()).await.contains("no address"));
+        for address in [
+            "",
+            "peer:9000",
+            "10.0.0.7",
+            "10.0.0.7:0",
+            "0.0.0.0:9000",
+            "[::]:9000",
+        ] {
+            let error = refused(builder().advertise(address)).await;
+            assert!(error.ends_with(&format!(": {address}")), "{error}");
+        }
+        let error = refused(builder().advertise("8.8.8.8:9000")).await;
+        assert!(error.contains("does not admit"), "{error}");
+        let open = builder().advertise("8.8.8.8:9000").peers_filter(|_| true);
+        assert!(open.connect().await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_secret_or_a_url_that_cannot_be_is_refused() {
+        let memory = Cluster::in_memory(&MemoryDirectory::default()).advertise("10.0.0.7:9000");
+        assert!(refused(memory.clone().secret("")).await.contains("secret"));
+        assert!(memory.clone().secret("a secret").connect().await.is_ok());
+        let redis = Cluster::redis("not a url").advertise("10.0.0.7:9000");
+        assert!(refused(redis).await.contains("directory"));
+        let debug = format!("{:?}", memory.secret("a secret"));
+        assert!(!debug.contains("a secret"), "{debug}");
     }
 }

@@ -149,7 +149,7 @@ impl Node {
     }
 
     pub(super) fn has(&self, mcp: &Mcp) -> bool {
-        self.routing().sessions.is_here(hash(mcp))
+        self.routing().sessions.has(mcp.session_id().unwrap())
     }
 
     /// Returns when the directory has been sound to this instance for long enough.
