@@ -8,7 +8,10 @@
 //! Every session is opened at the first instance. What its client does next it does at the second, which has never heard of it.
 //! The example judges itself: it fails if something did not arrive.
 
-#![allow(deprecated, reason = "sampling has no successor in revisions that have sessions")]
+#![allow(
+    deprecated,
+    reason = "sampling has no successor in revisions that have sessions"
+)]
 
 use std::{env, error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 

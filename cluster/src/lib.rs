@@ -5,11 +5,6 @@
 //! is only the directory of owners. So a resume, a cancel and an answer to the server's own question arrive where the call
 //! runs, and [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) there sees what the client does.
 
-#![cfg_attr(
-    not(test),
-    allow(dead_code, reason = "the layers above, which use these, come next")
-)]
-
 mod answers;
 mod arrivals;
 mod closers;
