@@ -22,11 +22,7 @@ use crate::{
 };
 
 /// Whether a call of a session may be cancelled that waited for its client for a grace.
-pub(crate) async fn prove(
-    router: &Router,
-    session: SessionHash,
-    grace: Duration,
-) -> Confirmation {
+pub(crate) async fn prove(router: &Router, session: SessionHash, grace: Duration) -> Confirmation {
     let confirmation = judge(router, session, grace).await;
     if let Confirmation::PutOff(_) = confirmation {
         meter::put_off();
