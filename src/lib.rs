@@ -48,7 +48,7 @@
 //! | [`observe`] | the rest of what events and snapshots have, and metrics |
 //! | `socket` | clients that hyper does not see go (feature `socket`) |
 //! | [`body`], [`transport`] | types that pass through the layer and the session manager, for services of your own |
-//! | [`manual`] | [what a disconnect means](manual::disconnect), [deploying](manual::deploying), [operating](manual::operating), [defaults](manual::defaults) |
+//! | [`manual`] | [what a disconnect means](manual::disconnect), [deploying](manual::deploying), [several servers](manual::several_servers), [operating](manual::operating), [defaults](manual::defaults) |
 //!
 //! # What counts as a disconnect
 //!

@@ -9,6 +9,9 @@ pub mod disconnect {}
 #[doc = include_str!("deploying.md")]
 pub mod deploying {}
 
+#[doc = include_str!("several_servers.md")]
+pub mod several_servers {}
+
 #[doc = include_str!("operating.md")]
 pub mod operating {}
 

@@ -1,0 +1,196 @@
+//! Calls whose clients have gone: when they are cancelled, and what becomes of their answers.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::Grace;
+use serde_json::json;
+use test_support::{Connection, Mcp};
+use tokio::{
+    task::yield_now,
+    time::{advance, pause, resume},
+};
+
+use super::node::{Node, Setup, hash};
+use crate::{
+    directory::{
+        Claim, Directory as _, MemoryDirectory,
+        faulty::{Fault, Faulty},
+    },
+    heart::SETTLED,
+};
+
+const GRACE: Duration = Duration::from_secs(3);
+
+/// How long the clock of a call is looked at after its cancel was confirmed, and a moment.
+const GLANCE: Duration = Duration::from_millis(150);
+
+fn directory() -> Faulty {
+    Faulty::new(MemoryDirectory::default())
+}
+
+async fn with_grace(directory: &Faulty) -> Node {
+    let setup = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let node = setup.start(directory).await;
+    node.settles().await;
+    node
+}
+
+/// A call with id 1 whose client has just gone. Returns the event that it has seen last.
+async fn detach(node: &Node, mcp: &Mcp, label: &str) -> String {
+    let mut call = mcp.call(1, "hold", json!({ "label": label })).await;
+    call.head().await;
+    let event = call.event().await.unwrap();
+    node.witness.started(label).await;
+    call.fin();
+    while node.calls.detached() == 0 {
+        yield_now().await;
+    }
+    event.id.unwrap()
+}
+
+/// Time passes, in steps in which the instances do what they have to.
+async fn pass(time: Duration) {
+    const STEP: Duration = Duration::from_millis(50);
+    pause();
+    let mut passed = Duration::ZERO;
+    while passed < time {
+        advance(STEP).await;
+        passed += STEP;
+        for _ in 0..20 {
+            yield_now().await;
+        }
+    }
+    resume();
+}
+
+#[tokio::test]
+async fn an_orphan_whose_session_is_this_instances_is_cancelled_after_its_grace() {
+    let directory = directory();
+    let node = with_grace(&directory).await;
+    let mcp = node.session().await;
+    detach(&node, &mcp, "a").await;
+    pass(GRACE - GLANCE).await;
+    assert!(node.witness.is_running("a"));
+
+    pass(3 * GLANCE).await;
+
+    assert!(node.witness.ended("a").await.is_cancelled());
+    assert!(node.calls.is_empty());
+}
+
+#[tokio::test]
+async fn while_the_directory_is_away_no_orphan_is_cancelled() {
+    let directory = directory();
+    let node = with_grace(&directory).await;
+    let mcp = node.session().await;
+    detach(&node, &mcp, "a").await;
+    for fault in [Fault::Fails, Fault::Mute] {
+        directory.set(fault);
+        pass(4 * GRACE).await;
+        assert!(node.witness.is_running("a"), "{fault:?}");
+    }
+
+    directory.set(Fault::None);
+
+    // It waits for as long again as it was to wait, from when the directory is sound.
+    pass(GRACE - GLANCE).await;
+    assert!(node.witness.is_running("a"));
+    pass(GRACE + SETTLED).await;
+    assert!(node.witness.ended("a").await.is_cancelled());
+}
+
+#[tokio::test]
+async fn an_orphan_of_another_instances_session_ends_as_its_session_closed() {
+    let directory = directory();
+    let (a, b) = (with_grace(&directory).await, with_grace(&directory).await);
+    let mcp = a.session().await;
+    detach(&a, &mcp, "a").await;
+    let claimed = directory.memory.claim(hash(&mcp), a.me, b.me).await.unwrap();
+    assert_eq!(claimed, Claim::Won);
+
+    pass(GRACE + 3 * GLANCE).await;
+
+    assert!(a.witness.ended("a").await.is_cancelled());
+    while a.has(&mcp) {
+        yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn an_orphan_whose_session_the_directory_has_lost_waits_until_it_is_written_again() {
+    let directory = directory();
+    let node = with_grace(&directory).await;
+    let mcp = node.session().await;
+    detach(&node, &mcp, "a").await;
+    directory.memory.remove(hash(&mcp), node.me).await.unwrap();
+
+    pass(GRACE + 3 * GLANCE).await;
+
+    assert!(node.witness.is_running("a"));
+    pass(GRACE + 3 * GLANCE).await;
+    assert!(node.witness.ended("a").await.is_cancelled());
+}
+
+#[tokio::test]
+async fn the_answer_of_a_call_that_ended_without_its_client_survives_its_instance() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let named = detach(&a, &mcp, "a").await;
+    a.witness.release("a");
+    while !a.calls.is_empty() {
+        yield_now().await;
+    }
+    kept(&directory, &a, &mcp).await;
+    a.dies().await;
+
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let answer = resumed.answer().await.unwrap();
+    assert_eq!(answer["id"], 1);
+    assert!(answer["result"].is_object(), "{answer}");
+}
+
+#[tokio::test]
+async fn only_answers_without_a_client_are_kept() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    // One whose client is there.
+    let mut call = mcp.call(7, "echo", json!({ "text": "x" })).await;
+    assert_eq!(call.answer().await.unwrap()["id"], 7);
+    // One whose client came back in time.
+    let named = detach(&a, &mcp, "a").await;
+    let mut resumed: Connection = mcp.resume(&named).await;
+    resumed.head().await;
+    while a.calls.detached() > 0 {
+        yield_now().await;
+    }
+    a.witness.release("a");
+    assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+    // Then one whose client had gone, so that what comes before would be there.
+    let named = detach(&a, &mcp, "b").await;
+    assert!(named.ends_with("~1"), "the id again: {named}");
+    let before = directory.memory.answer(hash(&mcp), a.me.incarnation, "1").await;
+    assert_eq!(before.unwrap(), None);
+    a.witness.release("b");
+    kept(&directory, &a, &mcp).await;
+    let seven = directory.memory.answer(hash(&mcp), a.me.incarnation, "7").await;
+    assert_eq!(seven.unwrap(), None);
+}
+
+/// Returns when the directory has the answer of call 1.
+async fn kept(directory: &Faulty, node: &Node, mcp: &Mcp) {
+    let incarnation = node.me.incarnation;
+    while directory
+        .memory
+        .answer(hash(mcp), incarnation, "1")
+        .await
+        .unwrap()
+        .is_none()
+    {
+        yield_now().await;
+    }
+}
