@@ -9,6 +9,8 @@ use std::{
     },
 };
 
+use axum::body::Body;
+use http::Response;
 use tokio::time::Instant;
 
 use super::{
@@ -104,6 +106,12 @@ impl Session {
     /// Opens a stream that is for no call.
     pub fn open_standalone(&self) -> Option<Stream> {
         self.start(None)
+    }
+
+    /// The response to a client that listens to one of its streams and does not say what it has: it gets what no client has
+    /// taken yet. One that may be primed, and is not the first, also gets the place from which it could come back.
+    pub fn listen(&self, stream: &Stream) -> Response<Body> {
+        stream.respond_unread(self.primes())
     }
 
     /// The stream of the call with this id, by its value: the newest, if an id was used again.

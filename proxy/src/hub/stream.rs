@@ -16,7 +16,7 @@ use super::{
     Call,
     budget::Grant,
     event::{Event, answer_with, error},
-    ring::{Pushed, Ring},
+    ring::{Pushed, Ring, Start},
     session::WeakSession,
 };
 use crate::message::IdKey;
@@ -254,12 +254,18 @@ impl Stream {
 
     /// The response that reads it from the start.
     pub fn respond(&self) -> Response<Body> {
-        self.read(None).unwrap_or_default()
+        self.read(Start::Beginning, false).unwrap_or_default()
+    }
+
+    /// The response that reads what no client has taken yet. If it is `marked` it begins with an event that names where
+    /// that is.
+    pub(super) fn respond_unread(&self, marked: bool) -> Response<Body> {
+        self.read(Start::Unread, marked).unwrap_or_default()
     }
 
     /// The response that reads what comes after event `after`. `None` if there was no such event.
     pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
-        self.read(Some(after))
+        self.read(Start::After(after), false)
     }
 
     /// Whether a client reads it.

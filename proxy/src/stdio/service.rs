@@ -245,7 +245,10 @@ impl Stdio {
         };
         let session = self.0.session(id).filter(|session| session.touch());
         let Some(last) = headers.get(LAST_EVENT_ID) else {
-            return session.map_or_else(|| not_found(None), |session| session.standalone.respond());
+            return session.map_or_else(
+                || not_found(None),
+                |session| session.streams.listen(&session.standalone),
+            );
         };
         // The streams of a session outlive its process.
         if self.0.hub.session(id).is_none() {
