@@ -4,7 +4,7 @@
 //! |---|---|
 //! | POST of a call in a session, before revision 2026-07-28 | its stream of events is read here, and the client reads from the hub |
 //! | POST of `initialize` | passes; begins the session |
-//! | POST of `notifications/cancelled` | passes; the server's stream of that call is let go a second later |
+//! | POST of `notifications/cancelled` | passes; if the server took it, its stream of that call is let go a second later |
 //! | GET with an event id of the hub | answered here |
 //! | DELETE | passes; if the server took it, the streams of its session end |
 //! | everything else | passes |

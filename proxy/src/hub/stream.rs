@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    future::pending,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::Waker,
     time::Duration,
@@ -285,12 +286,21 @@ impl Stream {
         self.0.released.notify_waiters();
     }
 
-    /// Waits until its server has had its time after the call was cancelled, or answered.
+    /// Waits until its server has had its time after the call was cancelled, or answered. That the call was cancelled its
+    /// token says, whatever the server makes of the cancel.
     ///
     /// # Cancel safety
     ///
     /// Nothing is lost when this is dropped.
     pub async fn released(&self) {
+        let token = self.state().token.clone();
+        let cancelled = async {
+            match token {
+                Some(token) => token.cancelled().await,
+                None => pending().await,
+            }
+        };
+        let mut cancelled = std::pin::pin!(cancelled);
         loop {
             let released = self.0.released.notified();
             tokio::pin!(released);
@@ -298,7 +308,10 @@ impl Stream {
             let until = self.state().let_go;
             match until {
                 Some(until) => return tokio::time::sleep_until(until).await,
-                None => released.await,
+                None => tokio::select! {
+                    () = released => {}
+                    () = &mut cancelled => self.let_go(),
+                },
             }
         }
     }
