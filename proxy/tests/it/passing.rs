@@ -237,3 +237,24 @@ async fn http_2_passes_too() {
     assert_eq!(stream.head().await.status, 200);
     assert_eq!(stream.body_to_end().await, b"{}");
 }
+
+/// RFC 9113, section 8.2.3: HTTP/2 may cut a cookie into several fields, and HTTP/1 knows one.
+#[tokio::test]
+async fn the_cookie_fields_of_http_2_are_one_to_the_server() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let request = stateless_call("1")
+        .header("cookie", "a=1")
+        .header("x-twice", "1")
+        .header("cookie", "b=\"2\"; c=3")
+        .header("x-twice", "2")
+        .header("cookie", "d");
+    let mut connection = H2::open(proxy.addr).await;
+    let mut stream = connection.send(&request).await;
+    let asked = upstream.asked().await;
+    let cookies: Vec<_> = asked.headers.get_all("cookie").iter().collect();
+    assert_eq!(cookies, ["a=1; b=\"2\"; c=3; d"]);
+    assert_eq!(asked.headers.get_all("x-twice").iter().count(), 2);
+    asked.answer("200 OK", "{}").await;
+    assert_eq!(stream.head().await.status, 200);
+}
