@@ -227,12 +227,7 @@ where
     }
 
     /// A call in a session.
-    async fn call_in(
-        &mut self,
-        id: &str,
-        call: Call,
-        mut request: Request<Body>,
-    ) -> Response<Body> {
+    async fn call_in(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
         let call = call
             .token(request.extensions().get::<CallToken>().cloned())
             .owner(request.headers().get(header::AUTHORIZATION).cloned())
@@ -248,8 +243,6 @@ where
             None => (Reserved(None), Some(call)),
         };
         let may_commit = primes && accepts(request.headers(), EVENT_STREAM);
-        // What is to be read must not be encoded.
-        request.headers_mut().remove(header::ACCEPT_ENCODING);
         let again = Again {
             service: self.inner.clone(),
             uri: request.uri().clone(),
