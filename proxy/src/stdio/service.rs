@@ -362,9 +362,7 @@ pub(super) fn request_in(
     line: Bytes,
 ) -> Result<Response<Body>, NotSent> {
     let call = message.id.and_then(Call::new).ok_or(NotSent::BadId)?;
-    let call = call
-        .token(parts.extensions.get::<CallToken>().cloned())
-        .owner(parts.headers.get(header::AUTHORIZATION).cloned());
+    let call = call.token(parts.extensions.get::<CallToken>().cloned());
     session
         .request(message, call, line)
         .map(|stream| stream.respond())

@@ -205,6 +205,21 @@ async fn a_client_that_listens_again_gets_what_is_new_and_one_that_comes_back_wh
 }
 
 #[tokio::test]
+async fn who_comes_back_to_a_command_needs_its_session_and_no_authorization() {
+    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let call = r#"{"jsonrpc":"2.0","id":7,"method":"ping"}"#;
+    let request = post()
+        .header("mcp-session-id", &client.session)
+        .header("authorization", "Bearer a")
+        .body(call.into())
+        .unwrap();
+    let mut events = Events::of(send(&client.stdio, request).await);
+    let primed = events.next().await.unwrap();
+    let mut again = Events::of(client.get(primed.id.as_deref()).await);
+    assert!(again.answer().await["result"].is_object());
+}
+
+#[tokio::test]
 async fn a_revision_without_sessions_is_refused_so_that_clients_fall_back() {
     let stdio = serve(scripted(&[]));
     let discover = r#"{"jsonrpc":"2.0","id":"p","method":"server/discover"}"#;
