@@ -217,6 +217,15 @@ impl Stream {
         self.finish(call.map(|(id, _)| error(id, code, message)));
     }
 
+    /// Answers the call with an error in place of the answer, which came and cannot be handed on, and ends the stream.
+    pub(crate) fn replace_answer(&self, code: i32, message: &str) {
+        if let Some((id, _)) = &self.0.call
+            && self.push_now(error(id, code, message)).is_ok()
+        {
+            self.end();
+        }
+    }
+
     /// Answers the call with an error of the server's, which is JSON text, and ends the stream.
     pub(super) fn end_with(&self, error: &str) {
         if let Some((id, _)) = &self.0.call

@@ -19,6 +19,7 @@ pub mod routing;
 mod said;
 mod service;
 mod session;
+mod skim;
 mod task;
 
 use std::time::Duration;

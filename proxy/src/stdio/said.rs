@@ -100,8 +100,10 @@ pub(super) async fn stderr(session: Name, mut from: impl AsyncRead + Unpin) {
 
 fn said(session: Name, rate: &mut Rate, line: &Line) {
     if let Some(left_out) = rate.allows(Instant::now()) {
-        let (Line::Whole(text) | Line::TooLong(text)) = line;
-        let cut = matches!(line, Line::TooLong(_));
+        let (text, cut) = match line {
+            Line::Whole(text) => (text, false),
+            Line::TooLong { beginning, .. } => (beginning, true),
+        };
         info!(target: "mcp_server", %session, left_out, cut, "{}", shown(text, LONGEST));
     }
 }
