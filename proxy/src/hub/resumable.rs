@@ -33,7 +33,8 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::{
-    Call, Hub, Lookup,
+    call::Call,
+    sessions::{Hub, Lookup, unknown_event},
     stream::Stream,
     upstream::{Again, Answer, Answering, Writer},
 };
@@ -164,7 +165,7 @@ where
         };
         let session = one(headers, &SESSION_ID).unwrap_or_default();
         let Lookup::Stream(stream, seq) = self.hub.look_up(session, last) else {
-            return super::unknown_event();
+            return unknown_event();
         };
         if stream.owner() != headers.get(header::AUTHORIZATION) {
             let answer = self.pass(ping(request)).await;

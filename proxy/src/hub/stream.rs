@@ -3,7 +3,7 @@
 use std::{
     fmt,
     future::pending,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::Waker,
     time::Duration,
 };
@@ -14,14 +14,14 @@ use mcp_cancel_on_disconnect::CallToken;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
 use super::{
-    Call,
-    budget::Grant,
+    book::Book,
+    call::Call,
     event::{Event, answer_with, error},
     ring::{Pushed, Ring, Start},
-    session::WeakSession,
 };
 use crate::message::IdKey;
 
+mod forgetting;
 mod passing;
 mod reading;
 
@@ -75,7 +75,8 @@ struct Inner {
     call: Option<(Box<str>, IdKey)>,
     /// With which `Authorization` its call came.
     owner: Option<HeaderValue>,
-    session: WeakSession,
+    /// Where it stands, with the others of its session.
+    book: Weak<Book<Stream>>,
     /// For how long after its end.
     kept_for: Duration,
     state: Mutex<State>,
@@ -83,13 +84,6 @@ struct Inner {
     moved: Notify,
     /// The time changed when the stream is to be let go.
     released: Notify,
-}
-
-/// What is left to be said of a stream that was closed.
-pub(super) struct Closed {
-    pub(super) gaps: u64,
-    /// When it would have been forgotten, if it had ended.
-    pub(super) until: Option<Instant>,
 }
 
 struct State {
@@ -114,7 +108,7 @@ impl Stream {
     pub(super) fn new(
         number: u64,
         call: Option<Call>,
-        session: WeakSession,
+        book: Weak<Book<Self>>,
         kept_for: Duration,
         ring: Ring,
     ) -> Self {
@@ -126,7 +120,7 @@ impl Stream {
             number,
             call,
             owner,
-            session,
+            book,
             kept_for,
             state: Mutex::new(State {
                 ring,
@@ -183,7 +177,7 @@ impl Stream {
                 Pushed::Done => return Ok(()),
                 Pushed::Ended => return Err(Refused),
                 Pushed::Full => return self.fail(NO_ROOM),
-                Pushed::Short(event, short) if self.0.session.make_room(short) => event,
+                Pushed::Short(event, short) if self.make_room(short) => event,
                 Pushed::Short(event, _) => return self.send_through(event).await,
                 Pushed::Wait(event) => {
                     moved.await;
@@ -204,7 +198,7 @@ impl Stream {
             event = match self.offer(event) {
                 Pushed::Done => return Ok(()),
                 Pushed::Ended => return Err(Refused),
-                Pushed::Short(event, short) if self.0.session.make_room(short) => event,
+                Pushed::Short(event, short) if self.make_room(short) => event,
                 Pushed::Short(..) | Pushed::Full | Pushed::Wait(_) => return self.fail(NO_ROOM),
             };
         }
@@ -258,7 +252,7 @@ impl Stream {
             reader.wake();
         }
         if first {
-            self.0.session.ended(until, self.0.number);
+            self.forget_at(until);
         }
     }
 
@@ -329,14 +323,6 @@ impl Stream {
     #[cfg(test)]
     pub(super) const SIZE: usize = size_of::<Inner>();
 
-    /// Forgets it at once.
-    pub(super) fn forget(&self) {
-        match self.0.session.upgrade() {
-            Some(session) => session.remove(self.0.number),
-            None => false,
-        };
-    }
-
     /// With which `Authorization` its call came.
     pub(super) fn owner(&self) -> Option<&HeaderValue> {
         self.0.owner.as_ref()
@@ -353,45 +339,6 @@ impl Stream {
                 writer.abort();
             }
         }
-    }
-
-    /// Ends it at once, and gives back all that it has. Who calls this has taken it out of its session.
-    pub(super) fn close(&self) -> Closed {
-        let (reader, token, writer, closed) = {
-            let mut state = self.state();
-            state.ring.clear();
-            let closed = Closed {
-                gaps: state.ring.gaps(),
-                until: state.until.replace(Instant::now()),
-            };
-            state.spare = true;
-            let reader = state.reader.take();
-            (reader, state.token.take(), state.writer.take(), closed)
-        };
-        drop(token);
-        if let Some(writer) = writer {
-            writer.abort();
-        }
-        self.0.moved.notify_waiters();
-        if let Some(reader) = reader {
-            reader.wake();
-        }
-        closed
-    }
-
-    /// Room for an event that is being read.
-    pub(super) fn room(&self) -> Option<Grant> {
-        self.0.session.grant()
-    }
-
-    /// Makes that room larger. `false` if there is none.
-    pub(super) fn widen(&self, room: &mut Grant, by: usize) -> bool {
-        while let Err(short) = room.grow(by) {
-            if !self.0.session.make_room(short) {
-                return false;
-            }
-        }
-        true
     }
 
     fn offer(&self, event: Event) -> Pushed {

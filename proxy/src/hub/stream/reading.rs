@@ -93,7 +93,7 @@ impl http_body::Body for Reading {
                 let until = state.until.filter(|_| first);
                 drop(state);
                 if let Some(until) = until {
-                    inner.session.spare(until, inner.number);
+                    self.stream.is_spare(until);
                 }
                 Poll::Ready(None)
             }
