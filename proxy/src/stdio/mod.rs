@@ -14,7 +14,7 @@ mod begin;
 mod crashes;
 mod input;
 pub mod lines;
-mod process;
+pub(crate) mod process;
 pub mod routing;
 mod said;
 mod service;
@@ -24,7 +24,6 @@ mod task;
 
 use std::time::Duration;
 
-pub(crate) use self::process::Group;
 pub use self::{
     process::Program,
     service::{Stats, Stdio},

@@ -14,7 +14,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::lines::{Line, Lines};
-use crate::log::shown;
+use crate::message::shown;
 
 /// How many lines of one process are logged in a [`PERIOD`]: 100.
 const LINES: u32 = 100;
