@@ -126,6 +126,22 @@ impl Cluster {
     }
 
     /// Has a session manager take part: its sessions are this instance's, and its event ids say so.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    /// use rmcp::transport::streamable_http_server::SessionManager;
+    ///
+    /// let member = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9000");
+    /// let cluster = member.connect().await?;
+    /// let sessions = cluster.sessions(CancellableSessionManager::default());
+    /// let (id, _transport) = sessions.create_session().await?;
+    /// assert!(sessions.has_session(&id).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn sessions<M: SessionManager>(
         &self,
         manager: CancellableSessionManager<M>,
@@ -139,6 +155,19 @@ impl Cluster {
 
     /// Has a layer cancel abandoned calls of sessions only with proof that their clients cannot have come back to another
     /// instance. It takes the place of the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let member = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9000");
+    /// let layer = member.connect().await?.guard(CancelOnDisconnectLayer::new());
+    /// assert!(format!("{layer:?}").contains("confirm: true"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn guard(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
         let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());

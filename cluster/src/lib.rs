@@ -5,6 +5,10 @@
 //! is only the directory of owners. So a resume, a cancel and an answer to the server's own question arrive where the call
 //! runs, and [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) there sees what the client does.
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod answers;
 mod arrivals;
 mod closers;

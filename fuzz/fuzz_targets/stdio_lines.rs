@@ -64,7 +64,7 @@ fn compare(text: &[u8], lines: &[Line]) {
     });
     let got = lines.iter().map(|line| match line {
         Line::Whole(line) => Some(&**line),
-        Line::TooLong(_) => None,
+        Line::TooLong { .. } => None,
     });
     assert!(got.eq(expected), "{lines:?}");
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks that the modules of `src` import only downwards and in no circle, that none is long, and that no two types have
-one name. Of the program in `proxy/src`, that what lies in `src` itself imports only downwards, with all that it has inside.
+one name. Of the program in `proxy/src`, that what lies in `src` itself imports only downwards, with all that it has inside,
+and that nothing there imports in a circle.
 
     tests/layers/check.py          fails, and names every arrow that is wrong
     tests/layers/check.py --list   prints every arrow
@@ -32,7 +33,7 @@ def main():
         for source, target in [*sorted(arrows), *sorted(between)]:
             print(f"{text(source)} > {text(target)}")
         return 0
-    wrong = [f"circle: {circle}" for circle in circles(arrows)]
+    wrong = [f"circle: {circle}" for circle in [*circles(arrows), *circles(inside)]]
     wrong += upwards(arrows, layers("lib"))
     wrong += names(modules)
     wrong += upwards(between, layers("bin"))

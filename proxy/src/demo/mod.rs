@@ -17,12 +17,13 @@ mod client;
 mod scenario;
 pub mod server;
 
-use self::scenario::{Cell, SCENARIOS, SetUp, WORK};
+use self::{
+    client::Error,
+    scenario::{Cell, SCENARIOS, SetUp, WORK},
+};
 
 /// The option that asks for it.
 pub const OPTION: &str = "--demo";
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// The scenarios run side by side, but no two begin at the same time.
 const STAGGER: Duration = Duration::from_millis(75);

@@ -42,8 +42,9 @@ impl Call {
         self
     }
 
-    /// With which `Authorization` it came, which one that resumes it needs as well.
-    pub fn owner(mut self, owner: Option<HeaderValue>) -> Self {
+    /// With which `Authorization` it came. The server behind [`Resumable`](super::Resumable) is asked about one that resumes it
+    /// with another. A command has no authorization, so its calls have no owner.
+    pub(super) fn owner(mut self, owner: Option<HeaderValue>) -> Self {
         self.owner = owner;
         self
     }

@@ -186,7 +186,8 @@ impl<S: Clone> Routes<S> {
         call.map_or(Route::Nobody, |call| Route::Call(call.stream.clone()))
     }
 
-    fn answered(&mut self, id: &IdKey) -> Route<S> {
+    /// Where the answer to the request with this id goes. It ends its call.
+    pub fn answered(&mut self, id: &IdKey) -> Route<S> {
         let key = id.blurred();
         if let Entry::Occupied(call) = self.open.entry(key.clone())
             && call.get().id == *id
