@@ -216,7 +216,28 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// The instance leaves all the same when this is dropped.
+    /// The instance leaves all the same when this is dropped, but without its lease given up: its sessions are claimed when
+    /// that is over.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use axum::Router;
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    /// use tokio::net::TcpListener;
+    ///
+    /// let peers = TcpListener::bind("127.0.0.1:0").await?;
+    /// let address = peers.local_addr()?.to_string();
+    /// let directory = MemoryDirectory::default();
+    /// let cluster = Cluster::in_memory(&directory).advertise(address).connect().await?;
+    /// let app = Router::new().layer(cluster.layer());
+    /// let (member, served) = (cluster.clone(), app);
+    /// let serving = tokio::spawn(async move { member.serve_peers(peers, served).await });
+    /// cluster.leave().await;
+    /// serving.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn leave(&self) {
         let router = &self.shared.router;
         if router.leaving.send_replace(true) {
@@ -338,8 +359,23 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// The URL of the directory cannot be read; there is no address to advertise, it is none, or [`peers_filter`](Self::peers_filter) does not admit it; or the secret has
-    /// characters that a header field cannot have.
+    /// The URL of the directory cannot be read; there is no address to advertise, it is none, or
+    /// [`peers_filter`](Self::peers_filter) does not admit it; or the secret has characters that a header field cannot have.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    ///
+    /// let directory = MemoryDirectory::default();
+    /// let nowhere = Cluster::in_memory(&directory).advertise("0.0.0.0:9000").connect().await;
+    /// assert!(nowhere.unwrap_err().to_string().contains("0.0.0.0:9000"));
+    /// let strange = Cluster::in_memory(&directory).advertise("203.0.113.7:9000");
+    /// assert!(strange.clone().connect().await.is_err(), "not an address of a private network");
+    /// let member = strange.peers_filter(|_| true).secret("of all instances").connect().await;
+    /// assert!(member.is_ok());
+    /// # }
+    /// ```
     pub async fn connect(self) -> Result<Cluster, ConnectError> {
         let me = Owner {
             address: self.address()?,
