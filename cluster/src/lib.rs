@@ -11,6 +11,7 @@ struct Readme;
 
 mod answers;
 mod arrivals;
+mod builder;
 mod closers;
 mod cluster;
 mod directory;
@@ -39,7 +40,8 @@ mod way;
 mod wire;
 
 pub use self::{
-    cluster::{Cluster, ClusterBuilder, ConnectError},
+    builder::{ClusterBuilder, ConnectError},
+    cluster::Cluster,
     directory::MemoryDirectory,
     layer::{ClusterFuture, ClusterLayer, ClusterService},
     manager::ClusterSessionManager,

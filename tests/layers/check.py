@@ -9,7 +9,7 @@ and that nothing there imports in a circle.
 An arrow goes from the module that says `use` (or writes a path in its code) to the module that defines the name: what a
 module re-exports from its children is followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The
 layers are those of ARCHITECTURE.md, in the block that begins with the line `lib`, of the program in the one that begins with `bin`, of
-the cluster in the one that begins with `cluster`; each line names the modules of a layer,
+the cluster in the one that begins with `builder`; each line names the modules of a layer,
 and a module may import from lines below its own only. Modules of one line do not import one another. An alias may have the
 name of the type that it stands for.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 # The other crates of the workspace, and the first line of their blocks.
-OTHERS = {ROOT / "proxy/src": "bin", ROOT / "cluster/src": "cluster"}
+OTHERS = {ROOT / "proxy/src": "bin", ROOT / "cluster/src": "builder"}
 LEFT_OUT = {"tests", "model", "fuzzing", "manual"}
 MOST_LINES = 450
 
