@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks that the modules of `src` import only downwards and in no circle, that none is long, and that no two types have
-one name. Of the program in `proxy/src`, that what lies in `src` itself imports only downwards, with all that it has inside.
+one name. Of the program in `proxy/src` and the cluster in `cluster/src`, that what lies in `src` itself imports only downwards,
+with all that it has inside.
 
     tests/layers/check.py          fails, and names every arrow that is wrong
     tests/layers/check.py --list   prints every arrow
@@ -8,7 +9,7 @@ one name. Of the program in `proxy/src`, that what lies in `src` itself imports 
 An arrow goes from the module that says `use` (or writes a path in its code) to the module that defines the name: what a
 module re-exports from its children is followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The
 layers are those of ARCHITECTURE.md, in the block that begins with the line `lib`, and of the program in the one that begins with
-`bin`; each line names the modules of a layer,
+`bin`, of the cluster in the one that begins with `cluster`; each line names the modules of a layer,
 and a module may import from lines below its own only. Modules of one line do not import one another. An alias may have the
 name of the type that it stands for.
 """
@@ -20,27 +21,36 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 PROGRAM = ROOT / "proxy/src"
-LEFT_OUT = {"tests", "model", "fuzzing", "manual"}
+CLUSTER = ROOT / "cluster/src"
+LEFT_OUT = {"tests", "model", "fuzzing", "manual", "contract", "faulty"}
 MOST_LINES = 450
 
 
 def main():
     modules, arrows = read(SRC)
-    of_program, inside = read(PROGRAM)
-    between = {(source[:1], target[:1]) for source, target in inside if source[:1] != target[:1]}
+    of_program, in_program = between(PROGRAM)
+    of_cluster, in_cluster = between(CLUSTER)
     if "--list" in sys.argv:
-        for source, target in [*sorted(arrows), *sorted(between)]:
+        for source, target in [*sorted(arrows), *sorted(in_program), *sorted(in_cluster)]:
             print(f"{text(source)} > {text(target)}")
         return 0
     wrong = [f"circle: {circle}" for circle in circles(arrows)]
     wrong += upwards(arrows, layers("lib"))
     wrong += names(modules)
-    wrong += upwards(between, layers("bin"))
+    wrong += upwards(in_program, layers("bin"))
+    wrong += upwards(in_cluster, layers("cluster"))
     wrong += long(modules)
     wrong += long(of_program)
+    wrong += long(of_cluster)
     for line in wrong:
         print(line)
     return 1 if wrong else 0
+
+
+def between(root):
+    """The modules of a crate, and the arrows between those that lie in `src` itself, with all that these have inside."""
+    modules, arrows = read(root)
+    return modules, {(source[:1], target[:1]) for source, target in arrows if source[:1] != target[:1]}
 
 
 def read(root):
