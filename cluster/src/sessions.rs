@@ -212,10 +212,7 @@ impl Sessions {
 
     /// Everything is to be written again.
     pub(crate) fn write_all_again(&self) {
-        self.queue_again(|here| {
-            here.written = None;
-            true
-        });
+        self.queue_again(|_| true);
     }
 
     /// The directory does not know a session that it should.
@@ -242,7 +239,7 @@ impl Sessions {
         self.queue_again(|here| here.written.is_some_and(|at| now - at >= REFRESHED_AFTER));
     }
 
-    fn queue_again(&self, is_due: impl Fn(&mut Here) -> bool) {
+    fn queue_again(&self, is_due: impl Fn(&Here) -> bool) {
         for shard in &self.shards {
             let mut due = Vec::new();
             for (session, here) in lock(shard).iter_mut() {
