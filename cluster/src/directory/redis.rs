@@ -351,7 +351,5 @@ impl From<RedisError> for DirectoryError {
     }
 }
 
-#[cfg(all(test, unix))]
-mod server;
 #[cfg(test)]
 mod tests;
