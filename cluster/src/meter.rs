@@ -43,6 +43,14 @@ pub(crate) fn describe() {
     }
 }
 
+/// Notes whether the directory is sound.
+pub(crate) fn sound(is_sound: bool) {
+    #[cfg(feature = "metrics")]
+    metrics::gauge!("mcp_cluster_sound").set(f64::from(u8::from(is_sound)));
+    #[cfg(not(feature = "metrics"))]
+    let _ = is_sound;
+}
+
 pub(crate) fn looked_up(known: Known) {
     count(
         "mcp_cluster_lookups_total",

@@ -103,11 +103,12 @@ impl Relayed {
             assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
         };
         let head = String::from_utf8(read.split_to(end).to_vec()).unwrap();
+        let is_chunked = head.contains("transfer-encoding: chunked");
         let length = head
             .lines()
             .find_map(|line| line.strip_prefix("content-length: "));
         let length: usize = length.map_or(0, |length| length.parse().unwrap());
-        while read.len() < length {
+        while read.len() < length || (is_chunked && !read.ends_with(b"\r\n0\r\n\r\n")) {
             assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
         }
         let body = read.freeze();
