@@ -2,7 +2,7 @@
 
 from . import load, memory
 from .front import Running
-from .section import MIB, Section, Target
+from .section import MB, MIB, Section, Target
 
 CALLS = 1000
 MOST_IDLE = 25
@@ -33,7 +33,7 @@ def measure(fronts, programs, work, short):
             f"{held.rss / MIB:.1f}", f"{a_call:.1f}", f"{a_connection:.1f}",
         ])
         if front.ours:
-            targets.append(Target(f"idle, {front.key}: RSS", idle.rss / MIB, MOST_IDLE, "MiB"))
+            targets.append(Target(f"idle, {front.key}: RSS", idle.rss / MB, MOST_IDLE, "MB"))
             targets.append(Target(f"a call in flight, {front.key}", a_call, MOST_A_CALL, "KiB"))
         print(f"memory: {front.key}", flush=True)
     columns = [

@@ -3,6 +3,7 @@
 import statistics
 from dataclasses import dataclass, field
 
+MB = 1e6
 MIB = 1024 * 1024
 
 
