@@ -10,7 +10,7 @@ HERE = Path(__file__).resolve().parent.parent
 ROOT = HERE.parent.parent
 TARGET = ROOT / "target" / "proxy-benches"
 
-NPM = {"supergateway": "4.0.0", "mcp-proxy": "6.7.0"}
+NPM = {"supergateway": "4.0.0", "mcp-proxy": "6.7.19"}
 PIP = {"mcp-proxy": "0.13.0"}
 
 
