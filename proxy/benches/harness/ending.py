@@ -7,11 +7,12 @@ from . import load
 from .front import Running
 from .section import Section, Target
 
+SESSIONS = 10
 CALLS = 1000
 MOST = 10
 
 TEXT = f"""\
-SIGTERM with {CALLS:,} streams open, of calls that never end, until the process has. By default they are given 8 s (`--drain`)."""
+SIGTERM with {CALLS:,} streams of {SESSIONS} sessions open, of calls that never end, until the process has. By default they are given 8 s (`--drain`)."""
 
 
 def measure(fronts, programs, work, short):
@@ -19,7 +20,7 @@ def measure(fronts, programs, work, short):
     for front in fronts:
         if not front.ours:
             continue
-        with Running(front, work) as running, load.staying(programs, "hold", running.target, CALLS, "hold"):
+        with Running(front, work) as running, load.staying(programs, "hold", running.target, SESSIONS, CALLS // SESSIONS, "hold"):
             begun = time.monotonic()
             running.process.send_signal(signal.SIGTERM)
             code = running.process.wait(60)

@@ -35,30 +35,30 @@ def measure(fronts, programs, work, short):
         options = ["--admin", f"127.0.0.1:{admin}", "--buffer", f"{BUFFER}MiB"] if front.ours else []
         counts = front.ours and front.key != "forward"
         with Running(front, work, *options) as running:
-            grown, counted = most(running, programs, admin if counts else None)
+            grown, counted, refused = most(running, programs, admin if counts else None)
         behind = "HTTP" if front.base == "bare" else "stdio"
-        rows.append([front.title, behind, f"{grown:.1f}", f"{counted:.1f}" if counts else ""])
+        rows.append([front.title, behind, f"{grown:.1f}", f"{counted:.1f}" if counts else "", refused])
         if counts:
             targets.append(Target(f"flood, {front.key}: counted", counted, BUFFER, "MiB"))
         print(f"flood: {front.key}", flush=True)
-    return Section("Memory in a flood", TEXT, [("", ["", "server", "grew by, MiB", "counted, MiB"], rows)], targets)
+    return Section("Memory in a flood", TEXT, [("", ["", "server", "grew by, MiB", "counted, MiB", "calls refused"], rows)], targets)
 
 
 def most(running, programs, admin):
-    """The most that it grew by, and the most that it counted itself, in MiB."""
+    """The most that it grew by, and the most that it counted itself, in MiB, and how many calls it refused."""
     pid = running.process.pid
-    with load.staying(programs, "hold", running.target, 1, "echo"):
+    with load.staying(programs, "hold", running.target, 1, 1, "echo"):
         first = memory.of(pid, programs).pss
         grown = counted = 0
         with load.begun(programs, "flood", running.target, SESSIONS, CALLS, EVENTS, EVENT) as clients:
-            until = None
-            while until is None or time.monotonic() < until:
+            said = None
+            while said is None or time.monotonic() < until:
                 grown = max(grown, memory.of(pid, programs).pss - first)
                 counted = max(counted, buffered(admin) if admin else 0)
-                if until is None and clients.all_there():
+                if said is None and (said := clients.there()):
                     until = time.monotonic() + WATCHED
                 time.sleep(0.02)
-    return grown / MIB, counted / MIB
+    return grown / MIB, counted / MIB, said["refused"]
 
 
 def buffered(admin):

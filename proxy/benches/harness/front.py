@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .install import NPM, PIP
 
@@ -25,8 +25,6 @@ class Front:
     command: object = None
     target: str = ""
     ours: bool = False
-    # Options of ours only.
-    options: tuple = field(default=())
 
 
 class Upstream:
@@ -109,18 +107,10 @@ def fronts(programs, upstream):
             "pipe",
             bridge(programs.pip("mcp-proxy"), "--port", "PORT", "--log-level", "ERROR", "--", *server),
         )
-        yield Front(
-            "typescript",
-            f"mcp-proxy {NPM['mcp-proxy']} (TypeScript)",
-            "pipe",
-            bridge(programs.npm("mcp-proxy"), "--host", "127.0.0.1", "--port", "PORT", "--server", "stream", "--", *server),
-        )
-        yield Front(
-            "typescript-events",
-            f"mcp-proxy {NPM['mcp-proxy']} (TypeScript) `--eventStore`",
-            "pipe",
-            bridge(programs.npm("mcp-proxy"), "--host", "127.0.0.1", "--port", "PORT", "--server", "stream", "--eventStore", "memory", "--", *server),
-        )
+        stream = [programs.npm("mcp-proxy"), "--host", "127.0.0.1", "--port", "PORT", "--server", "stream"]
+        for key, option in (("typescript", "--eventStore"), ("typescript-no-events", "--no-eventStore")):
+            title = f"mcp-proxy {NPM['mcp-proxy']} (TypeScript) `{option}`"
+            yield Front(key, title, "pipe", bridge(*stream, option, "--", *server))
 
 
 def free_port():

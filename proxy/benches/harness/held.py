@@ -4,13 +4,14 @@ from . import load, memory
 from .front import Running
 from .section import MB, MIB, Section, Target
 
+SESSIONS = 10
 CALLS = 1000
 MOST_IDLE = 25
 MOST_A_CALL = 8
 
 TEXT = f"""\
-Of a bridge with all its processes, but without the servers behind it: as started, after a call, and with {CALLS:,} calls of one \
-session in flight, each on a connection of its own, of which nothing but the beginning of the stream has come. For comparison \
+Of a bridge with all its processes, but without the servers behind it: as started, after a call, and with {CALLS:,} calls of \
+{SESSIONS} sessions in flight, each on a connection of its own, of which nothing but the beginning of the stream has come. For comparison \
 {CALLS:,} connections that are open after a call each. What a call or a connection takes is the growth of PSS (a page that several \
 processes share counts in part) since the first call. Each row is a new process."""
 
@@ -46,7 +47,7 @@ def measure(fronts, programs, work, short):
 def growth(running, programs, tool):
     """The memory after one such call, and with all of them."""
     pid = running.process.pid
-    with load.staying(programs, "hold", running.target, 1, "echo"):
+    with load.staying(programs, "hold", running.target, SESSIONS, 1, "echo"):
         first = memory.of(pid, programs)
-        with load.staying(programs, "hold", running.target, CALLS, tool):
+        with load.staying(programs, "hold", running.target, SESSIONS, CALLS // SESSIONS, tool):
             return first, memory.of(pid, programs)

@@ -20,15 +20,16 @@ class Clients:
         self._words = [str(word) for word in words]
         self._process = subprocess.Popen(self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    def all_there(self):
-        """Whether all are, without waiting for them."""
-        return bool(select.select([self._process.stdout], [], [], 0)[0]) and self.wait()
+    def there(self):
+        """What they say when all are there, without waiting for that."""
+        return self.wait() if select.select([self._process.stdout], [], [], 0)[0] else None
 
     def wait(self):
-        """Waits until all are there."""
-        if not self._process.stdout.readline():
+        """What they say when all are there."""
+        line = self._process.stdout.readline()
+        if not line:
             raise SystemExit(f"{' '.join(self._words)} failed")
-        return True
+        return json.loads(line)
 
     def end(self):
         self._process.kill()

@@ -32,7 +32,7 @@ are worse here than anywhere. With `--no-resumable` the proxy forwards and cance
 
 The same server behind bridges, each in its mode with sessions, which log as little as they can. mcp-cancel-proxy and supergateway \
 start a process for each session, the others have one for all. mcp-cancel-proxy keeps what it hands on for clients that come \
-back, and so does mcp-proxy with `--eventStore`; the others do not.""",
+back, and so does mcp-proxy in TypeScript with `--eventStore`, its default; the others do not.""",
 }
 
 

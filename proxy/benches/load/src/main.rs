@@ -4,7 +4,8 @@
 //! proxy-load serve-stdio                  a server on stdin and stdout
 //! proxy-load serve-http                   the same on a port, which it prints
 //! proxy-load calls TARGET N SECONDS       N clients with a session each, one call after the other
-//! proxy-load hold TARGET N TOOL           N calls of one session in flight (hold), or answered and their connections open (echo)
+//! proxy-load hold TARGET SESSIONS CALLS TOOL
+//!                                         calls of each session in flight (hold), or answered and their connections open (echo)
 //! proxy-load flood TARGET SESSIONS CALLS EVENTS BYTES
 //!                                         calls that are sent so many events, half of them unread, half with their client gone
 //! ```
@@ -32,9 +33,12 @@ fn main() -> Result<()> {
             clients.parse()?,
             seconds.parse()?,
         )),
-        ["hold", url, calls, tool] => {
-            runtime.block_on(client::hold::run(url, calls.parse()?, tool))
-        }
+        ["hold", url, sessions, calls, tool] => runtime.block_on(client::hold::run(
+            url,
+            sessions.parse()?,
+            calls.parse()?,
+            tool,
+        )),
         ["flood", url, sessions, calls, events, bytes] => {
             let flood = client::flood::Flood {
                 sessions: sessions.parse()?,

@@ -1,6 +1,7 @@
 //! Calls whose clients do not read what they are sent.
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::{call, http::Session};
 
@@ -16,22 +17,27 @@ pub(crate) struct Flood {
     pub(crate) bytes: usize,
 }
 
-/// Prints a line when all calls are made, and lets them be until the end of stdin.
+/// Prints how many calls were refused when all are made, and lets them be until the end of stdin.
 pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
     let mut unread = Vec::new();
+    let mut refused = 0;
     for _ in 0..flood.sessions {
-        let (session, _first) = Session::begin(url).await?;
+        let Ok((session, _first)) = Session::begin(url).await else {
+            refused += flood.calls;
+            continue;
+        };
         for id in 0..flood.calls {
             let Flood { events, bytes, .. } = flood;
             let arguments = format!(r#"{{"events":{events},"bytes":{bytes}}}"#);
             let mut connection = session.connect_small().await?;
-            connection.open(&call(id, "flood", &arguments)).await?;
-            // The other half hangs up.
-            if id % 2 == 0 {
-                unread.push(connection);
+            match connection.open(&call(id, "flood", &arguments)).await {
+                // The other half hangs up.
+                Ok(()) if id % 2 == 0 => unread.push(connection),
+                Ok(()) => {}
+                Err(_) => refused += 1,
             }
         }
     }
-    println!("{{}}");
+    println!("{}", json!({ "refused": refused }));
     super::until_stdin_ends().await
 }

@@ -159,8 +159,9 @@ impl Connection {
     async fn send(&mut self, method: &str, message: &str) -> Result<()> {
         let Session { headers, path, .. } = &self.session;
         let length = message.len();
-        let request =
-            format!("{method} {path} HTTP/1.1\r\n{headers}content-length: {length}\r\n\r\n{message}");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\n{headers}content-length: {length}\r\n\r\n{message}"
+        );
         Ok(self.stream.write_all(request.as_bytes()).await?)
     }
 

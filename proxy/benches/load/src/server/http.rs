@@ -112,5 +112,9 @@ async fn whole(stream: &mut TcpStream, status: &str) -> Result<()> {
 /// Adds an event as a chunk.
 fn chunk(to: &mut Vec<u8>, line: &str) -> Result<()> {
     let around = "data: ".len() + "\n\n".len();
-    Ok(write!(to, "{:x}\r\ndata: {line}\n\n\r\n", line.len() + around)?)
+    Ok(write!(
+        to,
+        "{:x}\r\ndata: {line}\n\n\r\n",
+        line.len() + around
+    )?)
 }
