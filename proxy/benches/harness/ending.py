@@ -20,7 +20,8 @@ def measure(fronts, programs, work, short):
     for front in fronts:
         if not front.ours:
             continue
-        with Running(front, work) as running, load.staying(programs, "hold", running.target, SESSIONS, CALLS // SESSIONS, "hold"):
+        with Running(front, work) as running, load.staying(programs, "hold", running.target, SESSIONS, CALLS // SESSIONS, "hold") as said:
+            assert said["begun"] == CALLS, said
             begun = time.monotonic()
             running.process.send_signal(signal.SIGTERM)
             code = running.process.wait(60)

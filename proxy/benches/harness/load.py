@@ -48,7 +48,6 @@ def begun(programs, *words):
 
 @contextmanager
 def staying(programs, *words):
-    """Clients that are all there once this begins, and until it ends."""
+    """Clients that are all there once this begins, and until it ends; and what they say then."""
     with begun(programs, *words) as clients:
-        clients.wait()
-        yield
+        yield clients.wait()

@@ -1,9 +1,14 @@
 //! Calls whose clients do not read what they are sent.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use serde_json::json;
 
 use super::{call, http::Session};
+
+/// So long a response may take to begin: 2 s. Some only begin with the answer.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How much there is of it.
 #[derive(Clone, Copy)]
@@ -30,10 +35,11 @@ pub(crate) async fn run(url: &str, flood: Flood) -> Result<()> {
             let Flood { events, bytes, .. } = flood;
             let arguments = format!(r#"{{"events":{events},"bytes":{bytes}}}"#);
             let mut connection = session.connect_small().await?;
-            match connection.open(&call(id, "flood", &arguments)).await {
+            let flooded = call(id, "flood", &arguments);
+            match connection.open(&flooded, PATIENCE).await {
                 // The other half hangs up.
-                Ok(()) if id % 2 == 0 => unread.push(connection),
-                Ok(()) => {}
+                Ok(_) if id % 2 == 0 => unread.push(connection),
+                Ok(_) => {}
                 Err(_) => refused += 1,
             }
         }

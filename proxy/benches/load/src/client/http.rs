@@ -140,12 +140,15 @@ impl Connection {
         timeout(PATIENCE, called).await?
     }
 
-    /// Sends a message and waits for the head of its response, which must be a stream.
-    pub(super) async fn open(&mut self, message: &str) -> Result<()> {
+    /// Sends a message and waits for the head of its response, which must be a stream. `false` if it does not come in time.
+    pub(super) async fn open(&mut self, message: &str, within: Duration) -> Result<bool> {
         self.send("POST", message).await?;
-        let (status, _) = timeout(PATIENCE, self.head()).await??;
+        let Ok(head) = timeout(within, self.head()).await else {
+            return Ok(false);
+        };
+        let (status, _) = head?;
         ensure!(status == 200, "{status} to a call");
-        Ok(())
+        Ok(true)
     }
 
     /// Ends the session.
