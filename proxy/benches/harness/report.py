@@ -56,6 +56,7 @@ def machine(programs):
         f"{memory:.0f} GiB",
         f"{platform.system()} {platform.release()}",
         command("rustc", "--version").strip(),
+        f"load average {os.getloadavg()[0]:.1f} at the end",
     ]
     if programs.cache:
         facts += [f"node {command('node', '--version').strip()}", f"Python {platform.python_version()}"]
