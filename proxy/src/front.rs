@@ -27,7 +27,7 @@ use hyper_util::{
 };
 use mcp_cancel_on_disconnect::socket::{DeadPeer, WatchedListener, WatchedStream};
 use tokio::{
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
@@ -45,9 +45,6 @@ const HEAD_SIZE: usize = 64 * 1024;
 
 /// How long a head may take to come: 10 s. A connection that has none for so long is closed.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
-
-/// How HTTP/2 begins, and no method of HTTP/1.1.
-const HTTP2: &[u8; 3] = b"PRI";
 
 /// A listener and what it lets pass.
 #[derive(Debug)]
@@ -118,16 +115,7 @@ async fn connection(
         let (gate, mut stage) = (gate.clone(), stage.clone());
         async move { answer(&gate, &mut stage, request).await }
     });
-    let mut first = std::pin::pin!(sleep(HEAD_WITHIN));
-    let is_http1 = tokio::select! {
-        is_http1 = is_http1(stream.tcp()) => is_http1,
-        () = &mut first => return,
-        _closed = closed.changed() => return,
-    };
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    if is_http1 {
-        builder = builder.http1_only();
-    }
     builder
         .http1()
         .timer(TokioTimer::new())
@@ -139,6 +127,7 @@ async fn connection(
         .max_header_list_size(u32::try_from(HEAD_SIZE).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     // hyper's own limit only begins when it is known which version of HTTP this is.
+    let mut first = std::pin::pin!(sleep(HEAD_WITHIN));
     let (mut is_young, mut is_open) = (true, true);
     loop {
         tokio::select! {
@@ -160,14 +149,6 @@ async fn connection(
             }
         }
     }
-}
-
-/// Whether the first bytes to come are none of HTTP/2's. hyper finds that out by itself, but then needs a buffer of twice the
-/// size for as long as the connection lives.
-async fn is_http1(stream: &TcpStream) -> bool {
-    let mut first = [0; HTTP2.len()];
-    let seen = stream.peek(&mut first).await;
-    matches!(seen, Ok(seen) if seen == first.len() && first != *HTTP2)
 }
 
 async fn answer(
