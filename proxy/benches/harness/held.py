@@ -17,8 +17,8 @@ Of a bridge with all its processes, but without the servers behind it: as starte
 {CALLS:,} connections that are open after a call each. What a call or a connection takes is the growth of PSS (a page that several \
 processes share counts in part) since the first call. Each row is a new process.
 
-What the proxy takes for a call is mostly its two connections. hyper has 8 KiB to read and 8 KiB to write for each, and 10 KiB \
-for the queue of the one to the server; a task is 2.5 KiB. *More than a connection* is what a call takes beyond an open connection \
+What the proxy takes for a call is mostly its two connections. Of that of the client hyper has 16 KiB to \
+read and 8 KiB to write, and a task is 2.5 KiB; of that to the server 8 KiB to read, 8 KiB to write, and 10 KiB for a queue. *More than a connection* is what a call takes beyond an open connection \
 of its client; over HTTP the connection to the server is in it."""
 
 
