@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""The public API, from rustdoc's JSON: what it is, and whose types are in it.
+"""The public API, from rustdoc's JSON: what it is, whose types are in it, and what has no example.
 
-check.py DOC.json API.txt            compares the API with the list, and whose types it has with CRATES below
+check.py DOC.json API.txt            compares the API with the list, and whose types it has with CRATES below; and each item
+                                     must have an example that asserts something, or its type must
 check.py DOC.json API.txt --write    writes the list anew
 """
 
 import difflib
 import json
 import pathlib
+import re
 import sys
 
 # A new major version of any of these is one of this crate. Others are its own affair and must not be seen.
@@ -24,6 +26,7 @@ class Api:
         self.index = doc["index"]
         self.lines = set()
         self.seen = {}  # crate -> where
+        self.without_example = []
 
     # --- Types, as they are written ---
 
@@ -132,9 +135,18 @@ class Api:
         text = f"<{', '.join(parts)}>" if parts else ""
         return text, (f" where {', '.join(wheres)}" if wheres else "")
 
+    # --- Examples ---
+
+    def exampled(self, item, here, parent=False):
+        """Whether an item has an example, or the type that it is of. Notes it if not."""
+        has = parent or any("assert" in code for code in examples(item["docs"] or ""))
+        if not has:
+            self.without_example.append(here)
+        return has
+
     # --- Items ---
 
-    def item(self, id, path, name=None):
+    def item(self, id, path, name=None, parent=False):
         item = self.index.get(str(id))
         if item is None:
             self.note(id, path)
@@ -153,16 +165,17 @@ class Api:
             case "struct":
                 generics, wheres = self.generics(inner["generics"], here)
                 self.lines.add(f"struct {here}{generics}{wheres}{self.exhaustive(item)}")
+                has = self.exampled(item, here)
                 fields = inner["kind"]
                 if isinstance(fields, dict) and "plain" in fields:
                     for field in fields["plain"]["fields"]:
                         self.item(field, here)
-                self.impls(inner["impls"], here)
+                self.impls(inner["impls"], here, has)
             case "enum":
                 self.lines.add(f"enum {here}{self.exhaustive(item)}")
                 for variant in inner["variants"]:
                     self.item(variant, here)
-                self.impls(inner["impls"], here)
+                self.impls(inner["impls"], here, self.exampled(item, here))
             case "variant":
                 fields = []
                 if isinstance(inner["kind"], dict):
@@ -176,13 +189,16 @@ class Api:
                 self.lines.add(f"field {here}: {self.type(inner, here)}")
             case "function":
                 generics, wheres = self.generics(inner["generics"], here)
+                self.exampled(item, here, parent)
                 header = "async fn" if inner["header"]["is_async"] else "fn"
                 self.lines.add(f"{header} {here}{generics}{self.signature(inner['sig'], here)}{wheres}")
             case "trait":
                 self.lines.add(f"trait {here}: {self.bounds(inner['bounds'], here)}")
+                has = self.exampled(item, here)
                 for child in inner["items"]:
-                    self.item(child, here)
+                    self.item(child, here, parent=has)
             case "constant":
+                self.exampled(item, here, parent)
                 self.lines.add(f"const {here}: {self.type(inner['type'], here)}")
             case "assoc_const":
                 self.lines.add(f"const {here}: {self.type(inner['type'], here)}")
@@ -195,14 +211,14 @@ class Api:
     def exhaustive(self, item):
         return " #[non_exhaustive]" if "non_exhaustive" in str(item["attrs"]) else ""
 
-    def impls(self, ids, here):
+    def impls(self, ids, here, parent):
         for id in ids:
             impl = self.index[str(id)]["inner"]["impl"]
             if impl["is_synthetic"] or impl["blanket_impl"]:
                 continue
             if impl["trait"] is None:
                 for child in impl["items"]:
-                    self.item(child, here)
+                    self.item(child, here, parent=parent)
                 continue
             where = f"an impl for {here}"
             generics, wheres = self.generics(impl["generics"], where)
@@ -211,6 +227,13 @@ class Api:
             for child in impl["items"]:
                 if "assoc_type" in self.index[str(child)]["inner"]:
                     self.item(child, f"<{here} as {trait}>")
+
+
+def examples(docs):
+    """The code in a doc comment that rustdoc compiles."""
+    for info, code in re.findall(r"^```([^\n]*)\n(.*?)^```", docs, re.MULTILINE | re.DOTALL):
+        if not {"text", "ignore"} & set(info.split(",")):
+            yield code
 
 
 def main():
@@ -222,6 +245,9 @@ def main():
     wrong = sorted(set(api.seen) - CRATES)
     for crate in wrong:
         print(f"not meant to be in the public API: {crate}, {api.seen[crate]}", file=sys.stderr)
+    for here in api.without_example:
+        print(f"has no example that asserts, and neither has its type: {here}", file=sys.stderr)
+    wrong += api.without_example
     listed = pathlib.Path(list_file)
     if options == ["--write"]:
         listed.write_text(text)
