@@ -13,7 +13,13 @@ mod glue;
 
 #[tokio::main]
 async fn main() {
-    compat::judge("actix-web", &[Tier::Probed], &[Mode::Session, Mode::Stateless], serve).await;
+    compat::judge(
+        "actix-web",
+        &[Tier::Probed],
+        &[Mode::Session, Mode::Stateless],
+        serve,
+    )
+    .await;
 }
 
 async fn serve(setup: Setup) -> SocketAddr {
@@ -23,7 +29,7 @@ async fn serve(setup: Setup) -> SocketAddr {
         let tools = Tools::new(&setup.witness);
         let mode = match setup.mode {
             Mode::Session => test_support::Mode::Session,
-            Mode::Stateless | Mode::Plain => test_support::Mode::StatelessSse,
+            _ => test_support::Mode::StatelessSse,
         };
         let mcp = tools.service(mode, Arc::new(CancellableSessionManager::default()));
         let layer = setup.layer();
@@ -35,9 +41,14 @@ async fn serve(setup: Setup) -> SocketAddr {
             };
             App::new().route(PATH, route)
         };
-        let server = HttpServer::new(app).workers(1).bind("127.0.0.1:0").expect("a port");
+        let server = HttpServer::new(app)
+            .workers(1)
+            .bind("127.0.0.1:0")
+            .expect("a port");
         ready.send(server.addrs()[0]).expect("it is waited for");
-        actix_web::rt::System::new().block_on(server.run()).expect("it serves");
+        actix_web::rt::System::new()
+            .block_on(server.run())
+            .expect("it serves");
     });
     address.await.expect("it listens")
 }

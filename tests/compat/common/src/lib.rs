@@ -4,13 +4,7 @@
 //! of its calls goes to stdout, a line of JSON for each case. All cases run at the same time, with the grace that is the
 //! default, so a server takes about half a minute.
 
-use std::{
-    convert::Infallible,
-    future::pending,
-    mem,
-    net::SocketAddr,
-    time::Duration,
-};
+use std::{convert::Infallible, future::pending, mem, net::SocketAddr, time::Duration};
 
 use axum::Router;
 use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, MIN_GRACE};
@@ -38,8 +32,10 @@ pub enum Tier {
 pub enum Mode {
     /// Calls in a session.
     Session,
-    /// Calls without a session.
+    /// Calls without a session, of a revision that has them.
     Stateless,
+    /// Calls of revision 2026-07-28, which has no sessions.
+    Modern,
     /// Requests that are not MCP.
     Plain,
 }
@@ -226,12 +222,16 @@ impl Case {
         let mcp = match self.mode {
             Mode::Session => Mcp::session(self.server, PATH).await,
             Mode::Stateless | Mode::Plain => Mcp::stateless(self.server, PATH),
+            Mode::Modern => Mcp::sessionless(self.server, PATH),
         };
         let mut call = match self.mode {
             Mode::Plain => mcp.send(&Request::new("GET", PATH)).await,
             _ => mcp.call(1, "hold", json!({ "label": label })).await,
         };
-        if timeout(PATIENCE, self.witness.started(&label)).await.is_err() {
+        if timeout(PATIENCE, self.witness.started(&label))
+            .await
+            .is_err()
+        {
             return "not served".to_owned();
         }
         let event = timeout(Duration::from_secs(1), last_event(&mut call));
@@ -271,11 +271,13 @@ impl Case {
 
     /// What becomes of a call whose client has gone.
     async fn fate(&self, label: &str, gone: Instant) -> Fate {
-        while gone.elapsed() < WATCHED {
-            match timeout(PATIENCE, self.witness.ended(label)).await {
+        loop {
+            let left = WATCHED.saturating_sub(gone.elapsed()).min(PATIENCE);
+            match timeout(left, self.witness.ended(label)).await {
                 Ok(End::Cancelled { at }) => return Fate::Cancelled(at - gone),
                 Ok(End::Dropped { at }) => return Fate::Dropped(at - gone),
                 Ok(End::Completed { .. }) => unreachable!("nobody released it"),
+                Err(_) if left.is_zero() => break,
                 Err(_) => {}
             }
         }
@@ -308,7 +310,7 @@ impl Fate {
         };
         match self {
             Self::Cancelled(after) => format!("cancelled {}", when(after)),
-                Self::Told(after) => format!("only its `CallToken` fires, {}", when(after)),
+            Self::Told(after) => format!("only its `CallToken` fires, {}", when(after)),
             Self::Dropped(after) => format!("dropped {}", when(after)),
             Self::RunsOn => "runs on".to_owned(),
         }

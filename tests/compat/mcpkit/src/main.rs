@@ -1,4 +1,4 @@
-//! mcpkit-axum, whose router is one of axum.
+//! mcpkit-axum, whose router is one of axum. It serves nothing without a session.
 
 use std::{future::pending, net::SocketAddr};
 
@@ -16,7 +16,7 @@ struct Works(Witness);
 
 #[tokio::main]
 async fn main() {
-    compat::judge("mcpkit-axum", &[Tier::Layer], &[Mode::Session, Mode::Stateless], serve).await;
+    compat::judge("mcpkit-axum", &[Tier::Layer], &[Mode::Session], serve).await;
 }
 
 async fn serve(setup: Setup) -> SocketAddr {
@@ -44,10 +44,10 @@ impl ToolHandler for Works {
     async fn call_tool(
         &self,
         _name: &str,
-        arguments: Value,
+        arguments: Map<String, Value>,
         _: &Context<'_>,
     ) -> Result<ToolOutput, McpError> {
-        compat::work(&self.0, compat::label(&arguments), pending(), None).await;
+        compat::work(&self.0, compat::label(&arguments.into()), pending(), None).await;
         Ok(ToolOutput::text("done"))
     }
 }

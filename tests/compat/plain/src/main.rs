@@ -7,13 +7,13 @@ use compat::{Mode, PATH, Setup, Tier, Witness};
 use http_body_util::Empty;
 use hyper::{
     Request, Response,
-    body::{Bytes, Incoming},
+    body::{Body, Bytes, Incoming},
     server::conn::http1,
 };
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::net::TcpListener;
-use tower::{ServiceBuilder, service_fn};
+use tower::{Layer as _, Service, service_fn};
 
 /// What every client of this server does.
 const LABEL: &str = "Leaves";
@@ -46,21 +46,40 @@ async fn on_axum(setup: Setup) -> SocketAddr {
 async fn on_hyper(setup: Setup) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("it is bound");
-    tokio::spawn(async move {
-        let service = ServiceBuilder::new().option_layer(setup.layer());
-        let witness = setup.witness;
-        while let Ok((stream, _)) = listener.accept().await {
-            let witness = witness.clone();
-            let service = service.clone().service(service_fn(async move |request: Request<_>| {
-                let token = request.extensions().get::<CallToken>().cloned();
-                handle(witness.clone(), token).await;
-                Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+    match setup.layer() {
+        Some(layer) => {
+            let service = layer.layer(service_fn(move |request| {
+                work(setup.witness.clone(), request)
             }));
-            let connection = TokioIo::new(stream);
-            let served = http1::Builder::new()
-                .serve_connection(connection, TowerToHyperService::new(service));
-            tokio::spawn(served);
+            tokio::spawn(accept(listener, service));
         }
-    });
+        None => {
+            let service = service_fn(move |request| work(setup.witness.clone(), request));
+            tokio::spawn(accept(listener, service));
+        }
+    }
     address
+}
+
+async fn work<B>(
+    witness: Witness,
+    request: Request<B>,
+) -> Result<Response<Empty<Bytes>>, Infallible> {
+    let token = request.extensions().get::<CallToken>().cloned();
+    handle(witness, token).await;
+    Ok(Response::new(Empty::new()))
+}
+
+async fn accept<S, B>(listener: TcpListener, service: S)
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+    B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
+{
+    while let Ok((stream, _)) = listener.accept().await {
+        let service = TowerToHyperService::new(service.clone());
+        tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+    }
 }

@@ -2,7 +2,8 @@
 
 use std::{future::pending, net::SocketAddr, sync::Arc};
 
-use compat::{Mode, Setup, Tier};
+use axum::Router;
+use compat::{Mode, PATH, Setup, Tier};
 use pmcp::{
     RequestHandlerExtra, Server, SimpleTool,
     axum::{RouterConfig, router_with_config},
@@ -13,7 +14,13 @@ use tokio::sync::Mutex;
 
 #[tokio::main]
 async fn main() {
-    compat::judge("pmcp", &[Tier::Layer], &[Mode::Session, Mode::Stateless], serve).await;
+    compat::judge(
+        "pmcp",
+        &[Tier::Layer],
+        &[Mode::Session, Mode::Stateless],
+        serve,
+    )
+    .await;
 }
 
 async fn serve(setup: Setup) -> SocketAddr {
@@ -25,14 +32,18 @@ async fn serve(setup: Setup) -> SocketAddr {
             Ok("done".into())
         })
     });
-    let server = Server::builder().name("compat").version("0").tool("hold", hold);
+    let server = Server::builder()
+        .name("compat")
+        .version("0")
+        .tool("hold", hold);
     let server = server.build().expect("a server");
     let config = RouterConfig {
         server_config: match setup.mode {
             Mode::Session => StreamableHttpServerConfig::default(),
-            Mode::Stateless | Mode::Plain => StreamableHttpServerConfig::stateless(),
+            _ => StreamableHttpServerConfig::stateless(),
         },
         ..RouterConfig::default()
     };
-    setup.serve(router_with_config(Arc::new(Mutex::new(server)), config)).await
+    let mcp = router_with_config(Arc::new(Mutex::new(server)), config);
+    setup.serve(Router::new().nest_service(PATH, mcp)).await
 }

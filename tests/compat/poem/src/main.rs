@@ -14,21 +14,30 @@ mod glue;
 
 #[tokio::main]
 async fn main() {
-    compat::judge("poem", &[Tier::Probed], &[Mode::Session, Mode::Stateless], serve).await;
+    compat::judge(
+        "poem",
+        &[Tier::Probed],
+        &[Mode::Session, Mode::Stateless],
+        serve,
+    )
+    .await;
 }
 
 async fn serve(setup: Setup) -> SocketAddr {
     let tools = Tools::new(&setup.witness);
     let mode = match setup.mode {
         Mode::Session => test_support::Mode::Session,
-        Mode::Stateless | Mode::Plain => test_support::Mode::StatelessSse,
+        _ => test_support::Mode::StatelessSse,
     };
     let mcp = tools.service(mode, Arc::new(CancellableSessionManager::default()));
     let app = match setup.layer() {
         Some(layer) => glue::route(layer, mcp),
         None => Route::new().at("/mcp", poem::endpoint::TowerCompatExt::compat(mcp)),
     };
-    let listener = TcpListener::bind("127.0.0.1:0").into_acceptor().await.expect("a port");
+    let listener = TcpListener::bind("127.0.0.1:0")
+        .into_acceptor()
+        .await
+        .expect("a port");
     let address = listener.local_addr().remove(0);
     tokio::spawn(poem::Server::new_with_acceptor(listener).run(app));
     *address.as_socket_addr().expect("it listens on TCP")

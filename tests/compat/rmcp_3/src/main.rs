@@ -9,18 +9,21 @@ use test_support::{Tools, router};
 
 #[tokio::main]
 async fn main() {
+    let modes = [Mode::Session, Mode::Stateless, Mode::Modern];
     let tiers = [Tier::Manager, Tier::Layer];
-    compat::judge("rmcp", &tiers, &[Mode::Session, Mode::Stateless], serve).await;
+    compat::judge("rmcp", &tiers, &modes, serve).await;
 }
 
 async fn serve(setup: Setup) -> SocketAddr {
     let tools = Tools::new(&setup.witness);
     let mode = match setup.mode {
         Mode::Session => test_support::Mode::Session,
-        Mode::Stateless | Mode::Plain => test_support::Mode::StatelessSse,
+        _ => test_support::Mode::StatelessSse,
     };
     let app = match setup.tier {
-        Tier::Manager => router(tools.service(mode, Arc::new(CancellableSessionManager::default()))),
+        Tier::Manager => {
+            router(tools.service(mode, Arc::new(CancellableSessionManager::default())))
+        }
         _ => router(tools.service(mode, Arc::new(LocalSessionManager::default()))),
     };
     setup.serve(app).await

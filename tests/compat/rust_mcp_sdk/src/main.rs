@@ -1,17 +1,17 @@
-//! rust-mcp-sdk on axum.
+//! rust-mcp-sdk on axum. Its second version has no sessions.
 
 use std::{future::pending, net::SocketAddr, sync::Arc, time::Duration};
 
 use compat::{Mode, PATH, Setup, Tier, Witness};
 use rust_mcp_axum::{McpMountOptions, mcp_routes};
 use rust_mcp_sdk::{
-    McpServer, ServerDetails, ToMcpServerHandler,
+    McpServer, RequestContext, ServerDetails, ToMcpServerHandler,
     id_generator::{FastIdGenerator, UuidGenerator},
     mcp_http::{DEFAULT_MAX_LISTEN_STREAMS, McpAppState, McpHttpHandler},
     mcp_server::ServerHandler,
     schema::{
         CallToolRequestParams, CallToolResult, Implementation, ServerCapabilities,
-        ServerCapabilitiesTools, schema_utils::CallToolError,
+        ServerCapabilitiesTools, ServerResult, schema_utils::CallToolError,
     },
 };
 use tokio::sync::{Mutex, RwLock};
@@ -20,7 +20,7 @@ struct Works(Witness);
 
 #[tokio::main]
 async fn main() {
-    compat::judge("rust-mcp-sdk", &[Tier::Layer], &[Mode::Session, Mode::Stateless], serve).await;
+    compat::judge("rust-mcp-sdk", &[Tier::Layer], &[Mode::Modern], serve).await;
 }
 
 async fn serve(setup: Setup) -> SocketAddr {
@@ -57,7 +57,9 @@ async fn serve(setup: Setup) -> SocketAddr {
         ..McpMountOptions::default()
     };
     let handler = McpHttpHandler::new(None, vec![], None);
-    setup.serve(mcp_routes(Arc::new(state), &mount, handler)).await
+    setup
+        .serve(mcp_routes(Arc::new(state), &mount, handler))
+        .await
 }
 
 // === impl Works ===
@@ -67,10 +69,11 @@ impl ServerHandler for Works {
     async fn handle_call_tool_request(
         &self,
         params: CallToolRequestParams,
+        _: &RequestContext,
         _: Arc<dyn McpServer>,
-    ) -> Result<CallToolResult, CallToolError> {
+    ) -> Result<ServerResult, CallToolError> {
         let arguments = params.arguments.unwrap_or_default().into();
         compat::work(&self.0, compat::label(&arguments), pending(), None).await;
-        Ok(CallToolResult::text_content(Vec::new()))
+        Ok(CallToolResult::text_content(Vec::new()).into())
     }
 }

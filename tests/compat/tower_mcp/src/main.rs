@@ -8,7 +8,13 @@ use tower_mcp::{CallToolResult, HttpTransport, McpRouter, ToolBuilder};
 
 #[tokio::main]
 async fn main() {
-    compat::judge("tower-mcp", &[Tier::Layer], &[Mode::Session, Mode::Stateless], serve).await;
+    compat::judge(
+        "tower-mcp",
+        &[Tier::Layer],
+        &[Mode::Session, Mode::Stateless],
+        serve,
+    )
+    .await;
 }
 
 async fn serve(setup: Setup) -> SocketAddr {
