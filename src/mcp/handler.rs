@@ -26,7 +26,7 @@ impl CallToken {
     /// # use axum::{Router, body::{Body, to_bytes}};
     /// # use http::Request;
     /// # use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
-    /// # use rmcp::{ErrorData, ServerHandler, model::{CallToolRequestParams, CallToolResult, ContentBlock}};
+    /// # use rmcp::{ErrorData, ServerHandler, model::{CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock}};
     /// # use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
     /// # use tower::ServiceExt;
     /// # struct MyServer;
@@ -35,8 +35,8 @@ impl CallToken {
     /// #         &self,
     /// #         _: CallToolRequestParams,
     /// #         context: RequestContext<RoleServer>,
-    /// #     ) -> Result<CallToolResult, ErrorData> {
-    /// #         Ok(CallToolResult::success(vec![ContentBlock::text(upload(context).await)]))
+    /// #     ) -> Result<CallToolResponse, ErrorData> {
+    /// #         Ok(CallToolResult::success(vec![ContentBlock::text(upload(context).await)]).into())
     /// #     }
     /// # }
     /// # #[tokio::main(flavor = "current_thread")]
