@@ -204,6 +204,7 @@ class Api:
                 self.exampled(item, here, of_type)
                 self.lines.add(f"const {here}: {self.type(inner['type'], here)}")
             case "assoc_const":
+                self.exampled(item, here, of_type)
                 self.lines.add(f"const {here}: {self.type(inner['type'], here)}")
             case "assoc_type":
                 value = f" = {self.type(inner['type'], here)}" if inner["type"] else ""
