@@ -7,6 +7,7 @@ use tower_layer::Layer;
 use crate::{
     call::CallInfo,
     calls::Calls,
+    confirm::{Confirmation, Confirming, Orphan},
     exchange::Registry,
     limits::Limits,
     observe::{Event, Observer, SessionIds},
@@ -106,6 +107,43 @@ impl CancelOnDisconnectLayer {
     /// ```
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
         self.options.exempt.push(Arc::new(exempt));
+        self
+    }
+
+    /// Asks before a call is cancelled because its client did not come back within its grace. A second closure replaces the
+    /// first.
+    ///
+    /// For what the layer cannot know: a client that may have come back to another server, or a service that is away just now and
+    /// would have said so. Until the answer is there the call waits, and a client that comes back meanwhile has it. If the
+    /// closure panics, or has no answer after 10 s, the call waits for another grace. Nobody is asked about calls without a
+    /// grace, and none of the other cancels is held up: [`call_timeout`](Self::call_timeout), [`Calls`], the end of a session.
+    ///
+    /// The future is polled on the runtime that keeps the deadline. It keeps neither the call nor its session open.
+    ///
+    /// ```
+    /// use std::{sync::{Arc, atomic::{AtomicBool, Ordering}}, time::Duration};
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Confirmation};
+    ///
+    /// let front_is_up = Arc::new(AtomicBool::new(true)); // set by a health check
+    /// let layer = CancelOnDisconnectLayer::new().confirm(move |orphan| {
+    ///     let (front_is_up, grace) = (front_is_up.clone(), orphan.grace());
+    ///     async move {
+    ///         match front_is_up.load(Ordering::Relaxed) {
+    ///             true => Confirmation::Cancel,
+    ///             false => Confirmation::PutOff(grace), // nobody could have come back
+    ///         }
+    ///     }
+    /// });
+    /// assert!(format!("{layer:?}").contains("confirm: true"));
+    /// ```
+    pub fn confirm<F>(mut self, confirm: impl Fn(&Orphan<'_>) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Confirmation> + Send + 'static,
+    {
+        self.options.confirm = Some(Arc::new(move |orphan: &Orphan<'_>| {
+            let confirming: Confirming = Box::pin(confirm(orphan));
+            confirming
+        }));
         self
     }
 

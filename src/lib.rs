@@ -42,6 +42,7 @@
 //! | [`AbortOnCancel`] | stops handlers that do not watch their token |
 //! | [`Policy`], [`Retain`], [`Limits`] | rules for single calls, which answers are kept, how much is kept track of |
 //! | [`Calls`] | the calls in flight: to see them, to cancel them, to drain them before a shutdown |
+//! | [`Confirmation`], [`Orphan`] | what is asked before an orphan is cancelled, and the answers |
 //! | [`Event`], [`Observer`] | everything that happens to a call |
 //! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | what events and snapshots say of a call |
 //! | [`observe`] | the rest of what events and snapshots have, and metrics |
@@ -112,6 +113,7 @@ pub mod body;
 mod call;
 mod calls;
 mod cancel;
+mod confirm;
 mod envelope;
 mod exchange;
 mod fields;
@@ -152,6 +154,7 @@ pub use self::token::MissingLayer;
 pub use self::{
     call::{CallId, CallInfo, CancelReason, Outcome, ParseCallIdError, RequestId},
     calls::{Calls, DrainReport},
+    confirm::{Confirmation, Orphan},
     layer::CancelOnDisconnectLayer,
     limits::Limits,
     observe::event::{Event, Observer},

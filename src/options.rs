@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     call::CallInfo,
+    confirm::Confirm,
     observe::Observers,
     policy::{Policy, Rules},
     quietly::quietly,
@@ -45,6 +46,8 @@ pub(crate) struct Options {
     pub(crate) rules: Rules,
     pub(crate) policy: Option<Arc<PolicyByCall>>,
     pub(crate) exempt: Vec<Arc<Exempt>>,
+    /// Who is asked before an orphan is cancelled.
+    pub(crate) confirm: Option<Arc<Confirm>>,
 }
 
 type PolicyByCall = dyn Fn(&CallInfo) -> Policy + Send + Sync;
@@ -72,6 +75,7 @@ impl fmt::Debug for Options {
             .field("call_timeout", &self.rules.call_timeout)
             .field("policy", &self.policy.is_some())
             .field("exempt", &self.exempt.len())
+            .field("confirm", &self.confirm.is_some())
             .field("retain", &self.retain)
             .field("keep_alive", &self.keep_alive)
             .field("commit_after", &self.commit_after)

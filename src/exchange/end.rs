@@ -418,6 +418,13 @@ impl Tracked for Exchange {
         self.left_unseen(id, finished);
     }
 
+    fn orphaned(self: &Arc<Self>, id: CallId) {
+        match &self.instance.options.confirm {
+            Some(confirm) => self.ask(id, &**confirm),
+            None => self.cancel(id, CancelReason::Orphaned),
+        }
+    }
+
     fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         match reason {
             CancelReason::TimedOut => drop(self.end_here(id, reason)),

@@ -25,6 +25,7 @@
 //! | `progress` | how far it came, from the response's head and body |
 //! | `tap` | the same, from the bytes of a stream |
 //! | `end` | how a call ends: answered, cancelled, let go |
+//! | `confirm` | whether an orphan may be cancelled, where the layer has somebody to ask |
 //! | `waiting` | who waits for what becomes of a call |
 //! | `fire` | what fires with its token |
 //! | `inject` | how its server is told |
@@ -47,6 +48,7 @@
 //!    A cancel that was first stays one.
 
 mod bound;
+mod confirm;
 mod end;
 mod fire;
 mod guard;

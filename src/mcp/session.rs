@@ -32,6 +32,8 @@ use super::{
 use crate::{
     call::{CallId, RequestId},
     exchange::Exchange,
+    observe::SessionEvent,
+    quietly::quietly,
     shards::Shards,
     timer::{LATE, NextLook, Noticed, Ticket, Timed, Timer, Watch, in_time},
 };
@@ -39,6 +41,9 @@ use crate::{
 /// The open sessions of a manager.
 #[derive(Default)]
 pub(super) struct Sessions(Shards<RwLock<ById>>);
+
+/// Somebody who wants to know of sessions.
+pub(super) type Watcher = Arc<dyn Fn(&SessionEvent<'_>) + Send + Sync>;
 
 type ById = HashMap<SessionId, Arc<Session>, BuildHasherDefault<IdHasher>>;
 
@@ -57,6 +62,7 @@ pub(super) struct Session {
     idle_timeout: Option<Duration>,
     ticket: OnceLock<Ticket>,
     owner: Weak<dyn Owner>,
+    watchers: Arc<[Watcher]>,
     /// Set when it was closed for being idle, and the manager inside no longer knows it.
     closed: OnceCell<()>,
 }
@@ -87,9 +93,12 @@ pub(super) trait Owner: Send + Sync {
 impl Sessions {
     /// Enters a session, in place of an older one with its id.
     pub(super) fn add(&self, session: Arc<Session>) {
-        // Dropped when nothing is locked any more.
         let id = session.id.clone();
-        let _former = self.write(&id).insert(id.clone(), session);
+        let former = self.write(&id).insert(id.clone(), session);
+        // When nothing is locked any more.
+        if let Some(former) = former {
+            former.tell_closed();
+        }
     }
 
     pub(super) fn has(&self, id: &str) -> bool {
@@ -117,7 +126,10 @@ impl Sessions {
     }
 
     pub(super) fn remove(&self, id: &str) {
-        let _session = self.write(id).remove(id);
+        let removed = self.write(id).remove(id);
+        if let Some(session) = removed {
+            session.tell_closed();
+        }
     }
 
     /// Whether a session is open still, and no other has its id.
@@ -128,11 +140,14 @@ impl Sessions {
 
     /// Forgets a session, unless another one has its id now.
     pub(super) fn remove_this(&self, session: &Arc<Session>) {
-        let mut sessions = self.write(&session.id);
-        if let Some(found) = sessions.get(&session.id)
-            && Arc::ptr_eq(found, session)
-        {
-            sessions.remove(&session.id);
+        let removed = {
+            let mut sessions = self.write(&session.id);
+            let found = sessions.get(&session.id);
+            let is_it = found.is_some_and(|found| Arc::ptr_eq(found, session));
+            is_it.then(|| sessions.remove(&session.id)).flatten()
+        };
+        if let Some(session) = removed {
+            session.tell_closed();
         }
     }
 
@@ -167,6 +182,7 @@ impl Session {
         owner: Weak<dyn Owner>,
         owners: Option<Arc<EventOwners>>,
         early_ends: EarlyEnds,
+        watchers: Arc<[Watcher]>,
     ) -> Self {
         Self {
             id,
@@ -179,6 +195,7 @@ impl Session {
             idle_timeout,
             ticket: OnceLock::new(),
             owner,
+            watchers,
             closed: OnceCell::new(),
         }
     }
@@ -186,6 +203,18 @@ impl Session {
     /// The session's own id, and not a copy that came with a request: what is kept of its calls keeps no copy alive.
     pub(super) fn id(&self) -> &SessionId {
         &self.id
+    }
+
+    pub(super) fn tell(&self, event: &SessionEvent<'_>) {
+        for watcher in &*self.watchers {
+            quietly(|| watcher(event));
+        }
+    }
+
+    /// No request finds it any more.
+    fn tell_closed(&self) {
+        let session = &self.id;
+        self.tell(&SessionEvent::Closed { session });
     }
 
     /// Whether a store has its events.

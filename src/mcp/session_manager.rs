@@ -25,11 +25,12 @@ use super::{
     opening::Opening,
     resume::ResumeRequest,
     session::Session,
+    session::Watcher,
     shared::SharedManager,
     stream::{BoundCall, standalone},
     transport::CancellableTransport,
 };
-use crate::{call::RequestId, exchange::INJECTION_LIMIT, token::CallToken};
+use crate::{call::RequestId, exchange::INJECTION_LIMIT, observe::SessionEvent, token::CallToken};
 
 /// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
 ///
@@ -59,6 +60,7 @@ use crate::{call::RequestId, exchange::INJECTION_LIMIT, token::CallToken};
 pub struct CancellableSessionManager<M> {
     shared: Arc<SharedManager<M>>,
     idle_timeout: Option<Duration>,
+    watchers: Arc<[Watcher]>,
 }
 
 // === impl CancellableSessionManager ===
@@ -113,6 +115,7 @@ impl<M> CancellableSessionManager<M> {
         Self {
             shared: Arc::new(SharedManager::new(manager)),
             idle_timeout: None,
+            watchers: Arc::default(),
         }
     }
 
@@ -150,6 +153,43 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
+    /// Tells a closure of every session that opens and closes, from now on. A manager may have several.
+    ///
+    /// It is called where that happens, with no lock held: a session that opens is told of before its first message, and one that
+    /// closes once its calls are cancelled and no request finds it any more. What holds for an
+    /// [`Observer`](crate::Observer) holds for it too: it must not block, and a panic of it is caught. Sessions that the manager
+    /// inside makes or ends by itself are not seen.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use std::sync::mpsc;
+    /// use mcp_cancel_on_disconnect::{CancellableSessionManager, observe::SessionEvent};
+    /// use rmcp::transport::streamable_http_server::SessionManager;
+    ///
+    /// let (sender, told) = mpsc::channel();
+    /// let sessions = CancellableSessionManager::default().on_session(move |event| {
+    ///     let _sent = match event {
+    ///         SessionEvent::Opened { session, .. } => sender.send(format!("{session} opened")),
+    ///         SessionEvent::Closed { session, .. } => sender.send(format!("{session} closed")),
+    ///         _ => Ok(()),
+    ///     };
+    /// });
+    /// let (id, _transport) = sessions.create_session().await.unwrap();
+    /// sessions.close_session(&id).await.unwrap();
+    /// let told: Vec<String> = told.try_iter().collect();
+    /// assert_eq!(told, [format!("{id} opened"), format!("{id} closed")]);
+    /// # }
+    /// ```
+    pub fn on_session(
+        mut self,
+        watcher: impl Fn(&SessionEvent<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        let watcher: Watcher = Arc::new(watcher);
+        self.watchers = self.watchers.iter().cloned().chain([watcher]).collect();
+        self
+    }
+
     /// The manager inside.
     ///
     /// Its owner can end the stream of a call that goes on (SEP-1699), and rmcp drops the answer of such a call. So from the first
@@ -162,8 +202,19 @@ impl<M> CancellableSessionManager<M> {
 
 impl<M: SessionManager> CancellableSessionManager<M> {
     /// Knows a session that the manager inside has made.
-    fn open(&self, id: SessionId, transport: M::Transport) -> CancellableTransport<M::Transport> {
-        let session = self.shared.open_session(id, self.idle_timeout);
+    fn open(
+        &self,
+        id: SessionId,
+        transport: M::Transport,
+        restored: bool,
+    ) -> CancellableTransport<M::Transport> {
+        let session = self
+            .shared
+            .open_session(id, self.idle_timeout, self.watchers.clone());
+        session.tell(&SessionEvent::Opened {
+            session: session.id(),
+            restored,
+        });
         CancellableTransport::new(transport, session, self.shared.serving.clone())
     }
 }
@@ -177,7 +228,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     ) -> impl Future<Output = Result<(SessionId, Self::Transport), Self::Error>> + Send {
         let created = self.shared.manager.create_session();
         created.map_ok(|(id, transport)| {
-            let transport = self.open(id.clone(), transport);
+            let transport = self.open(id.clone(), transport, false);
             (id, transport)
         })
     }
@@ -312,7 +363,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         restored.map_ok(move |outcome| match outcome {
             RestoreOutcome::Restored(transport) => {
                 self.shared.purge_session(&id);
-                RestoreOutcome::Restored(self.open(id, transport))
+                RestoreOutcome::Restored(self.open(id, transport, true))
             }
             RestoreOutcome::AlreadyPresent => RestoreOutcome::AlreadyPresent,
             // `RestoreOutcome` is non-exhaustive: an outcome that is not known cannot be wrapped.

@@ -27,7 +27,7 @@ use super::{
     event_owners::EventOwners,
     passing::EarlyEnds,
     serving::Serving,
-    session::{Owner, Session, Sessions},
+    session::{Owner, Session, Sessions, Watcher},
     spawn_on_drop::SpawnOnDrop,
     turns::Turns,
 };
@@ -188,6 +188,7 @@ impl<M: SessionManager> SharedManager<M> {
         self: &Arc<Self>,
         id: SessionId,
         idle_timeout: Option<Duration>,
+        watchers: Arc<[Watcher]>,
     ) -> Arc<Session> {
         let this: Weak<Self> = Arc::downgrade(self);
         let stored = self.manager.event_store();
@@ -196,7 +197,7 @@ impl<M: SessionManager> SharedManager<M> {
             self.early_ends.store(true, Ordering::Relaxed);
         }
         let early_ends = EarlyEnds::new(self.early_ends.clone());
-        let session = Session::new(id, idle_timeout, this, owners, early_ends);
+        let session = Session::new(id, idle_timeout, this, owners, early_ends, watchers);
         let session = Arc::new(session);
         self.sessions.add(session.clone());
         session.watch(&self.timer);

@@ -36,11 +36,15 @@ pub(crate) mod event;
 #[cfg(feature = "metrics")]
 mod meter;
 mod remarks;
+#[cfg(feature = "rmcp")]
+mod session;
 mod snapshot;
 mod trace;
 
 #[cfg(feature = "metrics")]
 pub use self::meter::Metrics;
+#[cfg(feature = "rmcp")]
+pub use self::session::SessionEvent;
 pub(crate) use self::{
     event::{Event, Observer},
     remarks::{Remark, Remarks},

@@ -16,13 +16,15 @@
 //! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. Attached
 //!    means: one of them lives, whichever. They may be accepted, attached and dropped in any order, and each goes once.
 //! 5. **Holds are counted.** Each resume that names a stream of the call stops the clock until it is answered, at most
-//!    [`entry::MAX_HOLD`] past the deadline. One that is refused or dropped takes its own hold away and no other's.
+//!    [`times::MAX_HOLD`] past the deadline. One that is refused or dropped takes its own hold away and no other's.
 //! 6. **Detach.** A grace starts in full with every detach. A cancel goes through only while the very clock that ran
-//!    out still stands so ([`Core::finish_due`]). Only resumes that brought no event
-//!    (a server that the layer alone watches) renew it no more than [`entry::MAX_BARREN`] times in a row.
+//!    out still stands so ([`Core::finish_due`]). Where somebody is asked before it, the same holds for the answer
+//!    ([`Core::confirm`], [`Core::put_off`]), and the clock is looked at once more: what stood still meanwhile is noticed.
+//!    Only resumes that brought no event
+//!    (a server that the layer alone watches) renew it no more than [`times::MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the
 //!    resumes wait in the accept queue. More than [`LATE`](crate::timer::LATE) late, or noticed by another
-//!    runtime because its own stands still, it is put off for long, once. Else more than [`entry::JITTER`] late, it is
+//!    runtime because its own stands still, it is put off for long, once. Else more than [`times::JITTER`] late, it is
 //!    looked at again [`GLANCE`](crate::timer::GLANCE) later, until that look is not more than
 //!    [`ON_TIME`](crate::timer::ON_TIME) late itself, [`MAX_GLANCES`](crate::timer::MAX_GLANCES) times at most. A hold
 //!    may be what notices; its own time is not late. Nor is what the timer comes to late because it has much to do, while
@@ -42,41 +44,38 @@ use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use self::{
-    entry::{Judged, Place, Times},
-    index::SessionsOfId,
-    memory::Memory,
-    small_map::SmallMap,
-};
+use self::{entry::Place, index::SessionsOfId, memory::Memory, small_map::SmallMap, times::Times};
 use super::totals::Totals;
-#[cfg(any(test, fuzzing))]
-use crate::timer::Noticed;
 use crate::{
     call::{CallId, Detachment, RequestId, Scope},
     limits::Limit,
-    timer::Watch,
 };
 
 mod book;
+mod due;
 mod end;
 mod entry;
+mod generation;
 mod give_back;
 mod index;
 mod memory;
 mod records;
 mod small_map;
 mod streams;
+mod times;
 
 #[cfg(fuzzing)]
 pub(crate) use self::model::as_the_model_says_of;
 pub(crate) use self::{
     book::Named,
-    entry::{Entry, Expired, FIRST, Finished, Generation, NOBODYS, Wait},
+    entry::{Entry, Expired, Finished},
+    generation::{FIRST, Generation, NOBODYS},
     give_back::GiveBack,
     index::{NameHash, Names, Slots, numbers},
     memory::Dropped,
     records::{End, Ended, Rank, Ranked},
     streams::Form,
+    times::{Expiry, Wait},
 };
 
 /// How long a detached call is kept that has no deadline and whose end nobody watches: 1 h, longer than
@@ -343,57 +342,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    // --- Times pass ---
-
-    /// The calls whose time is over by `now`. They stay until they are finished, but for those that are
-    /// forgotten.
-    #[cfg(any(test, fuzzing))]
-    pub(crate) fn expire(&mut self, now: Instant) -> Vec<(CallId, T, Expired)> {
-        self.expire_some(&Watch::new(now, Noticed::InTime), usize::MAX)
-    }
-
-    /// The first of them, so many looks at most, and as many records of those that ended. How late each was noticed the
-    /// watch tells (invariant 7).
-    pub(crate) fn expire_some(&mut self, watch: &Watch, most: usize) -> Vec<(CallId, T, Expired)> {
-        let now = watch.now();
-        self.memory.forget_due(now, most, &self.common.totals);
-        let mut over = Vec::new();
-        for _ in 0..most {
-            let Some((at, id)) = self.due.first().copied().filter(|(at, _)| *at <= now) else {
-                break;
-            };
-            self.due.remove(&(at, id));
-            if let Some(entry) = self.calls.get_mut(id) {
-                let times = entry.times_mut();
-                times.due = None;
-                match times.look(now, at, watch.late(at), watch.was_starved(at)) {
-                    Judged::Over(Expired::Deadline) => {
-                        over.push((id, entry.call.clone(), Expired::Deadline));
-                    }
-                    Judged::Over(expired) => {
-                        over.push((id, entry.call.clone(), expired));
-                        self.schedule(id);
-                    }
-                    Judged::PutOff => self.schedule(id),
-                    Judged::Forget => {
-                        let call = entry.call.clone();
-                        let finished = self.finish(id, None);
-                        over.extend(finished.map(|it| (id, call, Expired::Unseen(it))));
-                    }
-                }
-            }
-        }
-        over
-    }
-
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let call = self.due.first().map(|(at, _)| *at);
-        match (call, self.memory.next_end()) {
-            (Some(call), Some(record)) => Some(call.min(record)),
-            (call, record) => call.or(record),
-        }
-    }
-
     // --- The parts ---
 
     /// Takes a call out of everything but the index.
@@ -414,24 +362,6 @@ impl<T: Clone, A: Clone> Core<T, A> {
     fn remove_detached(&mut self) {
         self.detached = self.detached.saturating_sub(1);
         self.common.totals.remove_detached();
-    }
-
-    /// Enters a call's next look into `due`, or takes it out.
-    fn schedule(&mut self, id: CallId) {
-        let Some(times) = self.times_of(id) else {
-            return;
-        };
-        let at = times.next_look();
-        let former = mem::replace(&mut times.due, at);
-        if former == at {
-            return;
-        }
-        if let Some(former) = former {
-            self.due.remove(&(former, id));
-        }
-        if let Some(at) = at {
-            self.due.insert((at, id));
-        }
     }
 
     fn times_of(&mut self, id: CallId) -> Option<&mut Times> {

@@ -38,7 +38,7 @@ pub(crate) use self::core::as_the_model_says_of;
 pub(crate) use self::{
     answer::{Answer, AnswerContent},
     core::{
-        Detached, Dropped, End, Ended, Entry, FIRST, Finished, Form, Generation, NOBODYS,
+        Detached, Dropped, End, Ended, Entry, Expiry, FIRST, Finished, Form, Generation, NOBODYS,
         UNSEEN_FOR, Wait, numbers,
     },
     managers::Manager,

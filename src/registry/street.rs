@@ -347,7 +347,8 @@ impl<T: Tracked> Timed for Home<T> {
         for (id, call, expired) in expired {
             // What is let go of is the user's. A destructor that panics harms no other call.
             quietly(|| match expired {
-                Expired::Grace => call.expired(id, CancelReason::Orphaned),
+                Expired::Grace => call.orphaned(id),
+                Expired::Confirmed => call.expired(id, CancelReason::Orphaned),
                 Expired::Deadline => call.expired(id, CancelReason::TimedOut),
                 Expired::Unseen(finished) => call.left(id, finished),
             });

@@ -34,6 +34,10 @@ impl Tracked for Call {
         self.heard.lock().unwrap().push(Heard::Left);
     }
 
+    fn orphaned(self: &Arc<Self>, id: CallId) {
+        self.expired(id, CancelReason::Orphaned);
+    }
+
     fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         self.heard.lock().unwrap().push(Heard::Expired(reason));
         self.with(|core| core.finish(id, None));

@@ -10,6 +10,9 @@ pub(crate) trait Tracked: Send + Sync + 'static {
     /// Nobody will see the end of the call: it left.
     fn left(&self, id: CallId, finished: Finished);
 
+    /// The time that its client had to come back is over. Somebody may have to be asked before it is cancelled.
+    fn orphaned(self: &Arc<Self>, id: CallId);
+
     /// Its time is over.
     fn expired(self: &Arc<Self>, id: CallId, reason: CancelReason);
 }

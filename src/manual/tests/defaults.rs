@@ -20,7 +20,7 @@ const GRACE: &str = "grace of a call that its client can resume";
 const LONGEST_RETRY: &str = "longest `retry` that makes a grace longer";
 
 /// Where the code has what no type shows: a row, and the constant that it is about.
-const CONSTANTS: [(&str, &str, &str); 8] = [
+const CONSTANTS: [(&str, &str, &str); 9] = [
     (
         "time that a cancelled handler has to end by itself",
         "src/mcp/abort/mod.rs",
@@ -33,12 +33,12 @@ const CONSTANTS: [(&str, &str, &str); 8] = [
     ),
     (
         "time that a resume holds the clock of its call past the deadline",
-        "src/registry/core/entry.rs",
+        "src/registry/core/times.rs",
         "MAX_HOLD",
     ),
     (
         "resumes in a row that bring nothing and renew the grace (layer alone)",
-        "src/registry/core/entry.rs",
+        "src/registry/core/times.rs",
         "MAX_BARREN",
     ),
     (
@@ -50,6 +50,11 @@ const CONSTANTS: [(&str, &str, &str); 8] = [
         "time in which a session must take a cancel",
         "src/exchange/inject.rs",
         "INJECTION_LIMIT",
+    ),
+    (
+        "time that an answer to `confirm` may take",
+        "src/exchange/confirm.rs",
+        "ANSWER_LIMIT",
     ),
     (
         "time after which a detached call without a deadline is forgotten (layer alone)",

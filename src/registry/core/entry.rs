@@ -1,47 +1,16 @@
 //! The entry of one call in flight.
 
-use std::{mem, time::Duration};
+use std::mem;
 
 use tokio::time::Instant;
 
-use super::{index::NameHash, streams::Streams};
-use crate::{
-    call::{Detachment, RequestId},
-    timer::{GLANCE, LATE, MAX_GLANCES, ON_TIME},
+use super::{
+    generation::{FIRST, Generation},
+    index::NameHash,
+    streams::Streams,
+    times::{Clock, Times, Wait},
 };
-
-/// How long a hold may keep a call past its deadline: 5 s, far more than an inner service takes to answer
-/// a GET, and little for an orphan.
-pub(crate) const MAX_HOLD: Duration = Duration::from_secs(5);
-
-/// How late the end of a grace may be noticed to be acted on at once: 2 ms. Tokio's timers round up to 1 ms.
-pub(super) const JITTER: Duration = Duration::from_millis(2);
-
-/// How many resumes in a row may renew the grace although they brought nothing: 20, a minute for
-/// a client that polls every 3 s.
-pub(crate) const MAX_BARREN: u32 = 20;
-
-/// The generation of a call's first stream.
-pub(crate) const FIRST: Generation = Generation(1);
-
-/// Of a stream that no client has.
-pub(crate) const NOBODYS: Generation = Generation(0);
-
-/// Which stream of its call a stream is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Generation(u32);
-
-/// What becomes of a call when its client goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
-    /// Cancelled at `deadline` if it is still detached then. `retry` is how long its client waits before
-    /// it comes back.
-    Until { deadline: Instant, retry: Duration },
-    /// Runs on. Its end will be seen.
-    ForItsEnd,
-    /// Runs on unseen, forgotten at this time.
-    Unseen(Instant),
-}
+use crate::call::{Detachment, RequestId};
 
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
@@ -64,44 +33,6 @@ pub(super) struct Place {
     pub(super) owns_id: bool,
 }
 
-/// When a call is to be looked at.
-#[derive(Debug, Default)]
-pub(super) struct Times {
-    /// When it is cancelled at the latest, attached or not.
-    pub(super) deadline: Option<Instant>,
-    /// When it is looked at next, which is what `due` holds for it.
-    pub(super) due: Option<Instant>,
-    /// Its clock, while it is detached.
-    pub(super) clock: Option<Clock>,
-    /// The resumes whose streams live.
-    resumed: Vec<Generation>,
-    /// How many resumes were received and are not answered.
-    holds: u32,
-    /// How many tasks read a stream of it on, and will see its end.
-    readers: u32,
-    barren: u32,
-    last_deadline: Option<Instant>,
-}
-
-/// The clock of a detached call.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Clock {
-    pub(super) detachment: Detachment,
-    pub(super) wait: Wait,
-    /// It was put off for long.
-    put_off: bool,
-    /// Not before this time is it over: that it was, was noticed late.
-    again: Option<Instant>,
-    /// How often it was looked at again.
-    glances: u8,
-    /// Its time is over, and somebody was told to cancel the call.
-    pub(super) given_out: bool,
-    /// Nobody reads a stream of the call on, which would run to its end: when it is forgotten.
-    unwatched: Option<Instant>,
-    /// When the last hold ended, or could have lasted to.
-    released: Option<Instant>,
-}
-
 /// A call that has just ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Finished {
@@ -118,25 +49,12 @@ pub(crate) struct Finished {
 pub(crate) enum Expired {
     /// The one its client had to come back.
     Grace,
+    /// The same, and nobody is to be asked any more.
+    Confirmed,
     /// The one it may last.
     Deadline,
     /// The one for which it is kept unseen: it is forgotten already.
     Unseen(Finished),
-}
-
-/// What a look at a call whose time has come decides.
-pub(super) enum Judged {
-    Over(Expired),
-    PutOff,
-    Forget,
-}
-
-// === impl Generation ===
-
-impl Generation {
-    pub(super) fn next(self) -> Self {
-        Self(self.0.wrapping_add(1))
-    }
 }
 
 // === impl Place ===
@@ -155,10 +73,7 @@ impl Place {
 
 impl<T> Entry<T> {
     pub(super) fn new(call: T, place: Option<Place>, deadline: Option<Instant>) -> Self {
-        let times = deadline.map(|deadline| Times {
-            deadline: Some(deadline),
-            ..Times::default()
-        });
+        let times = deadline.map(Times::lasting_to);
         Self {
             call,
             place,
@@ -235,191 +150,4 @@ impl<T> Entry<T> {
     pub(super) fn times_mut(&mut self) -> &mut Times {
         self.times.get_or_insert_default()
     }
-}
-
-// === impl Times ===
-
-impl Times {
-    /// Starts the clock. Returns when it is to be looked at.
-    pub(super) fn detach(
-        &mut self,
-        mut wait: Wait,
-        barren: bool,
-        detachment: Detachment,
-    ) -> Option<Instant> {
-        self.barren = if barren { self.barren + 1 } else { 0 };
-        if let Wait::Until { deadline, .. } = &mut wait {
-            if self.barren > MAX_BARREN {
-                *deadline = self.last_deadline.unwrap_or(*deadline).min(*deadline);
-            }
-            self.last_deadline = Some(*deadline);
-        }
-        self.clock = Some(Clock {
-            detachment,
-            wait,
-            put_off: false,
-            again: None,
-            glances: 0,
-            given_out: false,
-            unwatched: None,
-            released: None,
-        });
-        self.grace_ends()
-    }
-
-    /// Notes that somebody was told to cancel the call.
-    pub(super) fn give_out(&mut self) {
-        if let Some(clock) = &mut self.clock {
-            clock.given_out = true;
-        }
-    }
-
-    /// Has the clock looked at again.
-    fn take_back(&mut self) {
-        if let Some(clock) = &mut self.clock {
-            clock.given_out = false;
-        }
-    }
-
-    pub(super) fn next_look(&self) -> Option<Instant> {
-        let is_given_out = self.clock.is_some_and(|clock| clock.given_out);
-        let grace = self.grace_ends().filter(|_| !is_given_out);
-        grace.into_iter().chain(self.deadline).min()
-    }
-
-    /// When the clock of a detached call is looked at.
-    fn grace_ends(&self) -> Option<Instant> {
-        let clock = self.clock.as_ref()?;
-        match clock.wait {
-            Wait::Until { deadline, .. } => {
-                let at = match self.is_held() {
-                    true => hold_ends(deadline),
-                    // A deadline that passed meanwhile could not be noticed before.
-                    false => clock.released.unwrap_or(deadline).max(deadline),
-                };
-                Some(clock.again.unwrap_or(at).max(at))
-            }
-            Wait::Unseen(at) => Some(at),
-            Wait::ForItsEnd => clock.unwatched,
-        }
-    }
-
-    pub(super) fn is_held(&self) -> bool {
-        self.holds > 0
-    }
-
-    /// Adds a hold, of which the first stops the clock.
-    ///
-    /// A resume may be the first to notice that the time is over (invariant 7). It would not know that any more when
-    /// the hold ends.
-    pub(super) fn hold(&mut self, now: Instant) {
-        if !self.is_held()
-            && let Some(at) = self.grace_ends()
-        {
-            self.put_off_if_late(now, at, now.duration_since(at), false);
-        }
-        self.holds = self.holds.saturating_add(1);
-        self.take_back();
-    }
-
-    /// Takes a hold away. The clock goes on with the last.
-    pub(super) fn release(&mut self, now: Instant) {
-        if self.holds != 1 {
-            self.holds = self.holds.saturating_sub(1);
-            return;
-        }
-        self.holds = 0;
-        self.take_back();
-        if let Some(clock) = &mut self.clock
-            && let Wait::Until { deadline, .. } = clock.wait
-        {
-            clock.released = Some(now.min(hold_ends(deadline)));
-        }
-    }
-
-    /// Lets a detached call run on unseen.
-    pub(super) fn spare(&mut self, until: Instant) {
-        self.take_back();
-        if let Some(clock) = &mut self.clock {
-            clock.wait = Wait::Unseen(until);
-        }
-    }
-
-    /// A task reads a stream of the call on.
-    pub(super) fn add_reader(&mut self) {
-        self.readers = self.readers.saturating_add(1);
-        if let Some(clock) = &mut self.clock {
-            clock.unwatched = None;
-        }
-    }
-
-    /// Such a task has ended without having seen the call's end.
-    pub(super) fn remove_reader(&mut self, unseen_until: Instant) {
-        self.readers = self.readers.saturating_sub(1);
-        if self.readers == 0
-            && let Some(clock) = &mut self.clock
-        {
-            clock.unwatched.get_or_insert(unseen_until);
-        }
-    }
-
-    /// Looks at a call at `now` that was to be looked at at `at`, which was noticed so late. `starved`: it is known that a
-    /// runtime stood still.
-    pub(super) fn look(
-        &mut self,
-        now: Instant,
-        at: Instant,
-        late: Duration,
-        starved: bool,
-    ) -> Judged {
-        if self.deadline.is_some_and(|deadline| deadline <= now) {
-            return Judged::Over(Expired::Deadline);
-        }
-        match self.clock.map(|clock| clock.wait) {
-            Some(Wait::Until { .. }) if self.put_off_if_late(now, at, late, starved) => {
-                Judged::PutOff
-            }
-            Some(Wait::Until { .. }) => {
-                self.give_out();
-                Judged::Over(Expired::Grace)
-            }
-            Some(Wait::Unseen(_) | Wait::ForItsEnd) => Judged::Forget,
-            None => Judged::PutOff,
-        }
-    }
-
-    fn put_off_if_late(
-        &mut self,
-        now: Instant,
-        at: Instant,
-        late: Duration,
-        starved: bool,
-    ) -> bool {
-        let Some(clock) = &mut self.clock else {
-            return false;
-        };
-        let Wait::Until { deadline, retry } = &mut clock.wait else {
-            return false;
-        };
-        let tolerated = match clock.again == Some(at) {
-            true => ON_TIME,
-            false => JITTER,
-        };
-        let ends = if (starved || late > LATE) && !clock.put_off {
-            clock.put_off = true;
-            *deadline = now + (2 * *retry).max(MAX_HOLD);
-            *deadline
-        } else if (starved || late > tolerated) && clock.glances < MAX_GLANCES {
-            clock.glances += 1;
-            *clock.again.insert(now + GLANCE)
-        } else {
-            return false;
-        };
-        self.last_deadline = Some(ends);
-        true
-    }
-}
-
-fn hold_ends(deadline: Instant) -> Instant {
-    deadline.checked_add(MAX_HOLD).unwrap_or(deadline)
 }

@@ -72,6 +72,13 @@ enum Waiting {
     Unseen { after_ms: u64 },
 }
 
+/// What is said of a call whose time is over.
+#[derive(Debug, Clone, Copy)]
+enum Answering {
+    Cancel,
+    PutOff { wait_ms: u64 },
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Remembering {
     answered: bool,
@@ -124,6 +131,10 @@ enum Op {
     Finish(Pick, Option<Remembering>),
     /// Goes through with a cancel that a look at the clock decided.
     FinishDue(Pick, Remembering),
+    /// Asks whether a call may be cancelled.
+    Ask(Pick),
+    /// One of those that asked hears an answer, however late, and maybe again.
+    Answer(usize, Answering),
     /// Goes through with a cancel of a call without a client.
     FinishDetached(Pick, Remembering),
     /// A call that is remembered, from its start to its end.
@@ -158,6 +169,8 @@ struct Run {
     /// By call, in the order of `calls`.
     generations: Vec<Vec<Generation>>,
     streams: Vec<Stream>,
+    /// What was asked: of which call, and which of its times by the core and by the model.
+    asked: Vec<(CallId, Expiry, usize)>,
     answers: u32,
     witness: Witness,
 }
@@ -202,6 +215,7 @@ impl Run {
             calls: Vec::new(),
             generations: Vec::new(),
             streams: vec![Stream::Numbered(99), Stream::Opaque(99)],
+            asked: Vec::new(),
             answers: 0,
             witness: Witness::default(),
         }
@@ -260,6 +274,13 @@ impl Run {
                     core.finish_due(id, ended)
                 });
             }),
+            Op::Ask(call) => self.on(call, |run, id| {
+                let (due, expected) = (run.core.expiry(id), run.model.due(id));
+                assert_eq!(due.is_some(), expected.is_some());
+                run.asked
+                    .extend(due.zip(expected).map(|(due, its)| (id, due, its)));
+            }),
+            Op::Answer(asked, answer) => self.answer(asked, answer),
             Op::FinishDetached(call, remember) => self.on(call, |run, id| {
                 let is_alone = run.model.is_alone(id);
                 run.finish_if(id, is_alone, remember, |core, ended| {
@@ -472,6 +493,21 @@ impl Run {
         }
     }
 
+    fn answer(&mut self, asked: usize, answer: Answering) {
+        let Some(at) = asked.checked_rem(self.asked.len()) else {
+            return;
+        };
+        let (id, due, its_due) = self.asked[at];
+        let heard = match answer {
+            Answering::Cancel => self.core.confirm(id, due, self.now),
+            Answering::PutOff { wait_ms } => {
+                let until = self.now + Duration::from_millis(wait_ms);
+                self.core.put_off(id, due, until)
+            }
+        };
+        assert_eq!(heard, self.model.answer(id, its_due, answer, self.now));
+    }
+
     fn whole(&mut self, away: bool, remember: Remembering) {
         self.start((SCOPES.start, REQUESTS.start), true, None);
         let Some(id) = self.calls.last().copied() else {
@@ -518,7 +554,7 @@ impl Run {
             assert_eq!(self.ordinal(*id), *payload as usize);
             let call = self.model.get(*id).unwrap();
             match expired {
-                Expired::Grace => {
+                Expired::Grace | Expired::Confirmed => {
                     assert!(!call.is_attached(), "an orphan is not attached");
                     assert!(!call.is_held_at(self.now), "an orphan is not held");
                 }

@@ -1,8 +1,8 @@
 use super::{
-    entry::{JITTER, MAX_BARREN, MAX_HOLD},
     index::StreamId,
     model::{assert_empty, scope_of, session_id},
     streams::MAX_EVENT_IDS,
+    times::{JITTER, MAX_BARREN, MAX_HOLD},
     *,
 };
 use crate::{
@@ -294,6 +294,59 @@ fn invariant_6_a_cancel_of_a_clock_that_stands_still_or_anew_does_not_go_through
     );
     assert_eq!(core.expire(now + SECOND).len(), 1);
     assert!(core.finish_due(id, ended()).is_some());
+}
+
+#[test]
+fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
+    let now = Instant::now();
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
+    detach(&mut core, id, now);
+    assert_eq!(core.expiry(id), None, "its time is not over");
+    core.expire(now + SECOND);
+    let due = core.expiry(id).unwrap();
+    // Its client comes back and goes again, and that grace ends as well.
+    let second = core.attach(id).unwrap();
+    let later = now + 2 * SECOND;
+    core.detach(id, second, until(later), false, gone(now + SECOND));
+    assert_eq!(core.expire(later), [(id, "call", Expired::Grace)]);
+    assert!(!core.confirm(id, due, later), "that was another time");
+    assert!(!core.put_off(id, due, later + SECOND));
+
+    let due = core.expiry(id).unwrap();
+    assert!(core.put_off(id, due, later + SECOND));
+    assert_eq!(core.expiry(id), None);
+    assert_eq!(core.expire(later + SECOND / 2), []);
+    assert_eq!(core.expire(later + SECOND), [(id, "call", Expired::Grace)]);
+    let due = core.expiry(id).unwrap();
+    assert!(core.confirm(id, due, later + SECOND));
+    let ended = answered("", now).unwrap();
+    assert_eq!(
+        core.finish_due(id, ended),
+        None,
+        "it is looked at once more"
+    );
+    let glance = later + SECOND + GLANCE;
+    assert_eq!(core.expire(glance), [(id, "call", Expired::Confirmed)]);
+    assert!(core.finish_due(id, answered("", now).unwrap()).is_some());
+}
+
+#[test]
+fn invariant_7_a_runtime_that_stood_still_while_somebody_was_asked_is_noticed() {
+    let now = Instant::now();
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
+    detach(&mut core, id, now);
+    core.expire(now + SECOND);
+    let due = core.expiry(id).unwrap();
+    assert!(core.confirm(id, due, now + SECOND));
+    // Its client's resume waits in the accept queue.
+    let awake = now + 60 * SECOND;
+    assert_eq!(core.expire(awake), []);
+    assert!(core.hold(id, awake));
+    core.release(id, awake);
+    let over = core.expire(awake + 2 * RETRY);
+    assert_eq!(over, [(id, "call", Expired::Grace)], "it is asked again");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Ends of calls that neither complete nor lose their clients.
 
 mod call_timeout;
+mod confirm;
 mod drain;
 mod ends;
 mod reasons;

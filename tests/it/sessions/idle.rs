@@ -512,7 +512,7 @@ async fn known_reaches(setup: &Setup, count: usize) {
 }
 
 /// Not by the clock, which stands still.
-async fn soon(what: &str, is_so: impl AsyncFn() -> bool) {
+pub(super) async fn soon(what: &str, is_so: impl AsyncFn() -> bool) {
     for _ in 0..1_000_000 {
         if is_so().await {
             return;

@@ -5,4 +5,5 @@ mod gated;
 mod idle;
 mod isolation;
 mod paths;
+mod told;
 mod unread;

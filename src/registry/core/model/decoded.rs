@@ -134,6 +134,15 @@ impl Choices<'_> {
         }
     }
 
+    fn answering(&mut self) -> Answering {
+        match self.coin() {
+            true => Answering::Cancel,
+            false => Answering::PutOff {
+                wait_ms: 1 + self.ms(30_000),
+            },
+        }
+    }
+
     fn pass(&mut self) -> Pass {
         match self.one_of(8) {
             0 => Pass::Ms(self.ms(4_000_000)),
@@ -177,7 +186,9 @@ impl Choices<'_> {
             },
             14 => Op::Hold(self.pick()),
             15 => Op::Release(self.pick()),
-            16 => match self.one_of(4) {
+            16 => match self.one_of(7) {
+                4 | 5 => Op::Ask(self.pick()),
+                6 => Op::Answer(self.byte().into(), self.answering()),
                 0 => Op::FinishDue(self.pick(), self.remembering()),
                 1 => Op::FinishDetached(self.pick(), self.remembering()),
                 2 => Op::ReadOn(self.pick()),

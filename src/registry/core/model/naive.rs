@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{Detached, End, Expired, UNSEEN_FOR, Wait, entry::MAX_BARREN};
+use super::{
+    super::{Detached, End, Expired, UNSEEN_FOR, Wait, times::MAX_BARREN},
+    Answering,
+};
 use crate::call::{CallId, Detachment, RequestId};
 
 // The numbers of the rules, on purpose not those of the core.
@@ -84,6 +87,10 @@ pub(super) struct Call {
     unwatched: Option<Instant>,
     /// Somebody was told to end it.
     given_out: bool,
+    /// How often somebody was.
+    dues: usize,
+    /// It was said that it may be ended.
+    confirmed: bool,
     barren: u32,
     last_deadline: Option<Instant>,
     /// When it is cancelled at the latest.
@@ -153,6 +160,8 @@ impl Model {
             readers: 0,
             unwatched: None,
             given_out: false,
+            dues: 0,
+            confirmed: false,
             barren: 0,
             last_deadline: None,
             may_last_to,
@@ -234,7 +243,9 @@ impl Model {
             call.wait = Some(Wait::Until { deadline, retry });
             call.last_deadline = Some(deadline);
         }
+        call.confirmed = false;
         call.given_out = call.due().is_some_and(|at| at <= detachment.since());
+        call.dues += usize::from(call.given_out);
         match call.given_out {
             true => Detached::Due,
             false => Detached::Waiting,
@@ -265,6 +276,7 @@ impl Model {
         }
         call.holds += 1;
         call.given_out = false;
+        call.confirmed = false;
         true
     }
 
@@ -277,6 +289,7 @@ impl Model {
             return;
         }
         call.given_out = false;
+        call.confirmed = false;
         if let Some(Wait::Until { deadline, .. }) = call.wait {
             call.released = Some(now.min(deadline + MAX_HOLD));
         }
@@ -310,6 +323,46 @@ impl Model {
     /// Rule 6: whether a cancel that was decided before still holds.
     pub(super) fn is_due(&self, id: CallId) -> bool {
         self.get(id).is_some_and(|call| call.given_out)
+    }
+
+    /// Which time it is that somebody was told to end it, if that holds.
+    pub(super) fn due(&self, id: CallId) -> Option<usize> {
+        let call = self.get(id).filter(|call| call.given_out)?;
+        Some(call.dues)
+    }
+
+    /// Rule 6: an answer counts only while the time stands that was asked about.
+    pub(super) fn answer(
+        &mut self,
+        id: CallId,
+        due: usize,
+        answer: Answering,
+        now: Instant,
+    ) -> bool {
+        if self.due(id) != Some(due) {
+            return false;
+        }
+        let Some(call) = self.get_mut(id) else {
+            return false;
+        };
+        call.given_out = false;
+        match answer {
+            Answering::Cancel => {
+                call.confirmed = true;
+                call.looks.push(now + LOOK_AGAIN);
+            }
+            Answering::PutOff { wait_ms } => {
+                let until = now + Duration::from_millis(wait_ms);
+                call.confirmed = false;
+                call.put_off = false;
+                call.looks.clear();
+                call.last_deadline = Some(until);
+                if let Some(Wait::Until { deadline, .. }) = &mut call.wait {
+                    *deadline = until;
+                }
+            }
+        }
+        true
     }
 
     /// Rule 3: whether nobody has it, and nobody is about to.
@@ -403,7 +456,11 @@ impl Model {
             }
             if !call.waits_on(now) {
                 call.given_out = true;
-                over.push((call.id, Expired::Grace));
+                call.dues += 1;
+                over.push(match call.confirmed {
+                    true => (call.id, Expired::Confirmed),
+                    false => (call.id, Expired::Grace),
+                });
             }
             true
         });

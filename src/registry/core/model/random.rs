@@ -62,6 +62,13 @@ fn remembering() -> impl Strategy<Value = Remembering> {
     })
 }
 
+fn answering() -> impl Strategy<Value = Answering> {
+    prop_oneof![
+        Just(Answering::Cancel),
+        (1..30_000_u64).prop_map(|wait_ms| Answering::PutOff { wait_ms }),
+    ]
+}
+
 fn pass() -> impl Strategy<Value = Pass> {
     prop_oneof![
         4 => (0..6_000_u64).prop_map(Pass::Ms),
@@ -113,6 +120,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => pick().prop_map(Op::ReadOn),
         3 => pick().prop_map(Op::LoseSight),
         3 => (pick(), remembering()).prop_map(|(call, how)| Op::FinishDue(call, how)),
+        4 => pick().prop_map(Op::Ask),
+        4 => (0..64_usize, answering()).prop_map(|(asked, answer)| Op::Answer(asked, answer)),
         2 => (pick(), remembering()).prop_map(|(call, how)| Op::FinishDetached(call, how)),
         8 => (pick(), option::weighted(0.7, remembering()))
             .prop_map(|(call, remember)| Op::Finish(call, remember)),

@@ -1,0 +1,114 @@
+//! The question before an orphan is cancelled, where the layer has somebody to ask.
+//!
+//! 1. Nothing happens to the call while it is asked: a client that comes back has it, and the answer then means nothing
+//!    ([`Expiry`]).
+//! 2. No answer is an answer: the call is put off. That holds for a panic, for one that takes too long, and for a runtime that
+//!    ends meanwhile.
+//! 3. A cancel that was confirmed waits for another look at the clock.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::state::{Core, Exchange};
+use crate::{
+    call::{CallId, CallInfo, CancelReason},
+    confirm::{Confirm, Confirmation, Confirming, Orphan},
+    policy::MIN_GRACE,
+    quietly::quietly,
+    registry::Expiry,
+    timer::{Moves, in_time},
+    verdict::Verdict,
+};
+
+/// How long an answer may take: 10 s. Then the call is put off.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// The least that a call is put off: 100 ms, so that an answer that says nothing does not keep a processor busy.
+pub(crate) const MIN_PUT_OFF: Duration = Duration::from_millis(100);
+
+/// A question that was not answered yet. Dropped, it puts its call off.
+struct Question {
+    exchange: Arc<Exchange>,
+    id: CallId,
+    expiry: Expiry,
+    answer: Confirmation,
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// Asks whether an orphan may be cancelled.
+    #[cold]
+    pub(super) fn ask(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
+        let expiry = self.at_home(|core| core.expiry(id).zip(core.detachment(id)));
+        // Else its client came back in this very moment.
+        let (Some((expiry, detachment)), Some(call)) = (expiry.flatten(), self.call(id)) else {
+            return;
+        };
+        let grace = self.grace_of(call);
+        let question = Question {
+            exchange: self.clone(),
+            id,
+            expiry,
+            answer: Confirmation::PutOff(grace),
+        };
+        let orphan = Orphan::new(call, detachment, grace);
+        if let Some(answer) = quietly(|| confirm(&orphan)) {
+            let timer = self.instance.registry.timer();
+            timer.spawn(Moves::BeforeItBegins, question.hear(answer));
+        }
+    }
+
+    /// Cancels an orphan of which somebody said so, if that still holds.
+    fn cancel_confirmed(self: &Arc<Self>, id: CallId, expiry: Expiry, reason: CancelReason) {
+        let span = self.span();
+        let finish = |core: &mut Core, ended| match core.expiry(id) == Some(expiry) {
+            true => core.finish_due(id, ended),
+            false => None,
+        };
+        if let Some(injection) = self.cancel_detached(None, id, reason, finish) {
+            self.inject(id, injection, span);
+        }
+    }
+
+    /// How long a call had to wait at first.
+    fn grace_of(&self, call: &CallInfo) -> Duration {
+        match call.policy().grace.verdict(call, self.going(false)) {
+            Verdict::CancelAfter(grace) => grace,
+            // What is known of its stream has changed since.
+            Verdict::CancelNow | Verdict::RunOn => MIN_GRACE,
+        }
+    }
+}
+
+// === impl Question ===
+
+impl Question {
+    async fn hear(mut self, answer: Confirming) {
+        if let Some(answer) = in_time(ANSWER_LIMIT, answer).await {
+            self.answer = answer;
+        }
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        let (id, expiry, now) = (self.id, self.expiry, Instant::now());
+        match self.answer {
+            Confirmation::Cancel => {
+                self.exchange.at_home(|core| core.confirm(id, expiry, now));
+            }
+            Confirmation::PutOff(wait) => {
+                let until = now.checked_add(wait.max(MIN_PUT_OFF));
+                let until = until.unwrap_or(now + MIN_GRACE);
+                self.exchange
+                    .at_home(|core| core.put_off(id, expiry, until));
+            }
+            Confirmation::SessionClosed => {
+                self.exchange
+                    .cancel_confirmed(id, expiry, CancelReason::SessionClosed);
+            }
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Events of sessions.
+
+/// Something that happened to a session. See
+/// [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session), which has an example.
+///
+/// `Debug` shows the session id, and anybody who knows it can speak for the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SessionEvent<'a> {
+    /// A session is there, but no message of it has been answered yet.
+    #[non_exhaustive]
+    Opened {
+        /// Its id.
+        session: &'a str,
+        /// It goes on here under an id that was given out before, be it by this server or by another.
+        restored: bool,
+    },
+    /// A session has ended: its client or the server asked for it, it was idle for too long, or another was restored under its
+    /// id.
+    #[non_exhaustive]
+    Closed {
+        /// Its id.
+        session: &'a str,
+    },
+}

@@ -1,0 +1,19 @@
+//! The streams of a call, one after the other.
+
+/// The generation of a call's first stream.
+pub(crate) const FIRST: Generation = Generation(1);
+
+/// Of a stream that no client has.
+pub(crate) const NOBODYS: Generation = Generation(0);
+
+/// Which stream of its call a stream is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Generation(u32);
+
+// === impl Generation ===
+
+impl Generation {
+    pub(super) fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}

@@ -1,0 +1,327 @@
+//! Somebody is asked before an orphan is cancelled.
+//!
+//! The clock stands still but for what each test moves it.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{CancelReason, Confirmation, Grace, Outcome};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    setup::{Plan, Server, Setup, StoppedClock, What, for_servers},
+    support::*,
+};
+
+const GRACE: Duration = Duration::from_secs(20);
+const TICK: Duration = Duration::from_millis(1);
+
+/// How long an answer may take.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// How long the clock is looked at after a cancel was confirmed.
+const GLANCE: Duration = Duration::from_millis(100);
+
+const ORPHANED: Outcome = Outcome::Cancelled(CancelReason::Orphaned);
+
+for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
+    nobody_is_asked_before_the_grace_is_over,
+    a_confirmed_orphan_is_cancelled,
+    what_is_put_off_waits_and_is_asked_about_again,
+    a_call_of_another_servers_session_ends_as_its_session_closed,
+    a_client_that_comes_back_while_somebody_is_asked_has_its_call,
+    an_answer_for_the_grace_before_means_nothing,
+    no_answer_in_time_puts_off,
+    a_panic_puts_off,
+    a_panic_while_it_is_asked_puts_off,
+    others_cancel_without_asking,
+});
+
+// The layer alone does not see the answer of a call whose client is away.
+for_servers!([wrapped_session = Wrapped] {
+    an_answer_ends_the_question,
+});
+
+/// Whoever is asked: what the test answers, when it likes.
+struct Askings(mpsc::UnboundedReceiver<Asking>);
+
+struct Asking {
+    lasted: Duration,
+    grace: Duration,
+    answer: oneshot::Sender<Confirmation>,
+}
+
+impl Askings {
+    async fn next(&mut self) -> Asking {
+        let asking = self.0.recv().await;
+        asking.expect("the layer lives")
+    }
+
+    fn is_empty(&mut self) -> bool {
+        self.0.try_recv().is_err()
+    }
+}
+
+impl Asking {
+    fn answer(self, answer: Confirmation) {
+        self.answer.send(answer).expect("somebody listens");
+    }
+}
+
+async fn nobody_is_asked_before_the_grace_is_over(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut askings) = asking(server).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(GRACE - TICK).await;
+    setup.assert_usable(&mcp).await;
+    assert!(askings.is_empty());
+
+    clock.advance(2 * TICK).await;
+
+    let asking = askings.next().await;
+    assert_eq!(asking.grace, GRACE);
+    assert!((GRACE..GRACE + GLANCE).contains(&asking.lasted));
+    assert!(setup.witness.is_running("a"));
+    assert!(!setup.tokens.of("a").is_cancelled());
+}
+
+async fn a_confirmed_orphan_is_cancelled(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut askings) = asking(server).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+
+    askings.next().await.answer(Confirmation::Cancel);
+    setup.assert_usable(&mcp).await;
+    clock.advance(GLANCE + TICK).await;
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+    let events = [
+        What::Started,
+        What::Detached(Some(GRACE)),
+        What::Ended(ORPHANED),
+    ];
+    assert_eq!(setup.events.of(&mcp, 1), events);
+    assert!(askings.is_empty(), "it is asked once");
+}
+
+async fn what_is_put_off_waits_and_is_asked_about_again(server: Server) {
+    const WAIT: Duration = Duration::from_secs(3);
+    let clock = StoppedClock::stop();
+    let (setup, mut askings) = asking(server).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+    for _ in 0..3 {
+        let asking = askings.next().await;
+        asking.answer(Confirmation::PutOff(WAIT));
+        setup.assert_usable(&mcp).await;
+        clock.advance(WAIT - TICK).await;
+        setup.assert_usable(&mcp).await;
+        assert!(askings.is_empty());
+        assert!(!setup.tokens.of("a").is_cancelled());
+        clock.advance(2 * TICK).await;
+    }
+    let asking = askings.next().await;
+    assert!(asking.lasted >= GRACE + 3 * WAIT, "{:?}", asking.lasted);
+    assert_eq!(asking.grace, GRACE);
+    asking.answer(Confirmation::Cancel);
+    setup.assert_usable(&mcp).await;
+    clock.advance(GLANCE + TICK).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+}
+
+async fn a_call_of_another_servers_session_ends_as_its_session_closed(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut askings) = asking(server).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+
+    askings.next().await.answer(Confirmation::SessionClosed);
+
+    let closed = Outcome::Cancelled(CancelReason::SessionClosed);
+    assert_eq!(setup.events.ended(&mcp, 1).await, closed);
+    assert!(setup.witness.ended("a").await.is_cancelled());
+}
+
+async fn a_client_that_comes_back_while_somebody_is_asked_has_its_call(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut askings) = asking(server).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+    let asking = askings.next().await;
+    let mut resumed = resume(&setup, &mcp, 1).await;
+
+    asking.answer(Confirmation::Cancel);
+
+    setup.assert_usable(&mcp).await;
+    clock.advance(3 * GRACE).await;
+    setup.assert_completes("a", &mut resumed).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+    assert!(askings.is_empty());
+}
+
+async fn an_answer_for_the_grace_before_means_nothing(server: Server) {
+    let clock = StoppedClock::stop();
+    let short = Duration::from_secs(2);
+    let (setup, mut askings) = asking_after(server, short).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(short + TICK).await;
+    let first = askings.next().await;
+    let resumed = resume(&setup, &mcp, 1).await;
+    resumed.fin();
+    setup.events.detached_again(&mcp, 1, 2).await;
+    clock.advance(short + TICK).await;
+    let second = askings.next().await;
+
+    first.answer(Confirmation::Cancel);
+
+    setup.assert_usable(&mcp).await;
+    clock.advance(2 * GLANCE).await;
+    setup.assert_usable(&mcp).await;
+    assert!(!setup.tokens.of("a").is_cancelled());
+    assert!(setup.witness.is_running("a"));
+    second.answer(Confirmation::Cancel);
+    setup.assert_usable(&mcp).await;
+    clock.advance(GLANCE + TICK).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+}
+
+async fn no_answer_in_time_puts_off(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut askings) = asking(server).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+    let unanswered = askings.next().await;
+    setup.assert_usable(&mcp).await;
+    clock.advance(LIMIT + TICK).await;
+    setup.assert_usable(&mcp).await;
+    assert!(unanswered.answer.is_closed(), "nobody listens any more");
+    assert!(setup.witness.is_running("a"));
+
+    clock.advance(GRACE + TICK).await;
+
+    askings.next().await.answer(Confirmation::Cancel);
+    setup.assert_usable(&mcp).await;
+    clock.advance(GLANCE + TICK).await;
+    assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+}
+
+async fn a_panic_puts_off(server: Server) {
+    let clock = StoppedClock::stop();
+    let (sender, mut asked) = mpsc::unbounded_channel();
+    let plan = Plan::of(server).grace(Grace::After(GRACE));
+    let plan = plan.layer(move |layer| {
+        layer.confirm(move |_| {
+            sender.send(()).unwrap();
+            assert!(sender.is_closed(), "on purpose");
+            async { Confirmation::Cancel }
+        })
+    });
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    for _ in 0..2 {
+        clock.advance(GRACE + TICK).await;
+        asked.recv().await.unwrap();
+        setup.assert_usable(&mcp).await;
+        assert!(!setup.tokens.of("a").is_cancelled());
+    }
+}
+
+async fn a_panic_while_it_is_asked_puts_off(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut askings) = asking(server).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+    // Its future panics.
+    drop(askings.next().await.answer);
+    setup.assert_usable(&mcp).await;
+    clock.advance(GRACE + TICK).await;
+    drop(askings.next().await);
+    assert!(!setup.tokens.of("a").is_cancelled());
+}
+
+async fn an_answer_ends_the_question(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut askings) = asking(server).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+    let asking = askings.next().await;
+    setup.witness.release("a");
+    let _end = setup.witness.ended("a").await;
+    setup.calls_reach(0).await;
+    let before = setup.events.of(&mcp, 1);
+
+    asking.answer(Confirmation::Cancel);
+
+    setup.assert_usable(&mcp).await;
+    clock.advance(GRACE).await;
+    assert_eq!(setup.events.of(&mcp, 1), before);
+}
+
+async fn others_cancel_without_asking(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut askings) = asking(server).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+    let asking = askings.next().await;
+    let [call] = &*setup.calls.snapshot() else {
+        panic!("one call");
+    };
+    assert!(setup.calls.cancel(call.id(), CancelReason::Requested));
+    let requested = Outcome::Cancelled(CancelReason::Requested);
+    assert_eq!(setup.events.ended(&mcp, 1).await, requested);
+    asking.answer(Confirmation::PutOff(GRACE));
+    setup.assert_usable(&mcp).await;
+    assert!(setup.calls.is_empty());
+    assert!(askings.is_empty());
+}
+
+async fn asking(server: Server) -> (Setup, Askings) {
+    asking_after(server, GRACE).await
+}
+
+async fn asking_after(server: Server, grace: Duration) -> (Setup, Askings) {
+    let (sender, askings) = mpsc::unbounded_channel();
+    let plan = Plan::of(server).grace(Grace::After(grace));
+    let plan = plan.layer(move |layer| {
+        layer.confirm(move |orphan| {
+            let (answer, answered) = oneshot::channel();
+            let asking = Asking {
+                lasted: orphan.detachment().lasted(),
+                grace: orphan.grace(),
+                answer,
+            };
+            // The test may be over.
+            let _sent = sender.send(asking);
+            async move { answered.await.expect("on purpose: no answer") }
+        })
+    });
+    (plan.start().await, Askings(askings))
+}
+
+/// A call with id 1 whose client has just gone.
+async fn detach(setup: &Setup, mcp: &Mcp) {
+    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(mcp, 1).await;
+}
+
+async fn resume(setup: &Setup, mcp: &Mcp, nth: usize) -> Connection {
+    let mut resumed = mcp.resume("0/0").await;
+    assert_eq!(resumed.head().await.status, 200);
+    setup.events.resumed(mcp, 1, nth).await;
+    resumed
+}

@@ -1,0 +1,141 @@
+//! Somebody is told of sessions that open and close, once each.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use mcp_cancel_on_disconnect::{CancellableSessionManager, observe::SessionEvent};
+use rmcp::transport::streamable_http_server::session::{SessionId, local::SessionConfig};
+
+use self::What::{Closed, Opened, Restored};
+use super::idle::soon;
+use crate::{
+    setup::{Plan, SavedSessions, Server, Sessions, Setup, StoppedClock},
+    support::*,
+};
+
+const IDLE: Duration = SessionConfig::DEFAULT_KEEP_ALIVE;
+const TICK: Duration = Duration::from_millis(1);
+
+/// What was told.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<(What, String)>>>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Opened,
+    Restored,
+    Closed,
+}
+
+impl Told {
+    fn hear(&self, event: &SessionEvent<'_>) {
+        let (what, session) = match event {
+            SessionEvent::Opened {
+                session, restored, ..
+            } => (if *restored { Restored } else { Opened }, session),
+            SessionEvent::Closed { session, .. } => (Closed, session),
+            other => panic!("{other:?}"),
+        };
+        self.0.lock().unwrap().push((what, (*session).to_owned()));
+    }
+
+    fn of(&self, mcp: &Mcp) -> Vec<What> {
+        let session = mcp.session_id().expect("a session");
+        let told = self.0.lock().unwrap();
+        let its = told.iter().filter(|(_, id)| id == session);
+        its.map(|(what, _)| *what).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_its_client_ends() {
+    let (setup, told) = start(|plan| plan).await;
+    let mcp = setup.mcp().await;
+    let other = setup.mcp().await;
+    assert_eq!(told.of(&mcp), [Opened]);
+
+    assert_eq!(mcp.delete().await, 202);
+    // rmcp's task closes it once more when its handlers are through.
+    setup.assert_usable(&other).await;
+    mcp.delete().await;
+
+    assert_eq!(told.of(&mcp), [Opened, Closed]);
+    assert_eq!(told.of(&other), [Opened]);
+}
+
+#[tokio::test]
+async fn an_idle_session_and_one_that_is_restored_under_its_id() {
+    let clock = StoppedClock::stop();
+    let store = Arc::new(SavedSessions::default());
+    let (setup, told) = start(|plan| {
+        plan.config(|mut config| {
+            config.session_store = Some(store);
+            config
+        })
+    })
+    .await;
+    let mcp = setup.mcp().await;
+    clock.advance(IDLE + TICK).await;
+    soon("it is closed", async || told.of(&mcp).len() == 2).await;
+    assert_eq!(told.of(&mcp), [Opened, Closed]);
+
+    setup.assert_usable(&mcp).await;
+
+    assert_eq!(told.of(&mcp), [Opened, Closed, Restored]);
+}
+
+/// The manager inside has lost it, by a crash or its own timer.
+#[tokio::test]
+async fn a_session_in_whose_place_another_is_restored() {
+    let store = Arc::new(SavedSessions::default());
+    let (setup, told) = start(|plan| {
+        plan.config(|mut config| {
+            config.session_store = Some(store);
+            config
+        })
+    })
+    .await;
+    let mcp = setup.mcp().await;
+    let session: SessionId = mcp.session_id().expect("a session").into();
+    setup
+        .sessions
+        .local()
+        .sessions
+        .write()
+        .await
+        .remove(&session);
+
+    setup.assert_usable(&mcp).await;
+
+    assert_eq!(told.of(&mcp), [Opened, Closed, Restored]);
+}
+
+#[tokio::test]
+async fn a_watcher_that_panics_harms_nobody() {
+    let told = Told::default();
+    let hears = told.clone();
+    let wrap = move |_| {
+        CancellableSessionManager::local(SessionConfig::default())
+            .on_session(|_| panic!("on purpose"))
+            .on_session(move |event| hears.hear(event))
+    };
+    let setup = Plan::of(Server::Wrapped).wrap(wrap).start().await;
+    let mcp = setup.mcp().await;
+    setup.assert_usable(&mcp).await;
+    assert_eq!(mcp.delete().await, 202);
+    assert_eq!(told.of(&mcp), [Opened, Closed]);
+    assert!(matches!(setup.sessions, Sessions::Wrapped(_)));
+}
+
+async fn start(plan: impl FnOnce(Plan) -> Plan) -> (Setup, Told) {
+    let told = Told::default();
+    let hears = told.clone();
+    let wrap = move |_| {
+        CancellableSessionManager::local(SessionConfig::default())
+            .on_session(move |event| hears.hear(event))
+    };
+    let setup = plan(Plan::of(Server::Wrapped).wrap(wrap)).start().await;
+    (setup, told)
+}
