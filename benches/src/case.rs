@@ -1,4 +1,4 @@
-//! What is asked of a server, and who watches over it meanwhile.
+//! A case: what is asked of a server, and who watches over it meanwhile.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! Do requests and responses pass as they are?
+//! Requests and responses that pass as they are.
 
 use crate::support::*;
 

@@ -1,4 +1,4 @@
-//! What the service answers to requests of all kinds.
+//! Answers of the service to requests of all kinds.
 
 use axum::body::Body;
 use http::{Method, Request, StatusCode};

@@ -277,6 +277,8 @@ async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
     directory.load(text.0).await.unwrap_err();
     directory.claim(text.0, me, me).await.unwrap_err();
     directory.owner(list.0, me.incarnation).await.unwrap_err();
+    directory.remove(text.0, me).await.unwrap();
+    directory.remove(list.0, me).await.unwrap();
     assert_eq!(
         directory
             .enter(me, &[text, list, good.clone()])
