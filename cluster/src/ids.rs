@@ -6,7 +6,7 @@
 
 use std::{
     error::Error,
-    fmt::{self, Debug, Display, Formatter},
+    fmt::{self, Debug, Display, Formatter, Write as _},
     hash::{BuildHasher, RandomState},
     net::SocketAddr,
     str::FromStr,
@@ -180,6 +180,19 @@ impl<'a> EventName<'a> {
         }
     }
 
+    /// What stands behind the plain ids of the events of a call whose request id is this number, or of no call.
+    ///
+    /// The same as [`Display`] has it, at a tenth of the price: every event of a call pays it.
+    pub(crate) fn put_behind(plain: &mut String, incarnation: &str, call: Option<u64>) {
+        plain.push(SEPARATOR);
+        plain.push_str(incarnation);
+        plain.push(SEPARATOR);
+        if let Some(call) = call {
+            // A string takes everything.
+            let _written = write!(plain, "{call}");
+        }
+    }
+
     /// Reads what a client sent: `None` if no instance gave such an id. Clients can forge any.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         // From the right: the plain id is anybody's, and may have separators in it.
@@ -290,6 +303,17 @@ mod tests {
         let name = EventName::new("0/1", incarnation, &long).to_string();
         assert_eq!(name, format!("0/1~{incarnation}~"));
         assert_eq!(EventName::read(&name).and_then(|name| name.call), None);
+    }
+
+    #[test]
+    fn what_is_put_behind_an_id_is_what_its_name_has() {
+        let incarnation = Incarnation::random();
+        for call in [None, Some(0), Some(7), Some(u64::MAX)] {
+            let text = call.map(|call| call.to_string()).unwrap_or_default();
+            let mut put = "0/1".to_owned();
+            EventName::put_behind(&mut put, &incarnation.to_string(), call);
+            assert_eq!(put, EventName::new("0/1", incarnation, &text).to_string());
+        }
     }
 
     proptest! {
