@@ -46,9 +46,9 @@ pub(crate) enum Answerer {
     Stranger,
 }
 
-/// Whether a field is one of these, for those who look through a head anyway.
-pub(crate) fn is_internal(name: &HeaderName) -> bool {
-    *name == CLUSTER || *name == CLIENT
+/// Whether a field is one of these, for those who look through a head anyway: its name behind `mcp-`.
+pub(crate) fn is_internal(name: &str) -> bool {
+    name == "cluster" || name == "cluster-client"
 }
 
 /// Removes what only peers may say.

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
+    hash::{BuildHasherDefault, Hasher},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -12,7 +13,11 @@ const SHARDS: usize = 64;
 /// Each id, and how often it is on the list.
 pub(super) struct Roll(Box<[Mutex<Shard>]>);
 
-type Shard = HashMap<Arc<str>, usize>;
+type Shard = HashMap<Arc<str>, usize, BuildHasherDefault<IdHasher>>;
+
+/// Mixes eight bytes at a time. What is on the list was given out here: no client can choose ids that meet there.
+#[derive(Default)]
+struct IdHasher(u64);
 
 /// An id is on the list until this is dropped.
 pub(super) struct Listed {
@@ -46,6 +51,34 @@ impl Roll {
         #[expect(clippy::indexing_slicing, reason = "there are so many")]
         let shard = &self.0[at];
         shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl IdHasher ===
+
+impl IdHasher {
+    fn mix(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            self.mix(u64::from_le_bytes(*word));
+        }
+        let rest = rest
+            .iter()
+            .fold(0, |rest, byte| rest << 8 | u64::from(*byte));
+        self.mix(rest);
+    }
+
+    /// What ends a text. There is nothing after it here.
+    fn write_u8(&mut self, _: u8) {}
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
     }
 }
 
