@@ -1,4 +1,4 @@
-//! How an instance becomes a member of a cluster.
+//! The builder of a membership.
 
 use std::{
     error::Error,

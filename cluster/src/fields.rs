@@ -1,4 +1,4 @@
-//! What of a head is read to know where a request goes, in one pass: a look-up for each field would cost more.
+//! The fields of a head that say where a request goes, read in one pass: a look-up for each would cost more.
 
 use http::HeaderMap;
 

@@ -1,4 +1,4 @@
-//! What is counted, through the `metrics` facade (feature `metrics`). Without the feature nothing is.
+//! Counts, through the `metrics` facade (feature `metrics`). Without the feature there are none.
 //!
 //! | name | kind | label `outcome` | what |
 //! |---|---|---|---|

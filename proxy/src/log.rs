@@ -1,4 +1,4 @@
-//! What is logged, and how: lines for people or for machines, on standard error.
+//! Log lines, for people or for machines, on standard error.
 //!
 //! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. What
 //! comes from a client or a server is one line, without control characters, and cut.

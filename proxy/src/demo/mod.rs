@@ -1,4 +1,4 @@
-//! What a hang-up means to a server on stdin and stdout, shown: behind a bare bridge and behind the proxy.
+//! A demonstration of what a hang-up means to a server on stdin and stdout, behind a bare bridge and behind the proxy.
 //!
 //! `mcp-cancel-proxy --demo` needs nothing but itself. For every cell of the table that it prints it starts a
 //! [scripted server](server) behind one of the two, on the loopback interface. Clients call a tool that works for 4 s, and some

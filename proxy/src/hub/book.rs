@@ -1,4 +1,4 @@
-//! Which streams a session has, and which of all have ended.
+//! The streams of each session, and those of all that have ended.
 //!
 //! What stands here knows nothing of a stream but its number and its call. So a stream may know the [`Book`] that it stands
 //! in, and ask for what needs the others: room.

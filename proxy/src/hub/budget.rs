@@ -1,4 +1,4 @@
-//! How much may be kept, and who keeps it.
+//! The room for events: its limit, and the streams that have a share of it.
 //!
 //! 1. What is granted is never more than the limit of the budget, nor of the one around it: a grant that would be is
 //!    refused, and takes nothing.

@@ -1,4 +1,4 @@
-//! What is to be known of a call to keep its stream.
+//! A call, as far as its stream has to know it.
 
 use http::HeaderValue;
 use mcp_cancel_on_disconnect::CallToken;

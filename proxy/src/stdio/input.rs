@@ -1,4 +1,4 @@
-//! What waits to be written to a process's stdin.
+//! The messages that wait to be written to a process's stdin.
 
 use std::{
     sync::{

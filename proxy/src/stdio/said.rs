@@ -1,4 +1,4 @@
-//! What a process writes besides its messages, as log lines: not too many, and not too long.
+//! Log lines of what a process writes besides its messages: not too many, and not too long.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! How streams are forgotten: when their time is over, where room is short, and with their session.
+//! The end of a stream's time: streams are forgotten when it is over, where room is short, and with their session.
 
 use std::sync::{Arc, Weak};
 

@@ -1,4 +1,4 @@
-//! Which stream a line of the server belongs to. Without I/O or a clock of its own.
+//! Routing: the stream to which a line of the server belongs. Without I/O or a clock of its own.
 //!
 //! On stdio all calls of a session share one pipe, and few lines say whose they are. The rules:
 //!
