@@ -1,4 +1,5 @@
-//! The header fields in which instances talk to one another, beside the request that is relayed. Clients neither see it nor can say it:
+//! The header fields in which instances talk to one another, beside the request that is relayed. Clients neither see nor can
+//! send them:
 //!
 //! 1. The public side removes these fields from every request before anything reads it, and from every response of a peer.
 //! 2. What came from a peer is marked by an extension, which no bytes on a connection can make.
