@@ -11,6 +11,7 @@
 //! 2. Method, tool and ids come from clients. They are cut, escaped, and shown as text ([`html`]).
 //! 3. The page loads its own style and script and nothing else; nothing inline ever runs.
 //! 4. Session ids are secrets. A keyed hash shows which calls belong together.
+//! 5. A button that has just come under the pointer cannot be pressed: who clicks twice, or aims at a row that goes, means another.
 
 use std::{hash::RandomState, sync::Arc};
 
