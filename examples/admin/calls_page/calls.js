@@ -24,11 +24,21 @@ function take(fresh) {
         return;
     }
     const focused = document.activeElement?.id;
+    const main = fresh.querySelector("main");
+    const before = places();
     document.title = fresh.title;
-    document.querySelector("main").replaceWith(fresh.querySelector("main"));
+    document.querySelector("main").replaceWith(main);
+    // Where no button came to the place of another, all can be pressed at once.
+    main.classList.toggle("still", places().startsWith(before));
     if (focused) {
-        document.getElementById(focused)?.focus();
+        document.getElementById(focused)?.focus({ preventScroll: true });
     }
+}
+
+// Which button is where, from above.
+function places() {
+    const buttons = Array.from(document.querySelectorAll("button"));
+    return buttons.map((button) => `${button.value} at ${button.getBoundingClientRect().top};`).join("");
 }
 
 setTimeout(refresh, 2000);

@@ -13,14 +13,14 @@ struct Text<'a>(&'a str);
 /// A time as people say it.
 struct Time(u64);
 
-pub(super) fn page(rows: &[Row], missed: Option<u64>) -> String {
+pub(super) fn page(rows: &[Row], mark: &str, missed: Option<u64>) -> String {
     let mut page = String::with_capacity(2048 + 512 * rows.len());
     // Writing to a string cannot fail.
-    let _written = write_page(&mut page, rows, missed);
+    let _written = write_page(&mut page, rows, mark, missed);
     page
 }
 
-fn write_page(page: &mut String, rows: &[Row], missed: Option<u64>) -> fmt::Result {
+fn write_page(page: &mut String, rows: &[Row], mark: &str, missed: Option<u64>) -> fmt::Result {
     let count = rows.len();
     let detached = rows.iter().filter(|row| row.state == State::Detached);
     let detached = detached.count();
@@ -63,7 +63,7 @@ fn write_page(page: &mut String, rows: &[Row], missed: Option<u64>) -> fmt::Resu
     if rows.is_empty() {
         page.push_str("<p class=\"empty\">No call is in flight.</p>\n");
     } else {
-        write_table(page, rows)?;
+        write_table(page, rows, mark)?;
     }
     page.push_str(
         "</main>\n<footer><span class=\"live\">Fresh every 2 s</span> <a href=\"calls.json\">JSON</a></footer>\n\
@@ -72,10 +72,14 @@ fn write_page(page: &mut String, rows: &[Row], missed: Option<u64>) -> fmt::Resu
     Ok(())
 }
 
-fn write_table(page: &mut String, rows: &[Row]) -> fmt::Result {
+fn write_table(page: &mut String, rows: &[Row], mark: &str) -> fmt::Result {
+    writeln!(
+        page,
+        "<form method=\"post\" action=\"calls?page={}\">",
+        Text(mark)
+    )?;
     page.push_str(
-        r#"<form method="post" action="calls">
-<table>
+        r#"<table>
 <thead><tr><th scope="col" class="number">Call</th><th scope="col">What</th><th scope="col">State</th>
 <th scope="col" class="number">Age</th><th scope="col" class="number">Time left</th>
 <th scope="col">Session</th><th scope="col">Request id</th><th><span class="unseen">Cancel</span></th></tr></thead>

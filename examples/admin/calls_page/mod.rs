@@ -11,8 +11,13 @@
 //! 2. Method, tool and ids come from clients. They are cut, escaped, and shown as text ([`html`]).
 //! 3. The page loads its own style and script and nothing else; nothing inline ever runs.
 //! 4. Session ids are secrets. A keyed hash shows which calls belong together.
+//! 5. A page that another process made cancels nothing: there the numbers of calls mean others.
+//! 6. A button that has just come under the pointer cannot be pressed: who clicks twice, or aims at a row that goes, means another.
 
-use std::{hash::RandomState, sync::Arc};
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+};
 
 use axum::{
     Form, Json, Router,
@@ -39,7 +44,7 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; c
 #[derive(Clone)]
 struct Page {
     calls: Calls,
-    /// Makes the hashes of sessions: other ones in each process.
+    /// Makes the hashes of sessions, and the mark of the page: other ones in each process.
     key: Arc<RandomState>,
 }
 
@@ -51,6 +56,12 @@ struct Listing {
 #[derive(Deserialize)]
 struct Cancel {
     call: u64,
+}
+
+#[derive(Deserialize)]
+struct Source {
+    /// The mark of the page that has the button. Who is no page needs none.
+    page: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -83,7 +94,7 @@ pub(crate) fn routes(calls: Calls) -> Router {
 }
 
 async fn show(State(page): State<Page>, Query(notice): Query<Notice>) -> Html<String> {
-    Html(html::page(&page.rows(), notice.missed))
+    Html(html::page(&page.rows(), &page.mark(), notice.missed))
 }
 
 async fn list(State(page): State<Page>) -> Json<Listing> {
@@ -94,9 +105,11 @@ async fn list(State(page): State<Page>) -> Json<Listing> {
 async fn cancel(
     _: SameOrigin,
     State(page): State<Page>,
+    Query(source): Query<Source>,
     Form(Cancel { call }): Form<Cancel>,
 ) -> Response {
-    let to = match page.cancel(call) {
+    let is_ours = source.page.is_none_or(|mark| mark == page.mark());
+    let to = match is_ours && page.cancel(call) {
         true => "calls".to_owned(),
         false => format!("calls?missed={call}"),
     };
@@ -123,6 +136,10 @@ impl Page {
     fn rows(&self) -> Vec<Row> {
         let calls = self.calls.snapshot();
         calls.iter().map(|call| Row::of(call, &*self.key)).collect()
+    }
+
+    fn mark(&self) -> String {
+        format!("{:016x}", self.key.hash_one("the page"))
     }
 
     fn cancel(&self, id: u64) -> bool {

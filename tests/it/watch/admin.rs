@@ -193,6 +193,24 @@ async fn a_call_that_has_ended_is_said_to_have_ended() {
 }
 
 #[tokio::test]
+async fn a_page_from_before_a_restart_cancels_nothing() {
+    let (calls, _open) = held_call("tool").await;
+    // Of another process, which has given the same number to another call.
+    let before = get(&routes(calls.clone()), "/calls").await.body;
+    let admin = routes(calls.clone());
+    let own = get(&admin, "/calls").await.body;
+    let id = first(&calls);
+
+    let said = press(&admin, &action(&before), &id, &SAME).await;
+    assert_eq!(said.headers[header::LOCATION], format!("calls?missed={id}"));
+    assert_eq!(calls.len(), 1);
+
+    let said = press(&admin, &action(&own), &id, &SAME).await;
+    assert_eq!(said.headers[header::LOCATION], "calls");
+    assert_eq!(calls.len(), 0);
+}
+
+#[tokio::test]
 async fn what_clients_say_is_only_text() {
     let (calls, _open) = held_call(MARKUP).await;
     let admin = routes(calls);
@@ -309,7 +327,18 @@ async fn get(admin: &Router, path: &str) -> Said {
 }
 
 async fn cancel(admin: &Router, id: &str, headers: &[(&str, &str)]) -> Said {
-    let request = request("POST", "/calls", headers)
+    press(admin, "/calls", id, headers).await
+}
+
+/// Where the buttons of a page send to.
+fn action(page: &str) -> String {
+    let (_, action) = page.split_once("action=\"").expect("a form");
+    let (action, _) = action.split_once('"').expect("an end");
+    format!("/{action}")
+}
+
+async fn press(admin: &Router, path: &str, id: &str, headers: &[(&str, &str)]) -> Said {
+    let request = request("POST", path, headers)
         .header("content-type", "application/x-www-form-urlencoded")
         .body(Body::from(format!("call={id}")));
     ask(admin, request.expect("a request")).await
