@@ -89,6 +89,8 @@
 //! - `tower_http::on_early_drop` runs a callback when a response is dropped. It knows nothing of calls, and cannot tell a
 //!   client that left from one that reconnects.
 //! - rmcp cancels stateless calls by itself. With this layer it still does, and the reason is known.
+//! - `mcp-cancel-proxy` is this layer as a program, in front of a server in any language.
+//! - `mcp-cancel-cluster` is for several instances of one server whose load balancer does not stick by session.
 //!
 //! # Features
 //!
