@@ -24,76 +24,95 @@ async def play(world, short):
 
 async def _outage(world, how, seconds, groups):
     away, back, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    told = [asyncio.create_task(_group(world, number, away, back, over)) for number in range(groups)]
-    await asyncio.sleep(1.5)
+    groups = [Group(world, number) for number in range(groups)]
+    await asyncio.gather(*(group.begin() for group in groups))
+    playing = asyncio.gather(*(group.play(away, back, over) for group in groups))
+    # Shorter than a grace.
+    await asyncio.sleep(GRACE / 4)
+    await _take_away(world, how, seconds)
+    world.facts.note("away", what="redis", how=how)
+    away.set()
+    await asyncio.sleep(seconds)
+    await _bring_back(world, how)
+    world.facts.note("returned", what="redis")
+    back.set()
+    await asyncio.sleep(GRACE + LATE)
+    over.set()
+    await playing
+    await world.settle()
+
+
+async def _take_away(world, how, seconds):
     if how == "pause":
         await world.redis.ask(f"CLIENT PAUSE {seconds * 1000} ALL")
     elif how == "stop":
         world.redis.signal(signal.SIGSTOP)
     else:
         await world.redis.kill()
-    world.facts.note("away", what="redis", how=how)
-    away.set()
-    await asyncio.sleep(seconds)
+
+
+async def _bring_back(world, how):
     if how == "stop":
         world.redis.signal(signal.SIGCONT)
     elif how == "kill":
         await world.redis.start()
     await world.redis.ready()
-    world.facts.note("returned", what="redis")
-    back.set()
-    await asyncio.sleep(GRACE + LATE)
-    over.set()
-    await asyncio.gather(*told)
-    await world.settle()
 
 
-async def _group(world, number, away, back, over):
+class Group:
     """Clients of an instance, of another that relays to it, and of a third that knows nothing of the session."""
-    owner, other, third = (node.door for node in world.turn(number))
-    by_owner = await world.call("directory", "stay", owner)
-    by_relay = await world.call("directory", "stay", owner, through=other)
-    back_late = await world.call("directory", "back", owner)
-    leaving = [await world.call("directory", "gone", owner, through=door) for door in (owner, other)]
-    before = await world.call("directory", "gone", owner, through=other)
-    poking = asyncio.create_task(_poke(world, [by_owner.session, by_relay.session, back_late.session], over))
-    await asyncio.sleep(0.0)
-    cutting = asyncio.create_task(_before(away, before))
-    await away.wait()
-    await asyncio.sleep(0.3)
-    await world.release(by_owner)
-    for call in [back_late, *leaving]:
-        call.cut(reset=number % 2 == 0)
-    coming = asyncio.create_task(back_late.back(third, 90.0))
-    # It begins without the directory.
-    opened = await world.call("directory", "back", owner)
-    await by_owner.until_over()
-    await back.wait()
-    await world.release(by_relay)
-    await by_relay.until_over()
-    await coming
-    await world.release(back_late)
-    await back_late.end(third)
-    opened.cut()
-    await opened.back(third)
-    await world.release(opened)
-    await opened.end(third)
-    await over.wait()
-    await asyncio.gather(poking, cutting)
-    for call in (by_owner, by_relay):
-        call.close()
-        await asyncio.gather(*(call.session.whose(node.door, f"after {call.tag}") for node in world.nodes))
 
+    def __init__(self, world, number):
+        self._world = world
+        self._reset = number % 2 == 0
+        self._owner, self._other, self._third = (node.door for node in world.turn(number))
 
-async def _before(away, call):
-    """Cut off while the directory was there, and it is gone before the grace is over."""
-    await asyncio.sleep(0.5)
-    if not away.is_set():
-        call.cut()
+    async def begin(self):
+        """Everything is as it should be."""
+        self._by_owner = await self._call("stay", self._owner)
+        self._by_relay = await self._call("stay", self._other)
+        self._back = await self._call("back", self._owner)
+        self._leaving = [await self._call("gone", door) for door in (self._owner, self._other)]
+        self._left = await self._call("gone", self._other)
 
+    async def play(self, away, back, over):
+        poking = asyncio.create_task(self._poke(over))
+        # The directory is gone before its grace is over.
+        self._left.cut()
+        await away.wait()
+        await asyncio.sleep(0.3)
+        await self._world.release(self._by_owner)
+        for call in [self._back, *self._leaving]:
+            call.cut(self._reset)
+        coming = asyncio.create_task(self._back.back(self._third, 90.0))
+        # It begins without the directory.
+        opened = await self._call("back", self._owner)
+        await self._by_owner.until_over()
+        await back.wait()
+        await self._world.release(self._by_relay)
+        await self._by_relay.until_over()
+        await coming
+        await self._end(self._back)
+        opened.cut()
+        await opened.back(self._third)
+        await self._end(opened)
+        await over.wait()
+        await poking
+        for call in (self._by_owner, self._by_relay):
+            call.close()
+            doors = [node.door for node in self._world.nodes]
+            await asyncio.gather(*(call.session.whose(door, f"after {call.tag}") for door in doors))
 
-async def _poke(world, sessions, over):
-    while not over.is_set():
-        for session in sessions:
-            await session.poke(world.front, limit=5.0)
-        await asyncio.sleep(0.15)
+    async def _call(self, story, through):
+        return await self._world.call("directory", story, self._owner, through=through)
+
+    async def _end(self, call):
+        await self._world.release(call)
+        await call.end(self._third)
+
+    async def _poke(self, over):
+        """Looks for living sessions, all the time."""
+        while not over.is_set():
+            for call in (self._by_owner, self._by_relay, self._back):
+                await call.session.poke(self._world.front, limit=5.0)
+            await asyncio.sleep(0.15)
