@@ -127,7 +127,7 @@ class Call:
 
     async def ask(self, door, until_started=True):
         """Calls the tool. Returns when the client has all its events but the answer, if that is to be waited for."""
-        self._note("asked", session=self.session.id, id=self.id, door=door.name, events=self._events, **self._plan)
+        self._note("asked", session=self.session.id, id=str(self.id)[:80], door=door.name, events=self._events, **self._plan)
         message = {"method": "tools/call", "id": self.id, "params": self._params}
         for _ in range(int(PATIENCE / AGAIN_AFTER)):
             try:

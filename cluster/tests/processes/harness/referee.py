@@ -131,6 +131,11 @@ class Judge:
             return self._fault("no error of a lost call", call)
         self._late("error", failed["at"] - call.at("back"), self.limits.error, call)
 
+    def _given_up(self, call):
+        """Its owner was stopped for so long that another has the session."""
+        if call.one("answered") or not call.one("failed"):
+            return self._fault("no error of a lost call", call)
+
     def _told(self, call):
         """Its client cancelled it, or deleted its session, at another instance."""
         if not call.cancelled_at or not call.one("told"):
@@ -183,7 +188,7 @@ def judge(folder, grace, strict):
     judge = Judge(facts, Limits(grace, strict))
     for call in calls:
         judge.judge(call)
-    faults = [*judge.faults, *_of_sessions(facts), *_of_checks(facts)]
+    faults = [*judge.faults, *_of_sessions(facts), *_of_leases(facts), *_of_checks(facts)]
     faults += [("broken", f"broken: {fact}") for fact in facts if fact["event"] == "broken"]
     plans = {}
     for fact in facts:
@@ -214,6 +219,18 @@ def _of_sessions(facts):
     for group, names in groups.items():
         if len(names) != 1 or None in names:
             yield "several owners", f"several owners, or none: {group}: {sorted(map(str, names))}"
+
+
+def _of_leases(facts):
+    """Nobody takes a session from an instance that was stopped before its lease is over."""
+    stops = [fact for fact in facts if fact["event"] == "stopped"]
+    for fact in facts:
+        if fact["event"] != "opened" or not fact["restored"]:
+            continue
+        for stop in stops:
+            early = stop["at"] + LEASE - BEAT - fact["at"]
+            if fact["session"] in stop["sessions"] and stop["at"] < fact["at"] and early > EARLY:
+                yield "claimed early", f"claimed early: by {early:.3f} s: {fact}"
 
 
 def _of_checks(facts):

@@ -63,10 +63,10 @@ class World:
     async def session(self, door):
         return await Session.open(self.facts, door)
 
-    async def call(self, scenario, story, door, session=None, through=None, **more):
+    async def call(self, scenario, story, door, session=None, through=None, until_started=True, **more):
         """A call whose client has its events but the answer. The session is opened at the first door, it goes through the second."""
         session = session or await self.session(door)
-        return await Call(session, scenario, story, **more).ask(through or door)
+        return await Call(session, scenario, story, **more).ask(through or door, until_started)
 
     async def release(self, call, limit=20.0):
         """Lets it answer."""

@@ -3,11 +3,11 @@
 //!
 //! On SIGTERM it ends as the documentation says: the public listener closes, calls may end, and then the instance leaves.
 
-use std::{env, error::Error, process::ExitCode, sync::Arc, time::Duration};
+use std::{env, error::Error, io::stdin, process::ExitCode, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    serve::{Listener, ListenerExt as _},
+    serve::{Listener as _, ListenerExt as _},
 };
 use mcp_cancel_cluster::Cluster;
 use mcp_cancel_on_disconnect::{
@@ -16,7 +16,6 @@ use mcp_cancel_on_disconnect::{
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use serde_json::json;
 use tokio::{
-    io::{AsyncBufReadExt as _, BufReader, stdin},
     net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::oneshot,
@@ -76,11 +75,8 @@ async fn serve() -> Result<(), Failure> {
     let calls = layer.calls();
     let app = app(&cluster, layer, tools.clone(), &options);
 
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "it listens for as long as this serves"
-    )]
-    tokio::spawn(releases(tools));
+    // A thread, so that one which waits for a line is in nobody's way at the end.
+    std::thread::spawn(move || releases(&tools));
     let mut terminated = signal(SignalKind::terminate())?;
     note(
         "ready",
@@ -106,16 +102,17 @@ async fn serve() -> Result<(), Failure> {
         let (served, ()) = tokio::join!(served.into_future(), cluster.serve_peers(peers, app));
         served
     };
-    let mut serving = std::pin::pin!(serving);
+    let (mut serving, mut ending) = (std::pin::pin!(serving), std::pin::pin!(ending));
     tokio::select! {
-        ended = &mut serving => return Ok(ended?),
-        () = ending => {}
+        ended = &mut serving => {
+            ended?;
+            // The rest of it, if that is why.
+            let _in_time = timeout(CONNECTIONS_MAY_TAKE, ending).await;
+        }
+        // Connections that stay end with the process.
+        () = &mut ending => drop(timeout(CONNECTIONS_MAY_TAKE, serving).await),
     }
-    match timeout(CONNECTIONS_MAY_TAKE, serving).await {
-        Ok(ended) => Ok(ended?),
-        // They end with the process.
-        Err(_) => Ok(()),
-    }
+    Ok(())
 }
 
 fn layer(cluster: &Cluster, options: &Options) -> CancelOnDisconnectLayer {
@@ -170,9 +167,8 @@ fn app(
 }
 
 /// Lets calls answer, as the lines of stdin say.
-async fn releases(tools: Tools) {
-    let mut lines = BufReader::new(stdin()).lines();
-    while let Ok(Some(tag)) = lines.next_line().await {
+fn releases(tools: &Tools) {
+    for tag in stdin().lines().map_while(Result::ok) {
         tools.release(&tag);
     }
 }
