@@ -182,19 +182,27 @@ class Call:
         deadline = asyncio.get_running_loop().time() + limit
         while not self._over.is_set():
             left = deadline - asyncio.get_running_loop().time()
-            if left <= 0 or (self._last is None and self._pump is None):
+            if left <= 0 or not (await self._reads(left) or await self._comes_back(door, left)):
                 self._note("gave up")
                 break
-            waits = [asyncio.ensure_future(self._over.wait())] + ([self._pump] if self._pump else [])
-            await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            waits[0].cancel()
-            if not self._over.is_set() and (self._pump is None or self._pump.done()):
-                await asyncio.sleep(0.05)
-                if not await self.back(door, max(left, 0.1)):
-                    self._note("gave up")
-                    break
         self.close()
         return self
+
+    async def _reads(self, limit):
+        """Whether its stream brought the answer, or may still."""
+        if self._pump is None or self._pump.done():
+            return False
+        over = asyncio.ensure_future(self._over.wait())
+        await asyncio.wait([over, self._pump], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        return self._over.is_set() or not self._pump.done()
+
+    async def _comes_back(self, door, limit):
+        # Who has seen no event has nothing to come back with.
+        if self._last is None:
+            return False
+        await asyncio.sleep(0.05)
+        return await self.back(door, limit)
 
     async def until_over(self, limit=PATIENCE):
         """Waits for the answer or an error on the stream that it has."""
@@ -208,7 +216,10 @@ class Call:
     async def read_some(self, size):
         """Reads so many bytes of what comes next, to be cut off in the middle of it."""
         self._detach()
-        await self._stream.some(size)
+        try:
+            await self._stream.some(size)
+        except Broken as error:
+            self._note("cut off", how=repr(error))
 
     def close(self):
         self._detach()

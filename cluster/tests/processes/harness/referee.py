@@ -136,6 +136,10 @@ class Judge:
         if call.one("answered") or not call.one("failed"):
             return self._fault("no error of a lost call", call)
 
+    def _either(self, call):
+        """Its owner was stopped for so long that another may have the session."""
+        return self._answered(call) if call.one("answered") else self._given_up(call)
+
     def _told(self, call):
         """Its client cancelled it, or deleted its session, at another instance."""
         if not call.cancelled_at or not call.one("told"):

@@ -4,6 +4,7 @@ import asyncio
 import uuid
 
 from .client import Call, Session
+from .network import ADDRESSES, HUB, INSIDE, Network
 from .process import Balancer, Node, Redis
 from .wire import Broken, Response
 
@@ -78,6 +79,32 @@ class World:
         """Lets it answer, and returns when it has."""
         await self.release(call, limit)
         await self.facts.until("ended", call.tag, limit)
+
+
+class NetworkWorld(World):
+    """Each process in a network of its own."""
+
+    def __init__(self, facts, work, program, fault=None):
+        self.facts = facts
+        self.network = Network()
+        self.redis = Redis(ADDRESSES["redis"], facts, work, INSIDE)
+        options = options_of(self.redis.url, fault)
+        self.nodes = [Node(name, ADDRESSES[name], program, options, facts, work, INSIDE) for name in NAMES]
+        self.balancer = Balancer(ADDRESSES[HUB], facts, work)
+        self.front = self.balancer.door
+
+    async def start(self):
+        processes = [*self.nodes, self.redis]
+        for process in processes:
+            await process.start()
+        self.network.join({process.name: process.pid for process in processes})
+        self.redis.write("")
+        await self.redis.ready()
+        for node in self.nodes:
+            node.write("")
+            await node.ready()
+        await self.balancer.start(self.nodes)
+        await self.settle()
 
 
 def options_of(url, fault):

@@ -1,6 +1,7 @@
 //! What happens, as lines of JSON on stdout.
 
 use std::{
+    fmt::Display,
     io::{Write as _, stdout},
     time::SystemTime,
 };
@@ -18,4 +19,9 @@ pub(crate) fn note(event: &str, more: Value) {
     let line = format!("{fact}\n");
     let mut out = stdout().lock();
     let _nobody_reads = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+}
+
+/// The beginning of an id, which may be of any length.
+pub(crate) fn short(id: &impl Display) -> String {
+    id.to_string().chars().take(80).collect()
 }

@@ -124,7 +124,7 @@ fn layer(cluster: &Cluster, options: &Options) -> CancelOnDisconnectLayer {
             {
                 let more = json!({
                     "session": call.session(),
-                    "id": call.request_id().to_string(),
+                    "id": facts::short(call.request_id()),
                     "outcome": format!("{outcome:?}"),
                 });
                 note("outcome", more);

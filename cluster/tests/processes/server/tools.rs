@@ -23,7 +23,7 @@ use rmcp::{
 use serde_json::{Map, Value, json};
 use tokio::{sync::oneshot, time::sleep};
 
-use crate::facts::note;
+use crate::facts::{self, note};
 
 /// A call that nobody releases ends all the same.
 const FORGOTTEN_AFTER: f64 = 120.0;
@@ -194,7 +194,7 @@ impl Working {
         let session = parts.and_then(|parts| parts.headers.get("mcp-session-id")?.to_str().ok());
         note(
             "started",
-            json!({ "tag": tag, "session": session, "id": context.id.to_string() }),
+            json!({ "tag": tag, "session": session, "id": facts::short(&context.id) }),
         );
         Self {
             tag,

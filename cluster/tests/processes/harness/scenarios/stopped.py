@@ -6,46 +6,42 @@ import signal
 from ..client import PATIENCE
 from ..wire import Broken, Response
 
-# The head of a relayed GET is waited for 10 s.
-STOPS = [10, 14]
-SHORT = [10]
+# The head of a relayed GET is waited for 10 s. Until then the others wait with it, and after that it is given up.
+STOPS = {9: "back", 10: "either", 14: "given_up"}
+SHORT = {9: "back"}
 GROUPS = 3
 CALLS = 3
-AFTER = 4.0
+# An owner that was given up learns it from the directory.
+AFTER = 5.0
 
 
 async def play(world, short):
     stops = SHORT if short else STOPS
-    world.facts.note("plan", scenario="stopped", calls=sum(_calls(seconds) for seconds in stops))
-    for number, seconds in enumerate(stops):
-        await _stop(world, number, seconds)
+    world.facts.note("plan", scenario="stopped", calls=len(stops) * GROUPS * CALLS)
+    for number, (seconds, story) in enumerate(stops.items()):
+        await _stop(world, number, seconds, story)
 
 
-def _calls(seconds):
-    return GROUPS * CALLS
-
-
-async def _stop(world, number, seconds):
+async def _stop(world, number, seconds, story):
     owner, other, third = world.turn(number)
-    is_given_up = seconds > 10
-    story = "given_up" if is_given_up else "back"
     calls = []
     for _ in range(GROUPS):
-        calls.append(await world.call("stopped", "given_up" if is_given_up else "stay", owner.door))
+        calls.append(await world.call("stopped", "stay" if story == "back" else story, owner.door))
         calls.append(await world.call("stopped", story, owner.door, through=other.door))
-        calls.append(await world.call("stopped", story, owner.door, through=owner.door))
+        calls.append(await world.call("stopped", story, owner.door))
+    cut = calls[2::CALLS]
     owner.signal(signal.SIGSTOP)
     world.facts.note("stopped", instance=owner.name, sessions=[call.session.id for call in calls])
-    for call in calls[2::CALLS]:
+    for call in cut:
         call.cut()
-    looking = [asyncio.create_task(_look(call.session, third.door)) for call in calls] if is_given_up else []
-    pokes = [asyncio.create_task(call.session.poke(third.door, seconds + PATIENCE)) for call in calls]
-    coming = [] if is_given_up else [asyncio.create_task(call.back(third.door)) for call in calls[2::CALLS]]
+    waiting = [call.session.poke(third.door, seconds + PATIENCE) for call in calls]
+    waiting += [call.back(third.door) for call in cut] if story != "given_up" else []
+    waiting += [_look(call.session, third.door) for call in calls] if story == "given_up" else []
+    waiting = [asyncio.create_task(wait) for wait in waiting]
     await asyncio.sleep(seconds)
     owner.signal(signal.SIGCONT)
     world.facts.note("continued", instance=owner.name)
-    await asyncio.gather(*looking, *pokes, *coming)
-    # It learns from the directory what it has lost.
+    await asyncio.gather(*waiting)
     await asyncio.sleep(AFTER)
     for call in calls:
         doors = [node.door for node in world.nodes]
