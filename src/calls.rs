@@ -154,7 +154,14 @@ impl Calls {
 
     /// Notes that the client of a session resumed a call on another server, where the sessions have an event store: the call
     /// runs on, however long its client stays away from here. Returns `false` if no call in flight has that event id.
-    /// [Operating](crate::manual::operating#several-servers-and-event-stores) has an example.
+    /// [Operating](crate::manual::operating#several-servers-and-event-stores) says when to use it.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let calls = CancelOnDisconnectLayer::new().calls();
+    /// assert!(!calls.resumed_elsewhere("a session", "0/1"), "no such call");
+    /// ```
     pub fn resumed_elsewhere(&self, session: &str, last_event_id: &str) -> bool {
         let kept = self.registry.visit(session, |core| {
             let now = Instant::now();
@@ -194,7 +201,12 @@ impl Calls {
     ///     println!("{} calls ended, {} were cancelled", report.ended, report.cancelled);
     ///     served
     /// }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
     /// # let _ = serve;
+    /// # let report = CancelOnDisconnectLayer::new().calls().drain(Duration::ZERO).await;
+    /// # assert_eq!((report.ended, report.cancelled), (0, 0));
+    /// # }
     /// ```
     ///
     /// # Cancel safety

@@ -39,7 +39,11 @@ pub(crate) trait Canceller: Send + Sync {
 ///
 /// let layer = CancelOnDisconnectLayer::new().observe_fn(|event| {
 ///     if let Event::CancelFailed { call, error, .. } = event {
-///         eprintln!("{} runs on: {error} ({:?})", call.request_id(), error.status());
+///         match error.status() {
+///             Some(status) => eprintln!("{} runs on: refused with {status}", call.request_id()),
+///             None if error.is_timeout() => eprintln!("{} runs on: its session is stuck", call.request_id()),
+///             None => eprintln!("{} runs on: {error}", call.request_id()),
+///         }
 ///     }
 /// });
 /// assert!(layer.calls().is_empty());

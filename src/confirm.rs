@@ -4,8 +4,24 @@ use std::{pin::Pin, time::Duration};
 
 use crate::call::{CallInfo, Detachment};
 
-/// A call whose client did not come back within its grace. See
-/// [`confirm`](crate::CancelOnDisconnectLayer::confirm), which has an example.
+/// A call whose client did not come back within its grace, as [`confirm`](crate::CancelOnDisconnectLayer::confirm) gets it.
+///
+/// ```
+/// use std::future::ready;
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Confirmation, Orphan};
+///
+/// /// Reports may wait for as long again.
+/// fn decide(orphan: &Orphan<'_>) -> Confirmation {
+///     let grace = orphan.grace();
+///     match orphan.call().tool() {
+///         Some("report") if orphan.detachment().lasted() < 2 * grace => Confirmation::PutOff(grace),
+///         _ => Confirmation::Cancel,
+///     }
+/// }
+///
+/// let layer = CancelOnDisconnectLayer::new().confirm(|orphan| ready(decide(orphan)));
+/// assert!(layer.calls().is_empty());
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Orphan<'a> {
     call: &'a CallInfo,
@@ -13,7 +29,15 @@ pub struct Orphan<'a> {
     grace: Duration,
 }
 
-/// Whether an orphan may be cancelled. See [`confirm`](crate::CancelOnDisconnectLayer::confirm), which has an example.
+/// Whether an orphan may be cancelled: the answer to [`confirm`](crate::CancelOnDisconnectLayer::confirm).
+///
+/// ```
+/// use std::time::Duration;
+/// use mcp_cancel_on_disconnect::Confirmation;
+///
+/// let later = Confirmation::PutOff(Duration::from_secs(20));
+/// assert_ne!(later, Confirmation::Cancel);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Confirmation {

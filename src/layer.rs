@@ -340,7 +340,14 @@ impl CancelOnDisconnectLayer {
         self.observe(observer)
     }
 
-    /// Sets how the log shows session ids: by default as a hash that means nothing elsewhere. [`SessionIds`] has an example.
+    /// Sets how the log shows session ids: by default as a hash that means nothing elsewhere.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::SessionIds};
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().log_session_ids(SessionIds::Omitted);
+    /// assert!(layer.calls().is_empty());
+    /// ```
     pub fn log_session_ids(mut self, session_ids: SessionIds) -> Self {
         self.options.observers.session_ids = session_ids;
         self

@@ -10,10 +10,15 @@
 /// [The manual](crate::manual::defaults) has the reasons for the numbers.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits, observe::Limit};
 ///
-/// let limits = Limits::default().detached(1_000).detached_of_session(20);
-/// assert_eq!(limits.most(mcp_cancel_on_disconnect::observe::Limit::DetachedOfSession), 20);
+/// let limits = Limits::default()
+///     .calls(10_000)
+///     .detached(1_000)
+///     .detached_of_session(20)
+///     .retained_of_session(64 << 10);
+/// assert_eq!(limits.most(Limit::Calls), 10_000);
+/// assert_eq!(limits.most(Limit::DetachedOfSession), 20);
 /// let layer = CancelOnDisconnectLayer::new().limits(limits);
 /// # drop(layer);
 /// ```

@@ -1,4 +1,4 @@
-//! What is asked of a server, and who watches over it meanwhile.
+//! A case: what is asked of a server, and who watches over it meanwhile.
 
 use std::{
     fmt,
@@ -23,7 +23,7 @@ use tower::ServiceExt;
 use crate::{
     client::{Client, Way, call},
     named,
-    setup::{Mode, Server, Setup, bare, boxed},
+    setup::{Mode, Server, Setup, bare, boxed, clustered, routed},
     stats::Dice,
     tools::Tools,
     usual::Usual,
@@ -54,6 +54,10 @@ pub enum Who {
     Usual(Usual),
     /// As [`Setup::Wrapped`], with the handler in `AbortOnCancel`.
     Abortable,
+    /// As [`Setup::Wrapped`], with bodies as axum has them.
+    Routed,
+    /// The same as the only member of a cluster: each call has reached the owner of its session.
+    Clustered,
     /// As [`Setup::Wrapped`], and about 3 % slower than it has to be: what the gate must not let through.
     Slowed,
     /// The same with everything else that the gate counts.
@@ -112,7 +116,8 @@ impl Case {
 
     fn all() -> impl Iterator<Item = Self> {
         let usual = Usual::iter().map(Who::Usual);
-        let others = [Who::Slowed, Who::Sprawling].into_iter().chain(usual);
+        let others = [Who::Routed, Who::Clustered, Who::Slowed, Who::Sprawling];
+        let others = others.into_iter().chain(usual);
         let calls = || What::all().filter(|what| *what != What::Plain);
         let others = others.flat_map(move |who| calls().map(move |what| Self::new(who, what)));
         Self::compared().chain(others)
@@ -129,7 +134,7 @@ impl Case {
     }
 
     pub async fn run(self) -> Result<Running> {
-        let way = Way::Direct(self.server());
+        let way = Way::Direct(self.server().await?);
         let client = match self.what {
             What::Call(mode, _) => Client::open(way, mode).await?,
             What::Plain => Client::new(way),
@@ -155,14 +160,14 @@ impl Case {
         })
     }
 
-    fn server(self) -> Server<Full<Bytes>> {
+    async fn server(self) -> Result<Server<Full<Bytes>>> {
         let layer = CancelOnDisconnectLayer::new();
         let tools = Tools::default();
         let setup = match self.who {
             Who::Setup(setup) => setup,
             _ => Setup::Wrapped,
         };
-        match (self.what, self.who) {
+        Ok(match (self.what, self.who) {
             (What::Plain, _) => {
                 let route = Router::new().route("/", get(async || "hello"));
                 setup.around(route, layer)
@@ -172,6 +177,10 @@ impl Case {
             (What::Call(mode, _), Who::Abortable) => {
                 setup.serve(mode.config(), AbortOnCancel::new(tools), layer)
             }
+            (What::Call(mode, _), Who::Routed) => {
+                boxed(routed(setup.serve(mode.config(), tools, layer)))
+            }
+            (What::Call(mode, _), Who::Clustered) => clustered(mode.config(), tools, layer).await?,
             (What::Call(mode, _), Who::Slowed) => {
                 boxed(setup.serve(mode.config(), tools, layer).map_request(slowly))
             }
@@ -180,7 +189,7 @@ impl Case {
                     .serve(mode.config(), tools, layer)
                     .map_request(sprawling),
             ),
-        }
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where allocations come from, by valgrind's `dhat`.
+//! The places of allocations, by valgrind's `dhat`.
 
 use std::{collections::BTreeMap, fs};
 

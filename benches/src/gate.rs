@@ -1,4 +1,4 @@
-//! What a change may cost at most: `gate.toml`.
+//! The most that a change may cost: `gate.toml`.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What single operations cost beside many calls in flight.
+//! The cost of single operations beside many calls in flight.
 
 use std::{fmt, time::Duration};
 

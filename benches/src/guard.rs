@@ -1,4 +1,4 @@
-//! What one would write by hand instead: a token in the request that fires when the response is dropped.
+//! The guard that one would write by hand instead: a token in the request that fires when the response is dropped.
 //!
 //! It knows neither ids nor sessions: a client that comes back for its answer has lost its call, and a handler must
 //! look for the token itself, because rmcp's own never fires.

@@ -1,4 +1,4 @@
-//! What the benches share.
+//! Shared by all benches: set-ups, clients, counting and the report.
 //!
 //! Each bench is a program in `src/bin` that measures one thing in all set-ups of [`setup`], in one run, prints its
 //! table, and leaves it as a [`report::Section`] for the report. What the report says about it is in `words`.

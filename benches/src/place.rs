@@ -1,4 +1,4 @@
-//! Whose a line of code is.
+//! The owner of a line of code: the crate, the caller of a container, or somebody else.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What a bench found, kept as JSON until all of it is put together.
+//! Findings of the benches, kept as JSON until all of them are put together.
 
 use std::{
     fmt::Display,

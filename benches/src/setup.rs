@@ -2,9 +2,12 @@
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
+use anyhow::Result;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
+use http_body_util::Full;
+use mcp_cancel_cluster::{Cluster, MemoryDirectory};
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, body::TeeBody};
 use rmcp::{
     ServerHandler,
@@ -106,6 +109,37 @@ impl Mode {
         config.legacy_session_mode = self == Self::Session;
         (config, SessionConfig::default())
     }
+}
+
+/// `handler` as the only member of a cluster, in which every session is its own.
+pub async fn clustered<H: ServerHandler + Clone>(
+    (mut config, sessions): Config,
+    handler: H,
+    layer: CancelOnDisconnectLayer,
+) -> Result<Server<Full<Bytes>>> {
+    let member = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9");
+    let cluster = member.connect().await?;
+    config.session_store = Some(Arc::new(cluster.clone()));
+    let manager = cluster.sessions(CancellableSessionManager::local(sessions));
+    let served = cluster.guard(layer).layer(mcp(config, handler, manager));
+    Ok(boxed(routed(cluster.layer().layer(served))))
+}
+
+/// A service that gets bodies as axum has them.
+pub fn routed<S, R>(
+    service: S,
+) -> impl Service<Request<Full<Bytes>>, Response = R, Error = Infallible, Future: Send>
++ Clone
++ Send
++ Sync
++ 'static
+where
+    S: Service<Request<axum::body::Body>, Response = R, Error = Infallible>,
+    S: Clone + Send + Sync + 'static,
+    S::Future: Send + 'static,
+    R: 'static,
+{
+    service.map_request(|request: Request<Full<Bytes>>| request.map(axum::body::Body::new))
 }
 
 /// rmcp as it is.

@@ -1,4 +1,4 @@
-//! What the programs in `work` do. They differ in their allocator only.
+//! The work of the programs in `work`, which differ in their allocator only.
 
 use anyhow::{Context, Result, bail};
 use tokio::runtime::Runtime;

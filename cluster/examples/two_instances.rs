@@ -8,6 +8,11 @@
 //! Every session is opened at the first instance. What its client does next it does at the second, which has never heard of it.
 //! The example judges itself: it fails if something did not arrive.
 
+#![allow(
+    deprecated,
+    reason = "sampling has no successor in revisions that have sessions"
+)]
+
 use std::{env, error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use axum::Router;
@@ -224,7 +229,7 @@ async fn answer(first: &Instance, second: &Instance) -> Result<(), Failure> {
     };
     let word = json!({
         "jsonrpc": "2.0",
-        "id": question["id"],
+        "id": question.get("id"),
         "result": {
             "model": "a word",
             "role": "assistant",
@@ -257,7 +262,8 @@ fn of(client: &Mcp, instance: &Instance) -> Result<Mcp, Failure> {
 }
 
 fn text(answer: &Value) -> Value {
-    answer["result"]["content"][0]["text"].clone()
+    let text = answer.pointer("/result/content/0/text");
+    text.cloned().unwrap_or_default()
 }
 
 fn expect<T: PartialEq + std::fmt::Debug>(found: &T, expected: &T) -> Result<(), Failure> {

@@ -31,7 +31,7 @@ use tracing::debug;
 
 use crate::{
     directory::{Directory as _, Limited, MAX_ANSWER},
-    ids::{Incarnation, SessionHash},
+    ids::{EventName, Incarnation, SessionHash},
 };
 
 /// How many calls are noted at most: 65,536.
@@ -54,13 +54,13 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 pub(crate) struct Call {
     session: SessionId,
     request: RequestId,
-    /// The same as JSON text.
-    id: Arc<str>,
 }
 
 /// The calls whose clients have gone, and what becomes of their answers.
 pub(crate) struct Answers {
     me: Incarnation,
+    /// The same as text.
+    name: Box<str>,
     directory: Limited,
     noted: Mutex<HashSet<Call>>,
     /// Of the layers, which say whether a call goes on.
@@ -73,32 +73,31 @@ pub(crate) struct Answers {
 // === impl Call ===
 
 impl Call {
-    pub(crate) fn new(session: SessionId, request: NumberOrString) -> Self {
-        Self::of(session, RequestId::from(&request))
+    pub(crate) fn new(session: SessionId, request: &NumberOrString) -> Self {
+        let request = request.into();
+        Self { session, request }
     }
 
     /// Reads a request id as it stands in an event id. `None` if it is none.
     pub(crate) fn read(session: SessionId, request: &str) -> Option<Self> {
         let request: NumberOrString = serde_json::from_str(request).ok()?;
-        Some(Self::new(session, request))
-    }
-
-    fn of(session: SessionId, request: RequestId) -> Self {
-        let id = match &request {
-            RequestId::Number(number) => number.to_string(),
-            RequestId::String(string) => serde_json::Value::from(string.as_ref()).to_string(),
-        };
-        let id = id.into();
-        Self {
-            session,
-            request,
-            id,
-        }
+        Some(Self::new(session, &request))
     }
 
     /// The id of its request, as JSON text.
-    pub(crate) fn id(&self) -> &str {
-        &self.id
+    pub(crate) fn id(&self) -> String {
+        match &self.request {
+            RequestId::Number(number) => number.to_string(),
+            RequestId::String(string) => serde_json::Value::from(string.as_ref()).to_string(),
+        }
+    }
+
+    /// The same, if it is a number that needs no encoding.
+    pub(crate) fn number(&self) -> Option<u64> {
+        match self.request {
+            RequestId::Number(number) => number.try_into().ok(),
+            RequestId::String(_) => None,
+        }
     }
 
     pub(crate) fn is(&self, request: &NumberOrString) -> bool {
@@ -116,6 +115,7 @@ impl Answers {
     pub(crate) fn new(me: Incarnation, directory: Limited) -> Arc<Self> {
         Arc::new(Self {
             me,
+            name: me.to_string().into(),
             directory,
             noted: Mutex::default(),
             calls: Mutex::default(),
@@ -124,8 +124,15 @@ impl Answers {
         })
     }
 
-    pub(crate) fn incarnation(&self) -> Incarnation {
-        self.me
+    /// Says of an event id which incarnation gave it, and for which call.
+    pub(crate) fn sign(&self, event_id: &mut String, call: Option<&Call>) {
+        match call.map(|call| (call.number(), call)) {
+            None => EventName::put_behind(event_id, &self.name, None),
+            Some((Some(number), _)) => EventName::put_behind(event_id, &self.name, Some(number)),
+            Some((None, call)) => {
+                *event_id = EventName::new(event_id, self.me, &call.id()).to_string();
+            }
+        }
     }
 
     /// Asks these whether a call goes on.
@@ -159,7 +166,8 @@ impl Answers {
         if let Some(session) = call.session()
             && self.are_there()
         {
-            self.take(&Call::of(session.into(), call.request_id().clone()));
+            let (session, request) = (session.into(), call.request_id().clone());
+            self.take(&Call { session, request });
         }
     }
 
@@ -172,7 +180,7 @@ impl Answers {
         let Some(request) = answered(message) else {
             return;
         };
-        let call = Call::new(session.clone(), request.clone());
+        let call = Call::new(session.clone(), request);
         if !self.take(&call) {
             return;
         }
@@ -195,11 +203,11 @@ impl Answers {
     }
 
     async fn keep(&self, call: &Call, answer: Bytes) {
-        let session = SessionHash::of(&call.session);
+        let (session, id) = (SessionHash::of(&call.session), call.id());
         for _ in 0..TRIES {
             let kept = self
                 .directory
-                .keep_answer(session, self.me, &call.id, answer.clone());
+                .keep_answer(session, self.me, &id, answer.clone());
             match kept.await {
                 Ok(()) => return,
                 Err(error) => {

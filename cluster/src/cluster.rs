@@ -1,10 +1,8 @@
 //! An instance's membership of a cluster, and how it is set up.
 
 use std::{
-    error::Error,
     fmt,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use async_trait::async_trait;
@@ -13,9 +11,9 @@ use http::{Request, Response};
 use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer, CancellableSessionManager, Confirmation, Event, Outcome,
 };
-use rmcp::transport::streamable_http_server::SessionManager;
-use rmcp::transport::streamable_http_server::session::{
-    SessionState, SessionStore, SessionStoreError,
+use rmcp::transport::streamable_http_server::{
+    SessionManager,
+    session::{SessionState, SessionStore, SessionStoreError},
 };
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tower_service::Service;
@@ -25,10 +23,10 @@ use crate::{
     answers::Answers,
     arrivals::Arrivals,
     closers::Closers,
-    directory::{Directory, DirectoryError, Limited, MemoryDirectory, RedisDirectory},
+    directory::{Directory, Limited},
     filter::PeersFilter,
     heart::Heart,
-    ids::{Incarnation, Owner, SessionHash},
+    ids::{Owner, SessionHash},
     layer::ClusterLayer,
     manager::ClusterSessionManager,
     meter,
@@ -46,13 +44,12 @@ use crate::{
 ///
 /// ```no_run
 /// use axum::Router;
-/// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+/// use mcp_cancel_cluster::Cluster;
 /// use tokio::net::TcpListener;
 ///
 /// # async fn serve(app: Router) -> Result<(), Box<dyn std::error::Error>> {
-/// let directory = MemoryDirectory::default();
 /// let peers = TcpListener::bind("10.0.0.7:9000").await?;
-/// let cluster = Cluster::in_memory(&directory).advertise("10.0.0.7:9000").connect().await?;
+/// let cluster = Cluster::redis("redis://cache:6379").advertise("10.0.0.7:9000").connect().await?;
 /// let app = app.layer(cluster.layer());
 /// let public = TcpListener::bind("0.0.0.0:8000").await?;
 /// let (served, ()) = tokio::join!(axum::serve(public, app.clone()), cluster.serve_peers(peers, app));
@@ -72,79 +69,64 @@ struct Shared {
     answers: Arc<Answers>,
     closers: Closers,
     closing: JoinHandle<()>,
-    beating: JoinHandle<()>,
-}
-
-/// What an instance needs to be a member. [`Cluster::redis`] and [`Cluster::in_memory`] begin one.
-#[derive(Debug, Clone)]
-#[must_use = "nothing happens before `connect`"]
-pub struct ClusterBuilder {
-    engine: Engine,
-    advertised: Option<String>,
-    secret: Option<String>,
-    filter: PeersFilter,
-}
-
-/// Where the directory is.
-#[derive(Clone)]
-enum Engine {
-    Memory(MemoryDirectory),
-    Redis(String),
-}
-
-/// Why an instance cannot be a member.
-#[derive(Debug)]
-pub struct ConnectError {
-    what: What,
-}
-
-#[derive(Debug)]
-enum What {
-    NotAdvertised,
-    NotAnAddress(String),
-    NotAPeer(IpAddr),
-    Secret,
-    NotAnEngine(DirectoryError),
+    /// Until the instance leaves.
+    beating: Mutex<Option<JoinHandle<()>>>,
 }
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// A cluster whose instances are all in this process.
-    pub fn in_memory(directory: &MemoryDirectory) -> ClusterBuilder {
-        ClusterBuilder::new(Engine::Memory(directory.clone()))
-    }
-
-    /// A cluster whose directory is in a Redis or a Valkey, at an address such as `redis://user:password@cache:6379/0`.
-    ///
-    /// Who can write there can take over sessions: give the user of the address `~mcp:*` and nothing else.
-    pub fn redis(address: impl Into<String>) -> ClusterBuilder {
-        ClusterBuilder::new(Engine::Redis(address.into()))
-    }
-
     /// The layer for the application, the outermost of all.
     pub fn layer(&self) -> ClusterLayer {
         ClusterLayer::new(self.shared.router.clone())
     }
 
     /// Has a session manager take part: its sessions are this instance's, and its event ids say so.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    /// use rmcp::transport::streamable_http_server::SessionManager;
+    ///
+    /// let member = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9000");
+    /// let cluster = member.connect().await?;
+    /// let sessions = cluster.sessions(CancellableSessionManager::default());
+    /// let (id, _transport) = sessions.create_session().await?;
+    /// assert!(sessions.has_session(&id).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn sessions<M: SessionManager>(
         &self,
         manager: CancellableSessionManager<M>,
     ) -> ClusterSessionManager<M> {
         let sessions = self.shared.router.sessions.clone();
-        let (manager, closes) =
-            ClusterSessionManager::new(manager, sessions, self.shared.answers.clone());
+        let answers = self.shared.answers.clone();
+        let (manager, closes) = ClusterSessionManager::new(manager, sessions, answers);
         self.shared.closers.add(closes);
         manager
     }
 
     /// Has a layer cancel abandoned calls of sessions only with proof that their clients cannot have come back to another
     /// instance. It takes the place of the layer's own [`confirm`](CancelOnDisconnectLayer::confirm).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let member = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9000");
+    /// let layer = member.connect().await?.guard(CancelOnDisconnectLayer::new());
+    /// assert!(format!("{layer:?}").contains("confirm: true"));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn guard(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
-        let (answers, router) = (&self.shared.answers, self.shared.router.clone());
+        let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());
-        let answers = answers.clone();
         let observed = layer.observe_fn(move |event| match event {
             Event::Ended {
                 outcome: Outcome::Completed,
@@ -158,7 +140,7 @@ impl Cluster {
             let (router, grace) = (router.clone(), orphan.grace());
             async move {
                 match session {
-                    Some(session) => proof::prove(router, session, grace).await,
+                    Some(session) => proof::prove(&router, session, grace).await,
                     // A call without a session is here or nowhere.
                     None => Confirmation::Cancel,
                 }
@@ -190,7 +172,28 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// The instance leaves all the same when this is dropped.
+    /// The instance leaves all the same when this is dropped, but without its lease given up: its sessions are claimed when
+    /// that is over.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use axum::Router;
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    /// use tokio::net::TcpListener;
+    ///
+    /// let peers = TcpListener::bind("127.0.0.1:0").await?;
+    /// let address = peers.local_addr()?.to_string();
+    /// let directory = MemoryDirectory::default();
+    /// let cluster = Cluster::in_memory(&directory).advertise(address).connect().await?;
+    /// let app = Router::new().layer(cluster.layer());
+    /// let (member, served) = (cluster.clone(), app);
+    /// let serving = tokio::spawn(async move { member.serve_peers(peers, served).await });
+    /// cluster.leave().await;
+    /// serving.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn leave(&self) {
         let router = &self.shared.router;
         if router.leaving.send_replace(true) {
@@ -199,6 +202,10 @@ impl Cluster {
         info!(target: "mcp_cancel_cluster", "this instance leaves");
         self.shared.answers.settle().await;
         router.heart.leave();
+        if let Some(beating) = self.shared.beating() {
+            // It ends when the lease is given up. If it panicked, the lease ends by itself.
+            let _ended = beating.await;
+        }
         router.leaving.closed().await;
     }
 }
@@ -211,7 +218,7 @@ impl Cluster {
 
     /// As when the process ends, but that the lease stays until it lapses.
     pub(crate) fn stop_heart(&self) {
-        self.shared.beating.abort();
+        self.shared.stop_heart();
     }
 }
 
@@ -239,85 +246,25 @@ impl fmt::Debug for Cluster {
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.beating.abort();
-        self.closing.abort();
+// === impl Shared ===
+
+impl Shared {
+    fn beating(&self) -> Option<JoinHandle<()>> {
+        let mut beating = self.beating.lock().unwrap_or_else(PoisonError::into_inner);
+        beating.take()
+    }
+
+    fn stop_heart(&self) {
+        if let Some(beating) = self.beating() {
+            beating.abort();
+        }
     }
 }
 
-// === impl ClusterBuilder ===
-
-impl ClusterBuilder {
-    fn new(engine: Engine) -> Self {
-        Self {
-            engine,
-            advertised: None,
-            secret: None,
-            filter: PeersFilter::default(),
-        }
-    }
-
-    /// Sets the address at which the other instances reach the listener for peers: an IP address and a port.
-    pub fn advertise(mut self, address: impl Into<String>) -> Self {
-        self.advertised = Some(address.into());
-        self
-    }
-
-    /// Sets a secret that all instances share. Without it, everybody who reaches the listener for peers from an address that
-    /// [`peers_filter`](Self::peers_filter) admits counts as one. It is sent in clear, as the requests are.
-    pub fn secret(mut self, secret: impl Into<String>) -> Self {
-        self.secret = Some(secret.into());
-        self
-    }
-
-    /// Sets which addresses may be peers', those that connect and those that the directory names. By default they are those of
-    /// private networks (RFC 1918, RFC 4193) and of this machine.
-    pub fn peers_filter(mut self, admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
-        self.filter = PeersFilter::new(admits);
-        self
-    }
-
-    /// Becomes a member.
-    ///
-    /// It does not need the directory to be there: until it is, sessions of other instances are not found.
-    ///
-    /// # Errors
-    ///
-    /// The address of the engine cannot be read. There is no address to advertise, it is none, or [`peers_filter`](Self::peers_filter) does not admit it; or the secret has
-    /// characters that a header field cannot have.
-    pub async fn connect(self) -> Result<Cluster, ConnectError> {
-        let me = Owner {
-            address: self.address()?,
-            incarnation: Incarnation::random(),
-        };
-        let secret = self
-            .secret
-            .as_deref()
-            .map_or(Ok(Secret::default()), Secret::new);
-        let secret = secret.map_err(|_| What::Secret)?;
-        match self.engine {
-            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret)),
-            Engine::Redis(address) => {
-                let directory = RedisDirectory::new(&address).map_err(What::NotAnEngine)?;
-                Ok(join(me, directory, self.filter, secret))
-            }
-        }
-    }
-
-    fn address(&self) -> Result<SocketAddr, What> {
-        let text = self.advertised.as_deref().ok_or(What::NotAdvertised)?;
-        let address: SocketAddr = text
-            .parse()
-            .map_err(|_| What::NotAnAddress(text.to_owned()))?;
-        if address.port() == 0 || address.ip().is_unspecified() {
-            return Err(What::NotAnAddress(text.to_owned()));
-        }
-        // The others, which have the same filter, would never come.
-        if !self.filter.admits(address.ip()) {
-            return Err(What::NotAPeer(address.ip()));
-        }
-        Ok(address)
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.stop_heart();
+        self.closing.abort();
     }
 }
 
@@ -353,58 +300,7 @@ pub(crate) fn join(
             closing: tokio::spawn(closers.clone().run(lost)),
             closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),
-            beating: tokio::spawn(heart.run()),
+            beating: Mutex::new(Some(tokio::spawn(heart.run()))),
         }),
-    }
-}
-
-impl fmt::Debug for Engine {
-    /// Without the address, in which a password may be.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory(_) => "Memory",
-            Self::Redis(_) => "Redis",
-        })
-    }
-}
-
-// === impl ConnectError ===
-
-impl From<What> for ConnectError {
-    fn from(what: What) -> Self {
-        Self { what }
-    }
-}
-
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.what {
-            What::NotAdvertised => f.write_str("no address to advertise to the other instances"),
-            What::NotAnAddress(text) => {
-                write!(
-                    f,
-                    "not an address that other instances can reach, such as 10.0.0.7:9000: {text}"
-                )
-            }
-            What::NotAPeer(ip) => write!(
-                f,
-                "the filter of peers does not admit the advertised address {ip}"
-            ),
-            What::NotAnEngine(_) => {
-                f.write_str("not the address of a Redis, such as redis://cache:6379")
-            }
-            What::Secret => f.write_str(
-                "the secret is empty, or has characters that a header field cannot have",
-            ),
-        }
-    }
-}
-
-impl Error for ConnectError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match &self.what {
-            What::NotAnEngine(error) => Some(error),
-            What::NotAdvertised | What::NotAnAddress(_) | What::NotAPeer(_) | What::Secret => None,
-        }
     }
 }

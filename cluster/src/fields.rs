@@ -1,10 +1,11 @@
-//! What of a head is read to know where a request goes, in one pass: a look-up for each field would cost more.
+//! The fields of a head that say where a request goes, read in one pass: a look-up for each would cost more.
 
-use http::{HeaderMap, HeaderName};
+use http::HeaderMap;
 
 use crate::wire;
 
-static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+/// `mcp-session-id`, behind what all of these begin with.
+const SESSION_ID: &str = "session-id";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
@@ -22,7 +23,11 @@ impl<'a> Fields<'a> {
         let mut found = None;
         let mut is_clear = true;
         for (name, value) in headers {
-            if *name == SESSION_ID {
+            // One comparison for nearly all names.
+            let Some(name) = name.as_str().strip_prefix("mcp-") else {
+                continue;
+            };
+            if name == SESSION_ID {
                 is_clear = found.is_none();
                 found = Some(value);
             } else {
@@ -40,7 +45,7 @@ impl<'a> Fields<'a> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
+    use http::{HeaderName, HeaderValue};
 
     use super::*;
 

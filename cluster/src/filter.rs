@@ -1,4 +1,4 @@
-//! Which addresses may be peers', on both sides: who may connect here, and where relays may go. The directory says where owners
+//! A filter of peers' addresses, on both sides: who may connect here, and where relays may go. The directory says where owners
 //! are; whoever could write into it would otherwise choose where requests, and what their heads prove, are sent.
 
 use std::{fmt, net::IpAddr, sync::Arc};

@@ -24,6 +24,7 @@ use self::soundness::Soundness;
 use crate::{
     directory::{Absence, Directory, DirectoryError, Limited},
     ids::Owner,
+    meter,
     sessions::Sessions,
     warn_rarely::WarnRarely,
 };
@@ -105,6 +106,7 @@ impl Heart {
                 self.sessions.refresh();
                 refresh = begun + REFRESH;
             }
+            meter::sound(self.sound_since().is_some());
             let is_away = self.soundness().is_away();
             let next = if is_away { BEAT_AWAY } else { BEAT };
             if self.until(begun + next).await == Woken::Leave {
@@ -112,6 +114,7 @@ impl Heart {
             }
         }
         self.soundness().failed();
+        meter::sound(false);
         if let Err(error) = self.directory.leave(self.me).await {
             tracing::debug!(%error, "the lease of this instance is left to lapse");
         }

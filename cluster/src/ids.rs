@@ -18,6 +18,9 @@ use sha2::{Digest, Sha256};
 /// How long a request id may be, as JSON, to stand in an event id: 256 bytes. Event ids come back in a header.
 const MAX_CALL: usize = 256;
 
+/// How many digits a number has at most: 20.
+const MAX_DIGITS: usize = 20;
+
 /// What stands between the parts of an event id.
 const SEPARATOR: char = '~';
 
@@ -180,6 +183,20 @@ impl<'a> EventName<'a> {
         }
     }
 
+    /// What stands behind the plain ids of the events of a call whose request id is this number, or of no call.
+    ///
+    /// The same as [`Display`] has it, at a tenth of the price: every event of a call pays it.
+    pub(crate) fn put_behind(plain: &mut String, incarnation: &str, call: Option<u64>) {
+        // Once: it is the dearest part.
+        plain.reserve_exact(incarnation.len() + 2 + MAX_DIGITS);
+        plain.push(SEPARATOR);
+        plain.push_str(incarnation);
+        plain.push(SEPARATOR);
+        if let Some(call) = call {
+            put_number(plain, call);
+        }
+    }
+
     /// Reads what a client sent: `None` if no instance gave such an id. Clients can forge any.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         // From the right: the plain id is anybody's, and may have separators in it.
@@ -194,6 +211,14 @@ impl<'a> EventName<'a> {
             call: (!call.is_empty() && call.len() <= MAX_CALL).then_some(call),
         })
     }
+}
+
+/// As its `Display` has it, without what that can do besides.
+fn put_number(text: &mut String, number: u64) {
+    if number >= 10 {
+        put_number(text, number / 10);
+    }
+    text.push(char::from(b'0' + (number % 10) as u8));
 }
 
 impl Display for EventName<'_> {
@@ -290,6 +315,17 @@ mod tests {
         let name = EventName::new("0/1", incarnation, &long).to_string();
         assert_eq!(name, format!("0/1~{incarnation}~"));
         assert_eq!(EventName::read(&name).and_then(|name| name.call), None);
+    }
+
+    #[test]
+    fn what_is_put_behind_an_id_is_what_its_name_has() {
+        let incarnation = Incarnation::random();
+        for call in [None, Some(0), Some(7), Some(u64::MAX)] {
+            let text = call.map(|call| call.to_string()).unwrap_or_default();
+            let mut put = "0/1".to_owned();
+            EventName::put_behind(&mut put, &incarnation.to_string(), call);
+            assert_eq!(put, EventName::new("0/1", incarnation, &text).to_string());
+        }
     }
 
     proptest! {

@@ -31,8 +31,25 @@ use crate::{
 ///
 /// It belongs outside of everything else, so that what it relays is looked at where it is served, and once:
 ///
-/// ```ignore
-/// let app = app.layer(CancelOnDisconnectLayer::new()).layer(cluster.layer());
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use axum::{Router, body::Body, routing::get};
+/// use http::Request;
+/// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+/// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+/// use tower_service::Service;
+///
+/// let member = Cluster::in_memory(&MemoryDirectory::default()).advertise("127.0.0.1:9000");
+/// let cluster = member.connect().await?;
+/// let mut app: Router = Router::new()
+///     .route("/health", get(async || "well"))
+///     .layer(cluster.guard(CancelOnDisconnectLayer::new()))
+///     .layer(cluster.layer());
+/// let response = app.call(Request::get("/health").body(Body::empty())?).await?;
+/// assert_eq!(response.status(), 200, "what has no session is served here");
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct ClusterLayer {

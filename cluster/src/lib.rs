@@ -5,13 +5,13 @@
 //! is only the directory of owners. So a resume, a cancel and an answer to the server's own question arrive where the call
 //! runs, and [`mcp_cancel_on_disconnect`](https://docs.rs/mcp-cancel-on-disconnect) there sees what the client does.
 
-#![cfg_attr(
-    not(test),
-    allow(dead_code, reason = "the layers above, which use these, come next")
-)]
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod answers;
 mod arrivals;
+mod builder;
 mod closers;
 mod cluster;
 mod directory;
@@ -40,7 +40,8 @@ mod way;
 mod wire;
 
 pub use self::{
-    cluster::{Cluster, ClusterBuilder, ConnectError},
+    builder::{ClusterBuilder, ConnectError},
+    cluster::Cluster,
     directory::MemoryDirectory,
     layer::{ClusterFuture, ClusterLayer, ClusterService},
     manager::ClusterSessionManager,

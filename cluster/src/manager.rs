@@ -18,7 +18,7 @@ use mcp_cancel_on_disconnect::{
 };
 use pin_project_lite::pin_project;
 use rmcp::{
-    model::{ClientJsonRpcMessage, NumberOrString, ServerJsonRpcMessage},
+    model::{ClientJsonRpcMessage, ServerJsonRpcMessage},
     transport::streamable_http_server::{
         RestoreOutcome, SessionManager,
         session::{EventStore, ServerSseMessage, SessionId},
@@ -28,7 +28,6 @@ use tracing::warn;
 
 use crate::{
     answers::{self, Answers, Call},
-    ids::{EventName, Incarnation},
     resumed::resumed_call,
     sessions::Sessions,
     transport::ClusterTransport,
@@ -49,17 +48,19 @@ pub(crate) trait Closes: Send + Sync {
 
 pin_project! {
     /// A stream of which the events say whose they are.
-    struct Named<S> {
+    struct Signed<S> {
         #[pin]
         events: S,
-        // What is put behind their ids.
-        suffix: Box<str>,
         watched: Watched,
     }
 }
 
-/// A stream of a call that has not brought the answer. Dropped, its client has gone.
-struct Watched(Option<(Arc<Answers>, Call)>);
+/// A stream, and whether it has brought the answer of its call. Dropped before that, its client has gone.
+struct Watched {
+    answers: Arc<Answers>,
+    call: Option<Call>,
+    is_answered: bool,
+}
 
 // === impl ClusterSessionManager ===
 
@@ -83,13 +84,14 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         (Self { inner, answers }, closes)
     }
 
-    fn named<S>(&self, events: S, call: Option<Call>) -> Named<S> {
-        let me = self.answers.incarnation();
-        Named {
-            events,
-            suffix: suffix(me, call.as_ref()),
-            watched: Watched(call.map(|call| (self.answers.clone(), call))),
-        }
+    fn sign<S>(&self, events: S, call: Option<Call>) -> Signed<S> {
+        let answers = self.answers.clone();
+        let watched = Watched {
+            answers,
+            call,
+            is_answered: false,
+        };
+        Signed { events, watched }
     }
 
     fn transport(
@@ -99,11 +101,6 @@ impl<M: SessionManager> ClusterSessionManager<M> {
     ) -> ClusterTransport<CancellableTransport<M::Transport>> {
         ClusterTransport::new(transport, id.clone(), self.answers.clone())
     }
-}
-
-fn suffix(me: Incarnation, call: Option<&Call>) -> Box<str> {
-    let name = EventName::new("", me, call.map(Call::id).unwrap_or_default());
-    name.to_string().into()
 }
 
 impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
@@ -150,12 +147,12 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let request = match &message {
-            ClientJsonRpcMessage::Request(request) => Some(request.id.clone()),
+            ClientJsonRpcMessage::Request(request) => Some(&request.id),
             _ => None,
         };
         let call = request.map(|request| Call::new(id.clone(), request));
         let opened = self.inner.create_stream(id, message);
-        opened.map_ok(move |events| self.named(events, call))
+        opened.map_ok(move |events| self.sign(events, call))
     }
 
     fn accept_message(
@@ -173,7 +170,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let opened = self.inner.create_standalone_stream(id);
-        opened.map_ok(|events| self.named(events, None))
+        opened.map_ok(|events| self.sign(events, None))
     }
 
     fn resume(
@@ -189,7 +186,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             if let Some(call) = &call {
                 self.answers.back(call);
             }
-            self.named(events, call)
+            self.sign(events, call)
         })
     }
 
@@ -233,9 +230,9 @@ impl<M: SessionManager> Closes for CancellableSessionManager<M> {
     }
 }
 
-// === impl Named ===
+// === impl Signed ===
 
-impl<S: Stream<Item = ServerSseMessage>> Stream for Named<S> {
+impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
     type Item = ServerSseMessage;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ServerSseMessage>> {
@@ -244,7 +241,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Named<S> {
             return Poll::Ready(None);
         };
         if let Some(id) = &mut event.event_id {
-            id.push_str(this.suffix);
+            this.watched.answers.sign(id, this.watched.call.as_ref());
         }
         if let Some(message) = event.message.as_deref() {
             this.watched.pass(message);
@@ -261,20 +258,15 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Named<S> {
 
 impl Watched {
     fn pass(&mut self, message: &ServerJsonRpcMessage) {
-        let is_answered = |request: &NumberOrString| {
-            let call = self.0.as_ref().map(|(_, call)| call);
-            call.is_some_and(|call| call.is(request))
-        };
-        if answers::answered(message).is_some_and(is_answered) {
-            self.0 = None;
-        }
+        let call = self.call.as_ref().zip(answers::answered(message));
+        self.is_answered |= call.is_some_and(|(call, request)| call.is(request));
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if let Some((answers, call)) = self.0.take() {
-            answers.gone(call);
+        if let Some(call) = self.call.take().filter(|_| !self.is_answered) {
+            self.answers.gone(call);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is counted, through the `metrics` facade (feature `metrics`). Without the feature nothing is.
+//! Counts, through the `metrics` facade (feature `metrics`). Without the feature there are none.
 //!
 //! | name | kind | label `outcome` | what |
 //! |---|---|---|---|
@@ -41,6 +41,14 @@ pub(crate) fn describe() {
             "Claims for sessions whose owner is gone, by outcome"
         );
     }
+}
+
+/// Notes whether the directory is sound.
+pub(crate) fn sound(is_sound: bool) {
+    #[cfg(feature = "metrics")]
+    metrics::gauge!("mcp_cluster_sound").set(f64::from(u8::from(is_sound)));
+    #[cfg(not(feature = "metrics"))]
+    let _ = is_sound;
 }
 
 pub(crate) fn looked_up(known: Known) {

@@ -1,4 +1,4 @@
-//! Who owns the sessions that do not live here: what was learned lately, and look-ups of the rest.
+//! The owners of sessions that do not live here: what was learned lately, and look-ups of the rest.
 //!
 //! 1. What is kept is bounded, and what nobody owns is kept apart: ids that somebody makes up push no owner out.
 //! 2. A session is looked up once at a time, for all who ask. At most [`MAX_LOOKUPS`] are, and none for longer than [`LIMIT`], in

@@ -8,7 +8,7 @@
 //! | says that it is another's | ends as its session closed |
 //! | does not know the session | waits for another grace, and the session is written again |
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use mcp_cancel_on_disconnect::Confirmation;
 use tokio::time::Instant;
@@ -22,12 +22,8 @@ use crate::{
 };
 
 /// Whether a call of a session may be cancelled that waited for its client for a grace.
-pub(crate) async fn prove(
-    router: Arc<Router>,
-    session: SessionHash,
-    grace: Duration,
-) -> Confirmation {
-    let confirmation = judge(&router, session, grace).await;
+pub(crate) async fn prove(router: &Router, session: SessionHash, grace: Duration) -> Confirmation {
+    let confirmation = judge(router, session, grace).await;
     if let Confirmation::PutOff(_) = confirmation {
         meter::put_off();
     }

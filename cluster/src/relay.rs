@@ -139,6 +139,8 @@ impl Relay {
         let headers = request.headers_mut();
         headers.clone_from(&head.headers);
         remove_hop_by_hop(headers);
+        // hyper announces the body that is sent, whatever the client said of it.
+        headers.remove(header::CONTENT_LENGTH);
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         // HTTP/2 has it in the URI. The server checks it, as it would here.
         let authority = head.uri.authority();
@@ -230,8 +232,13 @@ fn drive(connection: &mut Option<HopConnection>, cx: &mut Context<'_>) {
 
 /// Whether the client has gone, where a listener lets that be known although hyper does not read.
 fn has_gone(gone: &mut Option<Gone>, cx: &mut Context<'_>) -> bool {
-    gone.as_mut()
-        .is_some_and(|gone| gone.as_mut().poll(cx).is_ready())
+    let has_gone = gone
+        .as_mut()
+        .is_some_and(|gone| gone.as_mut().poll(cx).is_ready());
+    if has_gone {
+        *gone = None;
+    }
+    has_gone
 }
 
 fn gone(extensions: &Extensions) -> Option<Gone> {
@@ -302,6 +309,7 @@ mod tests {
             .header("x-hop", "1")
             .header("te", "trailers")
             .header("expect", "100-continue")
+            .header("content-length", "3")
             .header("authorization", "Bearer token")
             .header("mcp-session-id", "a session")
             .header("mcp-cluster", "forged")

@@ -1,4 +1,4 @@
-//! What a client that comes back names: an event of this incarnation, or of one whose calls ended with it.
+//! Resumes: the client names an event of this incarnation, or of one whose calls ended with it.
 //!
 //! 1. An event of this incarnation is named to everything inside by the id that the session manager gave it.
 //! 2. One of another incarnation is named to nobody: to the session manager it could look like an event of another call. Its

@@ -1,4 +1,4 @@
-//! Which call a resume is for, from the layer to the session manager.
+//! The call that a resume is for, handed from the layer to the session manager.
 //!
 //! rmcp hands the session manager the event id alone, which the layer has cut back to what the manager knows. Both run in
 //! one task.

@@ -52,8 +52,8 @@ impl Router {
     /// What is to be done with a request that has just come.
     pub(crate) fn arrive(&self, session: Option<&str>, is_from_peer: bool) -> Step {
         let is_here = |id| {
-            let session = SessionHash::of(id);
-            self.sessions.is_here(session) || (is_from_peer && self.arrivals.has(session))
+            let lives_here = self.sessions.has(id);
+            lives_here || (is_from_peer && self.arrivals.has(SessionHash::of(id)))
         };
         let arrival = Arrival {
             has_session: session.is_some(),
@@ -94,6 +94,8 @@ impl Router {
         let mut way = Way::new(self.me.incarnation, is_call);
         let mut held = Held::new(request);
         let mut step = Step::LookUp;
+        // From before it is claimed: peers may learn of the new owner before he does.
+        let mut expected = None;
         loop {
             step = match step {
                 Step::LookUp => {
@@ -102,6 +104,7 @@ impl Router {
                     way.known(known, is_sound)
                 }
                 Step::Relay(owner) => {
+                    expected = None;
                     if held.read().await.is_err() {
                         return Routed::Answered(refused(
                             StatusCode::BAD_REQUEST,
@@ -121,12 +124,13 @@ impl Router {
                 }
                 Step::AskLease(owner) => way.lease(owner, self.lease(owner).await),
                 Step::Claim(former) => {
+                    expected = Some(self.arrivals.expect(session));
                     let (claimed, is_sound) = self.claim(session, former).await;
                     meter::claimed(claimed);
                     way.claimed(claimed, is_sound, held.is_whole())
                 }
                 Step::Take => {
-                    let expected = self.arrivals.expect(session);
+                    let expected = expected.unwrap_or_else(|| self.arrivals.expect(session));
                     return here(held, Some(expected));
                 }
                 Step::Serve | Step::Moved => return here(held, None),

@@ -18,7 +18,10 @@ use tokio::{
     time::Instant,
 };
 
+use self::roll::{Listed, Roll};
 use crate::ids::{Owner, SessionHash};
+
+mod roll;
 
 /// Over how many locks the sessions are spread: 64.
 const SHARDS: usize = 64;
@@ -39,6 +42,7 @@ const RESTORED_WITHIN: Duration = Duration::from_secs(60);
 
 /// The sessions that live here.
 pub(crate) struct Sessions {
+    roll: Arc<Roll>,
     shards: Box<[Mutex<HashMap<SessionHash, Here>>]>,
     work: Mutex<Work>,
     /// There is something to be written.
@@ -62,6 +66,7 @@ pub(crate) type Batch = Vec<(SessionHash, Arc<[u8]>)>;
 
 struct Here {
     id: Arc<str>,
+    _listed: Listed,
     /// The `initialize` parameters, as JSON. Without them there is nothing to be written yet.
     params: Option<Arc<[u8]>>,
     /// Since when it is loaded. `None` once it is open.
@@ -88,6 +93,7 @@ impl Sessions {
         // It holds at most what lived here.
         let (lost, told) = mpsc::unbounded_channel();
         let sessions = Self {
+            roll: Roll::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             work: Mutex::default(),
             wake: Notify::new(),
@@ -99,6 +105,11 @@ impl Sessions {
 
     pub(crate) fn is_here(&self, session: SessionHash) -> bool {
         self.shard(session).contains_key(&session)
+    }
+
+    /// The same, for every request.
+    pub(crate) fn has(&self, id: &str) -> bool {
+        self.roll.has(id)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -123,7 +134,9 @@ impl Sessions {
         let session = SessionHash::of(id);
         {
             let mut shard = self.shard(session);
-            let here = shard.entry(session).or_insert_with(|| Here::new(id));
+            let here = shard
+                .entry(session)
+                .or_insert_with(|| Here::new(id, &self.roll));
             change(here);
             if here.params.is_none() || here.written.is_some() || here.is_queued {
                 return;
@@ -140,7 +153,7 @@ impl Sessions {
         let mut shard = self.shard(session);
         let here = shard.entry(session).or_insert_with(|| Here {
             loaded: Some(Instant::now()),
-            ..Here::new(id)
+            ..Here::new(id, &self.roll)
         });
         here.params.get_or_insert(params);
     }
@@ -199,10 +212,7 @@ impl Sessions {
 
     /// Everything is to be written again.
     pub(crate) fn write_all_again(&self) {
-        self.queue_again(|here| {
-            here.written = None;
-            true
-        });
+        self.queue_again(|_| true);
     }
 
     /// The directory does not know a session that it should.
@@ -229,7 +239,7 @@ impl Sessions {
         self.queue_again(|here| here.written.is_some_and(|at| now - at >= REFRESHED_AFTER));
     }
 
-    fn queue_again(&self, is_due: impl Fn(&mut Here) -> bool) {
+    fn queue_again(&self, is_due: impl Fn(&Here) -> bool) {
         for shard in &self.shards {
             let mut due = Vec::new();
             for (session, here) in lock(shard).iter_mut() {
@@ -370,9 +380,11 @@ impl Debug for Lost {
 // === impl Here ===
 
 impl Here {
-    fn new(id: &str) -> Self {
+    fn new(id: &str, roll: &Arc<Roll>) -> Self {
+        let id: Arc<str> = id.into();
         Self {
-            id: id.into(),
+            _listed: roll.list(&id),
+            id,
             params: None,
             loaded: None,
             written: None,

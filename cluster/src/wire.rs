@@ -1,4 +1,5 @@
-//! What instances say to one another in the heads of relays, beside the request itself. Clients neither see it nor can say it:
+//! The header fields in which instances talk to one another, beside the request that is relayed. Clients neither see nor can
+//! send them:
 //!
 //! 1. The public side removes these fields from every request before anything reads it, and from every response of a peer.
 //! 2. What came from a peer is marked by an extension, which no bytes on a connection can make.
@@ -46,9 +47,9 @@ pub(crate) enum Answerer {
     Stranger,
 }
 
-/// Whether a field is one of these, for those who look through a head anyway.
-pub(crate) fn is_internal(name: &HeaderName) -> bool {
-    *name == CLUSTER || *name == CLIENT
+/// Whether a field is one of these, for those who look through a head anyway: its name behind `mcp-`.
+pub(crate) fn is_internal(name: &str) -> bool {
+    name == "cluster" || name == "cluster-client"
 }
 
 /// Removes what only peers may say.

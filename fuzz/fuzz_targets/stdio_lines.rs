@@ -1,5 +1,5 @@
-//! Whatever a server writes to its stdout, in any pieces: the lines are those of a naive reader, in bounded memory, and each
-//! goes to no stream but that of a call whose id or token it has, or of the only call there is.
+//! Reads what a server writes to its stdout, in any pieces: the lines are those of a naive reader, in bounded memory, and
+//! each goes to no stream but that of a call whose id or token it has, or of the only call there is.
 
 #![no_main]
 
@@ -64,7 +64,7 @@ fn compare(text: &[u8], lines: &[Line]) {
     });
     let got = lines.iter().map(|line| match line {
         Line::Whole(line) => Some(&**line),
-        Line::TooLong(_) => None,
+        Line::TooLong { .. } => None,
     });
     assert!(got.eq(expected), "{lines:?}");
 }

@@ -1,4 +1,4 @@
-//! What a body says, by `serde_json` and the words of JSON-RPC 2.0 and MCP. It shares no code with the crate.
+//! Judges what a body says, by `serde_json` and the words of JSON-RPC 2.0 and MCP. It shares no code with the crate.
 
 use mcp_cancel_on_disconnect::{RequestId, fuzzing::Read};
 

@@ -1,4 +1,4 @@
-//! What the targets share.
+//! Shared by all targets: choices, a clock, frames, an inner service, and the judge.
 
 #![cfg(fuzzing)]
 

@@ -1,4 +1,4 @@
-//! What operators look at, on an address of its own: health, metrics, and the calls in flight.
+//! The pages of operators, on an address of their own: health, metrics, and the calls in flight.
 //!
 //! | path | |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What the program is told: options, the environment, and a file.
+//! Options, from the command line, the environment, and a file.
 //!
 //! An option is declared once, in [`Config`]. The environment has it as `MCP_PROXY_` and its name, the file by its name. A
 //! flag comes before the environment, and that before the file.

@@ -1,4 +1,4 @@
-//! How the program ends: in bounded time, whatever its clients and servers do.
+//! The end of the program: in bounded time, whatever its clients and servers do.
 //!
 //! 1. It says that it is not ready any more. Clients may still come back for their answers.
 //! 2. Calls may go on for `--drain`. Then those that are left are cancelled, and their clients and servers are told.

@@ -3,7 +3,8 @@
 //! 1. Where a request goes is configured: its endpoint, what lies below it, and `/.well-known/` at its origin, where clients
 //!    look for its authorization. Nothing in a request chooses another host.
 //! 2. Bodies, paths, status and headers pass as they are, but for the headers that are of one connection alone. `Host` is the
-//!    server's own: it may check that.
+//!    server's own: it may check that. Streams of events are asked for without a coding, because they are read on the way:
+//!    in one that nobody can read, a call that was answered looks like one that was not.
 //! 3. A server that cannot be reached is answered for with 502 and a JSON-RPC error to the request.
 //! 4. What is dropped here ends at the server: the connection of a call without its answer is closed.
 
@@ -32,6 +33,7 @@ use tracing::warn;
 
 use self::lent::{Back, Lent};
 use crate::{
+    head::{EVENT_STREAM, accepts},
     message::{Kind, Message},
     refusal::{self, SERVER_ERROR},
     stage::Answering,
@@ -210,6 +212,10 @@ impl Upstream {
         remove_hop_by_hop(&mut parts.headers);
         parts.headers.remove(header::EXPECT);
         parts.headers.insert(header::HOST, self.host.clone());
+        if accepts(&parts.headers, EVENT_STREAM) {
+            let none = HeaderValue::from_static("identity");
+            parts.headers.insert(header::ACCEPT_ENCODING, none);
+        }
         for (name, value) in &self.headers {
             parts.headers.insert(name, value.clone());
         }

@@ -5,6 +5,7 @@
 //!    rebinding). Neither does a page of a foreign `Origin` get past here.
 //! 3. A head may have 64 KiB and take 10 s to come, a body may have 4 MiB.
 //! 4. The connection of each request is in its extensions, so that a hang-up shows also where hyper does not read.
+//! 5. What comes by HTTP/2 leaves here as HTTP/1 would have it.
 
 use std::{
     convert::Infallible,
@@ -18,7 +19,7 @@ use std::{
 };
 
 use axum::body::Body;
-use http::{Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response, Version, header};
 use http_body_util::Limited;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -156,11 +157,25 @@ async fn answer(
     stage: &mut impl Stage,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     if let Err((status, text)) = gate.check(&parts, MAX_BODY) {
         return Ok(refusal::plain(status, text));
+    }
+    if parts.version == Version::HTTP_2 {
+        join_cookies(&mut parts.headers);
     }
     let request = Request::from_parts(parts, Body::new(Limited::new(body, MAX_BODY)));
     std::future::poll_fn(|cx| stage.poll_ready(cx)).await?;
     stage.call(request).await
+}
+
+/// HTTP/2 may cut a cookie into several fields, of which HTTP/1 knows one (RFC 9113, section 8.2.3).
+fn join_cookies(headers: &mut HeaderMap) {
+    let fields = headers.get_all(header::COOKIE).iter();
+    let fields: Vec<&[u8]> = fields.map(HeaderValue::as_bytes).collect();
+    if fields.len() > 1
+        && let Ok(joined) = HeaderValue::from_bytes(&fields.join(&b"; "[..]))
+    {
+        headers.insert(header::COOKIE, joined);
+    }
 }

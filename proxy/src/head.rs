@@ -1,4 +1,4 @@
-//! What heads say that means something here.
+//! The fields of heads that mean something here.
 
 use http::{HeaderMap, HeaderName, header};
 

@@ -25,20 +25,30 @@
 //!
 //! [`Proxy`] puts them together.
 
+#[cfg(feature = "program")]
 pub mod admin;
+#[cfg(feature = "program")]
 pub mod config;
+#[cfg(feature = "program")]
 pub mod demo;
+#[cfg(feature = "program")]
 pub mod drain;
+#[cfg(feature = "program")]
 pub mod forward;
+#[cfg(feature = "program")]
 pub mod front;
 pub mod head;
 pub mod hub;
+#[cfg(feature = "program")]
 pub mod log;
 pub mod message;
+#[cfg(feature = "program")]
 mod proxy;
 pub mod refusal;
+#[cfg(feature = "program")]
 pub mod server;
 pub mod stage;
 pub mod stdio;
 
+#[cfg(feature = "program")]
 pub use self::proxy::{Proxy, StartError};

@@ -1,4 +1,4 @@
-//! What is logged, and how: lines for people or for machines, on standard error.
+//! Log lines, for people or for machines, on standard error.
 //!
 //! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. What
 //! comes from a client or a server is one line, without control characters, and cut.
@@ -9,7 +9,7 @@ use mcp_cancel_on_disconnect::{CallInfo, Event};
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
-use crate::config::LogFormat;
+use crate::{config::LogFormat, message::shown};
 
 /// Unless `RUST_LOG` says otherwise. `mcp_server` is what a command writes to its stderr. The layer's remarks speak to who calls
 /// its methods, and not to who sets options of a program.
@@ -58,35 +58,4 @@ pub(crate) fn comings_and_goings(event: &Event<'_>) {
 fn tool(call: &CallInfo) -> String {
     let name = call.tool().unwrap_or_else(|| call.method());
     shown(name.as_bytes(), LONGEST)
-}
-
-/// The beginning of a text on one line, without control characters.
-pub(crate) fn shown(text: &[u8], longest: usize) -> String {
-    let beginning = text.get(..longest).unwrap_or(text);
-    let clean = |char: char| match char.is_control() {
-        true => char::REPLACEMENT_CHARACTER,
-        false => char,
-    };
-    let mut shown: String = String::from_utf8_lossy(beginning)
-        .chars()
-        .map(clean)
-        .collect();
-    if beginning.len() < text.len() {
-        shown.push('…');
-    }
-    shown
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_log_line_is_one_line_and_bounded() {
-        assert_eq!(
-            shown(b"a\x1b[31m\xff\n", 100),
-            "a\u{fffd}[31m\u{fffd}\u{fffd}"
-        );
-        assert_eq!(shown(b"abcdef", 3), "abc…");
-    }
 }

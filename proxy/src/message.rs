@@ -274,9 +274,35 @@ pub fn on_one_line(json: Bytes) -> Bytes {
     spaced.collect()
 }
 
+/// The beginning of a text on one line, without control characters.
+pub(crate) fn shown(text: &[u8], longest: usize) -> String {
+    let beginning = text.get(..longest).unwrap_or(text);
+    let clean = |char: char| match char.is_control() {
+        true => char::REPLACEMENT_CHARACTER,
+        false => char,
+    };
+    let mut shown: String = String::from_utf8_lossy(beginning)
+        .chars()
+        .map(clean)
+        .collect();
+    if beginning.len() < text.len() {
+        shown.push('…');
+    }
+    shown
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_line_is_one_line_and_bounded() {
+        assert_eq!(
+            shown(b"a\x1b[31m\xff\n", 100),
+            "a\u{fffd}[31m\u{fffd}\u{fffd}"
+        );
+        assert_eq!(shown(b"abcdef", 3), "abc…");
+    }
 
     #[test]
     fn a_message_on_one_line_says_the_same() {

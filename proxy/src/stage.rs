@@ -1,4 +1,4 @@
-//! What the services have in common of which the proxy is made.
+//! Stages: the services of which the proxy is made, and what they have in common.
 
 use std::{
     convert::Infallible,

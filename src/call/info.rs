@@ -27,6 +27,7 @@ pub(crate) const LISTEN: &str = "subscriptions/listen";
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() {
+/// let begun = std::time::Instant::now();
 /// let (seen, calls) = std::sync::mpsc::channel();
 /// let layer = CancelOnDisconnectLayer::new().policy(move |call| {
 ///     seen.send(call.clone()).unwrap();
@@ -41,6 +42,7 @@ pub(crate) const LISTEN: &str = "subscriptions/listen";
 /// assert_eq!((call.method(), call.tool()), ("tools/call", Some("upload")));
 /// assert_eq!(call.request_id(), &RequestId::Number(7));
 /// assert_eq!((call.session(), call.protocol_version()), (None, None));
+/// assert!(call.age() <= begun.elapsed());
 /// # }
 /// ```
 #[derive(Clone)]

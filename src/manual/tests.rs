@@ -124,6 +124,16 @@ fn every_threat_is_shown_by_a_test_that_exists() {
     assert!(shown > 50, "the page was not read");
 }
 
+#[test]
+fn the_glue_for_other_frameworks_is_that_of_the_support_table() {
+    let page = read(&root().join("src/manual/deploying.md"));
+    for framework in ["poem", "actix"] {
+        let glue = read(&root().join(format!("tests/compat/{framework}/src/glue.rs")));
+        let block = format!("```rust,ignore\n{glue}```\n");
+        assert!(page.contains(&block), "{framework}");
+    }
+}
+
 /// The tables of a page as a renderer finds them: lines that follow each other, outside of code.
 fn tables(page: &str) -> Vec<Vec<&str>> {
     let mut tables: Vec<Vec<&str>> = Vec::new();

@@ -145,6 +145,21 @@ pub enum Event<'a> {
 /// ```
 pub trait Observer: Send + Sync + 'static {
     /// Is called with every event.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, Observer};
+    ///
+    /// struct Printer;
+    ///
+    /// impl Observer for Printer {
+    ///     fn on_event(&self, event: &Event<'_>) {
+    ///         println!("{event:?}");
+    ///     }
+    /// }
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().observe(Printer);
+    /// assert!(layer.calls().is_empty());
+    /// ```
     fn on_event(&self, event: &Event<'_>);
 }
 

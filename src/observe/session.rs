@@ -1,7 +1,25 @@
 //! Events of sessions.
 
-/// Something that happened to a session. See
-/// [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session), which has an example.
+/// Something that happened to a session, as
+/// [`CancellableSessionManager::on_session`](crate::CancellableSessionManager::on_session) tells it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// use std::sync::mpsc;
+/// use mcp_cancel_on_disconnect::{CancellableSessionManager, observe::SessionEvent};
+/// use rmcp::transport::streamable_http_server::SessionManager;
+///
+/// let (sender, opened) = mpsc::channel();
+/// let sessions = CancellableSessionManager::default().on_session(move |event| {
+///     if let SessionEvent::Opened { restored, .. } = event {
+///         let _sent = sender.send(*restored);
+///     }
+/// });
+/// let (_id, _transport) = sessions.create_session().await.unwrap();
+/// assert_eq!(opened.recv(), Ok(false), "it is a new one");
+/// # }
+/// ```
 ///
 /// `Debug` shows the session id, and anybody who knows it can speak for the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -160,7 +160,7 @@ fn log_end(
             log_end!(
                 info,
                 reason = reason.text(),
-                "call abandoned, nobody could be told"
+                "call abandoned, only the end of its stream tells its server"
             );
         }
         Outcome::Completed => log_end!(trace, "call completed"),

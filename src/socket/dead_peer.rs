@@ -43,6 +43,17 @@ use socket2::{SockRef, TcpKeepalive};
 /// Keep the user timeout at idle + interval × probes. Linux lets it override the number of probes: it gives up
 /// at the first probe after the user timeout, be that early or late.
 ///
+/// ```
+/// use std::time::Duration;
+/// use mcp_cancel_on_disconnect::socket::DeadPeer;
+///
+/// let seconds = Duration::from_secs;
+/// let patient = DeadPeer::new().idle(seconds(60)).interval(seconds(20)).probes(3).user_timeout(seconds(120));
+/// let applied = patient.apply(&std::net::TcpListener::bind("127.0.0.1:0")?)?;
+/// assert!(applied.to_string().starts_with("keep-alive after 60s"));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
 /// # Why not shorter
 ///
 /// The options cannot tell a dead peer from one that is out of reach for a while. A user timeout of 5 s was seen
@@ -70,6 +81,7 @@ pub struct DeadPeer {
 /// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// let applied = DeadPeer::new().apply(&listener)?;
 /// assert!(applied.to_string().starts_with("keep-alive after 15s"));
+/// assert_eq!(applied.is_complete(), cfg!(any(target_os = "linux", target_os = "android", target_os = "fuchsia")));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

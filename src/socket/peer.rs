@@ -28,6 +28,9 @@ use tokio::net::TcpStream;
 /// use mcp_cancel_on_disconnect::socket::{Peer, WatchedListener};
 ///
 /// async fn report(ConnectInfo(peer): ConnectInfo<Peer>) -> String {
+///     if peer.is_gone() {
+///         return "nobody waits for it".to_owned();
+///     }
 ///     tokio::select! {
 ///         () = peer.gone() => format!("{} has gone", peer.addr()),
 ///         () = std::future::ready(()) => "the report".to_owned(),

@@ -47,6 +47,7 @@ const IS_EDGE_TRIGGERED: bool = cfg!(any(
 /// let (stream, addr) = listener.accept().await?;
 /// let stream = WatchedStream::new(stream, addr);
 /// let peer = stream.peer();
+/// assert_eq!(stream.tcp().peer_addr()?, client.local_addr()?);
 /// # let serve = |_: &WatchedStream| ();
 /// serve(&stream); // `request.extensions_mut().insert(peer.clone())` for every request
 ///

@@ -1,4 +1,4 @@
-//! How late a keeper notices that a time has come, also while it has more to do than it can do in one turn.
+//! Lateness: how long after its time a keeper notices it, also while there is more to do than fits into one turn.
 //!
 //! A keeper does what is due in turns, and others are served in between. So it may come to something long after its
 //! time, and yet its runtime never stood still. What counts as late is therefore the time until the first turn at which

@@ -1,4 +1,4 @@
-//! Which calls are made: what the server tells the client, and both call by the same labels.
+//! The calls that are made: the server and the client know them by the same labels.
 
 use std::{fmt, net::SocketAddr};
 

@@ -1,4 +1,4 @@
-//! What is looked at after a long time leaves nothing until then, once it is gone.
+//! Leftovers: what a timer looks at only after a long time must leave nothing until then, once it is gone.
 
 use std::{sync::Arc, time::Duration};
 

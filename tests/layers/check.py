@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Checks that the modules of `src` import only downwards and in no circle, that none is long, and that no two types have
-one name. Of the program in `proxy/src`, that what lies in `src` itself imports only downwards, with all that it has inside.
+one name. Of the program in `proxy/src`, that what lies in `src` itself imports only downwards, with all that it has inside,
+and that nothing there imports in a circle.
 
     tests/layers/check.py          fails, and names every arrow that is wrong
     tests/layers/check.py --list   prints every arrow
 
 An arrow goes from the module that says `use` (or writes a path in its code) to the module that defines the name: what a
 module re-exports from its children is followed. Tests, and code under `cfg(test)` or `cfg(fuzzing)`, do not count. The
-layers are those of ARCHITECTURE.md, in the block that begins with the line `lib`, and of the program in the one that begins with
-`bin`; each line names the modules of a layer,
+layers are those of ARCHITECTURE.md, in the block that begins with the line `lib`, of the program in the one that begins with `bin`, of
+the cluster in the one that begins with `builder`; each line names the modules of a layer,
 and a module may import from lines below its own only. Modules of one line do not import one another. An alias may have the
 name of the type that it stands for.
 """
@@ -19,28 +20,35 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
-PROGRAM = ROOT / "proxy/src"
+# The other crates of the workspace, and the first line of their blocks.
+OTHERS = {ROOT / "proxy/src": "bin", ROOT / "cluster/src": "builder"}
 LEFT_OUT = {"tests", "model", "fuzzing", "manual"}
 MOST_LINES = 450
 
 
 def main():
     modules, arrows = read(SRC)
-    of_program, inside = read(PROGRAM)
-    between = {(source[:1], target[:1]) for source, target in inside if source[:1] != target[:1]}
     if "--list" in sys.argv:
-        for source, target in [*sorted(arrows), *sorted(between)]:
+        for source, target in sorted(arrows):
             print(f"{text(source)} > {text(target)}")
         return 0
     wrong = [f"circle: {circle}" for circle in circles(arrows)]
     wrong += upwards(arrows, layers("lib"))
     wrong += names(modules)
-    wrong += upwards(between, layers("bin"))
     wrong += long(modules)
-    wrong += long(of_program)
+    for root, first in OTHERS.items():
+        modules, arrows = read(root)
+        wrong += [f"circle: {circle}" for circle in circles(arrows)]
+        wrong += upwards(between(arrows), layers(first))
+        wrong += long(modules)
     for line in wrong:
         print(line)
     return 1 if wrong else 0
+
+
+def between(arrows):
+    """The arrows between what lies in `src` itself."""
+    return {(source[:1], target[:1]) for source, target in arrows if source[:1] != target[:1]}
 
 
 def read(root):

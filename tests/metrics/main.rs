@@ -1,4 +1,4 @@
-//! What Prometheus is told of calls whose ends are known beforehand, over real sockets.
+//! Tells Prometheus of calls whose ends are known beforehand, over real sockets.
 //!
 //! A binary of its own: the recorder is one of the process.
 

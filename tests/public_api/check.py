@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""The public API, from rustdoc's JSON: what it is, and whose types are in it.
+"""The public API, from rustdoc's JSON: what it is, whose types are in it, and what has no example.
 
-check.py DOC.json API.txt            compares the API with the list, and whose types it has with CRATES below
+check.py DOC.json API.txt            compares the API with the list, and whose types it has with CRATES below; and each item
+                                     must have an example that asserts something, or be named in that of its type
 check.py DOC.json API.txt --write    writes the list anew
 """
 
 import difflib
 import json
 import pathlib
+import re
 import sys
 
 # A new major version of any of these is one of this crate. Others are its own affair and must not be seen.
@@ -17,6 +19,9 @@ CRATES = {
     "rmcp", "serde_core", "socket2", "tokio", "tokio_util", "tower_layer", "tower_service",
 }
 
+# Nobody outside can make one of these, and none comes out of a server that is well.
+ASSERTS_NOTHING = {"mcp_cancel_on_disconnect::transport::TransportError"}
+
 
 class Api:
     def __init__(self, doc):
@@ -24,6 +29,7 @@ class Api:
         self.index = doc["index"]
         self.lines = set()
         self.seen = {}  # crate -> where
+        self.without_example = []
 
     # --- Types, as they are written ---
 
@@ -132,9 +138,18 @@ class Api:
         text = f"<{', '.join(parts)}>" if parts else ""
         return text, (f" where {', '.join(wheres)}" if wheres else "")
 
+    # --- Examples ---
+
+    def exampled(self, item, here, of_type=""):
+        """The examples of an item that assert something. Notes it if there are none and its type's do not name it."""
+        own = [code for code in examples(item["docs"] or "") if "assert" in code or here in ASSERTS_NOTHING]
+        if not own and not re.search(rf"\b{item['name']}\b", of_type):
+            self.without_example.append(here)
+        return "\n".join(own)
+
     # --- Items ---
 
-    def item(self, id, path, name=None):
+    def item(self, id, path, name=None, of_type=""):
         item = self.index.get(str(id))
         if item is None:
             self.note(id, path)
@@ -153,16 +168,17 @@ class Api:
             case "struct":
                 generics, wheres = self.generics(inner["generics"], here)
                 self.lines.add(f"struct {here}{generics}{wheres}{self.exhaustive(item)}")
+                shown = self.exampled(item, here)
                 fields = inner["kind"]
                 if isinstance(fields, dict) and "plain" in fields:
                     for field in fields["plain"]["fields"]:
                         self.item(field, here)
-                self.impls(inner["impls"], here)
+                self.impls(inner["impls"], here, shown)
             case "enum":
                 self.lines.add(f"enum {here}{self.exhaustive(item)}")
                 for variant in inner["variants"]:
                     self.item(variant, here)
-                self.impls(inner["impls"], here)
+                self.impls(inner["impls"], here, self.exampled(item, here))
             case "variant":
                 fields = []
                 if isinstance(inner["kind"], dict):
@@ -176,15 +192,19 @@ class Api:
                 self.lines.add(f"field {here}: {self.type(inner, here)}")
             case "function":
                 generics, wheres = self.generics(inner["generics"], here)
+                self.exampled(item, here, of_type)
                 header = "async fn" if inner["header"]["is_async"] else "fn"
                 self.lines.add(f"{header} {here}{generics}{self.signature(inner['sig'], here)}{wheres}")
             case "trait":
                 self.lines.add(f"trait {here}: {self.bounds(inner['bounds'], here)}")
+                shown = self.exampled(item, here)
                 for child in inner["items"]:
-                    self.item(child, here)
+                    self.item(child, here, of_type=shown)
             case "constant":
+                self.exampled(item, here, of_type)
                 self.lines.add(f"const {here}: {self.type(inner['type'], here)}")
             case "assoc_const":
+                self.exampled(item, here, of_type)
                 self.lines.add(f"const {here}: {self.type(inner['type'], here)}")
             case "assoc_type":
                 value = f" = {self.type(inner['type'], here)}" if inner["type"] else ""
@@ -195,14 +215,14 @@ class Api:
     def exhaustive(self, item):
         return " #[non_exhaustive]" if "non_exhaustive" in str(item["attrs"]) else ""
 
-    def impls(self, ids, here):
+    def impls(self, ids, here, shown):
         for id in ids:
             impl = self.index[str(id)]["inner"]["impl"]
             if impl["is_synthetic"] or impl["blanket_impl"]:
                 continue
             if impl["trait"] is None:
                 for child in impl["items"]:
-                    self.item(child, here)
+                    self.item(child, here, of_type=shown)
                 continue
             where = f"an impl for {here}"
             generics, wheres = self.generics(impl["generics"], where)
@@ -211,6 +231,13 @@ class Api:
             for child in impl["items"]:
                 if "assoc_type" in self.index[str(child)]["inner"]:
                     self.item(child, f"<{here} as {trait}>")
+
+
+def examples(docs):
+    """The code in a doc comment that rustdoc compiles."""
+    for info, code in re.findall(r"^```([^\n]*)\n(.*?)^```", docs, re.MULTILINE | re.DOTALL):
+        if not {"text", "ignore"} & set(info.split(",")):
+            yield code
 
 
 def main():
@@ -222,6 +249,9 @@ def main():
     wrong = sorted(set(api.seen) - CRATES)
     for crate in wrong:
         print(f"not meant to be in the public API: {crate}, {api.seen[crate]}", file=sys.stderr)
+    for here in api.without_example:
+        print(f"in no example that asserts: {here}", file=sys.stderr)
+    wrong += api.without_example
     listed = pathlib.Path(list_file)
     if options == ["--write"]:
         listed.write_text(text)

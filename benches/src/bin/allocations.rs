@@ -1,4 +1,4 @@
-//! How many allocations a call takes in every set-up, and where the crate's own come from.
+//! Allocations of a call in every set-up, and where the crate's own come from.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What one tool call costs in every set-up: instructions with two allocators.
+//! The cost of one tool call in every set-up: instructions with two allocators.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Whether operations cost more the more calls are in flight.
+//! The cost of operations as the number of calls in flight grows.
 
 use std::collections::BTreeMap;
 

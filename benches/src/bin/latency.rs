@@ -1,4 +1,4 @@
-//! How long after its client has hung up a handler knows it, and who needed that time.
+//! The time from a client's hang-up until its handler knows it, and who needed that time.
 //!
 //! `latency [--quick]`. Clients and server are in this process, on runtimes of their own, so that one clock serves both.
 

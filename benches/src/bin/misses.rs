@@ -1,5 +1,5 @@
-//! What a call executes, and what it touches and waits for on its way: counts beside bare rmcp, and beside layers that
-//! everybody accepts.
+//! Counts of what a call executes, touches and waits for, beside bare rmcp and beside layers that everybody
+//! accepts.
 
 use std::collections::BTreeSet;
 

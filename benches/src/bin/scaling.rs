@@ -1,4 +1,4 @@
-//! Whether calls get into each other's way: many sessions on several threads, and the locks that a call takes.
+//! Calls that get into each other's way: many sessions on several threads, and the locks that a call takes.
 //!
 //! `scaling [--quick]`. Servers and clients are processes of their own.
 

@@ -1,5 +1,5 @@
-//! How long others wait while much is done at once: a task that wants to run every millisecond, and a thread that looks a
-//! call up.
+//! The waits of others while much is done at once: a task that wants to run every millisecond, and a thread that
+//! looks a call up.
 //!
 //! `stalls graces | looks | traffic SETUP SESSIONS CALLS [THREADS]`, by hand: its longest waits are figures of a machine, and in no
 //! report. In process, without sockets. Without threads everything shares one.

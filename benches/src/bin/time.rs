@@ -1,4 +1,4 @@
-//! What one tool call takes in time, as a ratio to bare rmcp.
+//! The time of one tool call, as a ratio to bare rmcp.
 //!
 //! `time [--quick]`. Each set-up is in a process of its own, of which one runs at a time, all on the same processor.
 

@@ -1,4 +1,4 @@
-//! What happened to each call of a bench, and when, as the server saw it.
+//! A ledger of what happened to each call of a bench, and when, as the server saw it.
 
 use std::{
     ops::Range,

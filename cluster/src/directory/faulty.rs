@@ -92,7 +92,8 @@ impl Faulty {
     }
 
     fn liar(&self) -> Option<Owner> {
-        match *self.fault.borrow() {
+        let fault = *self.fault.borrow();
+        match fault {
             Fault::Lies(owner) => Some(owner),
             _ => None,
         }

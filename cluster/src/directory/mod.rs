@@ -27,10 +27,6 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use self::memory::MemoryDirectory;
-#[cfg_attr(
-    not(test),
-    expect(unused_imports, reason = "what connects to it comes next")
-)]
 pub(crate) use self::redis::RedisDirectory;
 pub(crate) use self::{
     error::DirectoryError,

@@ -64,9 +64,9 @@ end
 return owner
 ";
 
-/// Removes a session of this owner.
+/// Removes a session of this owner. What is no session is left.
 const REMOVE: &str = "
-if redis.call('HGET', KEYS[1], 'o') ~= ARGV[1] then return 0 end
+if redis.pcall('HGET', KEYS[1], 'o') ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 ";
 
@@ -351,7 +351,5 @@ impl From<RedisError> for DirectoryError {
     }
 }
 
-#[cfg(all(test, unix))]
-mod server;
 #[cfg(test)]
 mod tests;

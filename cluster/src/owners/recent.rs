@@ -1,4 +1,4 @@
-//! What was learned lately: so many entries, each for so long.
+//! A memory of what was learned lately: so many entries, each for so long.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -1,14 +1,14 @@
 //! A session lives on one instance, and its client lands on another.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mcp_cancel_on_disconnect::Grace;
 use rmcp::model::ServerRequest;
 use serde_json::{Value, json};
 use test_support::within;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
-use super::node::{Node, Setup, hash};
+use super::node::{Node, Setup};
 use crate::directory::{MemoryDirectory, faulty::Faulty};
 
 fn directory() -> Faulty {
@@ -213,5 +213,5 @@ async fn a_large_request_and_a_large_answer_pass_whole() {
         assert!(answer["result"]["content"][0]["text"] == text, "{length}");
     }
     assert_eq!(b.routing().sessions.len(), 0);
-    assert!(a.routing().sessions.is_here(hash(&mcp)));
+    assert!(a.has(&mcp));
 }

@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use test_support::{Mcp, within};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpSocket, TcpStream},
 };
 
 use super::node::Node;
@@ -15,11 +15,21 @@ use crate::{
     ids::{Incarnation, Owner, SessionHash},
 };
 
+/// Keeps an address that nobody listens on any more from being given to another test.
+pub(super) fn nobody_at(address: SocketAddr) -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(address).unwrap();
+    socket
+}
+
 /// The owner of a session that exists nowhere.
 pub(super) struct Fake {
     pub(super) me: Owner,
     directory: Faulty,
     listener: Option<TcpListener>,
+    #[allow(dead_code, reason = "it is only held")]
+    nobody: Option<TcpSocket>,
     number: u32,
 }
 
@@ -36,23 +46,16 @@ impl Fake {
     /// One that listens, and has its lease.
     pub(super) async fn new(directory: &Faulty) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut fake = Self::at(directory, listener.local_addr().unwrap()).await;
-        fake.listener = Some(listener);
-        fake
-    }
-
-    /// One that lives, and does not listen itself.
-    pub(super) async fn at(directory: &Faulty, address: SocketAddr) -> Self {
-        let incarnation = Incarnation::random();
         let me = Owner {
-            address,
-            incarnation,
+            address: listener.local_addr().unwrap(),
+            incarnation: Incarnation::random(),
         };
         directory.memory.lease(me).await.unwrap();
         Self {
             me,
             directory: directory.clone(),
-            listener: None,
+            listener: Some(listener),
+            nobody: None,
             number: 0,
         }
     }
@@ -81,6 +84,7 @@ impl Fake {
     /// Nobody listens there any more.
     pub(super) fn closes(&mut self) {
         self.listener = None;
+        self.nobody = Some(nobody_at(self.me.address));
     }
 
     /// The next request.
@@ -103,11 +107,12 @@ impl Relayed {
             assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
         };
         let head = String::from_utf8(read.split_to(end).to_vec()).unwrap();
+        let is_chunked = head.contains("transfer-encoding: chunked");
         let length = head
             .lines()
             .find_map(|line| line.strip_prefix("content-length: "));
         let length: usize = length.map_or(0, |length| length.parse().unwrap());
-        while read.len() < length {
+        while read.len() < length || (is_chunked && !read.ends_with(b"\r\n0\r\n\r\n")) {
             assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
         }
         let body = read.freeze();

@@ -1,12 +1,16 @@
 //! The owner of a session is gone, or does not have it any more: somebody claims it, and only one.
 
+use std::sync::Arc;
+
+use axum::{Router, body::Body, routing::any};
 use futures_util::future::join;
 use serde_json::{Value, json};
 use test_support::Mcp;
+use tokio::sync::Notify;
 
 use super::{
     fake::Fake,
-    node::{Node, hash},
+    node::{Node, ask, hash},
 };
 use crate::{
     directory::{
@@ -14,14 +18,22 @@ use crate::{
         faulty::{Fault, Faulty},
     },
     ids::Owner,
+    way::Step,
 };
 
 fn directory() -> Faulty {
     Faulty::new(MemoryDirectory::default())
 }
 
+/// The text is the id, too: calls of one session that are under way at the same time need different ones.
 async fn echo(mcp: &Mcp, text: &str) -> Value {
-    let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
+    let mut call = mcp
+        .call(
+            text.get(..9).unwrap_or(text),
+            "echo",
+            json!({ "text": text }),
+        )
+        .await;
     let head = call.head().await;
     assert_eq!(head.status, 200);
     let answer = call.answer().await.unwrap();
@@ -43,7 +55,6 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp, asker: &Node) -> Owner {
 #[tokio::test]
 async fn a_session_whose_owner_is_gone_has_one_new_owner() {
     for round in 0..20 {
-        eprintln!("round {round}");
         let directory = directory();
         let [mut a, b, c] = Node::several(&directory).await;
         let mcp = a.session().await;
@@ -91,11 +102,16 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     let [b] = Node::several(&directory).await;
     let mut owner = Fake::new(&directory).await;
     let mcp = owner.session(&b).await;
-    let (text, ()) = join(echo(&mcp, "hello"), async {
-        owner.request().await.moved().await
+    let (text, relayed) = join(echo(&mcp, "hello"), async {
+        let request = owner.request().await;
+        let body = request.body.clone();
+        request.moved().await;
+        body
     })
     .await;
     assert_eq!(text, "hello");
+    let relayed: Value = serde_json::from_slice(&relayed).unwrap();
+    assert_eq!(relayed["params"]["arguments"]["text"], "hello");
     assert!(b.has(&mcp));
 }
 
@@ -234,4 +250,34 @@ async fn what_does_not_exist_is_said_only_by_a_directory_that_is_sound() {
         b.client("a third").post_raw(ping.clone(), &[]).await.status,
         503
     );
+}
+
+/// Between its claim and its restoring a session is nowhere. A peer that was told "not here" then would claim it again.
+#[tokio::test]
+async fn a_session_that_is_being_taken_is_here_to_peers() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    owner.closes();
+    let id = mcp.session_id().unwrap();
+    let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (noted, waits) = (entered.clone(), go.clone());
+    let app = Router::new().route(
+        "/mcp",
+        any(async move || {
+            noted.notify_one();
+            waits.notified().await;
+        }),
+    );
+    let request = http::Request::get("/mcp").header("mcp-session-id", id);
+    let request = request.body(Body::empty()).unwrap();
+    let look = async {
+        entered.notified().await;
+        assert_eq!(b.routing().arrive(Some(id), true), Step::Serve);
+        go.notify_one();
+    };
+    let (response, ()) = join(ask(&b, app, request), look).await;
+    assert_eq!(response.status(), 200);
+    assert_eq!(b.routing().arrive(Some(id), true), Step::Moved);
 }

@@ -12,12 +12,13 @@ use mcp_cancel_on_disconnect::{Calls, CancelOnDisconnectLayer, CancellableSessio
 use rmcp::{RoleServer, service::RequestContext};
 use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, TcpSocket},
     task::JoinHandle,
     time::{Instant, advance, pause, resume},
 };
 use tower_service::Service as _;
 
+use super::fake::nobody_at;
 use crate::{
     cluster::{Cluster, join},
     directory::faulty::Faulty,
@@ -41,6 +42,8 @@ pub(super) struct Node {
     /// The heads of all requests that the application was handed.
     pub(super) seen: Arc<Mutex<Vec<http::HeaderMap>>>,
     addr: SocketAddr,
+    #[allow(dead_code, reason = "it is only held")]
+    nobody: Option<TcpSocket>,
 }
 
 /// How an instance is set up.
@@ -107,6 +110,7 @@ impl Setup {
             public: Some(public),
             peers,
             seen,
+            nobody: None,
         }
     }
 }
@@ -149,7 +153,7 @@ impl Node {
     }
 
     pub(super) fn has(&self, mcp: &Mcp) -> bool {
-        self.routing().sessions.is_here(hash(mcp))
+        self.routing().sessions.has(mcp.session_id().unwrap())
     }
 
     /// Returns when the directory has been sound to this instance for long enough.
@@ -175,6 +179,7 @@ impl Node {
         drop(self.public.take());
         self.peers.abort();
         assert!((&mut self.peers).await.unwrap_err().is_cancelled());
+        self.nobody = Some(nobody_at(self.me.address));
     }
 }
 

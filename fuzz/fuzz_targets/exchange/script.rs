@@ -1,4 +1,4 @@
-//! What a client sends and what a server answers, as far as the fuzzer decides it.
+//! The script of a run: requests and answers, as far as the fuzzer decides them.
 
 use std::{
     collections::VecDeque,

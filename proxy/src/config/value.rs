@@ -1,4 +1,4 @@
-//! What the values of options are.
+//! The values of options: durations, sizes, addresses and the like.
 
 use std::time::Duration;
 

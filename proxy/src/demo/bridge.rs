@@ -26,7 +26,7 @@ use tower_service::Service;
 use crate::{
     message::{Kind, Message},
     stage::Answering,
-    stdio::{Group, Program},
+    stdio::{Program, process::Group},
 };
 
 /// Sessions, each with a process.

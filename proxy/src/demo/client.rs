@@ -9,10 +9,11 @@ use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, task::JoinSet};
 
-use super::Error;
-
 /// The JSON-RPC id of every call.
 pub(super) const CALL_ID: u32 = 7;
+
+/// What may go wrong on the way.
+pub(super) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Has a session.
 pub(super) struct Client {

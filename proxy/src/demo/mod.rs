@@ -1,4 +1,4 @@
-//! What a hang-up means to a server on stdin and stdout, shown: behind a bare bridge and behind the proxy.
+//! A demonstration of what a hang-up means to a server on stdin and stdout, behind a bare bridge and behind the proxy.
 //!
 //! `mcp-cancel-proxy --demo` needs nothing but itself. For every cell of the table that it prints it starts a
 //! [scripted server](server) behind one of the two, on the loopback interface. Clients call a tool that works for 4 s, and some
@@ -17,12 +17,13 @@ mod client;
 mod scenario;
 pub mod server;
 
-use self::scenario::{Cell, SCENARIOS, SetUp, WORK};
+use self::{
+    client::Error,
+    scenario::{Cell, SCENARIOS, SetUp, WORK},
+};
 
 /// The option that asks for it.
 pub const OPTION: &str = "--demo";
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// The scenarios run side by side, but no two begin at the same time.
 const STAGGER: Duration = Duration::from_millis(75);

@@ -12,7 +12,11 @@ use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
 use tokio::time::{sleep, timeout};
 use tower_layer::Layer as _;
 
-use super::{Error, bridge::Bridge, client::Client, server};
+use super::{
+    bridge::Bridge,
+    client::{Client, Error},
+    server,
+};
 use crate::{
     front::{Front, Gate},
     hub::{Hub, Limits},

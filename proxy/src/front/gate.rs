@@ -1,4 +1,4 @@
-//! Which requests pass.
+//! The checks that a request passes before anything reads its body.
 
 use std::{collections::HashSet, net::IpAddr};
 

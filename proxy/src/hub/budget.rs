@@ -1,13 +1,31 @@
-//! How much may be kept, and who keeps it.
+//! The room for events: its limit, and the streams that have a share of it.
 //!
 //! 1. What is granted is never more than the limit of the budget, nor of the one around it: a grant that would be is
 //!    refused, and takes nothing.
 //! 2. A [`Grant`] gives back what it has when it is dropped, to every budget it was taken from.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
+
+/// How much a hub keeps, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// How many events a stream keeps: 256.
+    pub events: usize,
+    /// How many bytes a stream keeps before it takes no more: 1 MiB. Its last event may go beyond.
+    pub stream_bytes: usize,
+    /// How many bytes the streams of a session keep: 4 MiB.
+    pub session_bytes: usize,
+    /// How many bytes are kept in all: 64 MiB.
+    pub bytes: usize,
+    /// How long a stream is kept after its end: 60 s.
+    pub kept_for: Duration,
+}
 
 /// So many bytes may be kept.
 #[derive(Debug)]
@@ -31,6 +49,20 @@ pub(crate) enum Short {
     Session,
     /// The one around all sessions.
     All,
+}
+
+// === impl Limits ===
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            events: 256,
+            stream_bytes: 1024 * 1024,
+            session_bytes: 4 * 1024 * 1024,
+            bytes: 64 * 1024 * 1024,
+            kept_for: Duration::from_secs(60),
+        }
+    }
 }
 
 // === impl Budget ===

@@ -1,4 +1,4 @@
-//! What is to be known of a call to keep its stream.
+//! A call, as far as its stream has to know it.
 
 use http::HeaderValue;
 use mcp_cancel_on_disconnect::CallToken;
@@ -42,8 +42,9 @@ impl Call {
         self
     }
 
-    /// With which `Authorization` it came, which one that resumes it needs as well.
-    pub fn owner(mut self, owner: Option<HeaderValue>) -> Self {
+    /// With which `Authorization` it came. The server behind [`Resumable`](super::Resumable) is asked about one that resumes it
+    /// with another. A command has no authorization, so its calls have no owner.
+    pub(super) fn owner(mut self, owner: Option<HeaderValue>) -> Self {
         self.owner = owner;
         self
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | POST of a call in a session, before revision 2026-07-28 | its stream of events is read here, and the client reads from the hub |
 //! | POST of `initialize` | passes; begins the session |
-//! | POST of `notifications/cancelled` | passes; the server's stream of that call is let go a second later |
+//! | POST of `notifications/cancelled` | passes; if the server took it, its stream of that call is let go a second later |
 //! | GET with an event id of the hub | answered here |
 //! | DELETE | passes; if the server took it, the streams of its session end |
 //! | everything else | passes |
@@ -33,7 +33,8 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::{
-    Call, Hub, Lookup,
+    call::Call,
+    sessions::{Hub, Lookup, unknown_event},
     stream::Stream,
     upstream::{Again, Answer, Answering, Writer},
 };
@@ -164,7 +165,7 @@ where
         };
         let session = one(headers, &SESSION_ID).unwrap_or_default();
         let Lookup::Stream(stream, seq) = self.hub.look_up(session, last) else {
-            return super::unknown_event();
+            return unknown_event();
         };
         if stream.owner() != headers.get(header::AUTHORIZATION) {
             let answer = self.pass(ping(request)).await;
@@ -227,12 +228,7 @@ where
     }
 
     /// A call in a session.
-    async fn call_in(
-        &mut self,
-        id: &str,
-        call: Call,
-        mut request: Request<Body>,
-    ) -> Response<Body> {
+    async fn call_in(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
         let call = call
             .token(request.extensions().get::<CallToken>().cloned())
             .owner(request.headers().get(header::AUTHORIZATION).cloned())
@@ -248,8 +244,6 @@ where
             None => (Reserved(None), Some(call)),
         };
         let may_commit = primes && accepts(request.headers(), EVENT_STREAM);
-        // What is to be read must not be encoded.
-        request.headers_mut().remove(header::ACCEPT_ENCODING);
         let again = Again {
             service: self.inner.clone(),
             uri: request.uri().clone(),

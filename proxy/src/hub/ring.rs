@@ -4,7 +4,8 @@
 //!
 //! 1. **Numbers.** Every event gets the next number, from 0 on, whatever becomes of it.
 //! 2. **Once and in order.** A reader gets every event after the one that it named, once and in order. For those that are
-//!    not there any more it gets a comment that says how many.
+//!    not there any more it gets a comment that says how many. One that names none, and is not the first, gets those that
+//!    no reader has taken.
 //! 3. **What goes.** Where room is short the oldest droppable event goes first, then, if the reader that is there has taken
 //!    them, the oldest kept ones. Nothing else goes before the ring does.
 //! 4. **Limits.** A ring has at most so many events. It takes one only while it has less than so many bytes: so it has at
@@ -35,6 +36,8 @@ pub(crate) const MAX_FRAME: usize = 64 * 1024;
 /// it is a comment, and an event without data.
 const CUT: &[u8] = b":\nevent: cut\n\n";
 
+mod passing;
+
 /// The events of one stream.
 #[derive(Debug)]
 pub(crate) struct Ring {
@@ -52,6 +55,8 @@ pub(crate) struct Ring {
     reader: Option<Reader>,
     /// How many readers there were.
     readers: u64,
+    /// The number of the first event that none of those that left has taken.
+    unread: u64,
     passing: Passing,
     /// The last event that went straight through, and the error for who missed it.
     passed: Option<(u64, Event)>,
@@ -85,6 +90,16 @@ struct Reader {
     at: u64,
     /// How much of that it has taken.
     taken: usize,
+}
+
+/// Where a reader begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Start {
+    Beginning,
+    /// After the event of this number.
+    After(u64),
+    /// At the first event that no reader has taken.
+    Unread,
 }
 
 /// Which reader of a ring it is.
@@ -148,6 +163,7 @@ impl Ring {
             answer: None,
             reader: None,
             readers: 0,
+            unread: 0,
             passing: Passing::Nothing,
             passed: None,
             gaps: 0,
@@ -204,68 +220,19 @@ impl Ring {
         self.append(event, 0);
     }
 
-    /// Begins an event that goes straight through. `false` if its reader still has to take what is before. `lost` is for
-    /// who misses it.
-    pub(crate) fn begin_pass(&mut self, lost: impl FnOnce() -> Event) -> bool {
-        let reader = self.reader.as_mut().filter(|_| !self.ended);
-        let Some(reader) = reader else {
-            self.passing = Passing::Broken;
-            return true;
+    /// A reader comes. `None` if there was no such event, or nothing is left.
+    pub(crate) fn attach(&mut self, from: Start) -> Option<ReaderName> {
+        if let Start::After(seq) = from
+            && (self.cleared || seq >= self.next)
+        {
+            return None;
+        }
+        self.dismiss();
+        let at = match from {
+            Start::Beginning => 0,
+            Start::After(seq) => seq + 1,
+            Start::Unread => self.unread,
         };
-        if reader.at != self.next {
-            return false;
-        }
-        self.passed = Some((self.next, lost()));
-        self.next += 1;
-        (reader.from, reader.at) = (self.next, self.next);
-        self.passing = Passing::Piece(None);
-        true
-    }
-
-    /// Adds a piece to the event that goes straight through. Its reader has taken the one before.
-    pub(crate) fn pass(&mut self, piece: Bytes) {
-        if let Passing::Piece(place) = &mut self.passing {
-            *place = Some(piece);
-        }
-    }
-
-    /// What became of that piece.
-    pub(crate) fn passed(&self) -> Passed {
-        match self.passing {
-            Passing::Piece(None) => Passed::Taken,
-            Passing::Piece(Some(_)) => Passed::Wait,
-            Passing::Nothing | Passing::Broken => Passed::Gone,
-        }
-    }
-
-    /// Ends the event that goes straight through, if its reader has all of it.
-    pub(crate) fn end_pass(&mut self, weight: Weight) -> Passed {
-        let passed = self.passed();
-        if passed == Passed::Taken {
-            self.passing = Passing::Nothing;
-            if weight == Weight::Answer {
-                self.answer = self.next.checked_sub(1);
-            }
-        }
-        passed
-    }
-
-    /// The line that names the event that goes straight through, and the blank one that ends it.
-    pub(crate) fn id_of_pass(&self) -> Bytes {
-        let mut lines = Vec::new();
-        self.end_event(&mut lines, self.next.saturating_sub(1));
-        lines.into()
-    }
-
-    /// A reader comes, from after event `after` or from the start. `None` if there was no such event, or nothing is left.
-    pub(crate) fn attach(&mut self, after: Option<u64>) -> Option<ReaderName> {
-        let at = match after {
-            None => 0,
-            _ if self.cleared => return None,
-            Some(seq) if seq < self.next => seq + 1,
-            Some(_) => return None,
-        };
-        self.break_pass();
         self.readers += 1;
         let name = ReaderName(self.readers);
         self.reader = Some(Reader {
@@ -310,9 +277,22 @@ impl Ring {
 
     /// The reader leaves.
     pub(crate) fn leave(&mut self, name: ReaderName) {
-        if self.reader.take_if(|reader| reader.name == name).is_some() {
-            self.break_pass();
+        if self
+            .reader
+            .as_ref()
+            .is_some_and(|reader| reader.name == name)
+        {
+            self.dismiss();
         }
+    }
+
+    /// An event without a message that names the last one before where this reader is. `None` if there is none.
+    pub(crate) fn mark(&self, name: ReaderName) -> Option<Bytes> {
+        let reader = self.reader.as_ref().filter(|reader| reader.name == name)?;
+        let last = reader.at.checked_sub(1)?;
+        let mut lines = Event::priming().lines;
+        self.end_event(&mut lines, last);
+        Some(lines.into())
     }
 
     /// Nothing comes any more.
@@ -350,6 +330,14 @@ impl Ring {
     /// How often a reader was told that events are missing.
     pub(crate) fn gaps(&self) -> u64 {
         self.gaps
+    }
+
+    /// The reader goes, if there is one.
+    fn dismiss(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            self.unread = self.unread.max(reader.at);
+            self.break_pass();
+        }
     }
 
     fn has_place(&self) -> bool {
@@ -410,29 +398,6 @@ impl Ring {
         self.cost -= entry.cost;
         self.grant.shrink(entry.cost);
         true
-    }
-
-    /// Adds the error for a reader that missed what went straight through, if there is no answer for it in the end.
-    fn replace_lost(&mut self, name: ReaderName) {
-        let is_here = |seq| {
-            self.events
-                .binary_search_by_key(&seq, |entry| entry.seq)
-                .is_ok()
-        };
-        if !self.ended || self.answer.is_some_and(is_here) {
-            return;
-        }
-        let reader = self.reader.as_ref().filter(|reader| reader.name == name);
-        let missed = |seq| reader.is_some_and(|reader| reader.from <= seq);
-        if let Some((_, lost)) = self.passed.take_if(|(seq, _)| missed(*seq)) {
-            self.append(lost, 0);
-        }
-    }
-
-    fn break_pass(&mut self) {
-        if let Passing::Piece(_) = self.passing {
-            self.passing = Passing::Broken;
-        }
     }
 }
 

@@ -1,19 +1,22 @@
 //! The streams of one session.
 
 use std::{
-    collections::{BTreeSet, HashMap},
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
+use axum::body::Body;
+use http::Response;
 use tokio::time::Instant;
 
 use super::{
-    Call, Shared,
-    budget::{Budget, Grant, Short},
+    book::{Book, Over},
+    budget::{Budget, Grant, Limits},
+    call::Call,
+    event::Nonce,
     ring::{Most, Ring},
     stream::Stream,
 };
@@ -34,49 +37,40 @@ pub(super) const SESSION_OVERHEAD: usize = 1024;
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
 
-/// The session of a stream, which does not keep it alive.
-#[derive(Debug, Clone)]
-pub(super) struct WeakSession(Weak<Inner>);
-
 #[derive(Debug)]
 struct Inner {
     id: Arc<str>,
     /// Its client primes: it asked for a revision that has priming events.
     primes: AtomicBool,
-    budget: Arc<Budget>,
-    hub: Weak<Shared>,
-    book: Mutex<Book>,
+    book: Arc<Book<Stream>>,
+    common: Arc<Common>,
     /// For what the session itself costs.
     _room: Grant,
 }
 
+/// What the sessions of a hub have in common.
 #[derive(Debug)]
-struct Book {
-    streams: HashMap<u64, Stream>,
-    /// The newest stream of each id.
-    calls: HashMap<IdKey, u64>,
-    /// Streams that have ended and whose client has all of them.
-    spare: BTreeSet<u64>,
-    closed: bool,
-    used: Instant,
+pub(super) struct Common {
+    pub(super) nonce: Nonce,
+    pub(super) limits: Limits,
+    next_stream: AtomicU64,
 }
 
 // === impl Session ===
 
 impl Session {
-    pub(super) fn new(id: Arc<str>, budget: Arc<Budget>, hub: Weak<Shared>, room: Grant) -> Self {
+    pub(super) fn new(
+        id: Arc<str>,
+        budget: Arc<Budget>,
+        over: &Arc<Over<Stream>>,
+        common: Arc<Common>,
+        room: Grant,
+    ) -> Self {
         Self(Arc::new(Inner {
             id,
             primes: AtomicBool::new(false),
-            budget,
-            hub,
-            book: Mutex::new(Book {
-                streams: HashMap::new(),
-                calls: HashMap::new(),
-                spare: BTreeSet::new(),
-                closed: false,
-                used: Instant::now(),
-            }),
+            book: Arc::new(Book::new(budget, over)),
+            common,
             _room: room,
         }))
     }
@@ -106,110 +100,56 @@ impl Session {
         self.start(None)
     }
 
+    /// The response to a client that listens to one of its streams and does not say what it has: it gets what no client has
+    /// taken yet. One that may be primed, and is not the first, also gets the place from which it could come back.
+    pub fn listen(&self, stream: &Stream) -> Response<Body> {
+        stream.respond_unread(self.primes())
+    }
+
     /// The stream of the call with this id, by its value: the newest, if an id was used again.
     pub fn find(&self, call: &IdKey) -> Option<Stream> {
-        let book = self.book();
-        book.streams.get(book.calls.get(call)?).cloned()
+        self.0.book.find(call)
     }
 
     fn start(&self, call: Option<Call>) -> Option<Stream> {
-        let hub = self.0.hub.upgrade()?;
+        let Inner { book, common, .. } = &*self.0;
         let names = call.as_ref().map_or(0, |call| {
             4 * call.id.len() + call.owner.as_ref().map_or(0, |owner| owner.len()) + call.besides
         });
-        let mut room = self.0.budget.grant();
+        let mut room = book.grant();
         while let Err(short) = room.grow(STREAM_OVERHEAD + names) {
-            if !self.make_room(short) {
+            if !book.make_room(short) {
                 return None;
             }
         }
         let most = Most {
-            events: hub.limits.events,
-            bytes: hub.limits.stream_bytes,
+            events: common.limits.events,
+            bytes: common.limits.stream_bytes,
         };
-        let number = hub.next_stream();
+        let number = common.next_stream.fetch_add(1, Ordering::Relaxed);
         let key = call.as_ref().map(|call| call.key.clone());
-        let ring = Ring::new(hub.nonce.prefix(number), most, room);
-        let stream = Stream::new(number, call, self.downgrade(), hub.limits.kept_for, ring);
-        let mut book = self.book();
-        if book.closed {
-            return None;
-        }
-        book.used = Instant::now();
-        book.streams.insert(number, stream.clone());
-        if let Some(key) = key {
-            book.calls.insert(key, number);
-        }
-        Some(stream)
+        let ring = Ring::new(common.nonce.prefix(number), most, room);
+        let kept_for = common.limits.kept_for;
+        let stream = Stream::new(number, call, Arc::downgrade(book), kept_for, ring);
+        book.enter(number, stream.clone(), key).then_some(stream)
     }
 
     pub(super) fn stream(&self, number: u64) -> Option<Stream> {
-        let mut book = self.book();
-        book.used = Instant::now();
-        book.streams.get(&number).cloned()
-    }
-
-    /// Forgets a stream. `false` if it is not there.
-    pub(super) fn remove(&self, number: u64) -> bool {
-        let Some(stream) = self.book().take(number) else {
-            return false;
-        };
-        let closed = stream.close();
-        if let Some(hub) = self.0.hub.upgrade() {
-            hub.closed(closed, number);
-        }
-        true
+        self.0.book.get(number)
     }
 
     /// Ends all its streams. None can be opened from here on.
     pub(super) fn close(&self) {
-        let streams = {
-            let mut book = self.book();
-            book.closed = true;
-            book.calls.clear();
-            book.spare.clear();
-            std::mem::take(&mut book.streams)
-        };
-        let hub = self.0.hub.upgrade();
-        for (number, stream) in streams {
-            let closed = stream.close();
-            if let Some(hub) = &hub {
-                hub.closed(closed, number);
-            }
-        }
+        self.0.book.close();
     }
 
     /// When it was last used, if it has no stream.
     pub(super) fn idle_since(&self) -> Option<Instant> {
-        let book = self.book();
-        book.streams.is_empty().then_some(book.used)
+        self.0.book.idle_since()
     }
 
     pub(super) fn streams(&self) -> usize {
-        self.book().streams.len()
-    }
-
-    pub(super) fn downgrade(&self) -> WeakSession {
-        WeakSession(Arc::downgrade(&self.0))
-    }
-
-    /// Forgets the oldest stream whose client has all of it. `false` if there is none.
-    pub(super) fn make_room(&self, short: Short) -> bool {
-        match short {
-            Short::Session => loop {
-                let Some(number) = self.book().spare.pop_first() else {
-                    return false;
-                };
-                if self.remove(number) {
-                    return true;
-                }
-            },
-            Short::All => self.0.hub.upgrade().is_some_and(|hub| hub.make_room()),
-        }
-    }
-
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.0.book.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.book.len()
     }
 }
 
@@ -223,62 +163,14 @@ impl fmt::Debug for Session {
     }
 }
 
-// === impl WeakSession ===
+// === impl Common ===
 
-impl WeakSession {
-    pub(super) fn upgrade(&self) -> Option<Session> {
-        self.0.upgrade().map(Session)
-    }
-
-    pub(super) fn make_room(&self, short: Short) -> bool {
-        self.upgrade()
-            .is_some_and(|session| session.make_room(short))
-    }
-
-    pub(super) fn grant(&self) -> Option<Grant> {
-        self.upgrade().map(|session| session.0.budget.grant())
-    }
-
-    /// A stream has ended.
-    pub(super) fn ended(&self, until: Instant, number: u64) {
-        let Some(session) = self.upgrade() else {
-            return;
-        };
-        session.book().used = Instant::now();
-        if let Some(hub) = session.0.hub.upgrade() {
-            hub.ended(until, number, self.clone());
+impl Common {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            nonce: Nonce::new(),
+            limits,
+            next_stream: AtomicU64::new(0),
         }
-    }
-
-    /// The client of a stream that has ended has all of it.
-    pub(super) fn spare(&self, until: Instant, number: u64) {
-        let Some(session) = self.upgrade() else {
-            return;
-        };
-        session.book().set_spare(number);
-        if let Some(hub) = session.0.hub.upgrade() {
-            hub.spare(until, number);
-        }
-    }
-}
-
-// === impl Book ===
-
-impl Book {
-    fn set_spare(&mut self, number: u64) {
-        if self.streams.contains_key(&number) {
-            self.spare.insert(number);
-        }
-    }
-
-    fn take(&mut self, number: u64) -> Option<Stream> {
-        let stream = self.streams.remove(&number)?;
-        self.spare.remove(&number);
-        if let Some(key) = stream.call()
-            && self.calls.get(key) == Some(&number)
-        {
-            self.calls.remove(key);
-        }
-        Some(stream)
     }
 }

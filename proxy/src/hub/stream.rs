@@ -2,7 +2,8 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    future::pending,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::Waker,
     time::Duration,
 };
@@ -13,14 +14,14 @@ use mcp_cancel_on_disconnect::CallToken;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
 use super::{
-    Call,
-    budget::Grant,
+    book::Book,
+    call::Call,
     event::{Event, answer_with, error},
-    ring::{Pushed, Ring},
-    session::WeakSession,
+    ring::{Pushed, Ring, Start},
 };
 use crate::message::IdKey;
 
+mod forgetting;
 mod passing;
 mod reading;
 
@@ -74,7 +75,8 @@ struct Inner {
     call: Option<(Box<str>, IdKey)>,
     /// With which `Authorization` its call came.
     owner: Option<HeaderValue>,
-    session: WeakSession,
+    /// Where it stands, with the others of its session.
+    book: Weak<Book<Stream>>,
     /// For how long after its end.
     kept_for: Duration,
     state: Mutex<State>,
@@ -82,13 +84,6 @@ struct Inner {
     moved: Notify,
     /// The time changed when the stream is to be let go.
     released: Notify,
-}
-
-/// What is left to be said of a stream that was closed.
-pub(super) struct Closed {
-    pub(super) gaps: u64,
-    /// When it would have been forgotten, if it had ended.
-    pub(super) until: Option<Instant>,
 }
 
 struct State {
@@ -113,7 +108,7 @@ impl Stream {
     pub(super) fn new(
         number: u64,
         call: Option<Call>,
-        session: WeakSession,
+        book: Weak<Book<Self>>,
         kept_for: Duration,
         ring: Ring,
     ) -> Self {
@@ -125,7 +120,7 @@ impl Stream {
             number,
             call,
             owner,
-            session,
+            book,
             kept_for,
             state: Mutex::new(State {
                 ring,
@@ -182,7 +177,7 @@ impl Stream {
                 Pushed::Done => return Ok(()),
                 Pushed::Ended => return Err(Refused),
                 Pushed::Full => return self.fail(NO_ROOM),
-                Pushed::Short(event, short) if self.0.session.make_room(short) => event,
+                Pushed::Short(event, short) if self.make_room(short) => event,
                 Pushed::Short(event, _) => return self.send_through(event).await,
                 Pushed::Wait(event) => {
                     moved.await;
@@ -203,7 +198,7 @@ impl Stream {
             event = match self.offer(event) {
                 Pushed::Done => return Ok(()),
                 Pushed::Ended => return Err(Refused),
-                Pushed::Short(event, short) if self.0.session.make_room(short) => event,
+                Pushed::Short(event, short) if self.make_room(short) => event,
                 Pushed::Short(..) | Pushed::Full | Pushed::Wait(_) => return self.fail(NO_ROOM),
             };
         }
@@ -214,6 +209,15 @@ impl Stream {
     pub fn end_with_error(&self, code: i32, message: &str) {
         let call = self.0.call.as_ref();
         self.finish(call.map(|(id, _)| error(id, code, message)));
+    }
+
+    /// Answers the call with an error in place of the answer, which came and cannot be handed on, and ends the stream.
+    pub(crate) fn replace_answer(&self, code: i32, message: &str) {
+        if let Some((id, _)) = &self.0.call
+            && self.push_now(error(id, code, message)).is_ok()
+        {
+            self.end();
+        }
     }
 
     /// Answers the call with an error of the server's, which is JSON text, and ends the stream.
@@ -248,18 +252,24 @@ impl Stream {
             reader.wake();
         }
         if first {
-            self.0.session.ended(until, self.0.number);
+            self.forget_at(until);
         }
     }
 
     /// The response that reads it from the start.
     pub fn respond(&self) -> Response<Body> {
-        self.read(None).unwrap_or_default()
+        self.read(Start::Beginning, false).unwrap_or_default()
+    }
+
+    /// The response that reads what no client has taken yet. If it is `marked` it begins with an event that names where
+    /// that is.
+    pub(super) fn respond_unread(&self, marked: bool) -> Response<Body> {
+        self.read(Start::Unread, marked).unwrap_or_default()
     }
 
     /// The response that reads what comes after event `after`. `None` if there was no such event.
     pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
-        self.read(Some(after))
+        self.read(Start::After(after), false)
     }
 
     /// Whether a client reads it.
@@ -279,12 +289,21 @@ impl Stream {
         self.0.released.notify_waiters();
     }
 
-    /// Waits until its server has had its time after the call was cancelled, or answered.
+    /// Waits until its server has had its time after the call was cancelled, or answered. That the call was cancelled its
+    /// token says, whatever the server makes of the cancel.
     ///
     /// # Cancel safety
     ///
     /// Nothing is lost when this is dropped.
     pub async fn released(&self) {
+        let token = self.state().token.clone();
+        let cancelled = async {
+            match token {
+                Some(token) => token.cancelled().await,
+                None => pending().await,
+            }
+        };
+        let mut cancelled = std::pin::pin!(cancelled);
         loop {
             let released = self.0.released.notified();
             tokio::pin!(released);
@@ -292,7 +311,10 @@ impl Stream {
             let until = self.state().let_go;
             match until {
                 Some(until) => return tokio::time::sleep_until(until).await,
-                None => released.await,
+                None => tokio::select! {
+                    () = released => {}
+                    () = &mut cancelled => self.let_go(),
+                },
             }
         }
     }
@@ -300,14 +322,6 @@ impl Stream {
     /// How much it takes without its events.
     #[cfg(test)]
     pub(super) const SIZE: usize = size_of::<Inner>();
-
-    /// Forgets it at once.
-    pub(super) fn forget(&self) {
-        match self.0.session.upgrade() {
-            Some(session) => session.remove(self.0.number),
-            None => false,
-        };
-    }
 
     /// With which `Authorization` its call came.
     pub(super) fn owner(&self) -> Option<&HeaderValue> {
@@ -325,45 +339,6 @@ impl Stream {
                 writer.abort();
             }
         }
-    }
-
-    /// Ends it at once, and gives back all that it has. Who calls this has taken it out of its session.
-    pub(super) fn close(&self) -> Closed {
-        let (reader, token, writer, closed) = {
-            let mut state = self.state();
-            state.ring.clear();
-            let closed = Closed {
-                gaps: state.ring.gaps(),
-                until: state.until.replace(Instant::now()),
-            };
-            state.spare = true;
-            let reader = state.reader.take();
-            (reader, state.token.take(), state.writer.take(), closed)
-        };
-        drop(token);
-        if let Some(writer) = writer {
-            writer.abort();
-        }
-        self.0.moved.notify_waiters();
-        if let Some(reader) = reader {
-            reader.wake();
-        }
-        closed
-    }
-
-    /// Room for an event that is being read.
-    pub(super) fn room(&self) -> Option<Grant> {
-        self.0.session.grant()
-    }
-
-    /// Makes that room larger. `false` if there is none.
-    pub(super) fn widen(&self, room: &mut Grant, by: usize) -> bool {
-        while let Err(short) = room.grow(by) {
-            if !self.0.session.make_room(short) {
-                return false;
-            }
-        }
-        true
     }
 
     fn offer(&self, event: Event) -> Pushed {

@@ -1,4 +1,4 @@
-//! How a session begins: its id, its streams, its process, and the task that owns them.
+//! The beginning of a session: its id, its streams, its process, and the task that owns them.
 
 use std::{
     fmt::Write as _,

@@ -1,4 +1,4 @@
-//! How often the server may fail to start before sessions are refused for a while.
+//! A count of failed starts, after which sessions are refused for a while.
 
 use std::{collections::VecDeque, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What waits to be written to a process's stdin.
+//! The messages that wait to be written to a process's stdin.
 
 use std::{
     sync::{
@@ -15,17 +15,20 @@ use tokio::{
     time::timeout,
 };
 
+use super::routing::MAX_OPEN;
+
 /// How many messages may wait: 64.
 const MESSAGES: usize = 64;
 
-/// How many more, if they are cancels: 16. A full queue must not keep a call from being cancelled.
-const CANCELS: usize = 16;
+/// How many more, if they are cancels: one for each call that may be open. A full queue must not keep a call from being
+/// cancelled, and a client that goes leaves all of its calls at once.
+const CANCELS: usize = MAX_OPEN;
 
 /// How many bytes may wait: 8 MiB, which is two of the largest messages.
 const BYTES: usize = 8 * 1024 * 1024;
 
-/// How many more, if they are cancels: 64 KiB. Cancels are short, and large messages must not keep them out.
-const CANCEL_BYTES: usize = 64 * 1024;
+/// How many more, if they are cancels: 256 KiB. Cancels are short, and large messages must not keep them out.
+const CANCEL_BYTES: usize = 256 * 1024;
 
 /// How long a process may not read its stdin before it is given up: 30 s.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -33,21 +36,36 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The end of the queue where messages are put in.
 #[derive(Debug)]
 pub(super) struct Input {
+    /// It has a place for whatever has room.
     queue: mpsc::Sender<Queued>,
-    bytes: Arc<Semaphore>,
-    /// For cancels that find no room there.
-    cancel_bytes: Arc<Semaphore>,
+    messages: Room,
+    /// For cancels that find none there.
+    cancels: Room,
 }
 
 /// The end where they are written.
 #[derive(Debug)]
 pub(super) struct Waiting(mpsc::Receiver<Queued>);
 
+/// How much may wait.
+#[derive(Debug)]
+struct Room {
+    places: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+}
+
+/// What one message takes of it, until it is dropped.
+#[derive(Debug)]
+struct Taken {
+    _place: OwnedSemaphorePermit,
+    _bytes: OwnedSemaphorePermit,
+}
+
 /// A place in the queue.
 #[derive(Debug)]
 pub(super) struct Place<'a> {
     place: mpsc::Permit<'a, Queued>,
-    room: OwnedSemaphorePermit,
+    taken: Taken,
 }
 
 /// There is no place.
@@ -78,7 +96,7 @@ pub(super) struct Jam {
 #[derive(Debug)]
 struct Queued {
     line: Bytes,
-    _room: OwnedSemaphorePermit,
+    _taken: Taken,
 }
 
 /// A queue without a message.
@@ -86,8 +104,8 @@ pub(super) fn queue() -> (Input, Waiting) {
     let (queue, waiting) = mpsc::channel(MESSAGES + CANCELS);
     let input = Input {
         queue,
-        bytes: Arc::new(Semaphore::new(BYTES)),
-        cancel_bytes: Arc::new(Semaphore::new(CANCEL_BYTES)),
+        messages: Room::new(MESSAGES, BYTES),
+        cancels: Room::new(CANCELS, CANCEL_BYTES),
     };
     (input, Waiting(waiting))
 }
@@ -97,22 +115,36 @@ pub(super) fn queue() -> (Input, Waiting) {
 impl Input {
     /// A place for a message of so many bytes.
     pub(super) fn reserve(&self, length: usize, is_cancel: bool) -> Result<Place<'_>, Full> {
-        let kept_free = if is_cancel { 0 } else { CANCELS };
         if self.queue.is_closed() {
             return Err(Full::Gone);
         }
-        if self.queue.capacity() <= kept_free {
-            return Err(Full::Busy);
-        }
-        let place = self.queue.try_reserve().map_err(|_| Full::Busy)?;
-        let length = length.try_into().map_err(|_| Full::Busy)?;
-        let take = |bytes: &Arc<Semaphore>| bytes.clone().try_acquire_many_owned(length);
-        let room = match take(&self.bytes) {
-            Err(_) if is_cancel => take(&self.cancel_bytes),
-            room => room,
+        let taken = match self.messages.take(length) {
+            None if is_cancel => self.cancels.take(length),
+            taken => taken,
         };
-        let room = room.map_err(|_| Full::Busy)?;
-        Ok(Place { place, room })
+        let taken = taken.ok_or(Full::Busy)?;
+        let place = self.queue.try_reserve().map_err(|_| Full::Busy)?;
+        Ok(Place { place, taken })
+    }
+}
+
+// === impl Room ===
+
+impl Room {
+    fn new(places: usize, bytes: usize) -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(places)),
+            bytes: Arc::new(Semaphore::new(bytes)),
+        }
+    }
+
+    /// Takes a place and so many bytes, if both are there.
+    fn take(&self, bytes: usize) -> Option<Taken> {
+        let bytes = bytes.try_into().ok()?;
+        Some(Taken {
+            _place: self.places.clone().try_acquire_owned().ok()?,
+            _bytes: self.bytes.clone().try_acquire_many_owned(bytes).ok()?,
+        })
     }
 }
 
@@ -121,8 +153,8 @@ impl Input {
 impl Place<'_> {
     /// Puts in a message, which must be on one line.
     pub(super) fn send(self, line: Bytes) {
-        let _room = self.room;
-        self.place.send(Queued { line, _room });
+        let _taken = self.taken;
+        self.place.send(Queued { line, _taken });
     }
 }
 
@@ -174,7 +206,7 @@ impl Jam {
 
 #[cfg(test)]
 mod tests {
-    use std::future::pending;
+    use std::{future::pending, iter, sync::Barrier, thread};
 
     use tokio::{
         io::{AsyncReadExt as _, duplex},
@@ -213,6 +245,37 @@ mod tests {
         assert_eq!(input.reserve(1, true).unwrap_err(), Full::Busy);
         drop(waiting);
         assert_eq!(input.reserve(1, true).unwrap_err(), Full::Gone);
+    }
+
+    #[test]
+    fn messages_that_come_at_once_never_take_the_places_of_cancels() {
+        for _ in 0..500 {
+            let (input, _waiting) = queue();
+            let barrier = Barrier::new(8);
+            let take = || {
+                barrier.wait();
+                iter::from_fn(|| input.reserve(1, false).ok())
+                    .map(|place| place.send(line(1)))
+                    .count()
+            };
+            let taken: usize = thread::scope(|scope| {
+                let takers: Vec<_> = (0..8).map(|_| scope.spawn(take)).collect();
+                takers.into_iter().map(|taker| taker.join().unwrap()).sum()
+            });
+            assert_eq!(taken, MESSAGES);
+        }
+    }
+
+    #[tokio::test]
+    async fn every_call_that_may_be_open_can_be_cancelled_at_once() {
+        let (input, _waiting) = queue();
+        for _ in 0..MESSAGES {
+            input.reserve(1, false).unwrap().send(line(1));
+        }
+        for _ in 0..MAX_OPEN {
+            // What the layer sends takes about so much.
+            input.reserve(200, true).unwrap().send(line(200));
+        }
     }
 
     #[tokio::test]

@@ -3,6 +3,9 @@
 use bytes::{Buf as _, Bytes, BytesMut};
 use memchr::memchr;
 
+use super::skim::Skim;
+use crate::message::IdKey;
+
 /// The longest line: 16 MiB, which is more than clients take.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;
 
@@ -22,8 +25,8 @@ pub struct Lines {
     buffer: BytesMut,
     /// So much of the buffer has no line break.
     looked_at: usize,
-    /// The rest of a line that is too long is thrown away as it comes.
-    skips: bool,
+    /// A line that is too long is thrown away as it comes.
+    skipped: Option<Skipped>,
 }
 
 /// A line, without white space around it and never empty.
@@ -31,8 +34,20 @@ pub struct Lines {
 pub enum Line {
     /// A whole line, in memory of its own.
     Whole(Bytes),
-    /// The beginning of a line that is too long. The rest of it is skipped.
-    TooLong(Bytes),
+    /// A line that was too long, and is gone.
+    TooLong {
+        /// How it began.
+        beginning: Bytes,
+        /// The id of the call that it answers, if it is an answer.
+        answers: Option<IdKey>,
+    },
+}
+
+/// What is kept of a line that is too long.
+#[derive(Debug)]
+struct Skipped {
+    beginning: Bytes,
+    skim: Skim,
 }
 
 // === impl Lines ===
@@ -45,7 +60,7 @@ impl Lines {
             longest,
             buffer: BytesMut::new(),
             looked_at: 0,
-            skips: false,
+            skipped: None,
         }
     }
 
@@ -64,13 +79,10 @@ impl Lines {
             let new = self.buffer.get(self.looked_at..).unwrap_or_default();
             let Some(end) = memchr(b'\n', new).map(|at| self.looked_at + at) else {
                 self.looked_at = self.buffer.len();
-                return self.without_end();
+                self.without_end();
+                return None;
             };
-            let line = match self.skips {
-                true => None,
-                false => self.line(end),
-            };
-            self.skips = false;
+            let line = self.line(end);
             self.looked_at = 0;
             self.buffer.advance(end + 1);
             if line.is_some() {
@@ -81,28 +93,20 @@ impl Lines {
 
     /// The last line, if it has no end.
     pub fn last_line(&mut self) -> Option<Line> {
-        let line = match self.skips {
-            true => None,
-            false => self.line(self.buffer.len()),
-        };
-        self.buffer.clear();
-        self.looked_at = 0;
+        let line = self.line(self.buffer.len());
+        self.forget();
         line
     }
 
     /// What is there has no end yet.
-    fn without_end(&mut self) -> Option<Line> {
-        if self.skips {
+    fn without_end(&mut self) {
+        if self.skipped.is_none() && self.buffer.len() > self.longest {
+            self.skipped = Some(Skipped::new(&self.buffer));
+        }
+        if let Some(skipped) = &mut self.skipped {
+            skipped.skim.read(&self.buffer);
             self.forget();
-            return None;
         }
-        if self.buffer.len() <= self.longest {
-            return None;
-        }
-        let line = Line::TooLong(self.beginning(self.buffer.len()));
-        self.skips = true;
-        self.forget();
-        Some(line)
     }
 
     fn forget(&mut self) {
@@ -110,18 +114,36 @@ impl Lines {
         self.looked_at = 0;
     }
 
-    fn line(&self, end: usize) -> Option<Line> {
-        if end > self.longest {
-            return Some(Line::TooLong(self.beginning(end)));
+    fn line(&mut self, end: usize) -> Option<Line> {
+        let text = self.buffer.get(..end).unwrap_or_default();
+        let is_too_long = end > self.longest;
+        let skipped = self.skipped.take();
+        if let Some(mut skipped) = skipped.or_else(|| is_too_long.then(|| Skipped::new(text))) {
+            skipped.skim.read(text);
+            return Some(skipped.end());
         }
-        let line = self.buffer.get(..end).unwrap_or_default().trim_ascii();
+        let line = text.trim_ascii();
         // A copy: a small message that is kept must not keep a large buffer.
         (!line.is_empty()).then(|| Line::Whole(Bytes::copy_from_slice(line)))
     }
+}
 
-    fn beginning(&self, end: usize) -> Bytes {
-        let beginning = self.buffer.get(..end.min(BEGINNING)).unwrap_or_default();
-        Bytes::copy_from_slice(beginning)
+// === impl Skipped ===
+
+impl Skipped {
+    fn new(text: &[u8]) -> Self {
+        let beginning = text.get(..BEGINNING).unwrap_or(text);
+        Self {
+            beginning: Bytes::copy_from_slice(beginning),
+            skim: Skim::default(),
+        }
+    }
+
+    fn end(self) -> Line {
+        Line::TooLong {
+            beginning: self.beginning,
+            answers: self.skim.answers(),
+        }
     }
 }
 
@@ -164,16 +186,32 @@ mod tests {
     fn a_line_that_never_ends_is_told_once_and_the_next_one_is_read() {
         let pieces = (0..1_000).map(|_| &b"xxxxxxxxxx"[..]);
         let lines = cut(64, pieces.chain([&b"x\nnext\n"[..]]));
-        assert!(matches!(&lines[..], [Line::TooLong(_), next] if *next == whole("next")));
+        assert!(matches!(&lines[..], [Line::TooLong { .. }, next] if *next == whole("next")));
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_says_which_call_it_answers() {
+        let line = br#"{"result":{"id":8,"text":"xxxxxxxxxxxxxxxxxxxxxxxx"},"id":7}"#;
+        for size in [1, 10, 100] {
+            for end in [&b""[..], b"\n", b"\r\n"] {
+                let lines = cut(16, line.chunks(size).chain([end]));
+                let [Line::TooLong { beginning, answers }] = &lines[..] else {
+                    panic!("{lines:?}");
+                };
+                assert!(line.starts_with(beginning));
+                assert_eq!(*answers, IdKey::of("7"));
+            }
+        }
     }
 
     #[test]
     fn a_line_is_as_long_as_allowed() {
         assert_eq!(cut(4, [&b"1234\n"[..]]), [whole("1234")]);
-        assert_eq!(
-            cut(4, [&b"12345\n6"[..]]),
-            [Line::TooLong(Bytes::from_static(b"12345")), whole("6")]
-        );
+        let too_long = Line::TooLong {
+            beginning: Bytes::from_static(b"12345"),
+            answers: None,
+        };
+        assert_eq!(cut(4, [&b"12345\n6"[..]]), [too_long, whole("6")]);
     }
 
     #[test]
@@ -211,7 +249,7 @@ mod tests {
                 .into_iter()
                 .map(|line| match line {
                     Line::Whole(line) => Some(line),
-                    Line::TooLong(_) => None,
+                    Line::TooLong { .. } => None,
                 })
                 .collect();
             prop_assert_eq!(got, expected);

@@ -14,16 +14,16 @@ mod begin;
 mod crashes;
 mod input;
 pub mod lines;
-mod process;
+pub(crate) mod process;
 pub mod routing;
 mod said;
 mod service;
 mod session;
+mod skim;
 mod task;
 
 use std::time::Duration;
 
-pub(crate) use self::process::Group;
 pub use self::{
     process::Program,
     service::{Stats, Stdio},

@@ -1,4 +1,4 @@
-//! What a process writes besides its messages, as log lines: not too many, and not too long.
+//! Log lines of what a process writes besides its messages: not too many, and not too long.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::lines::{Line, Lines};
-use crate::log::shown;
+use crate::message::shown;
 
 /// How many lines of one process are logged in a [`PERIOD`]: 100.
 const LINES: u32 = 100;
@@ -100,8 +100,10 @@ pub(super) async fn stderr(session: Name, mut from: impl AsyncRead + Unpin) {
 
 fn said(session: Name, rate: &mut Rate, line: &Line) {
     if let Some(left_out) = rate.allows(Instant::now()) {
-        let (Line::Whole(text) | Line::TooLong(text)) = line;
-        let cut = matches!(line, Line::TooLong(_));
+        let (text, cut) = match line {
+            Line::Whole(text) => (text, false),
+            Line::TooLong { beginning, .. } => (beginning, true),
+        };
         info!(target: "mcp_server", %session, left_out, cut, "{}", shown(text, LONGEST));
     }
 }

@@ -245,7 +245,10 @@ impl Stdio {
         };
         let session = self.0.session(id).filter(|session| session.touch());
         let Some(last) = headers.get(LAST_EVENT_ID) else {
-            return session.map_or_else(|| not_found(None), |session| session.standalone.respond());
+            return session.map_or_else(
+                || not_found(None),
+                |session| session.streams.listen(&session.standalone),
+            );
         };
         // The streams of a session outlive its process.
         if self.0.hub.session(id).is_none() {
@@ -359,9 +362,7 @@ pub(super) fn request_in(
     line: Bytes,
 ) -> Result<Response<Body>, NotSent> {
     let call = message.id.and_then(Call::new).ok_or(NotSent::BadId)?;
-    let call = call
-        .token(parts.extensions.get::<CallToken>().cloned())
-        .owner(parts.headers.get(header::AUTHORIZATION).cloned());
+    let call = call.token(parts.extensions.get::<CallToken>().cloned());
     session
         .request(message, call, line)
         .map(|stream| stream.respond())

@@ -21,7 +21,8 @@ use super::{
 };
 use crate::{
     hub::{Event, Stream},
-    message::{Kind, Message, on_one_line},
+    message::{IdKey, Kind, Message, on_one_line},
+    refusal::SERVER_ERROR,
 };
 
 /// How long a process has to end after its stdin was closed, and again after SIGTERM: 2 s.
@@ -32,6 +33,9 @@ const DRAIN: Duration = Duration::from_millis(500);
 
 /// How long a session is kept whose client never came back after `initialize`: 60 s.
 const UNUSED: Duration = Duration::from_secs(60);
+
+const TOO_LONG: &str =
+    "the MCP server's answer is larger than 16 MiB, the longest line that the proxy takes";
 
 /// How a session ended.
 #[derive(Debug)]
@@ -138,8 +142,12 @@ impl Session {
     async fn line(&self, line: Line, rate: &mut Rate) {
         let text = match line {
             Line::Whole(text) => on_one_line(text),
-            Line::TooLong(beginning) => {
-                return rate.unreadable(self.name, "a line that is too long", &beginning);
+            Line::TooLong { beginning, answers } => {
+                rate.unreadable(self.name, "a line that is too long", &beginning);
+                if let Some(call) = answers {
+                    self.answer_is_too_long(&call);
+                }
+                return;
             }
         };
         let message = str::from_utf8(&text)
@@ -167,6 +175,18 @@ impl Session {
         if is_answer {
             stream.end();
             self.state().used = Instant::now();
+        }
+    }
+
+    /// The server has answered this call, with more than is taken.
+    fn answer_is_too_long(&self, call: &IdKey) {
+        let route = {
+            let mut state = self.state();
+            (state.has_answered, state.used) = (true, Instant::now());
+            state.routes.answered(call)
+        };
+        if let Route::Answer(stream) = route {
+            stream.replace_answer(SERVER_ERROR, TOO_LONG);
         }
     }
 

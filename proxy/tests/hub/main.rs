@@ -471,6 +471,58 @@ async fn a_cancel_of_the_client_lets_the_stream_go_once_the_server_took_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_that_is_cancelled_is_let_go_also_if_the_server_refuses_the_cancel() {
+    for status in [401, 404, 503] {
+        let mut setup = Setup::begun(NEW).await;
+        let empty = setup.hub.stats().buffer_bytes;
+        let (mut client, server) = setup.call(1).await;
+        client.event().await.unwrap();
+        // While its client is there, a cancel that is refused changes nothing.
+        let cancel = setup.post(cancel_of(1));
+        setup.next().await.status(status);
+        assert_eq!(in_time(cancel).await.unwrap().status, status);
+        tokio::time::sleep(PAST_THE_GRACE).await;
+        server.progress(1).await;
+        assert_eq!(client.event().await.unwrap().data, progress_of(1));
+        drop(client);
+        let cancel = setup.next().await;
+        assert!(cancel.body.contains("notifications/cancelled"));
+        cancel.status(status);
+        in_time(server.let_go()).await;
+        let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
+        assert_eq!(setup.outcome().await, orphaned);
+        tokio::time::sleep(Duration::from_secs(65)).await;
+        let stats = setup.hub.stats();
+        assert_eq!((stats.streams, stats.buffer_bytes), (0, empty), "{status}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_that_comes_before_the_head_lets_the_stream_go_when_its_client_is_gone_at_the_latest()
+ {
+    // The hub knows one of these sessions. Of the other it learns with the head, and the cancel has passed then.
+    for (session, at_once) in [(SESSION, true), ("other", false)] {
+        let mut setup = Setup::begun(OLD).await;
+        let waiting = setup.send(posted(session, call(1)));
+        let arrived = setup.next().await;
+        let cancel = setup.send(posted(session, cancel_of(1)));
+        setup.next().await.status(202);
+        assert_eq!(in_time(cancel).await.unwrap().status, 202);
+        let server = arrived.events();
+        let client = in_time(waiting).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        assert_eq!(server.is_let_go(), at_once, "{session}");
+        drop(client);
+        if !at_once {
+            setup.next().await.status(503);
+        }
+        in_time(server.let_go()).await;
+        tokio::time::sleep(Duration::from_secs(65)).await;
+        assert_eq!(setup.hub.stats().streams, 0, "{session}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_that_never_ends_its_stream_is_let_go_after_the_answer() {
     let mut setup = Setup::begun(OLD).await;
     let (mut client, server) = setup.call(1).await;

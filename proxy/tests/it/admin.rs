@@ -1,4 +1,4 @@
-//! What do operators see?
+//! The pages and numbers that operators see.
 
 use std::net::SocketAddr;
 

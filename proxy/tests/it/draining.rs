@@ -1,4 +1,4 @@
-//! Does it end in time?
+//! The end of the program, which comes in time.
 
 use rustix::process::Signal;
 

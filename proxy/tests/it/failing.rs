@@ -1,4 +1,4 @@
-//! What does a client get if the server fails?
+//! Servers that fail, and what their clients get.
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

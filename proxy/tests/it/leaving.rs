@@ -1,4 +1,4 @@
-//! What does the server hear of a hang-up?
+//! Hang-ups, as the server hears of them.
 
 use serde_json::Value;
 

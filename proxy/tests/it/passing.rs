@@ -1,4 +1,4 @@
-//! Do requests and responses pass as they are?
+//! Requests and responses that pass as they are.
 
 use crate::support::*;
 
@@ -150,6 +150,38 @@ async fn events_pass_as_they_come() {
 }
 
 #[tokio::test]
+async fn streams_of_events_are_asked_for_without_a_coding_because_they_are_read_on_the_way() {
+    let upstream = Upstream::start().await;
+    for option in [&["--no-resumable"][..], &[]] {
+        let proxy = Running::before(&upstream, option).await;
+        let resume = Request::new("GET", "/mcp")
+            .header("mcp-session-id", "s")
+            .header("accept", "text/event-stream")
+            .header("last-event-id", "1");
+        let no_stream = Request::new("GET", "/.well-known/oauth-protected-resource")
+            .header("accept", "application/json");
+        for (request, expected) in [
+            (session_call("1"), "identity"),
+            (stateless_call("2"), "identity"),
+            (resume, "identity"),
+            (no_stream, "gzip, br"),
+        ] {
+            let request = request.header("accept-encoding", "gzip, br");
+            let mut client = Connection::open(proxy.addr).await;
+            client.send(&request).await;
+            let asked = upstream.asked().await;
+            assert_eq!(asked.headers["accept-encoding"], expected, "{}", asked.line);
+            // One that sends it all the same is passed on as it is.
+            let head = "200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip";
+            asked.answer(head, "no gzip").await;
+            let reply = client.reply().await;
+            assert_eq!(reply.headers["content-encoding"], "gzip");
+            assert_eq!(reply.text(), "no gzip");
+        }
+    }
+}
+
+#[tokio::test]
 async fn get_and_delete_and_what_lies_below_the_endpoint_pass() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
@@ -236,4 +268,25 @@ async fn http_2_passes_too() {
     asked.answer("200 OK\r\nkeep-alive: timeout=5", "{}").await;
     assert_eq!(stream.head().await.status, 200);
     assert_eq!(stream.body_to_end().await, b"{}");
+}
+
+/// RFC 9113, section 8.2.3: HTTP/2 may cut a cookie into several fields, and HTTP/1 knows one.
+#[tokio::test]
+async fn the_cookie_fields_of_http_2_are_one_to_the_server() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let request = stateless_call("1")
+        .header("cookie", "a=1")
+        .header("x-twice", "1")
+        .header("cookie", "b=\"2\"; c=3")
+        .header("x-twice", "2")
+        .header("cookie", "d");
+    let mut connection = H2::open(proxy.addr).await;
+    let mut stream = connection.send(&request).await;
+    let asked = upstream.asked().await;
+    let cookies: Vec<_> = asked.headers.get_all("cookie").iter().collect();
+    assert_eq!(cookies, ["a=1; b=\"2\"; c=3; d"]);
+    assert_eq!(asked.headers.get_all("x-twice").iter().count(), 2);
+    asked.answer("200 OK", "{}").await;
+    assert_eq!(stream.head().await.status, 200);
 }

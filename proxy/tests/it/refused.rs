@@ -1,4 +1,4 @@
-//! What does not pass?
+//! Requests that do not pass.
 
 use crate::support::*;
 

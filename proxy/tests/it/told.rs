@@ -1,4 +1,4 @@
-//! Does the program understand what it is told, and say what is wrong with it?
+//! Options of the program, understood or refused with a reason.
 
 use std::{fs, net::TcpListener, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! Does the program do what it is for, in front of either kind of server?
+//! The program at its whole job, in front of either kind of server.
 
 use std::{fs, net::SocketAddr, path::PathBuf, time::Duration};
 

@@ -190,6 +190,16 @@ impl Events {
         }
     }
 
+    /// The next event whose message has this text.
+    pub async fn event_with(&mut self, text: &str) -> Event {
+        loop {
+            let event = self.next().await.expect("the stream has ended");
+            if event.data.contains(text) {
+                return event;
+            }
+        }
+    }
+
     /// The next message.
     pub async fn message(&mut self) -> String {
         loop {

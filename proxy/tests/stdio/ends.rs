@@ -1,4 +1,4 @@
-//! How sessions end, and that nothing of them is left.
+//! The ends of sessions, after which nothing of them is left.
 
 use std::time::Duration;
 

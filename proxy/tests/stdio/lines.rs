@@ -38,6 +38,45 @@ async fn a_line_of_a_hundred_megabytes_is_skipped() {
 }
 
 #[tokio::test]
+async fn an_answer_that_is_too_long_ends_its_call_with_an_error_and_no_other() {
+    // The SDKs differ in where the id stands.
+    let script = r#"
+        text() { head -c 17000000 /dev/zero | tr '\0' x; }
+        read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'
+        read line; read line; read line
+        printf '{"jsonrpc":"2.0","id":7,"result":{"id":6,"text":"'; text; echo '"}}'
+        read line
+        printf '{"result":{"id":6,"text":"'; text; echo '"},"jsonrpc":"2.0","id":8}'
+        read line
+        printf '{"jsonrpc":"2.0","id":9,"method":"roots/list","params":"'; text; echo '"}'
+        echo '{"jsonrpc":"2.0","id":9,"result":{}}'
+        echo '{"jsonrpc":"2.0","id":6,"result":{}}'
+        read line"#;
+    let client = Client::begin(&serve(shell(script)), NEW).await;
+    let ask = async |id: u32| {
+        let call = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x"}}"#);
+        client.ask(call).await
+    };
+    let mut other = ask(6).await;
+    for id in [7, 8] {
+        let mut events = ask(id).await;
+        let primed = events.next().await.unwrap();
+        let error = events.answer().await;
+        assert_eq!(
+            (&error["id"], &error["error"]["code"]),
+            (&id.into(), &(-32000).into())
+        );
+        let text = error["error"]["message"].as_str().unwrap();
+        assert!(text.contains("larger than 16 MiB"), "{text}");
+        assert_eq!(events.next().await, None);
+        let mut late = Events::of(client.get(primed.id.as_deref()).await);
+        assert_eq!(late.answer().await, error);
+    }
+    assert!(ask(9).await.answer().await["result"].is_object());
+    assert!(other.answer().await["result"].is_object());
+}
+
+#[tokio::test]
 async fn answers_to_nobody_reach_nobody() {
     let client = Client::begin(&serve(scripted(&[])), OLD).await;
     let mut working = client.call("1", "work", r#"{"seconds":0.5}"#).await;

@@ -1,4 +1,4 @@
-//! What the service answers to requests of all kinds.
+//! Answers of the service to requests of all kinds.
 
 use axum::body::Body;
 use http::{Method, Request, StatusCode};
@@ -178,6 +178,45 @@ async fn what_belongs_to_no_call_waits_for_a_client_that_listens() {
     assert_eq!(client.tell(answer).await, StatusCode::ACCEPTED);
     assert!(asking.answer().await["result"].is_object());
     assert!(working.answer().await["result"].is_object());
+}
+
+#[tokio::test]
+async fn a_client_that_listens_again_gets_what_is_new_and_one_that_comes_back_what_it_missed() {
+    for revision in [OLD, NEW] {
+        let client = Client::begin(&serve(scripted(&[])), revision).await;
+        // With two calls open nobody can say which one asks.
+        let _working = client.call("1", "work", r#"{"seconds":60}"#).await;
+        let _one = client.call("2", "ask", r#"{"text":"roots/list"}"#).await;
+        let mut listening = Events::of(client.get(None).await);
+        let first = listening.event_with("asked for 2").await;
+        drop(listening);
+        let _other = client.call("3", "ask", r#"{"text":"roots/list"}"#).await;
+        let mut again = Events::of(client.get(None).await);
+        if revision == NEW {
+            let primed = again.next().await.unwrap();
+            assert_eq!((&*primed.data, &primed.id), ("", &first.id));
+        }
+        let second = again.next().await.unwrap();
+        assert!(second.data.contains("asked for 3"), "{second:?}");
+        let mut back = Events::of(client.get(first.id.as_deref()).await);
+        assert_eq!(back.next().await.unwrap(), second);
+        assert_eq!(again.next().await, None, "who comes back takes over");
+    }
+}
+
+#[tokio::test]
+async fn who_comes_back_to_a_command_needs_its_session_and_no_authorization() {
+    let client = Client::begin(&serve(scripted(&[])), NEW).await;
+    let call = r#"{"jsonrpc":"2.0","id":7,"method":"ping"}"#;
+    let request = post()
+        .header("mcp-session-id", &client.session)
+        .header("authorization", "Bearer a")
+        .body(call.into())
+        .unwrap();
+    let mut events = Events::of(send(&client.stdio, request).await);
+    let primed = events.next().await.unwrap();
+    let mut again = Events::of(client.get(primed.id.as_deref()).await);
+    assert!(again.answer().await["result"].is_object());
 }
 
 #[tokio::test]

@@ -99,6 +99,12 @@ impl<H> AbortOnCancel<H> {
     }
 
     /// The handler inside.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::AbortOnCancel;
+    ///
+    /// assert_eq!(AbortOnCancel::new("a handler").inner(), &"a handler");
+    /// ```
     pub fn inner(&self) -> &H {
         &self.handler
     }

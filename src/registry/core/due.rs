@@ -1,4 +1,4 @@
-//! What is due: the calls whose time is over, and what was said when somebody was asked about one.
+//! The calls whose time is over, and the answers of those who were asked about one.
 
 use std::mem;
 

@@ -4,7 +4,8 @@
 //
 // The first argument is the npm package of @modelcontextprotocol; `2026` turns the version negotiation of
 // SDK 2.x on, which is off by default. Orders come as lines of JSON on standard input:
-// {"open": cell, "url", "bytes", "timeout"} and {"close": cell}; what happens goes to standard output.
+// {"open": cell, "url", "bytes", "timeout"}, and then {"cancel": cell} for its call, {"delete": cell} for its session and
+// {"close": cell}; what happens goes to standard output.
 
 import { createInterface } from 'node:readline';
 
@@ -17,7 +18,8 @@ const { Client, StreamableHTTPClientTransport } =
           }
         : await import('@modelcontextprotocol/client');
 
-const clients = new Map();
+// Of each cell the client, its transport and what cancels its call.
+const opened = new Map();
 
 function tell(event, more) {
     process.stdout.write(JSON.stringify({ event, at: Date.now() / 1000, ...more }) + '\n');
@@ -27,12 +29,15 @@ async function open({ open: cell, url, bytes, timeout }) {
     const mode = revision === '2026' ? { pin: '2026-07-28' } : 'legacy';
     const client = new Client({ name: 'interop', version: '0' }, { versionNegotiation: { mode } });
     client.onerror = error => process.stderr.write(`${cell}: ${error}\n`);
-    clients.set(cell, client);
+    const transport = new StreamableHTTPClientTransport(new URL(url));
+    const cancel = new AbortController();
+    opened.set(cell, { client, transport, cancel });
     const progress = [];
     try {
-        await client.connect(new StreamableHTTPClientTransport(new URL(url)));
+        await client.connect(transport);
         const call = { name: 'work', arguments: { cell, bytes } };
-        const options = { timeout: timeout * 1000, onprogress: event => progress.push(event.progress) };
+        const onprogress = event => progress.push(event.progress);
+        const options = { timeout: timeout * 1000, onprogress, signal: cancel.signal };
         const result = sdk === 'sdk'
             ? await client.callTool(call, undefined, options)
             : await client.callTool(call, options);
@@ -43,7 +48,7 @@ async function open({ open: cell, url, bytes, timeout }) {
 }
 
 async function close({ close: cell }) {
-    await clients.get(cell)?.close();
+    await opened.get(cell)?.client.close();
     tell('closed', { cell });
 }
 
@@ -54,6 +59,8 @@ tell('ready', {});
 for await (const line of createInterface({ input: process.stdin })) {
     const order = JSON.parse(line);
     if ('open' in order) open(order);
+    else if ('cancel' in order) opened.get(order.cancel).cancel.abort();
+    else if ('delete' in order) opened.get(order.delete).transport.terminateSession();
     else close(order);
 }
 process.exit();

@@ -3,8 +3,9 @@
     python client.py [legacy]
 
 `legacy` keeps SDK 2.x to sessions, which it otherwise has only with servers that do not know 2026-07-28.
-Orders come as lines of JSON on standard input: {"open": cell, "url", "bytes", "timeout"} and
-{"close": cell}; what happens goes to standard output.
+Orders come as lines of JSON on standard input: {"open": cell, "url", "bytes", "timeout"}, and then {"close": cell} or
+{"delete": cell}, which is the same, as SDK 1.x deletes its session when it is closed; with SDK 1.x also {"cancel": cell} for
+its call. What happens goes to standard output.
 """
 
 import asyncio
@@ -19,12 +20,17 @@ from importlib.metadata import version
 
 SDK_1 = version("mcp").startswith("1.")
 if SDK_1:
-    from mcp import ClientSession
+    from mcp import ClientSession, types
     from mcp.client.streamable_http import streamable_http_client
 else:
     from mcp import Client
 
 LEGACY = "legacy" in sys.argv[1:]
+# SDK 1.x counts them: `initialize` was 0.
+CALL = 1
+
+# Of each cell that is connected.
+clients = {}
 
 
 def tell(event, **more):
@@ -54,6 +60,7 @@ async def serve(order):
 
     try:
         async with connection(order["url"], order["timeout"]) as client:
+            clients[cell] = client
             arguments = {"cell": cell, "bytes": order["bytes"]}
             try:
                 result = await client.call_tool("work", arguments, progress_callback=seen)
@@ -70,18 +77,28 @@ async def serve(order):
     tell("closed", cell=cell)
 
 
+async def cancel(cell):
+    """SDK 1.x has no method for it."""
+    params = types.CancelledNotificationParams(requestId=CALL)
+    await clients[cell].send_notification(types.ClientNotification(types.CancelledNotification(params=params)))
+
+
 async def main():
     stdin = asyncio.StreamReader(limit=1 << 20)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     cells = {}
+    cancels = []
     tell("ready")
     while line := await stdin.readline():
         order = json.loads(line)
         if "open" in order:
             cells[order["open"]] = asyncio.create_task(serve(order))
-        elif order["close"] in cells:
+        elif "cancel" in order:
+            # Where the connection is gone this waits for it.
+            cancels.append(asyncio.create_task(cancel(order["cancel"])))
+        elif (cell := order.get("close") or order["delete"]) in cells:
             # What Ctrl-C does to a program that waits for its call.
-            cells[order["close"]].cancel()
+            cells[cell].cancel()
     os._exit(0)
 
 

@@ -1,1 +1,1 @@
-"""What `run` is made of."""
+"""What `run` and `sticky` are made of."""

@@ -1,6 +1,7 @@
 """One cell of the matrix: a client, its proxy, a call on a server, and what became of it."""
 
 import asyncio
+import sys
 import time
 from dataclasses import dataclass, field
 
@@ -11,6 +12,8 @@ TOLERANCE = 1.0
 # How long a client is watched after its call has ended: longer than any retry it was told.
 WATCHED = 4.0
 PATIENCE = 30.0
+# Between the beginnings of two cells: not all of them at once.
+PACE = 0.06
 
 
 @dataclass
@@ -33,11 +36,12 @@ class Report:
 
 
 class Cell:
-    def __init__(self, client, scenario, tier):
+    def __init__(self, client, scenario, tier, more=""):
+        """`more` tells it from others like it."""
         self.client = client
         self.scenario = scenario
         self.tier = tier
-        self.name = f"{client.key}/{scenario.key}/{tier}"
+        self.name = "/".join(filter(None, (client.key, scenario.key, tier, more)))
         self.proxy = None
         self.server = None
         self.program = None
@@ -101,10 +105,11 @@ class Cell:
     def let_back(self):
         self.proxy.refusing = False
 
-    async def close(self):
-        """The client ends as it should, in the middle of its call."""
-        self._gone = self.proxy.leaving = True
-        self.program.order(close=self.name)
+    async def leave(self, how):
+        """The client ends its call as it should: by a `cancel`, a `delete` of its session, or a `close` of itself."""
+        self._gone = how != "cancel"
+        self.proxy.leaving = True
+        self.program.order(**{how: self.name})
         await self.until(lambda: not self.proxy.leaving, PATIENCE, "it does not end")
 
     async def progress(self):
@@ -218,3 +223,20 @@ class Cell:
         if self.proxy.cut_at:
             lines.append((self.proxy.cut_at, "(last cut)"))
         return [f"{at - began:7.2f} s  {line}" for at, line in sorted(lines)]
+
+
+async def paced(run, cells):
+    """Runs all cells, the longest first."""
+    reports = {}
+
+    async def one(cell, begin):
+        await asyncio.sleep(begin)
+        try:
+            reports[cell] = await run(cell)
+        except Exception as error:
+            reports[cell] = None
+            print(f"{cell.name} broke: {error!r}", file=sys.stderr)
+
+    ordered = sorted(cells, key=lambda cell: -cell.scenario.timeout)
+    await asyncio.gather(*(one(cell, PACE * turn) for turn, cell in enumerate(ordered)))
+    return reports

@@ -71,7 +71,7 @@ async def killed(cell):
 
 async def closed(cell):
     await cell.streaming()
-    await cell.close()
+    await cell.leave("close")
     await cell.cancelled()
 
 

@@ -1,4 +1,4 @@
-//! What the layer promises to whatever stands inside and outside of it, seen without a socket.
+//! The promises of the layer to whatever stands inside and outside of it, seen without a socket.
 
 #![allow(
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Does it hold whatever the layer stands in: other middleware, any caller, any runtime?
+//! Surroundings of the layer: other middleware, any caller, any runtime.
 
 mod contract;
 mod cores;

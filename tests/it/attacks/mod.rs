@@ -1,4 +1,4 @@
-//! What may one client try against the calls of another? Whatever it is, it gets nowhere.
+//! Attacks: all that one client may try against the calls of another. It gets nowhere.
 //!
 //! `SECURITY.md` names these tests, and others that show the same by the way.
 

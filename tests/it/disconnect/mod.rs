@@ -1,4 +1,4 @@
-//! What does a hang-up do, at once, after a grace, and among many calls?
+//! Hang-ups: what they do at once, after a grace, and among many calls.
 
 mod abandoned;
 mod answered;

@@ -1,4 +1,4 @@
-//! How does a call end that neither completes nor loses its client?
+//! Ends of calls that neither complete nor lose their clients.
 
 mod call_timeout;
 mod confirm;

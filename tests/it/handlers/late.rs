@@ -1,5 +1,5 @@
-//! What a handler that ignores its token still sends after its call was cancelled: with the wrapper it
-//! goes nowhere, from bare rmcp it comes out of the session's standalone stream.
+//! Messages of a handler that ignores its token, sent after its call was cancelled: with the wrapper they
+//! go nowhere, from bare rmcp they come out of the session's standalone stream.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What does a handler feel of a cancel, and does its work stop?
+//! Handlers: what they feel of a cancel, and whether their work stops.
 
 mod abort;
 mod asked;

@@ -1,4 +1,4 @@
-//! What does a client get that comes back, and what may it do with several streams?
+//! Clients that come back: what they get, and what they may do with several streams.
 
 mod come_back;
 mod cycles;

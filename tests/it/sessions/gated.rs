@@ -1,4 +1,4 @@
-//! What happens while the manager inside takes its time: for a cancel, for a resume, for the end of a session.
+//! Cancels, resumes and ends of sessions while the manager inside takes its time.
 
 use std::{
     convert::Infallible,

@@ -1,4 +1,4 @@
-//! What one client does changes nothing of another's call, however alike the two look.
+//! Isolation: nothing that one client does changes another's call, however alike the two look.
 
 use std::{
     future::pending,

@@ -1,4 +1,4 @@
-//! Whose call is it, in which session, and what does the wrapped session manager change?
+//! Sessions: whose a call is, and what the wrapped session manager changes.
 
 mod forwarding;
 mod gated;

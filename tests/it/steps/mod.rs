@@ -1,4 +1,4 @@
-//! What if something happens at step n, for every n? After each poll of an exchange, and inside each poll of the inner
+//! Steps: something happens at step n, for every n. After each poll of an exchange, and inside each poll of the inner
 //! service, its client leaves, comes back, or its call is cancelled. Real rmcp in process, so that the same steps come in
 //! the same order, on a clock that moves when told.
 //!

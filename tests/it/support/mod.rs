@@ -1,4 +1,4 @@
-//! What do all of these share? Servers with the layer in place, and everything a test may watch of it.
+//! Servers with the layer in place, and everything a test may watch of it.
 //!
 //! | module | job |
 //! |---|---|

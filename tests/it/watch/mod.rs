@@ -1,4 +1,4 @@
-//! What is noticed of calls and of silent clients, and who is told?
+//! Watching: what is noticed of calls and of silent clients, and who is told.
 
 mod admin;
 mod calls;

@@ -1,4 +1,4 @@
-//! Are bytes read right, and do they pass unchanged?
+//! Bytes, read right and passed on unchanged.
 
 mod bad_bodies;
 mod batches;

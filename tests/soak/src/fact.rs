@@ -1,4 +1,4 @@
-//! What the handlers and the clients write down, one JSON object a line, one write a line.
+//! Facts that the handlers and the clients write down, one JSON object a line, one write a line.
 //!
 //! A fact says what its writer did or saw. What a client is about to do is written before it does it, and what it has
 //! done after: the truth lies between the two.

@@ -1,4 +1,4 @@
-//! What a call asks its handler for. It is the call's key as well, so that every client can bring it as one string.
+//! The job that a call gives its handler. It is the call's key as well, so that every client can bring it as one string.
 
 use std::{fmt, str::FromStr, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What the server under test, the load and the referee have in common.
+//! Shared by the server under test, the load and the referee.
 //!
 //! The server's handlers and the clients write down facts, each into a file of its own ([`fact`]); afterwards the
 //! [`referee`] decides from these files alone whether every call ended as it should.

@@ -1,4 +1,4 @@
-//! What chance decides in a test, so that it can be repeated.
+//! Dice: chance in a test, so that it can be repeated.
 
 use std::{
     collections::hash_map::RandomState,

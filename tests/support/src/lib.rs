@@ -1,4 +1,4 @@
-//! What the tests of `mcp-cancel-on-disconnect` share: clients that hang up on purpose, a server with a witness, and dice.
+//! Shared by all tests of `mcp-cancel-on-disconnect`: clients that hang up on purpose, a server with a witness, and dice.
 //!
 //! | module | job |
 //! |---|---|

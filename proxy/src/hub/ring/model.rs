@@ -20,8 +20,7 @@ enum Op {
         weight: Weight,
         size: usize,
     },
-    /// After one of the events there were, or from the start.
-    Attach(Option<usize>),
+    Attach(Start),
     Take(usize),
     /// A reader that is not there any more reads.
     TakeAsBefore,
@@ -41,6 +40,8 @@ enum Op {
 struct Model {
     events: Vec<Item>,
     reader: Option<Reading>,
+    /// The first event that nobody has taken.
+    unread: usize,
     passed: Option<usize>,
     answer: Option<usize>,
     others: usize,
@@ -113,6 +114,13 @@ impl Model {
     }
 
     fn take(&mut self) -> Option<String> {
+        let taken = self.take_next();
+        let at = self.reader.as_ref().map_or(0, |reader| reader.at);
+        self.unread = self.unread.max(at);
+        taken
+    }
+
+    fn take_next(&mut self) -> Option<String> {
         let reader = self.reader.as_ref()?;
         let missed = self.passed.is_some_and(|passed| reader.from <= passed);
         let is_here = self
@@ -166,7 +174,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
         8 => (weight.clone(), prop_oneof![Just(10_usize), 1..600_usize, Just(3_000)])
             .prop_map(|(weight, size)| Op::Push { weight, size }),
-        3 => proptest::option::of(0..12_usize).prop_map(Op::Attach),
+        3 => prop_oneof![Just(Start::Beginning), (0..12_u64).prop_map(Start::After), Just(Start::Unread)]
+            .prop_map(Op::Attach),
         6 => (1..6_usize).prop_map(Op::Take),
         1 => Just(Op::TakeAsBefore),
         1 => Just(Op::Leave),
@@ -204,15 +213,27 @@ fn run(ops: Vec<Op>) {
                     );
                 }
             }
-            Op::Attach(after) => {
+            Op::Attach(from) => {
                 former = name.or(former);
-                let attached = ring.attach(after.map(|after| after as u64));
-                let known = after.is_none_or(|after| after < model.events.len());
+                let attached = ring.attach(from);
+                let at = match from {
+                    Start::Beginning => 0,
+                    Start::After(seq) => seq as usize + 1,
+                    Start::Unread => model.unread,
+                };
+                let known = at <= model.events.len();
                 assert_eq!(attached.is_some(), known);
-                if known {
+                if let Some(reader) = attached {
                     name = attached;
-                    let at = after.map_or(0, |after| after + 1);
                     model.reader = Some(Reading { from: at, at });
+                    // Who names an event has what is before it as well.
+                    model.unread = model.unread.max(at);
+                    let mark = ring
+                        .mark(reader)
+                        .map(|mark| String::from_utf8(mark.into()).unwrap());
+                    assert_eq!(mark.is_some(), at > 0);
+                    let id = format!("id: n-0.{}\n\n", at.saturating_sub(1));
+                    assert!(mark.is_none_or(|mark| mark.ends_with(&id)));
                 }
             }
             Op::Take(times) => {
@@ -266,6 +287,7 @@ fn run(ops: Vec<Op>) {
                         from: seq + 1,
                         at: seq + 1,
                     });
+                    model.unread = seq + 1;
                 } else if !goes {
                     assert_eq!(ring.end_pass(weight), Passed::Gone);
                 }

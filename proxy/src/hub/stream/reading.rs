@@ -12,21 +12,26 @@ use http::{HeaderValue, Response, header};
 use http_body::Frame;
 
 use super::Stream;
-use crate::hub::ring::{ReaderName, Taken};
+use crate::hub::ring::{ReaderName, Start, Taken};
 
 /// Reads a stream until it ends, or until another one takes over.
 struct Reading {
     stream: Stream,
     name: ReaderName,
+    /// What it gets before all events.
+    mark: Option<Bytes>,
 }
 
 // === impl Stream ===
 
 impl Stream {
-    pub(super) fn read(&self, after: Option<u64>) -> Option<Response<Body>> {
-        let (name, former) = {
+    /// Has a reader begin there. If it is `marked` it first gets an event that names where it is.
+    pub(super) fn read(&self, from: Start, marked: bool) -> Option<Response<Body>> {
+        let (name, mark, former) = {
             let mut state = self.state();
-            (state.ring.attach(after)?, state.reader.take())
+            let name = state.ring.attach(from)?;
+            let mark = state.ring.mark(name).filter(|_| marked);
+            (name, mark, state.reader.take())
         };
         if let Some(former) = former {
             former.wake();
@@ -35,6 +40,7 @@ impl Stream {
         let reading = Reading {
             stream: self.clone(),
             name,
+            mark,
         };
         Some(event_stream(Body::new(reading)))
     }
@@ -63,9 +69,12 @@ impl http_body::Body for Reading {
     type Error = Infallible;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(mark) = self.mark.take() {
+            return Poll::Ready(Some(Ok(Frame::data(mark))));
+        }
         let inner = &self.stream.0;
         let mut state = self.stream.state();
         match state.ring.take(self.name) {
@@ -84,7 +93,7 @@ impl http_body::Body for Reading {
                 let until = state.until.filter(|_| first);
                 drop(state);
                 if let Some(until) = until {
-                    inner.session.spare(until, inner.number);
+                    self.stream.is_spare(until);
                 }
                 Poll::Ready(None)
             }

@@ -1,4 +1,4 @@
-//! Which stream a line of the server belongs to. Without I/O or a clock of its own.
+//! Routing: the stream to which a line of the server belongs. Without I/O or a clock of its own.
 //!
 //! On stdio all calls of a session share one pipe, and few lines say whose they are. The rules:
 //!
@@ -186,7 +186,8 @@ impl<S: Clone> Routes<S> {
         call.map_or(Route::Nobody, |call| Route::Call(call.stream.clone()))
     }
 
-    fn answered(&mut self, id: &IdKey) -> Route<S> {
+    /// Where the answer to the request with this id goes. It ends its call.
+    pub fn answered(&mut self, id: &IdKey) -> Route<S> {
         let key = id.blurred();
         if let Entry::Occupied(call) = self.open.entry(key.clone())
             && call.get().id == *id

@@ -1,4 +1,4 @@
-//! What do these share?
+//! Shared by all of these: the proxy in this process or as a program, and a server behind it.
 
 mod program;
 mod proxy;

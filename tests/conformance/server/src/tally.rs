@@ -1,4 +1,4 @@
-//! What became of the calls, by the layer's own account: a client may be served well while the layer loses track.
+//! A tally of what became of the calls, by the layer's own account: a client may be served well while the layer loses track.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,4 @@
-//! What the options of a layer mean together, in any order and on clones.
+//! The options of a layer together, in any order and on clones.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},

@@ -1,4 +1,4 @@
-//! What the types promise, checked by the compiler.
+//! The promises of the types, checked by the compiler.
 
 use std::{error::Error, fmt::Debug};
 

@@ -1,4 +1,4 @@
-//! What the log says of handlers that did not end by themselves.
+//! Log lines about handlers that did not end by themselves.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! What must not be stopped: calls that complete, and the other calls of a server in which something breaks.
+//! Work that must not be stopped: calls that complete, and the other calls of a server in which something breaks.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the layer reported, in order, for tests to await.
+//! The layer's reports, in order, for tests to await.
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! When the layer is through with an exchange: what a test awaits that expects nothing to happen.
+//! Says when the layer is through with an exchange, for tests that expect nothing to happen.
 //!
 //! A middleware *outside* the layer. It holds what the layer returned, and drops it before it notes the
 //! end: so what the layer does in `Drop` has been done by then.

@@ -1,4 +1,4 @@
-//! What is logged on the test's thread, line by line.
+//! Log lines of the test's thread, one by one.
 
 use std::{
     fmt, io,

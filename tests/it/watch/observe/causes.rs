@@ -1,4 +1,4 @@
-//! How a call loses its client, as it is reported.
+//! Causes for which a call lost its client, as they are reported.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},

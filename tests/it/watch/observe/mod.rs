@@ -1,4 +1,4 @@
-//! What is reported of calls: to observers, and in the log.
+//! Reports about calls: to observers, and in the log.
 
 mod causes;
 mod injection;

@@ -1,4 +1,4 @@
-//! What the log shows of a session, and of other secrets.
+//! Sessions and other secrets, as far as the log shows them.
 
 use mcp_cancel_on_disconnect::observe::SessionIds;
 

@@ -1,4 +1,4 @@
-//! Who is gone, and who is not, on a socket that nobody reads.
+//! Peers that are gone, and peers that are not, on a socket that nobody reads.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Where probes must be, by the words of the standard: from the whole text so far, not byte by byte.
+//! The places where probes must be, by the words of the standard: from the whole text so far, not byte by byte.
 
 use bytes::Bytes;
 

@@ -1,5 +1,5 @@
-//! What clients read, as two parsers have it that know nothing of the crate or of each other. The fuzz targets take
-//! this file too.
+//! Two parsers of what clients read, which know nothing of the crate or of each other. The fuzz targets take this
+//! file too.
 
 use std::{convert::Infallible, fmt::Debug};
 

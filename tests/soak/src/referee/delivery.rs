@@ -1,4 +1,4 @@
-//! Whether answers went where they belong, and nowhere else.
+//! Judges whether answers went where they belong, and nowhere else.
 //!
 //! - On every stream of a call nobody's answer but its own may come, under its own id, and all of it.
 //! - Whoever is there when the handler answers gets the answer, within a second.

@@ -1,4 +1,4 @@
-//! Whether the server came to rest, and whether it grew: what is left after the second round against the first.
+//! Judges whether the server came to rest, and whether it grew: what is left after the second round against the first.
 
 use super::history::History;
 use crate::fact::Gauge;

@@ -1,4 +1,4 @@
-//! When a call may be cancelled, by when it must be, and what follows for the one that was or was not.
+//! The rules: when a call may be cancelled, by when it must be, and what follows for one that was or was not.
 //!
 //! The policy is that of `src/policy.rs` with `Grace::After(GRACE)` for calls of a session, and for all others its
 //! table: no session means no event id, which means cancel now, as 2026-07-28 does.

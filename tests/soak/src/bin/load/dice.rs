@@ -1,4 +1,4 @@
-//! What happens next, decided by the seed.
+//! Decides what happens next, by the seed.
 
 use std::{ops::Range, time::Duration};
 

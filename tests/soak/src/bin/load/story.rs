@@ -1,4 +1,4 @@
-//! What may happen to a call.
+//! Stories: all that may happen to a call.
 
 use std::{mem, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! How many calls, sessions, bytes, descriptors and tasks there are, once a second.
+//! Counts calls, sessions, bytes, descriptors and tasks, once a second.
 
 use std::{
     collections::BTreeMap,

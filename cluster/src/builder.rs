@@ -1,0 +1,241 @@
+//! The builder of a membership.
+
+use std::{
+    error::Error,
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use crate::{
+    cluster::{Cluster, join},
+    directory::{DirectoryError, MemoryDirectory, RedisDirectory},
+    filter::PeersFilter,
+    ids::{Incarnation, Owner},
+    wire::Secret,
+};
+
+/// What an instance needs to be a member. [`Cluster::redis`] begins one.
+#[derive(Clone)]
+#[must_use = "nothing happens before `connect`"]
+pub struct ClusterBuilder {
+    engine: Engine,
+    advertised: Option<String>,
+    secret: Option<String>,
+    filter: PeersFilter,
+}
+
+/// Where the directory is.
+#[derive(Clone)]
+enum Engine {
+    Memory(MemoryDirectory),
+    Redis(String),
+}
+
+/// Why an instance cannot be a member.
+#[derive(Debug)]
+pub struct ConnectError {
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Engine(DirectoryError),
+    NotAdvertised,
+    NotAnAddress(String),
+    NotAPeer(IpAddr),
+    Secret,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// A cluster whose directory is in a Redis or a Valkey, at a URL such as `redis://cache:6379`. All instances have the same one.
+    pub fn redis(url: impl Into<String>) -> ClusterBuilder {
+        ClusterBuilder::new(Engine::Redis(url.into()))
+    }
+
+    /// A cluster whose instances are all in this process.
+    pub fn in_memory(directory: &MemoryDirectory) -> ClusterBuilder {
+        ClusterBuilder::new(Engine::Memory(directory.clone()))
+    }
+}
+
+// === impl ClusterBuilder ===
+
+impl fmt::Debug for ClusterBuilder {
+    /// Without the secret, and without the URL, which may have a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterBuilder")
+            .field("advertised", &self.advertised)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ClusterBuilder {
+    fn new(engine: Engine) -> Self {
+        Self {
+            engine,
+            advertised: None,
+            secret: None,
+            filter: PeersFilter::default(),
+        }
+    }
+
+    /// Sets the address at which the other instances reach the listener for peers: an IP address and a port.
+    pub fn advertise(mut self, address: impl Into<String>) -> Self {
+        self.advertised = Some(address.into());
+        self
+    }
+
+    /// Sets a secret that all instances share. Without it, everybody who reaches the listener for peers from an address that
+    /// [`peers_filter`](Self::peers_filter) admits counts as one. It is sent in clear, as the requests are.
+    pub fn secret(mut self, secret: impl Into<String>) -> Self {
+        self.secret = Some(secret.into());
+        self
+    }
+
+    /// Sets which addresses may be peers', those that connect and those that the directory names. By default they are those of
+    /// private networks (RFC 1918, RFC 4193) and of this machine.
+    pub fn peers_filter(mut self, admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
+        self.filter = PeersFilter::new(admits);
+        self
+    }
+
+    /// Becomes a member.
+    ///
+    /// It does not need the directory to be there: until it is, sessions of other instances are not found.
+    ///
+    /// # Errors
+    ///
+    /// The URL of the directory cannot be read; there is no address to advertise, it is none, or
+    /// [`peers_filter`](Self::peers_filter) does not admit it; or the secret has characters that a header field cannot have.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    ///
+    /// let directory = MemoryDirectory::default();
+    /// let nowhere = Cluster::in_memory(&directory).advertise("0.0.0.0:9000").connect().await;
+    /// assert!(nowhere.unwrap_err().to_string().contains("0.0.0.0:9000"));
+    /// let strange = Cluster::in_memory(&directory).advertise("203.0.113.7:9000");
+    /// assert!(strange.clone().connect().await.is_err(), "not an address of a private network");
+    /// let member = strange.peers_filter(|_| true).secret("of all instances").connect().await;
+    /// assert!(member.is_ok());
+    /// # }
+    /// ```
+    pub async fn connect(self) -> Result<Cluster, ConnectError> {
+        let me = Owner {
+            address: self.address()?,
+            incarnation: Incarnation::random(),
+        };
+        let secret = self
+            .secret
+            .as_deref()
+            .map_or(Ok(Secret::default()), Secret::new);
+        let secret = secret.map_err(|_| What::Secret)?;
+        match self.engine {
+            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret)),
+            Engine::Redis(url) => {
+                let directory = RedisDirectory::new(&url).map_err(What::Engine)?;
+                Ok(join(me, directory, self.filter, secret))
+            }
+        }
+    }
+
+    fn address(&self) -> Result<SocketAddr, What> {
+        let text = self.advertised.as_deref().ok_or(What::NotAdvertised)?;
+        let address: SocketAddr = text
+            .parse()
+            .map_err(|_| What::NotAnAddress(text.to_owned()))?;
+        if address.port() == 0 || address.ip().is_unspecified() {
+            return Err(What::NotAnAddress(text.to_owned()));
+        }
+        // The others, which have the same filter, would never come.
+        if !self.filter.admits(address.ip()) {
+            return Err(What::NotAPeer(address.ip()));
+        }
+        Ok(address)
+    }
+}
+
+// === impl ConnectError ===
+
+impl From<What> for ConnectError {
+    fn from(what: What) -> Self {
+        Self { what }
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.what {
+            What::Engine(error) => write!(f, "the directory cannot be used: {error}"),
+            What::NotAdvertised => f.write_str("no address to advertise to the other instances"),
+            What::NotAnAddress(text) => {
+                write!(
+                    f,
+                    "not an address that other instances can reach, such as 10.0.0.7:9000: {text}"
+                )
+            }
+            What::NotAPeer(ip) => write!(
+                f,
+                "the filter of peers does not admit the advertised address {ip}"
+            ),
+            What::Secret => f.write_str(
+                "the secret is empty, or has characters that a header field cannot have",
+            ),
+        }
+    }
+}
+
+impl Error for ConnectError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match &self.what {
+            What::Engine(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn refused(builder: ClusterBuilder) -> String {
+        builder.connect().await.unwrap_err().to_string()
+    }
+
+    #[tokio::test]
+    async fn an_address_that_peers_cannot_reach_is_refused() {
+        let directory = MemoryDirectory::default();
+        let builder = || Cluster::in_memory(&directory);
+        assert!(refused(builder()).await.contains("no address"));
+        for address in [
+            "",
+            "peer:9000",
+            "10.0.0.7",
+            "10.0.0.7:0",
+            "0.0.0.0:9000",
+            "[::]:9000",
+        ] {
+            let error = refused(builder().advertise(address)).await;
+            assert!(error.ends_with(&format!(": {address}")), "{error}");
+        }
+        let error = refused(builder().advertise("8.8.8.8:9000")).await;
+        assert!(error.contains("does not admit"), "{error}");
+        let open = builder().advertise("8.8.8.8:9000").peers_filter(|_| true);
+        assert!(open.connect().await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_secret_or_a_url_that_cannot_be_is_refused() {
+        let memory = Cluster::in_memory(&MemoryDirectory::default()).advertise("10.0.0.7:9000");
+        assert!(refused(memory.clone().secret("")).await.contains("secret"));
+        assert!(memory.clone().secret("a secret").connect().await.is_ok());
+        let redis = Cluster::redis("not a url").advertise("10.0.0.7:9000");
+        assert!(refused(redis).await.contains("directory"));
+        let debug = format!("{:?}", memory.secret("a secret"));
+        assert!(!debug.contains("a secret"), "{debug}");
+    }
+}

@@ -1,0 +1,346 @@
+//! On a Redis that each test starts. They are run by `cluster/tests/redis/run`.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{super::*, server::Server};
+use crate::{
+    directory::{
+        Limited,
+        contract::{self, instance, session},
+    },
+    heart::{Heart, SETTLED},
+    owners::Owners,
+    sessions::Sessions,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A machine may be busy. What takes longer than this is broken.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn directory(server: &Server) -> Limited {
+    Limited::new(RedisDirectory::new(&server.url()).unwrap())
+}
+
+async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
+    let begun = Instant::now();
+    while !is_so().await {
+        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// An instance with a heart that beats, and a thousand sessions.
+struct Living {
+    me: Owner,
+    directory: Limited,
+    heart: Arc<Heart>,
+    sessions: Arc<Sessions>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Living {
+    async fn start(server: &Server, number: u8, sessions_here: usize) -> Self {
+        let (me, directory) = (instance(number), directory(server));
+        let (sessions, _lost) = Sessions::new();
+        let heart = Heart::new(me, directory.clone(), sessions.clone());
+        for id in 0..sessions_here {
+            let id = id.to_string();
+            sessions.initialized(&id, session(&id).1);
+        }
+        let task = tokio::spawn(heart.clone().run());
+        let living = Self {
+            me,
+            directory,
+            heart,
+            sessions,
+            task,
+        };
+        living.until_sound().await;
+        living
+    }
+
+    async fn until_sound(&self) {
+        eventually("it is sound", async || self.heart.sound_since().is_some()).await;
+    }
+
+    async fn until_not_sound(&self) {
+        eventually("it is not sound", async || {
+            self.heart.sound_since().is_none()
+        })
+        .await;
+    }
+}
+
+impl Drop for Living {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn it_does_what_every_directory_does() {
+    let server = Server::start().await;
+    contract::holds(RedisDirectory::new(&server.url()).unwrap()).await;
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
+    let server = Server::start().await;
+    let directory = directory(&server);
+    let (me, secret) = (instance(1), SessionHash::of("secret"));
+    directory.lease(me).await.unwrap();
+    directory
+        .enter(me, &[(secret, Arc::from(*b"{}"))])
+        .await
+        .unwrap();
+    directory
+        .keep_answer(
+            secret,
+            me.incarnation,
+            "\"secret\"",
+            Bytes::from_static(b"{}"),
+        )
+        .await
+        .unwrap();
+    let mut keys: Vec<String> = server.ask("KEYS *").await;
+    keys.sort();
+    let expected = [
+        answer_key(secret, me.incarnation, "\"secret\""),
+        lease_key(me.incarnation),
+        session_key(secret),
+    ];
+    assert_eq!(keys, expected);
+    let owner: Vec<String> = server
+        .ask(&format!("HGETALL {}", session_key(secret)))
+        .await;
+    assert_eq!(owner, ["o", &me.to_string(), "p", "{}"]);
+    assert!(!format!("{keys:?}{owner:?}").contains("secret"));
+    for (key, most) in keys.iter().zip([KEPT, LEASE, KEPT]) {
+        let left: u64 = server.ask(&format!("PTTL {key}")).await;
+        assert!(
+            (millis(most) - 5_000..=millis(most)).contains(&left),
+            "{key} lives for {left} ms"
+        );
+    }
+    // A claim keeps it for as long again.
+    let () = server
+        .ask(&format!("PEXPIRE {} 1000000", session_key(secret)))
+        .await;
+    directory.claim(secret, me, instance(2)).await.unwrap();
+    let left: u64 = server.ask(&format!("PTTL {}", session_key(secret))).await;
+    assert!(left > 3_000_000);
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn a_redis_that_comes_back_empty_is_not_sound_before_all_is_written_and_denies_nobody() {
+    let mut server = Server::start().await;
+    let one = Living::start(&server, 1, 1_000).await;
+    let two = Living::start(&server, 2, 0).await;
+    let (living, unknown) = (session("7").0, SessionHash::of("unknown"));
+    let denies = async |session| match two.directory.owner(session, two.me.incarnation).await {
+        Ok(Found::Nobody(absence)) => two.heart.proves(&absence),
+        _ => false,
+    };
+    eventually("what nobody knows is denied", async || {
+        denies(unknown).await
+    })
+    .await;
+    server.kill().await;
+    server.start_again().await;
+    let begun = Instant::now();
+    let mut sound_before_all = false;
+    let before = one.heart.sound_since();
+    while begun.elapsed() < SETTLED + 3 * SECOND {
+        assert!(!denies(living).await);
+        let is_again = one
+            .heart
+            .sound_since()
+            .is_some_and(|since| Some(since) != before);
+        let known: usize = server.ask("DBSIZE").await;
+        // A thousand sessions and its own lease. What is asked first is older than what is counted.
+        sound_before_all |= is_again && known < 1_001;
+        sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!sound_before_all);
+    assert_eq!(
+        two.directory
+            .owner(living, two.me.incarnation)
+            .await
+            .unwrap(),
+        Found::Owner(one.me)
+    );
+    eventually("what nobody knows is denied again", async || {
+        denies(unknown).await
+    })
+    .await;
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn a_redis_that_is_away_is_seen_again_soon() {
+    let mut server = Server::start().await;
+    let one = Living::start(&server, 1, 10).await;
+    server.kill().await;
+    one.until_not_sound().await;
+    // As long as it takes a client that waits longer each time to wait for long.
+    sleep(8 * SECOND).await;
+    server.start_again().await;
+    let begun = Instant::now();
+    one.until_sound().await;
+    assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn nobody_waits_for_a_redis_that_stands_still() {
+    let server = Server::start().await;
+    let one = Living::start(&server, 1, 10).await;
+    let owners = Owners::new(one.me.incarnation, one.directory.clone());
+    server.stop();
+    let begun = Instant::now();
+    let (me, any) = (instance(3), session("any"));
+    let asked = tokio::join!(
+        owners.find(any.0),
+        one.directory.load(any.0),
+        one.directory.claim(any.0, me, one.me),
+        one.directory.enter(me, std::slice::from_ref(&any)),
+        one.directory.is_alive(me.incarnation, me.incarnation),
+    );
+    assert!(
+        asked.0.is_err()
+            && asked.1.is_err()
+            && asked.2.is_err()
+            && asked.3.is_err()
+            && asked.4.is_err()
+    );
+    assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+    one.until_not_sound().await;
+    // Long enough for the lease to lapse.
+    sleep(LEASE).await;
+    server.go_on();
+    let begun = Instant::now();
+    one.until_sound().await;
+    assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+    assert!(one.sessions.is_here(session("7").0));
+    let alive = one
+        .directory
+        .is_alive(one.me.incarnation, me.incarnation)
+        .await
+        .unwrap();
+    assert_eq!(alive, Alive::Yes);
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
+    let server = Server::start().await;
+    let directory = directory(&server);
+    let (one, two) = (instance(1), instance(2));
+    for _ in 0..2 {
+        directory.enter(one, &[session("a")]).await.unwrap();
+        let () = server.ask("SCRIPT FLUSH").await;
+        assert_eq!(
+            directory.claim(session("a").0, one, two).await.unwrap(),
+            Claim::Won
+        );
+        let () = server.ask("SCRIPT FLUSH").await;
+        directory.remove(session("a").0, two).await.unwrap();
+        let () = server.ask("SCRIPT FLUSH").await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
+    let server = Server::start().await;
+    let directory = directory(&server);
+    let me = instance(1);
+    let (text, list, good) = (session("text"), session("list"), session("good"));
+    let () = server
+        .ask(&format!("HSET {} o 10.0.0.7", session_key(text.0)))
+        .await;
+    let _: usize = server
+        .ask(&format!("LPUSH {} x", session_key(list.0)))
+        .await;
+    let error = directory.owner(text.0, me.incarnation).await.unwrap_err();
+    let expected = format!(
+        "the directory holds what no instance wrote: mcp:s:{} names no owner",
+        text.0
+    );
+    assert_eq!(error.to_string(), expected);
+    directory.load(text.0).await.unwrap_err();
+    directory.claim(text.0, me, me).await.unwrap_err();
+    directory.owner(list.0, me.incarnation).await.unwrap_err();
+    directory.remove(text.0, me).await.unwrap();
+    directory.remove(list.0, me).await.unwrap();
+    assert_eq!(
+        directory
+            .enter(me, &[text, list, good.clone()])
+            .await
+            .unwrap(),
+        []
+    );
+    assert_eq!(
+        directory.owner(good.0, me.incarnation).await.unwrap(),
+        Found::Owner(me)
+    );
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn a_redis_that_became_a_replica_is_left_for_a_new_connection() {
+    let server = Server::start().await;
+    let one = Living::start(&server, 1, 1).await;
+    let connections = async || -> u64 {
+        let info: String = server.ask("INFO stats").await;
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("total_connections_received:"));
+        line.unwrap().trim().parse().unwrap()
+    };
+    let () = server.ask("REPLICAOF 127.0.0.1 1").await;
+    one.until_not_sound().await;
+    let before = connections().await;
+    sleep(2 * SECOND).await;
+    // One of them is the question's own.
+    assert!(connections().await > before + 1);
+    let () = server.ask("REPLICAOF NO ONE").await;
+    one.until_sound().await;
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn ten_thousand_sessions_are_written_while_the_lease_is_kept() {
+    let mut server = Server::start().await;
+    let one = Living::start(&server, 1, 10_000).await;
+    let before = one.heart.sound_since();
+    server.kill().await;
+    server.start_again().await;
+    let begun = Instant::now();
+    eventually("all is written", async || {
+        one.heart
+            .sound_since()
+            .is_some_and(|since| Some(since) != before)
+    })
+    .await;
+    println!("sound {:?} after it came back empty", begun.elapsed());
+    let known: usize = server.ask("DBSIZE").await;
+    assert_eq!(known, 10_001);
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn who_leaves_is_not_alive_at_once() {
+    let server = Server::start().await;
+    let mut one = Living::start(&server, 1, 1).await;
+    one.heart.leave();
+    timeout(PATIENCE, &mut one.task).await.unwrap().unwrap();
+    let leases: Vec<String> = server.ask("KEYS mcp:i:*").await;
+    assert!(leases.is_empty());
+}

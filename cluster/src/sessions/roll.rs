@@ -1,0 +1,114 @@
+//! The ids of the sessions that live here. Every request asks for its own: the hash that the directory knows it by would cost
+//! ten times as much as this.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    hash::{BuildHasherDefault, Hasher},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Over how many locks the ids are spread: 64.
+const SHARDS: usize = 64;
+
+/// Each id, and how often it is on the list.
+pub(super) struct Roll(Box<[Mutex<Shard>]>);
+
+type Shard = HashMap<Arc<str>, usize, BuildHasherDefault<IdHasher>>;
+
+/// Mixes eight bytes at a time. What is on the list was given out here: no client can choose ids that meet there.
+#[derive(Default)]
+struct IdHasher(u64);
+
+/// An id is on the list until this is dropped.
+pub(super) struct Listed {
+    roll: Arc<Roll>,
+    id: Arc<str>,
+}
+
+// === impl Roll ===
+
+impl Roll {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self((0..SHARDS).map(|_| Mutex::default()).collect()))
+    }
+
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.shard(id).contains_key(id)
+    }
+
+    pub(super) fn list(self: &Arc<Self>, id: &Arc<str>) -> Listed {
+        *self.shard(id).entry(id.clone()).or_default() += 1;
+        Listed {
+            roll: self.clone(),
+            id: id.clone(),
+        }
+    }
+
+    fn shard(&self, id: &str) -> MutexGuard<'_, Shard> {
+        // The end of an id differs most. Who makes up ids that meet waits for himself.
+        let end = id.as_bytes().iter().rev().take(2);
+        let at = end.fold(0, |at, byte| at * 31 + usize::from(*byte)) % SHARDS;
+        #[expect(clippy::indexing_slicing, reason = "there are so many")]
+        let shard = &self.0[at];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl IdHasher ===
+
+impl IdHasher {
+    fn mix(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            self.mix(u64::from_le_bytes(*word));
+        }
+        let rest = rest
+            .iter()
+            .fold(0, |rest, byte| rest << 8 | u64::from(*byte));
+        self.mix(rest);
+    }
+
+    /// What ends a text. There is nothing after it here.
+    fn write_u8(&mut self, _: u8) {}
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
+// === impl Listed ===
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut count) = self.roll.shard(&self.id).entry(self.id.clone()) {
+            match count.get().checked_sub(1) {
+                Some(left @ 1..) => *count.get_mut() = left,
+                _ => drop(count.remove()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_there_until_its_last_listing_is_over() {
+        let roll = Roll::new();
+        let (id, short): (Arc<str>, Arc<str>) = ("session".into(), "n".into());
+        let (first, other) = (roll.list(&id), roll.list(&short));
+        let second = roll.list(&id);
+        drop(first);
+        assert!(roll.has("session") && roll.has("n") && !roll.has("") && !roll.has("xn"));
+        drop((second, other));
+        assert!(!roll.has("session") && !roll.has("n"));
+        assert!(roll.0.iter().all(|shard| shard.lock().unwrap().is_empty()));
+    }
+}

@@ -1,0 +1,40 @@
+"""The memory of a process and all its children, without the servers that are fronted."""
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Memory:
+    """In bytes. PSS counts a page that several share only in part."""
+
+    rss: int
+    pss: int
+
+
+def of(pid, programs):
+    rss = pss = 0
+    for process in tree(pid):
+        # A process may end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if os.readlink(f"/proc/{process}/exe") == str(programs.load):
+                continue
+            kept = Path(f"/proc/{process}/smaps_rollup").read_text()
+            rss += kib(kept, "Rss")
+            pss += kib(kept, "Pss")
+    return Memory(rss * 1024, pss * 1024)
+
+
+def tree(pid):
+    yield pid
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+                yield from tree(int(child))
+
+
+def kib(text, name):
+    return int(re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)[1])

@@ -1,0 +1,103 @@
+//! Clients that call and call.
+
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+use tokio::{
+    sync::Barrier,
+    task::{JoinSet, LocalSet},
+};
+
+use super::{
+    echo,
+    http::{Connection, Session},
+    pipe::Pipe,
+    text,
+};
+
+/// Calls of each client that are not counted.
+const WARM_UP: usize = 20;
+
+enum Client {
+    Http(Connection),
+    Pipe(Pipe),
+}
+
+/// Prints how many calls there were a second, and how long an answer took: the median and the 99th percentile.
+pub(crate) async fn run(target: &str, clients: usize, seconds: f64) -> Result<()> {
+    let time = Duration::from_secs_f64(seconds);
+    let local = LocalSet::new();
+    let mut took = local
+        .run_until(async {
+            let ready = Rc::new(Barrier::new(clients));
+            let mut all = JoinSet::new();
+            for number in 0..clients {
+                let client = Client::begin(target).await?;
+                all.spawn_local(client.work(number, ready.clone(), time));
+            }
+            let mut took = Vec::new();
+            while let Some(of_one) = all.join_next().await {
+                took.extend(of_one??);
+            }
+            anyhow::Ok(took)
+        })
+        .await?;
+    took.sort_unstable();
+    let at = |share: usize| {
+        let value = took.get(took.len() * share / 100).context("no calls")?;
+        anyhow::Ok(value.as_nanos() as f64 / 1e3)
+    };
+    let figures =
+        json!({ "a_second": took.len() as f64 / seconds, "p50": at(50)?, "p99": at(99)? });
+    println!("{figures}");
+    Ok(())
+}
+
+// === impl Client ===
+
+impl Client {
+    async fn begin(target: &str) -> Result<Self> {
+        Ok(match target {
+            "pipe" => Self::Pipe(Pipe::begin().await?),
+            url => Self::Http(Session::begin(url).await?.1),
+        })
+    }
+
+    /// How long each call took.
+    async fn work(
+        mut self,
+        number: usize,
+        ready: Rc<Barrier>,
+        time: Duration,
+    ) -> Result<Vec<Duration>> {
+        for call in 0..WARM_UP {
+            self.call(number, call).await?;
+        }
+        ready.wait().await;
+        let begun = Instant::now();
+        let mut took = Vec::new();
+        while begun.elapsed() < time {
+            took.push(self.call(number, WARM_UP + took.len()).await?);
+        }
+        if let Self::Http(connection) = self {
+            connection.end().await?;
+        }
+        Ok(took)
+    }
+
+    async fn call(&mut self, number: usize, call: usize) -> Result<Duration> {
+        let text = text(number, call);
+        let message = echo(call, &text);
+        match self {
+            Self::Http(connection) => {
+                let came = connection.call(&message, text.as_bytes()).await?;
+                Ok(came.after)
+            }
+            Self::Pipe(pipe) => pipe.call(&message, text.as_bytes()).await,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A connection over HTTP/1.1, in a session.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use bytes::BytesMut;
+use http::{HeaderMap, Uri};
+use memchr::memmem;
+use test_support::{
+    body::{BodyDecoder, Decoded},
+    head,
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpSocket, TcpStream},
+    time::timeout,
+};
+
+use super::{INITIALIZED, REVISION, initialize};
+
+/// Nothing here takes so long: 30 s.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Of a client that does not read, so that the kernel keeps little for it.
+const SMALL: u32 = 4 << 10;
+
+/// Where it connects, and as whom.
+#[derive(Clone)]
+pub(super) struct Session {
+    addr: SocketAddr,
+    /// What follows the request line of each request.
+    headers: String,
+    path: String,
+}
+
+pub(super) struct Connection {
+    session: Session,
+    stream: TcpStream,
+    received: BytesMut,
+    body: Vec<u8>,
+}
+
+/// When the awaited bytes came, and what else did.
+pub(super) struct Came {
+    pub(super) after: Duration,
+    pub(super) status: u16,
+    pub(super) headers: HeaderMap,
+}
+
+// === impl Session ===
+
+impl Session {
+    /// Begins a session at this URL, and gives the connection that it was begun on.
+    pub(super) async fn begin(url: &str) -> Result<(Self, Connection)> {
+        let url: Uri = url.parse()?;
+        let authority = url.authority().context("no host in the URL")?.as_str();
+        let mut session = Self {
+            addr: authority.parse().context("no address and port")?,
+            headers: format!(
+                "host: {authority}\r\naccept: application/json, text/event-stream\r\ncontent-type: application/json\r\n"
+            ),
+            path: url.path().to_owned(),
+        };
+        let mut connection = session.connect().await?;
+        let came = connection
+            .call(&initialize(), br#""protocolVersion""#)
+            .await?;
+        let id = came.headers.get("mcp-session-id").context("no session")?;
+        let revision = memmem::find(&connection.body, REVISION.as_bytes());
+        ensure!(revision.is_some(), "another revision than {REVISION}");
+        session.headers += &format!(
+            "mcp-session-id: {}\r\nmcp-protocol-version: {REVISION}\r\n",
+            id.to_str()?
+        );
+        connection.session = session.clone();
+        let came = connection.call(INITIALIZED, b"").await?;
+        ensure!(came.status == 202, "{} to initialized", came.status);
+        Ok((session, connection))
+    }
+
+    pub(super) async fn connect(&self) -> Result<Connection> {
+        self.connect_with(None).await
+    }
+
+    /// A connection that holds little until it is read.
+    pub(super) async fn connect_small(&self) -> Result<Connection> {
+        self.connect_with(Some(SMALL)).await
+    }
+
+    async fn connect_with(&self, buffer: Option<u32>) -> Result<Connection> {
+        let socket = TcpSocket::new_v4()?;
+        if let Some(bytes) = buffer {
+            socket.set_recv_buffer_size(bytes)?;
+        }
+        let stream = timeout(PATIENCE, socket.connect(self.addr)).await??;
+        stream.set_nodelay(true)?;
+        Ok(Connection {
+            session: self.clone(),
+            stream,
+            received: BytesMut::with_capacity(4 << 10),
+            body: Vec::new(),
+        })
+    }
+}
+
+// === impl Connection ===
+
+impl Connection {
+    /// Sends a message and reads the whole response, of which `awaited` must be a part.
+    pub(super) async fn call(&mut self, message: &str, awaited: &[u8]) -> Result<Came> {
+        let called = async {
+            let begun = Instant::now();
+            self.send("POST", message).await?;
+            let (status, headers) = self.head().await?;
+            let mut decoder = BodyDecoder::new(status, &headers);
+            self.body.clear();
+            let mut after = awaited.is_empty().then(|| begun.elapsed());
+            loop {
+                match decoder.decode(&mut self.received) {
+                    Decoded::Data(data) => {
+                        self.body.extend_from_slice(&data);
+                        if after.is_none() && memmem::find(&self.body, awaited).is_some() {
+                            after = Some(begun.elapsed());
+                        }
+                    }
+                    Decoded::More => self.receive().await?,
+                    Decoded::End => break,
+                }
+            }
+            let said = || String::from_utf8_lossy(&self.body).into_owned();
+            Ok(Came {
+                after: after.with_context(|| format!("{status}: {}", said()))?,
+                status,
+                headers,
+            })
+        };
+        timeout(PATIENCE, called).await?
+    }
+
+    /// Sends a message and waits for the head of its response, which must be a stream. `false` if it does not come in time.
+    pub(super) async fn open(&mut self, message: &str, within: Duration) -> Result<bool> {
+        self.send("POST", message).await?;
+        let Ok(head) = timeout(within, self.head()).await else {
+            return Ok(false);
+        };
+        let (status, _) = head?;
+        ensure!(status == 200, "{status} to a call");
+        Ok(true)
+    }
+
+    /// Ends the session.
+    pub(super) async fn end(mut self) -> Result<()> {
+        self.send("DELETE", "").await?;
+        let (status, _) = timeout(PATIENCE, self.head()).await??;
+        ensure!(matches!(status, 200 | 202 | 204), "{status} to DELETE");
+        Ok(())
+    }
+
+    async fn send(&mut self, method: &str, message: &str) -> Result<()> {
+        let Session { headers, path, .. } = &self.session;
+        let length = message.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\n{headers}content-length: {length}\r\n\r\n{message}"
+        );
+        Ok(self.stream.write_all(request.as_bytes()).await?)
+    }
+
+    async fn head(&mut self) -> Result<(u16, HeaderMap)> {
+        loop {
+            if let Some((line, headers)) = head::take(&mut self.received) {
+                return Ok((head::status(&line), headers));
+            }
+            self.receive().await?;
+        }
+    }
+
+    async fn receive(&mut self) -> Result<()> {
+        if self.stream.read_buf(&mut self.received).await? == 0 {
+            bail!("the connection was closed");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,44 @@
+//! Clients, by hand, so that they cost little beside what they measure.
+
+use anyhow::Result;
+use tokio::io::AsyncReadExt as _;
+
+pub(crate) mod calls;
+pub(crate) mod flood;
+pub(crate) mod hold;
+mod http;
+mod pipe;
+
+/// The revision that is asked for.
+const REVISION: &str = "2025-11-25";
+
+const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+
+fn initialize() -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","id":"initialize","method":"initialize","params":{{"protocolVersion":"{REVISION}","capabilities":{{}},"clientInfo":{{"name":"proxy-load","version":"0"}}}}}}"#
+    )
+}
+
+/// A call of a tool with these arguments, which is also the token of its progress.
+fn call(id: usize, tool: &str, arguments: &str) -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"{tool}","arguments":{arguments},"_meta":{{"progressToken":{id}}}}}}}"#
+    )
+}
+
+/// The text of a call: 100 B that no other call has.
+fn text(client: usize, call: usize) -> String {
+    format!("{:x<100}", format!("client {client} call {call} "))
+}
+
+/// A call that is answered with its text.
+fn echo(id: usize, text: &str) -> String {
+    call(id, "echo", &format!(r#"{{"text":"{text}"}}"#))
+}
+
+async fn until_stdin_ends() -> Result<()> {
+    let mut rest = Vec::new();
+    tokio::io::stdin().read_to_end(&mut rest).await?;
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! The servers and the clients of `proxy/benches/run`, which knows what they are for.
+//!
+//! ```text
+//! proxy-load serve-stdio                  a server on stdin and stdout
+//! proxy-load serve-http                   the same on a port, which it prints
+//! proxy-load calls TARGET N SECONDS       N clients with a session each, one call after the other
+//! proxy-load hold TARGET SESSIONS CALLS TOOL
+//!                                         calls of each session in flight (hold), or answered and their connections open (echo)
+//! proxy-load flood TARGET SESSIONS CALLS EVENTS BYTES
+//!                                         calls that are sent so many events, half of them unread, half with their client gone
+//! ```
+//!
+//! TARGET is a URL, or `pipe` for a server of its own behind a pipe. What was measured is one line of JSON. `hold` and `flood`
+//! then go on until their stdin ends. All of it is one thread.
+
+use std::env;
+
+use anyhow::{Result, bail};
+use tokio::runtime::Builder;
+
+mod client;
+mod server;
+
+fn main() -> Result<()> {
+    let words: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    match words[..] {
+        ["serve-stdio"] => server::stdio::serve(),
+        ["serve-http"] => runtime.block_on(server::http::serve()),
+        ["calls", target, clients, seconds] => runtime.block_on(client::calls::run(
+            target,
+            clients.parse()?,
+            seconds.parse()?,
+        )),
+        ["hold", url, sessions, calls, tool] => runtime.block_on(client::hold::run(
+            url,
+            sessions.parse()?,
+            calls.parse()?,
+            tool,
+        )),
+        ["flood", url, sessions, calls, events, bytes] => {
+            let flood = client::flood::Flood {
+                sessions: sessions.parse()?,
+                calls: calls.parse()?,
+                events: events.parse()?,
+                bytes: bytes.parse()?,
+            };
+            runtime.block_on(client::flood::run(url, flood))
+        }
+        _ => bail!("what it is told stands in src/main.rs"),
+    }
+}

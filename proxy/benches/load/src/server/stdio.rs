@@ -1,0 +1,32 @@
+//! The server on stdin and stdout, one message a line.
+
+use std::io::{self, BufRead as _, StdoutLock, Write as _};
+
+use anyhow::Result;
+
+use super::Answer;
+
+/// Serves until the end of stdin.
+pub(crate) fn serve() -> Result<()> {
+    let (mut stdin, mut stdout) = (io::stdin().lock(), io::stdout().lock());
+    let mut line = Vec::new();
+    while stdin.read_until(b'\n', &mut line)? > 0 {
+        match Answer::to(&line) {
+            Answer::None | Answer::Never => {}
+            Answer::Line(line) => say(&mut stdout, line)?,
+            Answer::Lines(lines) => {
+                for line in lines {
+                    say(&mut stdout, line)?;
+                }
+            }
+        }
+        line.clear();
+    }
+    Ok(())
+}
+
+/// One write a line, as the line ends.
+fn say(stdout: &mut StdoutLock<'_>, mut line: String) -> io::Result<()> {
+    line.push('\n');
+    stdout.write_all(line.as_bytes())
+}

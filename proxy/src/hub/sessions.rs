@@ -1,0 +1,201 @@
+//! All sessions, and what is asked of them from outside.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use axum::body::Body;
+use http::{Response, StatusCode};
+use tokio::time::Instant;
+
+use super::{
+    book::Over,
+    budget::{Budget, Limits},
+    session::{Common, SESSION_OVERHEAD, Session},
+    stream::Stream,
+};
+use crate::{
+    head::FIRST_PRIMED,
+    refusal::{self, SERVER_ERROR},
+};
+
+/// How many sessions are known: 4,096. Past that, of those without a stream the half that was not used for longest is forgotten:
+/// their streams are no longer primed.
+const MAX_SESSIONS: usize = 4 * 1024;
+
+/// All sessions. It is a handle: clones are the same hub.
+#[derive(Debug, Clone)]
+pub struct Hub(Arc<Shared>);
+
+/// How much there is, to be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Sessions that are known.
+    pub sessions: usize,
+    /// Streams, those that have ended and are kept included.
+    pub streams: usize,
+    /// Bytes that are kept, with what it costs to keep them.
+    pub buffer_bytes: usize,
+    /// How often a client came back to a stream.
+    pub resumes: u64,
+    /// How often a client was told that events are missing, on streams that are gone.
+    pub gaps: u64,
+}
+
+/// What an event id names.
+pub(super) enum Lookup {
+    /// The event of that number, if the stream ever had one.
+    Stream(Stream, u64),
+    Unknown,
+}
+
+#[derive(Debug)]
+struct Shared {
+    common: Arc<Common>,
+    budget: Arc<Budget>,
+    sessions: Mutex<HashMap<Arc<str>, Session>>,
+    over: Arc<Over<Stream>>,
+    resumes: AtomicU64,
+}
+
+// === impl Hub ===
+
+impl Hub {
+    /// A hub without a session.
+    pub fn new(limits: Limits) -> Self {
+        Self(Arc::new(Shared {
+            common: Arc::new(Common::new(limits)),
+            budget: Budget::new(limits.bytes),
+            sessions: Mutex::default(),
+            over: Arc::new(Over::new()),
+            resumes: AtomicU64::new(0),
+        }))
+    }
+
+    /// The session with this id, which is made known if it is not. `asked_for` is the revision that its client's own
+    /// `initialize` asked for, if that is what begins it. `None` if there is no room for another session.
+    pub fn begin(&self, session: &str, asked_for: Option<&str>) -> Option<Session> {
+        let session = self.0.enter(session)?;
+        if let Some(revision) = asked_for {
+            session.set_primes(revision >= FIRST_PRIMED);
+        }
+        Some(session)
+    }
+
+    /// The session with this id, if it is known.
+    pub fn session(&self, id: &str) -> Option<Session> {
+        self.0.sessions().get(id).cloned()
+    }
+
+    /// Ends all streams of a session, and forgets it.
+    pub fn close(&self, session: &str) {
+        let session = self.0.sessions().remove(session);
+        if let Some(session) = session {
+            session.close();
+        }
+    }
+
+    /// The response to a client that comes back for what is after an event. `None` if the id is not one of this hub's,
+    /// and the server may know it.
+    pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
+        let is_ours = self.owns(last_event_id);
+        is_ours.then(|| match self.look_up(session, last_event_id) {
+            Lookup::Stream(stream, seq) => self.respond_after(&stream, seq),
+            Lookup::Unknown => unknown_event(),
+        })
+    }
+
+    /// How much there is.
+    pub fn stats(&self) -> Stats {
+        let sessions: Vec<Session> = self.0.sessions().values().cloned().collect();
+        Stats {
+            sessions: sessions.len(),
+            streams: sessions.iter().map(Session::streams).sum(),
+            buffer_bytes: self.0.budget.used(),
+            resumes: self.0.resumes.load(Ordering::Relaxed),
+            gaps: self.0.over.gaps(),
+        }
+    }
+
+    /// Whether an event id is one of this hub's, or looks like one.
+    pub(super) fn owns(&self, event_id: &str) -> bool {
+        self.0.common.nonce.read(event_id).is_some()
+    }
+
+    pub(super) fn look_up(&self, session: &str, event_id: &str) -> Lookup {
+        let id = self.0.common.nonce.read(event_id);
+        let found = id.and_then(|id| {
+            let stream = self.session(session)?.stream(id.stream)?;
+            Some(Lookup::Stream(stream, id.seq?))
+        });
+        found.unwrap_or(Lookup::Unknown)
+    }
+
+    pub(super) fn respond_after(&self, stream: &Stream, seq: u64) -> Response<Body> {
+        let Some(response) = stream.respond_after(seq) else {
+            return unknown_event();
+        };
+        self.0.resumes.fetch_add(1, Ordering::Relaxed);
+        response
+    }
+}
+
+/// Says that an event id is not of this session, or no longer.
+pub(super) fn unknown_event() -> Response<Body> {
+    let text = "Last-Event-ID names no event that this session has, or still has";
+    refusal::error(StatusCode::BAD_REQUEST, None, SERVER_ERROR, text)
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn enter(&self, id: &str) -> Option<Session> {
+        let mut sessions = self.sessions();
+        if let Some(session) = sessions.get(id) {
+            return Some(session.clone());
+        }
+        if sessions.len() >= MAX_SESSIONS {
+            thin(&mut sessions);
+        }
+        if sessions.len() >= MAX_SESSIONS {
+            return None;
+        }
+        let mut room = self.budget.grant();
+        room.grow(SESSION_OVERHEAD + 2 * id.len()).ok()?;
+        let id: Arc<str> = id.into();
+        let budget = self.budget.part(self.common.limits.session_bytes);
+        let session = Session::new(id.clone(), budget, &self.over, self.common.clone(), room);
+        sessions.insert(id, session.clone());
+        Some(session)
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<Arc<str>, Session>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let sessions = std::mem::take(&mut *self.sessions());
+        for session in sessions.values() {
+            session.close();
+        }
+    }
+}
+
+/// Forgets the half of the sessions without streams that was not used for longest.
+fn thin(sessions: &mut HashMap<Arc<str>, Session>) {
+    let mut idle: Vec<Instant> = sessions.values().filter_map(Session::idle_since).collect();
+    if idle.is_empty() {
+        return;
+    }
+    let middle = idle.len() / 2;
+    let (_, since, _) = idle.select_nth_unstable(middle);
+    let since = *since;
+    sessions.retain(|_, session| session.idle_since().is_none_or(|used| used > since));
+}

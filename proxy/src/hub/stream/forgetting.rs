@@ -1,0 +1,162 @@
+//! The end of a stream's time: streams are forgotten when it is over, where room is short, and with their session.
+
+use std::sync::{Arc, Weak};
+
+use tokio::{runtime::Handle, time::Instant};
+
+use super::Stream;
+use crate::hub::{
+    book::{Book, Next, Over},
+    budget::{Grant, Short},
+};
+
+// === impl Stream ===
+
+impl Stream {
+    /// Forgets it at once.
+    pub(in crate::hub) fn forget(&self) {
+        if let Some(book) = self.0.book.upgrade() {
+            book.forget(self.0.number);
+        }
+    }
+
+    /// Room for an event that is being read.
+    pub(in crate::hub) fn room(&self) -> Option<Grant> {
+        self.0.book.upgrade().map(|book| book.grant())
+    }
+
+    /// Makes that room larger. `false` if there is none.
+    pub(in crate::hub) fn widen(&self, room: &mut Grant, by: usize) -> bool {
+        while let Err(short) = room.grow(by) {
+            if !self.make_room(short) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Forgets another stream, whose client has all of it. `false` if there is none.
+    pub(super) fn make_room(&self, short: Short) -> bool {
+        let book = self.0.book.upgrade();
+        book.is_some_and(|book| book.make_room(short))
+    }
+
+    /// It has ended, and is forgotten at that time.
+    pub(super) fn forget_at(&self, until: Instant) {
+        let Some(book) = self.0.book.upgrade() else {
+            return;
+        };
+        book.end(self.0.number, until);
+        if let Some(over) = book.over()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let swept = Arc::downgrade(&over);
+            over.sweep_with(|| runtime.spawn(sweep(swept, until)).abort_handle());
+        }
+    }
+
+    /// Its client has all of it.
+    pub(super) fn is_spare(&self, until: Instant) {
+        if let Some(book) = self.0.book.upgrade() {
+            book.spare(self.0.number, until);
+        }
+    }
+
+    /// Ends it at once, and gives back all that it has. Who calls this has taken it out of its book.
+    fn close(&self, over: Option<&Over<Self>>) {
+        let (reader, token, writer, until, gaps) = {
+            let mut state = self.state();
+            state.ring.clear();
+            state.spare = true;
+            let until = state.until.replace(Instant::now());
+            let gaps = state.ring.gaps();
+            let reader = state.reader.take();
+            (reader, state.token.take(), state.writer.take(), until, gaps)
+        };
+        drop(token);
+        if let Some(writer) = writer {
+            writer.abort();
+        }
+        self.0.moved.notify_waiters();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        if let Some(over) = over {
+            over.closed(self.0.number, until, gaps);
+        }
+    }
+}
+
+// === impl Book ===
+
+impl Book<Stream> {
+    /// Forgets a stream. `false` if it is not there.
+    pub(in crate::hub) fn forget(&self, number: u64) -> bool {
+        let taken = self.take(number);
+        if let Some(stream) = &taken {
+            stream.close(self.over().as_deref());
+        }
+        taken.is_some()
+    }
+
+    /// Forgets a stream whose client has all of it, the oldest of those that would make this room. `false` if there is none.
+    pub(in crate::hub) fn make_room(&self, short: Short) -> bool {
+        let over = self.over();
+        match short {
+            Short::Session => {
+                let spare = self.take_spare();
+                if let Some(stream) = &spare {
+                    stream.close(over.as_deref());
+                }
+                spare.is_some()
+            }
+            Short::All => over.is_some_and(|over| over.make_room()),
+        }
+    }
+
+    /// Forgets all its streams. None can be opened from here on.
+    pub(in crate::hub) fn close(&self) {
+        let over = self.over();
+        for stream in self.take_all() {
+            stream.close(over.as_deref());
+        }
+    }
+}
+
+// === impl Over ===
+
+impl Over<Stream> {
+    fn make_room(&self) -> bool {
+        while let Some((book, number)) = self.take_spare() {
+            if book.upgrade().is_some_and(|book| book.forget(number)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Forgets the streams whose time is over. Returns when that of the next is, if there is one.
+    fn sweep(&self) -> Option<Instant> {
+        loop {
+            match self.next(Instant::now()) {
+                Next::Due(book, number) => {
+                    if let Some(book) = book.upgrade() {
+                        book.forget(number);
+                    }
+                }
+                Next::At(until) => return Some(until),
+                Next::Nothing => return None,
+            }
+        }
+    }
+}
+
+async fn sweep(over: Weak<Over<Stream>>, mut next: Instant) {
+    loop {
+        tokio::time::sleep_until(next).await;
+        let Some(until) = over.upgrade().and_then(|over| over.sweep()) else {
+            return;
+        };
+        next = until;
+    }
+}

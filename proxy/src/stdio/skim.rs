@@ -1,0 +1,250 @@
+//! A message that is too long to keep, read as it passes for the call that it answers.
+//!
+//! 1. **Little memory.** Of the members of the message, and of nothing inside them, the names are kept one after another, and
+//!    the value of `id`.
+//! 2. **In doubt, none.** It answers a call if it has one `id`, one `result` or `error`, and no `method`, and ends where its
+//!    first bracket does. What stands inside the other members is counted in brackets and not checked any further.
+
+use std::mem;
+
+use memchr::memchr2;
+
+use crate::message::IdKey;
+
+/// How much of a name or an id is kept: more than an id may have.
+const MAX_TEXT: usize = 2 * 1024;
+
+/// What of a message has passed.
+#[derive(Debug, Default)]
+pub(super) struct Skim {
+    /// How many brackets are open.
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+    /// The name that has passed, while its value does.
+    member: Option<Member>,
+    /// The name or the id so far.
+    text: Vec<u8>,
+    id: Option<Vec<u8>>,
+    has_method: bool,
+    /// How many members it has that make it an answer.
+    answers: u32,
+    ended: bool,
+    unclear: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Member {
+    Id,
+    Method,
+    Answer,
+    Other,
+}
+
+// === impl Skim ===
+
+impl Skim {
+    /// Reads the next bytes of the message.
+    pub(super) fn read(&mut self, mut bytes: &[u8]) {
+        loop {
+            if self.in_string && !self.escaped {
+                let plain = memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len());
+                let (text, rest) = bytes.split_at(plain);
+                self.keep(text);
+                bytes = rest;
+            }
+            let Some((byte, rest)) = bytes.split_first() else {
+                return;
+            };
+            self.step(*byte);
+            bytes = rest;
+        }
+    }
+
+    /// The id of the call that it answers, once all of it has passed.
+    pub(super) fn answers(self) -> Option<IdKey> {
+        let is_answer = self.ended && !self.unclear && !self.has_method && self.answers == 1;
+        let id = self.id.filter(|_| is_answer)?;
+        IdKey::of(str::from_utf8(&id).ok()?)
+    }
+
+    fn step(&mut self, byte: u8) {
+        if self.in_string {
+            self.keep(&[byte]);
+            match byte {
+                _ if mem::take(&mut self.escaped) => {}
+                b'\\' => self.escaped = true,
+                b'"' => self.in_string = false,
+                _ => {}
+            }
+            return;
+        }
+        match byte {
+            b' ' | b'\t' | b'\r' => self.keep(b" "),
+            b'{' if self.depth == 0 && !self.ended => self.depth = 1,
+            _ if self.depth == 0 => self.unclear = true,
+            b'}' if self.depth == 1 => {
+                self.end_member();
+                (self.depth, self.ended) = (0, true);
+            }
+            b',' if self.depth == 1 => self.end_member(),
+            b':' if self.depth == 1 && self.member.is_none() => self.begin_value(),
+            _ => {
+                self.keep(&[byte]);
+                match byte {
+                    b'"' => self.in_string = true,
+                    b'{' | b'[' => self.depth += 1,
+                    b'}' | b']' => self.depth -= 1,
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Keeps the bytes if they are of a name or of the id.
+    fn keep(&mut self, bytes: &[u8]) {
+        if !matches!(self.member, None | Some(Member::Id)) {
+            return;
+        }
+        match self.text.len() + bytes.len() <= MAX_TEXT {
+            true => self.text.extend_from_slice(bytes),
+            // A name that is none of ours, or an id that no call has.
+            false => self.text = vec![0; MAX_TEXT],
+        }
+    }
+
+    fn begin_value(&mut self) {
+        let name = mem::take(&mut self.text);
+        let name: Option<String> = serde_json::from_slice(&name).ok();
+        self.member = Some(match name.as_deref() {
+            Some("id") => Member::Id,
+            Some("method") => Member::Method,
+            Some("result" | "error") => Member::Answer,
+            _ => Member::Other,
+        });
+    }
+
+    fn end_member(&mut self) {
+        let text = mem::take(&mut self.text);
+        match self.member.take() {
+            Some(Member::Id) => self.unclear |= self.id.replace(text).is_some(),
+            Some(Member::Method) => self.has_method = true,
+            Some(Member::Answer) => self.answers += 1,
+            Some(Member::Other) => {}
+            None => self.unclear = true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::message::{Kind, Message};
+
+    /// What a message answers, if it passes in pieces of so many bytes.
+    fn skimmed(message: &[u8], size: usize) -> Option<IdKey> {
+        let mut skim = Skim::default();
+        for piece in message.chunks(size) {
+            skim.read(piece);
+        }
+        assert!(skim.text.capacity() <= 2 * MAX_TEXT);
+        skim.answers()
+    }
+
+    /// What a parser says.
+    fn parsed(message: &[u8]) -> Option<IdKey> {
+        let message = Message::read(message)?;
+        let id = message.id.filter(|_| message.kind == Kind::Response);
+        id.and_then(IdKey::of)
+    }
+
+    #[test]
+    fn the_call_that_a_message_answers_is_found_wherever_its_id_stands() {
+        for (message, answers) in [
+            (r#"{"jsonrpc":"2.0","id":7,"result":{"id":8}}"#, Some("7")),
+            (
+                r#" { "result" : [{"id":8}] , "id" : "a\u0062" } "#,
+                Some("\"ab\""),
+            ),
+            (
+                r#"{"error":{"message":"\\\"id\":8,"},"\u0069d":-1.50e1}"#,
+                Some("-15"),
+            ),
+            (r#"{"id":7,"result":"}","x":{"method":1}}"#, Some("7")),
+            (r#"{"id":7,"method":"a"}"#, None),
+            (r#"{"id":7,"method":"a","result":1}"#, None),
+            (r#"{"id":7,"result":1,"error":1}"#, None),
+            (r#"{"id":7,"id":8,"result":1}"#, None),
+            (r#"{"id":null,"result":1}"#, None),
+            (r#"{"id":{"id":7},"result":1}"#, None),
+            (r#"{"x":{"id":7,"result":1}}"#, None),
+            (r#"[{"id":7,"result":1}]"#, None),
+            (r#"{"id":7,"result":1} {}"#, None),
+            (r#"{"id":7,"result":1"#, None),
+            (r#"{"id":7,"result":1,}"#, None),
+            ("{}", None),
+            ("x", None),
+            ("", None),
+        ] {
+            let answers = answers.and_then(IdKey::of);
+            assert_eq!(parsed(message.as_bytes()), answers, "{message}");
+            for size in [1, 2, 3, 7, 1_000] {
+                assert_eq!(
+                    skimmed(message.as_bytes(), size),
+                    answers,
+                    "{message} by {size}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn names_and_ids_that_are_too_long_are_none_of_ours() {
+        let long = "x".repeat(10 * MAX_TEXT);
+        let name = format!(r#"{{"{long}":1,"id":7,"result":"{long}"}}"#);
+        assert_eq!(skimmed(name.as_bytes(), 100), IdKey::of("7"));
+        let id = format!(r#"{{"id":"{long}","result":1}}"#);
+        assert_eq!(skimmed(id.as_bytes(), 100), None);
+    }
+
+    fn json() -> impl Strategy<Value = String> {
+        let word = prop_oneof![
+            Just("id"),
+            Just("method"),
+            Just("result"),
+            Just("error"),
+            Just("\\u0069d"),
+            Just("a\\\""),
+            Just("}"),
+            Just("\\\\")
+        ];
+        let leaf = prop_oneof![
+            (0..20_u32).prop_map(|number| number.to_string()),
+            word.clone().prop_map(|word| format!("\"{word}\"")),
+            Just("null".to_owned()),
+        ];
+        leaf.prop_recursive(3, 20, 5, move |inner| {
+            let members = proptest::collection::vec((word.clone(), inner.clone()), 0..5);
+            let object = members.prop_map(|members| {
+                let members = members.iter().map(|(name, value)| format!("\"{name}\" : {value}"));
+                format!("{{{}}}", members.collect::<Vec<_>>().join(", "))
+            });
+            let array = proptest::collection::vec(inner, 0..3);
+            prop_oneof![4 => object, 1 => array.prop_map(|values| format!("[{}]", values.join(",")))]
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn of_whatever_json_it_says_what_a_parser_does(json in json(), size in 1..10_usize) {
+            let (skimmed, parsed) = (skimmed(json.as_bytes(), size), parsed(json.as_bytes()));
+            // A method that is null is in doubt.
+            let is_doubted = skimmed.is_none() && json.contains(r#""method" : null"#);
+            prop_assert!(skimmed == parsed || is_doubted, "{:?} {:?}", skimmed, parsed);
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! The cases of the support table, played against a server by clients that hang up.
+//!
+//! A server is served in every [`Tier`] and [`Mode`] that it has, in this process, with a tool that [`work`]s. What becomes
+//! of its calls goes to stdout, a line of JSON for each case. All cases run at the same time, with the grace that is the
+//! default, so a server takes about half a minute.
+
+use std::{convert::Infallible, future::pending, mem, net::SocketAddr, time::Duration};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{CallToken, CancelOnDisconnectLayer, MIN_GRACE};
+use serde_json::{Value, json};
+use test_support::{Connection, End, Mcp, Request, serve, witness::Held};
+use tokio::time::{Instant, sleep, timeout};
+
+pub use test_support::{PATH, Witness};
+
+/// What is around a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Nothing.
+    Bare,
+    /// The layer.
+    Layer,
+    /// The layer, and the session manager of rmcp 3.
+    Manager,
+    /// The same, and the layer probes: for a server that notices no closed connection.
+    Probed,
+}
+
+/// What its clients send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Calls in a session.
+    Session,
+    /// Calls without a session, of a revision that has them.
+    Stateless,
+    /// Calls of revision 2026-07-28, which has no sessions.
+    Modern,
+    /// Requests that are not MCP.
+    Plain,
+}
+
+/// A server to be served.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// What is around it.
+    pub tier: Tier,
+    /// What its clients send.
+    pub mode: Mode,
+    /// For its tool.
+    pub witness: Witness,
+}
+
+/// What became of a call that lost its client.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// The token of its server fired, this long after the hang-up.
+    Cancelled(Duration),
+    /// Only its `CallToken` fired.
+    Told(Duration),
+    /// The future of its handler was dropped.
+    Dropped(Duration),
+    /// Nothing, until nobody looked any more.
+    RunsOn,
+}
+
+/// A client that hangs up on a call.
+#[derive(Clone, Debug)]
+struct Case {
+    tier: Tier,
+    mode: Mode,
+    story: Story,
+    server: SocketAddr,
+    witness: Witness,
+}
+
+/// Whether the client comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Story {
+    /// It leaves for good.
+    Leaves,
+    /// It comes back while the call goes on.
+    ComesBack,
+    /// It comes back after the call has ended.
+    ComesLate,
+}
+
+/// The time between two probes.
+pub const PROBE: Duration = Duration::from_secs(1);
+
+/// How long a probed server takes to notice a hang-up: it sees the second write fail.
+const NOTICED: Duration = Duration::from_secs(2);
+
+/// What still counts as at once, and how far from its end a grace may end.
+const SLACK: Duration = Duration::from_millis(1_500);
+
+/// How long a client waits for what may never come.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long a call is watched after its client has gone.
+const WATCHED: Duration = Duration::from_secs(27);
+
+/// What a tool does: it works until its label is released, its server's own token fires, or its future is dropped. Returns
+/// whether it was released.
+pub async fn work(
+    witness: &Witness,
+    label: &str,
+    cancelled: impl Future<Output = ()>,
+    token: Option<CallToken>,
+) -> bool {
+    let running = witness.begin(label);
+    let told = async {
+        match token {
+            Some(token) => token.cancelled().await,
+            None => pending().await,
+        }
+        witness.begin(&told(label)).cancel();
+        pending::<Infallible>().await
+    };
+    let held = tokio::select! {
+        held = running.held(cancelled) => held,
+        never = told => match never {},
+    };
+    match held {
+        Held::Released => running.complete(),
+        Held::Cancelled => running.cancel(),
+    }
+    held == Held::Released
+}
+
+/// The label in the arguments of a call.
+pub fn label(arguments: &Value) -> &str {
+    arguments["label"].as_str().expect("every call has a label")
+}
+
+/// Plays all cases that a server has, and prints what became of them. `name` is the server's in the table.
+pub async fn judge(
+    name: &str,
+    tiers: &[Tier],
+    modes: &[Mode],
+    serve: impl AsyncFn(Setup) -> SocketAddr,
+) {
+    let mut played = Vec::new();
+    for &tier in [Tier::Bare].iter().chain(tiers) {
+        for &mode in modes {
+            let witness = Witness::new();
+            let setup = Setup {
+                tier,
+                mode,
+                witness: witness.clone(),
+            };
+            let server = serve(setup).await;
+            for &story in Story::of(tier, mode) {
+                let case = Case {
+                    tier,
+                    mode,
+                    story,
+                    server,
+                    witness: witness.clone(),
+                };
+                played.push((case.clone(), tokio::spawn(case.play())));
+            }
+        }
+    }
+    for (case, what) in played {
+        let what = what.await.expect("the case was played");
+        let line = json!({
+            "server": name,
+            "tier": format!("{:?}", case.tier),
+            "mode": format!("{:?}", case.mode),
+            "story": format!("{:?}", case.story),
+            "what": what,
+        });
+        println!("{line}");
+    }
+}
+
+// === impl Setup ===
+
+impl Setup {
+    /// The layer, if this tier has it.
+    pub fn layer(&self) -> Option<CancelOnDisconnectLayer> {
+        match self.tier {
+            Tier::Bare => None,
+            Tier::Layer | Tier::Manager => Some(CancelOnDisconnectLayer::new()),
+            Tier::Probed => Some(CancelOnDisconnectLayer::new().keep_alive(PROBE)),
+        }
+    }
+
+    /// Serves a router of axum until the process ends.
+    pub async fn serve(&self, router: Router) -> SocketAddr {
+        let served = serve(match self.layer() {
+            Some(layer) => router.layer(layer),
+            None => router,
+        })
+        .await;
+        let address = served.addr;
+        mem::forget(served);
+        address
+    }
+}
+
+// === impl Story ===
+
+impl Story {
+    /// What may happen there. Who has no session cannot come back, and what comes back to a bare server is not asked.
+    fn of(tier: Tier, mode: Mode) -> &'static [Self] {
+        match (tier, mode) {
+            (Tier::Layer | Tier::Manager | Tier::Probed, Mode::Session) => {
+                &[Self::Leaves, Self::ComesBack, Self::ComesLate]
+            }
+            _ => &[Self::Leaves],
+        }
+    }
+}
+
+// === impl Case ===
+
+impl Case {
+    async fn play(self) -> String {
+        let label = format!("{:?}", self.story);
+        let mcp = match self.mode {
+            Mode::Session => Mcp::session(self.server, PATH).await,
+            Mode::Stateless | Mode::Plain => Mcp::stateless(self.server, PATH),
+            Mode::Modern => Mcp::sessionless(self.server, PATH),
+        };
+        let mut call = match self.mode {
+            Mode::Plain => mcp.send(&Request::new("GET", PATH)).await,
+            _ => mcp.call(1, "hold", json!({ "label": label })).await,
+        };
+        if timeout(PATIENCE, self.witness.started(&label))
+            .await
+            .is_err()
+        {
+            return "not served".to_owned();
+        }
+        let event = timeout(Duration::from_secs(1), last_event(&mut call));
+        let event = event.await.ok().flatten();
+        let gone = Instant::now();
+        call.fin();
+        match (self.story, event) {
+            (Story::Leaves, _) => self.fate(&label, gone).await.words(self.noticed()),
+            (_, None) => "no event ids".to_owned(),
+            (story, Some(event)) => self.comes_back(&mcp, &label, &event, story).await,
+        }
+    }
+
+    async fn comes_back(&self, mcp: &Mcp, label: &str, event: &str, story: Story) -> String {
+        let away = self.noticed() + Duration::from_millis(500);
+        sleep(away).await;
+        if story == Story::ComesLate {
+            self.witness.release(label);
+            self.witness.ended(label).await;
+            sleep(away).await;
+        }
+        let mut resumed = mcp.resume(event).await;
+        let Ok(head) = timeout(PATIENCE, resumed.head()).await else {
+            return "gets nothing".to_owned();
+        };
+        if head.status != 200 {
+            return "is refused".to_owned();
+        }
+        self.witness.release(label);
+        let answer = timeout(PATIENCE, resumed.answer()).await.ok().flatten();
+        match answer {
+            Some(answer) if answer.get("result").is_some() => "gets its answer".to_owned(),
+            Some(_) => "gets an error".to_owned(),
+            None => "gets nothing".to_owned(),
+        }
+    }
+
+    /// What becomes of a call whose client has gone.
+    async fn fate(&self, label: &str, gone: Instant) -> Fate {
+        loop {
+            let left = WATCHED.saturating_sub(gone.elapsed()).min(PATIENCE);
+            match timeout(left, self.witness.ended(label)).await {
+                Ok(End::Cancelled { at }) => return Fate::Cancelled(at - gone),
+                Ok(End::Dropped { at }) => return Fate::Dropped(at - gone),
+                Ok(End::Completed { .. }) => unreachable!("nobody released it"),
+                Err(_) if left.is_zero() => break,
+                Err(_) => {}
+            }
+        }
+        let told = self.witness.find(&told(label)).and_then(|it| it.end);
+        told.map_or(Fate::RunsOn, |it| Fate::Told(it.at() - gone))
+    }
+
+    /// How long the server takes to notice a hang-up.
+    fn noticed(&self) -> Duration {
+        match self.tier {
+            Tier::Probed => NOTICED,
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+// === impl Fate ===
+
+impl Fate {
+    fn words(self, noticed: Duration) -> String {
+        let when = |after: Duration| {
+            let after = after.saturating_sub(noticed);
+            if after < SLACK {
+                "at once".to_owned()
+            } else if after + SLACK > MIN_GRACE && after < MIN_GRACE + SLACK {
+                "after its grace".to_owned()
+            } else {
+                format!("after {after:.1?}")
+            }
+        };
+        match self {
+            Self::Cancelled(after) => format!("cancelled {}", when(after)),
+            Self::Told(after) => format!("only its `CallToken` fires, {}", when(after)),
+            Self::Dropped(after) => format!("dropped {}", when(after)),
+            Self::RunsOn => "runs on".to_owned(),
+        }
+    }
+}
+
+/// The id of the last event that has come, if the answer is a stream that has ids.
+async fn last_event(call: &mut Connection) -> Option<String> {
+    if !call.head().await.is_event_stream() {
+        return None;
+    }
+    loop {
+        if let Some(id) = call.event().await?.id {
+            return Some(id);
+        }
+    }
+}
+
+/// The label of a call's `CallToken`.
+fn told(label: &str) -> String {
+    format!("{label}, its CallToken")
+}
