@@ -4,7 +4,9 @@
 //!    written, until a heartbeat is not answered, or finds another start of the engine or no lease.
 //! 2. After each of these everything is written again before it is sound again. What was written meanwhile counts, unless
 //!    there is a new reason: an engine that answers every second time comes to an end with it.
-//! 3. Where no heart beats any more it is not sound: an answer counts for as long as the lease that it renewed.
+//! 3. One beat after a lease was made anew everything is written once more, although it is sound: who saw that there was none
+//!    may have claimed a session a moment after. This instance learns of it from what it writes.
+//! 4. Where no heart beats any more it is not sound: an answer counts for as long as the lease that it renewed.
 
 use tokio::time::Instant;
 
@@ -18,6 +20,8 @@ pub(super) struct Soundness {
     run: Option<EngineRun>,
     /// When the last heartbeat began that was answered.
     beat: Option<Instant>,
+    /// The heartbeat before found no lease.
+    had_no_lease: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +56,7 @@ impl Soundness {
             },
             run: None,
             beat: None,
+            had_no_lease: false,
         }
     }
 
@@ -70,9 +75,10 @@ impl Soundness {
         }
         self.run = Some(beat.run);
         self.beat = Some(begun);
+        let had_no_lease = std::mem::replace(&mut self.had_no_lease, !beat.was_alive);
         Todo {
             lease: !beat.was_alive,
-            write_all,
+            write_all: write_all || had_no_lease,
         }
     }
 

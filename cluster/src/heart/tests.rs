@@ -304,6 +304,28 @@ async fn what_was_not_known_before_a_restart_is_no_proof_after_it() {
     assert!(!one.heart.proves(&absence));
 }
 
+/// Somebody saw that there was no lease, the owner came back, and only then the claim came.
+#[tokio::test(start_paused = true)]
+async fn a_session_that_was_claimed_just_after_its_owner_came_back_is_told_as_lost() {
+    let memory = MemoryDirectory::default();
+    let mut one = Instance::with(1, &memory, &["claimed", "kept"]).await;
+    let other = instance(2);
+    one.link.set(Fault::Fails);
+    while is_alive(&memory, one.me).await {
+        sleep(STEP).await;
+    }
+    one.link.set(Fault::None);
+    one.until_sound().await;
+    let claim = memory.claim(session("claimed").0, one.me, other).await;
+    assert_eq!(claim.unwrap(), Claim::Won);
+
+    let lost = timeout(2 * BEAT, one.lost.recv()).await.unwrap().unwrap();
+    assert_eq!((lost.session, lost.owner), (session("claimed").0, other));
+    assert!(!one.sessions.is_here(session("claimed").0));
+    assert!(one.sessions.is_here(session("kept").0));
+    assert!(one.is_sound(), "all the while");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_session_that_was_claimed_meanwhile_is_told_as_lost() {
     let memory = MemoryDirectory::default();

@@ -64,6 +64,7 @@ proptest! {
         let mut last: Option<(Instant, u8)> = None;
         // Whether it was sound since all was last asked to be written.
         let mut was_sound = true;
+        let mut had_no_lease = false;
         for step in steps {
             match step {
                 Step::Wait(millis) => now += Duration::from_millis(millis),
@@ -82,7 +83,8 @@ proptest! {
                     let failed = history.0.iter().rfind(|(_, what)| *what != What::WroteAll);
                     let is_back = failed.is_none_or(|(_, what)| *what == What::Failed);
                     prop_assert_eq!(todo.lease, !was_alive);
-                    prop_assert_eq!(todo.write_all, !is_as_left || is_back && was_sound);
+                    prop_assert_eq!(todo.write_all, !is_as_left || is_back && was_sound || had_no_lease);
+                    had_no_lease = !was_alive;
                     was_sound &= !todo.write_all;
                     history.0.push((now, if is_as_left { What::Intact } else { What::Broken }));
                     last = Some((now, run));

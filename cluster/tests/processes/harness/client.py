@@ -1,0 +1,282 @@
+"""Clients: their sessions, and calls that are cut off and come back."""
+
+import asyncio
+import json
+
+from .wire import Broken, Response
+
+CAPABILITIES = {"sampling": {}, "elicitation": {}}
+# More than enough for what needs no waiting.
+PATIENCE = 30.0
+# What may pass by itself: the client comes again after a while.
+BUSY = (502, 503, 504)
+AGAIN_AFTER = 0.2
+
+
+class Session:
+    def __init__(self, facts, session_id):
+        self.facts = facts
+        self.id = session_id
+        self._next = 0
+
+    @classmethod
+    async def open(cls, facts, door):
+        params = {"protocolVersion": "2025-11-25", "capabilities": CAPABILITIES,
+                  "clientInfo": {"name": "client", "version": "0"}}
+        self = cls(facts, None)
+        for _ in range(int(PATIENCE / AGAIN_AFTER)):
+            try:
+                response = await self.post(door, {"method": "initialize", "id": "hello", "params": params})
+            except Broken:
+                response = None
+            if response and response.status == 200:
+                self.id = response.headers["mcp-session-id"]
+                await response.text()
+                await self.tell(door, "notifications/initialized")
+                facts.note("session", session=self.id, door=door.name)
+                return self
+            await asyncio.sleep(AGAIN_AFTER)
+        raise TimeoutError(f"no session through {door.name}")
+
+    async def post(self, door, message, more=()):
+        """Sends a message, and returns with the head."""
+        body = json.dumps({"jsonrpc": "2.0", **message}).encode()
+        response = await Response.open(door, "POST", self.headers(more), body)
+        return await response.head()
+
+    async def tell(self, door, method, params=None, limit=PATIENCE):
+        """Sends a notification. Returns the status, 0 for none."""
+        message = {"method": method, **({"params": params} if params else {})}
+        return await self._status(self.post(door, message), limit)
+
+    async def reply(self, door, question, result):
+        """Answers what the server asked. Returns the status."""
+        return await self._status(self.post(door, {"id": question["id"], "result": result}), PATIENCE)
+
+    async def delete(self, door):
+        async def send():
+            return await (await Response.open(door, "DELETE", self.headers())).head()
+        return await self._status(send(), PATIENCE)
+
+    async def poke(self, door, limit=PATIENCE):
+        """Looks whether the session is known there."""
+        status = await self.tell(door, "notifications/roots/list_changed", limit=limit)
+        self.facts.note("poked", session=self.id, door=door.name, status=status)
+        return status
+
+    async def whose(self, door, group):
+        """Asks which instance serves the session there."""
+        name, status = None, 0
+        self._next += 1
+        params = {"name": "whoami", "arguments": {}}
+        try:
+            sent = self.post(door, {"method": "tools/call", "id": self._next, "params": params})
+            response = await asyncio.wait_for(sent, PATIENCE)
+            status = response.status
+            async for _, data in response.events():
+                message = json.loads(data or "{}")
+                if "result" in message:
+                    name = message["result"]["content"][0]["text"]
+        except Broken:
+            pass
+        self.facts.note("whose", session=self.id, door=door.name, group=group, status=status, name=name)
+        return name
+
+    def headers(self, more=()):
+        headers = {"accept": "application/json, text/event-stream", "content-type": "application/json", **dict(more)}
+        return headers if self.id is None else {**headers, "mcp-session-id": self.id}
+
+    def number(self):
+        """The id of the next request. Every third is a string."""
+        self._next += 1
+        return f"n {self._next}" if self._next % 3 == 0 else self._next
+
+    async def _status(self, sent, limit):
+        try:
+            response = await asyncio.wait_for(sent, limit)
+        except Broken:
+            return 0
+        response.cut()
+        return response.status
+
+
+class Call:
+    """A call of a session. What its client does and hears are facts."""
+
+    count = 0
+
+    def __init__(self, session, scenario, story, tool="work", size=60, events=3, **arguments):
+        Call.count += 1
+        self.session = session
+        self.tag = f"{scenario}/{story}/{Call.count}"
+        self.id = session.number()
+        self._size, self._events = size, events
+        self._params = {
+            "name": tool, "_meta": {"progressToken": f"progress of {self.tag}"},
+            "arguments": {"tag": self.tag, "bytes": size, "events": events, **arguments},
+        }
+        self._plan = {"scenario": scenario, "story": story}
+        self._last = None
+        self._progress = []
+        self._stream = None
+        self._pump = None
+        self._streaming = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._over = asyncio.Event()
+        self.question = asyncio.get_running_loop().create_future()
+
+    async def ask(self, door, until_started=True):
+        """Calls the tool. Returns when the client has all its events but the answer, if that is to be waited for."""
+        self._note("asked", session=self.session.id, id=str(self.id)[:80], door=door.name, events=self._events, **self._plan)
+        message = {"method": "tools/call", "id": self.id, "params": self._params}
+        for _ in range(int(PATIENCE / AGAIN_AFTER)):
+            try:
+                response = await self.session.post(door, message)
+            except Broken as error:
+                # It may have begun. Nobody knows, so it is not sent again.
+                self._note("refused", status=0, what=repr(error), door=door.name)
+                return self
+            if response.status == 200:
+                self._attach(response)
+                break
+            self._note("refused", status=response.status, door=door.name)
+            response.cut()
+            if response.status != 503:
+                return self
+            await asyncio.sleep(AGAIN_AFTER)
+        if until_started:
+            await asyncio.wait_for(self._quiet.wait(), PATIENCE)
+        return self
+
+    def cut(self, reset=False):
+        """Its client is cut off."""
+        self._detach()
+        self._note("cut", reset=reset, last=self._last)
+        self._stream.cut(reset)
+
+    async def back(self, door, limit=PATIENCE):
+        """Its client comes back, and again if that may help."""
+        self._detach()
+        self._note("back", door=door.name)
+        deadline = asyncio.get_running_loop().time() + limit
+        while asyncio.get_running_loop().time() < deadline:
+            status, what = 0, None
+            try:
+                headers = self.session.headers({"last-event-id": self._last} if self._last else {})
+                response = await (await Response.open(door, "GET", headers)).head()
+                status = response.status
+            except Broken as error:
+                what = repr(error)
+            if status == 200:
+                self._note("returned", door=door.name)
+                self._attach(response)
+                return True
+            self._note("refused", status=status, what=what, door=door.name)
+            if status and status not in BUSY:
+                return False
+            await asyncio.sleep(AGAIN_AFTER)
+        return False
+
+    async def end(self, door, limit=PATIENCE):
+        """Waits for the answer or an error. Whenever the stream ends before, the client comes back."""
+        deadline = asyncio.get_running_loop().time() + limit
+        while not self._over.is_set():
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0 or not (await self._reads(left) or await self._comes_back(door, left)):
+                self._note("gave up")
+                break
+        self.close()
+        return self
+
+    async def _reads(self, limit):
+        """Whether its stream brought the answer, or may still."""
+        if self._pump is None or self._pump.done():
+            return False
+        over = asyncio.ensure_future(self._over.wait())
+        await asyncio.wait([over, self._pump], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        return self._over.is_set() or not self._pump.done()
+
+    async def _comes_back(self, door, limit):
+        # Who has seen no event has nothing to come back with.
+        if self._last is None:
+            return False
+        await asyncio.sleep(0.05)
+        return await self.back(door, limit)
+
+    async def until_over(self, limit=PATIENCE):
+        """Waits for the answer or an error on the stream that it has."""
+        await asyncio.wait([asyncio.ensure_future(self._over.wait())], timeout=limit)
+        return self._over.is_set()
+
+    async def until_cut_off(self, limit=PATIENCE):
+        """Returns when its stream has ended without its doing."""
+        await asyncio.wait([self._pump], timeout=limit)
+
+    async def read_some(self, size):
+        """Reads so many bytes of what comes next, to be cut off in the middle of it."""
+        self._detach()
+        try:
+            await self._stream.some(size)
+        except Broken as error:
+            self._note("cut off", how=repr(error))
+
+    def close(self):
+        self._detach()
+        if self._stream:
+            self._stream.cut()
+
+    @property
+    def last(self):
+        return self._last
+
+    def _attach(self, response):
+        self._stream = response
+        self._pump = asyncio.create_task(self._read(response))
+
+    def _detach(self):
+        if self._pump:
+            self._pump.cancel()
+            self._pump = None
+
+    async def _read(self, response):
+        how = "end"
+        try:
+            async for event_id, data in response.events():
+                self._last = event_id or self._last
+                if data:
+                    self._hear(json.loads(data))
+        except Broken as error:
+            how = repr(error)
+        if not self._over.is_set():
+            self._note("cut off", how=how)
+
+    def _hear(self, message):
+        params = message.get("params", {})
+        if message.get("method") == "notifications/progress":
+            self._progress.append(params["progress"])
+            if params.get("message") != self.tag:
+                self._note("crossed", of=params.get("message"))
+            if len(self._progress) >= self._events:
+                self._quiet.set()
+        elif "method" in message:
+            asked = params.get("message") or params["messages"][0]["content"]["text"]
+            if asked != self.tag:
+                self._note("crossed", of=asked)
+            if not self.question.done():
+                self.question.set_result(message)
+        elif message.get("id") != self.id:
+            self._note("crossed", of=message.get("id"))
+        elif "error" in message:
+            self._note("failed", code=message["error"]["code"], text=message["error"]["message"])
+            self._over.set()
+        else:
+            text = message["result"]["content"][0]["text"]
+            right = text in (self.tag.ljust(self._size, "."), f"word of {self.tag}")
+            self._note("answered", right=right, progress=self._progress, text=text[:80])
+            self._over.set()
+        if self._over.is_set():
+            self._quiet.set()
+
+    def _note(self, event, **more):
+        self.session.facts.note(event, tag=self.tag, **more)

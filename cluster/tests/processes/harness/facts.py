@@ -1,0 +1,55 @@
+"""What happened, as lines of JSON in files: all that the referee reads."""
+
+import asyncio
+import json
+import time
+
+
+class Facts:
+    """A folder of them: a file for each instance, and one for what clients see and what is done to processes."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+        self._files = {}
+        self._told = {}
+        self._waiting = {}
+
+    def note(self, event, **more):
+        self._write("clients", {"event": event, "at": time.time(), **more})
+
+    def take(self, instance, line):
+        """A line that an instance wrote."""
+        fact = {**json.loads(line), "instance": instance}
+        self._write(instance, fact)
+        key = fact["event"], fact.get("tag")
+        self._told.setdefault(key, fact)
+        for waiting in self._waiting.pop(key, ()):
+            if not waiting.done():
+                waiting.set_result(fact)
+
+    async def until(self, event, tag, limit):
+        """The first such fact of an instance, `None` if it does not come in time."""
+        key = event, tag
+        if key in self._told:
+            return self._told[key]
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append(waiting)
+        done, _ = await asyncio.wait([waiting], timeout=limit)
+        return waiting.result() if done else None
+
+    def _write(self, name, fact):
+        if name not in self._files:
+            self._files[name] = open(self._folder / f"{name}.jsonl", "a")
+        self._files[name].write(json.dumps(fact) + "\n")
+        self._files[name].flush()
+
+
+def read(folder):
+    """All facts, in the order of their times."""
+    facts = []
+    for path in folder.glob("*.jsonl"):
+        with open(path) as file:
+            # A process that was killed may have left half a line.
+            facts += [json.loads(line) for line in file if line.endswith("\n")]
+    return sorted(facts, key=lambda fact: fact["at"])

@@ -1,0 +1,192 @@
+"""The processes of a run, ended by their own ids."""
+
+import asyncio
+import json
+import signal
+import socket
+
+from .wire import Door
+
+PATIENCE = 20.0
+
+
+class Process:
+    """One that is started, killed and started again."""
+
+    def __init__(self, name, facts, work, inside=()):
+        self.name = name
+        self.facts = facts
+        self.work = work
+        # What starts it elsewhere, such as in a network of its own.
+        self._inside = list(inside)
+        self._process = None
+        self._lines = None
+
+    async def launch(self, *command, lines=None):
+        with open(self.work / f"{self.name}.log", "ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._inside, *map(str, command), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE if lines else log,
+                stderr=log, start_new_session=True,
+            )
+        if lines:
+            self._lines = asyncio.create_task(self._read(self._process.stdout, lines))
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    @property
+    def runs(self):
+        return self._process is not None and self._process.returncode is None
+
+    async def kill(self):
+        if self.runs:
+            self.facts.note("killed", process=self.name)
+            self._process.kill()
+        await self.ended()
+
+    def signal(self, number):
+        self.facts.note("signalled", process=self.name, signal=signal.Signals(number).name)
+        self._process.send_signal(number)
+
+    async def ended(self, limit=PATIENCE):
+        """Waits for its end. One that does not come to it is killed."""
+        if self._process is None:
+            return
+        try:
+            await asyncio.wait_for(self._process.wait(), limit)
+        except asyncio.TimeoutError:
+            self.facts.note("broken", what=f"{self.name} did not end")
+            self._process.kill()
+            await self._process.wait()
+        if self._lines:
+            # What it wrote before its end.
+            await self._lines
+            self._lines = None
+
+    def write(self, line):
+        if self.runs:
+            self._process.stdin.write(line.encode() + b"\n")
+
+    async def _read(self, stdout, take):
+        while line := await stdout.readline():
+            if line.endswith(b"\n"):
+                take(self.name, line)
+
+
+class Node(Process):
+    """An instance of the server."""
+
+    def __init__(self, name, host, program, options, facts, work, inside=()):
+        super().__init__(name, facts, work, inside)
+        self.door = Door(name, host, free_port())
+        self.peers = f"{host}:{free_port()}"
+        self._command = [program, "--name", name, "--public", f"{host}:{self.door.port}", "--peers", self.peers, *options]
+        self._ready = None
+
+    async def start(self):
+        self._ready = asyncio.Event()
+        await self.launch(*self._command, lines=self._take)
+
+    async def ready(self):
+        await asyncio.wait_for(self._ready.wait(), PATIENCE)
+
+    async def restart(self):
+        await self.start()
+        await self.ready()
+
+    def release(self, tag):
+        self.write(tag)
+
+    def _take(self, name, line):
+        self.facts.take(name, line)
+        if json.loads(line)["event"] == "ready":
+            self._ready.set()
+
+
+class Redis(Process):
+    """A real one, which keeps nothing when it ends."""
+
+    def __init__(self, host, facts, work, inside=()):
+        super().__init__("redis", facts, work, inside)
+        self.host, self.port = host, free_port()
+
+    @property
+    def url(self):
+        return f"redis://{self.host}:{self.port}"
+
+    async def start(self):
+        await self.launch("redis-server", "--port", self.port, "--bind", self.host, "--save", "", "--appendonly", "no",
+                          "--dir", self.work, "--protected-mode", "no")
+
+    async def ready(self):
+        for _ in range(int(PATIENCE / 0.02)):
+            if await self.ask("PING", 0.5) == "+PONG":
+                return
+            await asyncio.sleep(0.02)
+        raise TimeoutError("no Redis")
+
+    async def ask(self, line, limit=5.0):
+        """What it answers to a command of one line, `None` if it does not."""
+        async def asked():
+            reader, writer = await asyncio.open_connection(self.host, self.port)
+            try:
+                writer.write(line.encode() + b"\r\n")
+                return (await reader.readline()).decode().strip()
+            finally:
+                writer.close()
+        try:
+            return await asyncio.wait_for(asked(), limit)
+        except (OSError, asyncio.TimeoutError):
+            return None
+
+
+class Balancer(Process):
+    """HAProxy, which sends each request to the next instance and sticks to none."""
+
+    CONFIGURATION = """
+global
+    maxconn 8000
+defaults
+    mode http
+    timeout connect 1s
+    timeout client 10m
+    timeout server 10m
+    timeout check 1s
+    option abortonclose
+    option http-server-close
+    # Else the beginning of an answer waits 200 ms for more of it.
+    option http-no-delay
+    option redispatch 1
+    retries 3
+frontend front
+    bind {door.host}:{door.port}
+    default_backend instances
+backend instances
+    balance roundrobin
+    default-server check inter 200ms fall 1 rise 1
+{servers}
+"""
+
+    def __init__(self, host, facts, work):
+        super().__init__("haproxy", facts, work)
+        self.door = Door("front", host, free_port())
+
+    async def start(self, nodes):
+        servers = "\n".join(f"    server {node.name} {node.door.host}:{node.door.port}" for node in nodes)
+        path = self.work / "haproxy.cfg"
+        path.write_text(self.CONFIGURATION.format(door=self.door, servers=servers))
+        await self.launch("haproxy", "-db", "-f", path)
+        for _ in range(int(PATIENCE / 0.05)):
+            try:
+                (await asyncio.open_connection(self.door.host, self.door.port))[1].close()
+                return
+            except OSError:
+                await asyncio.sleep(0.05)
+        raise TimeoutError("no HAProxy")
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

@@ -1,0 +1,269 @@
+"""Judges from the files of facts alone."""
+
+from collections import Counter, defaultdict
+
+from .facts import read
+
+# How early a cancel may be by the clocks of several processes.
+EARLY = 0.05
+# The error to a call whose server is gone.
+GONE = -32603
+# How long an attached client waits for an answer that was made.
+AT_ONCE = 1.0
+LEASE = 6.0
+BEAT = 2.0
+
+
+class Limits:
+    """How late something may be."""
+
+    def __init__(self, grace, strict):
+        self.grace = grace
+        self.orphan = 2.0
+        self.orphan_after_outage = 3.0
+        self.error = 2.0
+        self.effect = 0.1 if strict else 1.0
+
+
+class Outages:
+    """When the directory was away."""
+
+    def __init__(self, facts):
+        self._all = []
+        for fact in facts:
+            if fact.get("what") == "redis" and fact["event"] == "away":
+                self._all.append([fact["at"], float("inf")])
+            elif fact.get("what") == "redis" and fact["event"] == "returned" and self._all:
+                self._all[-1][1] = fact["at"]
+
+    def at(self, since, until):
+        """Those that fall into a time."""
+        return [(away, back) for away, back in self._all if away <= until and back >= since]
+
+
+class Call:
+    """What became of one call."""
+
+    def __init__(self, facts):
+        self.facts = facts
+        asked = self.one("asked")
+        self.scenario, self.story, self.events = asked["scenario"], asked["story"], asked["events"]
+        self.tag, self.session, self.id = asked["tag"], asked["session"], asked["id"]
+
+    def all(self, event):
+        return [fact for fact in self.facts if fact["event"] == event]
+
+    def one(self, event):
+        return next(iter(self.all(event)), None)
+
+    def at(self, event):
+        found = self.one(event)
+        return found and found["at"]
+
+    @property
+    def ended(self):
+        return self.one("ended")
+
+    @property
+    def cancelled_at(self):
+        return self.ended["at"] if self.ended and self.ended["how"] != "completed" else None
+
+    @property
+    def left_at(self):
+        cuts = self.all("cut")
+        return cuts[-1]["at"] if cuts else None
+
+
+class Judge:
+    def __init__(self, facts, limits):
+        self.limits = limits
+        self.faults = []
+        self.worst = defaultdict(list)
+        self._outages = Outages(facts)
+        self.reasons = {(fact["session"], fact["id"].strip('"')): fact["outcome"] for fact in facts if fact["event"] == "outcome"}
+
+    def judge(self, call):
+        if len(call.all("started")) > 1:
+            self._fault("ran twice", call)
+        for _ in call.all("crossed"):
+            self._fault("crossed", call)
+        if any(fact["status"] in (404, 400, 403, 421) for fact in call.all("refused")):
+            self._fault("living session not found", call)
+        getattr(self, f"_{call.story.replace('-', '_')}")(call)
+
+    def _back(self, call):
+        """Its client was always there again in time."""
+        if call.cancelled_at:
+            self._fault("false cancel", call)
+        self._answered(call)
+
+    def _stay(self, call):
+        """Its client was there all the time."""
+        self._back(call)
+        if call.one("cut off"):
+            self._fault("attached call cut off", call)
+        if call.ended and call.one("answered"):
+            late = call.at("answered") - call.ended["at"]
+            self._late("answer", late, AT_ONCE, call)
+
+    def _gone(self, call):
+        """Its client left for good."""
+        if not call.one("started") or call.left_at is None:
+            return self._fault("never began", call)
+        due = call.left_at + self.limits.grace
+        limit, what = due + self.limits.orphan, "orphan"
+        for _, back in self._outages.at(call.left_at, due + EARLY):
+            limit, what = max(limit, back + self.limits.grace + self.limits.orphan_after_outage), "orphan after an outage"
+            due = max(due, back)
+        if call.cancelled_at is None:
+            return self._fault("missed cancel", call)
+        if call.cancelled_at < due - EARLY:
+            self._fault("false cancel", call)
+        self._late(what, call.cancelled_at - due, limit - due, call, "missed cancel")
+        reason = self.reasons.get((call.session, str(call.id)), "")
+        if "Orphaned" not in reason:
+            self._fault(f"cancelled as {reason or 'nothing'}", call)
+
+    def _lost(self, call):
+        """Its owner was killed."""
+        failed = call.one("failed")
+        if call.one("answered") or not failed or failed["code"] != GONE:
+            return self._fault("no error of a lost call", call)
+        self._late("error", failed["at"] - call.at("back"), self.limits.error, call)
+
+    def _given_up(self, call):
+        """Its owner was stopped for so long that another has the session."""
+        if call.one("answered") or not call.one("failed"):
+            return self._fault("no error of a lost call", call)
+
+    def _either(self, call):
+        """Its owner was stopped for so long that another may have the session."""
+        return self._answered(call) if call.one("answered") else self._given_up(call)
+
+    def _told(self, call):
+        """Its client cancelled it, or deleted its session, at another instance."""
+        if not call.cancelled_at or not call.one("told"):
+            return self._fault("missed cancel", call)
+        self._late(call.one("told")["what"], call.cancelled_at - call.at("told"), self.limits.effect, call)
+
+    def _question(self, call):
+        """Its client answered the question of the tool at another instance."""
+        heard, told = call.one("heard"), call.one("told")
+        if not heard or not told or heard["word"] != f"word of {call.tag}":
+            return self._fault("unheard answer", call)
+        self._late(told["what"], heard["at"] - told["at"], self.limits.effect, call)
+        self._answered(call)
+
+    def _answered(self, call):
+        answered = call.one("answered")
+        if not answered:
+            return self._fault("lost answer", call)
+        if not answered["right"]:
+            self._fault("wrong answer", call)
+        # rmcp says the event that a client names once more. None may be missing, or out of turn.
+        progress = answered["progress"]
+        if progress != sorted(progress) or set(progress) != set(range(1, call.events + 1)):
+            self._fault(f"events {progress}", call)
+
+    def _late(self, what, seconds, limit, call, fault="late"):
+        self.worst[call.scenario, what].append(seconds)
+        if seconds > limit:
+            self._fault(f"{fault}: {what} after {seconds:.3f} s", call)
+
+    def _fault(self, what, call):
+        start = call.facts[0]["at"]
+        story = ", ".join(f"{_name(fact)} {fact['at'] - start:.2f}" for fact in call.facts)
+        self.faults.append((what.split(":")[0], f"{what}: {call.tag}: {story}"))
+
+
+def _name(fact):
+    more = [str(fact[key]) for key in ("instance", "door", "status", "how", "code") if fact.get(key) is not None]
+    return " ".join([fact["event"], *more])
+
+
+def judge(folder, grace, strict):
+    """Prints what was counted and what is wrong. Returns the kinds of what is wrong."""
+    facts = read(folder)
+    by_tag = defaultdict(list)
+    for fact in facts:
+        if fact.get("tag"):
+            by_tag[fact["tag"]].append(fact)
+    calls = [Call(of) for of in by_tag.values() if any(fact["event"] == "asked" for fact in of)]
+    judge = Judge(facts, Limits(grace, strict))
+    for call in calls:
+        judge.judge(call)
+    faults = [*judge.faults, *_of_sessions(facts), *_of_leases(facts), *_of_checks(facts)]
+    faults += [("broken", f"broken: {fact}") for fact in facts if fact["event"] == "broken"]
+    plans = {}
+    for fact in facts:
+        if fact["event"] == "plan":
+            plans[fact["scenario"]] = fact
+    _print(plans, calls, judge.worst, facts)
+    for scenario, plan in plans.items():
+        found = sum(call.scenario == scenario for call in calls)
+        if found != plan["calls"]:
+            faults.append(("not played", f"not played: {scenario}: {found} of {plan['calls']} calls"))
+    if not plans:
+        faults.append(("not played", "nothing was judged"))
+    for _, fault in faults[:60]:
+        print(f"WRONG {fault}")
+    return Counter(kind for kind, _ in faults)
+
+
+def _of_sessions(facts):
+    """A living session is known everywhere, and one instance at a time has it."""
+    groups = defaultdict(set)
+    for fact in facts:
+        if fact["event"] == "poked" and fact["status"] in (400, 403, 404, 421):
+            yield "living session not found", f"living session not found: {fact}"
+        if fact["event"] == "whose":
+            groups[fact["group"]].add(fact["name"])
+            if fact["status"] == 404:
+                yield "living session not found", f"living session not found: {fact}"
+    for group, names in groups.items():
+        if len(names) != 1 or None in names:
+            yield "several owners", f"several owners, or none: {group}: {sorted(map(str, names))}"
+
+
+def _of_leases(facts):
+    """Nobody takes a session from an instance that was stopped before its lease is over."""
+    stops = [fact for fact in facts if fact["event"] == "stopped"]
+    for fact in facts:
+        if fact["event"] != "opened" or not fact["restored"]:
+            continue
+        for stop in stops:
+            early = stop["at"] + LEASE - BEAT - fact["at"]
+            if fact["session"] in stop["sessions"] and stop["at"] < fact["at"] and early > EARLY:
+                yield "claimed early", f"claimed early: by {early:.3f} s: {fact}"
+
+
+def _of_checks(facts):
+    """What was tried, and what must have come of it."""
+    for fact in facts:
+        if fact["event"] == "check" and not fact["right"]:
+            yield "check", f"check: {fact}"
+
+
+def _print(plans, calls, worst, facts):
+    for scenario in plans:
+        stories = Counter(call.story for call in calls if call.scenario == scenario)
+        checks = sum(fact["event"] == "check" and fact.get("scenario") == scenario for fact in facts)
+        told = ", ".join(f"{number} {story}" for story, number in sorted(stories.items()))
+        print(f"{scenario}: {told}" + (f", {checks} checks" if checks else ""))
+        for (of, what), seconds in sorted(worst.items()):
+            if of == scenario:
+                seconds.sort()
+                print(f"    {what}: {len(seconds)} times, median {1000 * seconds[len(seconds) // 2]:.0f} ms, worst {1000 * seconds[-1]:.0f} ms")
+        refused = Counter(
+            fact["status"] for call in calls if call.scenario == scenario for fact in call.all("refused")
+        )
+        if refused:
+            print(f"    asked to come again: {', '.join(f'{number} times {status}' for status, number in sorted(refused.items()))}")
+    poked = Counter(fact["status"] for fact in facts if fact["event"] == "poked")
+    if poked:
+        print(f"living sessions looked for: {', '.join(f'{number} times {status}' for status, number in sorted(poked.items()))}")
+    whose = [fact for fact in facts if fact["event"] == "whose"]
+    if whose:
+        print(f"owners asked for: {len(whose)} times, in {len({fact['group'] for fact in whose})} groups")
+
+

@@ -1,0 +1,118 @@
+"""Redis is killed and comes back empty, is stopped, and answers nobody for a while."""
+
+import asyncio
+import signal
+
+from ..world import GRACE
+
+OUTAGES = [("kill", 1), ("kill", 5), ("kill", 60), ("stop", 5), ("pause", 5)]
+SHORT = [("kill", 4), ("stop", 4)]
+# For each instance, as the owner.
+GROUPS = 2
+CALLS = 7
+# What an orphan may take from when the directory is back, beside its grace, and a little more to see it.
+LATE = 5.0
+
+
+async def play(world, short):
+    outages = SHORT if short else OUTAGES
+    groups = len(world.nodes) * (1 if short else GROUPS)
+    world.facts.note("plan", scenario="directory", calls=len(outages) * groups * CALLS)
+    for how, seconds in outages:
+        await _outage(world, how, seconds, groups)
+
+
+async def _outage(world, how, seconds, groups):
+    away, back, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    groups = [Group(world, number) for number in range(groups)]
+    await asyncio.gather(*(group.begin() for group in groups))
+    playing = asyncio.gather(*(group.play(away, back, over) for group in groups))
+    # Shorter than a grace.
+    await asyncio.sleep(GRACE / 4)
+    await _take_away(world, how, seconds)
+    world.facts.note("away", what="redis", how=how)
+    away.set()
+    await asyncio.sleep(seconds)
+    await _bring_back(world, how)
+    world.facts.note("returned", what="redis")
+    back.set()
+    await asyncio.sleep(GRACE + LATE)
+    over.set()
+    await playing
+    await world.settle()
+
+
+async def _take_away(world, how, seconds):
+    if how == "pause":
+        await world.redis.ask(f"CLIENT PAUSE {seconds * 1000} ALL")
+    elif how == "stop":
+        world.redis.signal(signal.SIGSTOP)
+    else:
+        await world.redis.kill()
+
+
+async def _bring_back(world, how):
+    if how == "stop":
+        world.redis.signal(signal.SIGCONT)
+    elif how == "kill":
+        await world.redis.start()
+    await world.redis.ready()
+
+
+class Group:
+    """Clients of an instance, of another that relays to it, and of a third that knows nothing of the session."""
+
+    def __init__(self, world, number):
+        self._world = world
+        self._reset = number % 2 == 0
+        self._owner, self._other, self._third = (node.door for node in world.turn(number))
+
+    async def begin(self):
+        """Everything is as it should be."""
+        self._by_owner = await self._call("stay", self._owner)
+        self._by_relay = await self._call("stay", self._other)
+        self._back = await self._call("back", self._owner)
+        self._leaving = [await self._call("gone", door) for door in (self._owner, self._other)]
+        self._left = await self._call("gone", self._other)
+
+    async def play(self, away, back, over):
+        poking = asyncio.create_task(self._poke(over))
+        # The directory is gone before its grace is over.
+        self._left.cut()
+        await away.wait()
+        await asyncio.sleep(0.3)
+        await self._world.release(self._by_owner)
+        for call in [self._back, *self._leaving]:
+            call.cut(self._reset)
+        coming = asyncio.create_task(self._back.back(self._third, 90.0))
+        # It begins without the directory.
+        opened = await self._call("back", self._owner)
+        await self._by_owner.until_over()
+        await back.wait()
+        await self._world.release(self._by_relay)
+        await self._by_relay.until_over()
+        await coming
+        await self._end(self._back)
+        opened.cut()
+        await opened.back(self._third)
+        await self._end(opened)
+        await over.wait()
+        await poking
+        for call in (self._by_owner, self._by_relay):
+            call.close()
+            doors = [node.door for node in self._world.nodes]
+            await asyncio.gather(*(call.session.whose(door, f"after {call.tag}") for door in doors))
+
+    async def _call(self, story, through):
+        return await self._world.call("directory", story, self._owner, through=through)
+
+    async def _end(self, call):
+        await self._world.release(call)
+        await call.end(self._third)
+
+    async def _poke(self, over):
+        """Looks for living sessions, all the time."""
+        while not over.is_set():
+            for call in (self._by_owner, self._by_relay, self._back):
+                await call.session.poke(self._world.front, limit=5.0)
+            await asyncio.sleep(0.15)

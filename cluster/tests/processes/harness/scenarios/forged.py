@@ -1,0 +1,120 @@
+"""What a stranger may try: event ids of others, headers of instances, and ids that are far too long."""
+
+import asyncio
+import json
+import uuid
+
+from ..client import Call
+from ..wire import Broken, Response
+from ..world import SECRET, answers
+
+EACH = 20
+SHORT = 2
+LONG = 1 << 20
+# How long a stranger listens on a stream.
+LISTEN = 0.7
+# A call of the victim for each try.
+CALLS = 2
+
+
+async def play(world, short):
+    each = SHORT if short else EACH
+    world.facts.note("plan", scenario="forged", calls=each * CALLS + each)
+    for number in range(each):
+        await _events(world, number)
+        await _headers(world, number)
+        await _long(world, number)
+
+
+def _check(world, what, right, **more):
+    world.facts.note("check", scenario="forged", what=what, right=bool(right), **more)
+
+
+async def _events(world, number):
+    """A client of its own session names events of another one, on every instance."""
+    owner, other, third = world.turn(number)
+    kept = await world.call("forged", "back", owner.door)
+    kept.cut()
+    await world.released(kept)
+    running = await world.call("forged", "back", owner.door)
+    strangers = [await world.session(node.door) for node in (owner, other)]
+    plain, incarnation, request = kept.last.split("~")
+    names = [kept.last, running.last, f"0/0~{incarnation}~{request}", f"0/0~{'0' * 16}~{request}", "0/0", "0/0~~1",
+             f"{plain}~{incarnation}~", f"{plain}~{incarnation}~%22{'x' * 300}%22", "~", f"{plain}~{incarnation}~null"]
+    tries = []
+    for stranger in strangers:
+        for door in (owner.door, other.door, third.door, world.front):
+            tries += [_name(world, stranger, door, name, [kept, running]) for name in names]
+    await asyncio.gather(*tries)
+    await kept.back(other.door)
+    await kept.end(other.door)
+    await world.release(running)
+    await running.end(other.door)
+
+
+async def _name(world, stranger, door, name, victims):
+    headers, heard, status = stranger.headers({"last-event-id": name}), [], 0
+    try:
+        response = await (await Response.open(door, "GET", headers)).head()
+        status = response.status
+        # A stream of its own may stay open, with nothing on it.
+        await asyncio.wait_for(_listen(response, heard), LISTEN)
+    except asyncio.TimeoutError:
+        response.cut()
+    except Broken:
+        pass
+    is_silent = all(victim.tag not in "".join(heard) for victim in victims)
+    _check(world, "forged event", is_silent and status in (200, 400, 404, 409), status=status, name=name, heard=heard[:5])
+
+
+async def _listen(response, heard):
+    async for _, data in response.events():
+        heard.append(data)
+
+
+async def _headers(world, number):
+    """A client says what only instances say."""
+    owner, other, third = world.turn(number)
+    session = await world.session(owner.door)
+    note = json.dumps({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}).encode()
+    for name in ("mcp-cluster", "MCP-Cluster-Client", "mcp-cluster-client"):
+        for said in (SECRET, "relay", "moved", "10.0.0.1:1"):
+            for door in (owner.door, other.door, world.front):
+                status, headers, _ = await answers(door, "POST", session.headers({name: said}), note)
+                right = status == 202 and not any(name.startswith("mcp-cluster") for name in headers)
+                _check(world, "forged header", right, status=status, door=door.name)
+            unknown = {**session.headers({name: said}), "mcp-session-id": str(uuid.uuid4())}
+            status, headers, _ = await answers(third.door, "POST", unknown, note)
+            _check(world, "forged header of no session", status == 404, status=status)
+    # The door of the peers, without the secret and with another.
+    peers = owner.door._replace(port=int(owner.peers.rpartition(":")[2]))
+    for forged in ({}, {"mcp-cluster": "relay"}, {"mcp-cluster": f"{SECRET}x"}, {"mcp-cluster": SECRET[:-1]}):
+        status, _, _ = await answers(peers, "POST", session.headers(forged), note)
+        _check(world, "peers' door", status == 403, status=status)
+    # With it, a session that is not there is nobody's to relay.
+    unknown = {**session.headers({"mcp-cluster": SECRET}), "mcp-session-id": str(uuid.uuid4())}
+    status, _, _ = await answers(peers, "POST", unknown, note)
+    _check(world, "one hop", status == 421, status=status)
+
+
+async def _long(world, number):
+    """Ids of 1 MB."""
+    owner, other, third = world.turn(number)
+    session = await world.session(owner.door)
+    long = "x" * LONG
+    note = json.dumps({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}).encode()
+    for door in (owner.door, other.door, world.front):
+        for field in ("mcp-session-id", "last-event-id"):
+            headers = {**session.headers(), field: long}
+            status, _, _ = await answers(door, "GET" if field == "last-event-id" else "POST", headers, note)
+            # 0: the connection was closed before all of it was taken.
+            _check(world, f"long {field}", status in (0, 400, 404, 414, 431), status=status, door=door.name)
+        cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": long}}
+        status, _, _ = await answers(door, "POST", session.headers(), json.dumps(cancel).encode())
+        _check(world, "long cancel", status == 202, status=status, door=door.name)
+    call = Call(session, "forged", "back")
+    call.id = long
+    await call.ask(other.door)
+    await world.release(call)
+    await call.end(other.door)
+    _check(world, "lives on", await session.poke(third.door) == 202)

@@ -1,0 +1,83 @@
+"""Networks that fall silent: between an instance and Redis, between two instances, and between all of them and Redis."""
+
+import asyncio
+
+from ..world import GRACE
+
+SECONDS = 30
+SHORT = 8
+# What an orphan may take from when the network is back, beside its grace, and a little more to see it.
+LATE = 6.0
+GROUPS = 2
+CALLS = 6
+# Which links, and whether the first instance has no directory then.
+OUTAGES = [([("a", "redis")], True), ([("a", "b")], False), ([("a", "redis"), ("b", "redis"), ("c", "redis")], True)]
+
+
+async def play(world, short):
+    world.facts.note("plan", scenario="networks", calls=len(OUTAGES) * GROUPS * CALLS)
+    for links, is_without in OUTAGES:
+        await _outage(world, links, is_without, SHORT if short else SECONDS)
+
+
+async def _outage(world, links, is_without, seconds):
+    over = asyncio.Event()
+    a, b, c = (node.door for node in world.nodes)
+    groups = [await _begin(world) for _ in range(GROUPS)]
+    sessions = [call.session for calls in groups for call in calls]
+    for name, other in links:
+        world.network.silence(name, other)
+    if is_without:
+        world.facts.note("away", what="redis", how="silent", links=links)
+    poking = asyncio.create_task(_poke(sessions, [a, b, c], over))
+    await asyncio.sleep(0.3)
+    for direct, relayed, back, late, gone, gone_relayed in groups:
+        await world.release(direct)
+        for call in (back, gone):
+            call.cut()
+        gone_relayed.cut()
+    # Through whatever instance can take it, and what was cut may be of one that cannot.
+    coming = [asyncio.create_task(_come_back(world, calls[2])) for calls in groups]
+    await asyncio.sleep(seconds)
+    for name, other in links:
+        world.network.restore(name, other)
+    if is_without:
+        await world.redis.ready()
+        world.facts.note("returned", what="redis")
+    for calls in groups:
+        for call in (calls[1], calls[3]):
+            await world.release(call)
+    await asyncio.sleep(GRACE + LATE)
+    over.set()
+    await asyncio.gather(*coming, poking)
+    await asyncio.gather(*(call.end(c) for calls in groups for call in calls[:4]))
+    await world.settle()
+    for session in sessions:
+        group = f"after {links} {session.id}"
+        await asyncio.gather(*(session.whose(door, group) for door in (a, b, c)))
+
+
+async def _begin(world):
+    """Calls of sessions of the first instance: of clients that stay, that come back, and that leave."""
+    a, b, c = (node.door for node in world.nodes)
+    return [
+        await world.call("networks", "stay", a),
+        await world.call("networks", "back", a, through=c),
+        await world.call("networks", "back", a),
+        await world.call("networks", "back", a, through=a),
+        await world.call("networks", "gone", a),
+        await world.call("networks", "gone", a, through=c),
+    ]
+
+
+async def _come_back(world, call):
+    await asyncio.sleep(GRACE / 4)
+    await call.back(world.front, 60.0)
+    await world.release(call)
+
+
+async def _poke(sessions, doors, over):
+    while not over.is_set():
+        tries = [session.poke(door, limit=3.0) for session in sessions[::3] for door in doors]
+        await asyncio.gather(*tries)
+        await asyncio.sleep(0.2)

@@ -1,0 +1,59 @@
+"""The owner is killed in the middle of calls. Their clients hear so, have answers that were made before, and go on with
+their sessions elsewhere."""
+
+import asyncio
+
+KILLS = 50
+SHORT = 4
+# What each kill meets.
+LOST, KEPT, NEXT, OWNERS = 3, 1, 4, 3
+
+
+async def play(world, short):
+    kills = SHORT if short else KILLS
+    world.facts.note("plan", scenario="owner", calls=kills * (LOST + KEPT + NEXT))
+    for number in range(kills):
+        await _kill(world, number)
+
+
+async def _kill(world, number):
+    owner, other, third = world.turn(number)
+    doors = [owner.door, other.door, world.front]
+    lost = [await world.call("owner", "lost", owner.door, through=door) for door in doors[:LOST]]
+    kept = await world.call("owner", "back", owner.door, through=other.door)
+    kept.cut()
+    await asyncio.sleep(0.1)
+    await world.released(kept)
+    # It is on its way to the directory.
+    await asyncio.sleep(0.3)
+    await owner.kill()
+    try:
+        await asyncio.gather(kept.back(world.front), *(_lost(world, number, turn, call) for turn, call in enumerate(lost)))
+        await kept.end(world.front)
+        await _goes_on(world, kept.session)
+        # All come at once, and one of them has the session.
+        doors = [other.door, third.door, world.front] * 2
+        for call in [*lost, kept]:
+            group = f"after {call.tag}"
+            await asyncio.gather(*(call.session.whose(door, group) for door in doors))
+    finally:
+        await owner.restart()
+
+
+async def _lost(world, number, turn, call):
+    if (number + turn) % 2:
+        # The session goes on before its client comes back for the call: the same numbers are another call's now.
+        call.cut()
+        await _goes_on(world, call.session)
+    else:
+        await call.until_cut_off(5.0)
+    await call.back(world.front)
+    await call.end(world.front)
+    if not (number + turn) % 2:
+        await _goes_on(world, call.session)
+
+
+async def _goes_on(world, session):
+    call = await world.call("owner", "back", world.front, session)
+    await world.release(call)
+    await call.end(world.front)

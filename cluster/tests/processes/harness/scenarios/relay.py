@@ -1,0 +1,33 @@
+"""The instance through which a client has its call is killed. Its owner is not."""
+
+import asyncio
+
+KILLS = 50
+SHORT = 4
+CALLS = 4
+
+
+async def play(world, short):
+    kills = SHORT if short else KILLS
+    world.facts.note("plan", scenario="relay", calls=kills * CALLS)
+    for number in range(kills):
+        await _kill(world, number)
+
+
+async def _kill(world, number):
+    relay, owner, other = world.turn(number)
+    calls = [await world.call("relay", "back", node.door, through=relay.door) for node in [owner, other] * (CALLS // 2)]
+    await relay.kill()
+    try:
+        await asyncio.gather(*(_come_back(world, turn, call) for turn, call in enumerate(calls)))
+    finally:
+        await relay.restart()
+
+
+async def _come_back(world, turn, call):
+    await call.until_cut_off(5.0)
+    if turn % 2:
+        await world.released(call)
+    await call.back(world.front)
+    await world.release(call)
+    await call.end(world.front)

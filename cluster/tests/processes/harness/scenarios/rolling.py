@@ -1,0 +1,52 @@
+"""All instances are restarted, one after the other, while clients have calls that are shorter than a drain."""
+
+import asyncio
+import random
+import signal
+
+from ..client import Call
+from ..world import DRAIN
+
+RESTARTS = 10
+SHORT = 1
+CLIENTS = 12
+LONGEST = 1.0
+# Calls that each client has in a restart, at least.
+CALLS = 3
+# Between two instances: HAProxy sees within 200 ms that one is there again.
+PAUSE = 0.5
+
+assert LONGEST < DRAIN
+
+
+async def play(world, short):
+    restarts = SHORT if short else RESTARTS
+    over, dice = asyncio.Event(), random.Random(2)
+    sessions = [await world.session(world.front) for _ in range(CLIENTS)]
+    clients = [asyncio.create_task(_work(world, session, over, dice)) for session in sessions]
+    for _ in range(restarts):
+        for node in world.nodes:
+            node.signal(signal.SIGTERM)
+            await node.ended()
+            await node.restart()
+            await asyncio.sleep(PAUSE)
+    over.set()
+    calls = sum(await asyncio.gather(*clients))
+    enough = calls >= restarts * CLIENTS * CALLS
+    world.facts.note("check", scenario="rolling", what="calls", right=enough, calls=calls, restarts=restarts)
+    for session in sessions:
+        await asyncio.gather(*(session.whose(node.door, f"after {session.id}") for node in world.nodes))
+    world.facts.note("plan", scenario="rolling", calls=calls)
+
+
+async def _work(world, session, over, dice):
+    """One call after the other, in one session. Says how many."""
+    calls = 0
+    while not over.is_set():
+        calls += 1
+        call = Call(session, "rolling", "back", seconds=dice.uniform(0.0, LONGEST))
+        await call.ask(world.front, until_started=False)
+        if dice.random() < 0.2 and call.last:
+            call.cut()
+        await call.end(world.front)
+    return calls

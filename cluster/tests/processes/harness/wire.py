@@ -1,0 +1,91 @@
+"""HTTP/1.1 and event streams by hand: a connection for each request, cut where it is told."""
+
+import asyncio
+import socket
+import struct
+from typing import NamedTuple
+
+LINE = 1 << 22
+CONNECT_WITHIN = 5.0
+# Longer than an instance waits for the head of a relay.
+HEAD_WITHIN = 30.0
+# What a connection that was cut, by whomever, says here.
+Broken = (OSError, EOFError, asyncio.TimeoutError, ValueError)
+
+
+class Door(NamedTuple):
+    """Where requests go in: the balancer, or an instance."""
+
+    name: str
+    host: str
+    port: int
+
+
+class Response:
+    """One request, and what comes back."""
+
+    @classmethod
+    async def open(cls, door, method, headers, body=b""):
+        """Sends a request and returns at once."""
+        self = cls()
+        opened = asyncio.open_connection(door.host, door.port, limit=LINE)
+        self._reader, self._writer = await asyncio.wait_for(opened, CONNECT_WITHIN)
+        # The server allows the hosts of this machine.
+        lines = [f"{method} /mcp HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self._writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        return self
+
+    async def head(self, limit=HEAD_WITHIN):
+        try:
+            head = await asyncio.wait_for(self._reader.readuntil(b"\r\n\r\n"), limit)
+        except asyncio.LimitOverrunError as error:
+            raise ValueError("a head without an end") from error
+        first, *lines = head.decode("latin-1").split("\r\n")
+        self.status = int(first.split(" ")[1])
+        self.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+        return self
+
+    async def events(self):
+        """(id, data) of each event."""
+        event_id, data, rest = None, [], b""
+        async for piece in self._pieces():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                field, _, value = line.decode().rstrip("\r").partition(":")
+                value = value.removeprefix(" ")
+                if field == "id":
+                    event_id = value
+                elif field == "data":
+                    data.append(value)
+                elif not field and not value:
+                    if event_id is not None or data:
+                        yield event_id, "\n".join(data)
+                    event_id, data = None, []
+
+    async def some(self, size):
+        """So many bytes of the body, and maybe more, and no event of them."""
+        await asyncio.wait_for(self._reader.readexactly(size), HEAD_WITHIN)
+
+    async def text(self, limit=HEAD_WITHIN):
+        async def whole():
+            return b"".join([piece async for piece in self._pieces()])
+        return (await asyncio.wait_for(whole(), limit)).decode(errors="replace")
+
+    def cut(self, reset=False):
+        """Ends the connection without a goodbye, by a FIN or by a reset."""
+        if reset:
+            linger = struct.pack("ii", 1, 0)
+            self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self._writer.transport.abort() if reset else self._writer.close()
+
+    async def _pieces(self):
+        if self.headers.get("transfer-encoding") == "chunked":
+            while size := int(await self._reader.readline(), 16):
+                yield (await self._reader.readexactly(size + 2))[:size]
+            return
+        if "content-length" in self.headers:
+            yield await self._reader.readexactly(int(self.headers["content-length"]))
+            return
+        while piece := await self._reader.read(1 << 16):
+            yield piece

@@ -1,0 +1,121 @@
+"""Three instances of the server, HAProxy in front of them, and Redis."""
+
+import asyncio
+import uuid
+
+from .client import Call, Session
+from .network import ADDRESSES, HUB, INSIDE, Network
+from .process import Balancer, Node, Redis
+from .wire import Broken, Response
+
+# How long calls wait for their clients, and for their end when an instance leaves.
+GRACE = 2.0
+DRAIN = 5.0
+SECRET = "a secret of instances"
+NAMES = "abc"
+# An instance says "no such session" only after 5 s with a sound directory.
+SETTLED_WITHIN = 30.0
+
+
+class World:
+    def __init__(self, facts, work, program, fault=None):
+        self.facts = facts
+        self.redis = Redis("127.0.0.1", facts, work)
+        options = options_of(self.redis.url, fault)
+        self.nodes = [Node(name, "127.0.0.1", program, options, facts, work) for name in NAMES]
+        self.balancer = Balancer("127.0.0.1", facts, work)
+        self.front = self.balancer.door
+
+    async def start(self):
+        await self.redis.start()
+        await self.redis.ready()
+        for node in self.nodes:
+            await node.start()
+        for node in self.nodes:
+            await node.ready()
+        await self.balancer.start(self.nodes)
+        await self.settle()
+
+    async def end(self):
+        for process in [self.balancer, *self.nodes, self.redis]:
+            await process.kill()
+
+    async def settle(self):
+        """Returns when all instances have known the directory to be sound for long enough."""
+        await asyncio.gather(*(self._settled(node) for node in self.nodes))
+
+    async def _settled(self, node):
+        stranger = Session(self.facts, str(uuid.uuid4()))
+        for _ in range(int(SETTLED_WITHIN / 0.2)):
+            # It looks at its own, as nobody else was told this id.
+            if await stranger.tell(node.door, "notifications/roots/list_changed") == 404:
+                return
+            await asyncio.sleep(0.2)
+        self.facts.note("broken", what=f"{node.name} does not settle")
+
+    def node(self, name):
+        return next(node for node in self.nodes if node.name == name)
+
+    def turn(self, number):
+        """The instances, another one first with each number."""
+        start = number % len(self.nodes)
+        return self.nodes[start:] + self.nodes[:start]
+
+    async def session(self, door):
+        return await Session.open(self.facts, door)
+
+    async def call(self, scenario, story, door, session=None, through=None, until_started=True, **more):
+        """A call whose client has its events but the answer. The session is opened at the first door, it goes through the second."""
+        session = session or await self.session(door)
+        return await Call(session, scenario, story, **more).ask(through or door, until_started)
+
+    async def release(self, call, limit=20.0):
+        """Lets it answer."""
+        started = await self.facts.until("started", call.tag, limit)
+        if started:
+            self.node(started["instance"]).release(call.tag)
+
+    async def released(self, call, limit=20.0):
+        """Lets it answer, and returns when it has."""
+        await self.release(call, limit)
+        await self.facts.until("ended", call.tag, limit)
+
+
+class NetworkWorld(World):
+    """Each process in a network of its own."""
+
+    def __init__(self, facts, work, program, fault=None):
+        self.facts = facts
+        self.network = Network()
+        self.redis = Redis(ADDRESSES["redis"], facts, work, INSIDE)
+        options = options_of(self.redis.url, fault)
+        self.nodes = [Node(name, ADDRESSES[name], program, options, facts, work, INSIDE) for name in NAMES]
+        self.balancer = Balancer(ADDRESSES[HUB], facts, work)
+        self.front = self.balancer.door
+
+    async def start(self):
+        processes = [*self.nodes, self.redis]
+        for process in processes:
+            await process.start()
+        self.network.join({process.name: process.pid for process in processes})
+        self.redis.write("")
+        await self.redis.ready()
+        for node in self.nodes:
+            node.write("")
+            await node.ready()
+        await self.balancer.start(self.nodes)
+        await self.settle()
+
+
+def options_of(url, fault):
+    options = ["--redis", url, "--grace", GRACE, "--drain", DRAIN, "--secret", SECRET]
+    return options + (["--fault", fault] if fault else [])
+
+
+async def answers(door, method, headers, body=b""):
+    """The status and the text of an answer, whatever it is. 0 for none."""
+    try:
+        response = await (await Response.open(door, method, headers, body)).head()
+        return response.status, response.headers, await response.text()
+    except Broken as error:
+        return 0, {}, repr(error)

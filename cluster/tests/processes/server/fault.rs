@@ -1,0 +1,44 @@
+//! How the server misbehaves on purpose, so that the referee has something to find.
+
+use axum::{body::Body, extract::Request, middleware::Next, response::Response};
+use futures_util::{StreamExt as _, future::ready};
+use http::Method;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Orphans are cancelled without proof, and answers are not kept.
+    Unguarded,
+    /// Nothing is relayed: the store of sessions is all that the instances share.
+    Alone,
+    /// Who comes back for an answer does not get it.
+    Lossy,
+}
+
+// === impl Fault ===
+
+impl Fault {
+    pub(crate) fn read(text: &str) -> Result<Self, &'static str> {
+        match text {
+            "unguarded" => Ok(Self::Unguarded),
+            "alone" => Ok(Self::Alone),
+            "lossy" => Ok(Self::Lossy),
+            _ => Err("no such fault"),
+        }
+    }
+}
+
+/// Ends the streams of clients that came back before the answer.
+pub(crate) async fn lose_answers(request: Request, next: Next) -> Response {
+    let is_resume = request.method() == Method::GET;
+    let response = next.run(request).await;
+    if !is_resume {
+        return response;
+    }
+    response.map(|body| {
+        let events = body.into_data_stream().take_while(|piece| {
+            let has_answer = |bytes: &[u8]| bytes.windows(8).any(|part| part == b"\"result\"");
+            ready(!piece.as_ref().is_ok_and(|piece| has_answer(piece)))
+        });
+        Body::from_stream(events)
+    })
+}

@@ -1,0 +1,174 @@
+//! One instance of the server under test. What happens in it goes to stdout as lines of JSON (`facts`), and each line on stdin is
+//! the tag of a call that may answer now.
+//!
+//! On SIGTERM it ends as the documentation says: the public listener closes, calls may end, and then the instance leaves.
+
+use std::{env, error::Error, io::stdin, process::ExitCode, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    serve::{Listener as _, ListenerExt as _},
+};
+use mcp_cancel_cluster::Cluster;
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, CancellableSessionManager, Event, Grace, observe::SessionEvent,
+};
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use serde_json::json;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+    time::timeout,
+};
+use tracing_subscriber::EnvFilter;
+
+use crate::{facts::note, fault::Fault, options::Options, tools::Tools};
+
+mod facts;
+mod fault;
+mod options;
+mod tools;
+
+/// How long connections may take to close after the last call.
+const CONNECTIONS_MAY_TAKE: Duration = Duration::from_secs(2);
+
+/// Unless `RUST_LOG` says otherwise.
+const LOG: &str = "warn,mcp_cancel_cluster=debug,mcp_cancel_on_disconnect=info";
+
+type Failure = Box<dyn Error>;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    match serve().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn serve() -> Result<(), Failure> {
+    let options = Options::read(env::args().skip(1))?;
+    let (public, peers) = (
+        TcpListener::bind(options.public).await?,
+        TcpListener::bind(options.peers).await?,
+    );
+    // Events are small, and are not to wait for one another.
+    let public = public.tap_io(|stream| {
+        let _best_effort = stream.set_nodelay(true);
+    });
+    let mut member = Cluster::redis(&options.redis).advertise(options.peers.to_string());
+    if let Some(secret) = &options.secret {
+        member = member.secret(secret);
+    }
+    let cluster = member.connect().await?;
+    let tools = Tools::new(&options.name);
+    let layer = layer(&cluster, &options);
+    let calls = layer.calls();
+    let app = app(&cluster, layer, tools.clone(), &options);
+
+    // A thread, so that one which waits for a line is in nobody's way at the end.
+    std::thread::spawn(move || releases(&tools));
+    let mut terminated = signal(SignalKind::terminate())?;
+    note(
+        "ready",
+        json!({ "public": public.local_addr()?.to_string() }),
+    );
+    let (begin, begun) = oneshot::channel::<()>();
+    let served = axum::serve(public, app.clone()).with_graceful_shutdown(async {
+        begun.await.ok();
+    });
+    let ending = async {
+        terminated.recv().await;
+        note("ending", json!({}));
+        begin.send(()).ok();
+        let report = calls.drain(options.drain).await;
+        note(
+            "drained",
+            json!({ "ended": report.ended, "cancelled": report.cancelled }),
+        );
+        cluster.leave().await;
+        note("left", json!({}));
+    };
+    let serving = async {
+        let (served, ()) = tokio::join!(served.into_future(), cluster.serve_peers(peers, app));
+        served
+    };
+    let (mut serving, mut ending) = (std::pin::pin!(serving), std::pin::pin!(ending));
+    tokio::select! {
+        ended = &mut serving => {
+            ended?;
+            // The rest of it, if that is why.
+            let _in_time = timeout(CONNECTIONS_MAY_TAKE, ending).await;
+        }
+        // Connections that stay end with the process.
+        () = &mut ending => drop(timeout(CONNECTIONS_MAY_TAKE, serving).await),
+    }
+    Ok(())
+}
+
+fn layer(cluster: &Cluster, options: &Options) -> CancelOnDisconnectLayer {
+    let layer = CancelOnDisconnectLayer::new()
+        .grace(Grace::After(options.grace))
+        .observe_fn(|event| {
+            if let Event::Ended { call, outcome, .. } = event
+                && call.tool().is_some()
+            {
+                let more = json!({
+                    "session": call.session(),
+                    "id": facts::short(call.request_id()),
+                    "outcome": format!("{outcome:?}"),
+                });
+                note("outcome", more);
+            }
+        });
+    match options.fault {
+        Some(Fault::Unguarded) => layer,
+        _ => cluster.guard(layer),
+    }
+}
+
+fn app(
+    cluster: &Cluster,
+    layer: CancelOnDisconnectLayer,
+    tools: Tools,
+    options: &Options,
+) -> Router {
+    let sessions = CancellableSessionManager::default().on_session(|event| match event {
+        SessionEvent::Opened {
+            session, restored, ..
+        } => note(
+            "opened",
+            json!({ "session": session, "restored": restored }),
+        ),
+        SessionEvent::Closed { session, .. } => note("closed", json!({ "session": session })),
+        _ => {}
+    });
+    let sessions = Arc::new(cluster.sessions(sessions));
+    let mut config = StreamableHttpServerConfig::default();
+    config.session_store = Some(Arc::new(cluster.clone()));
+    let mcp = StreamableHttpService::new(move || Ok(tools.clone()), sessions, config);
+    let app = Router::new().nest_service("/mcp", mcp).layer(layer);
+    match options.fault {
+        Some(Fault::Alone) => app,
+        Some(Fault::Lossy) => app
+            .layer(axum::middleware::from_fn(fault::lose_answers))
+            .layer(cluster.layer()),
+        Some(Fault::Unguarded) | None => app.layer(cluster.layer()),
+    }
+}
+
+/// Lets calls answer, as the lines of stdin say.
+fn releases(tools: &Tools) {
+    for tag in stdin().lines().map_while(Result::ok) {
+        tools.release(&tag);
+    }
+}

@@ -1,0 +1,50 @@
+//! What the command line says.
+
+use std::{error::Error, net::SocketAddr, time::Duration};
+
+use crate::fault::Fault;
+
+pub(crate) struct Options {
+    pub(crate) name: String,
+    pub(crate) public: SocketAddr,
+    pub(crate) peers: SocketAddr,
+    pub(crate) redis: String,
+    pub(crate) grace: Duration,
+    /// How long calls may go on after SIGTERM.
+    pub(crate) drain: Duration,
+    pub(crate) secret: Option<String>,
+    pub(crate) fault: Option<Fault>,
+}
+
+// === impl Options ===
+
+impl Options {
+    pub(crate) fn read(mut words: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut options = Self {
+            name: String::new(),
+            public: nowhere,
+            peers: nowhere,
+            redis: String::new(),
+            grace: Duration::from_secs(2),
+            drain: Duration::from_secs(5),
+            secret: None,
+            fault: None,
+        };
+        while let Some(option) = words.next() {
+            let value = words.next().ok_or("an option without a value")?;
+            match &*option {
+                "--name" => options.name = value,
+                "--public" => options.public = value.parse()?,
+                "--peers" => options.peers = value.parse()?,
+                "--redis" => options.redis = value,
+                "--grace" => options.grace = Duration::try_from_secs_f64(value.parse()?)?,
+                "--drain" => options.drain = Duration::try_from_secs_f64(value.parse()?)?,
+                "--secret" => options.secret = Some(value),
+                "--fault" => options.fault = Some(Fault::read(&value)?),
+                _ => return Err(format!("no such option: {option}").into()),
+            }
+        }
+        Ok(options)
+    }
+}

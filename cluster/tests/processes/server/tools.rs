@@ -1,0 +1,217 @@
+//! The tools, each of which says what became of it.
+//!
+//! | tool | arguments | what it does |
+//! |---|---|---|
+//! | `work` | `tag`, `events`, `bytes`, `seconds` | sends that many progress notifications, then waits until it is released, cancelled, or the time is over; answers `tag` in so many bytes |
+//! | `ask` | `tag`, `what`: `sampling` or `elicitation` | asks its client, answers what it heard |
+//! | `whoami` | | answers the name of the instance |
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorCode,
+        ProgressNotificationParam, ServerConfig, ServerRequest,
+    },
+    service::RequestContext,
+};
+use serde_json::{Map, Value, json};
+use tokio::{sync::oneshot, time::sleep};
+
+use crate::facts::{self, note};
+
+/// A call that nobody releases ends all the same.
+const FORGOTTEN_AFTER: f64 = 120.0;
+
+#[derive(Clone)]
+pub(crate) struct Tools {
+    name: Arc<str>,
+    held: Arc<Mutex<HashMap<String, oneshot::Sender<()>>>>,
+}
+
+/// A handler at work. Dropped, it says that it did not come to an end.
+struct Working {
+    tag: String,
+    has_ended: bool,
+}
+
+// === impl Tools ===
+
+impl Tools {
+    pub(crate) fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            held: Arc::default(),
+        }
+    }
+
+    /// Lets the call with this tag answer.
+    pub(crate) fn release(&self, tag: &str) {
+        let held = self.held().remove(tag);
+        let is_there = held.is_some_and(|held| held.send(()).is_ok());
+        note("released", json!({ "tag": tag, "there": is_there }));
+    }
+
+    async fn work(
+        &self,
+        arguments: &Map<String, Value>,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResult, ErrorData> {
+        let number = |name: &str| arguments.get(name).and_then(Value::as_f64);
+        let tag = text(arguments, "tag");
+        let (release, released) = oneshot::channel();
+        self.held().insert(tag.clone(), release);
+        let working = Working::begin(tag.clone(), context);
+        if let Some(token) = context.meta.get_progress_token() {
+            for event in 1..=number("events").unwrap_or_default() as u32 {
+                let mut progress = ProgressNotificationParam::new(token.clone(), f64::from(event));
+                progress.message = Some(tag.clone());
+                // Who is gone hears it when he is back.
+                let _sent = context.peer.notify_progress(progress).await;
+            }
+        }
+        let time = Duration::from_secs_f64(number("seconds").unwrap_or(FORGOTTEN_AFTER).max(0.0));
+        tokio::select! {
+            biased;
+            () = context.ct.cancelled() => {
+                self.held().remove(&tag);
+                working.end("cancelled");
+                return Err(ErrorData::new(ErrorCode(-32_099), format!("cancelled: {tag}"), None));
+            }
+            _ = released => {}
+            () = sleep(time) => {}
+        }
+        self.held().remove(&tag);
+        working.end("completed");
+        let bytes = number("bytes").unwrap_or_default() as usize;
+        Ok(said(format!("{tag:.<bytes$}")))
+    }
+
+    async fn ask(
+        &self,
+        arguments: &Map<String, Value>,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<CallToolResult, ErrorData> {
+        let tag = text(arguments, "tag");
+        let working = Working::begin(tag.clone(), context);
+        let question = question(&text(arguments, "what"), &tag)
+            .map_err(|error| ErrorData::internal_error(error.to_string(), None))?;
+        let heard = tokio::select! {
+            biased;
+            () = context.ct.cancelled() => {
+                working.end("cancelled");
+                return Err(ErrorData::new(ErrorCode(-32_099), format!("cancelled: {tag}"), None));
+            }
+            heard = context.peer.send_request(question) => heard,
+        };
+        let heard = match heard.map(serde_json::to_value) {
+            Ok(Ok(answer)) => word(&answer).to_owned(),
+            other => format!("{other:?}"),
+        };
+        note("heard", json!({ "tag": tag, "word": heard }));
+        working.end("completed");
+        Ok(said(heard))
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<String, oneshot::Sender<()>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ServerHandler for Tools {
+    fn get_info(&self) -> ServerConfig {
+        let mut info = ServerConfig::default();
+        info.capabilities.tools = Some(Default::default());
+        info
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let arguments = request.arguments.unwrap_or_default();
+        let result = match &*request.name {
+            "work" => self.work(&arguments, &context).await?,
+            "ask" => self.ask(&arguments, &context).await?,
+            "whoami" => said(self.name.to_string()),
+            _ => return Err(ErrorData::invalid_params("no such tool", None)),
+        };
+        Ok(result.into())
+    }
+}
+
+/// What its client is asked: to sample, or to elicit.
+fn question(what: &str, tag: &str) -> Result<ServerRequest, serde_json::Error> {
+    let question = match what {
+        "sampling" => json!({
+            "method": "sampling/createMessage",
+            "params": {
+                "messages": [{ "role": "user", "content": { "type": "text", "text": tag } }],
+                "maxTokens": 10,
+            },
+        }),
+        _ => json!({
+            "method": "elicitation/create",
+            "params": {
+                "mode": "form",
+                "message": tag,
+                "requestedSchema": { "type": "object", "properties": { "word": { "type": "string" } } },
+            },
+        }),
+    };
+    serde_json::from_value(question)
+}
+
+/// The word in the client's answer.
+fn word(answer: &Value) -> &str {
+    let word = answer.pointer("/content/word").or(answer.get("model"));
+    word.and_then(Value::as_str).unwrap_or_default()
+}
+
+fn text(arguments: &Map<String, Value>, name: &str) -> String {
+    arguments
+        .get(name)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned()
+}
+
+fn said(text: String) -> CallToolResult {
+    CallToolResult::success(vec![ContentBlock::text(text)])
+}
+
+// === impl Working ===
+
+impl Working {
+    fn begin(tag: String, context: &RequestContext<RoleServer>) -> Self {
+        let parts: Option<&http::request::Parts> = context.extensions.get();
+        let session = parts.and_then(|parts| parts.headers.get("mcp-session-id")?.to_str().ok());
+        note(
+            "started",
+            json!({ "tag": tag, "session": session, "id": facts::short(&context.id) }),
+        );
+        Self {
+            tag,
+            has_ended: false,
+        }
+    }
+
+    fn end(mut self, how: &str) {
+        self.has_ended = true;
+        note("ended", json!({ "tag": self.tag, "how": how }));
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            note("ended", json!({ "tag": self.tag, "how": "dropped" }));
+        }
+    }
+}
