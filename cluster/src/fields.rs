@@ -4,7 +4,8 @@ use http::{HeaderMap, HeaderName};
 
 use crate::wire;
 
-static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+/// The field that names the session.
+pub(crate) static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {

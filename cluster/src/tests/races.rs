@@ -111,7 +111,6 @@ async fn pass(time: Duration) {
 
 /// A client names the field of its session as one of its connection: the relay takes it away, the owner says "not here".
 #[tokio::test]
-#[ignore = "fails: a session is owned twice: `Connection: mcp-session-id` has it claimed from an owner who lives"]
 async fn no_client_has_a_session_claimed_from_an_owner_who_lives() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
