@@ -51,9 +51,11 @@ pub(crate) enum Routed {
 impl Router {
     /// What is to be done with a request that has just come.
     pub(crate) fn arrive(&self, session: Option<&str>, is_from_peer: bool) -> Step {
+        // A peer who is told that a session is not here claims it: not one that comes, and not one that its client has ended.
+        let is_for_here = |session| self.arrivals.has(session) || self.sessions.is_deleted(session);
         let is_here = |id| {
             let lives_here = self.sessions.has(id);
-            lives_here || (is_from_peer && self.arrivals.has(SessionHash::of(id)))
+            lives_here || (is_from_peer && is_for_here(SessionHash::of(id)))
         };
         let arrival = Arrival {
             has_session: session.is_some(),

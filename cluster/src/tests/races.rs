@@ -362,7 +362,6 @@ async fn a_very_long_request_to_a_session_that_has_moved_is_served_the_second_ti
 
 /// The directory is told of a deletion after it happened. Until then nobody restores the session.
 #[tokio::test]
-#[ignore = "fails: a deleted session lives on: it is restored before the directory is told"]
 async fn a_session_that_is_being_deleted_is_restored_nowhere() {
     for at_owner in [true, false] {
         let directory = directory();
