@@ -73,6 +73,9 @@ struct Shared {
     beating: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// The instance leaves when this is dropped.
+struct Leaves<'a>(&'a watch::Sender<bool>);
+
 // === impl Cluster ===
 
 impl Cluster {
@@ -164,8 +167,9 @@ impl Cluster {
         peers::serve(listener, app, self.shared.gate.clone(), leaving).await;
     }
 
-    /// Hands the sessions of this instance over: from now on peers that ask for one are told to claim it. Then it closes the
-    /// listener for peers, and returns when [`serve_peers`](Self::serve_peers) has.
+    /// Hands the sessions of this instance over: once the answers on their way to the directory are there, or after 2 s, peers
+    /// that ask for a session are told to claim it. Then it closes the listener for peers, and returns when
+    /// [`serve_peers`](Self::serve_peers) has.
     ///
     /// Call it when the calls have ended: first the public listener is closed, then `Calls::drain` lets calls end while peers still
     /// relay to them, then the instance leaves.
@@ -196,10 +200,11 @@ impl Cluster {
     /// ```
     pub async fn leave(&self) {
         let router = &self.shared.router;
-        if router.leaving.send_replace(true) {
-            return router.leaving.closed().await;
-        }
-        info!(target: "mcp_cancel_cluster", "this instance leaves");
+        // Whoever is told that a session is not here looks for its answers in the directory.
+        let leaves = Leaves(&router.leaving);
+        self.shared.answers.settle().await;
+        drop(leaves);
+        // Those of calls that have ended since.
         self.shared.answers.settle().await;
         router.heart.leave();
         if let Some(beating) = self.shared.beating() {
@@ -243,6 +248,16 @@ impl fmt::Debug for Cluster {
         f.debug_struct("Cluster")
             .field("me", &self.shared.router.me)
             .finish_non_exhaustive()
+    }
+}
+
+// === impl Leaves ===
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        if !self.0.send_replace(true) {
+            info!(target: "mcp_cancel_cluster", "this instance leaves");
+        }
     }
 }
 

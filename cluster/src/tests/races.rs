@@ -253,7 +253,6 @@ async fn an_answer_that_was_kept_is_not_that_of_a_later_call_with_its_id() {
 
 /// Whoever leaves says "not here" only once its answers are where others find them.
 #[tokio::test]
-#[ignore = "fails: an answer is lost: `leave` says \"not here\" before its answers are written"]
 async fn no_answer_on_its_way_is_lost_when_its_instance_leaves() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
