@@ -23,7 +23,7 @@ use crate::{
     resume::{self, Localized},
     resumed::resuming,
     router::{Routed, Router},
-    way::Step,
+    way::{Refusal, Step},
     wire::{self, FromPeer},
 };
 
@@ -145,7 +145,7 @@ where
         let (router, inner) = (self.router.clone(), self.inner.clone());
         ClusterFuture::elsewhere(async move {
             match step {
-                Step::Moved => return Ok(peers::moved(request.into_body()).await),
+                Step::Moved => return Ok(moved(&router, request).await),
                 Step::LookUp => return search(&router, inner, request).await,
                 _ => {}
             }
@@ -155,6 +155,21 @@ where
             }
             Ok(response)
         })
+    }
+}
+
+/// Says that a session is not here, or that its client should come again, if it is by now: whoever is told the first claims it.
+async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
+    let (head, body) = request.into_parts();
+    let moved = peers::moved(body).await;
+    let session = Fields::of(&head.headers).session;
+    match router.arrive(session, true) {
+        Step::Moved => moved,
+        _ => {
+            let mut again = Response::from(Refusal::Again);
+            wire::mark(again.headers_mut(), router.me.incarnation);
+            again
+        }
     }
 }
 

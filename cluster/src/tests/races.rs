@@ -320,7 +320,6 @@ async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
 
 /// The owner says "not here" to a request that is long in coming, and has the session again before that is heard.
 #[tokio::test]
-#[ignore = "fails: a session is owned twice: \"not here\" is heard up to a second after it was so"]
 async fn a_session_that_came_back_while_somebody_was_told_that_it_is_gone_is_not_claimed() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
