@@ -18,6 +18,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::{
+    arrivals::Expected,
     fields::Fields,
     peers,
     resume::{self, Localized},
@@ -149,7 +150,11 @@ where
                 Step::LookUp => return search(&router, inner, request).await,
                 _ => {}
             }
-            let mut response = serve(&router, inner, request, localized).await?;
+            let joined = is_from_peer.then(|| router.joins(&request)).flatten();
+            let mut response = match joined {
+                Some(expected) => bring(&router, inner, request, localized, expected).await?,
+                None => serve(&router, inner, request, localized).await?,
+            };
             if is_from_peer {
                 wire::mark(response.headers_mut(), router.me.incarnation);
             }
@@ -186,11 +191,30 @@ where
         Routed::Answered(response) => Ok(response),
         Routed::Here(mut request, expected) => {
             let localized = router.localize(&mut request);
-            let served = serve(router, inner, request, localized).await;
-            drop(expected);
-            served
+            match expected {
+                Some(expected) => bring(router, inner, request, localized, expected).await,
+                None => serve(router, inner, request, localized).await,
+            }
         }
     }
+}
+
+/// Serves a request whose session comes here with it, unless another one has brought it.
+async fn bring<S>(
+    router: &Router,
+    inner: S,
+    request: Request<Body>,
+    localized: Localized,
+    expected: Expected,
+) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
+{
+    let turn = expected.turn().await;
+    let turn = (!router.lives_here(&request)).then_some(turn);
+    let served = serve(router, inner, request, localized).await;
+    drop((turn, expected));
+    served
 }
 
 /// Serves a request here, and answers for a call that is not any more.

@@ -53,9 +53,10 @@ impl Router {
     pub(crate) fn arrive(&self, session: Option<&str>, is_from_peer: bool) -> Step {
         // A peer who is told that a session is not here claims it: not one that comes, and not one that its client has ended.
         let is_for_here = |session| self.arrivals.has(session) || self.sessions.is_deleted(session);
-        let is_here = |id| {
-            let lives_here = self.sessions.has(id);
-            lives_here || (is_from_peer && is_for_here(SessionHash::of(id)))
+        let is_here = |id| match self.sessions.has(id) {
+            // One that is being restored is not here before that is done.
+            true => is_from_peer || !self.comes(id),
+            false => is_from_peer && is_for_here(SessionHash::of(id)),
         };
         let arrival = Arrival {
             has_session: session.is_some(),
@@ -64,6 +65,24 @@ impl Router {
             is_leaving: is_from_peer && *self.leaving.borrow(),
         };
         arrival.step()
+    }
+
+    /// Whether a session is on its way here.
+    fn comes(&self, id: &str) -> bool {
+        !self.arrivals.are_none() && self.arrivals.has(SessionHash::of(id))
+    }
+
+    /// The arrival that a request of a peer takes part in, if its session is on its way here.
+    pub(crate) fn joins(&self, request: &Request<Body>) -> Option<Expected> {
+        let session = Fields::of(request.headers()).session;
+        let session = session.filter(|id| self.comes(id));
+        session.map(|id| self.arrivals.expect(SessionHash::of(id)))
+    }
+
+    /// Whether a session lives here. One that is on its way may, or not yet.
+    pub(crate) fn lives_here(&self, request: &Request<Body>) -> bool {
+        let session = Fields::of(request.headers()).session;
+        session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
     /// Has a request that is served here name its event so that this instance understands it.

@@ -108,7 +108,15 @@ impl Sessions {
         self.shard(session).contains_key(&session)
     }
 
-    /// The same, for every request.
+    /// Whether a session lives here, and is not only loaded to be restored.
+    pub(crate) fn is_open(&self, session: SessionHash) -> bool {
+        let shard = self.shard(session);
+        shard
+            .get(&session)
+            .is_some_and(|here| here.loaded.is_none())
+    }
+
+    /// Whether a session lives here, for every request.
     pub(crate) fn has(&self, id: &str) -> bool {
         self.roll.has(id)
     }

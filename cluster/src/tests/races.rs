@@ -151,7 +151,6 @@ async fn a_session_that_was_this_instances_is_found_where_it_is() {
 }
 
 #[tokio::test]
-#[ignore = "fails: a session is lost: 404 to a request that waits for another one to restore it"]
 async fn a_client_that_hangs_up_while_its_session_is_restored_is_nobody_elses_loss() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
