@@ -12,7 +12,7 @@ use std::{
 };
 
 use axum::{body::Body, response::IntoResponse};
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -210,11 +210,18 @@ async fn bring<S>(
 where
     S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
 {
+    let session = Fields::of(request.headers()).session.map(str::to_owned);
     let turn = expected.turn().await;
-    let turn = (!router.lives_here(&request)).then_some(turn);
-    let served = serve(router, inner, request, localized).await;
+    let turn = (!router.lives_here(session.as_deref())).then_some(turn);
+    let served = serve(router, inner, request, localized).await?;
+    // rmcp could not load it, say, because the directory did not answer.
+    let has_failed = served.status() == StatusCode::INTERNAL_SERVER_ERROR && turn.is_some();
+    let has_failed = has_failed && !router.lives_here(session.as_deref());
     drop((turn, expected));
-    served
+    Ok(match has_failed {
+        true => Refusal::NotSound.into(),
+        false => served,
+    })
 }
 
 /// Serves a request here, and answers for a call that is not any more.

@@ -80,8 +80,7 @@ impl Router {
     }
 
     /// Whether a session lives here. One that is on its way may, or not yet.
-    pub(crate) fn lives_here(&self, request: &Request<Body>) -> bool {
-        let session = Fields::of(request.headers()).session;
+    pub(crate) fn lives_here(&self, session: Option<&str>) -> bool {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
