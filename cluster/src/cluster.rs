@@ -28,6 +28,7 @@ use crate::{
     heart::Heart,
     ids::{Owner, SessionHash},
     layer::ClusterLayer,
+    lives::Lives,
     manager::ClusterSessionManager,
     meter,
     owners::Owners,
@@ -107,7 +108,8 @@ impl Cluster {
     ) -> ClusterSessionManager<M> {
         let sessions = self.shared.router.sessions.clone();
         let answers = self.shared.answers.clone();
-        let (manager, closes) = ClusterSessionManager::new(manager, sessions, answers);
+        let lives = self.shared.router.lives.clone();
+        let (manager, closes) = ClusterSessionManager::new(manager, sessions, answers, lives);
         self.shared.closers.add(closes);
         manager
     }
@@ -303,6 +305,7 @@ pub(crate) fn join(
         heart: heart.clone(),
         sessions: sessions.clone(),
         arrivals: Arrivals::default(),
+        lives: Arc::new(Lives::new(me.incarnation)),
         leaving: watch::Sender::new(false),
         directory: directory.clone(),
     });
@@ -311,7 +314,7 @@ pub(crate) fn join(
         shared: Arc::new(Shared {
             router,
             gate: Arc::new(Gate { filter, secret }),
-            answers: Answers::new(me.incarnation, directory.clone()),
+            answers: Answers::new(directory.clone()),
             closing: tokio::spawn(closers.clone().run(lost)),
             closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),

@@ -135,8 +135,9 @@ where
             let future = self.inner.call(request);
             return ClusterFuture::here(future);
         }
-        let localized = match step {
-            Step::Serve => self.router.localize(&mut request),
+        let joined = is_from_peer.then(|| self.router.joins(&request)).flatten();
+        let localized = match (step, &joined) {
+            (Step::Serve, None) => self.router.localize(&mut request),
             _ => Localized::Nothing,
         };
         if is_local && localized == Localized::Nothing {
@@ -150,9 +151,8 @@ where
                 Step::LookUp => return search(&router, inner, request).await,
                 _ => {}
             }
-            let joined = is_from_peer.then(|| router.joins(&request)).flatten();
             let mut response = match joined {
-                Some(expected) => bring(&router, inner, request, localized, expected).await?,
+                Some(expected) => bring(&router, inner, request, expected).await?,
                 None => serve(&router, inner, request, localized).await?,
             };
             if is_from_peer {
@@ -190,11 +190,11 @@ where
     match router.route(request).await {
         Routed::Answered(response) => Ok(response),
         Routed::Here(mut request, expected) => {
-            let localized = router.localize(&mut request);
-            match expected {
-                Some(expected) => bring(router, inner, request, localized, expected).await,
-                None => serve(router, inner, request, localized).await,
+            if let Some(expected) = expected {
+                return bring(router, inner, request, expected).await;
             }
+            let localized = router.localize(&mut request);
+            serve(router, inner, request, localized).await
         }
     }
 }
@@ -203,8 +203,7 @@ where
 async fn bring<S>(
     router: &Router,
     inner: S,
-    request: Request<Body>,
-    localized: Localized,
+    mut request: Request<Body>,
     expected: Expected,
 ) -> Result<Response<Body>, S::Error>
 where
@@ -213,6 +212,7 @@ where
     let session = Fields::of(request.headers()).session.map(str::to_owned);
     let turn = expected.turn().await;
     let turn = (!router.lives_here(session.as_deref())).then_some(turn);
+    let localized = router.localize(&mut request);
     let served = serve(router, inner, request, localized).await?;
     // rmcp could not load it, say, because the directory did not answer.
     let has_failed = served.status() == StatusCode::INTERNAL_SERVER_ERROR && turn.is_some();

@@ -1,6 +1,6 @@
 //! The session manager that says whose events are: the outermost, around the one that knows the calls.
 //!
-//! 1. An event id leaves as `<plain>~<incarnation>~<request id>`, and the layer has cut it back before anything inside reads it.
+//! 1. An event id leaves as `<plain>~<life of the session>~<request id>`, and the layer has cut it back before anything inside reads it.
 //!    So two instances never mean different events by the same id.
 //! 2. What it changes of an event is its id alone.
 
@@ -29,6 +29,7 @@ use tracing::warn;
 use crate::{
     answers::{self, Answers, Call},
     ids::{EventName, Incarnation},
+    lives::Lives,
     resumed::resumed_call,
     sessions::Sessions,
     transport::ClusterTransport,
@@ -39,6 +40,7 @@ use crate::{
 pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
     answers: Arc<Answers>,
+    lives: Arc<Lives>,
 }
 
 /// What can close a session that is another instance's by now.
@@ -59,7 +61,7 @@ pin_project! {
 }
 
 /// A stream of a call that has not brought the answer. Dropped, its client has gone.
-struct Watched(Option<(Arc<Answers>, Call)>);
+struct Watched(Option<(Arc<Answers>, Call, Incarnation)>);
 
 // === impl ClusterSessionManager ===
 
@@ -69,26 +71,40 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         manager: CancellableSessionManager<M>,
         sessions: Arc<Sessions>,
         answers: Arc<Answers>,
+        lives: Arc<Lives>,
     ) -> (Self, Weak<dyn Closes>) {
-        let of_sessions = answers.clone();
+        let (of_sessions, their_lives) = (answers.clone(), lives.clone());
         let inner = Arc::new(manager.on_session(move |event| match event {
-            SessionEvent::Opened { session, .. } => sessions.opened(session),
+            SessionEvent::Opened {
+                session, restored, ..
+            } => {
+                their_lives.begin(session, *restored);
+                sessions.opened(session);
+            }
             SessionEvent::Closed { session, .. } => {
                 sessions.closed(session);
                 of_sessions.closed(session);
+                their_lives.end(session);
             }
             _ => {}
         }));
         let closes: Weak<dyn Closes> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
-        (Self { inner, answers }, closes)
+        (
+            Self {
+                inner,
+                answers,
+                lives,
+            },
+            closes,
+        )
     }
 
-    fn named<S>(&self, events: S, call: Option<Call>) -> Named<S> {
-        let me = self.answers.incarnation();
+    fn named<S>(&self, events: S, session: &str, call: Option<Call>) -> Named<S> {
+        let life = self.lives.of(session);
         Named {
             events,
-            suffix: suffix(me, call.as_ref()),
-            watched: Watched(call.map(|call| (self.answers.clone(), call))),
+            suffix: suffix(life, call.as_ref()),
+            watched: Watched(call.map(|call| (self.answers.clone(), call, life))),
         }
     }
 
@@ -97,12 +113,17 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         id: &SessionId,
         transport: CancellableTransport<M::Transport>,
     ) -> ClusterTransport<CancellableTransport<M::Transport>> {
-        ClusterTransport::new(transport, id.clone(), self.answers.clone())
+        ClusterTransport::new(
+            transport,
+            id.clone(),
+            self.lives.of(id),
+            self.answers.clone(),
+        )
     }
 }
 
-fn suffix(me: Incarnation, call: Option<&Call>) -> Box<str> {
-    let name = EventName::new("", me, call.map(Call::id).unwrap_or_default());
+fn suffix(life: Incarnation, call: Option<&Call>) -> Box<str> {
+    let name = EventName::new("", life, call.map(Call::id).unwrap_or_default());
     name.to_string().into()
 }
 
@@ -155,7 +176,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         };
         let call = request.map(|request| Call::new(id.clone(), request));
         let opened = self.inner.create_stream(id, message);
-        opened.map_ok(move |events| self.named(events, call))
+        opened.map_ok(move |events| self.named(events, id, call))
     }
 
     fn accept_message(
@@ -173,7 +194,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let opened = self.inner.create_standalone_stream(id);
-        opened.map_ok(|events| self.named(events, None))
+        opened.map_ok(|events| self.named(events, id, None))
     }
 
     fn resume(
@@ -189,7 +210,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             if let Some(call) = &call {
                 self.answers.back(call);
             }
-            self.named(events, call)
+            self.named(events, id, call)
         })
     }
 
@@ -262,7 +283,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Named<S> {
 impl Watched {
     fn pass(&mut self, message: &ServerJsonRpcMessage) {
         let is_answered = |request: &NumberOrString| {
-            let call = self.0.as_ref().map(|(_, call)| call);
+            let call = self.0.as_ref().map(|(_, call, _)| call);
             call.is_some_and(|call| call.is(request))
         };
         if answers::answered(message).is_some_and(is_answered) {
@@ -273,8 +294,8 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if let Some((answers, call)) = self.0.take() {
-            answers.gone(call);
+        if let Some((answers, call, life)) = self.0.take() {
+            answers.gone(call, life);
         }
     }
 }

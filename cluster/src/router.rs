@@ -14,6 +14,7 @@ use crate::{
     heart::Heart,
     held::Held,
     ids::{Owner, SessionHash},
+    lives::Lives,
     meter,
     owners::Owners,
     relay::Relay,
@@ -35,6 +36,7 @@ pub(crate) struct Router {
     pub(crate) relay: Relay,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) arrivals: Arrivals,
+    pub(crate) lives: Arc<Lives>,
     /// Set once, when the instance hands its sessions over.
     pub(crate) leaving: watch::Sender<bool>,
 }
@@ -89,7 +91,11 @@ impl Router {
         if request.method() != Method::GET {
             return Localized::Nothing;
         }
-        resume::localize(request.headers_mut(), self.me.incarnation)
+        let session = Fields::of(request.headers()).session;
+        let life = session
+            .filter(|id| self.sessions.has(id))
+            .map(|id| self.lives.of(id));
+        resume::localize(request.headers_mut(), life)
     }
 
     /// Answers for a call that ended with its instance, in the place of what the application says.

@@ -219,7 +219,6 @@ async fn a_session_that_cannot_be_loaded_now_is_not_said_to_be_none() {
 
 /// The streams of a session that was restored count from 0 again, also in the same process.
 #[tokio::test]
-#[ignore = "fails: an answer goes to another call: streams of a restored session count from 0 again"]
 async fn an_event_of_before_names_no_other_call_of_the_same_incarnation() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
@@ -244,7 +243,6 @@ async fn an_event_of_before_names_no_other_call_of_the_same_incarnation() {
 }
 
 #[tokio::test]
-#[ignore = "fails: an answer is lost: the directory has it and is not asked"]
 async fn an_answer_that_was_kept_is_there_for_a_session_that_is_restored_where_it_was() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
