@@ -8,7 +8,7 @@
 //!    given in a short while. What is beyond is left to this instance's own memory.
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -58,11 +58,9 @@ pub(crate) struct Call {
 
 /// The calls whose clients have gone, and what becomes of their answers.
 pub(crate) struct Answers {
-    me: Incarnation,
-    /// The same as text.
-    name: Box<str>,
     directory: Limited,
-    noted: Mutex<HashSet<Call>>,
+    /// With the life of its session in which each runs.
+    noted: Mutex<HashMap<Call, Incarnation>>,
     /// Of the layers, which say whether a call goes on.
     calls: Mutex<Vec<Calls>>,
     /// How many are noted: nearly always none, and then nobody takes the lock.
@@ -112,10 +110,8 @@ impl Call {
 // === impl Answers ===
 
 impl Answers {
-    pub(crate) fn new(me: Incarnation, directory: Limited) -> Arc<Self> {
+    pub(crate) fn new(directory: Limited) -> Arc<Self> {
         Arc::new(Self {
-            me,
-            name: me.to_string().into(),
             directory,
             noted: Mutex::default(),
             calls: Mutex::default(),
@@ -124,13 +120,13 @@ impl Answers {
         })
     }
 
-    /// Says of an event id which incarnation gave it, and for which call.
-    pub(crate) fn sign(&self, event_id: &mut String, call: Option<&Call>) {
+    /// Says of an event id of which life of its session it is, and of which call.
+    pub(crate) fn sign(event_id: &mut String, life: Incarnation, call: Option<&Call>) {
         match call.map(|call| (call.number(), call)) {
-            None => EventName::put_behind(event_id, &self.name, None),
-            Some((Some(number), _)) => EventName::put_behind(event_id, &self.name, Some(number)),
+            None => EventName::put_behind(event_id, life, None),
+            Some((Some(number), _)) => EventName::put_behind(event_id, life, Some(number)),
             Some((None, call)) => {
-                *event_id = EventName::new(event_id, self.me, &call.id()).to_string();
+                *event_id = EventName::new(event_id, life, &call.id()).to_string();
             }
         }
     }
@@ -140,8 +136,8 @@ impl Answers {
         lock(&self.calls).push(calls);
     }
 
-    /// A stream of a call has gone without the answer.
-    pub(crate) fn gone(&self, call: Call) {
+    /// A stream of a call in this life of its session has gone without the answer.
+    pub(crate) fn gone(&self, call: Call, life: Incarnation) {
         let calls = lock(&self.calls).clone();
         let mut goes_on = calls
             .iter()
@@ -151,14 +147,14 @@ impl Answers {
         }
         let mut noted = self.noted();
         if noted.len() < MAX_NOTED {
-            noted.insert(call);
+            noted.insert(call, life);
         }
         self.count.store(noted.len(), Ordering::Release);
     }
 
     /// The client of a call is back.
     pub(crate) fn back(&self, call: &Call) {
-        self.take(call);
+        self.take(call, None);
     }
 
     /// A call has ended. If its answer did not come by, none will that counts.
@@ -167,13 +163,18 @@ impl Answers {
             && self.are_there()
         {
             let (session, request) = (session.into(), call.request_id().clone());
-            self.take(&Call { session, request });
+            self.take(&Call { session, request }, None);
         }
     }
 
-    /// A message of a session comes by. If it is the answer of a call whose client has gone, it is kept.
+    /// A message of a session in this life comes by. If it is the answer of a call whose client has gone, it is kept.
     #[allow(clippy::disallowed_methods, reason = "no request waits for it")]
-    pub(crate) fn pass(self: &Arc<Self>, session: &SessionId, message: &ServerJsonRpcMessage) {
+    pub(crate) fn pass(
+        self: &Arc<Self>,
+        session: &SessionId,
+        life: Incarnation,
+        message: &ServerJsonRpcMessage,
+    ) {
         if !self.are_there() {
             return;
         }
@@ -181,7 +182,7 @@ impl Answers {
             return;
         };
         let call = Call::new(session.clone(), request);
-        if !self.take(&call) {
+        if !self.take(&call, Some(life)) {
             return;
         }
         let Ok(place) = self.on_their_way.clone().try_acquire_owned() else {
@@ -197,17 +198,17 @@ impl Answers {
         }
         let this = self.clone();
         tokio::spawn(async move {
-            this.keep(&call, answer.into()).await;
+            this.keep(&call, life, answer.into()).await;
             drop(place);
         });
     }
 
-    async fn keep(&self, call: &Call, answer: Bytes) {
+    async fn keep(&self, call: &Call, life: Incarnation, answer: Bytes) {
         let (session, id) = (SessionHash::of(&call.session), call.id());
         for _ in 0..TRIES {
             let kept = self
                 .directory
-                .keep_answer(session, self.me, &id, answer.clone());
+                .keep_answer(session, life, &id, answer.clone());
             match kept.await {
                 Ok(()) => return,
                 Err(error) => {
@@ -222,7 +223,7 @@ impl Answers {
     pub(crate) fn closed(&self, session: &str) {
         if self.are_there() {
             let mut noted = self.noted();
-            noted.retain(|call| *call.session != *session);
+            noted.retain(|call, _| *call.session != *session);
             self.count.store(noted.len(), Ordering::Release);
         }
     }
@@ -234,9 +235,14 @@ impl Answers {
         let _settled = timeout(LEAVE_WITHIN, all).await;
     }
 
-    fn take(&self, call: &Call) -> bool {
+    /// Notes a call no more, if it runs in this life of its session, or in any.
+    fn take(&self, call: &Call, life: Option<Incarnation>) -> bool {
         let mut noted = self.noted();
-        let was_there = noted.remove(call);
+        let its = noted.get(call).copied();
+        let was_there = its.is_some_and(|its| life.is_none_or(|life| life == its));
+        if was_there {
+            noted.remove(call);
+        }
         self.count.store(noted.len(), Ordering::Release);
         was_there
     }
@@ -245,7 +251,7 @@ impl Answers {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    fn noted(&self) -> MutexGuard<'_, HashSet<Call>> {
+    fn noted(&self) -> MutexGuard<'_, HashMap<Call, Incarnation>> {
         lock(&self.noted)
     }
 }

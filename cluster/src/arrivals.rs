@@ -1,61 +1,106 @@
 //! Sessions that are on their way here: this instance is their owner, and the request that brings them is being served.
 //!
-//! To a peer they are here already. If they were not, he would claim a session that was claimed a moment ago, and two instances
-//! would bring it to life.
+//! 1. To a peer they are here already. If they were not, he would claim a session that was claimed a moment ago, and two instances
+//!    would bring it to life.
+//! 2. One request at a time brings a session. rmcp says "no such session" to all that wait for one whose client hangs up.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
+
+use tokio::sync;
 
 use crate::ids::SessionHash;
 
-/// What is on its way, and how many requests bring it.
+/// What is on its way. It is a handle: clones are the same.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Arrivals(Arc<Mutex<HashMap<SessionHash, usize>>>);
+pub(crate) struct Arrivals(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    coming: Mutex<HashMap<SessionHash, Coming>>,
+    /// How many sessions come: nearly always none, and then nobody takes the lock.
+    count: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Coming {
+    /// How many requests bring it.
+    requests: usize,
+    turn: Arc<sync::Mutex<()>>,
+}
 
 /// A session is on its way until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Expected {
     arrivals: Arrivals,
     session: SessionHash,
+    turn: Arc<sync::Mutex<()>>,
 }
+
+/// As long as this lives, no other request brings the session.
+pub(crate) type Turn = sync::OwnedMutexGuard<()>;
 
 // === impl Arrivals ===
 
 impl Arrivals {
     pub(crate) fn expect(&self, session: SessionHash) -> Expected {
-        *self.lock().entry(session).or_default() += 1;
+        let mut coming = self.coming();
+        let its = coming.entry(session).or_default();
+        its.requests += 1;
+        let turn = its.turn.clone();
+        self.0.count.store(coming.len(), Ordering::Release);
         Expected {
             arrivals: self.clone(),
             session,
+            turn,
         }
     }
 
     pub(crate) fn has(&self, session: SessionHash) -> bool {
-        self.lock().contains_key(&session)
+        self.coming().contains_key(&session)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<SessionHash, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether nothing is on its way.
+    pub(crate) fn are_none(&self) -> bool {
+        self.0.count.load(Ordering::Acquire) == 0
+    }
+
+    fn coming(&self) -> MutexGuard<'_, HashMap<SessionHash, Coming>> {
+        self.0.coming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 // === impl Expected ===
 
+impl Expected {
+    /// Waits until no other request brings the session.
+    pub(crate) async fn turn(&self) -> Turn {
+        self.turn.clone().lock_owned().await
+    }
+}
+
 impl Drop for Expected {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut count) = self.arrivals.lock().entry(self.session) {
-            match count.get().checked_sub(1) {
-                Some(left @ 1..) => *count.get_mut() = left,
-                _ => drop(count.remove()),
+        let mut coming = self.arrivals.coming();
+        if let Entry::Occupied(mut its) = coming.entry(self.session) {
+            match its.get().requests.checked_sub(1) {
+                Some(left @ 1..) => its.get_mut().requests = left,
+                _ => drop(its.remove()),
             }
         }
+        self.arrivals.0.count.store(coming.len(), Ordering::Release);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     #[test]
@@ -67,7 +112,18 @@ mod tests {
         drop(first);
         assert!(arrivals.has(session) && !arrivals.has(other));
         drop(second);
-        assert!(!arrivals.has(session));
-        assert!(arrivals.lock().is_empty());
+        assert!(!arrivals.has(session) && arrivals.are_none());
+    }
+
+    #[tokio::test]
+    async fn one_request_at_a_time_brings_a_session() {
+        let arrivals = Arrivals::default();
+        let [first, second] = [(); 2].map(|()| arrivals.expect(SessionHash::of("a")));
+        let other = arrivals.expect(SessionHash::of("b"));
+        let turn = first.turn().await;
+        assert!(second.turn().now_or_never().is_none());
+        assert!(other.turn().now_or_never().is_some());
+        drop((turn, first));
+        assert!(second.turn().now_or_never().is_some());
     }
 }

@@ -28,6 +28,7 @@ use crate::{
     heart::Heart,
     ids::{Owner, SessionHash},
     layer::ClusterLayer,
+    lives::Lives,
     manager::ClusterSessionManager,
     meter,
     owners::Owners,
@@ -73,6 +74,9 @@ struct Shared {
     beating: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// The instance leaves when this is dropped.
+struct Leaves<'a>(&'a watch::Sender<bool>);
+
 // === impl Cluster ===
 
 impl Cluster {
@@ -104,7 +108,8 @@ impl Cluster {
     ) -> ClusterSessionManager<M> {
         let sessions = self.shared.router.sessions.clone();
         let answers = self.shared.answers.clone();
-        let (manager, closes) = ClusterSessionManager::new(manager, sessions, answers);
+        let lives = self.shared.router.lives.clone();
+        let (manager, closes) = ClusterSessionManager::new(manager, sessions, answers, lives);
         self.shared.closers.add(closes);
         manager
     }
@@ -164,8 +169,9 @@ impl Cluster {
         peers::serve(listener, app, self.shared.gate.clone(), leaving).await;
     }
 
-    /// Hands the sessions of this instance over: from now on peers that ask for one are told to claim it. Then it closes the
-    /// listener for peers, and returns when [`serve_peers`](Self::serve_peers) has.
+    /// Hands the sessions of this instance over: once the answers on their way to the directory are there, or after 2 s, peers
+    /// that ask for a session are told to claim it. Then it closes the listener for peers, and returns when
+    /// [`serve_peers`](Self::serve_peers) has.
     ///
     /// Call it when the calls have ended: first the public listener is closed, then `Calls::drain` lets calls end while peers still
     /// relay to them, then the instance leaves.
@@ -196,10 +202,11 @@ impl Cluster {
     /// ```
     pub async fn leave(&self) {
         let router = &self.shared.router;
-        if router.leaving.send_replace(true) {
-            return router.leaving.closed().await;
-        }
-        info!(target: "mcp_cancel_cluster", "this instance leaves");
+        // Whoever is told that a session is not here looks for its answers in the directory.
+        let leaves = Leaves(&router.leaving);
+        self.shared.answers.settle().await;
+        drop(leaves);
+        // Those of calls that have ended since.
         self.shared.answers.settle().await;
         router.heart.leave();
         if let Some(beating) = self.shared.beating() {
@@ -246,6 +253,16 @@ impl fmt::Debug for Cluster {
     }
 }
 
+// === impl Leaves ===
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        if !self.0.send_replace(true) {
+            info!(target: "mcp_cancel_cluster", "this instance leaves");
+        }
+    }
+}
+
 // === impl Shared ===
 
 impl Shared {
@@ -288,6 +305,7 @@ pub(crate) fn join(
         heart: heart.clone(),
         sessions: sessions.clone(),
         arrivals: Arrivals::default(),
+        lives: Arc::new(Lives::new(me.incarnation)),
         leaving: watch::Sender::new(false),
         directory: directory.clone(),
     });
@@ -296,7 +314,7 @@ pub(crate) fn join(
         shared: Arc::new(Shared {
             router,
             gate: Arc::new(Gate { filter, secret }),
-            answers: Answers::new(me.incarnation, directory.clone()),
+            answers: Answers::new(directory.clone()),
             closing: tokio::spawn(closers.clone().run(lost)),
             closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),

@@ -1,11 +1,14 @@
 //! The fields of a head that say where a request goes, read in one pass: a look-up for each would cost more.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 
 use crate::wire;
 
-/// `mcp-session-id`, behind what all of these begin with.
-const SESSION_ID: &str = "session-id";
+/// The field that names the session.
+pub(crate) static SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+
+/// The same behind what all of these begin with.
+const OF_SESSION: &str = "session-id";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
@@ -27,7 +30,7 @@ impl<'a> Fields<'a> {
             let Some(name) = name.as_str().strip_prefix("mcp-") else {
                 continue;
             };
-            if name == SESSION_ID {
+            if name == OF_SESSION {
                 is_clear = found.is_none();
                 found = Some(value);
             } else {
@@ -45,7 +48,7 @@ impl<'a> Fields<'a> {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderName, HeaderValue};
+    use http::HeaderValue;
 
     use super::*;
 

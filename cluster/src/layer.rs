@@ -12,18 +12,19 @@ use std::{
 };
 
 use axum::{body::Body, response::IntoResponse};
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::{
+    arrivals::Expected,
     fields::Fields,
     peers,
     resume::{self, Localized},
     resumed::resuming,
     router::{Routed, Router},
-    way::Step,
+    way::{Refusal, Step},
     wire::{self, FromPeer},
 };
 
@@ -134,8 +135,9 @@ where
             let future = self.inner.call(request);
             return ClusterFuture::here(future);
         }
-        let localized = match step {
-            Step::Serve => self.router.localize(&mut request),
+        let joined = is_from_peer.then(|| self.router.joins(&request)).flatten();
+        let localized = match (step, &joined) {
+            (Step::Serve, None) => self.router.localize(&mut request),
             _ => Localized::Nothing,
         };
         if is_local && localized == Localized::Nothing {
@@ -145,16 +147,34 @@ where
         let (router, inner) = (self.router.clone(), self.inner.clone());
         ClusterFuture::elsewhere(async move {
             match step {
-                Step::Moved => return Ok(peers::moved(request.into_body()).await),
+                Step::Moved => return Ok(moved(&router, request).await),
                 Step::LookUp => return search(&router, inner, request).await,
                 _ => {}
             }
-            let mut response = serve(&router, inner, request, localized).await?;
+            let mut response = match joined {
+                Some(expected) => bring(&router, inner, request, expected).await?,
+                None => serve(&router, inner, request, localized).await?,
+            };
             if is_from_peer {
                 wire::mark(response.headers_mut(), router.me.incarnation);
             }
             Ok(response)
         })
+    }
+}
+
+/// Says that a session is not here, or that its client should come again, if it is by now: whoever is told the first claims it.
+async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
+    let (head, body) = request.into_parts();
+    let moved = peers::moved(body).await;
+    let session = Fields::of(&head.headers).session;
+    match router.arrive(session, true) {
+        Step::Moved => moved,
+        _ => {
+            let mut again = Response::from(Refusal::Again);
+            wire::mark(again.headers_mut(), router.me.incarnation);
+            again
+        }
     }
 }
 
@@ -170,12 +190,38 @@ where
     match router.route(request).await {
         Routed::Answered(response) => Ok(response),
         Routed::Here(mut request, expected) => {
+            if let Some(expected) = expected {
+                return bring(router, inner, request, expected).await;
+            }
             let localized = router.localize(&mut request);
-            let served = serve(router, inner, request, localized).await;
-            drop(expected);
-            served
+            serve(router, inner, request, localized).await
         }
     }
+}
+
+/// Serves a request whose session comes here with it, unless another one has brought it.
+async fn bring<S>(
+    router: &Router,
+    inner: S,
+    mut request: Request<Body>,
+    expected: Expected,
+) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
+{
+    let session = Fields::of(request.headers()).session.map(str::to_owned);
+    let turn = expected.turn().await;
+    let turn = (!router.lives_here(session.as_deref())).then_some(turn);
+    let localized = router.localize(&mut request);
+    let served = serve(router, inner, request, localized).await?;
+    // rmcp could not load it, say, because the directory did not answer.
+    let has_failed = served.status() == StatusCode::INTERNAL_SERVER_ERROR && turn.is_some();
+    let has_failed = has_failed && !router.lives_here(session.as_deref());
+    drop((turn, expected));
+    Ok(match has_failed {
+        true => Refusal::NotSound.into(),
+        false => served,
+    })
 }
 
 /// Serves a request here, and answers for a call that is not any more.

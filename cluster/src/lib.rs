@@ -21,6 +21,7 @@ mod heart;
 mod held;
 mod ids;
 mod layer;
+mod lives;
 mod manager;
 mod meter;
 mod owners;

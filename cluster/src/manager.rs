@@ -1,6 +1,6 @@
 //! The session manager that says whose events are: the outermost, around the one that knows the calls.
 //!
-//! 1. An event id leaves as `<plain>~<incarnation>~<request id>`, and the layer has cut it back before anything inside reads it.
+//! 1. An event id leaves as `<plain>~<life of the session>~<request id>`, and the layer has cut it back before anything inside reads it.
 //!    So two instances never mean different events by the same id.
 //! 2. What it changes of an event is its id alone.
 
@@ -28,6 +28,8 @@ use tracing::warn;
 
 use crate::{
     answers::{self, Answers, Call},
+    ids::Incarnation,
+    lives::Lives,
     resumed::resumed_call,
     sessions::Sessions,
     transport::ClusterTransport,
@@ -38,6 +40,7 @@ use crate::{
 pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
     answers: Arc<Answers>,
+    lives: Arc<Lives>,
 }
 
 /// What can close a session that is another instance's by now.
@@ -58,6 +61,8 @@ pin_project! {
 /// A stream, and whether it has brought the answer of its call. Dropped before that, its client has gone.
 struct Watched {
     answers: Arc<Answers>,
+    /// The one of its session.
+    life: Incarnation,
     call: Option<Call>,
     is_answered: bool,
 }
@@ -70,24 +75,38 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         manager: CancellableSessionManager<M>,
         sessions: Arc<Sessions>,
         answers: Arc<Answers>,
+        lives: Arc<Lives>,
     ) -> (Self, Weak<dyn Closes>) {
-        let of_sessions = answers.clone();
+        let (of_sessions, their_lives) = (answers.clone(), lives.clone());
         let inner = Arc::new(manager.on_session(move |event| match event {
-            SessionEvent::Opened { session, .. } => sessions.opened(session),
+            SessionEvent::Opened {
+                session, restored, ..
+            } => {
+                their_lives.begin(session, *restored);
+                sessions.opened(session);
+            }
             SessionEvent::Closed { session, .. } => {
                 sessions.closed(session);
                 of_sessions.closed(session);
+                their_lives.end(session);
             }
             _ => {}
         }));
         let closes: Weak<dyn Closes> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
-        (Self { inner, answers }, closes)
+        (
+            Self {
+                inner,
+                answers,
+                lives,
+            },
+            closes,
+        )
     }
 
-    fn sign<S>(&self, events: S, call: Option<Call>) -> Signed<S> {
-        let answers = self.answers.clone();
+    fn sign<S>(&self, events: S, session: &str, call: Option<Call>) -> Signed<S> {
         let watched = Watched {
-            answers,
+            answers: self.answers.clone(),
+            life: self.lives.of(session),
             call,
             is_answered: false,
         };
@@ -99,7 +118,12 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         id: &SessionId,
         transport: CancellableTransport<M::Transport>,
     ) -> ClusterTransport<CancellableTransport<M::Transport>> {
-        ClusterTransport::new(transport, id.clone(), self.answers.clone())
+        ClusterTransport::new(
+            transport,
+            id.clone(),
+            self.lives.of(id),
+            self.answers.clone(),
+        )
     }
 }
 
@@ -152,7 +176,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         };
         let call = request.map(|request| Call::new(id.clone(), request));
         let opened = self.inner.create_stream(id, message);
-        opened.map_ok(move |events| self.sign(events, call))
+        opened.map_ok(move |events| self.sign(events, id, call))
     }
 
     fn accept_message(
@@ -170,7 +194,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let opened = self.inner.create_standalone_stream(id);
-        opened.map_ok(|events| self.sign(events, None))
+        opened.map_ok(|events| self.sign(events, id, None))
     }
 
     fn resume(
@@ -186,7 +210,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             if let Some(call) = &call {
                 self.answers.back(call);
             }
-            self.sign(events, call)
+            self.sign(events, id, call)
         })
     }
 
@@ -241,7 +265,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
             return Poll::Ready(None);
         };
         if let Some(id) = &mut event.event_id {
-            this.watched.answers.sign(id, this.watched.call.as_ref());
+            Answers::sign(id, this.watched.life, this.watched.call.as_ref());
         }
         if let Some(message) = event.message.as_deref() {
             this.watched.pass(message);
@@ -266,7 +290,7 @@ impl Watched {
 impl Drop for Watched {
     fn drop(&mut self) {
         if let Some(call) = self.call.take().filter(|_| !self.is_answered) {
-            self.answers.gone(call);
+            self.answers.gone(call, self.life);
         }
     }
 }

@@ -3,7 +3,9 @@
 //! 1. What is kept is bounded, and what nobody owns is kept apart: ids that somebody makes up push no owner out.
 //! 2. A session is looked up once at a time, for all who ask. At most [`MAX_LOOKUPS`] are, and none for longer than [`LIMIT`], in
 //!    which the wait for a place counts.
-//! 3. A look-up lives as long as somebody waits for it. What it finds is kept only if nothing newer was learned meanwhile.
+//! 3. That a session is this instance's is not kept: what lives here is known without asking, and of what does not, another may
+//!    be the owner by now.
+//! 4. A look-up lives as long as somebody waits for it. What it finds is kept only if nothing newer was learned meanwhile.
 
 mod recent;
 
@@ -107,7 +109,7 @@ impl Owners {
     pub(crate) fn learn(&self, session: SessionHash, owner: Owner) {
         let mut known = self.0.known();
         known.lookups.remove(&session);
-        known.keep(session, Found::Owner(owner));
+        known.keep(session, Found::Owner(owner), self.0.me);
     }
 
     /// This is not the owner of a session, or not any more.
@@ -184,9 +186,13 @@ impl Learned {
         self.nobody.get(session, now).cloned().map(Found::Nobody)
     }
 
-    fn keep(&mut self, session: SessionHash, found: Found) {
+    fn keep(&mut self, session: SessionHash, found: Found, me: Incarnation) {
         let now = Instant::now();
         match found {
+            Found::Owner(owner) if owner.incarnation == me => {
+                self.nobody.remove(session);
+                self.owners.remove(session);
+            }
             Found::Owner(owner) => {
                 self.nobody.remove(session);
                 self.owners.insert(session, owner, now);
@@ -211,7 +217,7 @@ impl UnderWay {
                 .get(&self.session)
                 .is_some_and(|(number, _)| *number == self.number)
             {
-                known.keep(self.session, found.clone());
+                known.keep(self.session, found.clone(), self.owners.me);
             }
         }
         found.map_err(Arc::new)

@@ -37,6 +37,7 @@ use tokio::{net::TcpStream, time::timeout};
 use tracing::{debug, warn};
 
 use crate::{
+    fields::SESSION_ID,
     filter::PeersFilter,
     held::Held,
     ids::Owner,
@@ -256,6 +257,8 @@ fn origin_form(head: &Parts) -> Uri {
     Uri::from(path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
+/// Removes what is of one connection. The session is of the request, whatever a client says: without it, an owner would say that
+/// it is not with him.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -263,6 +266,7 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
+        .filter(|name| *name != SESSION_ID)
         .collect();
     for name in named.iter().chain(&OF_ONE_CONNECTION) {
         headers.remove(name);
@@ -305,7 +309,7 @@ mod tests {
 
     fn head(uri: &str) -> Parts {
         let request = Request::get(uri)
-            .header("connection", "close, X-Hop")
+            .header("connection", "close, X-Hop, Mcp-Session-Id")
             .header("x-hop", "1")
             .header("te", "trailers")
             .header("expect", "100-continue")

@@ -1,7 +1,7 @@
 //! Resumes: the client names an event of this incarnation, or of one whose calls ended with it.
 //!
-//! 1. An event of this incarnation is named to everything inside by the id that the session manager gave it.
-//! 2. One of another incarnation is named to nobody: to the session manager it could look like an event of another call. Its
+//! 1. An event of the present life of a session is named to everything inside by the id that the session manager gave it.
+//! 2. One of another life (of another incarnation, or from before it was restored here) is named to nobody: to the session manager it could look like an event of another call. Its
 //!    client gets the answer that was kept, or the error that its server is gone, and the stream ends. It does so only once the
 //!    application has accepted the request: what it asks of clients it asks of these, too.
 //! 3. What no instance named passes as it is.
@@ -47,12 +47,12 @@ pub(crate) enum Localized {
     Lost(LostCall),
 }
 
-/// Has a head name an event so that this instance understands it.
-pub(crate) fn localize(headers: &mut HeaderMap, me: Incarnation) -> Localized {
-    read(headers, me).unwrap_or(Localized::Nothing)
+/// Has a head name an event so that this instance understands it. `life` is that of its session, if that lives here.
+pub(crate) fn localize(headers: &mut HeaderMap, life: Option<Incarnation>) -> Localized {
+    read(headers, life).unwrap_or(Localized::Nothing)
 }
 
-fn read(headers: &mut HeaderMap, me: Incarnation) -> Option<Localized> {
+fn read(headers: &mut HeaderMap, life: Option<Incarnation>) -> Option<Localized> {
     let session = Fields::of(headers).session.map(SessionHash::of)?;
     let mut named = headers.get_all(&LAST_EVENT_ID).iter();
     let (Some(only), None) = (named.next(), named.next()) else {
@@ -60,7 +60,7 @@ fn read(headers: &mut HeaderMap, me: Incarnation) -> Option<Localized> {
     };
     let only = only.clone();
     let event = EventName::read(only.to_str().ok()?)?;
-    if event.incarnation == me {
+    if Some(event.incarnation) == life {
         let plain = HeaderValue::from_str(event.plain).ok()?;
         headers.insert(&LAST_EVENT_ID, plain);
         return Some(Localized::Here(event.call));
@@ -140,7 +140,7 @@ mod tests {
         for value in named {
             headers.append(&LAST_EVENT_ID, value.parse().unwrap());
         }
-        let lost = match localize(&mut headers, ME.parse().unwrap()) {
+        let lost = match localize(&mut headers, ME.parse().ok()) {
             Localized::Lost(lost) => Some(lost),
             Localized::Nothing | Localized::Here(_) => None,
         };

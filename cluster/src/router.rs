@@ -14,6 +14,7 @@ use crate::{
     heart::Heart,
     held::Held,
     ids::{Owner, SessionHash},
+    lives::Lives,
     meter,
     owners::Owners,
     relay::Relay,
@@ -35,6 +36,7 @@ pub(crate) struct Router {
     pub(crate) relay: Relay,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) arrivals: Arrivals,
+    pub(crate) lives: Arc<Lives>,
     /// Set once, when the instance hands its sessions over.
     pub(crate) leaving: watch::Sender<bool>,
 }
@@ -51,9 +53,12 @@ pub(crate) enum Routed {
 impl Router {
     /// What is to be done with a request that has just come.
     pub(crate) fn arrive(&self, session: Option<&str>, is_from_peer: bool) -> Step {
-        let is_here = |id| {
-            let lives_here = self.sessions.has(id);
-            lives_here || (is_from_peer && self.arrivals.has(SessionHash::of(id)))
+        // A peer who is told that a session is not here claims it: not one that comes, and not one that its client has ended.
+        let is_for_here = |session| self.arrivals.has(session) || self.sessions.is_deleted(session);
+        let is_here = |id| match self.sessions.has(id) {
+            // One that is being restored is not here before that is done.
+            true => is_from_peer || !self.comes(id),
+            false => is_from_peer && is_for_here(SessionHash::of(id)),
         };
         let arrival = Arrival {
             has_session: session.is_some(),
@@ -64,12 +69,33 @@ impl Router {
         arrival.step()
     }
 
+    /// Whether a session is on its way here.
+    fn comes(&self, id: &str) -> bool {
+        !self.arrivals.are_none() && self.arrivals.has(SessionHash::of(id))
+    }
+
+    /// The arrival that a request of a peer takes part in, if its session is on its way here.
+    pub(crate) fn joins(&self, request: &Request<Body>) -> Option<Expected> {
+        let session = Fields::of(request.headers()).session;
+        let session = session.filter(|id| self.comes(id));
+        session.map(|id| self.arrivals.expect(SessionHash::of(id)))
+    }
+
+    /// Whether a session lives here. One that is on its way may, or not yet.
+    pub(crate) fn lives_here(&self, session: Option<&str>) -> bool {
+        session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
+    }
+
     /// Has a request that is served here name its event so that this instance understands it.
     pub(crate) fn localize(&self, request: &mut Request<Body>) -> Localized {
         if request.method() != Method::GET {
             return Localized::Nothing;
         }
-        resume::localize(request.headers_mut(), self.me.incarnation)
+        let session = Fields::of(request.headers()).session;
+        let life = session
+            .filter(|id| self.sessions.has(id))
+            .map(|id| self.lives.of(id));
+        resume::localize(request.headers_mut(), life)
     }
 
     /// Answers for a call that ended with its instance, in the place of what the application says.

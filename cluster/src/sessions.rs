@@ -2,7 +2,8 @@
 //!
 //! 1. A session lives here from when it is opened, or loaded to be restored, until it is closed, deleted or lost.
 //! 2. It is written by one task only, the heart's. So what is asked of the directory for one session has one order.
-//! 3. A session that was deleted is removed from the directory after all that was written of it, so that nobody restores it.
+//! 3. A session that was deleted is removed from the directory after all that was written of it, and is restored by nobody: until
+//!    it is removed, this instance says that there is none.
 //! 4. One that is only closed stays in the directory for its time: its client may come back, and it is restored.
 //! 5. What was lost to another owner is told once, to be closed.
 
@@ -107,7 +108,15 @@ impl Sessions {
         self.shard(session).contains_key(&session)
     }
 
-    /// The same, for every request.
+    /// Whether a session lives here, and is not only loaded to be restored.
+    pub(crate) fn is_open(&self, session: SessionHash) -> bool {
+        let shard = self.shard(session);
+        shard
+            .get(&session)
+            .is_some_and(|here| here.loaded.is_none())
+    }
+
+    /// Whether a session lives here, for every request.
     pub(crate) fn has(&self, id: &str) -> bool {
         self.roll.has(id)
     }
@@ -188,9 +197,14 @@ impl Sessions {
         .await;
     }
 
+    /// Whether a session was deleted of which the directory is still to be told so.
+    pub(crate) fn is_deleted(&self, session: SessionHash) -> bool {
+        self.work().deleted.contains(&session)
+    }
+
     /// Returns when the directory is not to be told any more that a session was deleted.
     pub(crate) async fn until_removed(&self, session: SessionHash) {
-        self.until(|| !self.work().deleted.contains(&session)).await;
+        self.until(|| !self.is_deleted(session)).await;
     }
 
     async fn until(&self, is_so: impl Fn() -> bool) {

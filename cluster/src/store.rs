@@ -48,9 +48,14 @@ impl ClusterStore {
 #[async_trait]
 impl SessionStore for ClusterStore {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
-        let Some(entry) = self.directory.load(SessionHash::of(session_id)).await? else {
+        let session = SessionHash::of(session_id);
+        let Some(entry) = self.directory.load(session).await? else {
             return Ok(None);
         };
+        // Also while it was loaded.
+        if self.sessions.is_deleted(session) {
+            return Ok(None);
+        }
         if entry.owner.incarnation != self.me {
             return Err(io::Error::other("the session lives on another instance").into());
         }

@@ -8,22 +8,29 @@ use rmcp::{
     transport::{Transport, streamable_http_server::session::SessionId},
 };
 
-use crate::answers::Answers;
+use crate::{answers::Answers, ids::Incarnation};
 
 /// The transport of a session that [`ClusterSessionManager`](crate::ClusterSessionManager) made. It changes no message.
 pub struct ClusterTransport<T> {
     inner: T,
     session: SessionId,
+    life: Incarnation,
     answers: Arc<Answers>,
 }
 
 // === impl ClusterTransport ===
 
 impl<T> ClusterTransport<T> {
-    pub(crate) fn new(inner: T, session: SessionId, answers: Arc<Answers>) -> Self {
+    pub(crate) fn new(
+        inner: T,
+        session: SessionId,
+        life: Incarnation,
+        answers: Arc<Answers>,
+    ) -> Self {
         Self {
             inner,
             session,
+            life,
             answers,
         }
     }
@@ -40,7 +47,7 @@ impl<T: Transport<RoleServer>> Transport<RoleServer> for ClusterTransport<T> {
         &mut self,
         item: TxJsonRpcMessage<RoleServer>,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
-        self.answers.pass(&self.session, &item);
+        self.answers.pass(&self.session, self.life, &item);
         self.inner.send(item)
     }
 

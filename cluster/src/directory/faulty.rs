@@ -25,6 +25,10 @@ pub(crate) enum Fault {
     Mute,
     /// Everything takes so long.
     Slow(Duration),
+    /// This one thing takes so long.
+    SlowAt(&'static str, Duration),
+    /// This one thing fails.
+    FailsAt(&'static str),
     /// It says that everything is this owner's.
     Lies(Owner),
 }
@@ -70,7 +74,14 @@ impl Faulty {
         self.asked.lock().unwrap().push(what);
         let fault = *self.fault.borrow();
         match fault {
-            Fault::None | Fault::Lies(_) => work.await,
+            Fault::SlowAt(slow, time) if slow == what => {
+                sleep(time).await;
+                work.await
+            }
+            Fault::FailsAt(fails) if fails == what => {
+                Err(DirectoryError::failed("it is switched off"))
+            }
+            Fault::None | Fault::Lies(_) | Fault::SlowAt(..) | Fault::FailsAt(_) => work.await,
             Fault::Slow(time) => {
                 sleep(time).await;
                 work.await

@@ -170,6 +170,22 @@ async fn what_was_learned_during_a_look_up_is_newer_than_what_that_finds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_this_instance_owns_is_asked_for_each_time() {
+    let (owners, directory, other) = owners().await;
+    let me = Owner {
+        incarnation: owners.0.me,
+        ..instance(3)
+    };
+    owners.learn(hash("a"), me);
+    assert_eq!(found(&owners, "a").await, Some(other));
+    directory.memory.enter(me, &[session("c")]).await.unwrap();
+    for asked in 2..4 {
+        assert_eq!(found(&owners, "c").await, Some(me));
+        assert_eq!(directory.asked("owner"), asked);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_the_owner_that_was_meant_is_forgotten() {
     let (owners, directory, other) = owners().await;
     let winner = instance(3);

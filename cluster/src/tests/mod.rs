@@ -11,5 +11,6 @@ mod gone;
 mod leaving;
 mod node;
 mod orphans;
+mod races;
 mod resumes;
 mod strangers;

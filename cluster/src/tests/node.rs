@@ -41,6 +41,8 @@ pub(super) struct Node {
     pub(super) peers: JoinHandle<()>,
     /// The heads of all requests that the application was handed.
     pub(super) seen: Arc<Mutex<Vec<http::HeaderMap>>>,
+    /// What it serves.
+    pub(super) app: Router,
     addr: SocketAddr,
     #[allow(dead_code, reason = "it is only held")]
     nobody: Option<TcpSocket>,
@@ -98,6 +100,7 @@ impl Setup {
             .layer(layer)
             .layer(look)
             .layer(cluster.layer());
+        let kept = app.clone();
         let public = serve(app.clone()).await;
         let (member, served) = (cluster.clone(), app);
         let peers = tokio::spawn(async move { member.serve_peers(listener, served).await });
@@ -107,6 +110,7 @@ impl Setup {
             witness,
             calls,
             addr: public.addr,
+            app: kept,
             public: Some(public),
             peers,
             seen,

@@ -1,0 +1,452 @@
+//! Two states that meet: claims, restores, deletions and answers at the same moment.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use futures_util::{FutureExt as _, future::join};
+use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::Grace;
+use serde_json::{Value, json};
+use test_support::{Connection, Mcp};
+use tokio::{
+    task::yield_now,
+    time::{advance, pause, resume},
+};
+use tower_service::Service as _;
+
+use super::node::{Node, Setup, hash};
+use crate::{
+    directory::{
+        Claim, Directory as _, Found, MemoryDirectory,
+        faulty::{Fault, Faulty},
+    },
+    filter::PeersFilter,
+    ids::{Incarnation, Owner},
+};
+
+fn directory() -> Faulty {
+    Faulty::new(MemoryDirectory::default())
+}
+
+async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
+    let asker = Incarnation::random();
+    match directory.memory.owner(hash(mcp), asker).await.unwrap() {
+        Found::Owner(owner) => Some(owner),
+        Found::Nobody(_) => None,
+    }
+}
+
+async fn status(mcp: &Mcp, id: u32) -> u16 {
+    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
+    call.head().await.status
+}
+
+/// A call whose client has just gone. Returns the event that it has seen last.
+async fn detach(node: &Node, mcp: &Mcp, id: u32, label: &str) -> String {
+    let before = node.calls.detached();
+    let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
+    call.head().await;
+    let event = call.event().await.unwrap();
+    node.witness.started(label).await;
+    call.fin();
+    while node.calls.detached() == before {
+        yield_now().await;
+    }
+    event.id.unwrap()
+}
+
+async fn calls_end(node: &Node) {
+    while !node.calls.is_empty() {
+        yield_now().await;
+    }
+}
+
+async fn kept(directory: &Faulty, node: &Node, mcp: &Mcp, id: &str) {
+    let me = node.me.incarnation;
+    while directory
+        .memory
+        .answer(hash(mcp), me, id)
+        .await
+        .unwrap()
+        .is_none()
+    {
+        yield_now().await;
+    }
+}
+
+/// Another instance claims a session, its former owner notices, and claims it back when that one is gone.
+async fn goes_and_comes_back(directory: &Faulty, node: &Node, mcp: &Mcp) {
+    let other = Owner {
+        address: "127.0.0.1:1".parse().unwrap(),
+        incarnation: Incarnation::random(),
+    };
+    let (session, memory) = (hash(mcp), &directory.memory);
+    assert_eq!(
+        memory.claim(session, node.me, other).await.unwrap(),
+        Claim::Won
+    );
+    node.routing().sessions.lose(session, other);
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    assert_eq!(
+        memory.claim(session, other, node.me).await.unwrap(),
+        Claim::Won
+    );
+}
+
+async fn pass(time: Duration) {
+    const STEP: Duration = Duration::from_millis(50);
+    pause();
+    let mut passed = Duration::ZERO;
+    while passed < time {
+        advance(STEP).await;
+        passed += STEP;
+        for _ in 0..20 {
+            yield_now().await;
+        }
+    }
+    resume();
+}
+
+/// A client names the field of its session as one of its connection: the relay takes it away, the owner says "not here".
+#[tokio::test]
+async fn no_client_has_a_session_claimed_from_an_owner_who_lives() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let odd = b.client_of(&mcp).header("connection", "mcp-session-id");
+    let status = status(&odd, 1).await;
+    assert_eq!(owner_of(&directory, &mcp).await, Some(a.me));
+    assert!(a.has(&mcp) && !b.has(&mcp));
+    assert_eq!(status, 200);
+}
+
+/// An instance that has won a session, and has lost it since, goes by the directory and not by what it remembers of itself.
+#[tokio::test]
+async fn a_session_that_was_this_instances_is_found_where_it_is() {
+    let directory = directory();
+    let [mut a, b, c] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
+    a.dies().await;
+    assert_eq!(status(&at_b, 1).await, 200);
+    assert!(b.has(&mcp));
+    // It stood still, say, and another one claimed it.
+    let claimed = directory
+        .memory
+        .claim(hash(&mcp), b.me, c.me)
+        .await
+        .unwrap();
+    assert_eq!(claimed, Claim::Won);
+    assert_eq!(status(&at_c, 2).await, 200);
+    b.routing().sessions.lose(hash(&mcp), c.me);
+    while b.has(&mcp) {
+        yield_now().await;
+    }
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    assert_eq!(status(&at_b, 3).await, 200);
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_while_its_session_is_restored_is_nobody_elses_loss() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    a.dies().await;
+    let at_b = b.client_of(&mcp);
+    directory.set(Fault::SlowAt("load", Duration::from_millis(400)));
+    let first = at_b.call(1, "echo", json!({ "text": "x" })).await;
+    while directory.asked("load") == 0 {
+        yield_now().await;
+    }
+    let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
+    while b.seen.lock().unwrap().len() < 2 {
+        yield_now().await;
+    }
+    for _ in 0..20 {
+        yield_now().await;
+    }
+    first.fin();
+    assert_eq!(second.head().await.status, 200);
+}
+
+/// A client hangs up at any step of the restoring of its session.
+#[tokio::test]
+async fn a_session_that_is_half_restored_serves_the_next_request() {
+    let directory = directory();
+    let [mut a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let message = mcp
+        .call_message(1, "echo", json!({ "text": "x" }))
+        .to_string();
+    for polls in 0..40 {
+        goes_and_comes_back(&directory, &a, &mcp).await;
+        assert!(!a.has(&mcp), "{polls}");
+        let request = http::Request::post("/mcp")
+            .header("host", "localhost")
+            .header("mcp-session-id", mcp.session_id().unwrap())
+            .header("accept", "application/json, text/event-stream")
+            .header("content-type", "application/json")
+            .body(Body::from(message.clone()));
+        let mut first = Box::pin(a.app.call(request.unwrap()));
+        for _ in 0..polls {
+            if (&mut first).now_or_never().is_some() {
+                break;
+            }
+            yield_now().await;
+        }
+        drop(first);
+        assert_eq!(status(&mcp, 2).await, 200, "{polls}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_cannot_be_loaded_now_is_not_said_to_be_none() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    a.dies().await;
+    let at_b = b.client_of(&mcp);
+    directory.set(Fault::SlowAt("load", Duration::from_millis(700)));
+    let statuses = join(status(&at_b, 1), status(&at_b, 2)).await;
+    assert_eq!(statuses, (503, 503));
+    directory.set(Fault::None);
+    assert_eq!(status(&at_b, 3).await, 200);
+}
+
+/// The streams of a session that was restored count from 0 again, also in the same process.
+#[tokio::test]
+async fn an_event_of_before_names_no_other_call_of_the_same_incarnation() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let named = detach(&a, &mcp, 7, "seventh").await;
+    a.witness.release("seventh");
+    calls_end(&a).await;
+    goes_and_comes_back(&directory, &a, &mcp).await;
+    let mut eighth = mcp.call(8, "hold", json!({ "label": "eighth" })).await;
+    assert_eq!(eighth.head().await.status, 200);
+    a.witness.started("eighth").await;
+
+    let mut resumed = mcp.resume(&named).await;
+    assert_eq!(resumed.head().await.status, 200);
+    a.witness.release("eighth");
+    let answered: Vec<Value> = resumed.messages().await;
+    assert!(
+        answered.iter().all(|message| message["id"] != 8),
+        "{answered:?}"
+    );
+    assert_eq!(eighth.answer().await.unwrap()["id"], 8);
+}
+
+#[tokio::test]
+async fn an_answer_that_was_kept_is_there_for_a_session_that_is_restored_where_it_was() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let named = detach(&a, &mcp, 7, "seventh").await;
+    a.witness.release("seventh");
+    kept(&directory, &a, &mcp, "7").await;
+    goes_and_comes_back(&directory, &a, &mcp).await;
+
+    let mut resumed = mcp.resume(&named).await;
+    let answered = resumed.messages().await;
+    assert_eq!(answered.len(), 1);
+    assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
+#[tokio::test]
+#[ignore = "fails: a wrong answer: that of an earlier call with the same id"]
+async fn an_answer_that_was_kept_is_not_that_of_a_later_call_with_its_id() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let named = detach(&a, &mcp, 1, "first").await;
+    a.witness.release("first");
+    kept(&directory, &a, &mcp, "1").await;
+    calls_end(&a).await;
+    assert_eq!(mcp.resume(&named).await.answer().await.unwrap()["id"], 1);
+    let named = detach(&a, &mcp, 1, "second").await;
+    a.dies().await;
+
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let answered = resumed.messages().await;
+    assert_eq!(answered[0]["error"]["code"], -32603, "{answered:?}");
+}
+
+/// Whoever leaves says "not here" only once its answers are where others find them.
+#[tokio::test]
+async fn no_answer_on_its_way_is_lost_when_its_instance_leaves() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let named = detach(&a, &mcp, 1, "a").await;
+    directory.set(Fault::FailsAt("keep_answer"));
+    a.witness.release("a");
+    calls_end(&a).await;
+    while directory.asked("keep_answer") == 0 {
+        yield_now().await;
+    }
+    directory.set(Fault::None);
+
+    let at_b = b.client_of(&mcp);
+    let (answered, ()) = join(
+        async { at_b.resume(&named).await.messages().await },
+        a.cluster.leave(),
+    )
+    .await;
+    assert_eq!(answered.len(), 1);
+    assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
+/// The answer has been sent, and lies where the client that goes has not read it.
+#[tokio::test]
+#[ignore = "fails: an answer is lost: it passed before its call was noted"]
+async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
+    let request = http::Request::post("/mcp")
+        .header("host", "localhost")
+        .header("mcp-session-id", mcp.session_id().unwrap())
+        .header("accept", "application/json, text/event-stream")
+        .header("content-type", "application/json")
+        .body(Body::from(message.to_string()));
+    let answered = a.app.call(request.unwrap()).await.unwrap();
+    assert_eq!(answered.status(), 200);
+    let mut body = answered.into_body();
+    let priming = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let priming = String::from_utf8(priming.to_vec()).unwrap();
+    let named = priming
+        .lines()
+        .find_map(|line| line.strip_prefix("id: "))
+        .unwrap()
+        .to_owned();
+    a.witness.started("a").await;
+    a.witness.release("a");
+    a.witness.ended("a").await;
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    drop(body);
+    calls_end(&a).await;
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    a.dies().await;
+
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    let answered = resumed.messages().await;
+    assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
+/// The owner says "not here" to a request that is long in coming, and has the session again before that is heard.
+#[tokio::test]
+async fn a_session_that_came_back_while_somebody_was_told_that_it_is_gone_is_not_claimed() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    goes_and_comes_back(&directory, &a, &mcp).await;
+    assert!(!a.has(&mcp));
+    let at_b = b.client_of(&mcp);
+    let mut slow = Connection::open(b.public.as_ref().unwrap().addr).await;
+    slow.send_cut(&at_b.post_request("{"), 100_000).await;
+    // One look-up, a relay, and the word is out.
+    for _ in 0..1_000 {
+        yield_now().await;
+    }
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    assert_eq!(call.head().await.status, 200);
+    a.witness.started("a").await;
+    assert_eq!(slow.head().await.status, 503);
+    assert_eq!(owner_of(&directory, &mcp).await, Some(a.me));
+    a.witness.release("a");
+    assert_eq!(call.answer().await.unwrap()["id"], 1);
+}
+
+/// A request of several megabytes is answered before it has come whole.
+#[tokio::test]
+async fn a_very_long_request_to_a_session_that_has_moved_is_served_the_second_time() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    goes_and_comes_back(&directory, &a, &mcp).await;
+    let at_b = b.client_of(&mcp);
+    let text = "x".repeat(3_000_000);
+    let mut call = at_b.call(1, "echo", json!({ "text": text })).await;
+    let head = call.head().await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    let mut call = at_b.call(1, "echo", json!({ "text": text })).await;
+    assert_eq!(call.head().await.status, 200);
+}
+
+/// The directory is told of a deletion after it happened. Until then nobody restores the session.
+#[tokio::test]
+async fn a_session_that_is_being_deleted_is_restored_nowhere() {
+    for at_owner in [true, false] {
+        let directory = directory();
+        let [a, b] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        directory.set(Fault::SlowAt("remove", Duration::from_millis(300)));
+        let late = async {
+            while directory.asked("remove") == 0 {
+                yield_now().await;
+            }
+            let node = if at_owner { &a } else { &b };
+            status(&node.client_of(&mcp), 1).await
+        };
+        let (deleted, late) = join(mcp.delete(), late).await;
+        assert_eq!(deleted, 202);
+        assert_eq!((late, a.has(&mcp), b.has(&mcp)), (404, false, false));
+        assert_eq!(owner_of(&directory, &mcp).await, None);
+        assert_eq!(status(&mcp, 2).await, 404);
+    }
+}
+
+/// The client has come back, to an instance that cannot reach the owner.
+#[tokio::test]
+#[ignore = "fails: a call is wrongly cancelled: its client came back to an instance that cannot reach the owner"]
+async fn a_client_that_came_back_to_an_instance_without_a_way_to_the_owner_keeps_its_call() {
+    const GRACE: Duration = Duration::from_secs(3);
+    let directory = directory();
+    let setup = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let a = setup.start(&directory).await;
+    let owner = a.me.address.ip();
+    let b = Setup {
+        filter: PeersFilter::new(move |other| other != owner),
+        ..Setup::default()
+    };
+    let b = b.start(&directory).await;
+    a.settles().await;
+    b.settles().await;
+    let mcp = a.session().await;
+    let named = detach(&a, &mcp, 1, "a").await;
+    for _ in 0..6 {
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        assert_eq!(resumed.head().await.status, 503);
+        pass(Duration::from_secs(1)).await;
+    }
+    assert!(a.witness.is_running("a"));
+}
+
+/// A session that begins while its instance is cut off from the directory, which is sound to the others.
+#[tokio::test]
+#[ignore = "fails: a session is lost: 404 for one whose owner is cut off from the directory"]
+async fn a_session_that_could_not_be_written_yet_is_not_said_to_be_none() {
+    let of_a = directory();
+    let of_b = Faulty::new(of_a.memory.clone());
+    let a = Node::start(&of_a).await;
+    let b = Node::start(&of_b).await;
+    a.settles().await;
+    b.settles().await;
+    of_a.set(Fault::Fails);
+    let mcp = a.session().await;
+    assert_eq!(status(&b.client_of(&mcp), 1).await, 503);
+}
