@@ -238,6 +238,11 @@ impl Answers {
         was_there
     }
 
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.noted().len()
+    }
+
     fn are_there(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
     }

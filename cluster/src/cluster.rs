@@ -223,6 +223,11 @@ impl Cluster {
         &self.shared.router
     }
 
+    /// Of how many calls the answers are to be kept.
+    pub(crate) fn noted(&self) -> usize {
+        self.shared.answers.count()
+    }
+
     /// As when the process ends, but that the lease stays until it lapses.
     pub(crate) fn stop_heart(&self) {
         self.shared.stop_heart();
