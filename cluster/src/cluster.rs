@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use axum::body::Body;
 use http::{Request, Response};
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, CancellableSessionManager, Confirmation, Event, Outcome,
+    CancelOnDisconnectLayer, CancellableSessionManager, Confirmation, Event,
 };
 use rmcp::transport::streamable_http_server::{
     SessionManager,
@@ -133,10 +133,7 @@ impl Cluster {
         let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());
         let observed = layer.observe_fn(move |event| match event {
-            Event::Ended {
-                outcome: Outcome::Completed,
-                ..
-            } => {}
+            // Also one that has completed: its answer came by, be it before it was noted.
             Event::Ended { call, .. } => answers.ended(call),
             _ => {}
         });

@@ -459,7 +459,6 @@ async fn a_session_that_could_not_be_written_yet_is_not_said_to_be_none() {
 
 /// Of a call whose answer was sent before its client went, nothing is left.
 #[tokio::test]
-#[ignore = "fails: ended calls stay noted while their session is open, and at 65,536 no other is"]
 async fn a_call_that_has_ended_is_noted_no_more() {
     let directory = directory();
     let [mut a] = Node::several(&directory).await;
