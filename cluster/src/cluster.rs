@@ -132,10 +132,11 @@ impl Cluster {
     pub fn guard(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
         let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());
-        let observed = layer.observe_fn(move |event| match event {
-            // Also one that has completed: its answer came by, be it before it was noted.
-            Event::Ended { call, .. } => answers.ended(call),
-            _ => {}
+        let observed = layer.observe_fn(move |event| {
+            // Also if it has completed: its answer came by, be it before it was noted.
+            if let Event::Ended { call, .. } = event {
+                answers.ended(call);
+            }
         });
         observed.confirm(move |orphan| {
             let session = orphan.call().session().map(SessionHash::of);
