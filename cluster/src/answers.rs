@@ -1,9 +1,10 @@
 //! Answers of calls that ended without their client, kept in the directory so that they survive this instance.
 //!
-//! 1. A call is noted when a stream of it goes without the answer, and not any more once its client is back, or it was
-//!    cancelled. What comes by meanwhile for a noted call is its answer, and is kept.
+//! 1. A call is noted when a stream of it goes without the answer, and not any more once its client is back, or it has
+//!    ended. What comes by meanwhile for a noted call is its answer, and is kept.
 //! 2. A stream that goes late, after its client is back on another one, notes its call too: then an answer is kept that nobody
-//!    misses. The other way round, none is lost.
+//!    misses. The other way round one is lost to the directory: an answer that came by before its client went, who had not read
+//!    it. It is in this instance's memory alone.
 //! 3. As many are noted as may have no client in the library by default, and as much is on its way to the directory as it is
 //!    given in a short while. What is beyond is left to this instance's own memory.
 
@@ -245,6 +246,11 @@ impl Answers {
         }
         self.count.store(noted.len(), Ordering::Release);
         was_there
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.noted().len()
     }
 
     fn are_there(&self) -> bool {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use axum::body::Body;
 use http::{Request, Response};
 use mcp_cancel_on_disconnect::{
-    CancelOnDisconnectLayer, CancellableSessionManager, Confirmation, Event, Outcome,
+    CancelOnDisconnectLayer, CancellableSessionManager, Confirmation, Event,
 };
 use rmcp::transport::streamable_http_server::{
     SessionManager,
@@ -132,13 +132,11 @@ impl Cluster {
     pub fn guard(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
         let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());
-        let observed = layer.observe_fn(move |event| match event {
-            Event::Ended {
-                outcome: Outcome::Completed,
-                ..
-            } => {}
-            Event::Ended { call, .. } => answers.ended(call),
-            _ => {}
+        let observed = layer.observe_fn(move |event| {
+            // Also if it has completed: its answer came by, be it before it was noted.
+            if let Event::Ended { call, .. } = event {
+                answers.ended(call);
+            }
         });
         observed.confirm(move |orphan| {
             let session = orphan.call().session().map(SessionHash::of);
@@ -221,6 +219,11 @@ impl Cluster {
 impl Cluster {
     pub(crate) fn router(&self) -> &Router {
         &self.shared.router
+    }
+
+    /// Of how many calls the answers are to be kept.
+    pub(crate) fn noted(&self) -> usize {
+        self.shared.answers.count()
     }
 
     /// As when the process ends, but that the lease stays until it lapses.

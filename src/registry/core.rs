@@ -19,7 +19,8 @@
 //!    [`times::MAX_HOLD`] past the deadline. One that is refused or dropped takes its own hold away and no other's.
 //! 6. **Detach.** A grace starts in full with every detach. A cancel goes through only while the very clock that ran
 //!    out still stands so ([`Core::finish_due`]). Where somebody is asked before it, the same holds for the answer
-//!    ([`Core::confirm`], [`Core::put_off`]), and the clock is looked at once more: what stood still meanwhile is noticed.
+//!    ([`Core::confirm`], [`Core::put_off`]), and the clock is looked at once more: what stood still meanwhile is noticed, and
+//!    then it is asked again.
 //!    Only resumes that brought no event
 //!    (a server that the layer alone watches) renew it no more than [`times::MAX_BARREN`] times in a row.
 //! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the

@@ -109,6 +109,39 @@ async fn pass(time: Duration) {
     resume();
 }
 
+/// A call whose client goes when the answer was sent and not read. Returns the event that it has seen last.
+async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
+    let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
+    let request = http::Request::post("/mcp")
+        .header("host", "localhost")
+        .header("mcp-session-id", mcp.session_id().unwrap())
+        .header("accept", "application/json, text/event-stream")
+        .header("content-type", "application/json")
+        .body(Body::from(message.to_string()));
+    let answered = a.app.call(request.unwrap()).await.unwrap();
+    assert_eq!(answered.status(), 200);
+    let mut body = answered.into_body();
+    let priming = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let priming = String::from_utf8(priming.to_vec()).unwrap();
+    let named = priming
+        .lines()
+        .find_map(|line| line.strip_prefix("id: "))
+        .unwrap()
+        .to_owned();
+    a.witness.started("a").await;
+    a.witness.release("a");
+    a.witness.ended("a").await;
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    drop(body);
+    calls_end(a).await;
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    named
+}
+
 /// A client names the field of its session as one of its connection: the relay takes it away, the owner says "not here".
 #[tokio::test]
 async fn no_client_has_a_session_claimed_from_an_owner_who_lives() {
@@ -309,34 +342,7 @@ async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
     let directory = directory();
     let [mut a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
-    let request = http::Request::post("/mcp")
-        .header("host", "localhost")
-        .header("mcp-session-id", mcp.session_id().unwrap())
-        .header("accept", "application/json, text/event-stream")
-        .header("content-type", "application/json")
-        .body(Body::from(message.to_string()));
-    let answered = a.app.call(request.unwrap()).await.unwrap();
-    assert_eq!(answered.status(), 200);
-    let mut body = answered.into_body();
-    let priming = body.frame().await.unwrap().unwrap().into_data().unwrap();
-    let priming = String::from_utf8(priming.to_vec()).unwrap();
-    let named = priming
-        .lines()
-        .find_map(|line| line.strip_prefix("id: "))
-        .unwrap()
-        .to_owned();
-    a.witness.started("a").await;
-    a.witness.release("a");
-    a.witness.ended("a").await;
-    for _ in 0..100 {
-        yield_now().await;
-    }
-    drop(body);
-    calls_end(&a).await;
-    for _ in 0..100 {
-        yield_now().await;
-    }
+    let named = unread_answer(&mut a, &mcp).await;
     a.dies().await;
 
     let mut resumed = b.client_of(&mcp).resume(&named).await;
@@ -449,4 +455,14 @@ async fn a_session_that_could_not_be_written_yet_is_not_said_to_be_none() {
     of_a.set(Fault::Fails);
     let mcp = a.session().await;
     assert_eq!(status(&b.client_of(&mcp), 1).await, 503);
+}
+
+/// Of a call whose answer was sent before its client went, nothing is left.
+#[tokio::test]
+async fn a_call_that_has_ended_is_noted_no_more() {
+    let directory = directory();
+    let [mut a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    unread_answer(&mut a, &mcp).await;
+    assert_eq!(a.cluster.noted(), 0);
 }

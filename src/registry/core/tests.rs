@@ -351,7 +351,6 @@ fn invariant_7_a_runtime_that_stood_still_while_somebody_was_asked_is_noticed() 
 
 /// What was true before a runtime stood still need not be true any more: its lease may have lapsed, say.
 #[test]
-#[ignore = "fails: a call is cancelled on a confirmation from before its runtime stood still"]
 fn invariant_7_what_somebody_said_before_a_runtime_stood_still_is_asked_again() {
     let now = Instant::now();
     let mut core = core();

@@ -306,6 +306,8 @@ impl Times {
         };
         let ends = if (starved || late > LATE) && !clock.put_off {
             clock.put_off = true;
+            // What was true before need not be so any more.
+            clock.confirmed = false;
             *deadline = now + (2 * *retry).max(MAX_HOLD);
             *deadline
         } else if (starved || late > tolerated) && clock.glances < MAX_GLANCES {

@@ -594,6 +594,7 @@ impl Call {
         };
         if now > due + LATE && !self.put_off {
             self.put_off = true;
+            self.confirmed = false;
             *deadline = now + (2 * *retry).max(MIN_PUT_OFF);
             self.last_deadline = Some(*deadline);
             return true;
