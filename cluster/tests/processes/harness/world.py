@@ -37,8 +37,10 @@ class World:
         await self.settle()
 
     async def end(self):
-        for process in [self.balancer, *self.nodes, self.redis]:
-            await process.kill()
+        ended = (process.kill() for process in [self.balancer, *self.nodes, self.redis])
+        # One that cannot be ended is in no other's way.
+        for error in filter(None, await asyncio.gather(*ended, return_exceptions=True)):
+            self.facts.note("broken", what=repr(error))
 
     async def settle(self):
         """Returns when all instances have known the directory to be sound for long enough."""
