@@ -31,7 +31,10 @@ use hyper_util::{
 use tower_service::Service;
 use tracing::warn;
 
-use self::lent::{Back, Lent};
+use self::{
+    lent::{Back, Lent},
+    small_reads::SmallReads,
+};
 use crate::{
     head::{EVENT_STREAM, accepts},
     message::{Kind, Message},
@@ -40,6 +43,7 @@ use crate::{
 };
 
 mod lent;
+mod small_reads;
 
 /// How long a connection to the server may take: 5 s.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -78,9 +82,9 @@ struct Upstream {
 }
 
 enum Client {
-    Plain(legacy::Client<HttpConnector, Lent>),
+    Plain(legacy::Client<SmallReads<HttpConnector>, Lent>),
     /// Only where it is needed: it reads the certificates of this machine, which may have none.
-    Tls(legacy::Client<HttpsConnector<HttpConnector>, Lent>),
+    Tls(legacy::Client<SmallReads<HttpsConnector<HttpConnector>>, Lent>),
 }
 
 /// What keeps a server from being one to hand on to.
@@ -174,7 +178,7 @@ impl Client {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_FOR);
         if !is_tls {
-            return Ok(Self::Plain(builder.build(connector)));
+            return Ok(Self::Plain(builder.build(SmallReads(connector))));
         }
         let connector = HttpsConnectorBuilder::new()
             .with_native_roots()
@@ -182,7 +186,7 @@ impl Client {
             .https_only()
             .enable_http1()
             .wrap_connector(connector);
-        Ok(Self::Tls(builder.build(connector)))
+        Ok(Self::Tls(builder.build(SmallReads(connector))))
     }
 
     fn request(&self, request: Request<Lent>) -> legacy::ResponseFuture {

@@ -6,6 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+# Of the kernel: forked, and no program of its own yet.
+PF_FORKNOEXEC = 0x40
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -20,12 +23,18 @@ def of(pid, programs):
     for process in tree(pid):
         # A process may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            if os.readlink(f"/proc/{process}/exe") == str(programs.load):
+            if is_starting(process) or os.readlink(f"/proc/{process}/exe") == str(programs.load):
                 continue
             kept = Path(f"/proc/{process}/smaps_rollup").read_text()
             rss += kib(kept, "Rss")
             pss += kib(kept, "Pss")
     return Memory(rss * 1024, pss * 1024)
+
+
+def is_starting(pid):
+    """Whether it is still on its way to another program. Until then its memory is that of its parent, and would count twice."""
+    flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+    return bool(flags & PF_FORKNOEXEC)
 
 
 def tree(pid):

@@ -134,11 +134,15 @@ impl Grant {
         self.budget.give_back(by);
     }
 
-    /// Takes over what another grant of the same budget has, at most so much.
-    pub(crate) fn absorb(&mut self, mut other: Self, most: usize) {
-        let bytes = other.bytes.min(most);
-        other.bytes -= bytes;
-        self.bytes += bytes;
+    /// Grows or shrinks to `bytes`.
+    pub(crate) fn fit(&mut self, bytes: usize) -> Result<(), Short> {
+        self.shrink(self.bytes.saturating_sub(bytes));
+        self.grow(bytes - self.bytes)
+    }
+
+    /// Another one of the same budget, which has nothing yet.
+    pub(crate) fn another(&self) -> Self {
+        self.budget.grant()
     }
 
     pub(crate) fn bytes(&self) -> usize {

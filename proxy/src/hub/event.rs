@@ -5,6 +5,8 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use bytes::Bytes;
+
 use super::budget::Grant;
 use crate::message::{IdKey, Message};
 
@@ -14,8 +16,14 @@ pub struct Event {
     /// Its lines, each with its line feed, and without the blank one.
     pub(super) lines: Vec<u8>,
     pub(super) weight: Weight,
-    /// What was granted for its lines while they were read.
+    /// What was granted for it. The first event of a stream and its error need nothing: the stream has paid for them.
     pub(super) room: Option<Grant>,
+}
+
+/// The bytes of an event, and what was granted for them: the last who has a part of them gives it back.
+struct Kept {
+    bytes: Vec<u8>,
+    _room: Grant,
 }
 
 /// What may become of an event where room is short.
@@ -58,9 +66,7 @@ impl Event {
     /// ```
     pub fn message(json: &[u8], call: Option<&IdKey>) -> Self {
         let weight = Weight::of(json, call);
-        let mut lines = Vec::with_capacity(json.len() + ROOM_FOR_ID + 16);
-        data_lines(&mut lines, json);
-        Self::of_lines(lines, weight)
+        Self::of_lines(data_lines(json), weight)
     }
 
     /// An event of these lines, which end with a line feed.
@@ -87,13 +93,24 @@ impl Event {
     pub fn weight(&self) -> Weight {
         self.weight
     }
+
+    /// Its lines, which have its room for as long as anybody has a part of them.
+    pub(super) fn into_bytes(self) -> Bytes {
+        let bytes = self.lines;
+        match self.room {
+            Some(_room) => Bytes::from_owner(Kept { bytes, _room }),
+            None => bytes.into(),
+        }
+    }
 }
 
 /// How much an id and its line may take, so that it is appended without a copy of the event.
 pub(super) const ROOM_FOR_ID: usize = 72;
 
-/// Writes a message as `data` lines. Line ends stand between the tokens of JSON, where each is as good as another.
-pub(crate) fn data_lines(lines: &mut Vec<u8>, json: &[u8]) {
+/// A message as `data` lines. Line ends stand between the tokens of JSON, where each is as good as another.
+fn data_lines(json: &[u8]) -> Vec<u8> {
+    const AROUND: usize = "data: \n".len();
+    let mut lines = Vec::with_capacity(json.len() + AROUND + ROOM_FOR_ID);
     for line in json.split(|byte| matches!(byte, b'\n' | b'\r')) {
         if !line.is_empty() {
             lines.extend_from_slice(b"data: ");
@@ -101,6 +118,7 @@ pub(crate) fn data_lines(lines: &mut Vec<u8>, json: &[u8]) {
             lines.push(b'\n');
         }
     }
+    lines
 }
 
 /// A JSON-RPC error as the answer to a call, whose id is JSON text.
@@ -112,9 +130,15 @@ pub(crate) fn error(id: &str, code: i32, message: &str) -> Event {
 /// The same of an error that is JSON text.
 pub(crate) fn answer_with(id: &str, error: &str) -> Event {
     let json = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
-    let mut lines = Vec::with_capacity(json.len() + ROOM_FOR_ID + 16);
-    data_lines(&mut lines, json.as_bytes());
-    Event::of_lines(lines, Weight::Answer)
+    Event::of_lines(data_lines(json.as_bytes()), Weight::Answer)
+}
+
+// === impl Kept ===
+
+impl AsRef<[u8]> for Kept {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 // === impl Weight ===

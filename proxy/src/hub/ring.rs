@@ -9,7 +9,8 @@
 //! 3. **What goes.** Where room is short the oldest droppable event goes first, then, if the reader that is there has taken
 //!    them, the oldest kept ones. Nothing else goes before the ring does.
 //! 4. **Limits.** A ring has at most so many events. It takes one only while it has less than so many bytes: so it has at
-//!    most one event more than that, however large. All of it is covered by a grant at any time.
+//!    most one event more than that, however large. All of it is covered by a grant at any time, and what a reader took
+//!    stays covered until nobody has it any more.
 //! 5. **One reader.** The newest. An older one has come to its end.
 //! 6. **The end.** Nothing comes after it.
 //! 7. **Straight through.** An event for which there is no room at all goes through in pieces, to a reader that has taken
@@ -26,11 +27,13 @@ use super::{
     event::{Event, ROOM_FOR_ID, Weight},
 };
 
-/// What an event costs besides its bytes: its place in the ring, its allocation and what that rounds up to.
-pub(crate) const EVENT_OVERHEAD: usize = 128;
+/// What an event costs besides its bytes: its place in the ring, which has up to twice as many, who owns its bytes, and
+/// what both allocations round up to.
+pub(crate) const EVENT_OVERHEAD: usize = 192;
 
-/// The most that a reader takes at a time: 64 KiB. What it took may wait for the network, uncounted.
-pub(crate) const MAX_FRAME: usize = 64 * 1024;
+/// The most that a reader takes at a time: 16 KiB. Of an event that goes straight through this much, and what hyper already
+/// had, waits for the network uncounted.
+pub(crate) const MAX_FRAME: usize = 16 * 1024;
 
 /// Ends an event of which its reader has a part, wherever it was cut: as one of a type that no client knows. Where none was begun
 /// it is a comment, and an event without data.
@@ -46,7 +49,7 @@ pub(crate) struct Ring {
     events: VecDeque<Entry>,
     /// What the events cost together.
     cost: usize,
-    /// Covers the events, and what the stream itself costs.
+    /// Covers what the stream itself costs. Each event has a grant of its own.
     grant: Grant,
     most: Most,
     /// The number of the next event.
@@ -173,22 +176,24 @@ impl Ring {
     }
 
     /// Adds an event.
-    pub(crate) fn push(&mut self, event: Event) -> Pushed {
+    pub(crate) fn push(&mut self, mut event: Event) -> Pushed {
         if self.ended {
             return Pushed::Ended;
         }
         let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
-        // What was granted while it was read is a part of that.
-        let more = cost.saturating_sub(event.room.as_ref().map_or(0, Grant::bytes));
         loop {
             let short = match self.has_place() {
-                true => match self.grant.grow(more) {
-                    Ok(()) => {
-                        self.append(event, cost);
-                        return Pushed::Done;
+                true => {
+                    // What was granted while it was read is a part of that.
+                    let room = event.room.get_or_insert_with(|| self.grant.another());
+                    match room.fit(cost) {
+                        Ok(()) => {
+                            self.append(event);
+                            return Pushed::Done;
+                        }
+                        Err(short) => Some(short),
                     }
-                    Err(short) => Some(short),
-                },
+                }
                 false => None,
             };
             if self.drop_droppable() {
@@ -217,7 +222,7 @@ impl Ring {
         if let Passing::Piece(_) = self.passing {
             event.lines.splice(..0, CUT.iter().copied());
         }
-        self.append(event, 0);
+        self.append(event);
     }
 
     /// A reader comes. `None` if there was no such event, or nothing is left.
@@ -344,24 +349,22 @@ impl Ring {
         self.events.len() < self.most.events && self.cost < self.most.bytes
     }
 
-    fn append(&mut self, event: Event, cost: usize) {
+    fn append(&mut self, mut event: Event) {
         let seq = self.next;
         self.next += 1;
         if event.weight == Weight::Answer {
             self.answer = Some(seq);
         }
-        if let Some(room) = event.room {
-            self.grant.absorb(room, cost);
-        }
-        let mut bytes = event.lines;
-        self.end_event(&mut bytes, seq);
-        // What it was read with may be more than what it is.
-        bytes.shrink_to_fit();
+        // What it was read with may be more than what it is. What is counted is kept: cut to the byte, places of events that
+        // are gone are too small for those that come.
+        event.lines.shrink_to(event.lines.len() + ROOM_FOR_ID);
+        self.end_event(&mut event.lines, seq);
+        let cost = event.room.as_ref().map_or(0, Grant::bytes);
         self.cost += cost;
         self.events.push_back(Entry {
             seq,
-            bytes: bytes.into(),
             droppable: event.weight == Weight::Droppable,
+            bytes: event.into_bytes(),
             cost,
         });
     }
@@ -395,8 +398,8 @@ impl Ring {
         let Some(entry) = self.events.remove(at) else {
             return false;
         };
+        // Its room comes back with the last who has a part of it.
         self.cost -= entry.cost;
-        self.grant.shrink(entry.cost);
         true
     }
 }

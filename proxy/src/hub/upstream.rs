@@ -21,7 +21,7 @@ use tower_service::Service;
 
 use super::{
     budget::Grant,
-    event::{Event, Weight},
+    event::{Event, ROOM_FOR_ID, Weight},
     read::{Read, Reader, data},
     ring::{EVENT_OVERHEAD, MAX_FRAME},
     session::READ_ALLOWANCE,
@@ -34,6 +34,9 @@ use crate::{
 
 /// An event that is larger goes straight through: 4 MiB, what a session may keep.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
+
+/// How large an event may be of which a copy is made: 64 KiB.
+const MAX_COPY: usize = 64 * 1024;
 
 /// So much of a frame is read at a time: 2 KiB. Room for it is asked for before.
 const STEP: usize = 2 * 1024;
@@ -246,11 +249,9 @@ where
 
     /// The event that was read.
     fn event(&mut self) -> Event {
-        let mut lines = self.reader.take();
+        let lines = self.reader.take();
         let weight = self.weight(&lines);
-        // The rest of the room is for the next one.
-        lines.shrink_to(lines.len() + super::event::ROOM_FOR_ID);
-        let event = Event::of_lines(lines, weight);
+        let event = Event::of_lines(fitted(lines), weight);
         match self.room.take() {
             Some(room) => {
                 self.room = self.stream.room();
@@ -370,6 +371,19 @@ where
         tracing::debug!("{message}");
         self.stream.end_with_error(INTERNAL_ERROR, message);
     }
+}
+
+/// The lines of an event in as much memory as they need. It is another piece of that, unless they are large: where one is cut off,
+/// what is left lies between events, and fits the next one rarely.
+fn fitted(mut lines: Vec<u8>) -> Vec<u8> {
+    let needed = lines.len() + ROOM_FOR_ID;
+    if needed > MAX_COPY {
+        lines.shrink_to(needed);
+        return lines;
+    }
+    let mut copy = Vec::with_capacity(needed);
+    copy.extend_from_slice(&lines);
+    copy
 }
 
 /// The error in the body of a refusal, as JSON text.

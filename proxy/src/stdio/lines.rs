@@ -12,7 +12,7 @@ pub const MAX_LINE: usize = 16 * 1024 * 1024;
 /// How much of a line that is no message is logged.
 const BEGINNING: usize = 200;
 
-/// How much memory is kept between two lines.
+/// How much memory is kept after a line.
 const KEPT: usize = 64 * 1024;
 
 /// How much is read at a time.
@@ -32,7 +32,7 @@ pub struct Lines {
 /// A line, without white space around it and never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Line {
-    /// A whole line, in memory of its own.
+    /// A whole line, in the memory that it was read into: who keeps it for longer than for a moment makes a copy.
     Whole(Bytes),
     /// A line that was too long, and is gone.
     TooLong {
@@ -66,10 +66,12 @@ impl Lines {
 
     /// Where to put what comes next. All lines must be taken before.
     pub fn buffer(&mut self) -> &mut BytesMut {
-        if self.buffer.is_empty() && self.buffer.capacity() > KEPT {
-            self.buffer = BytesMut::new();
-        }
         self.buffer.reserve(CHUNK);
+        if self.buffer.capacity() > KEPT && self.buffer.len() <= CHUNK {
+            let mut smaller = BytesMut::with_capacity(self.buffer.len() + CHUNK);
+            smaller.extend_from_slice(&self.buffer);
+            self.buffer = smaller;
+        }
         &mut self.buffer
     }
 
@@ -82,9 +84,10 @@ impl Lines {
                 self.without_end();
                 return None;
             };
-            let line = self.line(end);
             self.looked_at = 0;
-            self.buffer.advance(end + 1);
+            let text = self.buffer.split_to(end).freeze();
+            self.buffer.advance(1);
+            let line = self.line(text);
             if line.is_some() {
                 return line;
             }
@@ -93,9 +96,9 @@ impl Lines {
 
     /// The last line, if it has no end.
     pub fn last_line(&mut self) -> Option<Line> {
-        let line = self.line(self.buffer.len());
-        self.forget();
-        line
+        self.looked_at = 0;
+        let text = self.buffer.split().freeze();
+        self.line(text)
     }
 
     /// What is there has no end yet.
@@ -114,17 +117,15 @@ impl Lines {
         self.looked_at = 0;
     }
 
-    fn line(&mut self, end: usize) -> Option<Line> {
-        let text = self.buffer.get(..end).unwrap_or_default();
-        let is_too_long = end > self.longest;
+    fn line(&mut self, text: Bytes) -> Option<Line> {
+        let is_too_long = text.len() > self.longest;
         let skipped = self.skipped.take();
-        if let Some(mut skipped) = skipped.or_else(|| is_too_long.then(|| Skipped::new(text))) {
-            skipped.skim.read(text);
+        if let Some(mut skipped) = skipped.or_else(|| is_too_long.then(|| Skipped::new(&text))) {
+            skipped.skim.read(&text);
             return Some(skipped.end());
         }
         let line = text.trim_ascii();
-        // A copy: a small message that is kept must not keep a large buffer.
-        (!line.is_empty()).then(|| Line::Whole(Bytes::copy_from_slice(line)))
+        (!line.is_empty()).then(|| Line::Whole(text.slice_ref(line)))
     }
 }
 

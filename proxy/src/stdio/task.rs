@@ -170,6 +170,8 @@ impl Session {
             }
         };
         let event = Event::message(&text, stream.call());
+        // It may take long until the event has room, and one copy is enough until then.
+        drop(text);
         // What was refused is said by the hub, and its call has ended.
         let _pushed = self.jam.wait(stream.push(event)).await;
         if is_answer {

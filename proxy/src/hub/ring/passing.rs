@@ -74,7 +74,7 @@ impl Ring {
         let reader = self.reader.as_ref().filter(|reader| reader.name == name);
         let missed = |seq| reader.is_some_and(|reader| reader.from <= seq);
         if let Some((_, lost)) = self.passed.take_if(|(seq, _)| missed(*seq)) {
-            self.append(lost, 0);
+            self.append(lost);
         }
     }
 

@@ -50,10 +50,10 @@ impl Stream {
     }
 
     pub(super) async fn send_through(&self, event: Event) -> Result<(), Refused> {
+        let weight = event.weight;
         self.begin_pass().await;
-        self.pass(event.lines.into()).await?;
-        self.end_pass(event.weight).await
-        // What was granted for the event is given back only now.
+        self.pass(event.into_bytes()).await?;
+        self.end_pass(weight).await
     }
 
     /// Does what needs the reader to have moved, once it has.

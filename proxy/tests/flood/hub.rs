@@ -1,10 +1,4 @@
-//! The hub in a flood. The allocator counts for the whole process, so this is a process of its own.
-
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
-)]
+//! The hub: what it keeps for clients that left.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -14,11 +8,9 @@ use http::{Request, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use mcp_cancel_proxy::hub::{Hub, Limits, Resumable};
-use peak_alloc::PeakAlloc;
 use tower::{Service, ServiceExt, service_fn};
 
-#[global_allocator]
-static ALLOCATOR: PeakAlloc = PeakAlloc;
+use crate::{MEMORY, alone};
 
 const SESSIONS: usize = 40;
 const CALLS: usize = 40;
@@ -52,8 +44,12 @@ fn frames() -> Vec<Bytes> {
     frames
 }
 
-#[tokio::test]
-async fn what_is_kept_for_clients_that_left_is_never_more_than_the_buffer() {
+#[test]
+fn what_is_kept_for_clients_that_left_is_never_more_than_the_buffer() {
+    alone(kept);
+}
+
+async fn kept() {
     let frames: Arc<[Bytes]> = frames().into();
     let server = service_fn(move |_: Request<Body>| {
         let body = futures_util::stream::unfold((frames.clone(), 0), async |(frames, at)| {
@@ -76,8 +72,8 @@ async fn what_is_kept_for_clients_that_left_is_never_more_than_the_buffer() {
     let service = Resumable::new(server, hub.clone());
     // Once, for what stays allocated.
     client(service.clone(), "first").await;
-    ALLOCATOR.reset_peak_usage();
-    let before = ALLOCATOR.current_usage();
+    MEMORY.reset_peak_usage();
+    let before = MEMORY.current_usage();
     let mut clients = tokio::task::JoinSet::new();
     for session in 0..SESSIONS {
         let session = session.to_string();
@@ -93,7 +89,7 @@ async fn what_is_kept_for_clients_that_left_is_never_more_than_the_buffer() {
         kept = kept.max(hub.stats().buffer_bytes);
         assert!(kept <= BUFFER);
     }
-    let most = ALLOCATOR.peak_usage() - before;
+    let most = MEMORY.peak_usage() - before;
     let may = BUFFER + SESSIONS * CALLS * OF_THE_TEST;
     println!("{kept} bytes counted at most, {most} allocated, {may} may be");
     assert!(kept > BUFFER / 2, "it was a flood: {kept}");

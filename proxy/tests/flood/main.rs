@@ -1,0 +1,28 @@
+//! Floods: however much comes that nobody reads, memory stays within its bounds.
+//!
+//! The allocator counts for the whole process, so this is a process of its own. One test at a time.
+#![cfg(unix)]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+)]
+
+use std::sync::{Mutex, PoisonError};
+
+use peak_alloc::PeakAlloc;
+use tokio::runtime::Builder;
+
+mod hub;
+mod whole;
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// Runs a test when those before it have ended and all that they had is freed, their runtime too.
+fn alone(test: impl AsyncFnOnce()) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(test());
+}
