@@ -209,8 +209,8 @@ async fn answer(mut stream: TcpStream, chunk: Bytes, written: Arc<AtomicUsize>) 
         }
     }
     let message: serde_json::Value = serde_json::from_slice(&body).ok()?;
-    let (id, head) = (&message["id"], "HTTP/1.1 200 OK\r\nconnection: close\r\n");
-    match message["method"].as_str()? {
+    let (id, head) = (message.get("id")?, "HTTP/1.1 200 OK\r\nconnection: close\r\n");
+    match message.get("method")?.as_str()? {
         "initialize" => {
             static NEXT: AtomicUsize = AtomicUsize::new(0);
             let session = NEXT.fetch_add(1, Ordering::Relaxed);
