@@ -209,7 +209,8 @@ async fn answer(mut stream: TcpStream, chunk: Bytes, written: Arc<AtomicUsize>) 
         }
     }
     let message: serde_json::Value = serde_json::from_slice(&body).ok()?;
-    let (id, head) = (message.get("id")?, "HTTP/1.1 200 OK\r\nconnection: close\r\n");
+    let id = message.get("id").cloned().unwrap_or_default();
+    let head = "HTTP/1.1 200 OK\r\nconnection: close\r\n";
     match message.get("method")?.as_str()? {
         "initialize" => {
             static NEXT: AtomicUsize = AtomicUsize::new(0);
