@@ -117,13 +117,16 @@ where
     }
 
     /// Writes all of it, and ends the stream.
-    pub(super) async fn write(mut self, answer: Answer) {
-        let stream = self.stream.clone();
-        let _end = EndOnDrop(stream.clone());
-        tokio::select! {
-            biased;
-            () = self.answer(answer) => {}
-            () = stream.released() => {}
+    pub(super) fn write(mut self, answer: Answer) -> impl Future<Output = ()> {
+        // What an `async fn` is given it keeps twice. There is one of these for each call in flight.
+        async move {
+            let stream = self.stream.clone();
+            let _end = EndOnDrop(stream.clone());
+            tokio::select! {
+                biased;
+                () = self.answer(answer) => {}
+                () = stream.released() => {}
+            }
         }
     }
 
@@ -136,10 +139,10 @@ where
                 match is_answer && !head.headers.contains_key(header::CONTENT_ENCODING) {
                     true if is_of_type(&head.headers, EVENT_STREAM) => body,
                     true if is_of_type(&head.headers, JSON) => {
-                        self.json(body).await;
+                        Box::pin(self.json(body)).await;
                         return;
                     }
-                    _ => return self.refusal(head.status, body).await,
+                    _ => return Box::pin(self.refusal(head.status, body)).await,
                 }
             }
         };
@@ -149,7 +152,7 @@ where
                 Stop::Cut if self.stream.is_answered() || self.unclear => return,
                 Stop::Cut => {}
             }
-            match self.rest().await {
+            match Box::pin(self.rest()).await {
                 Some(rest) => body = rest,
                 None => {
                     return self.end_with_error("the MCP server's stream ended before its answer");
