@@ -48,7 +48,10 @@ class Call:
         self.facts = facts
         asked = self.one("asked")
         self.scenario, self.story, self.events = asked["scenario"], asked["story"], asked["events"]
-        self.tag, self.session, self.id = asked["tag"], asked["session"], asked["id"]
+        # An SDK has its ids to itself.
+        known = asked if asked["session"] else self.one("started") or asked
+        self.tag, self.session, self.id = asked["tag"], known["session"], known["id"]
+        self.cuts = asked.get("cuts", 0)
 
     def all(self, event):
         return [fact for fact in self.facts if fact["event"] == event]
@@ -80,6 +83,10 @@ class Judge:
         self.faults = []
         self.worst = defaultdict(list)
         self._outages = Outages(facts)
+        self._closed = {}
+        for fact in facts:
+            if fact["event"] == "closed":
+                self._closed.setdefault(fact["session"], fact["at"])
         self.reasons = {(fact["session"], fact["id"].strip('"')): fact["outcome"] for fact in facts if fact["event"] == "outcome"}
 
     def judge(self, call):
@@ -96,6 +103,19 @@ class Judge:
         if call.cancelled_at:
             self._fault("false cancel", call)
         self._answered(call)
+
+    def _resumed(self, call):
+        """Its client, an SDK, came back by itself after each cut, and deleted its session at the end."""
+        self._back(call)
+        returned = len(call.all("returned"))
+        if returned < call.cuts:
+            self._fault(f"not resumed: {returned} times of {call.cuts}", call)
+        deleted, closed = call.at("deleted"), self._closed.get(call.session)
+        if not deleted or not closed:
+            return self._fault("session left open", call)
+        if closed < deleted - EARLY:
+            self._fault("session closed early", call)
+        self._late("DELETE at the end", closed - deleted, self.limits.effect, call, "session left open")
 
     def _stay(self, call):
         """Its client was there all the time."""
