@@ -51,7 +51,7 @@ class Call:
         # An SDK has its ids to itself.
         known = asked if asked["session"] else self.one("started") or asked
         self.tag, self.session, self.id = asked["tag"], known["session"], known["id"]
-        self.cuts = asked.get("cuts", 0)
+        self.cuts, self.sdk = asked.get("cuts", 0), asked.get("sdk")
 
     def all(self, event):
         return [fact for fact in self.facts if fact["event"] == event]
@@ -193,7 +193,8 @@ class Judge:
     def _fault(self, what, call):
         start = call.facts[0]["at"]
         story = ", ".join(f"{_name(fact)} {fact['at'] - start:.2f}" for fact in call.facts)
-        self.faults.append((what.split(":")[0], f"{what}: {call.tag}: {story}"))
+        kind = what.split(":")[0] + (f" of {call.sdk}" if call.sdk else "")
+        self.faults.append((kind, f"{what}: {call.tag}: {story}"))
 
 
 def _name(fact):

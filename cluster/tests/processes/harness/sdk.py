@@ -13,7 +13,7 @@ from .world import GRACE
 
 SDKS = ["ts1", "ts2", "py1"]
 # After so many seconds a client gives up its call.
-TIMEOUT = 12.0
+TIMEOUT = 10.0
 # How long its last word may take.
 PATIENCE = 10.0
 
@@ -45,12 +45,16 @@ class SdkCall(Call):
     async def begin(self, program, cuts=0, events=3, size=60, **more):
         """Its client opens a session and calls the tool, and will be cut off so many times."""
         self._size = size
-        self._note("asked", session=None, id=None, door="front", events=events, cuts=cuts, scenario="sdk", story=self._story)
+        self._note("asked", session=None, id=None, door="front", events=events, scenario="sdk", story=self._story,
+                   sdk=self.client.key, cuts=cuts)
         await self.open(Front(self._world.front.port), program, TIMEOUT, tag=self.name, bytes=size, events=events, **more)
 
     async def answered(self):
         """Returns when its client has the answer or an error."""
         await self.until(lambda: self.told("outcome"), TIMEOUT + 1.0, "no outcome")
+        if "text" in (self.told("outcome") or {}):
+            # It may be heard of before what its instance wrote.
+            await self.until(self.over, PATIENCE)
 
     async def close(self):
         if self.program.runs:
@@ -72,6 +76,9 @@ class SdkCall(Call):
 
     async def leave(self, how):
         """Returns when it was answered: a client that is closed at once takes back what it has just said."""
+        if not self.told("started"):
+            # It has nothing to end, or could not even connect.
+            return
         what = "deleted" if self.over() else "told"
         self.gone = how == "delete"
         if self.gone:

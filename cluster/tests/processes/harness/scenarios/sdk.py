@@ -87,7 +87,7 @@ async def _visit(process, call, way, turns):
             await call.answered()
         else:
             await call.cancelled()
-        if not call.gone and call.told("started"):
+        if not call.gone:
             await call.leave("delete")
         await call.close()
 
