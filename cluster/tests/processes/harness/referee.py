@@ -106,6 +106,9 @@ class Judge:
 
     def _resumed(self, call):
         """Its client, an SDK, came back by itself after each cut, and deleted its session at the end."""
+        if self._was_slow(call):
+            # The machine is too busy to show anything.
+            return self._fault("away for longer than the grace", call)
         self._back(call)
         returned = len(call.all("returned"))
         if returned < call.cuts:
@@ -173,6 +176,15 @@ class Judge:
             return self._fault("unheard answer", call)
         self._late(told["what"], heard["at"] - told["at"], self.limits.effect, call)
         self._answered(call)
+
+    def _was_slow(self, call):
+        """Whether its client had not even tried to come back when its grace was over."""
+        if not call.cancelled_at:
+            return False
+        cut = max((fact["at"] for fact in call.all("cut") if fact["at"] < call.cancelled_at), default=call.cancelled_at)
+        tries = [*call.all("back"), *call.all("returned")]
+        tried = any(cut < fact["at"] < call.cancelled_at for fact in tries)
+        return not tried and call.cancelled_at - cut > self.limits.grace - EARLY
 
     def _answered(self, call):
         answered = call.one("answered")

@@ -125,8 +125,8 @@ class SdkCall(Call):
         for exchange in self.proxy.exchanges:
             if (exchange.status or 0) >= 400:
                 self._note("refused", at=exchange.at, status=exchange.status)
-            elif exchange in resumes and exchange.event_ids:
-                self._note("returned", at=exchange.at)
+            if exchange in resumes:
+                self._note("returned" if exchange.event_ids else "back", at=exchange.at)
 
     def _note(self, event, **more):
         self._world.facts.note(event, tag=self.name, **more)

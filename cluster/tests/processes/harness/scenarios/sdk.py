@@ -11,9 +11,10 @@ from ..sdk import SdkCall, program, sdks
 from ..world import GRACE
 
 # Sessions of each SDK for each way, and those whose process is killed.
-EACH, KILLED = 10, 30
+EACH, KILLED = 10, 10
 SHORT_EACH, SHORT_KILLED = 2, 4
-AT_A_TIME = 24
+# Of each SDK: a client of Python that opens many keeps those waiting that are to come back.
+AT_A_TIME = 5
 
 
 async def nothing(call):
@@ -62,14 +63,14 @@ async def play(world, short):
     each, killed = (SHORT_EACH, SHORT_KILLED) if short else (EACH, KILLED)
     clients = await sdks(world)
     world.facts.note("plan", scenario="sdk", calls=len(clients) * (len(WAYS) * each + killed))
-    turns = asyncio.Semaphore(AT_A_TIME)
     await asyncio.gather(
-        *(_visits(world, client, each, turns) for client in clients),
+        *(_visits(world, client, each) for client in clients),
         *(_killed(world, client, killed) for client in clients),
     )
 
 
-async def _visits(world, client, each, turns):
+async def _visits(world, client, each):
+    turns = asyncio.Semaphore(AT_A_TIME)
     calls = [(SdkCall(world, client, way.story, name), way) for _ in range(each) for name, way in WAYS.items()]
     process = program(world, client, [call for call, _ in calls], client.key)
     await process.start("ready")
