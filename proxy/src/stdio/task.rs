@@ -34,6 +34,8 @@ const DRAIN: Duration = Duration::from_millis(500);
 /// How long a session is kept whose client never came back after `initialize`: 60 s.
 const UNUSED: Duration = Duration::from_secs(60);
 
+const NOT_TAKEN: &str = "the session ended before its client had taken the answer";
+
 const TOO_LONG: &str =
     "the MCP server's answer is larger than 16 MiB, the longest line that the proxy takes";
 
@@ -46,6 +48,9 @@ pub(super) struct End {
     /// It was killed by us.
     pub(super) was_killed: bool,
 }
+
+/// The stream of a call whose answer came, which no route leads to any more. Ends it, whatever becomes of the answer.
+struct EndOnDrop<'a>(&'a Stream);
 
 /// What it took to end a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,6 +174,7 @@ impl Session {
                 return debug!(session = %self.name, "the MCP server sent what is for nobody");
             }
         };
+        let _end = is_answer.then(|| EndOnDrop(stream));
         let event = Event::message(&text, stream.call());
         // It may take long until the event has room, and one copy is enough until then.
         drop(text);
@@ -243,6 +249,15 @@ impl Session {
             return now + timeout / 4 + Duration::from_millis(1);
         }
         state.used + timeout
+    }
+}
+
+// === impl EndOnDrop ===
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        // Does nothing to a stream that has its answer, or has ended.
+        self.0.end_with_error(SERVER_ERROR, NOT_TAKEN);
     }
 }
 

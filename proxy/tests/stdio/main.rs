@@ -13,3 +13,4 @@ mod ends;
 mod lines;
 mod requests;
 mod server;
+mod slow;
