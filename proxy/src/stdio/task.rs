@@ -243,7 +243,8 @@ impl Session {
             true => !state.routes.is_idle(),
             false => state.routes.streams().any(Stream::is_attached),
         };
-        if works || self.standalone.is_attached() {
+        // An answer that waits for its client is no open call any more.
+        if works || self.jam.is_on() || self.standalone.is_attached() {
             // A quarter of it, so that the end of the use is noticed in time.
             state.used = now.max(state.used);
             return now + timeout / 4 + Duration::from_millis(1);

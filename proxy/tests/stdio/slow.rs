@@ -35,3 +35,11 @@ async fn who_has_not_taken_the_answer_of_a_process_that_exits_is_told() {
     let (_, last) = text.trim_end().rsplit_once("\n\n").unwrap();
     assert!(last.contains(r#""id":1,"error""#), "{last}");
 }
+
+#[tokio::test]
+async fn a_session_is_not_idle_while_an_answer_waits_for_its_client() {
+    let mut options = curious("cat > /dev/null");
+    options.session_timeout = Some(Duration::from_millis(300));
+    let text = late(options, Duration::from_secs(2)).await;
+    assert!(text.contains(r#""said":"all""#));
+}
