@@ -211,16 +211,21 @@ impl Session {
                     true => Some(Why::Overdue),
                     false => (idle <= now).then_some(Why::Idle),
                 };
+                let mut left = Vec::new();
                 if ends == Some(Why::Idle) {
                     // Under the same lock as what would be begun now.
                     state.stopped.get_or_insert(Why::Idle);
-                    state.routes.end();
+                    left = state.routes.end();
                 }
                 drop(state);
                 for stream in due.let_go {
                     stream.end();
                 }
                 if let Some(why) = ends {
+                    // What its client had cancelled, or never took.
+                    for stream in left {
+                        stream.end_with_error(SERVER_ERROR, why.in_words());
+                    }
                     return why;
                 }
                 next

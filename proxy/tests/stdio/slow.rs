@@ -43,3 +43,16 @@ async fn a_session_is_not_idle_while_an_answer_waits_for_its_client() {
     let text = late(options, Duration::from_secs(2)).await;
     assert!(text.contains(r#""said":"all""#));
 }
+
+#[tokio::test]
+async fn the_stream_of_a_cancelled_call_ends_with_its_session() {
+    let mut options = shell(
+        r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; while read line; do :; done"#,
+    );
+    options.session_timeout = Some(Duration::from_millis(300));
+    let client = Client::begin(&serve(options), OLD).await;
+    let response = client.post(CALL).await;
+    client.cancel("1").await;
+    let read = timeout(LIMIT, response.into_body().collect()).await;
+    read.expect("its stream ends").unwrap();
+}
