@@ -179,7 +179,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS")]
     pub admin: Option<SocketAddr>,
 
-    /// How long calls may go on when the program is to end, which takes 1.5 s more at most
+    /// How long calls may go on when the program is to end, all of which takes 10 s at most, or this and 2 s
     #[arg(long, env = "MCP_PROXY_DRAIN", value_name = "TIME", default_value = "8s", value_parser = value::time)]
     pub drain: Duration,
 

@@ -189,12 +189,14 @@ impl<'a> Message<'a> {
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
         let meta: Meta<'a> = object(members.meta).unwrap_or_default();
+        // What a request has there is its own, and no token.
+        let progress_token = match self.kind {
+            Kind::Request => meta.progress_token,
+            _ => members.progress_token,
+        };
         Params {
             request_id: members.request_id.map(RawValue::get),
-            progress_token: members
-                .progress_token
-                .or(meta.progress_token)
-                .map(RawValue::get),
+            progress_token: progress_token.map(RawValue::get),
             protocol_version: string(members.protocol_version),
             revision: string(meta.revision),
         }
@@ -443,5 +445,26 @@ mod tests {
         let params = Message::read(text).unwrap().params();
         assert_eq!(params.request_id, Some("1.50"));
         assert_eq!(params.protocol_version.as_deref(), Some("2025-11-25"));
+    }
+
+    #[test]
+    fn a_request_has_its_progress_token_in_its_meta() {
+        for (message, expected) in [
+            (
+                r#"{"id":1,"method":"x","params":{"progressToken":"own","_meta":{"progressToken":"p"}}}"#,
+                Some(r#""p""#),
+            ),
+            (
+                r#"{"id":1,"method":"x","params":{"progressToken":"own"}}"#,
+                None,
+            ),
+            (
+                r#"{"method":"notifications/progress","params":{"progressToken":"p","_meta":{"progressToken":"other"}}}"#,
+                Some(r#""p""#),
+            ),
+        ] {
+            let read = Message::read(message.as_bytes()).unwrap();
+            assert_eq!(read.params().progress_token, expected, "{message}");
+        }
     }
 }

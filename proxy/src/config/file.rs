@@ -126,7 +126,13 @@ impl Value {
     fn new(value: &DeValue<'_>) -> Option<Self> {
         match value {
             DeValue::String(text) => Some(Self::Text(text.to_string())),
-            DeValue::Integer(number) => Some(Self::Text(number.as_str().to_owned())),
+            DeValue::Integer(number) if number.radix() == 10 => {
+                Some(Self::Text(number.as_str().to_owned()))
+            }
+            DeValue::Integer(number) => {
+                let number = u64::from_str_radix(number.as_str(), number.radix()).ok()?;
+                Some(Self::Text(number.to_string()))
+            }
             DeValue::Float(number) => Some(Self::Text(number.as_str().to_owned())),
             DeValue::Boolean(switch) => Some(Self::Switch(*switch)),
             _ => None,

@@ -196,3 +196,19 @@ fn the_readme_has_every_option_as_the_program_says_it() {
         "it should have:\n{head}\n{table}\n"
     );
 }
+
+#[test]
+fn a_number_in_a_file_is_what_toml_says_it_is() {
+    let path = std::env::temp_dir().join(format!("mcp-proxy-radix-{}.toml", std::process::id()));
+    for (text, expected) in [
+        ("4194304", 4 << 20),
+        ("4_194_304", 4 << 20),
+        ("0x400000", 4 << 20),
+        ("0b10000000000000000000000", 4 << 20),
+    ] {
+        std::fs::write(&path, format!("buffer = {text}\n")).unwrap();
+        let config = read(&[HTTP[0], HTTP[1], &format!("--config={}", path.display())]);
+        assert_eq!(config.unwrap().buffer, expected, "{text}");
+    }
+    std::fs::remove_file(&path).unwrap();
+}

@@ -412,4 +412,21 @@ mod tests {
         assert_eq!(ends, [Read::Bytes, Read::Bytes, Read::Bytes, Read::Event]);
         assert_eq!(taken, b"data: one\ndata: two\n");
     }
+
+    #[test]
+    #[ignore = "a line without a space after its colon, or without a colon, is longer when it is handed on"]
+    fn what_the_next_bytes_need_is_all_that_is_allocated() {
+        let mut reader = Reader::default();
+        let step = b"data\n".repeat(409);
+        for _ in 0..100 {
+            let needed = reader.needs(step.len(), usize::MAX);
+            reader.reserve(needed);
+            assert_eq!(reader.read(&mut &step[..]), Read::Bytes);
+            assert!(
+                reader.lines.capacity() <= needed,
+                "{} of {needed}",
+                reader.lines.capacity()
+            );
+        }
+    }
 }

@@ -379,7 +379,8 @@ impl Ring {
         let _written = write!(lines, "id: {}{seq}\n\n", self.prefix);
     }
 
-    fn drop_droppable(&mut self) -> bool {
+    /// Drops the oldest event that may be dropped. `false` if there is none.
+    pub(crate) fn drop_droppable(&mut self) -> bool {
         // Not the one that the reader has a part of.
         let begun = self.reader.as_ref().filter(|reader| reader.taken > 0);
         let begun = begun.map(|reader| reader.at);

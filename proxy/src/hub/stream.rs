@@ -353,6 +353,11 @@ impl Stream {
         pushed
     }
 
+    /// Drops its oldest event that may be dropped. `false` if there is none.
+    fn drop_droppable(&self) -> bool {
+        self.state().ring.drop_droppable()
+    }
+
     /// Says once that the answer is here, as soon as it is.
     fn tell_answered(&self) {
         let (first, token) = {

@@ -272,11 +272,13 @@ where
 
     /// Room for `more` bytes of an event. `false` if there is none.
     fn make_room(&mut self, more: usize) -> bool {
-        let needed = self.reader.needs(more, MAX_EVENT);
-        if needed <= READ_ALLOWANCE {
-            self.reader.reserve(needed);
+        // What would be doubled past it may still fit.
+        let allowed = self.reader.needs(more, READ_ALLOWANCE);
+        if allowed <= READ_ALLOWANCE {
+            self.reader.reserve(allowed);
             return true;
         }
+        let needed = self.reader.needs(more, MAX_EVENT);
         let Some(room) = &mut self.room else {
             return false;
         };

@@ -15,7 +15,7 @@ use super::{
     said::Name,
 };
 use crate::{
-    hub::{self, Event, Stream},
+    hub::{self, Stream},
     message::{IdKey, Kind, Message},
     refusal::SERVER_ERROR,
 };
@@ -184,8 +184,7 @@ impl Session {
     /// Gives the client a place from which to resume, if it is one that understands that.
     pub(super) fn prime(&self, stream: &Stream) {
         if self.streams.primes() {
-            // It is a new stream: if there is no room, its call ends with an error.
-            let _primed = stream.push_now(Event::priming());
+            stream.prime();
         }
     }
 

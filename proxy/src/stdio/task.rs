@@ -34,6 +34,8 @@ const DRAIN: Duration = Duration::from_millis(500);
 /// How long a session is kept whose client never came back after `initialize`: 60 s.
 const UNUSED: Duration = Duration::from_secs(60);
 
+const NOT_TAKEN: &str = "the session ended before its client had taken the answer";
+
 const TOO_LONG: &str =
     "the MCP server's answer is larger than 16 MiB, the longest line that the proxy takes";
 
@@ -46,6 +48,9 @@ pub(super) struct End {
     /// It was killed by us.
     pub(super) was_killed: bool,
 }
+
+/// The stream of a call whose answer came, which no route leads to any more. Ends it, whatever becomes of the answer.
+struct EndOnDrop<'a>(&'a Stream);
 
 /// What it took to end a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,6 +174,7 @@ impl Session {
                 return debug!(session = %self.name, "the MCP server sent what is for nobody");
             }
         };
+        let _end = is_answer.then(|| EndOnDrop(stream));
         let event = Event::message(&text, stream.call());
         // It may take long until the event has room, and one copy is enough until then.
         drop(text);
@@ -205,16 +211,21 @@ impl Session {
                     true => Some(Why::Overdue),
                     false => (idle <= now).then_some(Why::Idle),
                 };
+                let mut left = Vec::new();
                 if ends == Some(Why::Idle) {
                     // Under the same lock as what would be begun now.
                     state.stopped.get_or_insert(Why::Idle);
-                    state.routes.end();
+                    left = state.routes.end();
                 }
                 drop(state);
                 for stream in due.let_go {
                     stream.end();
                 }
                 if let Some(why) = ends {
+                    // What its client had cancelled, or never took.
+                    for stream in left {
+                        stream.end_with_error(SERVER_ERROR, why.in_words());
+                    }
                     return why;
                 }
                 next
@@ -237,12 +248,22 @@ impl Session {
             true => !state.routes.is_idle(),
             false => state.routes.streams().any(Stream::is_attached),
         };
-        if works || self.standalone.is_attached() {
+        // An answer that waits for its client is no open call any more.
+        if works || self.jam.is_on() || self.standalone.is_attached() {
             // A quarter of it, so that the end of the use is noticed in time.
             state.used = now.max(state.used);
             return now + timeout / 4 + Duration::from_millis(1);
         }
         state.used + timeout
+    }
+}
+
+// === impl EndOnDrop ===
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        // Does nothing to a stream that has its answer, or has ended.
+        self.0.end_with_error(SERVER_ERROR, NOT_TAKEN);
     }
 }
 

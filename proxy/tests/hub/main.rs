@@ -9,6 +9,7 @@
 )]
 
 mod scripted;
+mod short;
 
 use std::time::Duration;
 

@@ -13,3 +13,5 @@ mod ends;
 mod lines;
 mod requests;
 mod server;
+mod short;
+mod slow;

@@ -25,10 +25,10 @@ impl Stream {
         self.0.book.upgrade().map(|book| book.grant())
     }
 
-    /// Makes that room larger. `false` if there is none.
+    /// Makes that room larger. What may be dropped goes for it first. `false` if there is none.
     pub(in crate::hub) fn widen(&self, room: &mut Grant, by: usize) -> bool {
         while let Err(short) = room.grow(by) {
-            if !self.make_room(short) {
+            if !self.drop_droppable() && !self.make_room(short) {
                 return false;
             }
         }

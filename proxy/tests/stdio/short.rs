@@ -1,0 +1,48 @@
+//! Where there is almost no room left.
+
+use http::StatusCode;
+use mcp_cancel_proxy::{
+    hub::{Hub, Limits},
+    stdio::Stdio,
+};
+
+use crate::{client::*, server::*};
+
+const STREAM: usize = 8 * 1024;
+
+#[tokio::test]
+async fn a_call_is_refused_before_the_server_has_it_or_gets_its_answer() {
+    let mut refused = 0;
+    // Room for the session's own stream, and for one more with something to spare.
+    for spare in (0..1_000).step_by(50) {
+        let limits = Limits {
+            session_bytes: 2 * STREAM + spare,
+            ..Limits::default()
+        };
+        let stdio = Stdio::new(scripted(&[]), Hub::new(limits)).unwrap();
+        let begun = send(&stdio, post().body(initialize(NEW).into()).unwrap()).await;
+        if begun.status() == StatusCode::SERVICE_UNAVAILABLE {
+            refused += 1;
+            continue;
+        }
+        let session = begun.headers()["mcp-session-id"]
+            .to_str()
+            .unwrap()
+            .to_owned();
+        let mut events = Events::of(begun);
+        assert!(events.answer().await["result"].is_object());
+        let client = Client { stdio, session };
+        // Its stream makes room once it was read to its end.
+        assert!(events.rest().await.is_empty());
+        let response = client
+            .post(r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"pid"}}"#)
+            .await;
+        if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+            refused += 1;
+            continue;
+        }
+        let answer = Events::of(response).answer().await;
+        assert!(answer["result"].is_object(), "{spare}: {answer}");
+    }
+    assert!(0 < refused && refused < 20, "{refused}");
+}

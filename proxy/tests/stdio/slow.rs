@@ -1,0 +1,58 @@
+//! Clients that have not read, and calls that have no answer, when their session ends.
+
+use std::time::Duration;
+
+use http_body_util::BodyExt as _;
+use mcp_cancel_proxy::stdio::Options;
+use tokio::time::{sleep, timeout};
+
+use crate::{client::*, server::*};
+
+const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}"#;
+
+/// Before it answers a call it asks as much as a stream keeps, so that the answer waits for the client. Then it does what is said.
+fn curious(then: &str) -> Options {
+    shell(&format!(
+        r#"read line; echo '{{"jsonrpc":"2.0","id":0,"result":{{}}}}'; read line; read line
+        i=0; while [ $i -lt 256 ]; do echo '{{"jsonrpc":"2.0","id":"q'$i'","method":"roots/list"}}'; i=$((i+1)); done
+        echo '{{"jsonrpc":"2.0","id":1,"result":{{"said":"all"}}}}'; {then}"#
+    ))
+}
+
+/// What a client gets of a call that it begins to read so much later.
+async fn late(options: Options, after: Duration) -> String {
+    let client = Client::begin(&serve(options), OLD).await;
+    let response = client.post(CALL).await;
+    sleep(after).await;
+    let read = timeout(LIMIT, response.into_body().collect()).await;
+    let bytes = read.expect("its stream ends").unwrap().to_bytes();
+    String::from_utf8(bytes.into()).unwrap()
+}
+
+#[tokio::test]
+async fn who_has_not_taken_the_answer_of_a_process_that_exits_is_told() {
+    let text = late(curious("exit 3"), Duration::from_secs(2)).await;
+    let (_, last) = text.trim_end().rsplit_once("\n\n").unwrap();
+    assert!(last.contains(r#""id":1,"error""#), "{last}");
+}
+
+#[tokio::test]
+async fn a_session_is_not_idle_while_an_answer_waits_for_its_client() {
+    let mut options = curious("cat > /dev/null");
+    options.session_timeout = Some(Duration::from_millis(300));
+    let text = late(options, Duration::from_secs(2)).await;
+    assert!(text.contains(r#""said":"all""#));
+}
+
+#[tokio::test]
+async fn the_stream_of_a_cancelled_call_ends_with_its_session() {
+    let mut options = shell(
+        r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; while read line; do :; done"#,
+    );
+    options.session_timeout = Some(Duration::from_millis(300));
+    let client = Client::begin(&serve(options), OLD).await;
+    let response = client.post(CALL).await;
+    client.cancel("1").await;
+    let read = timeout(LIMIT, response.into_body().collect()).await;
+    read.expect("its stream ends").unwrap();
+}
