@@ -27,6 +27,10 @@ use memchr::memchr2;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use serde_json::{Number, value::RawValue};
 
+mod skim;
+
+pub(crate) use self::skim::Skim;
+
 /// The largest body of a request: 4 MiB, as with the servers of the SDKs, and the most that the layer reads.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
@@ -171,12 +175,7 @@ impl<'a> Message<'a> {
 
     /// Whether it is a notification that may be lost without harm: progress, or a log line.
     pub fn is_droppable(&self) -> bool {
-        let method = self.method.as_deref();
-        self.kind == Kind::Notification
-            && matches!(
-                method,
-                Some("notifications/progress" | "notifications/message")
-            )
+        self.kind == Kind::Notification && self.method.as_deref().is_some_and(is_droppable)
     }
 
     /// Whether it answers the request with this id.
@@ -201,6 +200,11 @@ impl<'a> Message<'a> {
             revision: string(meta.revision),
         }
     }
+}
+
+/// Whether notifications with this method may be lost without harm.
+fn is_droppable(method: &str) -> bool {
+    matches!(method, "notifications/progress" | "notifications/message")
 }
 
 /// A string, borrowed if it is written without escapes.

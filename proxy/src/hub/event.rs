@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 use bytes::Bytes;
 
 use super::budget::Grant;
-use crate::message::{IdKey, Message};
+use crate::message::{IdKey, Message, Skim};
 
 /// One event, without its id.
 #[derive(Debug)]
@@ -150,6 +150,15 @@ impl Weight {
             Some(message) if message.is_droppable() => Self::Droppable,
             Some(message) if call.is_some_and(|call| message.answers(call)) => Self::Answer,
             _ => Self::Kept,
+        }
+    }
+
+    /// The same of one that was read as it passed.
+    pub(super) fn of_skimmed(skim: Skim, call: Option<&IdKey>) -> Self {
+        match skim.is_droppable() {
+            true => Self::Droppable,
+            false if call.is_some() && skim.answers().as_ref() == call => Self::Answer,
+            false => Self::Kept,
         }
     }
 }

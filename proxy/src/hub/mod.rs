@@ -19,6 +19,7 @@
 //! The parts: [`Stream`] has a `ring` of events, which is where it is decided what stays; a [`Session`] has streams, which
 //! stand in its `book`, and the [`Hub`] sessions.
 
+mod again;
 mod book;
 mod budget;
 mod call;

@@ -33,10 +33,11 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::{
+    again::Again,
     call::Call,
     sessions::{Hub, Lookup, unknown_event},
     stream::Stream,
-    upstream::{Again, Answer, Answering, Writer},
+    upstream::{Answer, Answering, Writer},
 };
 use crate::{
     head::{

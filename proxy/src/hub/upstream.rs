@@ -7,29 +7,28 @@
 //! 3. An answer that is no stream of events becomes one: JSON as it is, and anything else as an error.
 //! 4. What an event takes while it is read is counted. One that is too large goes straight through, in pieces.
 
-use std::{
-    convert::Infallible, future::poll_fn, mem, ops::RangeInclusive, pin::Pin, time::Duration,
-};
+use std::{convert::Infallible, mem, ops::RangeInclusive, pin::Pin, time::Duration};
 
 use axum::body::Body;
 use bytes::BytesMut;
-use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tower_service::Service;
 
 use super::{
+    again::Again,
     budget::Grant,
     event::{Event, ROOM_FOR_ID, Weight},
-    read::{Read, Reader, data},
+    read::{Read, Reader, data, skimmed},
     ring::{EVENT_OVERHEAD, MAX_FRAME},
     session::READ_ALLOWANCE,
     stream::{INTERNAL_ERROR, Refused, Stream},
 };
 use crate::{
-    head::{EVENT_STREAM, JSON, LAST_EVENT_ID, is_of_type},
-    message::on_one_line,
+    head::{EVENT_STREAM, JSON, is_of_type},
+    message::{Skim, on_one_line},
 };
 
 /// An event that is larger goes straight through: 4 MiB, what a session may keep.
@@ -51,18 +50,6 @@ const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 /// The shortest and the longest that counts of what it says: 250 ms and 30 s.
 const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(30);
 
-/// How long it may take to answer: 10 s.
-const RESUME_LIMIT: Duration = Duration::from_secs(10);
-
-/// What a call says of its body, and of what it takes.
-const OF_A_CALL: [HeaderName; 5] = [
-    header::CONTENT_TYPE,
-    header::CONTENT_LENGTH,
-    header::TRANSFER_ENCODING,
-    header::EXPECT,
-    header::ACCEPT,
-];
-
 /// How much of a refusal is read for a JSON-RPC error: 64 KiB.
 const MAX_REFUSAL: usize = 64 * 1024;
 
@@ -77,14 +64,6 @@ pub(super) enum Answer {
     Events(Body),
 }
 
-/// What a request to go on looks like: that of the call.
-pub(super) struct Again<S> {
-    service: S,
-    uri: Uri,
-    /// Without those of its body. Smaller than a map of them: there is one for each call in flight.
-    headers: Vec<(HeaderName, HeaderValue)>,
-}
-
 /// Writes a server's answer to the stream of its call.
 pub(super) struct Writer<S> {
     stream: Stream,
@@ -92,10 +71,18 @@ pub(super) struct Writer<S> {
     reader: Reader,
     /// For what the reader keeps.
     room: Option<Grant>,
-    /// The event that is being read goes straight through.
-    passing: bool,
-    /// Something was read that may be the answer, and cannot be known to be.
-    unclear: bool,
+    way: Way,
+}
+
+/// What becomes of the event that is being read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Way {
+    #[default]
+    Kept,
+    /// It goes straight through.
+    Through,
+    /// It went, until there was nobody to read it. It may be dropped.
+    Dropped,
 }
 
 /// Ends the stream whatever becomes of the task.
@@ -107,41 +94,6 @@ enum Stop {
     Cut,
     /// The stream takes no more.
     Refused,
-}
-
-// === impl Again ===
-
-impl<S> Again<S> {
-    pub(super) fn new(service: S, call: &Request<Body>) -> Self {
-        let mut headers = Vec::with_capacity(call.headers().len());
-        let others = call
-            .headers()
-            .iter()
-            .filter(|(name, _)| !OF_A_CALL.contains(name));
-        headers.extend(others.map(|(name, value)| (name.clone(), value.clone())));
-        Self {
-            service,
-            uri: call.uri().clone(),
-            headers,
-        }
-    }
-
-    /// Asks for what comes after the event with this id.
-    fn request(&self, last: &HeaderValue) -> Request<Body> {
-        let mut request = Request::new(Body::empty());
-        *request.method_mut() = Method::GET;
-        *request.uri_mut() = self.uri.clone();
-        let headers = request.headers_mut();
-        for (name, value) in &self.headers {
-            headers.append(name.clone(), value.clone());
-        }
-        headers.insert(
-            header::ACCEPT,
-            HeaderValue::from_static("text/event-stream"),
-        );
-        headers.insert(LAST_EVENT_ID, last.clone());
-        request
-    }
 }
 
 // === impl Writer ===
@@ -156,8 +108,7 @@ where
             stream,
             again,
             reader: Reader::default(),
-            passing: false,
-            unclear: false,
+            way: Way::Kept,
         }
     }
 
@@ -197,7 +148,7 @@ where
         loop {
             match self.events(body).await {
                 Stop::Refused => return,
-                Stop::Cut if self.stream.is_answered() || self.unclear => return,
+                Stop::Cut if self.stream.is_answered() => return,
                 Stop::Cut => {}
             }
             match Box::pin(self.rest()).await {
@@ -224,7 +175,7 @@ where
                 return Stop::Refused;
             }
         }
-        if mem::take(&mut self.passing) {
+        if mem::take(&mut self.way) == Way::Through {
             // Its end is missing, so no client has it as an event.
             self.end_with_error(
                 "the MCP server's stream was cut in an event too large for the proxy to keep",
@@ -239,10 +190,14 @@ where
     /// Reads bytes of a stream of events.
     async fn read(&mut self, mut bytes: &[u8]) -> Result<(), Refused> {
         while !bytes.is_empty() {
-            let most = if self.passing { MAX_FRAME } else { STEP };
+            let most = match self.way {
+                Way::Kept => STEP,
+                Way::Through | Way::Dropped => MAX_FRAME,
+            };
             let (mut step, rest) = bytes.split_at(bytes.len().min(most));
-            if !self.passing && !self.make_room(step.len()) {
-                self.passing = true;
+            if self.way == Way::Kept && !self.make_room(step.len()) {
+                self.way = Way::Through;
+                self.reader.begin_skim();
                 self.stream.begin_pass().await;
             }
             let read = self.reader.read(&mut step);
@@ -252,18 +207,16 @@ where
                     .get(bytes.len() - rest.len() - step.len()..)
                     .unwrap_or_default(),
             };
-            match (read, self.passing) {
-                (Read::Bytes, false) => {}
-                (Read::Bytes, true) => self.pass_on().await?,
-                (Read::Event, true) => {
-                    self.pass_on().await?;
-                    self.passing = false;
-                    self.unclear = true;
-                    self.stream.end_pass(Weight::Kept).await?;
-                }
-                (Read::Event, false) => {
+            match (read, self.way) {
+                (Read::Bytes, Way::Kept) => {}
+                (Read::Bytes, _) => self.pass_on().await?,
+                (Read::Event, Way::Kept) => {
                     let event = self.event();
                     self.stream.push(event).await?;
+                }
+                (Read::Event, _) => {
+                    self.pass_on().await?;
+                    self.end_pass().await?;
                 }
             }
         }
@@ -293,11 +246,25 @@ where
     /// Hands on what has come of an event that goes straight through.
     async fn pass_on(&mut self) -> Result<(), Refused> {
         let lines = self.reader.take();
-        if !lines.is_empty() {
-            self.stream.pass(lines.into()).await?;
-        }
         self.settle_room();
+        if self.way != Way::Through || lines.is_empty() || self.stream.pass(lines.into()).await {
+            return Ok(());
+        }
+        match self.reader.skim().is_some_and(Skim::is_droppable) {
+            true => self.way = Way::Dropped,
+            false => self.stream.lose()?,
+        }
         Ok(())
+    }
+
+    /// Ends it.
+    async fn end_pass(&mut self) -> Result<(), Refused> {
+        let weight = Weight::of_skimmed(self.reader.end_skim(), self.stream.call());
+        let passed = mem::take(&mut self.way) == Way::Through && self.stream.end_pass(weight).await;
+        match passed || weight == Weight::Droppable {
+            true => Ok(()),
+            false => self.stream.lose(),
+        }
     }
 
     /// The event that was read.
@@ -314,24 +281,13 @@ where
         }
     }
 
-    fn weight(&mut self, lines: &[u8]) -> Weight {
+    fn weight(&self, lines: &[u8]) -> Weight {
         let call = self.stream.call();
-        let mut of_data = data(lines);
-        let (first, more) = (of_data.next().unwrap_or_default(), of_data.next());
-        if more.is_none() {
-            return Weight::of(first, call);
-        }
-        // Lines are joined by line feeds, which stand between tokens. For the copy there must be room, too.
-        let mut room = self.stream.room();
-        let is_room = room
-            .as_mut()
-            .is_some_and(|room| self.stream.widen(room, lines.len()));
-        match is_room {
-            true => Weight::of(&data(lines).collect::<Vec<_>>().join(&b'\n'), call),
-            false => {
-                self.unclear = true;
-                Weight::Kept
-            }
+        let mut data = data(lines);
+        match (data.next(), data.next()) {
+            (first, None) => Weight::of(first.unwrap_or_default(), call),
+            // It need not be put together for this.
+            _ => Weight::of_skimmed(skimmed(lines), call),
         }
     }
 
@@ -349,13 +305,8 @@ where
         for _ in 0..TRIES {
             let retry = self.reader.retry().unwrap_or(DEFAULT_RETRY);
             tokio::time::sleep(retry.clamp(*RETRY.start(), *RETRY.end())).await;
-            let request = self.again.request(&last);
-            let answer = tokio::time::timeout(RESUME_LIMIT, call(&mut self.again.service, request));
-            if let Ok(Ok(answer)) = answer.await
-                && answer.status().is_success()
-                && is_of_type(answer.headers(), EVENT_STREAM)
-            {
-                return Some(answer.into_body());
+            if let Some(rest) = self.again.ask(&last).await {
+                return Some(rest);
             }
         }
         None
@@ -380,7 +331,7 @@ where
             }
         }
         let read = self.read(b"\n\n").await;
-        if read.is_ok() && !self.stream.is_answered() && !self.unclear {
+        if read.is_ok() && !self.stream.is_answered() {
             self.end_with_error("the MCP server answered with something else than the answer");
         }
     }
@@ -442,15 +393,6 @@ fn said(body: &[u8]) -> Option<&str> {
     Some(text)
 }
 
-/// Calls a service once it is ready.
-pub(super) async fn call<S: Service<Request<Body>>>(
-    service: &mut S,
-    request: Request<Body>,
-) -> Result<S::Response, S::Error> {
-    poll_fn(|cx| service.poll_ready(cx)).await?;
-    service.call(request).await
-}
-
 // === impl EndOnDrop ===
 
 impl Drop for EndOnDrop {
@@ -462,7 +404,7 @@ impl Drop for EndOnDrop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hub::{Call, Hub, Limits, session::STREAM_OVERHEAD};
+    use crate::hub::{Call, Hub, Limits, read::MAX_ID, session::STREAM_OVERHEAD};
 
     #[tokio::test]
     async fn a_stream_costs_no_more_than_is_counted() {
@@ -475,8 +417,9 @@ mod tests {
         let service = tower::service_fn(async |_: Request<Body>| Ok(Response::new(Body::empty())));
         let again = Again::new(service, &Request::default());
         let task = Writer::new(stream.clone(), again).write(Answer::Events(Body::empty()));
-        // The task, what the runtime adds to it, the stream, and its places in four maps.
-        let costs = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128;
+        // The task, what the runtime adds to it, the stream, its places in four maps, and the ids of its server: that of the
+        // last event, that of the next, and one that is being read.
+        let costs = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128 + 3 * (MAX_ID + 1);
         assert!(
             costs + super::super::session::READ_ALLOWANCE <= STREAM_OVERHEAD,
             "{costs}"

@@ -3,8 +3,7 @@
 use bytes::{Buf as _, Bytes, BytesMut};
 use memchr::memchr;
 
-use super::skim::Skim;
-use crate::message::IdKey;
+use crate::message::{IdKey, Skim};
 
 /// The longest line: 16 MiB, which is more than clients take.
 pub const MAX_LINE: usize = 16 * 1024 * 1024;

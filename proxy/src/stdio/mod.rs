@@ -19,7 +19,6 @@ pub mod routing;
 mod said;
 mod service;
 mod session;
-mod skim;
 mod task;
 
 use std::time::Duration;

@@ -290,6 +290,9 @@ fn run(ops: Vec<Op>) {
                     model.unread = seq + 1;
                 } else if !goes {
                     assert_eq!(ring.end_pass(weight), Passed::Gone);
+                    if !model.ended {
+                        model.add(String::new(), Weight::Kept, 0, false);
+                    }
                 }
             }
             Op::End => {

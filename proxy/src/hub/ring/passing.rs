@@ -14,6 +14,9 @@ impl Ring {
         let reader = self.reader.as_mut().filter(|_| !self.ended);
         let Some(reader) = reader else {
             self.passing = Passing::Broken;
+            if !self.ended {
+                self.skip();
+            }
             return true;
         };
         if reader.at != self.next {

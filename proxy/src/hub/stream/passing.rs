@@ -21,8 +21,8 @@ impl Stream {
             .await;
     }
 
-    /// Sends a piece of it. Returns when its reader has taken that.
-    pub(in crate::hub) async fn pass(&self, mut bytes: Bytes) -> Result<(), Refused> {
+    /// Sends a piece of it. Returns when its reader has taken that, or `false` when it has left.
+    pub(in crate::hub) async fn pass(&self, mut bytes: Bytes) -> bool {
         while !bytes.is_empty() {
             let mut piece = Some(bytes.split_to(bytes.len().min(MAX_FRAME)));
             let passed = self.when_moved(|ring| {
@@ -32,28 +32,32 @@ impl Stream {
                 Some(ring.passed()).filter(|passed| *passed != Passed::Wait)
             });
             if passed.await != Passed::Taken {
-                return self.fail(NO_ROOM);
+                return false;
             }
         }
-        Ok(())
+        true
     }
 
-    /// Ends it.
-    pub(in crate::hub) async fn end_pass(&self, weight: Weight) -> Result<(), Refused> {
+    /// Ends it. `false` if its reader left before it had all of it.
+    pub(in crate::hub) async fn end_pass(&self, weight: Weight) -> bool {
         let id = self.state().ring.id_of_pass();
-        self.pass(id).await?;
-        if self.state().ring.end_pass(weight) != Passed::Taken {
-            return self.fail(NO_ROOM);
-        }
+        let taken = self.pass(id).await && self.state().ring.end_pass(weight) == Passed::Taken;
         self.tell_answered();
-        Ok(())
+        taken
+    }
+
+    /// An event is lost that had to go straight through: the call ends with an error.
+    pub(in crate::hub) fn lose(&self) -> Result<(), Refused> {
+        self.fail(NO_ROOM)
     }
 
     pub(super) async fn send_through(&self, event: Event) -> Result<(), Refused> {
         let weight = event.weight;
         self.begin_pass().await;
-        self.pass(event.into_bytes()).await?;
-        self.end_pass(weight).await
+        match self.pass(event.into_bytes()).await && self.end_pass(weight).await {
+            true => Ok(()),
+            false => self.lose(),
+        }
     }
 
     /// Does what needs the reader to have moved, once it has.

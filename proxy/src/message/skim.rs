@@ -1,7 +1,7 @@
-//! A message that is too long to keep, read as it passes for the call that it answers.
+//! A message that is too long to keep, read as it passes for what it is.
 //!
 //! 1. **Little memory.** Of the members of the message, and of nothing inside them, the names are kept one after another, and
-//!    the value of `id`.
+//!    the values of `id` and `method`.
 //! 2. **In doubt, none.** It answers a call if it has one `id`, one `result` or `error`, and no `method`, and ends where its
 //!    first bracket does. What stands inside the other members is counted in brackets and not checked any further.
 
@@ -9,14 +9,14 @@ use std::mem;
 
 use memchr::memchr2;
 
-use crate::message::IdKey;
+use super::{IdKey, is_droppable};
 
 /// How much of a name or an id is kept: more than an id may have.
 const MAX_TEXT: usize = 2 * 1024;
 
 /// What of a message has passed.
 #[derive(Debug, Default)]
-pub(super) struct Skim {
+pub(crate) struct Skim {
     /// How many brackets are open.
     depth: usize,
     in_string: bool,
@@ -26,7 +26,7 @@ pub(super) struct Skim {
     /// The name or the id so far.
     text: Vec<u8>,
     id: Option<Vec<u8>>,
-    has_method: bool,
+    method: Option<Vec<u8>>,
     /// How many members it has that make it an answer.
     answers: u32,
     ended: bool,
@@ -45,7 +45,7 @@ enum Member {
 
 impl Skim {
     /// Reads the next bytes of the message.
-    pub(super) fn read(&mut self, mut bytes: &[u8]) {
+    pub(crate) fn read(&mut self, mut bytes: &[u8]) {
         loop {
             if self.in_string && !self.escaped {
                 let plain = memchr2(b'"', b'\\', bytes).unwrap_or(bytes.len());
@@ -62,10 +62,20 @@ impl Skim {
     }
 
     /// The id of the call that it answers, once all of it has passed.
-    pub(super) fn answers(self) -> Option<IdKey> {
-        let is_answer = self.ended && !self.unclear && !self.has_method && self.answers == 1;
+    pub(crate) fn answers(self) -> Option<IdKey> {
+        let is_answer = self.ended && !self.unclear && self.method.is_none() && self.answers == 1;
         let id = self.id.filter(|_| is_answer)?;
         IdKey::of(str::from_utf8(&id).ok()?)
+    }
+
+    /// Whether it is a notification that [may be lost](super::Message::is_droppable), as far as it has passed.
+    pub(crate) fn is_droppable(&self) -> bool {
+        let method: Option<String> = self
+            .method
+            .as_ref()
+            .and_then(|method| serde_json::from_slice(method).ok());
+        let is_else = self.unclear || self.id.is_some() || self.answers > 0;
+        !is_else && method.is_some_and(|method| is_droppable(&method))
     }
 
     fn step(&mut self, byte: u8) {
@@ -80,7 +90,7 @@ impl Skim {
             return;
         }
         match byte {
-            b' ' | b'\t' | b'\r' => self.keep(b" "),
+            b' ' | b'\t' | b'\r' | b'\n' => self.keep(b" "),
             b'{' if self.depth == 0 && !self.ended => self.depth = 1,
             _ if self.depth == 0 => self.unclear = true,
             b'}' if self.depth == 1 => {
@@ -101,14 +111,14 @@ impl Skim {
         }
     }
 
-    /// Keeps the bytes if they are of a name or of the id.
+    /// Keeps the bytes if they are of a name, the id or the method.
     fn keep(&mut self, bytes: &[u8]) {
-        if !matches!(self.member, None | Some(Member::Id)) {
+        if let Some(Member::Answer | Member::Other) = self.member {
             return;
         }
         match self.text.len() + bytes.len() <= MAX_TEXT {
             true => self.text.extend_from_slice(bytes),
-            // A name that is none of ours, or an id that no call has.
+            // A name or a method that is none of ours, or an id that no call has.
             false => self.text = vec![0; MAX_TEXT],
         }
     }
@@ -128,7 +138,7 @@ impl Skim {
         let text = mem::take(&mut self.text);
         match self.member.take() {
             Some(Member::Id) => self.unclear |= self.id.replace(text).is_some(),
-            Some(Member::Method) => self.has_method = true,
+            Some(Member::Method) => self.unclear |= self.method.replace(text).is_some(),
             Some(Member::Answer) => self.answers += 1,
             Some(Member::Other) => {}
             None => self.unclear = true,
@@ -140,8 +150,10 @@ impl Skim {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
-    use crate::message::{Kind, Message};
+    use super::{
+        super::{Kind, Message},
+        *,
+    };
 
     /// What a message answers, if it passes in pieces of so many bytes.
     fn skimmed(message: &[u8], size: usize) -> Option<IdKey> {

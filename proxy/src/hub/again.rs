@@ -1,0 +1,88 @@
+//! The request that asks a server for the rest of what it answers to a call.
+
+use std::{convert::Infallible, future::poll_fn, time::Duration};
+
+use axum::body::Body;
+use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, header};
+use tower_service::Service;
+
+use crate::head::{EVENT_STREAM, LAST_EVENT_ID, is_of_type};
+
+/// How long it may take to answer: 10 s.
+const RESUME_LIMIT: Duration = Duration::from_secs(10);
+
+/// What a call says of its body, and of what it takes.
+const OF_A_CALL: [HeaderName; 5] = [
+    header::CONTENT_TYPE,
+    header::CONTENT_LENGTH,
+    header::TRANSFER_ENCODING,
+    header::EXPECT,
+    header::ACCEPT,
+];
+
+/// What a request to go on looks like: that of the call.
+pub(super) struct Again<S> {
+    service: S,
+    uri: Uri,
+    /// Without those of its body. Smaller than a map of them: there is one for each call in flight.
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+// === impl Again ===
+
+impl<S> Again<S> {
+    pub(super) fn new(service: S, call: &Request<Body>) -> Self {
+        let mut headers = Vec::with_capacity(call.headers().len());
+        let others = call
+            .headers()
+            .iter()
+            .filter(|(name, _)| !OF_A_CALL.contains(name));
+        headers.extend(others.map(|(name, value)| (name.clone(), value.clone())));
+        Self {
+            service,
+            uri: call.uri().clone(),
+            headers,
+        }
+    }
+
+    fn request(&self, last: &HeaderValue) -> Request<Body> {
+        let mut request = Request::new(Body::empty());
+        *request.method_mut() = Method::GET;
+        *request.uri_mut() = self.uri.clone();
+        let headers = request.headers_mut();
+        for (name, value) in &self.headers {
+            headers.append(name.clone(), value.clone());
+        }
+        headers.insert(
+            header::ACCEPT,
+            HeaderValue::from_static("text/event-stream"),
+        );
+        headers.insert(LAST_EVENT_ID, last.clone());
+        request
+    }
+}
+
+impl<S> Again<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    /// Asks for what comes after the event with this id.
+    pub(super) async fn ask(&mut self, last: &HeaderValue) -> Option<Body> {
+        let request = self.request(last);
+        let answer = tokio::time::timeout(RESUME_LIMIT, call(&mut self.service, request)).await;
+        let Ok(Ok(answer)) = answer else {
+            return None;
+        };
+        let is_stream = answer.status().is_success() && is_of_type(answer.headers(), EVENT_STREAM);
+        is_stream.then(|| answer.into_body())
+    }
+}
+
+/// Calls a service once it is ready.
+pub(super) async fn call<S: Service<Request<Body>>>(
+    service: &mut S,
+    request: Request<Body>,
+) -> Result<S::Response, S::Error> {
+    poll_fn(|cx| service.poll_ready(cx)).await?;
+    service.call(request).await
+}
