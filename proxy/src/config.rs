@@ -171,7 +171,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_ALLOW_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', value_parser = value::origin)]
     pub allow_origin: Vec<String>,
 
-    /// A header of every request to the upstream, as NAME: VALUE
+    /// A header of every request to the upstream, as NAME: VALUE, in place of what a client sends by that name
     #[arg(long, env = "MCP_PROXY_HEADER", hide_env_values = true, value_name = "NAME: VALUE", value_parser = value::header)]
     pub header: Vec<(HeaderName, HeaderValue)>,
 
@@ -282,6 +282,9 @@ impl Config {
         }
         if self.buffer < MIN_BUFFER {
             return together("--buffer must be 1MiB at least: a stream alone may need so much");
+        }
+        if self.max_sessions == 0 {
+            return together("--max-sessions must be 1 at least: each client has a session");
         }
         if self.commit_after < MIN_COMMIT_AFTER {
             return together(

@@ -220,8 +220,11 @@ impl Upstream {
             let none = HeaderValue::from_static("identity");
             parts.headers.insert(header::ACCEPT_ENCODING, none);
         }
+        for (name, _) in &self.headers {
+            parts.headers.remove(name);
+        }
         for (name, value) in &self.headers {
-            parts.headers.insert(name, value.clone());
+            parts.headers.append(name, value.clone());
         }
         match self.client.request(Request::from_parts(parts, body)).await {
             Ok(mut response) => {

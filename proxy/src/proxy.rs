@@ -1,10 +1,16 @@
 //! All parts together: from the configuration to a program that serves.
 
-use std::{collections::HashMap, fmt, future::pending, io, net::SocketAddr};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+    future::pending,
+    io,
+    net::SocketAddr,
+};
 
 use futures_util::future::join;
 use mcp_cancel_on_disconnect::{
-    Calls, CancelOnDisconnectLayer, Grace, MIN_GRACE, Policy, observe::Metrics,
+    Calls, CancelOnDisconnectLayer, Grace, MIN_GRACE, Policy, RequestId, observe::Metrics,
 };
 use tokio::{sync::oneshot, time::Instant};
 use tower_layer::Layer as _;
@@ -107,10 +113,11 @@ impl Proxy {
     fn greet(&self) -> io::Result<()> {
         let at = self.local_addr()?;
         info!(
-            "listening on http://{at}{} in front of {}; {}; {}",
+            "listening on http://{at}{} in front of {}; {}{}; {}",
             self.server.path(),
             self.server,
             meaning(self.config.grace),
+            exceptions(&self.config),
             match self.server.is_resumable() {
                 true => "what its client misses is kept here",
                 false => "what its client misses is not kept here",
@@ -194,11 +201,19 @@ fn layer(config: &Config) -> CancelOnDisconnectLayer {
     if let Some(timeout) = config.stall_timeout.0 {
         layer = layer.stall_timeout(timeout);
     }
-    // A command has its own streams, and they begin at once.
+    // A command has its own streams, which begin at once, and is never asked two things with ids that it may take for one.
     if config.upstream.is_some() {
-        layer = layer.commit_after(config.commit_after);
+        layer = layer
+            .commit_after(config.commit_after)
+            .exempt(|call| call.session().is_some() && may_be_anothers(call.request_id()));
     }
     layer
+}
+
+/// Whether a server that is written in JavaScript reads the same number from the ids of other calls.
+fn may_be_anothers(id: &RequestId) -> bool {
+    const FIRST_SHARED: u64 = 1 << 53;
+    matches!(id, RequestId::Number(number) if number.unsigned_abs() >= FIRST_SHARED)
 }
 
 /// What a hang-up means.
@@ -212,6 +227,20 @@ fn meaning(grace: Grace) -> String {
         _ => format!(
             "a hang-up cancels its call at once, or after {MIN_GRACE:?} if its client may come back for it and does not"
         ),
+    }
+}
+
+/// For which tools it means something else.
+fn exceptions(config: &Config) -> String {
+    let exempt = config.exempt.iter().map(String::as_str);
+    let own = config.tool_grace.iter().map(|(tool, _)| tool.as_str());
+    let tools: BTreeSet<&str> = exempt.chain(own).collect();
+    match tools.is_empty() {
+        true => String::new(),
+        false => {
+            let tools: Vec<&str> = tools.into_iter().collect();
+            format!(", but as configured for {}", tools.join(", "))
+        }
     }
 }
 

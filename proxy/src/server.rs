@@ -67,11 +67,9 @@ pub enum ServerError {
 impl Server {
     /// The one that is configured.
     pub fn new(config: &Config) -> Result<Self, ServerError> {
-        let hub = || {
-            Hub::new(Limits {
-                bytes: config.buffer,
-                ..Limits::default()
-            })
+        let limits = Limits {
+            bytes: config.buffer,
+            ..Limits::default()
         };
         match config.target() {
             Target::Http(upstream) => {
@@ -80,7 +78,7 @@ impl Server {
                 Ok(match config.no_resumable {
                     true => Self::Forward(forward),
                     false => {
-                        let resumable = Resumable::new(forward, hub());
+                        let resumable = Resumable::new(forward, Hub::new(limits));
                         Self::Resumable(resumable.commit_after(config.commit_after))
                     }
                 })
@@ -101,7 +99,10 @@ impl Server {
                     kill_after: config.kill_after,
                     ..Options::new(program)
                 };
-                let stdio = Stdio::new(options, hub()).map_err(ServerError::Command)?;
+                // Each of them has streams for as long as it runs.
+                let sessions = limits.sessions.max(config.max_sessions);
+                let hub = Hub::new(Limits { sessions, ..limits });
+                let stdio = Stdio::new(options, hub).map_err(ServerError::Command)?;
                 Ok(Self::Stdio(stdio))
             }
         }

@@ -15,6 +15,9 @@ use std::{
 /// How much a hub keeps, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
+    /// How many sessions are known: 4,096. Past that, of those without a stream the half that was not used for longest is
+    /// forgotten: their streams are no longer primed.
+    pub sessions: usize,
     /// How many events a stream keeps: 256.
     pub events: usize,
     /// How many bytes a stream keeps before it takes no more: 1 MiB. Its last event may go beyond.
@@ -56,6 +59,7 @@ pub(crate) enum Short {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            sessions: 4 * 1024,
             events: 256,
             stream_bytes: 1024 * 1024,
             session_bytes: 4 * 1024 * 1024,

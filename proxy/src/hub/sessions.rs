@@ -23,10 +23,6 @@ use crate::{
     refusal::{self, SERVER_ERROR},
 };
 
-/// How many sessions are known: 4,096. Past that, of those without a stream the half that was not used for longest is forgotten:
-/// their streams are no longer primed.
-const MAX_SESSIONS: usize = 4 * 1024;
-
 /// All sessions. It is a handle: clones are the same hub.
 #[derive(Debug, Clone)]
 pub struct Hub(Arc<Shared>);
@@ -159,10 +155,11 @@ impl Shared {
         if let Some(session) = sessions.get(id) {
             return Some(session.clone());
         }
-        if sessions.len() >= MAX_SESSIONS {
+        let most = self.common.limits.sessions;
+        if sessions.len() >= most {
             thin(&mut sessions);
         }
-        if sessions.len() >= MAX_SESSIONS {
+        if sessions.len() >= most {
             return None;
         }
         let mut room = self.budget.grant();

@@ -347,6 +347,13 @@ impl Stream {
         rest
     }
 
+    /// Some of what comes next, wherever it ends.
+    pub async fn some(&mut self) {
+        let frame = self.body.frame().await.unwrap().unwrap();
+        let bytes = frame.into_data().unwrap();
+        self.buffer.push_str(std::str::from_utf8(&bytes).unwrap());
+    }
+
     /// What stands between two blank lines: an event, or a comment.
     pub async fn block(&mut self) -> Option<String> {
         // Where the end may be that was not looked for yet.

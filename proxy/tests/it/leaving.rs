@@ -110,6 +110,36 @@ async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
     }
 }
 
+/// To JavaScript 9007199254740993 is 9007199254740992, which may be another call.
+#[tokio::test]
+async fn a_call_whose_id_a_server_may_take_for_anothers_runs_on_and_others_are_cancelled() {
+    for options in [
+        &["--grace=immediate"][..],
+        &["--grace=immediate", "--no-resumable"],
+    ] {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, options).await;
+        let (mut clients, mut asked_for) = (Vec::new(), Vec::new());
+        for id in ["9007199254740993", "-9007199254740992", "9007199254740991"] {
+            let mut client = Connection::open(proxy.addr).await;
+            client.send(&session_call(id)).await;
+            let mut asked = upstream.asked().await;
+            asked.stream().await;
+            client.head().await;
+            clients.push(client);
+            asked_for.push(asked);
+        }
+        for client in clients {
+            client.fin();
+        }
+        assert_eq!(cancel_of(&upstream).await, 9_007_199_254_740_991_u64);
+        while proxy.calls.detached() < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!upstream.has_more().await, "{options:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_call_that_lasts_too_long_is_cancelled_and_its_client_is_told() {
     let upstream = Upstream::start().await;

@@ -40,7 +40,8 @@ async fn a_request_and_its_response_pass_byte_for_byte() {
 #[tokio::test]
 async fn headers_of_one_connection_stay_there_and_the_host_is_the_servers() {
     let upstream = Upstream::start().await;
-    let proxy = Running::before(&upstream, &["--header", "x-key: secret"]).await;
+    let own = ["--header=x-key: secret", "--header=x-key: other"];
+    let proxy = Running::before(&upstream, &own).await;
     let request = post(&call("1"))
         .header("connection", "x-hop, Keep-Alive")
         .header("x-hop", "1")
@@ -64,7 +65,8 @@ async fn headers_of_one_connection_stay_there_and_the_host_is_the_servers() {
         assert!(!asked.headers.contains_key(name), "{name}");
     }
     assert_eq!(asked.headers["host"], upstream.addr.to_string());
-    assert_eq!(asked.headers["x-key"], "secret");
+    let keys: Vec<_> = asked.headers.get_all("x-key").iter().collect();
+    assert_eq!(keys, ["secret", "other"]);
     assert_eq!(asked.headers["x-forwarded-for"], "192.0.2.1");
     let head = "200 OK\r\nkeep-alive: timeout=9\r\nproxy-authenticate: Basic\r\nx-left: 1";
     asked.answer(head, "{}").await;

@@ -174,6 +174,15 @@ fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means(
             "{line}"
         );
     }
+    let options = [
+        "--exempt=b,a",
+        "--tool-grace=c=never",
+        "--listen=127.0.0.1:0",
+    ];
+    let mut command = Program::command(&options);
+    command.arg(UPSTREAM);
+    let line = Program::start(command).line();
+    assert!(line.contains(", but as configured for a, b, c; "), "{line}");
     let bare = Program::command(&["--listen=127.0.0.1:0", UPSTREAM, "--no-resumable"]);
     let line = Program::start(bare).line();
     assert!(
