@@ -41,8 +41,8 @@ class Verdict:
 
     @property
     def late(self):
-        """How much later than it should the tool was told, if it was."""
-        told = self.told if self.plan["sync"] else self.at.get("cancelled")
+        """How much later than it should the tool was told, if it was. Some servers can only see that they are left."""
+        told = self.told if self.plan["sync"] else self.at.get("closed", self.at.get("cancelled"))
         return None if told is None or "cut" not in self.at else told - self.at["cut"] - self.due
 
     @property

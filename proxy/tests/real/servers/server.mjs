@@ -5,6 +5,7 @@
 // The first argument is the npm package of @modelcontextprotocol; `json` is `session` with answers in JSON, `store` with
 // an event store, and `handler` what `createMcpHandler` of SDK 2.x makes. Over HTTP the first line of standard output says the port.
 
+import { AsyncLocalStorage } from 'node:async_hooks';
 import { randomUUID } from 'node:crypto';
 import { appendFileSync } from 'node:fs';
 import { createServer } from 'node:http';
@@ -33,8 +34,12 @@ function note(event, more) {
     appendFileSync(facts, JSON.stringify({ event, at: Date.now() / 1000, pid: process.pid, ...more }) + '\n');
 }
 
+// The response to the request that is served, where it is all that a server can be told by.
+const served = new AsyncLocalStorage();
+
 async function work({ cell, bytes }, context) {
     note('started', { cell });
+    served.getStore()?.on('close', () => note('closed', { cell }));
     const signal = context.signal ?? context.mcpReq.signal;
     try {
         await sleep(1000 * Number(cell.split('/').at(-1)), undefined, { signal });
@@ -99,12 +104,18 @@ async function stateless(request, response) {
     await transport.handleRequest(request, response);
 }
 
+// Node forgets to tell who listens to a request's signal once it has collected the request (nodejs/node#55428), which it does
+// when it likes.
+function byHandler(handler) {
+    return (request, response) => served.run(response, () => handler(request, response));
+}
+
 note('born', {});
 if (mode === 'stdio') {
     await server().connect(new StdioServerTransport());
 } else {
     const handlers = { session: inSession, json: inSession, store: inSession, stateless };
-    const handler = handlers[mode] ?? toNodeHandler(createMcpHandler(server));
+    const handler = handlers[mode] ?? byHandler(toNodeHandler(createMcpHandler(server)));
     const listener = createServer(handler);
     listener.listen(0, '127.0.0.1', () => {
         console.log(JSON.stringify({ event: 'listening', port: listener.address().port }));
