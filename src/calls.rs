@@ -110,6 +110,18 @@ impl Calls {
         self.registry.detached()
     }
 
+    /// The number of calls of a session that have not ended.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let calls = CancelOnDisconnectLayer::new().calls();
+    /// assert_eq!(calls.in_session("a session"), 0);
+    /// ```
+    pub fn in_session(&self, session: &str) -> usize {
+        self.registry.visit(session, |core| core.len()).unwrap_or(0)
+    }
+
     /// All calls as they are now, oldest first.
     pub fn snapshot(&self) -> Vec<CallSnapshot> {
         let now = Instant::now();

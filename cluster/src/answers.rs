@@ -5,15 +5,17 @@
 //! 2. A stream that goes late, after its client is back on another one, notes its call too: then an answer is kept that nobody
 //!    misses. The other way round one is lost to the directory: an answer that came by before its client went, who had not read
 //!    it. It is in this instance's memory alone.
-//! 3. As many are noted as may have no client in the library by default, and as much is on its way to the directory as it is
+//! 3. An instance that leaves keeps every answer: its memory goes with it.
+//! 4. As many are noted as may have no client in the library by default, and as much is on its way to the directory as it is
 //!    given in a short while. What is beyond is left to this instance's own memory.
 
 use std::{
     collections::HashMap,
     fmt,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -25,7 +27,7 @@ use rmcp::{
     transport::streamable_http_server::session::SessionId,
 };
 use tokio::{
-    sync::Semaphore,
+    sync::{Notify, Semaphore},
     time::{sleep, timeout},
 };
 use tracing::debug;
@@ -39,7 +41,7 @@ use crate::{
 const MAX_NOTED: usize = 64 * 1024;
 
 /// How many answers are on their way at most: 64, of at most 1 MiB each.
-const MAX_ON_THEIR_WAY: u32 = 64;
+const MAX_ON_THEIR_WAY: usize = 64;
 
 /// How often an answer is tried that the directory does not take: 10 times.
 const TRIES: u32 = 10;
@@ -66,7 +68,11 @@ pub(crate) struct Answers {
     calls: Mutex<Vec<Calls>>,
     /// How many are noted: nearly always none, and then nobody takes the lock.
     count: AtomicUsize,
+    /// Whether every answer is kept, because the instance leaves.
+    keeps_all: AtomicBool,
     on_their_way: Arc<Semaphore>,
+    /// One is not on its way any more.
+    landed: Notify,
 }
 
 // === impl Call ===
@@ -117,7 +123,9 @@ impl Answers {
             noted: Mutex::default(),
             calls: Mutex::default(),
             count: AtomicUsize::new(0),
-            on_their_way: Arc::new(Semaphore::new(MAX_ON_THEIR_WAY as usize)),
+            keeps_all: AtomicBool::new(false),
+            on_their_way: Arc::new(Semaphore::new(MAX_ON_THEIR_WAY)),
+            landed: Notify::new(),
         })
     }
 
@@ -176,20 +184,17 @@ impl Answers {
         life: Incarnation,
         message: &ServerJsonRpcMessage,
     ) {
-        if !self.are_there() {
+        let keeps_all = self.keeps_all.load(Ordering::Acquire);
+        if !keeps_all && !self.are_there() {
             return;
         }
         let Some(request) = answered(message) else {
             return;
         };
         let call = Call::new(session.clone(), request);
-        if !self.take(&call, Some(life)) {
+        if !self.take(&call, Some(life)) && !keeps_all {
             return;
         }
-        let Ok(place) = self.on_their_way.clone().try_acquire_owned() else {
-            debug!(target: "mcp_cancel_cluster", "an answer is not kept elsewhere: too many are on their way");
-            return;
-        };
         let Ok(answer) = serde_json::to_vec(message) else {
             return;
         };
@@ -197,10 +202,15 @@ impl Answers {
             debug!(target: "mcp_cancel_cluster", bytes = answer.len(), "an answer is not kept elsewhere: it is too large");
             return;
         }
+        let Ok(place) = self.on_their_way.clone().try_acquire_owned() else {
+            debug!(target: "mcp_cancel_cluster", "an answer is not kept elsewhere: too many are on their way");
+            return;
+        };
         let this = self.clone();
         tokio::spawn(async move {
             this.keep(&call, life, answer.into()).await;
             drop(place);
+            this.landed.notify_waiters();
         });
     }
 
@@ -229,9 +239,25 @@ impl Answers {
         }
     }
 
+    /// From now on every answer is kept.
+    pub(crate) fn keep_all(&self) {
+        self.keeps_all.store(true, Ordering::Release);
+    }
+
     /// Waits for the answers on their way.
     pub(crate) async fn settle(&self) {
-        let all = self.on_their_way.acquire_many(MAX_ON_THEIR_WAY);
+        let all = async {
+            loop {
+                let mut landed = pin!(self.landed.notified());
+                // Listens before it looks.
+                landed.as_mut().enable();
+                // It takes no place that an answer may need.
+                if self.on_their_way.available_permits() == MAX_ON_THEIR_WAY {
+                    return;
+                }
+                landed.await;
+            }
+        };
         // What takes longer is lost with this instance.
         let _settled = timeout(LEAVE_WITHIN, all).await;
     }

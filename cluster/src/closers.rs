@@ -1,4 +1,4 @@
-//! Closes the sessions that are another instance's by now.
+//! Closes the sessions that are another instance's by now, or soon.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -22,11 +22,18 @@ impl Closers {
     /// Closes what is lost, one session after the other.
     pub(crate) async fn run(self, mut lost: mpsc::UnboundedReceiver<Lost>) {
         while let Some(lost) = lost.recv().await {
-            info!(
-                target: "mcp_cancel_cluster",
-                session = %lost.session, owner = %lost.owner.address,
-                "a session is closed here, because it lives on another instance"
-            );
+            match lost.owner {
+                Some(owner) => info!(
+                    target: "mcp_cancel_cluster",
+                    session = %lost.session, owner = %owner.address,
+                    "a session is closed here, because it lives on another instance"
+                ),
+                None => info!(
+                    target: "mcp_cancel_cluster",
+                    session = %lost.session,
+                    "a session is closed here, because this instance leaves and another asked for it"
+                ),
+            }
             let all = self
                 .0
                 .lock()

@@ -22,7 +22,7 @@ use tokio::{
 
 use self::soundness::Soundness;
 use crate::{
-    directory::{Absence, Directory, DirectoryError, Limited},
+    directory::{Absence, Directory, DirectoryError, LIMIT, Limited},
     ids::Owner,
     meter,
     sessions::Sessions,
@@ -113,6 +113,8 @@ impl Heart {
                 break;
             }
         }
+        // What was opened last is claimed as everything else is, if the directory knows it.
+        self.write(Instant::now() + LIMIT).await;
         self.soundness().failed();
         meter::sound(false);
         if let Err(error) = self.directory.leave(self.me).await {

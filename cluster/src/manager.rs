@@ -28,6 +28,7 @@ use tracing::warn;
 
 use crate::{
     answers::{self, Answers, Call},
+    door::Visit,
     ids::Incarnation,
     lives::Lives,
     resumed::resumed_call,
@@ -41,6 +42,7 @@ pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
     answers: Arc<Answers>,
     lives: Arc<Lives>,
+    sessions: Arc<Sessions>,
 }
 
 /// What can close a session that is another instance's by now.
@@ -65,6 +67,8 @@ struct Watched {
     life: Incarnation,
     call: Option<Call>,
     is_answered: bool,
+    /// As long as a stream of a call is open, somebody is inside of its session.
+    _visit: Option<Visit>,
 }
 
 // === impl ClusterSessionManager ===
@@ -77,16 +81,16 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         answers: Arc<Answers>,
         lives: Arc<Lives>,
     ) -> (Self, Weak<dyn Closes>) {
-        let (of_sessions, their_lives) = (answers.clone(), lives.clone());
+        let (of_sessions, their_lives, listed) = (answers.clone(), lives.clone(), sessions.clone());
         let inner = Arc::new(manager.on_session(move |event| match event {
             SessionEvent::Opened {
                 session, restored, ..
             } => {
                 their_lives.begin(session, *restored);
-                sessions.opened(session);
+                listed.opened(session);
             }
             SessionEvent::Closed { session, .. } => {
-                sessions.closed(session);
+                listed.closed(session);
                 of_sessions.closed(session);
                 their_lives.end(session);
             }
@@ -98,6 +102,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
                 inner,
                 answers,
                 lives,
+                sessions,
             },
             closes,
         )
@@ -107,6 +112,7 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         let watched = Watched {
             answers: self.answers.clone(),
             life: self.lives.of(session),
+            _visit: call.as_ref().and_then(|_| self.sessions.enter(session)),
             call,
             is_answered: false,
         };

@@ -2,9 +2,10 @@
 //!
 //! 1. Only addresses that may be peers' are accepted, and only requests with the secret of the cluster are looked at.
 //! 2. A request is marked as a peer's by an extension. What its head said to this instance alone is gone before anything reads it.
-//! 3. It stays open while calls end: when the instance leaves, connections may end what they are at, for 5 s at most.
+//! 3. It stays open while calls end and sessions are handed over. When it closes, whoever has connected by then is answered, and
+//!    connections may end what they are at, for 5 s at most. Each has one request.
 
-use std::{convert::Infallible, future::poll_fn, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
 use axum::{body::Body, extract::ConnectInfo};
 use http::{Request, Response, StatusCode};
@@ -17,6 +18,7 @@ use tower_service::Service;
 use tracing::{debug, warn};
 
 use crate::{
+    departure::Stage,
     filter::PeersFilter,
     wire::{self, FromPeer, Secret},
 };
@@ -60,12 +62,12 @@ impl<S> App for S where
 {
 }
 
-/// Serves peers until `leaving` says so or is dropped.
+/// Serves peers until `departure` says so or is dropped.
 pub(crate) async fn serve(
     listener: TcpListener,
     app: impl App,
     gate: Arc<Gate>,
-    leaving: watch::Receiver<bool>,
+    mut departure: watch::Receiver<Stage>,
 ) {
     match DeadPeer::new().apply(&listener) {
         Ok(applied) => debug!(target: "mcp_cancel_cluster", "{applied}"),
@@ -75,19 +77,21 @@ pub(crate) async fn serve(
     }
     let listener = WatchedListener::new(listener);
     let mut connections = JoinSet::new();
-    let mut stop = leaving.clone();
-    let mut stop = std::pin::pin!(has_left(&mut stop));
+    let mut closed = pin!(departure.wait_for(|stage| *stage == Stage::Closed));
     loop {
         tokio::select! {
-            () = &mut stop => break,
+            // First: who has connected before it closes is answered.
+            biased;
             (stream, address) = listener.accept() => {
                 if gate.filter.admits(address.ip()) {
-                    connections.spawn(connection(stream, app.clone(), gate.clone(), leaving.clone()));
+                    connections.spawn(connection(stream, app.clone(), gate.clone()));
                 } else {
                     warn!(target: "mcp_cancel_cluster", %address, "an address that no peer may have connected");
                 }
             }
             Some(_ended) = connections.join_next() => {}
+            // An error says that nobody is there any more who could leave.
+            _closed = &mut closed => break,
         }
     }
     drop(listener);
@@ -107,17 +111,7 @@ pub(crate) async fn moved(body: Body) -> Response<Body> {
     response
 }
 
-async fn has_left(leaving: &mut watch::Receiver<bool>) {
-    // An error says that nobody is there any more who could leave.
-    let _left = leaving.wait_for(|has_left| *has_left).await;
-}
-
-async fn connection(
-    stream: WatchedStream,
-    app: impl App,
-    gate: Arc<Gate>,
-    mut leaving: watch::Receiver<bool>,
-) {
+async fn connection(stream: WatchedStream, app: impl App, gate: Arc<Gate>) {
     // Events are small, and are not to wait for one another.
     let _best_effort = stream.tcp().set_nodelay(true);
     let peer = stream.peer();
@@ -130,21 +124,10 @@ async fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_WITHIN)
         .max_headers(MAX_FIELDS);
-    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let mut is_open = true;
-    loop {
-        tokio::select! {
-            ended = &mut connection => {
-                if let Err(error) = ended {
-                    debug!(target: "mcp_cancel_cluster", %error, "peer");
-                }
-                return;
-            }
-            () = has_left(&mut leaving), if is_open => {
-                is_open = false;
-                connection.as_mut().graceful_shutdown();
-            }
-        }
+    // Without keep-alive there is no need to end idle ones, and none is ended on which a request is on its way.
+    let connection = builder.keep_alive(false).serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = connection.await {
+        debug!(target: "mcp_cancel_cluster", %error, "peer");
     }
 }
 

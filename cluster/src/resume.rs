@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The field that names the event that a client has seen last.
-static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+pub(crate) static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The name of no event, whoever gives names.
 const NO_EVENT: &str = "~";

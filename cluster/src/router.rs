@@ -1,15 +1,18 @@
 //! Takes a request to where its session lives: it asks [`Way`] what to do, does it, and tells it what came of that.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use tokio::sync::watch;
+use tokio::time::sleep;
 use tracing::{debug, info};
 
 use crate::{
     arrivals::{Arrivals, Expected},
+    departure::{Departure, Stage},
     directory::{Alive, Claim, Directory as _, Found, Limited},
+    door::Visit,
+    errand::Errand,
     fields::Fields,
     heart::Heart,
     held::Held,
@@ -26,6 +29,9 @@ use crate::{
 /// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
+/// How long after a look-up the next is, for who claims what this instance gave up: 50 ms.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// What of an instance takes part in routing.
 #[derive(Debug)]
 pub(crate) struct Router {
@@ -37,8 +43,7 @@ pub(crate) struct Router {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) arrivals: Arrivals,
     pub(crate) lives: Arc<Lives>,
-    /// Set once, when the instance hands its sessions over.
-    pub(crate) leaving: watch::Sender<bool>,
+    pub(crate) departure: Departure,
 }
 
 /// Where a request came to.
@@ -48,25 +53,40 @@ pub(crate) enum Routed {
     Answered(Response<Body>),
 }
 
+/// What becomes of a peer's request while sessions are handed over.
+pub(crate) enum HandedOver {
+    /// It is served here.
+    Not(Request<Body>, Option<Visit>),
+    /// The peer is to claim the session.
+    Moved(Request<Body>),
+    Answered(Response<Body>),
+}
+
 // === impl Router ===
 
 impl Router {
-    /// What is to be done with a request that has just come.
-    pub(crate) fn arrive(&self, session: Option<&str>, is_from_peer: bool) -> Step {
-        // A peer who is told that a session is not here claims it: not one that comes, and not one that its client has ended.
-        let is_for_here = |session| self.arrivals.has(session) || self.sessions.is_deleted(session);
-        let is_here = |id| match self.sessions.has(id) {
+    /// What is to be done with a request that has just come. It is inside of its session, if that is here.
+    pub(crate) fn arrive(&self, session: Option<&str>, is_from_peer: bool) -> (Step, Option<Visit>) {
+        let visit = session.and_then(|id| self.sessions.enter(id));
+        let is_here = |id| match &visit {
             // One that is being restored is not here before that is done.
-            true => is_from_peer || !self.comes(id),
-            false => is_from_peer && is_for_here(SessionHash::of(id)),
+            Some(_) => is_from_peer || !self.comes(id),
+            None => is_from_peer && self.is_for_here(id),
         };
         let arrival = Arrival {
             has_session: session.is_some(),
             is_here: session.is_some_and(is_here),
             is_from_peer,
-            is_leaving: is_from_peer && *self.leaving.borrow(),
+            stage: if is_from_peer { self.departure.stage() } else { Stage::Here },
         };
-        arrival.step()
+        (arrival.step(), visit)
+    }
+
+    /// Whether a peer is to be served although a session is not here. Whoever is told so claims it: not one that comes, and not
+    /// one that its client has ended.
+    fn is_for_here(&self, id: &str) -> bool {
+        let session = SessionHash::of(id);
+        self.arrivals.has(session) || self.sessions.is_deleted(session)
     }
 
     /// Whether a session is on its way here.
@@ -84,6 +104,28 @@ impl Router {
     /// Whether a session lives here. One that is on its way may, or not yet.
     pub(crate) fn lives_here(&self, session: Option<&str>) -> bool {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
+    }
+
+    /// Serves a peer's request, or hands its session over.
+    pub(crate) async fn hand_over(&self, request: Request<Body>) -> HandedOver {
+        let session = Fields::of(request.headers()).session.map(str::to_owned);
+        let mut held = Held::new(request);
+        let Ok(errand) = Errand::of(&mut held).await else {
+            return HandedOver::Answered(broke_off());
+        };
+        let (Some(request), Some(id)) = (held.into_request(), session) else {
+            return HandedOver::Answered(Refusal::Again.into());
+        };
+        if errand == Errand::Call {
+            self.departure.hand_over(&id).await;
+        } else if errand == Errand::Stream {
+            self.departure.try_hand_over(&id).await;
+        }
+        let visit = self.sessions.enter(&id);
+        match visit.is_some() || self.is_for_here(&id) {
+            true => HandedOver::Not(request, visit),
+            false => HandedOver::Moved(request),
+        }
     }
 
     /// Has a request that is served here name its event so that this instance understands it.
@@ -113,9 +155,10 @@ impl Router {
 
     /// Routes a request whose session does not live here.
     pub(crate) async fn route(&self, request: Request<Body>) -> Routed {
-        let Some(session) = Fields::of(request.headers()).session.map(SessionHash::of) else {
+        let Some(id) = Fields::of(request.headers()).session.map(str::to_owned) else {
             return Routed::Here(request, None);
         };
+        let session = SessionHash::of(&id);
         let is_call = request.method() == Method::POST;
         let mut way = Way::new(self.me.incarnation, is_call);
         let mut held = Held::new(request);
@@ -127,15 +170,27 @@ impl Router {
                 Step::LookUp => {
                     let (known, is_sound) = self.look_up(session).await;
                     meter::looked_up(known);
-                    way.known(known, is_sound)
+                    match known {
+                        Known::Owner(owner)
+                            if owner == self.me && self.departure.has_given_up(&id) =>
+                        {
+                            way.given_up()
+                        }
+                        known => way.known(known, is_sound),
+                    }
+                }
+                Step::LookAgain => {
+                    sleep(LOOK_AGAIN).await;
+                    Step::LookUp
+                }
+                // Nothing comes to an instance that is gone.
+                Step::Claim(_) | Step::Take if self.departure.stage() >= Stage::Gone => {
+                    Step::Refuse(Refusal::Again)
                 }
                 Step::Relay(owner) => {
                     expected = None;
                     if held.read().await.is_err() {
-                        return Routed::Answered(refused(
-                            StatusCode::BAD_REQUEST,
-                            "the request broke off",
-                        ));
+                        return Routed::Answered(broke_off());
                     }
                     let sent = self.relay.send(&mut held, owner).await;
                     meter::relayed(sent.as_ref().err().copied());
@@ -159,7 +214,7 @@ impl Router {
                     let expected = expected.unwrap_or_else(|| self.arrivals.expect(session));
                     return here(held, Some(expected));
                 }
-                Step::Serve | Step::Moved => return here(held, None),
+                Step::Serve | Step::HandOver | Step::Moved => return here(held, None),
                 Step::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
                     return Routed::Answered(refusal.into());
@@ -191,7 +246,7 @@ impl Router {
         match self.directory.claim(session, former, self.me).await {
             Ok(Claim::Won) => {
                 self.owners.learn(session, self.me);
-                info!(target: "mcp_cancel_cluster", %session, former = %former.address, "session claimed, its owner is gone");
+                info!(target: "mcp_cancel_cluster", %session, former = %former.address, "session claimed, its owner is gone or leaves");
                 (Claimed::Won, false)
             }
             Ok(Claim::Lost(owner)) => {
@@ -215,6 +270,10 @@ fn here(held: Held, expected: Option<Expected>) -> Routed {
         // `Way` does not come here with a request that is not whole.
         None => Routed::Answered(Refusal::Again.into()),
     }
+}
+
+fn broke_off() -> Response<Body> {
+    refused(StatusCode::BAD_REQUEST, "the request broke off")
 }
 
 fn refused(status: StatusCode, text: &'static str) -> Response<Body> {

@@ -5,7 +5,7 @@
 //! 3. A session that was deleted is removed from the directory after all that was written of it, and is restored by nobody: until
 //!    it is removed, this instance says that there is none.
 //! 4. One that is only closed stays in the directory for its time: its client may come back, and it is restored.
-//! 5. What was lost to another owner is told once, to be closed.
+//! 5. What was lost to another owner, or handed over, is told once, to be closed.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,7 +20,10 @@ use tokio::{
 };
 
 use self::roll::{Listed, Roll};
-use crate::ids::{Owner, SessionHash};
+use crate::{
+    door::{Door, Visit},
+    ids::{Owner, SessionHash},
+};
 
 mod roll;
 
@@ -59,7 +62,8 @@ pub(crate) struct Lost {
     /// The session's id, to close it by.
     pub(crate) id: Arc<str>,
     pub(crate) session: SessionHash,
-    pub(crate) owner: Owner,
+    /// `None` if whoever asks for it next claims it.
+    pub(crate) owner: Option<Owner>,
 }
 
 /// Sessions to be written at once, with their parameters.
@@ -116,9 +120,29 @@ impl Sessions {
             .is_some_and(|here| here.loaded.is_none())
     }
 
-    /// Whether a session lives here, for every request.
+    /// Goes in at the door of a session that lives here: every request does. `None` if none does, or if its door is shut.
+    pub(crate) fn enter(&self, id: &str) -> Option<Visit> {
+        self.roll.enter(id)
+    }
+
+    pub(crate) fn door(&self, id: &str) -> Option<Arc<Door>> {
+        self.roll.door(id)
+    }
+
+    /// Whether a session lives here, and its door is not shut.
     pub(crate) fn has(&self, id: &str) -> bool {
-        self.roll.has(id)
+        self.door(id).is_some_and(|door| !door.is_shut())
+    }
+
+    /// All ids.
+    pub(crate) fn ids(&self) -> Vec<Arc<str>> {
+        let shards = self.shards.iter();
+        shards
+            .flat_map(|shard| {
+                let shard = lock(shard);
+                shard.values().map(|here| here.id.clone()).collect::<Vec<_>>()
+            })
+            .collect()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -323,6 +347,20 @@ impl Sessions {
 
     /// A session is another's now.
     pub(crate) fn lose(&self, session: SessionHash, owner: Owner) {
+        self.tell_lost(session, Some(owner));
+    }
+
+    /// A session whose door is shut is given up: whoever asks for it next claims it.
+    pub(crate) fn give_up(&self, session: SessionHash) {
+        let id = self.shard(session).get(&session).map(|here| here.id.clone());
+        let door = id.and_then(|id| self.door(&id));
+        // One that has come back has another.
+        if door.is_some_and(|door| door.is_shut()) {
+            self.tell_lost(session, None);
+        }
+    }
+
+    fn tell_lost(&self, session: SessionHash, owner: Option<Owner>) {
         let here = self.shard(session).remove(&session);
         if let Some(here) = here {
             let id = here.id;

@@ -49,7 +49,7 @@ async fn no_answer_is_lost_when_the_owner_goes() {
     assert_eq!(back.answer_event().await.unwrap().json()["id"], 2);
     assert_eq!(third.answer().await.unwrap()["id"], 3);
 
-    within("the instance to leave", a.cluster.leave()).await;
+    within("the instance to leave", a.cluster.leave(Duration::from_secs(10))).await;
     within("the listener for peers to end", &mut a.peers)
         .await
         .unwrap();
@@ -79,7 +79,7 @@ async fn a_call_that_comes_while_the_owner_leaves_is_served_elsewhere() {
         .await;
     held.head().await;
     a.witness.started("held").await;
-    let mut leaving = Box::pin(a.cluster.leave());
+    let mut leaving = Box::pin(a.cluster.leave(Duration::from_secs(10)));
     assert!(
         (&mut leaving).now_or_never().is_none(),
         "a relay is under way"

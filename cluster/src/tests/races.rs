@@ -328,7 +328,7 @@ async fn no_answer_on_its_way_is_lost_when_its_instance_leaves() {
     let at_b = b.client_of(&mcp);
     let (answered, ()) = join(
         async { at_b.resume(&named).await.messages().await },
-        a.cluster.leave(),
+        a.cluster.leave(Duration::ZERO),
     )
     .await;
     assert_eq!(answered.len(), 1);
