@@ -120,7 +120,7 @@ fn a_session_that_is_anothers_is_told_once_and_lives_here_no_more() {
     let told = lost.try_recv().unwrap();
     assert_eq!(
         (&*told.id, told.session, told.owner),
-        ("a", hash("a"), owner)
+        ("a", hash("a"), Some(owner))
     );
     assert!(lost.try_recv().is_err());
     assert!(!sessions.is_here(hash("a")) && sessions.is_here(hash("b")));
@@ -205,4 +205,23 @@ async fn who_waits_for_a_session_to_be_written_is_told() {
     assert!(!waited);
     sessions.closed("a");
     assert!(!waits().await, "nobody waits for a session that is gone");
+}
+
+#[test]
+fn a_session_is_given_up_only_if_its_door_is_shut() {
+    let (sessions, mut lost) = written(&["a"]);
+    sessions.give_up(hash("a"));
+    assert!(lost.try_recv().is_err() && sessions.has("a"));
+    sessions.door("a").unwrap().shut();
+    assert!(!sessions.has("a") && sessions.enter("a").is_none());
+    sessions.give_up(hash("a"));
+    sessions.give_up(hash("a"));
+    let given_up = lost.try_recv().unwrap();
+    assert_eq!((&*given_up.id, given_up.owner), ("a", None));
+    assert!(lost.try_recv().is_err());
+
+    // It has come back.
+    sessions.opened("a");
+    sessions.give_up(hash("a"));
+    assert!(lost.try_recv().is_err() && sessions.enter("a").is_some());
 }

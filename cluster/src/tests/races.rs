@@ -326,7 +326,7 @@ async fn no_answer_on_its_way_is_lost_when_its_instance_leaves() {
     directory.set(Fault::None);
 
     let at_b = b.client_of(&mcp);
-    let (answered, ()) = join(
+    let (answered, _) = join(
         async { at_b.resume(&named).await.messages().await },
         a.cluster.leave(Duration::ZERO),
     )
