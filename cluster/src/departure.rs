@@ -106,7 +106,9 @@ impl Departure {
     pub(crate) fn has_given_up(&self, id: &str) -> bool {
         // In the order in which it is given up.
         let is_shut = self.sessions.door(id).is_some_and(|door| door.is_shut());
-        is_shut || self.stage() >= Stage::Gone || lock(&self.given_up).contains(&SessionHash::of(id))
+        is_shut
+            || self.stage() >= Stage::Gone
+            || lock(&self.given_up).contains(&SessionHash::of(id))
     }
 
     /// Waits until no call of a session is in flight, and gives it up.

@@ -125,7 +125,9 @@ async fn connection(stream: WatchedStream, app: impl App, gate: Arc<Gate>) {
         .header_read_timeout(HEAD_WITHIN)
         .max_headers(MAX_FIELDS);
     // Without keep-alive there is no need to end idle ones, and none is ended on which a request is on its way.
-    let connection = builder.keep_alive(false).serve_connection(TokioIo::new(stream), service);
+    let connection = builder
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
     if let Err(error) = connection.await {
         debug!(target: "mcp_cancel_cluster", %error, "peer");
     }

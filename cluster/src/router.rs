@@ -66,7 +66,11 @@ pub(crate) enum HandedOver {
 
 impl Router {
     /// What is to be done with a request that has just come. It is inside of its session, if that is here.
-    pub(crate) fn arrive(&self, session: Option<&str>, is_from_peer: bool) -> (Step, Option<Visit>) {
+    pub(crate) fn arrive(
+        &self,
+        session: Option<&str>,
+        is_from_peer: bool,
+    ) -> (Step, Option<Visit>) {
         let visit = session.and_then(|id| self.sessions.enter(id));
         let is_here = |id| match &visit {
             // One that is being restored is not here before that is done.
@@ -77,7 +81,11 @@ impl Router {
             has_session: session.is_some(),
             is_here: session.is_some_and(is_here),
             is_from_peer,
-            stage: if is_from_peer { self.departure.stage() } else { Stage::Here },
+            stage: if is_from_peer {
+                self.departure.stage()
+            } else {
+                Stage::Here
+            },
         };
         (arrival.step(), visit)
     }

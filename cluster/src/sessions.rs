@@ -19,12 +19,14 @@ use tokio::{
     time::Instant,
 };
 
+pub(crate) use self::lost::Lost;
 use self::roll::{Listed, Roll};
 use crate::{
     door::{Door, Visit},
     ids::{Owner, SessionHash},
 };
 
+mod lost;
 mod roll;
 
 /// Over how many locks the sessions are spread: 64.
@@ -54,16 +56,6 @@ pub(crate) struct Sessions {
     /// Something was written.
     written: Notify,
     lost: mpsc::UnboundedSender<Lost>,
-}
-
-/// A session that is another's now, although it was here.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Lost {
-    /// The session's id, to close it by.
-    pub(crate) id: Arc<str>,
-    pub(crate) session: SessionHash,
-    /// `None` if whoever asks for it next claims it.
-    pub(crate) owner: Option<Owner>,
 }
 
 /// Sessions to be written at once, with their parameters.
@@ -140,7 +132,10 @@ impl Sessions {
         shards
             .flat_map(|shard| {
                 let shard = lock(shard);
-                shard.values().map(|here| here.id.clone()).collect::<Vec<_>>()
+                shard
+                    .values()
+                    .map(|here| here.id.clone())
+                    .collect::<Vec<_>>()
             })
             .collect()
     }
@@ -352,7 +347,10 @@ impl Sessions {
 
     /// A session whose door is shut is given up: whoever asks for it next claims it.
     pub(crate) fn give_up(&self, session: SessionHash) {
-        let id = self.shard(session).get(&session).map(|here| here.id.clone());
+        let id = self
+            .shard(session)
+            .get(&session)
+            .map(|here| here.id.clone());
         let door = id.and_then(|id| self.door(&id));
         // One that has come back has another.
         if door.is_some_and(|door| door.is_shut()) {
@@ -413,19 +411,6 @@ impl Debug for Sessions {
 impl Work {
     fn next(&mut self) -> Option<SessionHash> {
         self.fresh.pop_front().or_else(|| self.again.pop_front())
-    }
-}
-
-// === impl Lost ===
-
-impl Debug for Lost {
-    /// Without the id, which is a secret.
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let fields = (self.session, self.owner);
-        f.debug_tuple("Lost")
-            .field(&fields.0)
-            .field(&fields.1)
-            .finish()
     }
 }
 

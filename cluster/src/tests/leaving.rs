@@ -82,7 +82,10 @@ async fn no_answer_is_lost_when_the_owner_goes() {
     within("the listener for peers to end", &mut a.peers)
         .await
         .unwrap();
-    assert_eq!((echo(&at_b, 4).await, echo(&at_c, 5).await), (json!(4), json!(5)));
+    assert_eq!(
+        (echo(&at_b, 4).await, echo(&at_c, 5).await),
+        (json!(4), json!(5))
+    );
     assert!(c.has(&mcp) && !b.has(&mcp));
 }
 
@@ -97,13 +100,13 @@ async fn of_two_that_wait_for_a_session_one_has_it() {
         let mut first = held(&a, &mcp, 1, "first").await;
         let _leaving = a.routing().departure.begin();
         let both = join(echo(&at_b, 2), echo(&at_c, 3));
-        let (both, ()) = join(both, async {
+        let released = async {
             all_else().await;
             a.witness.release("first");
-        })
-        .await;
-        assert_eq!(both, (json!(2), json!(3)));
-        assert_eq!(answers(&mut first).await, 1);
+            answers(&mut first).await
+        };
+        let answered = join(both, released).await;
+        assert_eq!(answered, ((json!(2), json!(3)), json!(1)));
         assert!(!a.has(&mcp) && b.has(&mcp) != c.has(&mcp));
     }
 }
@@ -202,7 +205,9 @@ async fn a_long_call_is_served_where_its_session_still_is() {
     }
     assert_eq!(echo(&at_b, 1).await, 1);
     assert!(b.has(&mcp) && !a.has(&mcp));
-    let mut call = at_b.call(2, "echo", json!({ "text": "x".repeat(70_000) })).await;
+    let mut call = at_b
+        .call(2, "echo", json!({ "text": "x".repeat(70_000) }))
+        .await;
     assert_eq!(answers(&mut call).await, 2);
 }
 

@@ -21,12 +21,7 @@ fn way(is_call: bool) -> Way {
     Way::new(incarnation(1), is_call)
 }
 
-const STAGES: [Stage; 4] = [
-    Stage::Here,
-    Stage::HandingOver,
-    Stage::Gone,
-    Stage::Closed,
-];
+const STAGES: [Stage; 4] = [Stage::Here, Stage::HandingOver, Stage::Gone, Stage::Closed];
 
 #[test]
 fn a_head_decides_at_once_or_asks_for_the_owner() {
