@@ -179,7 +179,7 @@ where
 /// Says that a session is not here, or that its client should come again, if it is by now: whoever is told the first claims it.
 async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let moved = peers::moved(body).await;
+    let moved = peers::moved(&head.headers, body).await;
     let session = Fields::of(&head.headers).session;
     match router.arrive(session, true).0 {
         Step::Moved => moved,

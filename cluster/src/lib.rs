@@ -11,6 +11,7 @@ struct Readme;
 
 mod answers;
 mod arrivals;
+mod asked;
 mod builder;
 mod closers;
 mod cluster;

@@ -8,7 +8,7 @@
 use std::{convert::Infallible, future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
 use axum::{body::Body, extract::ConnectInfo};
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -101,10 +101,13 @@ pub(crate) async fn serve(
     }
 }
 
-/// Says that a session is not here. That is known from the head alone; the body is only taken off the connection.
-pub(crate) async fn moved(body: Body) -> Response<Body> {
-    let rest = Limited::new(body, DRAINED).collect();
-    let _whole_or_not = timeout(DRAIN_WITHIN, rest).await;
+/// Says that a session is not here. That is known from the head alone; a body that does not wait to be asked for is only taken
+/// off the connection.
+pub(crate) async fn moved(headers: &HeaderMap, body: Body) -> Response<Body> {
+    if !headers.contains_key(header::EXPECT) {
+        let rest = Limited::new(body, DRAINED).collect();
+        let _whole_or_not = timeout(DRAIN_WITHIN, rest).await;
+    }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
     wire::mark_moved(response.headers_mut());

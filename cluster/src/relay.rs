@@ -3,8 +3,8 @@
 //! 1. The hop lives in the response and in nothing else. Where that is dropped, the connection is closed, and the owner sees that
 //!    the client has hung up.
 //! 2. Frames pass as they come. Nothing reads ahead: a client that does not read is felt by the owner.
-//! 3. A connection is used once. So none can turn out to be closed by the peer when a request has been written to it, and no
-//!    call is ever sent twice.
+//! 3. A connection is used once, and a call is sent once the peer asks for its body. So no call is ever begun twice, and one that
+//!    was not begun is known not to be.
 //! 4. Calls may take as long as they like: dead peers are the kernel's to find. Everything else has its head within 10 s.
 //! 5. An answer that is none of a peer's is none.
 
@@ -26,10 +26,11 @@ use http::{
     Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri,
     Version, header, request::Parts, uri::PathAndQuery,
 };
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::{
     body::Incoming,
     client::conn::http1::{self, Connection},
+    ext,
 };
 use hyper_util::rt::TokioIo;
 use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer};
@@ -37,6 +38,7 @@ use tokio::{net::TcpStream, time::timeout};
 use tracing::{debug, warn};
 
 use crate::{
+    asked::Asked,
     fields::SESSION_ID,
     filter::PeersFilter,
     held::Held,
@@ -105,31 +107,22 @@ impl Relay {
         let Some(body) = held.lend() else {
             return Err(Failure::Broken);
         };
-        let request = self.letter(&held.head, body);
         let is_call = held.head.method == Method::POST;
+        let mut request = self.letter(&held.head, body);
+        let asked = (is_call && !request.body().is_end_stream()).then(|| wait(&mut request));
         let gone = gone(&held.head.extensions);
-        let answered = exchange(stream, request, gone, held);
-        let mut response = if is_call {
-            answered.await?
-        } else {
-            let answered = timeout(HEAD_WITHIN, answered).await;
-            answered.map_err(|_| Failure::Silent)??
-        };
-        let answerer = Answerer::take(response.headers_mut());
-        match answerer {
-            Answerer::Peer(_) => {}
-            Answerer::Moved if response.status() == StatusCode::MISDIRECTED_REQUEST => {
-                return Err(Failure::Moved);
-            }
-            Answerer::Moved | Answerer::Stranger => {
-                let status = response.status();
-                warn!(target: "mcp_cancel_cluster", owner = %owner.address, %status, "whoever answers there is no peer, or has another secret");
-                return Err(Failure::Unreachable);
+        let answered = answered(stream, request, gone, owner, is_call).await;
+        match answered.map_err(|failure| (failure, asked.and_then(|asked| asked.take_back()))) {
+            Ok(response) => Ok(response),
+            Err((failure, None)) => Err(failure),
+            Err((failure, Some(body))) => {
+                held.give_back(body);
+                Err(match failure {
+                    Failure::Broken => Failure::Unreachable,
+                    failure => failure,
+                })
             }
         }
-        remove_hop_by_hop(response.headers_mut());
-        *response.version_mut() = Version::default();
-        Ok(response.map(Body::new))
     }
 
     /// The request as it goes to a peer.
@@ -180,17 +173,63 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
     Ok(stream)
 }
 
+/// The answer of a peer, if one gives it.
+async fn answered(
+    stream: TcpStream,
+    request: Request<Body>,
+    gone: Option<Gone>,
+    owner: Owner,
+    is_call: bool,
+) -> Result<Response<Body>, Failure> {
+    let answered = exchange(stream, request, gone);
+    let mut response = if is_call {
+        answered.await?
+    } else {
+        let answered = timeout(HEAD_WITHIN, answered).await;
+        answered.map_err(|_| Failure::Silent)??
+    };
+    let answerer = Answerer::take(response.headers_mut());
+    match answerer {
+        Answerer::Peer(_) => {}
+        Answerer::Moved if response.status() == StatusCode::MISDIRECTED_REQUEST => {
+            return Err(Failure::Moved);
+        }
+        Answerer::Moved | Answerer::Stranger => {
+            let status = response.status();
+            warn!(target: "mcp_cancel_cluster", owner = %owner.address, %status, "whoever answers there is no peer, or has another secret");
+            return Err(Failure::Unreachable);
+        }
+    }
+    remove_hop_by_hop(response.headers_mut());
+    *response.version_mut() = Version::default();
+    Ok(response.map(Body::new))
+}
+
+/// Has the body of a request wait until the peer asks for it.
+fn wait(request: &mut Request<Body>) -> Asked {
+    let (asked, body) = Asked::wait(std::mem::take(request.body_mut()));
+    *request.body_mut() = body;
+    let waits = HeaderValue::from_static("100-continue");
+    request.headers_mut().insert(header::EXPECT, waits);
+    let asks = asked.clone();
+    ext::on_informational(request, move |said| {
+        if said.status() == StatusCode::CONTINUE {
+            asks.ask();
+        }
+    });
+    asked
+}
+
 /// Writes a request and waits for the head of its response.
 async fn exchange(
     stream: TcpStream,
     request: Request<Body>,
     mut gone: Option<Gone>,
-    held: &mut Held,
 ) -> Result<Response<HopBody>, Failure> {
     let handshake = http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|_| Failure::Unreachable)?;
     let mut connection = Some(connection);
-    let mut answer = pin!(sender.try_send_request(request));
+    let mut answer = pin!(sender.send_request(request));
     let answered = poll_fn(|cx| {
         if has_gone(&mut gone, cx) {
             return Poll::Ready(None);
@@ -204,15 +243,9 @@ async fn exchange(
             incoming,
             gone,
         })),
-        Some(Err(mut error)) => {
-            debug!(target: "mcp_cancel_cluster", error = %error.error(), "no answer");
-            match error.take_message() {
-                Some(unsent) => {
-                    held.give_back(unsent.into_body());
-                    Err(Failure::Unreachable)
-                }
-                None => Err(Failure::Broken),
-            }
+        Some(Err(error)) => {
+            debug!(target: "mcp_cancel_cluster", %error, "no answer");
+            Err(Failure::Broken)
         }
         // Nobody reads what follows from it.
         None => Err(Failure::Broken),

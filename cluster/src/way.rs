@@ -84,7 +84,7 @@ pub(crate) enum Failure {
     Refused,
     /// The peer says that the session is not with him.
     Moved,
-    /// No connection came about, or none to a peer.
+    /// No connection came about, or none to a peer, or it ended before the body of a call was asked for.
     Unreachable,
     /// No head came in time.
     Silent,

@@ -130,6 +130,29 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
     assert!(echo(&mcp, &text).await == text);
 }
 
+/// Whoever has not asked for the body of a call has not begun it: it is whole, and goes on elsewhere.
+#[tokio::test]
+async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
+    for length in [10, 100_000] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = Fake::new(&directory).await;
+        let text = "x".repeat(length);
+        let mcp = owner.session(&b).await;
+        let moves = async { owner.head().await.moved().await };
+        let (answered, ()) = join(echo(&mcp, &text), moves).await;
+        assert!(answered == text, "moved, {length}");
+
+        // As a connection ends that was still to be accepted when its listener closed.
+        let mcp = owner.session(&b).await;
+        owner.ends().await;
+        let breaks_off = async { drop(owner.head().await) };
+        let (answered, ()) = join(echo(&mcp, &text), breaks_off).await;
+        assert!(answered == text, "broke off, {length}");
+        assert!(b.has(&mcp));
+    }
+}
+
 /// Two instances say "not here" to each other's requests, and a directory names both: nothing goes round.
 #[tokio::test]
 async fn a_request_that_is_moved_again_and_again_is_refused() {
