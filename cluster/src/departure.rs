@@ -114,21 +114,25 @@ impl Departure {
     /// Waits until no call of a session is in flight, and gives it up.
     pub(crate) async fn hand_over(&self, id: &str) {
         if let Some(door) = self.sessions.door(id) {
-            let session = SessionHash::of(id);
             door.shut_behind_the_last(|| self.is_idle(id)).await;
-            self.give_up(session);
+            self.give_up(SessionHash::of(id));
         }
-        self.answers.settle().await;
     }
 
-    /// Gives a session up if no call of it is in flight. Says whether it did, or somebody else has.
-    pub(crate) async fn try_hand_over(&self, id: &str) -> bool {
-        let door = self.sessions.door(id);
-        let is_shut = door.is_none_or(|door| door.shut_if_empty(|| self.is_idle(id)));
-        if is_shut {
-            self.hand_over(id).await;
+    /// Returns when the answers are in the directory that whoever is told to claim a session may look for there.
+    pub(crate) async fn settles(&self) {
+        if self.stage() != Stage::Here {
+            self.answers.settle().await;
         }
-        is_shut
+    }
+
+    /// Gives a session up if no call of it is in flight.
+    pub(crate) fn try_hand_over(&self, id: &str) {
+        if let Some(door) = self.sessions.door(id)
+            && door.shut_if_empty(|| self.is_idle(id))
+        {
+            self.give_up(SessionHash::of(id));
+        }
     }
 
     /// What becomes of a session whose door is shut.
@@ -148,9 +152,9 @@ impl Departure {
     }
 
     pub(crate) fn begin(&self) -> Leaving<'_> {
+        self.answers.keep_all();
         self.has_begun.store(true, Ordering::Release);
         self.advance(Stage::HandingOver);
-        self.answers.keep_all();
         info!(target: "mcp_cancel_cluster", "this instance hands its sessions over");
         Leaving(self)
     }
@@ -198,7 +202,11 @@ impl Leaving<'_> {
                 }
             }
         };
-        let _in_time = in_time(until, all).await;
+        match until {
+            // What is not over by then is cancelled.
+            Some(until) => drop(timeout_at(until, all).await),
+            None => all.await,
+        }
         self.0.answers.settle().await;
     }
 
@@ -236,16 +244,6 @@ impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         self.is_gone();
         self.0.advance(Stage::Closed);
-    }
-}
-
-async fn in_time(until: Option<Instant>, all: impl Future<Output = ()>) -> bool {
-    match until {
-        Some(until) => timeout_at(until, all).await.is_ok(),
-        None => {
-            all.await;
-            true
-        }
     }
 }
 

@@ -180,6 +180,7 @@ where
 async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let moved = peers::moved(&head.headers, body).await;
+    router.departure.settles().await;
     let session = Fields::of(&head.headers).session;
     match router.arrive(session, true).0 {
         Step::Moved => moved,

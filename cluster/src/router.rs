@@ -127,7 +127,7 @@ impl Router {
         if errand == Errand::Call {
             self.departure.hand_over(&id).await;
         } else if errand == Errand::Stream {
-            self.departure.try_hand_over(&id).await;
+            self.departure.try_hand_over(&id);
         }
         let visit = self.sessions.enter(&id);
         match visit.is_some() || self.is_for_here(&id) {

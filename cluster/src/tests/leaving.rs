@@ -11,7 +11,10 @@ use tokio::{task::yield_now, time::timeout};
 use tower_service::Service as _;
 
 use super::node::Node;
-use crate::directory::{MemoryDirectory, faulty::Faulty};
+use crate::directory::{
+    MemoryDirectory,
+    faulty::{Fault, Faulty},
+};
 
 /// More than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -276,6 +279,37 @@ async fn an_answer_that_was_not_read_is_there_after_the_departure() {
     let mut resumed = b.client_of(&mcp).resume(&event).await;
     let answered = resumed.messages().await;
     assert_eq!(answered.len(), 1);
+    assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
+/// Whoever is told to claim a session finds its answers, also one that was late.
+#[tokio::test]
+async fn a_session_is_not_given_up_before_its_answers_are_kept() {
+    let directory = directory();
+    let [a, b, c] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let mut call = held(&a, &mcp, 1, "first").await;
+    let named = call.event().await.unwrap().id.unwrap();
+    call.fin();
+    while a.calls.detached() == 0 {
+        yield_now().await;
+    }
+    let _leaving = a.routing().departure.begin();
+    directory.set(Fault::FailsAt("keep_answer"));
+    a.witness.release("first");
+    while directory.asked("keep_answer") == 0 || !a.calls.is_empty() {
+        yield_now().await;
+    }
+    directory.set(Fault::None);
+    let at_b = b.client_of(&mcp);
+    let resumed = async {
+        while a.has(&mcp) {
+            yield_now().await;
+        }
+        at_b.resume(&named).await.messages().await
+    };
+    let (next, answered) = join(echo(&c.client_of(&mcp), 2), resumed).await;
+    assert_eq!((next, answered.len()), (json!(2), 1));
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
