@@ -29,7 +29,8 @@ struct Waiting {
 /// The body, as it is sent.
 struct AskedBody {
     asked: Asked,
-    hint: SizeHint,
+    /// Its length, if that is known.
+    length: Option<u64>,
     body: Option<Body>,
 }
 
@@ -38,7 +39,7 @@ struct AskedBody {
 impl Asked {
     /// Has a body wait. The second is what is to be sent.
     pub(crate) fn wait(body: Body) -> (Self, Body) {
-        let hint = body.size_hint();
+        let length = body.size_hint().exact();
         let asked = Self(Arc::new(Waiting {
             is_asked: AtomicBool::new(false),
             waker: AtomicWaker::new(),
@@ -46,7 +47,7 @@ impl Asked {
         }));
         let body = AskedBody {
             asked: asked.clone(),
-            hint,
+            length,
             body: None,
         };
         (asked, Body::new(body))
@@ -101,8 +102,10 @@ impl http_body::Body for AskedBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let hint = self.body.as_ref().map(Body::size_hint);
-        hint.unwrap_or_else(|| self.hint.clone())
+        match &self.body {
+            Some(body) => body.size_hint(),
+            None => self.length.map_or_else(SizeHint::new, SizeHint::with_exact),
+        }
     }
 }
 

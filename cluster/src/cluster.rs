@@ -169,7 +169,8 @@ impl Cluster {
         peers::serve(listener, app, self.shared.gate.clone(), departure).await;
     }
 
-    /// Leaves the cluster, and loses no call that is shorter than `limit`. Call it when the public listener closes.
+    /// Leaves the cluster, and loses no call that is shorter than `limit`. Call it when the public listener closes, and take the
+    /// instance out of the load balancer before.
     ///
     /// Calls in flight go on, with all that belongs to them. A new call that another instance relays waits until no call of its
     /// session is in flight; then that instance takes the session over. After `limit`, calls of the layers that this
