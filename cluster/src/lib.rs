@@ -35,7 +35,6 @@ mod sessions;
 mod store;
 #[cfg(test)]
 mod tests;
-mod transport;
 mod warn_rarely;
 mod way;
 mod wire;
@@ -46,5 +45,4 @@ pub use self::{
     directory::MemoryDirectory,
     layer::{ClusterFuture, ClusterLayer, ClusterService},
     manager::ClusterSessionManager,
-    transport::ClusterTransport,
 };

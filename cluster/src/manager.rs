@@ -1,7 +1,7 @@
 //! The session manager that says whose events are: the outermost, around the one that knows the calls.
 //!
-//! 1. An event id leaves as `<plain>~<life of the session>~<request id>`, and the layer has cut it back before anything inside reads it.
-//!    So two instances never mean different events by the same id.
+//! 1. An event id leaves as `<plain>~<life of the session>~<number of the call>~<request id>`, and the layer has cut it back before
+//!    anything inside reads it. So two instances never mean different events by the same id, nor two calls by the same request id.
 //! 2. What it changes of an event is its id alone.
 
 use std::{
@@ -27,20 +27,25 @@ use rmcp::{
 use tracing::warn;
 
 use crate::{
-    answers::{self, Answers, Call},
+    answers::{Answers, Call, Gone, Remembers},
     ids::Incarnation,
     lives::Lives,
     resumed::resumed_call,
     sessions::Sessions,
-    transport::ClusterTransport,
 };
 
 /// A session manager whose events say which instance they are of. [`Cluster::sessions`](crate::Cluster::sessions) makes it, and
 /// has an example.
 pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
-    answers: Arc<Answers>,
+    keeper: Arc<Keeper>,
     lives: Arc<Lives>,
+}
+
+/// What the streams of a session manager need to have answers kept.
+struct Keeper {
+    answers: Arc<Answers>,
+    memory: Weak<dyn Remembers>,
 }
 
 /// What can close a session that is another instance's by now.
@@ -58,13 +63,16 @@ pin_project! {
     }
 }
 
-/// A stream, and whether it has brought the answer of its call. Dropped before that, its client has gone.
+/// A stream, and what it has brought. Dropped before its end or without the answer of its call, its client may not have that.
 struct Watched {
-    answers: Arc<Answers>,
+    keeper: Arc<Keeper>,
     /// The one of its session.
     life: Incarnation,
     call: Option<Call>,
+    /// The last event before the answer, as the manager inside names it. Without one nobody can come back.
+    event: String,
     is_answered: bool,
+    is_at_its_end: bool,
 }
 
 // === impl ClusterSessionManager ===
@@ -93,52 +101,40 @@ impl<M: SessionManager> ClusterSessionManager<M> {
             _ => {}
         }));
         let closes: Weak<dyn Closes> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
+        let memory: Weak<dyn Remembers> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
+        let keeper = Arc::new(Keeper { answers, memory });
         (
             Self {
                 inner,
-                answers,
+                keeper,
                 lives,
             },
             closes,
         )
     }
 
-    fn sign<S>(&self, events: S, session: &str, call: Option<Call>) -> Signed<S> {
+    /// `event` is the one that its client has seen last.
+    fn sign<S>(&self, events: S, session: &str, call: Option<Call>, event: String) -> Signed<S> {
         let watched = Watched {
-            answers: self.answers.clone(),
+            keeper: self.keeper.clone(),
             life: self.lives.of(session),
             call,
+            event,
             is_answered: false,
+            is_at_its_end: false,
         };
         Signed { events, watched }
-    }
-
-    fn transport(
-        &self,
-        id: &SessionId,
-        transport: CancellableTransport<M::Transport>,
-    ) -> ClusterTransport<CancellableTransport<M::Transport>> {
-        ClusterTransport::new(
-            transport,
-            id.clone(),
-            self.lives.of(id),
-            self.answers.clone(),
-        )
     }
 }
 
 impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
     type Error = M::Error;
-    type Transport = ClusterTransport<CancellableTransport<M::Transport>>;
+    type Transport = CancellableTransport<M::Transport>;
 
     fn create_session(
         &self,
     ) -> impl Future<Output = Result<(SessionId, Self::Transport), Self::Error>> + Send {
-        let created = self.inner.create_session();
-        created.map_ok(|(id, transport)| {
-            let transport = self.transport(&id, transport);
-            (id, transport)
-        })
+        self.inner.create_session()
     }
 
     fn initialize_session(
@@ -174,9 +170,12 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             ClientJsonRpcMessage::Request(request) => Some(&request.id),
             _ => None,
         };
-        let call = request.map(|request| Call::new(id.clone(), request));
+        let call = request.map(|request| {
+            let number = self.keeper.answers.number();
+            Call::new(id.clone(), request, number)
+        });
         let opened = self.inner.create_stream(id, message);
-        opened.map_ok(move |events| self.sign(events, id, call))
+        opened.map_ok(move |events| self.sign(events, id, call, String::new()))
     }
 
     fn accept_message(
@@ -194,7 +193,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let opened = self.inner.create_standalone_stream(id);
-        opened.map_ok(|events| self.sign(events, id, None))
+        opened.map_ok(|events| self.sign(events, id, None, String::new()))
     }
 
     fn resume(
@@ -204,13 +203,13 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
     ) -> impl Future<
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
-        let call = resumed_call().and_then(|request| Call::read(id.clone(), &request));
-        let resumed = self.inner.resume(id, last_event_id);
+        let call = resumed_call().and_then(|named| Call::read(id.clone(), &named));
+        let resumed = self.inner.resume(id, last_event_id.clone());
         resumed.map_ok(move |events| {
             if let Some(call) = &call {
-                self.answers.back(call);
+                self.keeper.answers.back(call);
             }
-            self.sign(events, id, call)
+            self.sign(events, id, call, last_event_id)
         })
     }
 
@@ -218,15 +217,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         &self,
         id: SessionId,
     ) -> impl Future<Output = Result<RestoreOutcome<Self::Transport>, Self::Error>> + Send {
-        let restored = self.inner.restore_session(id.clone());
-        restored.map_ok(move |outcome| match outcome {
-            RestoreOutcome::Restored(transport) => {
-                RestoreOutcome::Restored(self.transport(&id, transport))
-            }
-            RestoreOutcome::AlreadyPresent => RestoreOutcome::AlreadyPresent,
-            // `RestoreOutcome` is non-exhaustive: an outcome that is not known cannot be wrapped.
-            _ => RestoreOutcome::NotSupported,
-        })
+        self.inner.restore_session(id)
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
@@ -254,6 +245,12 @@ impl<M: SessionManager> Closes for CancellableSessionManager<M> {
     }
 }
 
+impl<M: SessionManager> Remembers for CancellableSessionManager<M> {
+    fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>> {
+        self.kept_answer(session, event)
+    }
+}
+
 // === impl Signed ===
 
 impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
@@ -262,13 +259,12 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ServerSseMessage>> {
         let this = self.project();
         let Some(mut event) = ready!(this.events.poll_next(cx)) else {
+            this.watched.is_at_its_end = true;
             return Poll::Ready(None);
         };
+        this.watched.see(&event);
         if let Some(id) = &mut event.event_id {
             Answers::sign(id, this.watched.life, this.watched.call.as_ref());
-        }
-        if let Some(message) = event.message.as_deref() {
-            this.watched.pass(message);
         }
         Poll::Ready(Some(event))
     }
@@ -281,16 +277,33 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
 // === impl Watched ===
 
 impl Watched {
-    fn pass(&mut self, message: &ServerJsonRpcMessage) {
-        let call = self.call.as_ref().zip(answers::answered(message));
-        self.is_answered |= call.is_some_and(|(call, request)| call.is(request));
+    /// An event comes by, with the id that the manager inside gave it.
+    fn see(&mut self, event: &ServerSseMessage) {
+        let Some(call) = &self.call else {
+            return;
+        };
+        let message = event.message.as_deref();
+        self.is_answered |= message.is_some_and(|message| call.is_answered(message));
+        if let Some(id) = event.event_id.as_ref().filter(|_| !self.is_answered) {
+            self.event.clear();
+            self.event.push_str(id);
+        }
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if let Some(call) = self.call.take().filter(|_| !self.is_answered) {
-            self.answers.gone(call, self.life);
+        let is_read = self.is_answered && self.is_at_its_end;
+        if let Some(call) = self.call.take()
+            && !is_read
+            && !self.event.is_empty()
+        {
+            self.keeper.answers.gone(Gone {
+                call,
+                life: self.life,
+                event: std::mem::take(&mut self.event),
+                memory: self.keeper.memory.clone(),
+            });
         }
     }
 }

@@ -102,7 +102,7 @@ impl Router {
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let kept = self
             .directory
-            .answer(lost.session, lost.incarnation, &lost.call)
+            .answer(lost.session, lost.incarnation, lost.call.number)
             .await;
         match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),

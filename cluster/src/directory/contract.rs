@@ -270,25 +270,27 @@ async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory)
     let me = instance(1).incarnation;
     let (one, two) = (session("answer 1").0, session("answer 2").0);
     let answer = Bytes::from_static(b"{\"result\":\0}");
-    let long = format!("\"{}\"", "x".repeat(100_000));
+    let [seven, eight, last] = [7, 8, u64::MAX].map(CallNumber::new);
     directory
-        .keep_answer(one, me, "7", answer.clone())
+        .keep_answer(one, me, seven, answer.clone())
         .await
         .unwrap();
     directory
-        .keep_answer(one, me, &long, Bytes::from_static(b"long"))
+        .keep_answer(one, me, last, Bytes::from_static(b"last"))
         .await
         .unwrap();
-    assert_eq!(directory.answer(one, me, "7").await.unwrap(), Some(answer));
     assert_eq!(
-        directory.answer(one, me, &long).await.unwrap().as_deref(),
-        Some(&b"long"[..])
+        directory.answer(one, me, seven).await.unwrap(),
+        Some(answer)
+    );
+    assert_eq!(
+        directory.answer(one, me, last).await.unwrap().as_deref(),
+        Some(&b"last"[..])
     );
     for (session, incarnation, call) in [
-        (one, me, "\"7\""),
-        (one, me, "8"),
-        (two, me, "7"),
-        (one, instance(1).incarnation, "7"),
+        (one, me, eight),
+        (two, me, seven),
+        (one, instance(1).incarnation, seven),
     ] {
         assert_eq!(
             directory.answer(session, incarnation, call).await.unwrap(),

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tokio::{sync::watch, time::sleep};
 
 use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MemoryDirectory};
-use crate::ids::{Incarnation, Owner, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,14 +209,13 @@ impl Directory for Faulty {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
         answer: Bytes,
     ) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        let call = call.to_owned();
         self.answer_to("keep_answer", async move {
             memory
-                .keep_answer(session, incarnation, &call, answer)
+                .keep_answer(session, incarnation, call, answer)
                 .await
         })
         .await
@@ -226,12 +225,11 @@ impl Directory for Faulty {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
         let memory = self.memory.clone();
-        let call = call.to_owned();
         self.answer_to("answer", async move {
-            memory.answer(session, incarnation, &call).await
+            memory.answer(session, incarnation, call).await
         })
         .await
     }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::time::timeout;
 
 use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MAX_ANSWER};
-use crate::ids::{Incarnation, Owner, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
 /// How long anybody waits for an answer: 500 ms. What was asked may still happen after that.
 pub(crate) const LIMIT: Duration = Duration::from_millis(500);
@@ -91,7 +91,7 @@ impl Directory for Limited {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
         answer: Bytes,
     ) -> Result<(), DirectoryError> {
         if answer.len() > MAX_ANSWER {
@@ -104,7 +104,7 @@ impl Directory for Limited {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
         limited(self.0.answer(session, incarnation, call)).await
     }

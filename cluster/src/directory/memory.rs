@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::{
     Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
 };
-use crate::ids::{CallHash, Incarnation, Owner, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
 /// How many bytes of answers are kept: 64 MiB. Beyond that the oldest go.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
@@ -53,7 +53,7 @@ struct Known {
     until: Instant,
 }
 
-type AnswerKey = (SessionHash, Incarnation, CallHash);
+type AnswerKey = (SessionHash, Incarnation, CallNumber);
 
 // === impl MemoryDirectory ===
 
@@ -217,10 +217,10 @@ impl Directory for MemoryDirectory {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
         answer: Bytes,
     ) -> Result<(), DirectoryError> {
-        let key = (session, incarnation, CallHash::of(call));
+        let key = (session, incarnation, call);
         self.state().keep(key, answer, Instant::now() + KEPT);
         Ok(())
     }
@@ -229,9 +229,9 @@ impl Directory for MemoryDirectory {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
-        let key = (session, incarnation, CallHash::of(call));
+        let key = (session, incarnation, call);
         let state = self.state();
         let kept = state
             .answers

@@ -32,7 +32,7 @@ pub(crate) use self::{
     error::DirectoryError,
     limited::{LIMIT, Limited},
 };
-use crate::ids::{Incarnation, Owner, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
 /// How long a lease lasts: 6 s, three beats.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
@@ -91,13 +91,12 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Gives up the lease.
     async fn leave(&self, owner: Owner) -> Result<(), DirectoryError>;
 
-    /// Keeps the answer of a call of that incarnation for [`KEPT`]. `call` is the id of the request as JSON text. An answer
-    /// of more than [`MAX_ANSWER`] is an error.
+    /// Keeps the answer of a call of that incarnation for [`KEPT`]. An answer of more than [`MAX_ANSWER`] is an error.
     async fn keep_answer(
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
         answer: Bytes,
     ) -> Result<(), DirectoryError>;
 
@@ -106,7 +105,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError>;
 }
 

@@ -6,7 +6,7 @@
 //! | `mcp:i:<incarnation>` | the lease: the address of the instance | 6 s |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 1 h |
 //!
-//! `<session>` and `<call>` are hashes. What is compared and set is done by scripts of one key each, so that engines which
+//! `<session>` is a hash, `<call>` a number. What is compared and set is done by scripts of one key each, so that engines which
 //! spread their keys can run them. A user of the engine needs `~mcp:*`, and `+hget +hmget +hset +pexpire +del +set +get +exists
 //! +info +evalsha +script|load`.
 
@@ -32,7 +32,7 @@ use super::{
     LIMIT,
 };
 use crate::{
-    ids::{CallHash, Incarnation, Owner, SessionHash},
+    ids::{CallNumber, Incarnation, Owner, SessionHash},
     warn_rarely::WarnRarely,
 };
 
@@ -288,7 +288,7 @@ impl Directory for RedisDirectory {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
         answer: Bytes,
     ) -> Result<(), DirectoryError> {
         let mut keep = cmd("SET");
@@ -302,7 +302,7 @@ impl Directory for RedisDirectory {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
         let mut get = cmd("GET");
         get.arg(answer_key(session, incarnation, call));
@@ -319,8 +319,8 @@ fn lease_key(incarnation: Incarnation) -> String {
     format!("mcp:i:{incarnation}")
 }
 
-fn answer_key(session: SessionHash, incarnation: Incarnation, call: &str) -> String {
-    format!("mcp:a:{session}:{incarnation}:{}", CallHash::of(call))
+fn answer_key(session: SessionHash, incarnation: Incarnation, call: CallNumber) -> String {
+    format!("mcp:a:{session}:{incarnation}:{call}")
 }
 
 /// The engine's unit of time.

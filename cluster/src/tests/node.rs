@@ -24,7 +24,7 @@ use crate::{
     directory::faulty::Faulty,
     filter::PeersFilter,
     heart::SETTLED,
-    ids::{Incarnation, Owner, SessionHash},
+    ids::{CallNumber, EventName, Incarnation, Owner, SessionHash},
     router::Router as Routing,
     wire::Secret,
 };
@@ -189,6 +189,11 @@ impl Node {
 
 pub(super) fn hash(mcp: &Mcp) -> SessionHash {
     SessionHash::of(mcp.session_id().unwrap())
+}
+
+/// The call on whose stream an event was.
+pub(super) fn number(named: &str) -> CallNumber {
+    EventName::read(named).unwrap().call.unwrap().number
 }
 
 /// Sends a request into an application without a connection.

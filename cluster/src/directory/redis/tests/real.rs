@@ -102,7 +102,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
         .keep_answer(
             secret,
             me.incarnation,
-            "\"secret\"",
+            CallNumber::new(7),
             Bytes::from_static(b"{}"),
         )
         .await
@@ -110,7 +110,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     let mut keys: Vec<String> = server.ask("KEYS *").await;
     keys.sort();
     let expected = [
-        answer_key(secret, me.incarnation, "\"secret\""),
+        answer_key(secret, me.incarnation, CallNumber::new(7)),
         lease_key(me.incarnation),
         session_key(secret),
     ];
