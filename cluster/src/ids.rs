@@ -256,7 +256,11 @@ fn put_number(text: &mut String, number: u64) {
 
 impl Display for EventName<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{SEPARATOR}{}{SEPARATOR}", self.plain, self.incarnation)?;
+        write!(
+            f,
+            "{}{SEPARATOR}{}{SEPARATOR}",
+            self.plain, self.incarnation
+        )?;
         match &self.call {
             Some(NamedCall { number, request }) => {
                 let request = utf8_percent_encode(request, NON_ALPHANUMERIC);

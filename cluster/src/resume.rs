@@ -176,7 +176,15 @@ mod tests {
 
     #[test]
     fn a_stream_of_no_call_begins_anew() {
-        for call in ["~", "4~", "4~nonsense", "4~null", "4~%5B7%5D", "4~7%0A", "4~%22%0A%22"] {
+        for call in [
+            "~",
+            "4~",
+            "4~nonsense",
+            "4~null",
+            "4~%5B7%5D",
+            "4~7%0A",
+            "4~%22%0A%22",
+        ] {
             let (lost, left) = localized(&[&format!("12~{OTHER}~{call}")]);
             assert_eq!((lost, left), (None, Vec::new()), "{call}");
         }

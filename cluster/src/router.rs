@@ -1,15 +1,16 @@
 //! Takes a request to where its session lives: it asks [`Way`] what to do, does it, and tells it what came of that.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use tokio::sync::watch;
+use tokio::{select, sync::watch, time::timeout};
 use tracing::{debug, info};
 
 use crate::{
     arrivals::{Arrivals, Expected},
     directory::{Alive, Claim, Directory as _, Found, Limited},
+    doors::Doors,
     fields::Fields,
     heart::Heart,
     held::Held,
@@ -20,11 +21,14 @@ use crate::{
     relay::Relay,
     resume::{self, Localized, LostCall},
     sessions::Sessions,
-    way::{Arrival, Claimed, Known, Lease, Refusal, Step, Way},
+    way::{Arrival, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
 
 /// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// How long a resume may be on its way to the owner before its client counts as at the door: 250 ms. A grace may be over meanwhile.
+const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
 /// What of an instance takes part in routing.
 #[derive(Debug)]
@@ -34,6 +38,7 @@ pub(crate) struct Router {
     pub(crate) heart: Arc<Heart>,
     pub(crate) owners: Owners,
     pub(crate) relay: Relay,
+    pub(crate) doors: Doors,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) arrivals: Arrivals,
     pub(crate) lives: Arc<Lives>,
@@ -122,6 +127,8 @@ impl Router {
         let mut step = Step::LookUp;
         // From before it is claimed: peers may learn of the new owner before he does.
         let mut expected = None;
+        // Its owner was asked, and did not answer.
+        let mut was_away = false;
         loop {
             step = match step {
                 Step::LookUp => {
@@ -137,13 +144,14 @@ impl Router {
                             "the request broke off",
                         ));
                     }
-                    let sent = self.relay.send(&mut held, owner).await;
+                    let sent = self.send(session, &mut held, owner).await;
                     meter::relayed(sent.as_ref().err().copied());
                     match sent {
                         Ok(response) => return Routed::Answered(response),
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %owner.address, ?failure, "relay failed");
                             self.owners.forget(session, owner);
+                            was_away = true;
                             way.failed(owner, failure)
                         }
                     }
@@ -162,9 +170,34 @@ impl Router {
                 Step::Serve | Step::Moved => return here(held, None),
                 Step::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
+                    if was_away {
+                        self.doors.knock(session).await;
+                    }
                     return Routed::Answered(refusal.into());
                 }
             };
+        }
+    }
+
+    /// Sends a request to the owner of its session. The client of one that takes long, and is no call, is at the door meanwhile.
+    async fn send(
+        &self,
+        session: SessionHash,
+        held: &mut Held,
+        owner: Owner,
+    ) -> Result<Response<Body>, Failure> {
+        let is_call = held.head.method == Method::POST;
+        let mut sent = pin!(self.relay.send(held, owner));
+        if is_call {
+            return sent.await;
+        }
+        if let Ok(sent) = timeout(ON_ITS_WAY, &mut sent).await {
+            return sent;
+        }
+        select! {
+            biased;
+            sent = &mut sent => sent,
+            () = self.doors.knock(session) => sent.await,
         }
     }
 

@@ -8,9 +8,7 @@ use std::{
     hash::BuildHasherDefault,
     mem,
     ops::Deref,
-    sync::{
-        Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
-    },
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
     time::Duration,
 };
 

@@ -212,7 +212,12 @@ impl<M> CancellableSessionManager<M> {
         last_event_id: &str,
     ) -> Option<Arc<ServerJsonRpcMessage>> {
         let session = self.shared.key_of(&session.into());
-        match self.shared.registry.get()?.named(&session, last_event_id.as_bytes()) {
+        match self
+            .shared
+            .registry
+            .get()?
+            .named(&session, last_event_id.as_bytes())
+        {
             Named::Ended(end) if !kept::is_known(&end, last_event_id) => kept::message(end),
             _ => None,
         }

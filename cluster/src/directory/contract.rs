@@ -38,6 +38,7 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     a_beat_makes_no_lease(&*directory).await;
     an_absence_says_whether_the_asker_has_its_lease(&*directory).await;
     an_answer_is_found_under_its_own_names_only(&*directory).await;
+    a_client_at_the_door_is_one_of_its_own_session_only(&*directory).await;
 }
 
 async fn owner_of(directory: &impl Directory, session: SessionHash) -> Option<Owner> {
@@ -296,5 +297,29 @@ async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory)
             directory.answer(session, incarnation, call).await.unwrap(),
             None
         );
+    }
+}
+
+async fn a_client_at_the_door_is_one_of_its_own_session_only(directory: &impl Directory) {
+    let me = instance(1);
+    let (one, two, unknown) = (session("door 1"), session("door 2"), session("door 3"));
+    let (one_and_two, asker) = ([one.clone(), two.clone()], me.incarnation);
+    directory.enter(me, &one_and_two).await.unwrap();
+    for _ in 0..2 {
+        directory.knock(one.0).await.unwrap();
+        let standing = directory.standing(one.0, asker).await.unwrap();
+        assert_eq!(standing.found, Found::Owner(me));
+        let left = standing.at_the_door.unwrap();
+        assert!(
+            left <= AT_THE_DOOR && left > AT_THE_DOOR - Duration::from_secs(5),
+            "{left:?}"
+        );
+    }
+    for session in [two.0, unknown.0] {
+        let standing = Standing {
+            found: directory.owner(session, asker).await.unwrap(),
+            at_the_door: None,
+        };
+        assert_eq!(directory.standing(session, asker).await.unwrap(), standing);
     }
 }

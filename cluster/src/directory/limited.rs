@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::time::timeout;
 
-use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MAX_ANSWER};
+use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MAX_ANSWER, Standing};
 use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
 /// How long anybody waits for an answer: 500 ms. What was asked may still happen after that.
@@ -40,6 +40,18 @@ impl Directory for Limited {
         asker: Incarnation,
     ) -> Result<Found, DirectoryError> {
         limited(self.0.owner(session, asker)).await
+    }
+
+    async fn knock(&self, session: SessionHash) -> Result<(), DirectoryError> {
+        limited(self.0.knock(session)).await
+    }
+
+    async fn standing(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Standing, DirectoryError> {
+        limited(self.0.standing(session, asker)).await
     }
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
+    AT_THE_DOOR, Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found,
+    KEPT, LEASE, Standing,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
@@ -42,6 +43,8 @@ struct State {
     starts: u64,
     sessions: HashMap<SessionHash, Known>,
     leases: HashMap<Incarnation, Instant>,
+    /// Until when a client of a session counts as at a door.
+    doors: HashMap<SessionHash, Instant>,
     answers: HashMap<AnswerKey, (Bytes, Instant)>,
     /// Their keys, the oldest first.
     oldest: VecDeque<AnswerKey>,
@@ -110,6 +113,26 @@ impl Directory for MemoryDirectory {
         Ok(match state.session(session, now) {
             Some(known) => Found::Owner(known.entry.owner),
             None => Found::Nobody(state.absence(asker, now)),
+        })
+    }
+
+    async fn knock(&self, session: SessionHash) -> Result<(), DirectoryError> {
+        let until = Instant::now() + AT_THE_DOOR;
+        self.state().doors.insert(session, until);
+        Ok(())
+    }
+
+    async fn standing(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Standing, DirectoryError> {
+        let found = self.owner(session, asker).await?;
+        let until = self.state().doors.get(&session).copied();
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        Ok(Standing {
+            found,
+            at_the_door: left.filter(|left| !left.is_zero()),
         })
     }
 
@@ -290,6 +313,7 @@ impl State {
     fn sweep(&mut self, now: Instant) {
         self.leases.retain(|_, until| *until > now);
         self.sessions.retain(|_, known| known.until > now);
+        self.doors.retain(|_, until| *until > now);
         while let Some(oldest) = self.oldest.front()
             && self
                 .answers

@@ -40,6 +40,10 @@ pub(crate) const LEASE: Duration = Duration::from_secs(6);
 /// How long the directory knows a session that nobody enters again, and an answer: 1 h.
 pub(crate) const KEPT: Duration = Duration::from_secs(60 * 60);
 
+/// For how long a client counts as at the door that could not be let in: 40 s. It was told to come again after 1 s; SDKs that keep
+/// their own time wait 30 s at most before their next try.
+pub(crate) const AT_THE_DOOR: Duration = Duration::from_secs(40);
+
 /// How large an answer may be that is kept: 1 MiB.
 pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
 
@@ -52,6 +56,17 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         session: SessionHash,
         asker: Incarnation,
     ) -> Result<Found, DirectoryError>;
+
+    /// Notes that a client of a session is at the door of an instance that cannot reach the owner. It is known for
+    /// [`AT_THE_DOOR`].
+    async fn knock(&self, session: SessionHash) -> Result<(), DirectoryError>;
+
+    /// Who owns a session, and then, in the same look, whether a client of it is at a door. `asker` is the instance that asks.
+    async fn standing(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Standing, DirectoryError>;
 
     /// All that is known of a session.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
@@ -114,6 +129,14 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 pub(crate) enum Found {
     Owner(Owner),
     Nobody(Absence),
+}
+
+/// How it stands with a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) found: Found,
+    /// For how long a client of it still counts as at a door.
+    pub(crate) at_the_door: Option<Duration>,
 }
 
 /// Whether an instance has its lease.

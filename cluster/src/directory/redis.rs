@@ -4,11 +4,12 @@
 //! |---|---|---|
 //! | `mcp:s:<session>` | hash: `o` the owner, `p` the `initialize` parameters | 1 h |
 //! | `mcp:i:<incarnation>` | the lease: the address of the instance | 6 s |
+//! | `mcp:d:<session>` | a client of the session is at the door of an instance that cannot reach the owner | 40 s |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 1 h |
 //!
 //! `<session>` is a hash, `<call>` a number. What is compared and set is done by scripts of one key each, so that engines which
 //! spread their keys can run them. A user of the engine needs `~mcp:*`, and `+hget +hmget +hset +pexpire +del +set +get +exists
-//! +info +evalsha +script|load`.
+//! +pttl +info +evalsha +script|load`.
 
 use std::{
     fmt::{self, Debug, Display, Formatter},
@@ -20,7 +21,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use redis::{
-    Client, ErrorKind, IntoConnectionInfo, RedisError, Script,
+    Client, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, Script,
     aio::{ConnectionManager, ConnectionManagerConfig},
     cmd,
     io::tcp::TcpSettings,
@@ -28,8 +29,8 @@ use redis::{
 };
 
 use super::{
-    Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
-    LIMIT,
+    AT_THE_DOOR, Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found,
+    KEPT, LEASE, LIMIT, Standing,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, SessionHash},
@@ -145,18 +146,33 @@ impl Directory for RedisDirectory {
         session: SessionHash,
         asker: Incarnation,
     ) -> Result<Found, DirectoryError> {
-        let mut look = pipe();
-        look.cmd("HGET").arg(session_key(session)).arg("o");
-        look.cmd("EXISTS").arg(lease_key(asker));
-        look.cmd("INFO").arg("server");
+        let look = look_for_owner(session, asker);
         let answer = look.query_async(&mut self.connection()).await?;
-        let (owner, asker_is_alive, info): (Option<Vec<u8>>, bool, String) = answer;
-        Ok(match owner {
-            Some(owner) => Found::Owner(read_owner(session, &owner)?),
-            None => Found::Nobody(Absence {
-                run: read_run(&info)?,
-                asker_is_alive,
-            }),
+        let (owner, asker_is_alive, info) = answer;
+        read_found(session, owner, asker_is_alive, info)
+    }
+
+    async fn knock(&self, session: SessionHash) -> Result<(), DirectoryError> {
+        let mut knock = cmd("SET");
+        knock.arg(door_key(session)).arg("");
+        knock.arg("PX").arg(millis(AT_THE_DOOR));
+        Ok(knock.exec_async(&mut self.connection()).await?)
+    }
+
+    async fn standing(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Standing, DirectoryError> {
+        let mut look = look_for_owner(session, asker);
+        look.cmd("PTTL").arg(door_key(session));
+        let answer = look.query_async(&mut self.connection()).await?;
+        let (owner, asker_is_alive, info, left): (_, _, _, i64) = answer;
+        // Negative: there is no such key, or one that no instance wrote.
+        let left = u64::try_from(left).ok().map(Duration::from_millis);
+        Ok(Standing {
+            found: read_found(session, owner, asker_is_alive, info)?,
+            at_the_door: left.map(|left| left.min(AT_THE_DOOR)),
         })
     }
 
@@ -319,6 +335,10 @@ fn lease_key(incarnation: Incarnation) -> String {
     format!("mcp:i:{incarnation}")
 }
 
+fn door_key(session: SessionHash) -> String {
+    format!("mcp:d:{session}")
+}
+
 fn answer_key(session: SessionHash, incarnation: Incarnation, call: CallNumber) -> String {
     format!("mcp:a:{session}:{incarnation}:{call}")
 }
@@ -326,6 +346,30 @@ fn answer_key(session: SessionHash, incarnation: Incarnation, call: CallNumber) 
 /// The engine's unit of time.
 fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+/// The question who owns a session.
+fn look_for_owner(session: SessionHash, asker: Incarnation) -> Pipeline {
+    let mut look = pipe();
+    look.cmd("HGET").arg(session_key(session)).arg("o");
+    look.cmd("EXISTS").arg(lease_key(asker));
+    look.cmd("INFO").arg("server");
+    look
+}
+
+fn read_found(
+    session: SessionHash,
+    owner: Option<Vec<u8>>,
+    asker_is_alive: bool,
+    info: String,
+) -> Result<Found, DirectoryError> {
+    Ok(match owner {
+        Some(owner) => Found::Owner(read_owner(session, &owner)?),
+        None => Found::Nobody(Absence {
+            run: read_run(&info)?,
+            asker_is_alive,
+        }),
+    })
 }
 
 fn read_owner(session: SessionHash, text: &[u8]) -> Result<Owner, DirectoryError> {

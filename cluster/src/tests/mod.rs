@@ -5,6 +5,7 @@
     reason = "servers and concurrent clients of a test need tasks of their own"
 )]
 
+mod doors;
 mod elsewhere;
 mod fake;
 mod gone;

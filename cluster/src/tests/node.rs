@@ -10,10 +10,11 @@ use std::{
 use axum::{Router, extract::Request, middleware};
 use mcp_cancel_on_disconnect::{Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace};
 use rmcp::{RoleServer, service::RequestContext};
+use serde_json::json;
 use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 use tokio::{
     net::{TcpListener, TcpSocket},
-    task::JoinHandle,
+    task::{JoinHandle, yield_now},
     time::{Instant, advance, pause, resume},
 };
 use tower_service::Service as _;
@@ -160,6 +161,20 @@ impl Node {
         self.routing().sessions.has(mcp.session_id().unwrap())
     }
 
+    /// A call whose client has just gone. Returns the event that it has seen last.
+    pub(super) async fn detach(&self, mcp: &Mcp, id: u32, label: &str) -> String {
+        let before = self.calls.detached();
+        let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
+        call.head().await;
+        let event = call.event().await.unwrap();
+        self.witness.started(label).await;
+        call.fin();
+        while self.calls.detached() == before {
+            yield_now().await;
+        }
+        event.id.unwrap()
+    }
+
     /// Returns when the directory has been sound to this instance for long enough.
     pub(super) async fn settles(&self) {
         let heart = &self.routing().heart;
@@ -171,7 +186,7 @@ impl Node {
         while !is_settled() {
             advance(Duration::from_millis(500)).await;
             for _ in 0..20 {
-                tokio::task::yield_now().await;
+                yield_now().await;
             }
         }
         resume();
@@ -189,6 +204,21 @@ impl Node {
 
 pub(super) fn hash(mcp: &Mcp) -> SessionHash {
     SessionHash::of(mcp.session_id().unwrap())
+}
+
+/// Time passes, in steps in which the instances do what they have to.
+pub(super) async fn pass(time: Duration) {
+    const STEP: Duration = Duration::from_millis(50);
+    pause();
+    let mut passed = Duration::ZERO;
+    while passed < time {
+        advance(STEP).await;
+        passed += STEP;
+        for _ in 0..20 {
+            yield_now().await;
+        }
+    }
+    resume();
 }
 
 /// The call on whose stream an event was.

@@ -107,10 +107,12 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
         )
         .await
         .unwrap();
+    directory.knock(secret).await.unwrap();
     let mut keys: Vec<String> = server.ask("KEYS *").await;
     keys.sort();
     let expected = [
         answer_key(secret, me.incarnation, CallNumber::new(7)),
+        door_key(secret),
         lease_key(me.incarnation),
         session_key(secret),
     ];
@@ -120,7 +122,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
         .await;
     assert_eq!(owner, ["o", &me.to_string(), "p", "{}"]);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
-    for (key, most) in keys.iter().zip([KEPT, LEASE, KEPT]) {
+    for (key, most) in keys.iter().zip([KEPT, AT_THE_DOOR, LEASE, KEPT]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
         assert!(
             (millis(most) - 5_000..=millis(most)).contains(&left),
