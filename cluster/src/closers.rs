@@ -1,11 +1,11 @@
-//! Closes the sessions that are another instance's by now.
+//! Closes the sessions that do not live here any more: they are another instance's by now, or no client was given them.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::mpsc;
-use tracing::info;
+use tracing::{debug, info};
 
-use crate::{manager::Closes, sessions::Lost};
+use crate::{ids::Owner, manager::Closes, sessions::Lost};
 
 /// The session managers of an instance.
 #[derive(Clone, Default)]
@@ -22,11 +22,15 @@ impl Closers {
     /// Closes what is lost, one session after the other.
     pub(crate) async fn run(self, mut lost: mpsc::UnboundedReceiver<Lost>) {
         while let Some(lost) = lost.recv().await {
-            info!(
-                target: "mcp_cancel_cluster",
-                session = %lost.session, owner = %lost.owner.address,
-                "a session is closed here, because it lives on another instance"
-            );
+            let session = lost.session;
+            match lost.owner {
+                Some(Owner { address, .. }) => {
+                    info!(target: "mcp_cancel_cluster", %session, owner = %address, "a session is closed here, because it lives on another instance");
+                }
+                None => {
+                    debug!(target: "mcp_cancel_cluster", %session, "a session does not begin, because the directory does not know it");
+                }
+            }
             let all = self
                 .0
                 .lock()

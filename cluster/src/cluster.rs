@@ -318,7 +318,7 @@ pub(crate) fn join(
     Cluster {
         shared: Arc::new(Shared {
             router,
-            gate: Arc::new(Gate { filter, secret }),
+            gate: Arc::new(Gate::new(filter, secret)),
             answers: Answers::new(directory.clone()),
             closing: tokio::spawn(closers.clone().run(lost)),
             closers,

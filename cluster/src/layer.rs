@@ -75,7 +75,8 @@ pin_project! {
 pin_project! {
     #[project = KindProjected]
     enum Kind<F, E> {
-        Here { #[pin] future: F },
+        /// With the router, if what comes of it may be a new session.
+        Here { #[pin] future: F, opening: Option<Arc<Router>> },
         Elsewhere { future: Elsewhere<E> },
     }
 }
@@ -131,7 +132,11 @@ where
             wire::strip(request.headers_mut());
         }
         let is_local = step == Step::Serve && !is_from_peer;
-        if is_local && (!has_session || request.method() != Method::GET) {
+        if is_local && !has_session {
+            let future = self.inner.call(request);
+            return ClusterFuture::opening(future, self.router.clone());
+        }
+        if is_local && request.method() != Method::GET {
             let future = self.inner.call(request);
             return ClusterFuture::here(future);
         }
@@ -261,7 +266,14 @@ impl<S: fmt::Debug> fmt::Debug for ClusterService<S> {
 
 impl<F, E> ClusterFuture<F, E> {
     fn here(future: F) -> Self {
-        let kind = Kind::Here { future };
+        let opening = None;
+        let kind = Kind::Here { future, opening };
+        Self { kind }
+    }
+
+    fn opening(future: F, router: Arc<Router>) -> Self {
+        let opening = Some(router);
+        let kind = Kind::Here { future, opening };
         Self { kind }
     }
 
@@ -281,9 +293,12 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().kind.project() {
-            KindProjected::Here { future } => {
-                let response = ready!(future.poll(cx))?;
-                Poll::Ready(Ok(response.into_response()))
+            KindProjected::Here { future, opening } => {
+                let response = ready!(future.poll(cx))?.into_response();
+                Poll::Ready(Ok(match opening {
+                    Some(router) => router.hand_out(response),
+                    None => response,
+                }))
             }
             KindProjected::Elsewhere { future } => future.as_mut().poll(cx),
         }

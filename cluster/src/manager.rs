@@ -7,7 +7,10 @@
 use std::{
     fmt,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -40,6 +43,9 @@ pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
     keeper: Arc<Keeper>,
     lives: Arc<Lives>,
+    sessions: Arc<Sessions>,
+    /// Whether its service was seen to have a session store, or said to have none.
+    is_checked: AtomicBool,
 }
 
 /// What the streams of a session manager need to have answers kept.
@@ -48,7 +54,7 @@ struct Keeper {
     memory: Weak<dyn Remembers>,
 }
 
-/// What can close a session that is another instance's by now.
+/// What can close a session that does not live here any more.
 #[async_trait]
 pub(crate) trait Closes: Send + Sync {
     async fn close(&self, session: &str);
@@ -86,15 +92,16 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         lives: Arc<Lives>,
     ) -> (Self, Weak<dyn Closes>) {
         let (of_sessions, their_lives) = (answers.clone(), lives.clone());
+        let all = sessions.clone();
         let inner = Arc::new(manager.on_session(move |event| match event {
             SessionEvent::Opened {
                 session, restored, ..
             } => {
                 their_lives.begin(session, *restored);
-                sessions.opened(session);
+                all.opened(session);
             }
             SessionEvent::Closed { session, .. } => {
-                sessions.closed(session);
+                all.closed(session);
                 of_sessions.closed(session);
                 their_lives.end(session);
             }
@@ -108,9 +115,22 @@ impl<M: SessionManager> ClusterSessionManager<M> {
                 inner,
                 keeper,
                 lives,
+                sessions,
+                is_checked: AtomicBool::new(false),
             },
             closes,
         )
+    }
+
+    /// Says so if the service of this manager has no session store: when a session has its first call, its parameters were stored.
+    #[cold]
+    fn check_store(&self, session: &str) {
+        if let Some(has_params) = self.sessions.has_params(session)
+            && !self.is_checked.swap(true, Ordering::Relaxed)
+            && !has_params
+        {
+            warn!(target: "mcp_cancel_cluster", "sessions of this service are not in the directory, so other instances do not find them, and their abandoned calls are not cancelled: its `StreamableHttpServerConfig` needs `session_store = Some(Arc::new(cluster.clone()))`");
+        }
     }
 
     /// `event` is the one that its client has seen last.
@@ -170,6 +190,9 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             ClientJsonRpcMessage::Request(request) => Some(&request.id),
             _ => None,
         };
+        if !self.is_checked.load(Ordering::Relaxed) {
+            self.check_store(id);
+        }
         let call = request.map(|request| {
             let number = self.keeper.answers.number();
             Call::new(id.clone(), request, number)
@@ -240,7 +263,7 @@ impl<M: SessionManager> Closes for CancellableSessionManager<M> {
         if let Ok(true) = self.has_session(&id).await
             && let Err(error) = self.close_session(&id).await
         {
-            warn!(target: "mcp_cancel_cluster", %error, "a session of another instance is not closed here");
+            warn!(target: "mcp_cancel_cluster", %error, "a session that does not live here is not closed");
         }
     }
 }

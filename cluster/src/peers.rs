@@ -4,10 +4,10 @@
 //! 2. A request is marked as a peer's by an extension. What its head said to this instance alone is gone before anything reads it.
 //! 3. It stays open while calls end: when the instance leaves, connections may end what they are at, for 5 s at most.
 
-use std::{convert::Infallible, future::poll_fn, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{body::Body, extract::ConnectInfo};
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -18,6 +18,7 @@ use tracing::{debug, warn};
 
 use crate::{
     filter::PeersFilter,
+    warn_rarely::WarnRarely,
     wire::{self, FromPeer, Secret},
 };
 
@@ -39,8 +40,10 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 /// Who may come in.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    pub(crate) filter: PeersFilter,
-    pub(crate) secret: Secret,
+    filter: PeersFilter,
+    secret: Secret,
+    strange_address: WarnRarely,
+    strange_request: WarnRarely,
 }
 
 /// The application, as it is served to peers.
@@ -58,6 +61,38 @@ impl<S> App for S where
         + Send
         + 'static
 {
+}
+
+// === impl Gate ===
+
+impl Gate {
+    pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
+        Self {
+            filter,
+            secret,
+            strange_address: WarnRarely::default(),
+            strange_request: WarnRarely::default(),
+        }
+    }
+
+    fn admits(&self, address: SocketAddr) -> bool {
+        let admits = self.filter.admits(address.ip());
+        if !admits {
+            let what = "an address that no peer may have connected";
+            self.strange_address
+                .warn(&format_args!("{what}: {address}"));
+        }
+        admits
+    }
+
+    fn opens(&self, request: &HeaderMap) -> bool {
+        let opens = self.secret.opens(request);
+        if !opens {
+            self.strange_request
+                .warn(&"a request to the listener for peers is none of a peer's");
+        }
+        opens
+    }
 }
 
 /// Serves peers until `leaving` says so or is dropped.
@@ -81,10 +116,8 @@ pub(crate) async fn serve(
         tokio::select! {
             () = &mut stop => break,
             (stream, address) = listener.accept() => {
-                if gate.filter.admits(address.ip()) {
+                if gate.admits(address) {
                     connections.spawn(connection(stream, app.clone(), gate.clone(), leaving.clone()));
-                } else {
-                    warn!(target: "mcp_cancel_cluster", %address, "an address that no peer may have connected");
                 }
             }
             Some(_ended) = connections.join_next() => {}
@@ -153,8 +186,7 @@ async fn answer(
     gate: Arc<Gate>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    if !gate.secret.opens(request.headers()) {
-        warn!(target: "mcp_cancel_cluster", "a request to the listener for peers is none of a peer's");
+    if !gate.opens(request.headers()) {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::FORBIDDEN;
         return Ok(response);

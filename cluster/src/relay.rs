@@ -34,13 +34,14 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer};
 use tokio::{net::TcpStream, time::timeout};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::{
     fields::SESSION_ID,
     filter::PeersFilter,
     held::Held,
     ids::Owner,
+    warn_rarely::WarnRarely,
     way::Failure,
     wire::{Answerer, Secret},
 };
@@ -69,6 +70,8 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
 pub(crate) struct Relay {
     filter: PeersFilter,
     secret: Secret,
+    strange_address: WarnRarely,
+    strange_answer: WarnRarely,
 }
 
 /// The body of a response, with the connection that it comes on.
@@ -88,7 +91,12 @@ type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Relay {
     pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
-        Self { filter, secret }
+        Self {
+            filter,
+            secret,
+            strange_address: WarnRarely::default(),
+            strange_answer: WarnRarely::default(),
+        }
     }
 
     /// Sends a request to an owner. After a failure `held` knows whether the request is still whole.
@@ -98,7 +106,10 @@ impl Relay {
         owner: Owner,
     ) -> Result<Response<Body>, Failure> {
         if !self.filter.admits(owner.address.ip()) {
-            warn!(target: "mcp_cancel_cluster", owner = %owner.address, "the directory names an address that no peer may have");
+            let what = "the directory names an address that no peer may have";
+            let address = owner.address;
+            self.strange_address
+                .warn(&format_args!("{what}: {address}"));
             return Err(Failure::Unreachable);
         }
         let stream = connect(owner.address).await?;
@@ -122,8 +133,10 @@ impl Relay {
                 return Err(Failure::Moved);
             }
             Answerer::Moved | Answerer::Stranger => {
-                let status = response.status();
-                warn!(target: "mcp_cancel_cluster", owner = %owner.address, %status, "whoever answers there is no peer, or has another secret");
+                let what = "what answers there is no peer, or has another secret";
+                let (address, status) = (owner.address, response.status());
+                self.strange_answer
+                    .warn(&format_args!("{what}: {address}, {status}"));
                 return Err(Failure::Unreachable);
             }
         }

@@ -4,6 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use serde_json::json;
 use tokio::{select, sync::watch, time::timeout};
 use tracing::{debug, info};
 
@@ -11,7 +12,7 @@ use crate::{
     arrivals::{Arrivals, Expected},
     directory::{Alive, Claim, Directory as _, Found, Limited},
     doors::Doors,
-    fields::Fields,
+    fields::{Fields, SESSION_ID},
     heart::Heart,
     held::Held,
     ids::{Owner, SessionHash},
@@ -26,6 +27,9 @@ use crate::{
 
 /// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// The code of the error to whoever opens a session: the first of those that are left to servers.
+const NOT_NOW: i32 = -32000;
 
 /// How long a resume may be on its way to the owner before its client counts as at the door: 250 ms. A grace may be over meanwhile.
 const ON_ITS_WAY: Duration = Duration::from_millis(250);
@@ -101,6 +105,16 @@ impl Router {
             .filter(|id| self.sessions.has(id))
             .map(|id| self.lives.of(id));
         resume::localize(request.headers_mut(), life)
+    }
+
+    /// Gives a client the session that it has opened, if the response is one that does.
+    pub(crate) fn hand_out(&self, response: Response<Body>) -> Response<Body> {
+        let opened = response.headers().get(&SESSION_ID);
+        let opened = opened.and_then(|id| id.to_str().ok());
+        match opened.is_none_or(|id| self.sessions.hand_out(id)) {
+            true => response,
+            false => not_begun(),
+        }
     }
 
     /// Answers for a call that ended with its instance, in the place of what the application says.
@@ -248,6 +262,22 @@ fn here(held: Held, expected: Option<Expected>) -> Routed {
         // `Way` does not come here with a request that is not whole.
         None => Routed::Answered(Refusal::Again.into()),
     }
+}
+
+/// Says that a session does not begin. Which request opened it is not known, because nothing here reads requests.
+fn not_begun() -> Response<Body> {
+    let error = json!({
+        "jsonrpc": "2.0",
+        "id": null,
+        "error": { "code": NOT_NOW, "message": "no session can begin here at the moment" },
+    });
+    let mut response = Response::new(Body::from(error.to_string()));
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    let headers = response.headers_mut();
+    let json = HeaderValue::from_static("application/json");
+    headers.insert(header::CONTENT_TYPE, json);
+    headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+    response
 }
 
 fn refused(status: StatusCode, text: &'static str) -> Response<Body> {

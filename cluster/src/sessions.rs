@@ -6,6 +6,7 @@
 //!    it is removed, this instance says that there is none.
 //! 4. One that is only closed stays in the directory for its time: its client may come back, and it is restored.
 //! 5. What was lost to another owner is told once, to be closed.
+//! 6. No client gets a session of which the directory was not told: whoever looks for it elsewhere would be told that there is none.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,9 +20,11 @@ use tokio::{
     time::Instant,
 };
 
+pub(crate) use self::lost::Lost;
 use self::roll::{Listed, Roll};
 use crate::ids::{Owner, SessionHash};
 
+mod lost;
 mod roll;
 
 /// Over how many locks the sessions are spread: 64.
@@ -53,15 +56,6 @@ pub(crate) struct Sessions {
     lost: mpsc::UnboundedSender<Lost>,
 }
 
-/// A session that is another's now, although it was here.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Lost {
-    /// The session's id, to close it by.
-    pub(crate) id: Arc<str>,
-    pub(crate) session: SessionHash,
-    pub(crate) owner: Owner,
-}
-
 /// Sessions to be written at once, with their parameters.
 pub(crate) type Batch = Vec<(SessionHash, Arc<[u8]>)>;
 
@@ -74,6 +68,8 @@ struct Here {
     loaded: Option<Instant>,
     written: Option<Instant>,
     is_queued: bool,
+    /// The directory was asked to know it.
+    is_sent: bool,
 }
 
 /// What is to be written.
@@ -116,6 +112,13 @@ impl Sessions {
             .is_some_and(|here| here.loaded.is_none())
     }
 
+    /// Whether the parameters of a session that is open here are known. Without them the directory never knows it.
+    pub(crate) fn has_params(&self, id: &str) -> Option<bool> {
+        let session = SessionHash::of(id);
+        let shard = self.shard(session);
+        shard.get(&session).map(|here| here.params.is_some())
+    }
+
     /// Whether a session lives here, for every request.
     pub(crate) fn has(&self, id: &str) -> bool {
         self.roll.has(id)
@@ -156,6 +159,27 @@ impl Sessions {
         self.wake.notify_one();
     }
 
+    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it. If not,
+    /// it is told to be closed.
+    pub(crate) fn hand_out(&self, id: &str) -> bool {
+        let session = SessionHash::of(id);
+        let unknown = {
+            let mut shard = self.shard(session);
+            let is_unknown = shard.get(&session).is_some_and(Here::is_unknown);
+            is_unknown.then(|| shard.remove(&session)).flatten()
+        };
+        let Some(here) = unknown else {
+            return true;
+        };
+        self.work().fresh.retain(|fresh| *fresh != session);
+        if here.is_sent {
+            // It may become known yet.
+            self.remove_later(session);
+        }
+        self.tell_lost(here, session, None);
+        false
+    }
+
     /// A session of this instance was found in the directory, and is about to be restored here.
     pub(crate) fn loaded(&self, id: &str, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
@@ -177,6 +201,11 @@ impl Sessions {
     pub(crate) fn deleted(&self, id: &str) {
         let session = SessionHash::of(id);
         self.shard(session).remove(&session);
+        self.remove_later(session);
+    }
+
+    /// The directory is to forget a session.
+    fn remove_later(&self, session: SessionHash) {
         {
             let mut work = self.work();
             work.deleted.push_back(session);
@@ -284,6 +313,7 @@ impl Sessions {
                 if let Some(params) = &here.params {
                     bytes += params.len();
                     batch.push((session, params.clone()));
+                    here.is_sent = true;
                 }
             }
         }
@@ -325,10 +355,14 @@ impl Sessions {
     pub(crate) fn lose(&self, session: SessionHash, owner: Owner) {
         let here = self.shard(session).remove(&session);
         if let Some(here) = here {
-            let id = here.id;
-            // If nobody listens, nobody closes sessions any more.
-            let _told = self.lost.send(Lost { id, session, owner });
+            self.tell_lost(here, session, Some(owner));
         }
+    }
+
+    fn tell_lost(&self, here: Here, session: SessionHash, owner: Option<Owner>) {
+        let id = here.id;
+        // If nobody listens, nobody closes sessions any more.
+        let _told = self.lost.send(Lost { id, session, owner });
     }
 
     /// Deleted sessions of which the directory is to be told. They stay until they are [`removed`](Self::removed).
@@ -378,19 +412,6 @@ impl Work {
     }
 }
 
-// === impl Lost ===
-
-impl Debug for Lost {
-    /// Without the id, which is a secret.
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let fields = (self.session, self.owner);
-        f.debug_tuple("Lost")
-            .field(&fields.0)
-            .field(&fields.1)
-            .finish()
-    }
-}
-
 // === impl Here ===
 
 impl Here {
@@ -403,7 +424,13 @@ impl Here {
             loaded: None,
             written: None,
             is_queued: false,
+            is_sent: false,
         }
+    }
+
+    /// Whether the directory is to know it, and does not.
+    fn is_unknown(&self) -> bool {
+        self.params.is_some() && self.written.is_none()
     }
 }
 

@@ -120,7 +120,7 @@ fn a_session_that_is_anothers_is_told_once_and_lives_here_no_more() {
     let told = lost.try_recv().unwrap();
     assert_eq!(
         (&*told.id, told.session, told.owner),
-        ("a", hash("a"), owner)
+        ("a", hash("a"), Some(owner))
     );
     assert!(lost.try_recv().is_err());
     assert!(!sessions.is_here(hash("a")) && sessions.is_here(hash("b")));

@@ -11,7 +11,7 @@ use axum::{Router, extract::Request, middleware};
 use mcp_cancel_on_disconnect::{Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace};
 use rmcp::{RoleServer, service::RequestContext};
 use serde_json::json;
-use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
+use test_support::{Connection, Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 use tokio::{
     net::{TcpListener, TcpSocket},
     task::{JoinHandle, yield_now},
@@ -54,6 +54,8 @@ pub(super) struct Setup {
     pub(super) grace: Grace,
     pub(super) secret: &'static str,
     pub(super) filter: PeersFilter,
+    /// Whether the service has the cluster as its session store.
+    pub(super) is_stored: bool,
     #[allow(clippy::type_complexity, reason = "it is what `Tools::on_start` takes")]
     pub(super) on_start: Option<Box<dyn Fn(&str, &RequestContext<RoleServer>) + Send + Sync>>,
 }
@@ -66,6 +68,7 @@ impl Default for Setup {
             grace: Grace::Auto,
             secret: SECRET,
             filter: PeersFilter::default(),
+            is_stored: true,
             on_start: None,
         }
     }
@@ -87,7 +90,9 @@ impl Setup {
         }
         let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
         let mut config = Mode::Session.config();
-        config.session_store = Some(Arc::new(cluster.clone()));
+        if self.is_stored {
+            config.session_store = Some(Arc::new(cluster.clone()));
+        }
         let service = tools.service_with(config, sessions);
         let layer = cluster.guard(CancelOnDisconnectLayer::new().grace(self.grace));
         let calls = layer.calls();
@@ -142,6 +147,17 @@ impl Node {
     /// A client of this instance in a session of its own.
     pub(super) async fn session(&self) -> Mcp {
         Mcp::session(self.addr, PATH).await
+    }
+
+    /// Opens a session, if this instance lets it.
+    pub(super) async fn initialize(&self) -> Connection {
+        let params = json!({
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": { "name": "test", "version": "0" },
+        });
+        let client = Mcp::stateless(self.addr, PATH).version("2025-06-18");
+        client.request(0, "initialize", params).await
     }
 
     /// A client of this instance that goes on with the session of another.
