@@ -19,6 +19,16 @@ impl Closers {
         all.push(closes);
     }
 
+    /// Whether one of them has a session.
+    pub(crate) async fn have(&self, session: &str) -> bool {
+        for closes in self.all().iter().filter_map(Weak::upgrade) {
+            if closes.has(session).await {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Closes what is lost, one session after the other.
     pub(crate) async fn run(self, mut lost: mpsc::UnboundedReceiver<Lost>) {
         while let Some(lost) = lost.recv().await {
@@ -31,14 +41,14 @@ impl Closers {
                     debug!(target: "mcp_cancel_cluster", %session, "a session does not begin, because the directory does not know it");
                 }
             }
-            let all = self
-                .0
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone();
-            for closes in all.iter().filter_map(Weak::upgrade) {
+            for closes in self.all().iter().filter_map(Weak::upgrade) {
                 closes.close(&lost.id).await;
             }
         }
+    }
+
+    fn all(&self) -> Vec<Weak<dyn Closes>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.clone()
     }
 }

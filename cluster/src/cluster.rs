@@ -44,6 +44,9 @@ use crate::{
 
 /// An instance's membership of a cluster. Clones are the same membership.
 ///
+/// Several services may share one. What lives in one of them is not found by another; but when an instance is gone, a session is
+/// restored by whichever service is first asked for it by its id.
+///
 /// ```no_run
 /// use axum::Router;
 /// use mcp_cancel_cluster::Cluster;
@@ -237,6 +240,10 @@ impl Cluster {
 #[async_trait]
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
+        // Whoever asks does not have it. If another service of this instance does, it must not be brought to life twice.
+        if self.shared.closers.have(session_id).await {
+            return Ok(None);
+        }
         self.shared.store.load(session_id).await
     }
 

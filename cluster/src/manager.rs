@@ -57,6 +57,9 @@ struct Keeper {
 /// What can close a session that does not live here any more.
 #[async_trait]
 pub(crate) trait Closes: Send + Sync {
+    /// Whether it has the session.
+    async fn has(&self, session: &str) -> bool;
+
     async fn close(&self, session: &str);
 }
 
@@ -258,9 +261,13 @@ impl<M> fmt::Debug for ClusterSessionManager<M> {
 
 #[async_trait]
 impl<M: SessionManager> Closes for CancellableSessionManager<M> {
+    async fn has(&self, session: &str) -> bool {
+        matches!(self.has_session(&session.into()).await, Ok(true))
+    }
+
     async fn close(&self, session: &str) {
         let id: SessionId = session.into();
-        if let Ok(true) = self.has_session(&id).await
+        if self.has(session).await
             && let Err(error) = self.close_session(&id).await
         {
             warn!(target: "mcp_cancel_cluster", %error, "a session that does not live here is not closed");

@@ -206,3 +206,40 @@ async fn who_waits_for_a_session_to_be_written_is_told() {
     sessions.closed("a");
     assert!(!waits().await, "nobody waits for a session that is gone");
 }
+
+#[test]
+fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
+    let (sessions, mut lost) = written(&["written"]);
+    sessions.opened("without parameters");
+    for id in ["written", "without parameters", "of nobody"] {
+        assert!(sessions.hand_out(id), "{id}");
+    }
+    assert!(lost.try_recv().is_err());
+
+    sessions.opened("unwritten");
+    sessions.initialized("unwritten", params());
+    assert!(!sessions.hand_out("unwritten"));
+    let told = lost.try_recv().unwrap();
+    assert_eq!((&*told.id, told.owner), ("unwritten", None));
+    assert!(!sessions.is_here(hash("unwritten")));
+    assert_eq!(sessions.take_batch(), []);
+    assert_eq!(sessions.deleted_sessions(), [], "nobody was told of it");
+}
+
+#[test]
+fn a_session_that_is_on_its_way_to_the_directory_when_it_is_refused_is_removed_there() {
+    for is_written in [true, false] {
+        let (sessions, _lost) = Sessions::new();
+        sessions.opened("a");
+        sessions.initialized("a", params());
+        let batch = sessions.take_batch();
+        assert!(!sessions.hand_out("a"));
+        match is_written {
+            true => sessions.wrote(&batch, &[]),
+            false => sessions.put_back(&batch),
+        }
+        assert!(!sessions.is_here(hash("a")));
+        assert_eq!(sessions.deleted_sessions(), [hash("a")]);
+        assert_eq!(sessions.take_batch(), []);
+    }
+}

@@ -76,8 +76,8 @@ async fn goes_and_comes_back(directory: &Faulty, node: &Node, mcp: &Mcp) {
     );
 }
 
-/// A call whose client goes when the answer was sent and not read. Returns the event that it has seen last.
-async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
+/// The response to a call, of which nothing was read.
+async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     let message = mcp.call_message(1, "hold", json!({ "label": "a" }));
     let request = http::Request::post("/mcp")
         .header("host", "localhost")
@@ -87,14 +87,21 @@ async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
         .body(Body::from(message.to_string()));
     let answered = a.app.call(request.unwrap()).await.unwrap();
     assert_eq!(answered.status(), 200);
-    let mut body = answered.into_body();
-    let priming = body.frame().await.unwrap().unwrap().into_data().unwrap();
-    let priming = String::from_utf8(priming.to_vec()).unwrap();
-    let named = priming
-        .lines()
-        .find_map(|line| line.strip_prefix("id: "))
-        .unwrap()
-        .to_owned();
+    answered.into_body()
+}
+
+/// The id of the next event.
+async fn event_id(body: &mut Body) -> String {
+    let event = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let event = String::from_utf8(event.to_vec()).unwrap();
+    let id = event.lines().find_map(|line| line.strip_prefix("id: "));
+    id.unwrap().to_owned()
+}
+
+/// A call whose client goes when the answer was sent and not read. Returns the event that it has seen last.
+async fn unread_answer(a: &mut Node, mcp: &Mcp) -> String {
+    let mut body = unread_call(a, mcp).await;
+    let named = event_id(&mut body).await;
     a.witness.started("a").await;
     a.witness.release("a");
     a.witness.ended("a").await;
@@ -313,6 +320,40 @@ async fn an_answer_that_was_sent_before_its_client_went_is_kept() {
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     let answered = resumed.messages().await;
     assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
+/// The answer has been taken off the stream, and the client that goes may not have read it: a large one, say, of which the rest
+/// waits here.
+#[tokio::test]
+async fn an_answer_whose_stream_was_not_read_to_its_end_is_kept() {
+    for is_read in [true, false] {
+        let directory = directory();
+        let [mut a, b] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        let mut body = unread_call(&mut a, &mcp).await;
+        let named = event_id(&mut body).await;
+        a.witness.started("a").await;
+        a.witness.release("a");
+        let answer = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert!(
+            String::from_utf8(answer.to_vec())
+                .unwrap()
+                .contains("result")
+        );
+        if is_read {
+            assert!(body.frame().await.is_none());
+        }
+        drop(body);
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        assert_eq!(directory.asked("keep_answer"), usize::from(!is_read));
+        a.dies().await;
+
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        let answered = resumed.messages().await;
+        assert_eq!(answered[0]["result"].is_object(), !is_read, "{answered:?}");
+    }
 }
 
 /// The owner says "not here" to a request that is long in coming, and has the session again before that is heard.
