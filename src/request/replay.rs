@@ -10,9 +10,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use http::{
-    Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version, header,
-};
+use http::{Extensions, HeaderName, HeaderValue, Method, Request, Response, Uri, Version, header};
 use tower_service::Service;
 
 use super::TeeBody;
@@ -68,7 +66,8 @@ pub(crate) struct Replay<S, B> {
     service: Arc<Template<S>>,
     uri: Uri,
     version: Version,
-    headers: HeaderMap,
+    /// Smaller than a map of them, and copied faster.
+    headers: Vec<(HeaderName, HeaderValue)>,
     extensions: Extensions,
     body: PhantomData<fn(B)>,
 }
@@ -79,11 +78,18 @@ impl<S, B> Replay<S, B> {
     /// Keeps a copy of the request's head. Its extensions must not hold the exchange's link yet, or
     /// exchange and replay would keep each other alive.
     pub(crate) fn new(service: Arc<Template<S>>, request: &Request<B>) -> Self {
+        let mut headers = Vec::with_capacity(request.headers().len());
+        headers.extend(
+            request
+                .headers()
+                .iter()
+                .map(|(name, value)| (name.clone(), value.clone())),
+        );
         Self {
             service,
             uri: request.uri().clone(),
             version: request.version(),
-            headers: request.headers().clone(),
+            headers,
             extensions: request.extensions().clone(),
             body: PhantomData,
         }
@@ -99,7 +105,7 @@ impl<S, B> Replay<S, B> {
         *request.extensions_mut() = self.extensions.clone();
         let headers = request.headers_mut();
         for (name, value) in self.headers.iter().filter(|(name, _)| is_replayed(name)) {
-            headers.append(name, value.clone());
+            headers.append(name.clone(), value.clone());
         }
         headers.insert(header::CONTENT_LENGTH, length.into());
         headers.insert(

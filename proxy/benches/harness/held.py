@@ -13,50 +13,70 @@ MOST_A_CALL = 8
 
 TEXT = f"""\
 Of a bridge with all its processes, but without the servers behind it: as started, after a call, and with {CALLS:,} calls of \
-{SESSIONS} sessions in flight, each on a connection of its own, of which nothing but the beginning of the stream has come. For comparison \
-{CALLS:,} connections that are open after a call each. What a call or a connection takes is the growth of PSS (a page that several \
-processes share counts in part) since the first call. Each row is a new process.
+{SESSIONS} sessions in flight, each on a connection of its own, of which nothing but the beginning of the stream has come. Each of \
+these connections was there before, open after a first call: *a connection of its client* is what it took then. *A call in flight* is \
+both together. All of it is growth of PSS (a page that several processes share counts in part). Each row is a new process.
 
-What the proxy takes for a call is mostly its two connections. Of that of the client hyper has 16 KiB to \
-read and 8 KiB to write, and a task is 2.5 KiB; of that to the server 8 KiB to read, 8 KiB to write, and 10 KiB for a queue. *More than a connection* is what a call takes beyond an open connection \
-of its client; over HTTP the connection to the server is in it."""
+*A connection to the server* is what hyper's client takes for a call in flight in a program that does nothing else: `load` itself. \
+It is for those that speak HTTP to the server, of which only the proxy was tried. *Beyond its connections* is what is left for the program \
+to answer for."""
 
 
 def measure(fronts, programs, work, short):
     rows, targets = [], []
+    to_server = None
     for front in fronts:
         if not front.command:
+            to_server = to_server or a_connection_to(front.target, programs)
             continue
         with Running(front, work) as running:
             idle = memory.of(running.process.pid, programs)
-            warm, held, begun = growth(running, programs, "hold")
-        with Running(front, work) as running:
-            before, open_, _ = growth(running, programs, "echo")
-        a_call = (held.pss - warm.pss) / CALLS / 1024
-        a_connection = (open_.pss - before.pss) / CALLS / 1024
-        behind = "HTTP" if front.base == "bare" else "stdio"
+            warm, opened, held, begun = growth(running, programs)
+        is_http = front.base == "bare"
+        a_call = a_piece(warm, held)
+        a_connection = a_piece(warm, opened)
+        beyond = a_call - a_connection - (to_server if is_http else 0)
         rows.append([
-            front.title, behind, f"{idle.rss / MIB:.1f}", f"{idle.pss / MIB:.1f}", f"{warm.rss / MIB:.1f}",
-            f"{held.rss / MIB:.1f}", f"{a_call:.1f}", f"{a_connection:.1f}", f"{a_call - a_connection:.1f}", f"{begun:,}",
+            front.title, "HTTP" if is_http else "stdio", f"{idle.rss / MIB:.1f}", f"{idle.pss / MIB:.1f}", f"{warm.rss / MIB:.1f}",
+            f"{held.rss / MIB:.1f}", f"{a_call:.1f}", f"{a_connection:.1f}", f"{to_server:.1f}" if is_http else "", f"{beyond:.1f}",
+            f"{begun:,}",
         ])
         if front.ours:
             assert begun == CALLS, f"{front.key}: {begun} of {CALLS} calls in flight"
             targets.append(Target(f"idle, {front.key}: RSS", idle.rss / MB, MOST_IDLE, "MB"))
-            targets.append(Target(f"a call in flight, {front.key}", a_call, MOST_A_CALL, "KiB"))
+            targets.append(Target(f"a call in flight, beyond its connections, {front.key}", beyond, MOST_A_CALL, "KiB"))
         print(f"memory: {front.key}", flush=True)
     columns = [
-        "", "server", "idle, RSS, MiB", "idle, PSS, MiB", "after a call, RSS, MiB",
-        f"{CALLS:,} calls in flight, RSS, MiB", "a call in flight, KiB", "an open connection, KiB", "more than a connection, KiB", "streams begun",
+        "", "server", "idle, RSS, MiB", "idle, PSS, MiB", "after a call, RSS, MiB", f"{CALLS:,} calls in flight, RSS, MiB",
+        "a call in flight, KiB", "a connection of its client, KiB", "a connection to the server, KiB", "beyond its connections, KiB",
+        "streams begun",
     ]
     return Section("Memory", TEXT, [("", columns, rows)], targets)
 
 
-def growth(running, programs, tool):
-    """The memory after one such call and with all of them, and how many streams have begun."""
+def growth(running, programs):
+    """The memory after a first call, with all connections, and with all calls on them; and how many streams have begun."""
     pid = running.process.pid
     with load.staying(programs, "hold", running.target, SESSIONS, 1, "echo"):
         first = memory.of(pid, programs)
-        with load.staying(programs, "hold", running.target, SESSIONS, CALLS // SESSIONS, tool) as said:
+        with load.begun(programs, "hold", running.target, SESSIONS, CALLS // SESSIONS, "echo") as clients:
+            clients.wait()
+            opened = memory.of(pid, programs)
+            begun = clients.go_on()["begun"]
             # A server that says nothing yet may not have read all of it.
             time.sleep(1)
-            return first, memory.of(pid, programs), said["begun"]
+            return first, opened, memory.of(pid, programs), begun
+
+
+def a_connection_to(url, programs):
+    """What hyper's client takes for one, in KiB."""
+    with load.begun(programs, "upstream", url, CALLS) as clients:
+        clients.wait()
+        first = memory.of_one(clients.pid)
+        clients.go_on()
+        return a_piece(first, memory.of_one(clients.pid))
+
+
+def a_piece(before, after):
+    """What each of them takes, in KiB."""
+    return (after.pss - before.pss) / CALLS / 1024

@@ -31,6 +31,16 @@ class Clients:
             raise SystemExit(f"{' '.join(self._words)} failed")
         return json.loads(line)
 
+    def go_on(self):
+        """Has them do what comes next, and waits for that."""
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+        return self.wait()
+
+    @property
+    def pid(self):
+        return self._process.pid
+
     def end(self):
         self._process.kill()
         self._process.communicate()

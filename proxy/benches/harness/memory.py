@@ -19,16 +19,22 @@ class Memory:
 
 
 def of(pid, programs):
+    """Of a process and its children."""
     rss = pss = 0
     for process in tree(pid):
         # A process may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
             if is_starting(process) or os.readlink(f"/proc/{process}/exe") == str(programs.load):
                 continue
-            kept = Path(f"/proc/{process}/smaps_rollup").read_text()
-            rss += kib(kept, "Rss")
-            pss += kib(kept, "Pss")
-    return Memory(rss * 1024, pss * 1024)
+            one = of_one(process)
+            rss += one.rss
+            pss += one.pss
+    return Memory(rss, pss)
+
+
+def of_one(pid):
+    kept = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return Memory(kib(kept, "Rss") * 1024, kib(kept, "Pss") * 1024)
 
 
 def is_starting(pid):

@@ -244,11 +244,7 @@ where
             None => (Reserved(None), Some(call)),
         };
         let may_commit = primes && accepts(request.headers(), EVENT_STREAM);
-        let again = Again {
-            service: self.inner.clone(),
-            uri: request.uri().clone(),
-            headers: request.headers().clone(),
-        };
+        let again = Again::new(self.inner.clone(), &request);
         let answering = self.inner.call(request);
         let mut answering: Answering = Box::pin(async move {
             match answering.await {

@@ -13,7 +13,7 @@ use std::{
 
 use axum::body::Body;
 use bytes::BytesMut;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -54,6 +54,15 @@ const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::f
 /// How long it may take to answer: 10 s.
 const RESUME_LIMIT: Duration = Duration::from_secs(10);
 
+/// What a call says of its body, and of what it takes.
+const OF_A_CALL: [HeaderName; 5] = [
+    header::CONTENT_TYPE,
+    header::CONTENT_LENGTH,
+    header::TRANSFER_ENCODING,
+    header::EXPECT,
+    header::ACCEPT,
+];
+
 /// How much of a refusal is read for a JSON-RPC error: 64 KiB.
 const MAX_REFUSAL: usize = 64 * 1024;
 
@@ -70,9 +79,10 @@ pub(super) enum Answer {
 
 /// What a request to go on looks like: that of the call.
 pub(super) struct Again<S> {
-    pub(super) service: S,
-    pub(super) uri: Uri,
-    pub(super) headers: HeaderMap,
+    service: S,
+    uri: Uri,
+    /// Without those of its body. Smaller than a map of them: there is one for each call in flight.
+    headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 /// Writes a server's answer to the stream of its call.
@@ -99,6 +109,41 @@ enum Stop {
     Refused,
 }
 
+// === impl Again ===
+
+impl<S> Again<S> {
+    pub(super) fn new(service: S, call: &Request<Body>) -> Self {
+        let mut headers = Vec::with_capacity(call.headers().len());
+        let others = call
+            .headers()
+            .iter()
+            .filter(|(name, _)| !OF_A_CALL.contains(name));
+        headers.extend(others.map(|(name, value)| (name.clone(), value.clone())));
+        Self {
+            service,
+            uri: call.uri().clone(),
+            headers,
+        }
+    }
+
+    /// Asks for what comes after the event with this id.
+    fn request(&self, last: &HeaderValue) -> Request<Body> {
+        let mut request = Request::new(Body::empty());
+        *request.method_mut() = Method::GET;
+        *request.uri_mut() = self.uri.clone();
+        let headers = request.headers_mut();
+        for (name, value) in &self.headers {
+            headers.append(name.clone(), value.clone());
+        }
+        headers.insert(
+            header::ACCEPT,
+            HeaderValue::from_static("text/event-stream"),
+        );
+        headers.insert(LAST_EVENT_ID, last.clone());
+        request
+    }
+}
+
 // === impl Writer ===
 
 impl<S> Writer<S>
@@ -117,13 +162,19 @@ where
     }
 
     /// Writes all of it, and ends the stream.
-    pub(super) async fn write(mut self, answer: Answer) {
-        let stream = self.stream.clone();
-        let _end = EndOnDrop(stream.clone());
-        tokio::select! {
-            biased;
-            () = self.answer(answer) => {}
-            () = stream.released() => {}
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "what an `async fn` is given it keeps twice, and there is one of these for each call in flight"
+    )]
+    pub(super) fn write(mut self, answer: Answer) -> impl Future<Output = ()> {
+        async move {
+            let stream = self.stream.clone();
+            let _end = EndOnDrop(stream.clone());
+            tokio::select! {
+                biased;
+                () = self.answer(answer) => {}
+                () = stream.released() => {}
+            }
         }
     }
 
@@ -136,10 +187,10 @@ where
                 match is_answer && !head.headers.contains_key(header::CONTENT_ENCODING) {
                     true if is_of_type(&head.headers, EVENT_STREAM) => body,
                     true if is_of_type(&head.headers, JSON) => {
-                        self.json(body).await;
+                        Box::pin(self.json(body)).await;
                         return;
                     }
-                    _ => return self.refusal(head.status, body).await,
+                    _ => return Box::pin(self.refusal(head.status, body)).await,
                 }
             }
         };
@@ -149,7 +200,7 @@ where
                 Stop::Cut if self.stream.is_answered() || self.unclear => return,
                 Stop::Cut => {}
             }
-            match self.rest().await {
+            match Box::pin(self.rest()).await {
                 Some(rest) => body = rest,
                 None => {
                     return self.end_with_error("the MCP server's stream ended before its answer");
@@ -166,9 +217,9 @@ where
                 Some(Ok(frame)) => frame,
                 Some(Err(_)) | None => break,
             };
-            // Trailers say nothing here.
+            // Trailers say nothing here. What reading takes is not kept for as long as the server says nothing.
             if let Ok(bytes) = frame.into_data()
-                && self.read(&bytes).await.is_err()
+                && Box::pin(self.read(&bytes)).await.is_err()
             {
                 return Stop::Refused;
             }
@@ -296,24 +347,7 @@ where
         for _ in 0..TRIES {
             let retry = self.reader.retry().unwrap_or(DEFAULT_RETRY);
             tokio::time::sleep(retry.clamp(*RETRY.start(), *RETRY.end())).await;
-            let mut request = Request::new(Body::empty());
-            *request.method_mut() = Method::GET;
-            *request.uri_mut() = self.again.uri.clone();
-            let headers = request.headers_mut();
-            headers.clone_from(&self.again.headers);
-            for name in [
-                header::CONTENT_TYPE,
-                header::CONTENT_LENGTH,
-                header::TRANSFER_ENCODING,
-                header::EXPECT,
-            ] {
-                headers.remove(name);
-            }
-            headers.insert(
-                header::ACCEPT,
-                HeaderValue::from_static("text/event-stream"),
-            );
-            headers.insert(LAST_EVENT_ID, last.clone());
+            let request = self.again.request(&last);
             let answer = tokio::time::timeout(RESUME_LIMIT, call(&mut self.again.service, request));
             if let Ok(Ok(answer)) = answer.await
                 && answer.status().is_success()
@@ -437,11 +471,7 @@ mod tests {
         let counted = hub.stats().buffer_bytes - before;
         assert!(counted >= STREAM_OVERHEAD);
         let service = tower::service_fn(async |_: Request<Body>| Ok(Response::new(Body::empty())));
-        let again = Again {
-            service,
-            uri: Uri::default(),
-            headers: HeaderMap::new(),
-        };
+        let again = Again::new(service, &Request::default());
         let task = Writer::new(stream.clone(), again).write(Answer::Events(Body::empty()));
         // The task, what the runtime adds to it, the stream, and its places in four maps.
         let costs = size_of_val(&task) + 256 + Stream::SIZE + 4 * 128;

@@ -17,8 +17,8 @@ use tokio::{
 
 use super::routing::MAX_OPEN;
 
-/// How many messages may wait: 64.
-const MESSAGES: usize = 64;
+/// How many messages may wait: 1,024, as many as calls may be open, so that a client may make them all at once.
+const MESSAGES: usize = MAX_OPEN;
 
 /// How many more, if they are cancels: one for each call that may be open. A full queue must not keep a call from being
 /// cancelled, and a client that goes leaves all of its calls at once.

@@ -1,5 +1,6 @@
 //! Servers that write what they should not, or do not read.
 
+use futures_util::future::join_all;
 use http::StatusCode;
 
 use crate::{client::*, server::*};
@@ -113,6 +114,16 @@ async fn a_flood_of_notifications_leaves_the_answer() {
     let mut other = client.call("8", "pid", "{}").await;
     assert!(other.answer().await["result"].is_object());
     assert!(events.answer().await["result"].is_object());
+}
+
+#[tokio::test]
+async fn calls_that_are_made_all_at_once_are_all_taken() {
+    let client = Client::begin(&serve(scripted(&[])), OLD).await;
+    let ids: Vec<_> = (1..=300).map(|id| id.to_string()).collect();
+    let calls = ids.iter().map(|id| client.call(id, "pid", "{}"));
+    for mut events in join_all(calls).await {
+        assert!(events.answer().await["result"].is_object());
+    }
 }
 
 #[tokio::test]

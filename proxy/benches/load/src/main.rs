@@ -5,13 +5,15 @@
 //! proxy-load serve-http                   the same on a port, which it prints
 //! proxy-load calls TARGET N SECONDS       N clients with a session each, one call after the other
 //! proxy-load hold TARGET SESSIONS CALLS TOOL
-//!                                         calls of each session in flight (hold), or answered and their connections open (echo)
+//!                                         calls of each session in flight (hold), or answered and their connections open
+//!                                         (echo), and after a line on stdin in flight on these
+//! proxy-load upstream URL CALLS           a call in flight by hyper's client, and after a line on stdin so many more
 //! proxy-load flood TARGET SESSIONS CALLS EVENTS BYTES
 //!                                         calls that are sent so many events, half of them unread, half with their client gone
 //! ```
 //!
-//! TARGET is a URL, or `pipe` for a server of its own behind a pipe. What was measured is one line of JSON. `hold` and `flood`
-//! then go on until their stdin ends. All of it is one thread.
+//! TARGET is a URL, or `pipe` for a server of its own behind a pipe. What was measured is one line of JSON. `hold`, `upstream`
+//! and `flood` then go on until their stdin ends. All of it is one thread.
 
 use std::env;
 
@@ -39,6 +41,7 @@ fn main() -> Result<()> {
             calls.parse()?,
             tool,
         )),
+        ["upstream", url, calls] => runtime.block_on(client::upstream::run(url, calls.parse()?)),
         ["flood", url, sessions, calls, events, bytes] => {
             let flood = client::flood::Flood {
                 sessions: sessions.parse()?,

@@ -5,26 +5,27 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use super::{call, echo, http::Session, text};
+use super::{
+    call, echo,
+    http::{Connection, Session},
+    text,
+};
 
 /// So long a response may take to begin: 2 s.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Prints how many responses have begun when all calls are made, and keeps the connections until the end of stdin.
+/// Prints how many responses have begun when all calls are made, and keeps the connections until the end of stdin. After `echo`
+/// a line on stdin has the same connections `hold`, and how many have begun is printed once more.
 pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) -> Result<()> {
     let mut connections = Vec::with_capacity(sessions * (1 + calls));
     let (mut begun, mut patience) = (0, PATIENCE);
     for _ in 0..sessions {
         let (session, first) = Session::begin(url).await?;
-        connections.push(first);
+        connections.push((None, first));
         for id in 0..calls {
             let mut connection = session.connect().await?;
             match tool {
-                "hold" => match connection.open(&call(id, "hold", "{}"), patience).await? {
-                    true => begun += 1,
-                    // Some servers only begin with the answer. The others are not waited for.
-                    false => patience = Duration::ZERO,
-                },
+                "hold" => begun += hold(&mut connection, id, &mut patience).await?,
                 "echo" => {
                     let text = text(0, id);
                     connection.call(&echo(id, &text), text.as_bytes()).await?;
@@ -32,9 +33,28 @@ pub(crate) async fn run(url: &str, sessions: usize, calls: usize, tool: &str) ->
                 }
                 _ => bail!("no such tool: {tool}"),
             }
-            connections.push(connection);
+            connections.push((Some(id), connection));
         }
     }
     println!("{}", json!({ "begun": begun }));
+    if tool == "echo" && super::is_told().await {
+        begun = 0;
+        for (id, connection) in &mut connections {
+            if let Some(id) = *id {
+                begun += hold(connection, id, &mut patience).await?;
+            }
+        }
+        println!("{}", json!({ "begun": begun }));
+    }
     super::until_stdin_ends().await
+}
+
+/// 1 if the stream has begun.
+async fn hold(connection: &mut Connection, id: usize, patience: &mut Duration) -> Result<usize> {
+    let has_begun = connection.open(&call(id, "hold", "{}"), *patience).await?;
+    if !has_begun {
+        // Some servers only begin with the answer. The others are not waited for.
+        *patience = Duration::ZERO;
+    }
+    Ok(has_begun.into())
 }

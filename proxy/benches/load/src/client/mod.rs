@@ -8,6 +8,7 @@ pub(crate) mod flood;
 pub(crate) mod hold;
 mod http;
 mod pipe;
+pub(crate) mod upstream;
 
 /// The revision that is asked for.
 const REVISION: &str = "2025-11-25";
@@ -35,6 +36,11 @@ fn text(client: usize, call: usize) -> String {
 /// A call that is answered with its text.
 fn echo(id: usize, text: &str) -> String {
     call(id, "echo", &format!(r#"{{"text":"{text}"}}"#))
+}
+
+/// Waits for a line on stdin, of which only this is read. `false` at the end of it.
+async fn is_told() -> bool {
+    matches!(tokio::io::stdin().read_u8().await, Ok(b'\n'))
 }
 
 async fn until_stdin_ends() -> Result<()> {

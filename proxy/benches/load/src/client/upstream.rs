@@ -1,0 +1,39 @@
+//! What a connection to a server takes in a program that does nothing else: hyper's client has it, as in the proxy.
+
+use anyhow::{Result, ensure};
+use bytes::Bytes;
+use http::{Request, header};
+use http_body_util::Full;
+use hyper_util::{
+    client::legacy::Client,
+    rt::{TokioExecutor, TokioTimer},
+};
+use serde_json::json;
+
+use super::call;
+
+/// Makes one call that is held, and after a line on stdin so many more. Prints how many streams have begun each time, and keeps
+/// them until the end of stdin.
+pub(crate) async fn run(url: &str, calls: usize) -> Result<()> {
+    let client = Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .build_http::<Full<Bytes>>();
+    let mut streams = Vec::with_capacity(1 + calls);
+    for id in 0..=calls {
+        let request = Request::post(url)
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, "application/json, text/event-stream")
+            .body(Full::from(call(id, "hold", "{}")))?;
+        let response = client.request(request).await?;
+        ensure!(response.status() == 200, "{} to a call", response.status());
+        streams.push(response.into_body());
+        if id == 0 {
+            println!("{}", json!({ "begun": 1 }));
+            if !super::is_told().await {
+                return Ok(());
+            }
+        }
+    }
+    println!("{}", json!({ "begun": calls }));
+    super::until_stdin_ends().await
+}
