@@ -1,26 +1,32 @@
-//! Clients at the door of this instance: their sessions live on others, which cannot be reached from here.
+//! Clients at the door of this instance: their sessions live on others, which are not reached from here.
 //!
-//! 1. The owner learns of it through the directory before the client is told to come again. So it does not cancel a call whose client
-//!    is on its way.
-//! 2. However many requests come, the directory is told once a second of each session.
+//! 1. The owner learns of it through the directory, while the client waits and before it is told to come again. So it does not
+//!    cancel a call whose client is on its way.
+//! 2. That a client waits is known for a moment longer than it does: it may go for good once the owner was reached.
+//! 3. However many requests come, the directory is told once a second of each session, and once more if one is turned away that
+//!    has waited.
 
 use std::{
+    convert::Infallible,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use crate::{
-    directory::{Directory as _, Limited},
+    directory::{Directory as _, Limited, TURNED_AWAY},
     ids::SessionHash,
     recent::Recent,
 };
 
 /// How often the directory is told of one session: once a second.
 const EVERY: Duration = Duration::from_secs(1);
+
+/// For how long a client that waits counts as at the door: 2 s, until the directory was told again, and took its time.
+const WAITS: Duration = Duration::from_secs(2);
 
 /// Of how many sessions it is remembered that the directory was told: 16,384.
 const MAX_TOLD: usize = 16 * 1024;
@@ -31,7 +37,8 @@ pub(crate) struct Doors(Arc<Inner>);
 
 struct Inner {
     directory: Limited,
-    told: Mutex<Recent<()>>,
+    /// For how long.
+    told: Mutex<Recent<Duration>>,
 }
 
 // === impl Doors ===
@@ -42,18 +49,31 @@ impl Doors {
         Self(Arc::new(Inner { directory, told }))
     }
 
-    /// Tells the directory that a client of a session is here, unless it was told a moment ago. It does so also if this is dropped.
+    /// A client is told to come again.
+    pub(crate) async fn turn_away(&self, session: SessionHash) {
+        self.knock(session, TURNED_AWAY).await;
+    }
+
+    /// A client waits, until this is dropped.
+    pub(crate) async fn wait(&self, session: SessionHash) -> Infallible {
+        loop {
+            self.knock(session, WAITS).await;
+            sleep(EVERY).await;
+        }
+    }
+
+    /// Tells the directory that a client is here, unless it was told a moment ago. It does so also if this is dropped.
     #[allow(
         clippy::disallowed_methods,
         reason = "whoever comes next relies on what was begun here"
     )]
-    pub(crate) async fn knock(&self, session: SessionHash) {
-        if !self.is_first(session) {
+    async fn knock(&self, session: SessionHash, time: Duration) {
+        if !self.is_first(session, time) {
             return;
         }
         let this = self.clone();
         let told = tokio::spawn(async move {
-            if let Err(error) = this.0.directory.knock(session).await {
+            if let Err(error) = this.0.directory.knock(session, time).await {
                 debug!(target: "mcp_cancel_cluster", %session, %error, "an owner does not learn of a client at the door");
                 this.told().remove(session);
             }
@@ -62,17 +82,17 @@ impl Doors {
         let _ended = told.await;
     }
 
-    fn is_first(&self, session: SessionHash) -> bool {
+    fn is_first(&self, session: SessionHash, time: Duration) -> bool {
         let now = Instant::now();
         let mut told = self.told();
-        let is_first = told.get(session, now).is_none();
+        let is_first = told.get(session, now).is_none_or(|told| *told < time);
         if is_first {
-            told.insert(session, (), now);
+            told.insert(session, time, now);
         }
         is_first
     }
 
-    fn told(&self) -> MutexGuard<'_, Recent<()>> {
+    fn told(&self) -> MutexGuard<'_, Recent<Duration>> {
         self.0.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -86,12 +106,15 @@ impl fmt::Debug for Doors {
 #[cfg(test)]
 mod tests {
     use futures_util::future::join_all;
-    use tokio::time::advance;
+    use tokio::time::{advance, timeout};
 
     use super::*;
-    use crate::directory::{
-        MemoryDirectory,
-        faulty::{Fault, Faulty},
+    use crate::{
+        directory::{
+            MemoryDirectory,
+            faulty::{Fault, Faulty},
+        },
+        ids::Incarnation,
     };
 
     #[tokio::test(start_paused = true)]
@@ -99,13 +122,35 @@ mod tests {
         let directory = Faulty::new(MemoryDirectory::default());
         let doors = Doors::new(Limited::new(directory.clone()));
         let [one, two] = ["a", "b"].map(SessionHash::of);
-        join_all((0..100).map(|_| doors.knock(one))).await;
+        join_all((0..100).map(|_| doors.turn_away(one))).await;
         assert_eq!(directory.asked("knock"), 1);
-        doors.knock(two).await;
+        doors.turn_away(two).await;
         assert_eq!(directory.asked("knock"), 2);
         advance(EVERY).await;
-        doors.knock(one).await;
+        doors.turn_away(one).await;
         assert_eq!(directory.asked("knock"), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_counts_for_a_moment_longer_and_who_is_turned_away_until_it_can_be_back() {
+        let directory = Faulty::new(MemoryDirectory::default());
+        let doors = Doors::new(Limited::new(directory.clone()));
+        let (session, asker) = (SessionHash::of("a"), Incarnation::random());
+        let at_the_door = async || {
+            let standing = directory.memory.standing(session, asker).await;
+            standing.unwrap().at_the_door
+        };
+        let waited = 10 * EVERY;
+        assert!(timeout(waited, doors.wait(session)).await.is_err());
+        assert!(at_the_door().await.is_some_and(|left| left <= WAITS));
+        assert!((10..=11).contains(&directory.asked("knock")));
+        // Also within the second.
+        doors.turn_away(session).await;
+        assert_eq!(at_the_door().await, Some(TURNED_AWAY));
+        advance(TURNED_AWAY).await;
+        assert!(timeout(EVERY / 2, doors.wait(session)).await.is_err());
+        advance(WAITS).await;
+        assert_eq!(at_the_door().await, None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -114,7 +159,7 @@ mod tests {
         let doors = Doors::new(Limited::new(directory.clone()));
         directory.set(Fault::Fails);
         for asked in 1..=3 {
-            doors.knock(SessionHash::of("a")).await;
+            doors.turn_away(SessionHash::of("a")).await;
             assert_eq!(directory.asked("knock"), asked);
         }
     }

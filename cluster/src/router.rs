@@ -31,7 +31,7 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 /// The code of the error to whoever opens a session: the first of those that are left to servers.
 const NOT_NOW: i32 = -32000;
 
-/// How long a resume may be on its way to the owner before its client counts as at the door: 250 ms. A grace may be over meanwhile.
+/// How long a resume may be on its way to the owner before its client counts as at the door: 250 ms. Its call's grace may end meanwhile.
 const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
 /// What of an instance takes part in routing.
@@ -185,7 +185,7 @@ impl Router {
                 Step::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
                     if was_away {
-                        self.doors.knock(session).await;
+                        self.doors.turn_away(session).await;
                     }
                     return Routed::Answered(refusal.into());
                 }
@@ -211,7 +211,7 @@ impl Router {
         select! {
             biased;
             sent = &mut sent => sent,
-            () = self.doors.knock(session) => sent.await,
+            never = self.doors.wait(session) => match never {},
         }
     }
 

@@ -305,16 +305,18 @@ async fn a_client_at_the_door_is_one_of_its_own_session_only(directory: &impl Di
     let (one, two, unknown) = (session("door 1"), session("door 2"), session("door 3"));
     let (one_and_two, asker) = ([one.clone(), two.clone()], me.incarnation);
     directory.enter(me, &one_and_two).await.unwrap();
-    for _ in 0..2 {
-        directory.knock(one.0).await.unwrap();
+    // The shorter time does not end the longer one.
+    for time in [TURNED_AWAY / 2, TURNED_AWAY, TURNED_AWAY / 2] {
+        directory.knock(one.0, time).await.unwrap();
         let standing = directory.standing(one.0, asker).await.unwrap();
         assert_eq!(standing.found, Found::Owner(me));
         let left = standing.at_the_door.unwrap();
-        assert!(
-            left <= AT_THE_DOOR && left > AT_THE_DOOR - Duration::from_secs(5),
-            "{left:?}"
-        );
+        assert!(left > time - Duration::from_secs(5), "{left:?}");
     }
+    let left = directory.standing(one.0, asker).await.unwrap().at_the_door;
+    assert!(
+        left.is_some_and(|left| left > TURNED_AWAY - Duration::from_secs(5) && left <= TURNED_AWAY)
+    );
     for session in [two.0, unknown.0] {
         let standing = Standing {
             found: directory.owner(session, asker).await.unwrap(),

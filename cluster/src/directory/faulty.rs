@@ -128,9 +128,9 @@ impl Directory for Faulty {
             .await
     }
 
-    async fn knock(&self, session: SessionHash) -> Result<(), DirectoryError> {
+    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("knock", async move { memory.knock(session).await })
+        self.answer_to("knock", async move { memory.knock(session, time).await })
             .await
     }
 

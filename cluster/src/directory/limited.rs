@@ -42,8 +42,8 @@ impl Directory for Limited {
         limited(self.0.owner(session, asker)).await
     }
 
-    async fn knock(&self, session: SessionHash) -> Result<(), DirectoryError> {
-        limited(self.0.knock(session)).await
+    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
+        limited(self.0.knock(session, time)).await
     }
 
     async fn standing(

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, VecDeque, hash_map::Entry as Slot},
     fmt::{self, Debug, Formatter},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -11,8 +12,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    AT_THE_DOOR, Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found,
-    KEPT, LEASE, Standing,
+    Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
+    Standing,
 };
 use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
@@ -116,9 +117,11 @@ impl Directory for MemoryDirectory {
         })
     }
 
-    async fn knock(&self, session: SessionHash) -> Result<(), DirectoryError> {
-        let until = Instant::now() + AT_THE_DOOR;
-        self.state().doors.insert(session, until);
+    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
+        let until = Instant::now() + time;
+        let mut state = self.state();
+        let known = state.doors.entry(session).or_insert(until);
+        *known = until.max(*known);
         Ok(())
     }
 

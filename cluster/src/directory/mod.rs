@@ -40,9 +40,9 @@ pub(crate) const LEASE: Duration = Duration::from_secs(6);
 /// How long the directory knows a session that nobody enters again, and an answer: 1 h.
 pub(crate) const KEPT: Duration = Duration::from_secs(60 * 60);
 
-/// For how long a client counts as at the door that could not be let in: 40 s. It was told to come again after 1 s; SDKs that keep
-/// their own time wait 30 s at most before their next try.
-pub(crate) const AT_THE_DOOR: Duration = Duration::from_secs(40);
+/// For how long a client counts as at the door that was told to come again: 40 s. It is to do so after 1 s; SDKs that keep their own
+/// time wait 30 s at most before their next try.
+pub(crate) const TURNED_AWAY: Duration = Duration::from_secs(40);
 
 /// How large an answer may be that is kept: 1 MiB.
 pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
@@ -57,9 +57,9 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         asker: Incarnation,
     ) -> Result<Found, DirectoryError>;
 
-    /// Notes that a client of a session is at the door of an instance that cannot reach the owner. It is known for
-    /// [`AT_THE_DOOR`].
-    async fn knock(&self, session: SessionHash) -> Result<(), DirectoryError>;
+    /// Notes that a client of a session is at the door of an instance that does not reach the owner. It is known for this
+    /// long, [`TURNED_AWAY`] at most, or for longer if it was already.
+    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError>;
 
     /// Who owns a session, and then, in the same look, whether a client of it is at a door. `asker` is the instance that asks.
     async fn standing(

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `mcp:s:<session>` | hash: `o` the owner, `p` the `initialize` parameters | 1 h |
 //! | `mcp:i:<incarnation>` | the lease: the address of the instance | 6 s |
-//! | `mcp:d:<session>` | a client of the session is at the door of an instance that cannot reach the owner | 40 s |
+//! | `mcp:d:<session>` | a client of the session is at the door of an instance that does not reach the owner | 2 s or 40 s |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 1 h |
 //!
 //! `<session>` is a hash, `<call>` a number. What is compared and set is done by scripts of one key each, so that engines which
@@ -29,8 +29,8 @@ use redis::{
 };
 
 use super::{
-    AT_THE_DOOR, Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found,
-    KEPT, LEASE, LIMIT, Standing,
+    Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
+    LIMIT, Standing, TURNED_AWAY,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, SessionHash},
@@ -71,6 +71,13 @@ if redis.pcall('HGET', KEYS[1], 'o') ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 ";
 
+/// Notes a client at the door, for this long or for as long as it is known already.
+const KNOCK: &str = "
+if redis.call('PTTL', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], '', 'PX', ARGV[1])
+return 1
+";
+
 /// A Redis or a Valkey, on one connection, which comes back by itself.
 pub(crate) struct RedisDirectory {
     client: Client,
@@ -79,6 +86,7 @@ pub(crate) struct RedisDirectory {
     enter: Script,
     claim: Script,
     remove: Script,
+    knock: Script,
 }
 
 // === impl RedisDirectory ===
@@ -100,6 +108,7 @@ impl RedisDirectory {
             enter: Script::new(ENTER),
             claim: Script::new(CLAIM),
             remove: Script::new(REMOVE),
+            knock: Script::new(KNOCK),
         })
     }
 
@@ -152,11 +161,11 @@ impl Directory for RedisDirectory {
         read_found(session, owner, asker_is_alive, info)
     }
 
-    async fn knock(&self, session: SessionHash) -> Result<(), DirectoryError> {
-        let mut knock = cmd("SET");
-        knock.arg(door_key(session)).arg("");
-        knock.arg("PX").arg(millis(AT_THE_DOOR));
-        Ok(knock.exec_async(&mut self.connection()).await?)
+    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
+        let mut knock = self.knock.key(door_key(session));
+        knock.arg(millis(time));
+        let () = knock.invoke_async(&mut self.connection()).await?;
+        Ok(())
     }
 
     async fn standing(
@@ -172,7 +181,7 @@ impl Directory for RedisDirectory {
         let left = u64::try_from(left).ok().map(Duration::from_millis);
         Ok(Standing {
             found: read_found(session, owner, asker_is_alive, info)?,
-            at_the_door: left.map(|left| left.min(AT_THE_DOOR)),
+            at_the_door: left.map(|left| left.min(TURNED_AWAY)),
         })
     }
 

@@ -4,11 +4,15 @@ use std::time::Duration;
 
 use mcp_cancel_on_disconnect::Grace;
 use serde_json::json;
-use tokio::net::TcpListener;
+use test_support::within;
+use tokio::{
+    io::AsyncReadExt as _,
+    net::{TcpListener, TcpStream},
+};
 
 use super::node::{Node, Setup, hash, pass};
 use crate::{
-    directory::{AT_THE_DOOR, MemoryDirectory, faulty::Faulty},
+    directory::{MemoryDirectory, TURNED_AWAY, faulty::Faulty},
     filter::PeersFilter,
     ids::Owner,
 };
@@ -38,6 +42,14 @@ async fn two(directory: &Faulty, is_reached: bool) -> [Node; 2] {
     [a, b]
 }
 
+/// Waits until the other end closes a connection.
+async fn closed(mut stream: TcpStream) {
+    let mut sent = Vec::new();
+    within("the relay to hang up", stream.read_to_end(&mut sent))
+        .await
+        .unwrap();
+}
+
 #[tokio::test]
 async fn a_client_that_came_back_to_an_instance_without_a_way_to_the_owner_keeps_its_call() {
     let directory = directory();
@@ -51,7 +63,7 @@ async fn a_client_that_came_back_to_an_instance_without_a_way_to_the_owner_keeps
     }
     assert!(a.witness.is_running("a"));
     // Nor is it cancelled later, while it may be on its way.
-    pass(AT_THE_DOOR - 3 * SECOND).await;
+    pass(TURNED_AWAY - 3 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
     let mut resumed = mcp.resume(&named).await;
@@ -69,7 +81,7 @@ async fn a_client_that_stays_away_from_the_door_it_was_at_leaves_an_orphan() {
     // Any request of the session says that its client is there.
     let mut call = b.client_of(&mcp).call(2, "echo", json!({})).await;
     assert_eq!(call.head().await.status, 503);
-    pass(AT_THE_DOOR - 2 * SECOND).await;
+    pass(TURNED_AWAY - 2 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
     pass(2 * GRACE).await;
@@ -90,11 +102,16 @@ async fn a_client_that_waits_for_an_owner_who_does_not_hear_of_it_keeps_its_call
         incarnation: a.me.incarnation,
     };
     b.routing().owners.learn(hash(&mcp), owner);
-    let _waiting = b.client_of(&mcp).resume(&named).await;
-    let (_relay, _) = silent.accept().await.unwrap();
+    let waiting = b.client_of(&mcp).resume(&named).await;
+    let (relay, _) = silent.accept().await.unwrap();
     pass(2 * GRACE).await;
     assert!(a.witness.is_running("a"));
-    assert_eq!(directory.asked("knock"), 1);
+
+    // It gives up, and the relay with it.
+    waiting.fin();
+    closed(relay).await;
+    pass(2 * GRACE).await;
+    assert!(a.witness.ended("a").await.is_cancelled());
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::directory::{
-    Limited,
+    Limited, TURNED_AWAY,
     contract::{self, instance, session},
 };
 
@@ -43,18 +43,18 @@ async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_is_at_the_door_for_forty_seconds_after_it_came_last() {
+async fn a_client_is_at_the_door_for_forty_seconds_after_it_was_turned_away_last() {
     let directory = MemoryDirectory::default();
     let (session, me) = (session("a").0, instance(1));
     let at_the_door = async || {
         let standing = directory.standing(session, me.incarnation).await;
         standing.unwrap().at_the_door
     };
-    directory.knock(session).await.unwrap();
-    sleep(AT_THE_DOOR - Duration::from_secs(1)).await;
+    directory.knock(session, TURNED_AWAY).await.unwrap();
+    sleep(TURNED_AWAY - Duration::from_secs(1)).await;
     assert_eq!(at_the_door().await, Some(Duration::from_secs(1)));
-    directory.knock(session).await.unwrap();
-    sleep(AT_THE_DOOR).await;
+    directory.knock(session, TURNED_AWAY).await.unwrap();
+    sleep(TURNED_AWAY).await;
     assert_eq!(at_the_door().await, None);
     directory.beat(me).await.unwrap();
     assert!(directory.state().doors.is_empty());
