@@ -4,8 +4,8 @@
 //
 // The first argument is the npm package of @modelcontextprotocol; `2026` turns the version negotiation of
 // SDK 2.x on, which is off by default. Orders come as lines of JSON on standard input:
-// {"open": cell, "url", "bytes", "timeout"}, and then {"cancel": cell} for its call, {"delete": cell} for its session and
-// {"close": cell}; what happens goes to standard output.
+// {"open": cell, "url", "arguments", "timeout"}, which connects and calls the tool, and then {"cancel": cell} for its call,
+// {"delete": cell} for its session and {"close": cell}; what happens goes to standard output.
 
 import { createInterface } from 'node:readline';
 
@@ -25,7 +25,7 @@ function tell(event, more) {
     process.stdout.write(JSON.stringify({ event, at: Date.now() / 1000, ...more }) + '\n');
 }
 
-async function open({ open: cell, url, bytes, timeout }) {
+async function open({ open: cell, url, arguments: its, timeout }) {
     const mode = revision === '2026' ? { pin: '2026-07-28' } : 'legacy';
     const client = new Client({ name: 'interop', version: '0' }, { versionNegotiation: { mode } });
     client.onerror = error => process.stderr.write(`${cell}: ${error}\n`);
@@ -35,7 +35,7 @@ async function open({ open: cell, url, bytes, timeout }) {
     const progress = [];
     try {
         await client.connect(transport);
-        const call = { name: 'work', arguments: { cell, bytes } };
+        const call = { name: 'work', arguments: its };
         const onprogress = event => progress.push(event.progress);
         const options = { timeout: timeout * 1000, onprogress, signal: cancel.signal };
         const result = sdk === 'sdk'

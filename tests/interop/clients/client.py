@@ -3,9 +3,9 @@
     python client.py [legacy]
 
 `legacy` keeps SDK 2.x to sessions, which it otherwise has only with servers that do not know 2026-07-28.
-Orders come as lines of JSON on standard input: {"open": cell, "url", "bytes", "timeout"}, and then {"close": cell} or
-{"delete": cell}, which is the same, as SDK 1.x deletes its session when it is closed; with SDK 1.x also {"cancel": cell} for
-its call. What happens goes to standard output.
+Orders come as lines of JSON on standard input: {"open": cell, "url", "arguments", "timeout"}, which connects and calls the tool,
+and then {"close": cell} or {"delete": cell}, which is the same, as SDK 1.x deletes its session when it is closed; with SDK 1.x
+also {"cancel": cell} for its call. What happens goes to standard output.
 """
 
 import asyncio
@@ -61,9 +61,8 @@ async def serve(order):
     try:
         async with connection(order["url"], order["timeout"]) as client:
             clients[cell] = client
-            arguments = {"cell": cell, "bytes": order["bytes"]}
             try:
-                result = await client.call_tool("work", arguments, progress_callback=seen)
+                result = await client.call_tool("work", order["arguments"], progress_callback=seen)
                 tell("outcome", cell=cell, text=result.content[0].text, progress=progress)
             except Exception as error:
                 tell("outcome", cell=cell, error=repr(error))

@@ -2,7 +2,7 @@
 
 It opens a session, listens on the standalone stream, calls the tool, and when the connection breaks it
 waits as long as the server said and asks for the rest with Last-Event-ID, until it has the answer or its
-time is over. Orders come as lines of JSON on standard input: {"open": cell, "url", "bytes", "timeout"} and
+time is over. Orders come as lines of JSON on standard input: {"open": cell, "url", "arguments", "timeout"} and
 {"close": cell}; what happens goes to standard output.
 """
 
@@ -39,8 +39,8 @@ class Caller:
         await curl.communicate()
         await self.start()
 
-    async def call(self, cell, size):
-        work = {"name": "work", "arguments": {"cell": cell, "bytes": size}, "_meta": {"progressToken": 1}}
+    async def call(self, arguments):
+        work = {"name": "work", "arguments": arguments, "_meta": {"progressToken": 1}}
         ask = self.post("tools/call", work, id=1)
         while True:
             curl = await self.start(*ask)
@@ -87,7 +87,7 @@ async def serve(order):
     caller = Caller(order["url"])
     try:
         await caller.connect()
-        answer = await asyncio.wait_for(caller.call(cell, order["bytes"]), order["timeout"])
+        answer = await asyncio.wait_for(caller.call(order["arguments"]), order["timeout"])
         if "error" in answer:
             tell("outcome", cell=cell, error=json.dumps(answer["error"]))
         else:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .cell import TOLERANCE
+from .call import TOLERANCE
 
 # What may reach a server in one cell: every cut makes a client open its streams again, some try several times.
 REQUESTS = 14

@@ -25,30 +25,45 @@ class Client:
 
 async def install(cache):
     """The clients, and the program that starts a server."""
-    if missing := [tool for tool in ("cargo", "curl", "node", "npm") if shutil.which(tool) is None]:
-        raise SystemExit(f"not found: {', '.join(missing)}")
-    npm = [npm_install(cache / key, package) for key, package in NPM.items()]
-    pip = [pip_install(cache / key, package) for key, package in PIP.items()]
-    binaries, *_ = await asyncio.gather(cargo_build(), *npm, *pip)
-
-    def typescript(key, *args):
-        return ["node", cache / key / "client.mjs", *args]
-
-    def python(key, *args):
-        return [cache / key / "bin" / "python", HERE / "clients" / "client.py", *args]
-
+    demand("cargo", "curl")
+    with_sessions, binaries = await asyncio.gather(install_sdks(cache, [*NPM, *PIP]), cargo_build())
     clients = [
-        Client("ts1", f"TypeScript {version(NPM['ts1'])}", typescript("ts1", "sdk")),
-        Client("ts2", f"TypeScript {version(NPM['ts2'])}", typescript("ts2", "client")),
-        Client("py1", f"Python {version(PIP['py1'])}", python("py1")),
-        Client("py2-legacy", f"Python {version(PIP['py2'])}, legacy", python("py2", "legacy")),
+        *with_sessions,
         Client("rmcp", f"rmcp {RMCP}", [binaries / "client"]),
         Client("curl", "curl in a script", [sys.executable, HERE / "clients" / "curl.py"]),
-        Client("py2", f"Python {version(PIP['py2'])}", python("py2"), sessions=False),
-        Client("ts2-2026", f"TypeScript {version(NPM['ts2'])}, pinned", typescript("ts2", "client", "2026"), sessions=False),
+        Client("py2", f"Python {version(PIP['py2'])}", python(cache, "py2"), sessions=False),
+        Client("ts2-2026", f"TypeScript {version(NPM['ts2'])}, pinned", typescript(cache, "ts2", "client", "2026"), sessions=False),
         Client("rmcp-2026", f"rmcp {RMCP}, discover", [binaries / "client", "--2026"], sessions=False),
     ]
     return clients, binaries / "server"
+
+
+async def install_sdks(cache, keys):
+    """The SDKs of these packages, as clients with sessions."""
+    demand("node", "npm")
+    npm = [npm_install(cache / key, NPM[key]) for key in keys if key in NPM]
+    pip = [pip_install(cache / key, PIP[key]) for key in keys if key in PIP]
+    await asyncio.gather(*npm, *pip)
+    sdks = {
+        "ts1": Client("ts1", f"TypeScript {version(NPM['ts1'])}", typescript(cache, "ts1", "sdk")),
+        "ts2": Client("ts2", f"TypeScript {version(NPM['ts2'])}", typescript(cache, "ts2", "client")),
+        "py1": Client("py1", f"Python {version(PIP['py1'])}", python(cache, "py1")),
+        "py2": Client("py2-legacy", f"Python {version(PIP['py2'])}, legacy", python(cache, "py2", "legacy")),
+    }
+    return [sdks[key] for key in keys]
+
+
+def typescript(cache, key, *args):
+    return ["node", cache / key / "client.mjs", *args]
+
+
+def python(cache, key, *args):
+    return [cache / key / "bin" / "python", HERE / "clients" / "client.py", *args]
+
+
+def demand(*programs):
+    if missing := [program for program in programs if shutil.which(program) is None]:
+        raise SystemExit(f"not found: {', '.join(missing)}")
 
 
 def version(package):

@@ -14,6 +14,7 @@ class Facts:
         self._files = {}
         self._told = {}
         self._waiting = {}
+        self._followers = {}
 
     def note(self, event, **more):
         self._write("clients", {"event": event, "at": time.time(), **more})
@@ -27,6 +28,12 @@ class Facts:
         for waiting in self._waiting.pop(key, ()):
             if not waiting.done():
                 waiting.set_result(fact)
+        if follower := self._followers.get(fact.get("tag")):
+            follower(fact)
+
+    def follow(self, tag, follower):
+        """Hands on what instances write about a call."""
+        self._followers[tag] = follower
 
     async def until(self, event, tag, limit):
         """The first such fact of an instance, `None` if it does not come in time."""

@@ -48,7 +48,10 @@ class Call:
         self.facts = facts
         asked = self.one("asked")
         self.scenario, self.story, self.events = asked["scenario"], asked["story"], asked["events"]
-        self.tag, self.session, self.id = asked["tag"], asked["session"], asked["id"]
+        # An SDK has its ids to itself.
+        known = asked if asked["session"] else self.one("started") or asked
+        self.tag, self.session, self.id = asked["tag"], known["session"], known["id"]
+        self.cuts, self.sdk = asked.get("cuts", 0), asked.get("sdk")
 
     def all(self, event):
         return [fact for fact in self.facts if fact["event"] == event]
@@ -80,6 +83,10 @@ class Judge:
         self.faults = []
         self.worst = defaultdict(list)
         self._outages = Outages(facts)
+        self._closed = {}
+        for fact in facts:
+            if fact["event"] == "closed":
+                self._closed.setdefault(fact["session"], fact["at"])
         self.reasons = {(fact["session"], fact["id"].strip('"')): fact["outcome"] for fact in facts if fact["event"] == "outcome"}
 
     def judge(self, call):
@@ -96,6 +103,22 @@ class Judge:
         if call.cancelled_at:
             self._fault("false cancel", call)
         self._answered(call)
+
+    def _resumed(self, call):
+        """Its client, an SDK, came back by itself after each cut, and deleted its session at the end."""
+        if self._was_slow(call):
+            # The machine is too busy to show anything.
+            return self._fault("away for longer than the grace", call)
+        self._back(call)
+        returned = len(call.all("returned"))
+        if returned < call.cuts:
+            self._fault(f"not resumed: {returned} times of {call.cuts}", call)
+        deleted, closed = call.at("deleted"), self._closed.get(call.session)
+        if not deleted or not closed:
+            return self._fault("session left open", call)
+        if closed < deleted - EARLY:
+            self._fault("session closed early", call)
+        self._late("DELETE at the end", closed - deleted, self.limits.effect, call, "session left open")
 
     def _stay(self, call):
         """Its client was there all the time."""
@@ -154,6 +177,15 @@ class Judge:
         self._late(told["what"], heard["at"] - told["at"], self.limits.effect, call)
         self._answered(call)
 
+    def _was_slow(self, call):
+        """Whether its client had not even tried to come back when its grace was over."""
+        if not call.cancelled_at:
+            return False
+        cut = max((fact["at"] for fact in call.all("cut") if fact["at"] < call.cancelled_at), default=call.cancelled_at)
+        tries = [*call.all("back"), *call.all("returned")]
+        tried = any(cut < fact["at"] < call.cancelled_at for fact in tries)
+        return not tried and call.cancelled_at - cut > self.limits.grace - EARLY
+
     def _answered(self, call):
         answered = call.one("answered")
         if not answered:
@@ -173,7 +205,8 @@ class Judge:
     def _fault(self, what, call):
         start = call.facts[0]["at"]
         story = ", ".join(f"{_name(fact)} {fact['at'] - start:.2f}" for fact in call.facts)
-        self.faults.append((what.split(":")[0], f"{what}: {call.tag}: {story}"))
+        kind = what.split(":")[0] + (f" of {call.sdk}" if call.sdk else "")
+        self.faults.append((kind, f"{what}: {call.tag}: {story}"))
 
 
 def _name(fact):

@@ -20,6 +20,7 @@ SETTLED_WITHIN = 30.0
 class World:
     def __init__(self, facts, work, program, fault=None):
         self.facts = facts
+        self.work = work
         self.redis = Redis("127.0.0.1", facts, work)
         options = options_of(self.redis.url, fault)
         self.nodes = [Node(name, "127.0.0.1", program, options, facts, work) for name in NAMES]
@@ -88,6 +89,7 @@ class NetworkWorld(World):
 
     def __init__(self, facts, work, program, fault=None):
         self.facts = facts
+        self.work = work
         self.network = Network()
         self.redis = Redis(ADDRESSES["redis"], facts, work, INSIDE)
         options = options_of(self.redis.url, fault)

@@ -13,7 +13,9 @@ use mcp_cancel_cluster::Cluster;
 use mcp_cancel_on_disconnect::{
     CancelOnDisconnectLayer, CancellableSessionManager, Event, Grace, observe::SessionEvent,
 };
-use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use rmcp::transport::streamable_http_server::{
+    StreamableHttpServerConfig, StreamableHttpService, session::local::SessionConfig,
+};
 use serde_json::json;
 use tokio::{
     net::TcpListener,
@@ -32,6 +34,9 @@ mod tools;
 
 /// How long connections may take to close after the last call.
 const CONNECTIONS_MAY_TAKE: Duration = Duration::from_secs(2);
+
+/// When SDKs are told to come back: graces are short here.
+const RETRY: Duration = Duration::from_millis(300);
 
 /// Unless `RUST_LOG` says otherwise.
 const LOG: &str = "warn,mcp_cancel_cluster=debug,mcp_cancel_on_disconnect=info";
@@ -142,7 +147,9 @@ fn app(
     tools: Tools,
     options: &Options,
 ) -> Router {
-    let sessions = CancellableSessionManager::default().on_session(|event| match event {
+    let mut session = SessionConfig::default();
+    session.sse_retry = Some(RETRY);
+    let sessions = CancellableSessionManager::local(session).on_session(|event| match event {
         SessionEvent::Opened {
             session, restored, ..
         } => note(
@@ -154,6 +161,7 @@ fn app(
     });
     let sessions = Arc::new(cluster.sessions(sessions));
     let mut config = StreamableHttpServerConfig::default();
+    config.sse_retry = Some(RETRY);
     config.session_store = Some(Arc::new(cluster.clone()));
     let mcp = StreamableHttpService::new(move || Ok(tools.clone()), sessions, config);
     let app = Router::new().nest_service("/mcp", mcp).layer(layer);

@@ -25,7 +25,8 @@ class Cell:
         self._note("plan", tier=self.tier, upstream=self.upstream.key, client=self.client.key,
                    scenario=self.scenario.key, grace=self.grace, sync=self.upstream.sync, resumable=self.resumable,
                    expected=self.name.ljust(ANSWER, "."), log=str(serving.log))
-        program.order(open=self.name, url=await self._relay.start(), bytes=ANSWER, timeout=CLIENT_TIMEOUT)
+        arguments = {"cell": self.name, "bytes": ANSWER}
+        program.order(open=self.name, url=await self._relay.start(), arguments=arguments, timeout=CLIENT_TIMEOUT)
         try:
             await self.scenario.play(self)
         finally:

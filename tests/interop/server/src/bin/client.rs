@@ -32,13 +32,13 @@ enum Order {
     Close { close: String },
 }
 
-/// `{"open": "<cell>", "url": …, "bytes": …, "timeout": …}`: connect, and call the tool.
+/// `{"open": "<cell>", "url": …, "arguments": …, "timeout": …}`: connect, and call the tool.
 #[derive(Deserialize)]
 struct Call {
     #[serde(rename = "open")]
     cell: String,
     url: String,
-    bytes: usize,
+    arguments: JsonObject,
     /// In seconds.
     timeout: f64,
 }
@@ -112,11 +112,8 @@ async fn connect(
 }
 
 async fn ask(peer: &Peer<RoleClient>, call: &Call) -> Result<CallToolResult, ServiceError> {
-    let mut arguments = JsonObject::new();
-    arguments.insert("cell".to_owned(), call.cell.clone().into());
-    arguments.insert("bytes".to_owned(), call.bytes.into());
     let request = ClientRequest::CallToolRequest(CallToolRequest::new(
-        CallToolRequestParams::new("work").with_arguments(arguments),
+        CallToolRequestParams::new("work").with_arguments(call.arguments.clone()),
     ));
     let options = PeerRequestOptions::with_timeout(Duration::from_secs_f64(call.timeout));
     let handle = peer.send_request_with_option(request, options).await?;

@@ -1,0 +1,116 @@
+"""Real SDKs, through whatever instances the balancer takes. They are cut off once and twice, before the answer, in it and after it
+was made, and come back by themselves. They are silent for longer than a grace, call what answers at once, cancel, and delete
+their sessions. And their processes are killed."""
+
+import asyncio
+from typing import Awaitable, Callable, NamedTuple
+
+from matrix.scenarios import late, none, on_its_way, one, two
+
+from ..sdk import SdkCall, program, sdks
+from ..world import GRACE
+
+# Sessions of each SDK for each way, and those whose process is killed.
+EACH, KILLED = 10, 10
+SHORT_EACH, SHORT_KILLED = 2, 4
+# Of each SDK: a client of Python that opens many keeps those waiting that are to come back.
+AT_A_TIME = 5
+
+
+async def nothing(call):
+    pass
+
+
+async def silent(call):
+    await call.streaming()
+    await asyncio.sleep(GRACE + 0.5)
+    call.finish()
+
+
+async def cancel(call):
+    await call.streaming()
+    await call.leave("cancel")
+
+
+async def delete(call):
+    await call.streaming()
+    await call.leave("delete")
+
+
+class Way(NamedTuple):
+    """What happens to a call, and what the tool is asked for."""
+
+    play: Callable[[SdkCall], Awaitable[None]]
+    asks: dict
+    story: str = "resumed"
+
+
+WAYS = {
+    "short": Way(nothing, {"seconds": 0.0}),
+    "uncut": Way(none, {}),
+    "silent": Way(silent, {"events": 0}),
+    "once": Way(one, {"cuts": 1}),
+    "once, silent": Way(one, {"cuts": 1, "events": 0}),
+    "twice": Way(two, {"cuts": 2}),
+    "away": Way(late, {"cuts": 1}),
+    "in it": Way(on_its_way, {"cuts": 1, "size": 60_000}),
+    "cancel": Way(cancel, {}, "told"),
+    "delete": Way(delete, {}, "told"),
+}
+
+
+async def play(world, short):
+    each, killed = (SHORT_EACH, SHORT_KILLED) if short else (EACH, KILLED)
+    clients = await sdks(world)
+    world.facts.note("plan", scenario="sdk", calls=len(clients) * (len(WAYS) * each + killed))
+    await asyncio.gather(
+        *(_visits(world, client, each) for client in clients),
+        *(_killed(world, client, killed) for client in clients),
+    )
+
+
+async def _visits(world, client, each):
+    turns = asyncio.Semaphore(AT_A_TIME)
+    calls = [(SdkCall(world, client, way.story, name), way) for _ in range(each) for name, way in WAYS.items()]
+    process = program(world, client, [call for call, _ in calls], client.key)
+    await process.start("ready")
+    try:
+        await asyncio.gather(*(_visit(process, call, way, turns) for call, way in calls))
+    finally:
+        await process.end()
+
+
+async def _visit(process, call, way, turns):
+    async with turns:
+        await call.begin(process, **way.asks)
+        await way.play(call)
+        if way.story == "resumed":
+            await call.answered()
+        else:
+            await call.cancelled()
+        if not call.gone:
+            await call.leave("delete")
+        await call.close()
+
+
+async def _killed(world, client, number):
+    """Every other one of them had been cut off and come back."""
+    calls = [SdkCall(world, client, "gone", "killed") for _ in range(number)]
+    process = program(world, client, calls, f"{client.key}-killed")
+    await process.start("ready")
+    try:
+        await asyncio.gather(*(_comes(process, call, turn % 2) for turn, call in enumerate(calls)))
+        for call in calls:
+            call.kill()
+        await asyncio.gather(*(call.until(call.over, GRACE + 4.0) for call in calls if call.told("started")))
+    finally:
+        process.kill()
+        await asyncio.gather(*(call.close() for call in calls))
+
+
+async def _comes(process, call, cuts):
+    await call.begin(process, cuts=cuts)
+    await call.streaming()
+    if cuts:
+        call.cut()
+        await call.back()

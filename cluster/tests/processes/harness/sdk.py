@@ -1,0 +1,137 @@
+"""Real SDKs as clients: the programs of tests/interop, each call through a proxy of its own that cuts, to the balancer. What they
+do and hear is written down as that of other clients."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from matrix.call import Call
+from matrix.ends import ClientProgram
+from matrix.install import install_sdks
+
+from .world import GRACE
+
+SDKS = ["ts1", "ts2", "py1"]
+# After so many seconds a client gives up its call.
+TIMEOUT = 10.0
+# How long its last word may take.
+PATIENCE = 10.0
+
+
+async def sdks(world):
+    cache = Path(os.environ.get("INTEROP_CACHE") or world.work / "cache").resolve()
+    return await install_sdks(cache, SDKS)
+
+
+class Front(NamedTuple):
+    """What a call knows of the instances."""
+
+    port: int
+    grace: float = GRACE
+
+
+class SdkCall(Call):
+    count = 0
+
+    def __init__(self, world, client, story, way):
+        SdkCall.count += 1
+        super().__init__(client, f"sdk/{client.key}/{way}/{SdkCall.count}")
+        self._world = world
+        self._story = story
+        self._size = 0
+        self._is_written_down = False
+        world.facts.follow(self.name, self._written)
+
+    async def begin(self, program, cuts=0, events=3, size=60, **more):
+        """Its client opens a session and calls the tool, and will be cut off so many times."""
+        self._size = size
+        self._note("asked", session=None, id=None, door="front", events=events, scenario="sdk", story=self._story,
+                   sdk=self.client.key, cuts=cuts)
+        await self.open(Front(self._world.front.port), program, TIMEOUT, tag=self.name, bytes=size, events=events, **more)
+
+    async def answered(self):
+        """Returns when its client has the answer or an error."""
+        await self.until(lambda: self.told("outcome"), TIMEOUT + 1.0, "no outcome")
+        if "text" in (self.told("outcome") or {}):
+            # It may be heard of before what its instance wrote.
+            await self.until(self.over, PATIENCE)
+
+    async def close(self):
+        if self.program.runs:
+            await super().close()
+        self.proxy.stop()
+        self._write_down()
+        for what in self.notes:
+            self._note("missed", how=what)
+
+    # === what is done to it, and becomes of it, as facts ===
+
+    def cut(self, reset=False):
+        self._note("cut", reset=reset)
+        super().cut(reset)
+
+    def kill(self):
+        self._note("cut", how="killed")
+        super().kill()
+
+    async def leave(self, how):
+        """Returns when it was answered: a client that is closed at once takes back what it has just said."""
+        if not self.told("started"):
+            # It has nothing to end, or could not even connect.
+            return
+        what = "deleted" if self.over() else "told"
+        self.gone = how == "delete"
+        if self.gone:
+            # What is answered later may be told that there is no such session.
+            self._write_down()
+        self.program.order(**{how: self.name})
+        await self.until(lambda: self._said(how) or self.told("closed"), PATIENCE)
+        if said := self._said(how):
+            self._note(what, at=said.at, what=how)
+
+    def finish(self):
+        self._finished = True
+        if started := self.told("started"):
+            self._world.node(started["instance"]).release(self.name)
+
+    def heard(self, event):
+        super().heard(event)
+        if event["event"] != "outcome":
+            return
+        if "text" in event:
+            right = event["text"] == self.name.ljust(self._size, ".")
+            self._note("answered", right=right, progress=event["progress"], text=event["text"][:80])
+        else:
+            self._note("failed", code=None, text=event["error"])
+
+    def _written(self, fact):
+        """By an instance."""
+        ends = {"completed": "finished", "cancelled": "cancelled", "dropped": "cancelled"}
+        self.heard({**fact, "event": ends.get(fact.get("how"), fact["event"])})
+
+    def _said(self, how):
+        is_it = {
+            "cancel": lambda exchange: exchange.rpc == "notifications/cancelled",
+            "delete": lambda exchange: exchange.method == "DELETE",
+        }[how]
+        return next((exchange for exchange in self.proxy.exchanges if is_it(exchange) and exchange.status), None)
+
+    def _write_down(self):
+        """What has passed its proxy, once."""
+        if self._is_written_down:
+            return
+        self._is_written_down = True
+        resumes = self.proxy.of_call()[1:]
+        for exchange in self.proxy.exchanges:
+            if (exchange.status or 0) >= 400:
+                self._note("refused", at=exchange.at, status=exchange.status)
+            if exchange in resumes:
+                self._note("returned" if exchange.event_ids else "back", at=exchange.at)
+
+    def _note(self, event, **more):
+        self._world.facts.note(event, tag=self.name, **more)
+
+
+def program(world, client, calls, name):
+    """The process of these calls' client."""
+    return ClientProgram(client, calls, world.work / f"{name}.log", {})

@@ -1,0 +1,147 @@
+"""A call that a client's program makes through a proxy of its own, and what may be done to it."""
+
+import asyncio
+
+from .proxy import Proxy
+
+# How late a cancel may be, and everything else that a busy machine delays.
+TOLERANCE = 1.0
+PATIENCE = 30.0
+
+
+class Call:
+    def __init__(self, client, name):
+        self.client = client
+        self.name = name
+        self.proxy = None
+        self.server = None
+        self.program = None
+        # There is no client any more that could get an answer.
+        self.gone = False
+        self.notes = []
+        self._told = {}
+        self._waiting = []
+        self._finished = False
+
+    # === what it is told ===
+
+    def heard(self, event):
+        """Of its server or of its client."""
+        self._told.setdefault(event["event"], event)
+        self._changed()
+
+    def told(self, event):
+        return self._told.get(event)
+
+    # === what a scenario does ===
+
+    async def streaming(self):
+        """The handler works, and the client has all it needs to come back."""
+        def begun():
+            call = self.proxy.of_call()
+            return self.told("started") and call and (call[0].event_ids or not self.client.sessions)
+
+        await self.until(lambda: begun() or self.told("outcome"), PATIENCE)
+        if not begun():
+            self.notes.append("the call never began")
+        await asyncio.sleep(0.1)
+
+    def cut(self, reset=False):
+        self.proxy.cut(reset=reset)
+
+    async def back(self, times=1):
+        """The client has come back that often, or it will not any more."""
+        def resumed():
+            resumes = self.proxy.of_call()[1:]
+            streaming = [resume for resume in resumes if resume.status == 200 and resume.event_ids]
+            return len(streaming) >= times or self.over()
+
+        await self.until(resumed, self.server.grace + TOLERANCE + 1.0)
+        await asyncio.sleep(0.1)
+
+    async def cancelled(self):
+        """The handler was cancelled, or its time for that is over."""
+        await self.until(self.over, self.server.grace + TOLERANCE + 0.5)
+
+    def kill(self):
+        """The client's process is ended the hard way."""
+        self.gone = self.proxy.leaving = True
+        self.program.kill()
+
+    def refuse(self):
+        """The client is cut off, and not let back for now."""
+        self.proxy.refusing = True
+        self.cut()
+
+    def let_back(self):
+        self.proxy.refusing = False
+
+    async def leave(self, how):
+        """The client ends its call as it should: by a `cancel`, a `delete` of its session, or a `close` of itself."""
+        self.gone = how != "cancel"
+        self.proxy.leaving = True
+        self.program.order(**{how: self.name})
+        await self.until(lambda: not self.proxy.leaving, PATIENCE, "it does not end")
+
+    async def seen(self, events):
+        """So many different events have gone to the client, with the first, which is empty."""
+        def passed():
+            return len(set().union(*(stream.event_ids for stream in self.proxy.of_call()))) >= events
+
+        await self.until(passed, PATIENCE, f"the client did not see {events} events")
+        await asyncio.sleep(0.1)
+
+    def finish(self):
+        """Lets the handler finish."""
+        self._finished = True
+        self.server.order(finish=self.name)
+
+    def over(self):
+        return self.told("finished") or self.told("cancelled")
+
+    # === its life ===
+
+    async def open(self, server, program, timeout, **arguments):
+        """Its client connects, and calls the tool with these arguments."""
+        self.server = server
+        self.program = program
+        self.proxy = Proxy(server.port, self._changed)
+        url = await self.proxy.start()
+        program.order(open=self.name, url=url, arguments={"cell": self.name, **arguments}, timeout=timeout)
+
+    async def close(self):
+        self.program.order(close=self.name)
+        await self.until(lambda: self.told("closed") or not self.program.runs, 2.0)
+        self.proxy.stop()
+
+    async def until(self, condition, seconds, complaint=None):
+        """Waits for it, and notes the complaint if it does not come true in time."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not condition():
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            try:
+                await asyncio.wait_for(waiting, deadline - asyncio.get_running_loop().time())
+            except asyncio.TimeoutError:
+                if condition():
+                    return
+                if complaint:
+                    self.notes.append(complaint)
+                return
+
+    def _changed(self):
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def log(self):
+        """What it saw, for those who look for the reason of a failure."""
+        began = self.proxy.exchanges[0].at if self.proxy.exchanges else 0
+        lines = [(exchange.at, f"{exchange}") for exchange in self.proxy.exchanges]
+        for event in self._told.values():
+            more = {key: str(value)[:160] for key, value in event.items() if key not in ("event", "at", "cell")}
+            lines.append((event["at"], f"{event['event']} {more or ''}".strip()))
+        if self.proxy.cut_at:
+            lines.append((self.proxy.cut_at, "(last cut)"))
+        return [f"{at - began:7.2f} s  {line}" for at, line in sorted(lines)]
