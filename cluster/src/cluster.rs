@@ -29,6 +29,7 @@ use crate::{
     filter::PeersFilter,
     heart::Heart,
     ids::{Owner, SessionHash},
+    knocks::Knocks,
     layer::ClusterLayer,
     lives::Lives,
     manager::ClusterSessionManager,
@@ -44,6 +45,9 @@ use crate::{
 };
 
 /// An instance's membership of a cluster. Clones are the same membership.
+///
+/// Several services may share one. What lives in one of them is not found by another; but when an instance is gone, a session is
+/// restored by whichever service is first asked for it by its id.
 ///
 /// ```no_run
 /// use axum::Router;
@@ -244,6 +248,10 @@ impl Cluster {
 #[async_trait]
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
+        // Whoever asks does not have it. If another service of this instance does, it must not be brought to life twice.
+        if self.shared.closers.have(session_id).await {
+            return Ok(None);
+        }
         self.shared.store.load(session_id).await
     }
 
@@ -304,6 +312,7 @@ pub(crate) fn join(
         me,
         owners: Owners::new(me.incarnation, directory.clone()),
         relay: Relay::new(filter.clone(), secret.clone()),
+        knocks: Knocks::new(directory.clone()),
         heart: heart.clone(),
         sessions: sessions.clone(),
         departure: Departure::new(sessions.clone(), arrivals.clone(), answers.clone()),
@@ -315,7 +324,7 @@ pub(crate) fn join(
     Cluster {
         shared: Arc::new(Shared {
             router,
-            gate: Arc::new(Gate { filter, secret }),
+            gate: Arc::new(Gate::new(filter, secret)),
             answers,
             closing: tokio::spawn(closers.clone().run(lost)),
             closers,

@@ -139,6 +139,8 @@ impl Departure {
     fn give_up(&self, session: SessionHash) {
         // Of one that is gone the last calls are cancelled.
         if self.stage() == Stage::HandingOver {
+            // What it has not given to the directory is gone when it is closed.
+            self.answers.keep_ended();
             lock(&self.given_up).insert(session);
             self.sessions.give_up(session);
         }

@@ -114,8 +114,8 @@ mod tests {
     async fn a_stream_of_no_call_is_told_from_a_resume() {
         let life = "0123456789abcdef";
         assert_eq!(get(None).await, Errand::Stream);
-        assert_eq!(get(Some(&format!("3~{life}~"))).await, Errand::Stream);
-        assert_eq!(get(Some(&format!("3/0~{life}~7"))).await, Errand::Nothing);
+        assert_eq!(get(Some(&format!("3~{life}~~"))).await, Errand::Stream);
+        assert_eq!(get(Some(&format!("3/0~{life}~4~7"))).await, Errand::Nothing);
         assert_eq!(get(Some("3/0")).await, Errand::Nothing);
     }
 }

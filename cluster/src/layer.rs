@@ -77,6 +77,8 @@ pin_project! {
     #[project = KindProjected]
     enum Kind<F, E> {
         Here { #[pin] future: F, visit: Option<Visit> },
+        /// What comes of it may be a new session.
+        Opening { #[pin] future: F, router: Arc<Router> },
         Elsewhere { future: Elsewhere<E> },
     }
 }
@@ -132,7 +134,11 @@ where
             wire::strip(request.headers_mut());
         }
         let is_local = step == Step::Serve && !is_from_peer;
-        if is_local && (!has_session || request.method() != Method::GET) {
+        if is_local && !has_session {
+            let future = self.inner.call(request);
+            return ClusterFuture::opening(future, self.router.clone());
+        }
+        if is_local && request.method() != Method::GET {
             let future = self.inner.call(request);
             return ClusterFuture::here(future, visit);
         }
@@ -283,6 +289,11 @@ impl<F, E> ClusterFuture<F, E> {
         Self { kind }
     }
 
+    fn opening(future: F, router: Arc<Router>) -> Self {
+        let kind = Kind::Opening { future, router };
+        Self { kind }
+    }
+
     fn elsewhere(future: impl Future<Output = Result<Response<Body>, E>> + Send + 'static) -> Self {
         let future = Box::pin(future);
         let kind = Kind::Elsewhere { future };
@@ -302,6 +313,10 @@ where
             KindProjected::Here { future, .. } => {
                 let response = ready!(future.poll(cx))?;
                 Poll::Ready(Ok(response.into_response()))
+            }
+            KindProjected::Opening { future, router } => {
+                let response = ready!(future.poll(cx))?;
+                Poll::Ready(Ok(router.hand_out(response.into_response())))
             }
             KindProjected::Elsewhere { future } => future.as_mut().poll(cx),
         }

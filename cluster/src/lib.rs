@@ -24,6 +24,7 @@ mod filter;
 mod heart;
 mod held;
 mod ids;
+mod knocks;
 mod layer;
 mod lives;
 mod manager;
@@ -31,6 +32,7 @@ mod meter;
 mod owners;
 mod peers;
 mod proof;
+mod recent;
 mod relay;
 mod resume;
 mod resumed;
@@ -39,7 +41,6 @@ mod sessions;
 mod store;
 #[cfg(test)]
 mod tests;
-mod transport;
 mod warn_rarely;
 mod way;
 mod wire;
@@ -50,5 +51,4 @@ pub use self::{
     directory::MemoryDirectory,
     layer::{ClusterFuture, ClusterLayer, ClusterService},
     manager::ClusterSessionManager,
-    transport::ClusterTransport,
 };

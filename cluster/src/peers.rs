@@ -5,7 +5,9 @@
 //! 3. It stays open while calls end and sessions are handed over. When it closes, whoever has connected by then is answered, and
 //!    connections may end what they are at, for 5 s at most. Each has one request.
 
-use std::{convert::Infallible, future::poll_fn, pin::pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible, future::poll_fn, net::SocketAddr, pin::pin, sync::Arc, time::Duration,
+};
 
 use axum::{body::Body, extract::ConnectInfo};
 use http::{HeaderMap, Request, Response, StatusCode, header};
@@ -20,6 +22,7 @@ use tracing::{debug, warn};
 use crate::{
     departure::Stage,
     filter::PeersFilter,
+    warn_rarely::WarnRarely,
     wire::{self, FromPeer, Secret},
 };
 
@@ -41,8 +44,10 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 /// Who may come in.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    pub(crate) filter: PeersFilter,
-    pub(crate) secret: Secret,
+    filter: PeersFilter,
+    secret: Secret,
+    strange_address: WarnRarely,
+    strange_request: WarnRarely,
 }
 
 /// The application, as it is served to peers.
@@ -60,6 +65,38 @@ impl<S> App for S where
         + Send
         + 'static
 {
+}
+
+// === impl Gate ===
+
+impl Gate {
+    pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
+        Self {
+            filter,
+            secret,
+            strange_address: WarnRarely::default(),
+            strange_request: WarnRarely::default(),
+        }
+    }
+
+    fn admits(&self, address: SocketAddr) -> bool {
+        let admits = self.filter.admits(address.ip());
+        if !admits {
+            let what = "an address that no peer may have connected";
+            self.strange_address
+                .warn(&format_args!("{what}: {address}"));
+        }
+        admits
+    }
+
+    fn opens(&self, request: &HeaderMap) -> bool {
+        let opens = self.secret.opens(request);
+        if !opens {
+            self.strange_request
+                .warn(&"a request to the listener for peers is none of a peer's");
+        }
+        opens
+    }
 }
 
 /// Serves peers until `departure` says so or is dropped.
@@ -83,10 +120,8 @@ pub(crate) async fn serve(
             // First: who has connected before it closes is answered.
             biased;
             (stream, address) = listener.accept() => {
-                if gate.filter.admits(address.ip()) {
+                if gate.admits(address) {
                     connections.spawn(connection(stream, app.clone(), gate.clone()));
-                } else {
-                    warn!(target: "mcp_cancel_cluster", %address, "an address that no peer may have connected");
                 }
             }
             Some(_ended) = connections.join_next() => {}
@@ -141,8 +176,7 @@ async fn answer(
     gate: Arc<Gate>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    if !gate.secret.opens(request.headers()) {
-        warn!(target: "mcp_cancel_cluster", "a request to the listener for peers is none of a peer's");
+    if !gate.opens(request.headers()) {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::FORBIDDEN;
         return Ok(response);

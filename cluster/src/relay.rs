@@ -35,7 +35,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer};
 use tokio::{net::TcpStream, time::timeout};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::{
     asked::Asked,
@@ -43,6 +43,7 @@ use crate::{
     filter::PeersFilter,
     held::Held,
     ids::Owner,
+    warn_rarely::WarnRarely,
     way::Failure,
     wire::{Answerer, Secret},
 };
@@ -71,6 +72,8 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
 pub(crate) struct Relay {
     filter: PeersFilter,
     secret: Secret,
+    strange_address: WarnRarely,
+    strange_answer: WarnRarely,
 }
 
 /// The body of a response, with the connection that it comes on.
@@ -90,7 +93,12 @@ type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Relay {
     pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
-        Self { filter, secret }
+        Self {
+            filter,
+            secret,
+            strange_address: WarnRarely::default(),
+            strange_answer: WarnRarely::default(),
+        }
     }
 
     /// Sends a request to an owner. After a failure `held` knows whether the request is still whole.
@@ -100,7 +108,10 @@ impl Relay {
         owner: Owner,
     ) -> Result<Response<Body>, Failure> {
         if !self.filter.admits(owner.address.ip()) {
-            warn!(target: "mcp_cancel_cluster", owner = %owner.address, "the directory names an address that no peer may have");
+            let what = "the directory names an address that no peer may have";
+            let address = owner.address;
+            self.strange_address
+                .warn(&format_args!("{what}: {address}"));
             return Err(Failure::Unreachable);
         }
         let stream = connect(owner.address).await?;
@@ -111,7 +122,7 @@ impl Relay {
         let mut request = self.letter(&held.head, body);
         let asked = (is_call && !request.body().is_end_stream()).then(|| wait(&mut request));
         let gone = gone(&held.head.extensions);
-        let answered = answered(stream, request, gone, owner, is_call).await;
+        let answered = self.answered(stream, request, gone, owner).await;
         match answered.map_err(|failure| (failure, asked.and_then(|asked| asked.take_back()))) {
             Ok(response) => Ok(response),
             Err((failure, None)) => Err(failure),
@@ -123,6 +134,41 @@ impl Relay {
                 })
             }
         }
+    }
+
+    /// The answer of a peer, if one gives it.
+    async fn answered(
+        &self,
+        stream: TcpStream,
+        request: Request<Body>,
+        gone: Option<Gone>,
+        owner: Owner,
+    ) -> Result<Response<Body>, Failure> {
+        let is_call = request.method() == Method::POST;
+        let answered = exchange(stream, request, gone);
+        let mut response = if is_call {
+            answered.await?
+        } else {
+            let answered = timeout(HEAD_WITHIN, answered).await;
+            answered.map_err(|_| Failure::Silent)??
+        };
+        let answerer = Answerer::take(response.headers_mut());
+        match answerer {
+            Answerer::Peer(_) => {}
+            Answerer::Moved if response.status() == StatusCode::MISDIRECTED_REQUEST => {
+                return Err(Failure::Moved);
+            }
+            Answerer::Moved | Answerer::Stranger => {
+                let what = "what answers there is no peer, or has another secret";
+                let (address, status) = (owner.address, response.status());
+                self.strange_answer
+                    .warn(&format_args!("{what}: {address}, {status}"));
+                return Err(Failure::Unreachable);
+            }
+        }
+        remove_hop_by_hop(response.headers_mut());
+        *response.version_mut() = Version::default();
+        Ok(response.map(Body::new))
     }
 
     /// The request as it goes to a peer.
@@ -171,38 +217,6 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
     // What the kernel does not know it goes on without.
     let _best_effort = DeadPeer::new().apply(&stream);
     Ok(stream)
-}
-
-/// The answer of a peer, if one gives it.
-async fn answered(
-    stream: TcpStream,
-    request: Request<Body>,
-    gone: Option<Gone>,
-    owner: Owner,
-    is_call: bool,
-) -> Result<Response<Body>, Failure> {
-    let answered = exchange(stream, request, gone);
-    let mut response = if is_call {
-        answered.await?
-    } else {
-        let answered = timeout(HEAD_WITHIN, answered).await;
-        answered.map_err(|_| Failure::Silent)??
-    };
-    let answerer = Answerer::take(response.headers_mut());
-    match answerer {
-        Answerer::Peer(_) => {}
-        Answerer::Moved if response.status() == StatusCode::MISDIRECTED_REQUEST => {
-            return Err(Failure::Moved);
-        }
-        Answerer::Moved | Answerer::Stranger => {
-            let status = response.status();
-            warn!(target: "mcp_cancel_cluster", owner = %owner.address, %status, "whoever answers there is no peer, or has another secret");
-            return Err(Failure::Unreachable);
-        }
-    }
-    remove_hop_by_hop(response.headers_mut());
-    *response.version_mut() = Version::default();
-    Ok(response.map(Body::new))
 }
 
 /// Has the body of a request wait until the peer asks for it.

@@ -1,10 +1,14 @@
 //! Takes a request to where its session lives: it asks [`Way`] what to do, does it, and tells it what came of that.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use tokio::time::sleep;
+use serde_json::json;
+use tokio::{
+    select,
+    time::{sleep, timeout},
+};
 use tracing::{debug, info};
 
 use crate::{
@@ -13,17 +17,18 @@ use crate::{
     directory::{Alive, Claim, Directory as _, Found, Limited},
     door::Visit,
     errand::Errand,
-    fields::Fields,
+    fields::{Fields, SESSION_ID},
     heart::Heart,
     held::Held,
     ids::{Owner, SessionHash},
+    knocks::Knocks,
     lives::Lives,
     meter,
     owners::Owners,
     relay::Relay,
     resume::{self, Localized, LostCall},
     sessions::Sessions,
-    way::{Arrival, Claimed, Known, Lease, Refusal, Step, Way},
+    way::{Arrival, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
 
 /// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
@@ -31,6 +36,12 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// How long after a look-up the next is, for who claims what this instance gave up: 50 ms.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// The code of the error to whoever opens a session: the first of those that are left to servers.
+const NOT_NOW: i32 = -32000;
+
+/// How long a resume may be on its way to the owner before its client counts as at the door: 250 ms. Its call's grace may end meanwhile.
+const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
 /// What of an instance takes part in routing.
 #[derive(Debug)]
@@ -40,6 +51,7 @@ pub(crate) struct Router {
     pub(crate) heart: Arc<Heart>,
     pub(crate) owners: Owners,
     pub(crate) relay: Relay,
+    pub(crate) knocks: Knocks,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) arrivals: Arrivals,
     pub(crate) lives: Arc<Lives>,
@@ -148,11 +160,21 @@ impl Router {
         resume::localize(request.headers_mut(), life)
     }
 
+    /// Gives a client the session that it has opened, if the response is one that does.
+    pub(crate) fn hand_out(&self, response: Response<Body>) -> Response<Body> {
+        let opened = response.headers().get(&SESSION_ID);
+        let opened = opened.and_then(|id| id.to_str().ok());
+        match opened.is_none_or(|id| self.sessions.hand_out(id)) {
+            true => response,
+            false => not_begun(),
+        }
+    }
+
     /// Answers for a call that ended with its instance, in the place of what the application says.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let kept = self
             .directory
-            .answer(lost.session, lost.incarnation, &lost.call)
+            .answer(lost.session, lost.incarnation, lost.call.number)
             .await;
         match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),
@@ -173,6 +195,8 @@ impl Router {
         let mut step = Step::LookUp;
         // From before it is claimed: peers may learn of the new owner before he does.
         let mut expected = None;
+        // Its owner was asked, and did not answer.
+        let mut was_away = false;
         loop {
             step = match step {
                 Step::LookUp => {
@@ -200,13 +224,14 @@ impl Router {
                     if held.read().await.is_err() {
                         return Routed::Answered(broke_off());
                     }
-                    let sent = self.relay.send(&mut held, owner).await;
+                    let sent = self.send(session, &mut held, owner).await;
                     meter::relayed(sent.as_ref().err().copied());
                     match sent {
                         Ok(response) => return Routed::Answered(response),
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %owner.address, ?failure, "relay failed");
                             self.owners.forget(session, owner);
+                            was_away = true;
                             way.failed(owner, failure)
                         }
                     }
@@ -225,9 +250,34 @@ impl Router {
                 Step::Serve | Step::HandOver | Step::Moved => return here(held, None),
                 Step::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
+                    if was_away {
+                        self.knocks.turn_away(session).await;
+                    }
                     return Routed::Answered(refusal.into());
                 }
             };
+        }
+    }
+
+    /// Sends a request to the owner of its session. The client of one that takes long, and is no call, is at the door meanwhile.
+    async fn send(
+        &self,
+        session: SessionHash,
+        held: &mut Held,
+        owner: Owner,
+    ) -> Result<Response<Body>, Failure> {
+        let is_call = held.head.method == Method::POST;
+        let mut sent = pin!(self.relay.send(held, owner));
+        if is_call {
+            return sent.await;
+        }
+        if let Ok(sent) = timeout(ON_ITS_WAY, &mut sent).await {
+            return sent;
+        }
+        select! {
+            biased;
+            sent = &mut sent => sent,
+            never = self.knocks.wait(session) => match never {},
         }
     }
 
@@ -282,6 +332,22 @@ fn here(held: Held, expected: Option<Expected>) -> Routed {
 
 fn broke_off() -> Response<Body> {
     refused(StatusCode::BAD_REQUEST, "the request broke off")
+}
+
+/// Says that a session does not begin. Which request opened it is not known, because nothing here reads requests.
+fn not_begun() -> Response<Body> {
+    let error = json!({
+        "jsonrpc": "2.0",
+        "id": null,
+        "error": { "code": NOT_NOW, "message": "no session can begin here at the moment" },
+    });
+    let mut response = Response::new(Body::from(error.to_string()));
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    let headers = response.headers_mut();
+    let json = HeaderValue::from_static("application/json");
+    headers.insert(header::CONTENT_TYPE, json);
+    headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+    response
 }
 
 fn refused(status: StatusCode, text: &'static str) -> Response<Body> {

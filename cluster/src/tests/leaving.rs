@@ -1,19 +1,26 @@
 //! An instance goes in an orderly way.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use axum::body::Body;
 use futures_util::{FutureExt as _, future::join};
 use http_body_util::BodyExt as _;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
 use serde_json::{Value, json};
 use test_support::{Connection, Mcp, within};
 use tokio::{task::yield_now, time::timeout};
 use tower_service::Service as _;
 
-use super::node::Node;
-use crate::directory::{
-    MemoryDirectory,
-    faulty::{Fault, Faulty},
+use super::node::{Node, Setup};
+use crate::{
+    Cluster,
+    directory::{
+        MemoryDirectory,
+        faulty::{Fault, Faulty},
+    },
 };
 
 /// More than any test takes.
@@ -310,6 +317,48 @@ async fn a_session_is_not_given_up_before_its_answers_are_kept() {
     };
     let (next, answered) = join(echo(&c.client_of(&mcp), 2), resumed).await;
     assert_eq!((next, answered.len()), (json!(2), 1));
+    assert!(answered[0]["result"].is_object(), "{answered:?}");
+}
+
+/// A call has ended and nobody was told yet. In this moment its session is given up, and is about to be closed.
+#[tokio::test]
+async fn an_answer_is_kept_before_its_session_is_given_up() {
+    let directory = directory();
+    let cluster: Arc<OnceLock<Cluster>> = Arc::default();
+    let left: Arc<OnceLock<(bool, usize)>> = Arc::default();
+    let (told, leaves) = (cluster.clone(), left.clone());
+    let gives_up = move |event: &Event<'_>| {
+        if let Event::Ended { call, .. } = event
+            && let Some(cluster) = told.get()
+        {
+            let session = call.session().unwrap();
+            cluster.router().departure.try_hand_over(session);
+            let is_here = cluster.router().sessions.has(session);
+            leaves.set((is_here, cluster.noted())).unwrap();
+        }
+    };
+    let setup = Setup {
+        layer: CancelOnDisconnectLayer::new().observe_fn(gives_up),
+        ..Setup::default()
+    };
+    let (a, b) = (setup.start(&directory).await, Node::start(&directory).await);
+    a.settles().await;
+    b.settles().await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    let _leaving = a.routing().departure.begin();
+    cluster.set(a.cluster.clone()).unwrap();
+    a.witness.release("a");
+
+    let answered = async {
+        while a.has(&mcp) {
+            yield_now().await;
+        }
+        b.client_of(&mcp).resume(&named).await.messages().await
+    };
+    let answered = within("the answer", answered).await;
+    assert_eq!(left.get(), Some(&(false, 0)));
+    assert_eq!(answered.len(), 1);
     assert!(answered[0]["result"].is_object(), "{answered:?}");
 }
 
