@@ -166,14 +166,12 @@ impl Answers {
         CallNumber::new(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Says of an event id of which life of its session it is, and of which call.
-    pub(crate) fn sign(event_id: &mut String, life: Incarnation, call: Option<&Call>) {
+    /// What stands behind the ids of the events of a stream: of which life of its session it is, and of which call.
+    pub(crate) fn signature(life: Incarnation, call: Option<&Call>) -> String {
         match call.map(|call| (call.numbers(), call)) {
-            None => EventName::put_behind(event_id, life, None),
-            Some((Some(numbers), _)) => EventName::put_behind(event_id, life, Some(numbers)),
-            Some((None, call)) => {
-                *event_id = EventName::new(event_id, life, Some(call.name())).to_string();
-            }
+            None => EventName::behind(life, None),
+            Some((Some(numbers), _)) => EventName::behind(life, Some(numbers)),
+            Some((None, call)) => EventName::new("", life, Some(call.name())).to_string(),
         }
     }
 

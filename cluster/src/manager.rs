@@ -5,7 +5,7 @@
 //! 2. What it changes of an event is its id alone.
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
     sync::{
         Arc, Weak,
@@ -79,6 +79,8 @@ struct Watched {
     /// The one of its session.
     life: Incarnation,
     call: Option<Call>,
+    /// What stands behind the ids of its events.
+    signature: String,
     /// The last event before the answer, as the manager inside names it. Without one nobody can come back.
     event: String,
     is_answered: bool,
@@ -140,9 +142,11 @@ impl<M: SessionManager> ClusterSessionManager<M> {
 
     /// `event` is the one that its client has seen last.
     fn sign<S>(&self, events: S, session: &str, call: Option<Call>, event: String) -> Signed<S> {
+        let life = self.lives.of(session);
         let watched = Watched {
             keeper: self.keeper.clone(),
-            life: self.lives.of(session),
+            life,
+            signature: Answers::signature(life, call.as_ref()),
             _visit: call.as_ref().and_then(|_| self.sessions.enter(session)),
             call,
             event,
@@ -295,10 +299,7 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
             this.watched.is_at_its_end = true;
             return Poll::Ready(None);
         };
-        this.watched.see(&event);
-        if let Some(id) = &mut event.event_id {
-            Answers::sign(id, this.watched.life, this.watched.call.as_ref());
-        }
+        this.watched.sign(&mut event);
         Poll::Ready(Some(event))
     }
 
@@ -310,16 +311,17 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
 // === impl Watched ===
 
 impl Watched {
-    /// An event comes by, with the id that the manager inside gave it.
-    fn see(&mut self, event: &ServerSseMessage) {
-        let Some(call) = &self.call else {
-            return;
-        };
-        let message = event.message.as_deref();
-        self.is_answered |= message.is_some_and(|message| call.is_answered(message));
-        if let Some(id) = event.event_id.as_ref().filter(|_| !self.is_answered) {
-            self.event.clear();
-            self.event.push_str(id);
+    /// An event comes by with the id that the manager inside gave it, and goes on with the one that clients see.
+    fn sign(&mut self, event: &mut ServerSseMessage) {
+        if let Some((call, message)) = self.call.as_ref().zip(event.message.as_deref()) {
+            self.is_answered |= call.is_answered(message);
+        }
+        if let Some(id) = &mut event.event_id {
+            let signed = [id, &*self.signature].concat();
+            let plain = mem::replace(id, signed);
+            if !self.is_answered {
+                self.event = plain;
+            }
         }
     }
 }
@@ -334,7 +336,7 @@ impl Drop for Watched {
             self.keeper.answers.gone(Gone {
                 call,
                 life: self.life,
-                event: std::mem::take(&mut self.event),
+                event: mem::take(&mut self.event),
                 memory: self.keeper.memory.clone(),
             });
         }
