@@ -46,7 +46,7 @@ const TAKING: Duration = Duration::from_secs(1);
 /// assert!(futures_util::poll!(&mut response).is_pending());
 ///
 /// let call = calls.find("a session", &RequestId::Number(7)).unwrap();
-/// assert_eq!((calls.len(), calls.detached()), (1, 0));
+/// assert_eq!((calls.len(), calls.in_session("a session"), calls.detached()), (1, 1, 0));
 /// assert_eq!(calls.snapshot()[0].info().tool(), Some("upload"));
 /// assert!(calls.cancel(call, CancelReason::Requested));
 /// assert!(calls.is_empty());
@@ -108,6 +108,11 @@ impl Calls {
     /// The number of calls whose client has gone.
     pub fn detached(&self) -> usize {
         self.registry.detached()
+    }
+
+    /// The number of calls of a session that have not ended.
+    pub fn in_session(&self, session: &str) -> usize {
+        self.registry.visit(session, |core| core.len()).unwrap_or(0)
     }
 
     /// All calls as they are now, oldest first.

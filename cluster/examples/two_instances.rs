@@ -59,6 +59,7 @@ struct Instance {
     /// How calls ended here.
     ends: mpsc::UnboundedReceiver<Outcome>,
     layer: CancelOnDisconnectLayer,
+    cluster: Cluster,
 }
 
 #[tool_router]
@@ -130,7 +131,7 @@ async fn play() -> Result<(), Failure> {
     let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
     expect(&first.ends.recv().await, &Some(orphaned))?;
     println!("a client that left the second for good: its call is cancelled at the first");
-    Ok(())
+    leave(&first, &second).await
 }
 
 /// Starts an instance. This is all that a server has to do.
@@ -174,12 +175,14 @@ async fn start(name: &'static str, member: ClusterBuilder) -> Result<Instance, F
 
     let served = app.clone();
     tokio::spawn(async move { axum::serve(public, served).await });
-    tokio::spawn(async move { cluster.serve_peers(peers, app).await });
+    let member = cluster.clone();
+    tokio::spawn(async move { member.serve_peers(peers, app).await });
     Ok(Instance {
         addr,
         done,
         ends,
         layer,
+        cluster,
     })
 }
 
@@ -252,6 +255,30 @@ async fn hang_up(first: &Instance, second: &Instance) -> Result<(), Failure> {
     call.head().await;
     call.event().await.ok_or("no event")?;
     call.fin();
+    Ok(())
+}
+
+/// The first instance leaves in the middle of a call.
+async fn leave(first: &Instance, second: &Instance) -> Result<(), Failure> {
+    let client = of(&Mcp::session(first.addr, "/mcp").await, second)?;
+    let mut call = client.call(7, "work", json!({})).await;
+    call.head().await;
+    let leaving = first.cluster.leave(LIMIT);
+    let calls = async {
+        let mut next = client.call(8, "work", json!({})).await;
+        first.done.notify_one();
+        second.done.notify_one();
+        let answer = call.answer().await.ok_or("no answer")?;
+        expect(&text(&answer), &json!("done by the first"))?;
+        let answer = next.answer().await.ok_or("no answer")?;
+        expect(&text(&answer), &json!("done by the second"))
+    };
+    let (cancelled, heard) = tokio::join!(leaving, calls);
+    heard?;
+    expect(&cancelled, &0)?;
+    println!(
+        "a client of the first, which has left: its call ended there, and the next one runs at the second"
+    );
     Ok(())
 }
 

@@ -1,45 +1,48 @@
 //! Answers of calls that ended without their client, kept in the directory so that they survive this instance.
 //!
-//! 1. A call is noted when a stream of it goes without the answer, and not any more once its client is back, or it has
-//!    ended. What comes by meanwhile for a noted call is its answer, and is kept.
-//! 2. A stream that goes late, after its client is back on another one, notes its call too: then an answer is kept that nobody
-//!    misses. The other way round one is lost to the directory: an answer that came by before its client went, who had not read
-//!    it. It is in this instance's memory alone.
-//! 3. As many are noted as may have no client in the library by default, and as much is on its way to the directory as it is
+//! 1. A call is noted when a stream of it goes without the answer, and not any more once its client is back. When it ends, its
+//!    answer is kept as a client would get it here that comes back for this very stream.
+//! 2. It is noted first, and then looked for: one that has ended meanwhile is found by whoever takes the note, and only one does.
+//! 3. A stream that goes late, after its client is back on another one, notes its call too: then an answer is kept that nobody
+//!    misses. One that has brought its answer, and goes before anybody saw that it ended, may not have been read: its answer is
+//!    kept, too. What a client's connection took is not kept, except by an instance that leaves: its memory goes with it.
+//! 4. An answer is kept under the life of its session and the number of its call. Request ids are used again.
+//! 5. As many are noted as may have no client in the library by default, and as much is on its way to the directory as it is
 //!    given in a short while. What is beyond is left to this instance's own memory.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use bytes::Bytes;
-use mcp_cancel_on_disconnect::{CallInfo, Calls, RequestId};
+use mcp_cancel_on_disconnect::{CallId, CallInfo, Calls, RequestId};
 use rmcp::{
     model::{NumberOrString, ServerJsonRpcMessage},
     transport::streamable_http_server::session::SessionId,
 };
 use tokio::{
-    sync::Semaphore,
+    runtime::Handle,
+    sync::watch,
     time::{sleep, timeout},
 };
 use tracing::debug;
 
 use crate::{
     directory::{Directory as _, Limited, MAX_ANSWER},
-    ids::{EventName, Incarnation, SessionHash},
+    ids::{CallNumber, EventName, Incarnation, NamedCall, SessionHash},
 };
 
 /// How many calls are noted at most: 65,536.
 const MAX_NOTED: usize = 64 * 1024;
 
 /// How many answers are on their way at most: 64, of at most 1 MiB each.
-const MAX_ON_THEIR_WAY: u32 = 64;
+const MAX_ON_THEIR_WAY: usize = 64;
 
 /// How often an answer is tried that the directory does not take: 10 times.
 const TRIES: u32 = 10;
@@ -50,59 +53,94 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// How long an instance that leaves waits for the answers on their way: 2 s.
 const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
-/// A call of this instance: its session and the id of its request.
-#[derive(Clone, PartialEq, Eq, Hash)]
+/// A call of this instance: its session, the id of its request, and its number.
+#[derive(Clone)]
 pub(crate) struct Call {
     session: SessionId,
     request: RequestId,
+    number: CallNumber,
+}
+
+/// A call whose client has gone.
+pub(crate) struct Gone {
+    pub(crate) call: Call,
+    /// The life of its session in which it runs.
+    pub(crate) life: Incarnation,
+    /// An event of its stream, by which its client can come back, as the session manager names it.
+    pub(crate) event: String,
+    pub(crate) memory: Weak<dyn Remembers>,
+}
+
+/// What knows the answers of calls that have ended: the session manager.
+pub(crate) trait Remembers: Send + Sync {
+    /// The answer for a client that comes back with this event.
+    fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>>;
 }
 
 /// The calls whose clients have gone, and what becomes of their answers.
 pub(crate) struct Answers {
     directory: Limited,
-    /// With the life of its session in which each runs.
-    noted: Mutex<HashMap<Call, Incarnation>>,
+    noted: Mutex<HashMap<CallId, Gone>>,
     /// Of the layers, which say whether a call goes on.
     calls: Mutex<Vec<Calls>>,
     /// How many are noted: nearly always none, and then nobody takes the lock.
     count: AtomicUsize,
-    on_their_way: Arc<Semaphore>,
+    /// The number of the next call.
+    next: AtomicU64,
+    /// Whether also what was read is kept, because the instance leaves.
+    keeps_all: AtomicBool,
+    /// How many are on their way.
+    on_their_way: watch::Sender<usize>,
 }
+
+/// An answer that is on its way to the directory, until this is dropped.
+struct OnItsWay(Arc<Answers>);
 
 // === impl Call ===
 
 impl Call {
-    pub(crate) fn new(session: SessionId, request: &NumberOrString) -> Self {
-        let request = request.into();
-        Self { session, request }
-    }
-
-    /// Reads a request id as it stands in an event id. `None` if it is none.
-    pub(crate) fn read(session: SessionId, request: &str) -> Option<Self> {
-        let request: NumberOrString = serde_json::from_str(request).ok()?;
-        Some(Self::new(session, &request))
-    }
-
-    /// The id of its request, as JSON text.
-    pub(crate) fn id(&self) -> String {
-        match &self.request {
-            RequestId::Number(number) => number.to_string(),
-            RequestId::String(string) => serde_json::Value::from(string.as_ref()).to_string(),
+    pub(crate) fn new(session: SessionId, request: &NumberOrString, number: CallNumber) -> Self {
+        Self {
+            session,
+            request: request.into(),
+            number,
         }
     }
 
-    /// The same, if it is a number that needs no encoding.
-    pub(crate) fn number(&self) -> Option<u64> {
+    /// Reads a call as an event id names it. `None` if it is none.
+    pub(crate) fn read(session: SessionId, named: &NamedCall) -> Option<Self> {
+        let request: NumberOrString = serde_json::from_str(&named.request).ok()?;
+        Some(Self::new(session, &request, named.number))
+    }
+
+    /// As an event id names it.
+    fn name(&self) -> NamedCall {
+        let request = match &self.request {
+            RequestId::Number(number) => number.to_string(),
+            RequestId::String(string) => serde_json::Value::from(string.as_ref()).to_string(),
+        };
+        let number = self.number;
+        NamedCall { number, request }
+    }
+
+    /// Its number and the id of its request, if that is a number that needs no encoding.
+    fn numbers(&self) -> Option<(CallNumber, u64)> {
         match self.request {
-            RequestId::Number(number) => number.try_into().ok(),
+            RequestId::Number(request) => Some((self.number, request.try_into().ok()?)),
             RequestId::String(_) => None,
         }
     }
 
-    pub(crate) fn is(&self, request: &NumberOrString) -> bool {
-        match (&self.request, request) {
-            (RequestId::Number(its), NumberOrString::Number(number)) => its == number,
-            (RequestId::String(its), NumberOrString::String(string)) => its == string,
+    /// Whether a message is its answer.
+    pub(crate) fn is_answered(&self, message: &ServerJsonRpcMessage) -> bool {
+        let answered = match message {
+            ServerJsonRpcMessage::Response(response) => Some(&response.id),
+            ServerJsonRpcMessage::Error(error) => error.id.as_ref(),
+            ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => None,
+        };
+        match (&self.request, answered) {
+            (RequestId::Number(its), Some(NumberOrString::Number(number))) => its == number,
+            (RequestId::String(its), Some(NumberOrString::String(string))) => its == string,
             _ => false,
         }
     }
@@ -117,18 +155,23 @@ impl Answers {
             noted: Mutex::default(),
             calls: Mutex::default(),
             count: AtomicUsize::new(0),
-            on_their_way: Arc::new(Semaphore::new(MAX_ON_THEIR_WAY as usize)),
+            next: AtomicU64::new(0),
+            keeps_all: AtomicBool::new(false),
+            on_their_way: watch::Sender::new(0),
         })
     }
 
-    /// Says of an event id of which life of its session it is, and of which call.
-    pub(crate) fn sign(event_id: &mut String, life: Incarnation, call: Option<&Call>) {
-        match call.map(|call| (call.number(), call)) {
-            None => EventName::put_behind(event_id, life, None),
-            Some((Some(number), _)) => EventName::put_behind(event_id, life, Some(number)),
-            Some((None, call)) => {
-                *event_id = EventName::new(event_id, life, &call.id()).to_string();
-            }
+    /// A number for a new call.
+    pub(crate) fn number(&self) -> CallNumber {
+        CallNumber::new(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// What stands behind the ids of the events of a stream: of which life of its session it is, and of which call.
+    pub(crate) fn signature(life: Incarnation, call: Option<&Call>) -> String {
+        match call.map(|call| (call.numbers(), call)) {
+            None => EventName::behind(life, None),
+            Some((Some(numbers), _)) => EventName::behind(life, Some(numbers)),
+            Some((None, call)) => EventName::new("", life, Some(call.name())).to_string(),
         }
     }
 
@@ -137,79 +180,105 @@ impl Answers {
         lock(&self.calls).push(calls);
     }
 
-    /// A stream of a call in this life of its session has gone without the answer.
-    pub(crate) fn gone(&self, call: Call, life: Incarnation) {
-        let calls = lock(&self.calls).clone();
-        let mut goes_on = calls
-            .iter()
-            .map(|calls| calls.find(&call.session, &call.request));
-        if goes_on.all(|found| found.is_none()) {
-            return;
+    /// A stream of a call has gone, and its client may not have read the answer.
+    pub(crate) fn gone(self: &Arc<Self>, gone: Gone) {
+        let Some(id) = self.in_flight(&gone.call) else {
+            return self.keep(gone, self.set_out());
+        };
+        let call = gone.call.clone();
+        if let Some(not_noted) = self.note(id, gone) {
+            self.keep(not_noted, self.set_out());
         }
-        let mut noted = self.noted();
-        if noted.len() < MAX_NOTED {
-            noted.insert(call, life);
+        // It may have ended before it was noted. Otherwise it is told when it does.
+        self.keep_if_ended(id, &call);
+    }
+
+    /// Keeps the answers of the calls that have ended and were not told of yet. Those that have not stay noted.
+    pub(crate) fn keep_ended(self: &Arc<Self>) {
+        let noted: Vec<_> = {
+            let noted = self.noted();
+            let calls = noted.iter().map(|(id, gone)| (*id, gone.call.clone()));
+            calls.collect()
+        };
+        for (id, call) in noted {
+            self.keep_if_ended(id, &call);
         }
-        self.count.store(noted.len(), Ordering::Release);
+    }
+
+    fn keep_if_ended(self: &Arc<Self>, id: CallId, call: &Call) {
+        if self.in_flight(call) != Some(id)
+            && let Some((gone, place)) = self.take(id, Some(call.number))
+        {
+            self.keep(gone, place);
+        }
     }
 
     /// The client of a call is back.
-    pub(crate) fn back(&self, call: &Call) {
-        self.take(call, None);
-    }
-
-    /// A call has ended. If its answer did not come by, none will that counts.
-    pub(crate) fn ended(&self, call: &CallInfo) {
-        if let Some(session) = call.session()
-            && self.are_there()
+    pub(crate) fn back(self: &Arc<Self>, call: &Call) {
+        if self.are_there()
+            && let Some(id) = self.in_flight(call)
         {
-            let (session, request) = (session.into(), call.request_id().clone());
-            self.take(&Call { session, request }, None);
+            self.take(id, Some(call.number));
         }
     }
 
-    /// A message of a session in this life comes by. If it is the answer of a call whose client has gone, it is kept.
-    #[allow(clippy::disallowed_methods, reason = "no request waits for it")]
-    pub(crate) fn pass(
-        self: &Arc<Self>,
-        session: &SessionId,
-        life: Incarnation,
-        message: &ServerJsonRpcMessage,
-    ) {
-        if !self.are_there() {
-            return;
+    /// A call has ended.
+    pub(crate) fn ended(self: &Arc<Self>, call: &CallInfo) {
+        if self.are_there()
+            && let Some((gone, place)) = self.take(call.id(), None)
+        {
+            self.keep(gone, place);
         }
-        let Some(request) = answered(message) else {
+    }
+
+    /// The call in flight that has the session and the request id of this one.
+    fn in_flight(&self, call: &Call) -> Option<CallId> {
+        let layers = lock(&self.calls).clone();
+        let mut found = layers
+            .iter()
+            .filter_map(|calls| calls.find(&call.session, &call.request));
+        found.next()
+    }
+
+    /// Keeps the answer of a call that has ended, if it has one.
+    #[allow(clippy::disallowed_methods, reason = "no request waits for it")]
+    fn keep(self: &Arc<Self>, gone: Gone, place: Option<OnItsWay>) {
+        let Gone {
+            call,
+            life,
+            event,
+            memory,
+        } = gone;
+        let memory = memory.upgrade();
+        let Some(answer) = memory.and_then(|memory| memory.answer(&call.session, &event)) else {
             return;
         };
-        let call = Call::new(session.clone(), request);
-        if !self.take(&call, Some(life)) {
-            return;
-        }
-        let Ok(place) = self.on_their_way.clone().try_acquire_owned() else {
+        let Some(on_its_way) = place else {
             debug!(target: "mcp_cancel_cluster", "an answer is not kept elsewhere: too many are on their way");
             return;
         };
-        let Ok(answer) = serde_json::to_vec(message) else {
+        let Ok(answer) = serde_json::to_vec(&*answer) else {
             return;
         };
         if answer.len() > MAX_ANSWER {
             debug!(target: "mcp_cancel_cluster", bytes = answer.len(), "an answer is not kept elsewhere: it is too large");
             return;
         }
-        let this = self.clone();
-        tokio::spawn(async move {
-            this.keep(&call, life, answer.into()).await;
-            drop(place);
+        // A stream can also go where its runtime ends.
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        runtime.spawn(async move {
+            on_its_way.0.write(&call, life, answer.into()).await;
         });
     }
 
-    async fn keep(&self, call: &Call, life: Incarnation, answer: Bytes) {
-        let (session, id) = (SessionHash::of(&call.session), call.id());
+    async fn write(&self, call: &Call, life: Incarnation, answer: Bytes) {
+        let session = SessionHash::of(&call.session);
         for _ in 0..TRIES {
             let kept = self
                 .directory
-                .keep_answer(session, life, &id, answer.clone());
+                .keep_answer(session, life, call.number, answer.clone());
             match kept.await {
                 Ok(()) => return,
                 Err(error) => {
@@ -224,28 +293,71 @@ impl Answers {
     pub(crate) fn closed(&self, session: &str) {
         if self.are_there() {
             let mut noted = self.noted();
-            noted.retain(|call, _| *call.session != *session);
+            noted.retain(|_, gone| *gone.call.session != *session);
             self.count.store(noted.len(), Ordering::Release);
         }
     }
 
-    /// Waits for the answers on their way.
-    pub(crate) async fn settle(&self) {
-        let all = self.on_their_way.acquire_many(MAX_ON_THEIR_WAY);
+    /// From now on every answer is kept.
+    pub(crate) fn keep_all(&self) {
+        self.keeps_all.store(true, Ordering::Release);
+    }
+
+    /// Whether also the answers are kept that clients have read.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.keeps_all.load(Ordering::Acquire)
+    }
+
+    /// Waits for the answers of all calls that have ended.
+    pub(crate) async fn settle(self: &Arc<Self>) {
+        self.keep_ended();
+        let mut on_their_way = self.on_their_way.subscribe();
+        let all = on_their_way.wait_for(|on_their_way| *on_their_way == 0);
         // What takes longer is lost with this instance.
         let _settled = timeout(LEAVE_WITHIN, all).await;
     }
 
-    /// Notes a call no more, if it runs in this life of its session, or in any.
-    fn take(&self, call: &Call, life: Option<Incarnation>) -> bool {
+    /// Takes a place on the way to the directory, if there is one left.
+    fn set_out(self: &Arc<Self>) -> Option<OnItsWay> {
+        let has_room = self.on_their_way.send_if_modified(|on_their_way| {
+            let has_room = *on_their_way < MAX_ON_THEIR_WAY;
+            *on_their_way += usize::from(has_room);
+            has_room
+        });
+        has_room.then(|| OnItsWay(self.clone()))
+    }
+
+    /// Notes a call. Of two that had one request id the later is in flight: the other is returned, or this one if there is no room.
+    fn note(&self, id: CallId, gone: Gone) -> Option<Gone> {
         let mut noted = self.noted();
-        let its = noted.get(call).copied();
-        let was_there = its.is_some_and(|its| life.is_none_or(|life| life == its));
-        if was_there {
-            noted.remove(call);
-        }
+        let has_room = noted.len() < MAX_NOTED;
+        let not_noted = match noted.entry(id) {
+            Entry::Vacant(entry) if has_room => {
+                entry.insert(gone);
+                None
+            }
+            Entry::Occupied(mut entry) if entry.get().call.number <= gone.call.number => {
+                Some(entry.insert(gone))
+            }
+            Entry::Vacant(_) | Entry::Occupied(_) => Some(gone),
+        };
         self.count.store(noted.len(), Ordering::Release);
-        was_there
+        not_noted
+    }
+
+    /// Notes a call no more: this one, or whichever is noted.
+    fn take(
+        self: &Arc<Self>,
+        id: CallId,
+        number: Option<CallNumber>,
+    ) -> Option<(Gone, Option<OnItsWay>)> {
+        let mut noted = self.noted();
+        let its = noted.get(&id).map(|gone| gone.call.number);
+        let is_it = number.is_none_or(|number| its == Some(number));
+        let gone = is_it.then(|| noted.remove(&id)).flatten();
+        self.count.store(noted.len(), Ordering::Release);
+        // Under the lock: whoever settles finds it noted or on its way.
+        gone.map(|gone| (gone, self.set_out()))
     }
 
     #[cfg(test)]
@@ -257,13 +369,9 @@ impl Answers {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    fn noted(&self) -> MutexGuard<'_, HashMap<Call, Incarnation>> {
+    fn noted(&self) -> MutexGuard<'_, HashMap<CallId, Gone>> {
         lock(&self.noted)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Answers {
@@ -274,11 +382,14 @@ impl fmt::Debug for Answers {
     }
 }
 
-/// Which request a message answers.
-pub(crate) fn answered(message: &ServerJsonRpcMessage) -> Option<&NumberOrString> {
-    match message {
-        ServerJsonRpcMessage::Response(response) => Some(&response.id),
-        ServerJsonRpcMessage::Error(error) => error.id.as_ref(),
-        ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => None,
+// === impl OnItsWay ===
+
+impl Drop for OnItsWay {
+    fn drop(&mut self) {
+        self.0.on_their_way.send_modify(|left| *left -= 1);
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,11 +1,15 @@
-//! Closes the sessions that are another instance's by now.
+//! Closes the sessions that do not live here any more: another instance has them, or is about to, or no client was given them.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::mpsc;
-use tracing::info;
+use tracing::{debug, info};
 
-use crate::{manager::Closes, sessions::Lost};
+use crate::{
+    ids::Owner,
+    manager::Closes,
+    sessions::{Lost, To},
+};
 
 /// The session managers of an instance.
 #[derive(Clone, Default)]
@@ -19,22 +23,39 @@ impl Closers {
         all.push(closes);
     }
 
+    /// Whether one of them has a session.
+    pub(crate) async fn have(&self, session: &str) -> bool {
+        for closes in self.all().iter().filter_map(Weak::upgrade) {
+            if closes.has(session).await {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Closes what is lost, one session after the other.
     pub(crate) async fn run(self, mut lost: mpsc::UnboundedReceiver<Lost>) {
         while let Some(lost) = lost.recv().await {
-            info!(
-                target: "mcp_cancel_cluster",
-                session = %lost.session, owner = %lost.owner.address,
-                "a session is closed here, because it lives on another instance"
-            );
-            let all = self
-                .0
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone();
-            for closes in all.iter().filter_map(Weak::upgrade) {
+            let session = lost.session;
+            match lost.to {
+                To::Owner(Owner { address, .. }) => {
+                    info!(target: "mcp_cancel_cluster", %session, owner = %address, "a session is closed here, because it lives on another instance");
+                }
+                To::WhoeverAsks => {
+                    info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance leaves and another asked for it");
+                }
+                To::Nobody => {
+                    debug!(target: "mcp_cancel_cluster", %session, "a session does not begin, because the directory does not know it");
+                }
+            }
+            for closes in self.all().iter().filter_map(Weak::upgrade) {
                 closes.close(&lost.id).await;
             }
         }
+    }
+
+    fn all(&self) -> Vec<Weak<dyn Closes>> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.clone()
     }
 }

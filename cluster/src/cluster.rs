@@ -3,6 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -15,7 +16,7 @@ use rmcp::transport::streamable_http_server::{
     SessionManager,
     session::{SessionState, SessionStore, SessionStoreError},
 };
-use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
 use tower_service::Service;
 use tracing::info;
 
@@ -23,10 +24,12 @@ use crate::{
     answers::Answers,
     arrivals::Arrivals,
     closers::Closers,
+    departure::Departure,
     directory::{Directory, Limited},
     filter::PeersFilter,
     heart::Heart,
     ids::{Owner, SessionHash},
+    knocks::Knocks,
     layer::ClusterLayer,
     lives::Lives,
     manager::ClusterSessionManager,
@@ -42,6 +45,9 @@ use crate::{
 };
 
 /// An instance's membership of a cluster. Clones are the same membership.
+///
+/// Several services may share one. What lives in one of them is not found by another; but when an instance is gone, a session is
+/// restored by whichever service is first asked for it by its id.
 ///
 /// ```no_run
 /// use axum::Router;
@@ -73,9 +79,6 @@ struct Shared {
     /// Until the instance leaves.
     beating: Mutex<Option<JoinHandle<()>>>,
 }
-
-/// The instance leaves when this is dropped.
-struct Leaves<'a>(&'a watch::Sender<bool>);
 
 // === impl Cluster ===
 
@@ -132,10 +135,13 @@ impl Cluster {
     pub fn guard(&self, layer: CancelOnDisconnectLayer) -> CancelOnDisconnectLayer {
         let (answers, router) = (self.shared.answers.clone(), self.shared.router.clone());
         answers.watch(layer.calls());
+        router.departure.watch(layer.calls());
+        let told = router.clone();
         let observed = layer.observe_fn(move |event| {
             // Also if it has completed: its answer came by, be it before it was noted.
             if let Event::Ended { call, .. } = event {
                 answers.ended(call);
+                told.departure.ended(call.session());
             }
         });
         observed.confirm(move |orphan| {
@@ -163,16 +169,20 @@ impl Cluster {
             + 'static,
         S::Future: Send,
     {
-        let leaving = self.shared.router.leaving.subscribe();
-        peers::serve(listener, app, self.shared.gate.clone(), leaving).await;
+        let departure = self.shared.router.departure.follow();
+        peers::serve(listener, app, self.shared.gate.clone(), departure).await;
     }
 
-    /// Hands the sessions of this instance over: once the answers on their way to the directory are there, or after 2 s, peers
-    /// that ask for a session are told to claim it. Then it closes the listener for peers, and returns when
-    /// [`serve_peers`](Self::serve_peers) has.
+    /// Leaves the cluster, and loses no call that is shorter than `limit`. Call it when the public listener closes, and take the
+    /// instance out of the load balancer before.
     ///
-    /// Call it when the calls have ended: first the public listener is closed, then `Calls::drain` lets calls end while peers still
-    /// relay to them, then the instance leaves.
+    /// Calls in flight go on, with all that belongs to them. A new call that another instance relays waits until no call of its
+    /// session is in flight; then that instance takes the session over. After `limit`, calls of the layers that this
+    /// [guards](Self::guard) are cancelled as a [drain](mcp_cancel_on_disconnect::Calls::drain) does it, which also closes all
+    /// event streams. Last the listener for peers closes, and [`serve_peers`](Self::serve_peers) returns.
+    ///
+    /// It takes a second at least, or `limit` if that is shorter, for requests on connections that are open, and returns how many calls
+    /// were cancelled.
     ///
     /// # Cancel safety
     ///
@@ -182,6 +192,7 @@ impl Cluster {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
     /// use axum::Router;
     /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
     /// use tokio::net::TcpListener;
@@ -193,25 +204,26 @@ impl Cluster {
     /// let app = Router::new().layer(cluster.layer());
     /// let (member, served) = (cluster.clone(), app);
     /// let serving = tokio::spawn(async move { member.serve_peers(peers, served).await });
-    /// cluster.leave().await;
+    /// let cancelled = cluster.leave(Duration::from_secs(30)).await;
     /// serving.await?;
+    /// assert_eq!(cancelled, 0);
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn leave(&self) {
+    pub async fn leave(&self, limit: Duration) -> usize {
         let router = &self.shared.router;
-        // Whoever is told that a session is not here looks for its answers in the directory.
-        let leaves = Leaves(&router.leaving);
-        self.shared.answers.settle().await;
-        drop(leaves);
-        // Those of calls that have ended since.
-        self.shared.answers.settle().await;
+        let until = Instant::now().checked_add(limit);
+        let leaving = router.departure.begin();
+        leaving.hands_over(limit, until).await;
+        leaving.is_gone();
+        let cancelled = leaving.drains(until).await;
         router.heart.leave();
         if let Some(beating) = self.shared.beating() {
             // It ends when the lease is given up. If it panicked, the lease ends by itself.
             let _ended = beating.await;
         }
-        router.leaving.closed().await;
+        leaving.closes().await;
+        cancelled
     }
 }
 
@@ -236,6 +248,10 @@ impl Cluster {
 #[async_trait]
 impl SessionStore for Cluster {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
+        // Whoever asks does not have it. If another service of this instance does, it must not be brought to life twice.
+        if self.shared.closers.have(session_id).await {
+            return Ok(None);
+        }
         self.shared.store.load(session_id).await
     }
 
@@ -253,16 +269,6 @@ impl fmt::Debug for Cluster {
         f.debug_struct("Cluster")
             .field("me", &self.shared.router.me)
             .finish_non_exhaustive()
-    }
-}
-
-// === impl Leaves ===
-
-impl Drop for Leaves<'_> {
-    fn drop(&mut self) {
-        if !self.0.send_replace(true) {
-            info!(target: "mcp_cancel_cluster", "this instance leaves");
-        }
     }
 }
 
@@ -301,23 +307,25 @@ pub(crate) fn join(
     let (sessions, lost) = Sessions::new();
     let closers = Closers::default();
     let heart = Heart::new(me, directory.clone(), sessions.clone());
+    let (arrivals, answers) = (Arrivals::default(), Answers::new(directory.clone()));
     let router = Arc::new(Router {
         me,
         owners: Owners::new(me.incarnation, directory.clone()),
         relay: Relay::new(filter.clone(), secret.clone()),
+        knocks: Knocks::new(directory.clone()),
         heart: heart.clone(),
         sessions: sessions.clone(),
-        arrivals: Arrivals::default(),
+        departure: Departure::new(sessions.clone(), arrivals.clone(), answers.clone()),
+        arrivals,
         lives: Arc::new(Lives::new(me.incarnation)),
-        leaving: watch::Sender::new(false),
         directory: directory.clone(),
     });
     info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance joins");
     Cluster {
         shared: Arc::new(Shared {
             router,
-            gate: Arc::new(Gate { filter, secret }),
-            answers: Answers::new(directory.clone()),
+            gate: Arc::new(Gate::new(filter, secret)),
+            answers,
             closing: tokio::spawn(closers.clone().run(lost)),
             closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),

@@ -1,7 +1,8 @@
 //! The heart of an instance: it keeps the lease, knows whether the directory is sound, and writes what lives here.
 //!
 //! 1. It is the only task that writes sessions, removes them and holds the lease, one thing after the other.
-//! 2. It beats every [`BEAT`], also while much is to be written; every [`BEAT_AWAY`] while the directory is away.
+//! 2. It beats every [`BEAT`], also while much is to be written; every [`BEAT_AWAY`] while the directory is away, or does not take
+//!    what is written.
 //! 3. What is found lost (another start of the engine, a lease that lapsed) is no longer sound before the lease is made anew.
 //!    So whoever is told that this instance has its lease, and then finds the directory sound, knows that nothing was lost
 //!    in between ([`Heart::proves`]).
@@ -22,7 +23,7 @@ use tokio::{
 
 use self::soundness::Soundness;
 use crate::{
-    directory::{Absence, Directory, DirectoryError, Limited},
+    directory::{Absence, Directory, DirectoryError, LIMIT, Limited},
     ids::Owner,
     meter,
     sessions::Sessions,
@@ -113,6 +114,8 @@ impl Heart {
                 break;
             }
         }
+        // What was opened last is claimed as everything else is, if the directory knows it.
+        self.write(Instant::now() + LIMIT).await;
         self.soundness().failed();
         meter::sound(false);
         if let Err(error) = self.directory.leave(self.me).await {
@@ -146,11 +149,15 @@ impl Heart {
     }
 
     /// Writes what there is to be written until the next beat.
-    async fn until(&self, next: Instant) -> Woken {
+    async fn until(&self, mut next: Instant) -> Woken {
         let mut may_write = !self.soundness().is_away();
         loop {
             if may_write {
                 may_write = self.write(next).await;
+                if !may_write {
+                    // Clients wait for what is not written.
+                    next = next.min(Instant::now() + BEAT_AWAY);
+                }
             }
             select! {
                 biased;

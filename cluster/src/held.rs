@@ -58,6 +58,14 @@ impl Held {
         !matches!(self.body, HeldBody::Lent)
     }
 
+    /// The body, if it was read and can be sent again.
+    pub(crate) fn bytes(&self) -> Option<&Bytes> {
+        match &self.body {
+            HeldBody::Whole(bytes) => Some(bytes),
+            HeldBody::Unread(_) | HeldBody::Long(_) | HeldBody::Lent => None,
+        }
+    }
+
     /// The body, to be sent; nothing if it has been sent and could not be kept.
     pub(crate) fn lend(&mut self) -> Option<Body> {
         match &mut self.body {

@@ -5,6 +5,7 @@
 //! 2. Every name has one text, which is what stands in the directory, and reads back as the same name or not at all.
 
 use std::{
+    array,
     error::Error,
     fmt::{self, Debug, Display, Formatter},
     hash::{BuildHasher, RandomState},
@@ -21,6 +22,12 @@ const MAX_CALL: usize = 256;
 /// How many digits a number has at most: 20.
 const MAX_DIGITS: usize = 20;
 
+/// How long what stands behind a plain id is at most, if the id of the request is a number: 59 bytes.
+const MAX_BEHIND: usize = 3 + 16 + 2 * MAX_DIGITS;
+
+/// Those of hexadecimal numbers.
+const DIGITS: [u8; 16] = *b"0123456789abcdef";
+
 /// What stands between the parts of an event id.
 const SEPARATOR: char = '~';
 
@@ -32,9 +39,17 @@ pub(crate) struct Incarnation(u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionHash([u8; 16]);
 
-/// The same of a request id, which may be of any length, as JSON text.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct CallHash([u8; 16]);
+/// The number of a call: no two of one incarnation have the same, whatever the ids of their requests. A decimal number as text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct CallNumber(u64);
+
+/// A call as an event id names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedCall {
+    pub(crate) number: CallNumber,
+    /// The id of its request, as JSON text.
+    pub(crate) request: String,
+}
 
 /// The instance on which a session lives: where its peers reach it, and which start of it. As text `<address> <incarnation>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,16 +58,17 @@ pub(crate) struct Owner {
     pub(crate) incarnation: Incarnation,
 }
 
-/// The id of an event as clients see it: `<plain>~<incarnation>~<request id>`.
+/// The id of an event as clients see it: `<plain>~<incarnation>~<number of the call>~<request id>`.
 ///
-/// The request id is JSON text (so `7` and `"7"` differ), percent-encoded. It is left out where it would be too long.
+/// The request id is JSON text (so `7` and `"7"` differ), percent-encoded. It is left out where it would be too long. An event
+/// of no call has neither.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EventName<'a> {
     /// The id that the session manager inside gave.
     pub(crate) plain: &'a str,
     pub(crate) incarnation: Incarnation,
-    /// The id of the request whose stream the event is on, as JSON text.
-    pub(crate) call: Option<String>,
+    /// The call whose stream the event is on.
+    pub(crate) call: Option<NamedCall>,
 }
 
 /// A text is no name of the kind that was read.
@@ -66,6 +82,14 @@ impl Incarnation {
     pub(crate) fn random() -> Self {
         // std takes the keys of its hash from the system's random numbers.
         Self(RandomState::new().hash_one(0))
+    }
+
+    /// Its text, without what `Display` can do besides.
+    fn digits(self) -> [u8; 16] {
+        array::from_fn(|at| {
+            let digit = (self.0 >> (60 - 4 * at)) as usize & 0xf;
+            DIGITS.get(digit).copied().unwrap_or_default()
+        })
     }
 }
 
@@ -122,24 +146,27 @@ impl Debug for SessionHash {
     }
 }
 
-// === impl CallHash ===
+// === impl CallNumber ===
 
-impl CallHash {
-    /// Of a request id as JSON text.
-    pub(crate) fn of(call: &str) -> Self {
-        Self(hash(call))
+impl CallNumber {
+    pub(crate) fn new(number: u64) -> Self {
+        Self(number)
     }
 }
 
-impl Display for CallHash {
+impl Display for CallNumber {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+        Display::fmt(&self.0, f)
     }
 }
 
-impl Debug for CallHash {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        Display::fmt(self, f)
+impl FromStr for CallNumber {
+    type Err = NoName;
+
+    fn from_str(text: &str) -> Result<Self, NoName> {
+        let number = Self(text.parse().map_err(|_| NoName)?);
+        // `parse` would take a sign, and zeros in front.
+        (number.to_string() == text).then_some(number).ok_or(NoName)
     }
 }
 
@@ -175,66 +202,84 @@ impl FromStr for Owner {
 // === impl EventName ===
 
 impl<'a> EventName<'a> {
-    pub(crate) fn new(plain: &'a str, incarnation: Incarnation, call: &str) -> Self {
+    pub(crate) fn new(plain: &'a str, incarnation: Incarnation, call: Option<NamedCall>) -> Self {
         Self {
             plain,
             incarnation,
-            call: (call.len() <= MAX_CALL).then(|| call.to_owned()),
+            call: call.filter(|call| call.request.len() <= MAX_CALL),
         }
     }
 
-    /// What stands behind the plain ids of the events of a call whose request id is this number, or of no call.
+    /// What stands behind the plain ids of all events on the stream of a call whose request id is a number, or of no call.
     ///
-    /// The same as [`Display`] has it, at a tenth of the price: every event of a call pays it.
-    pub(crate) fn put_behind(plain: &mut String, incarnation: Incarnation, call: Option<u64>) {
-        // Once: it is the dearest part.
-        plain.reserve_exact(16 + 2 + MAX_DIGITS);
-        plain.push(SEPARATOR);
-        for digit in (0..16).rev() {
-            let digit = (incarnation.0 >> (4 * digit) & 0xf) as u8;
-            plain.push(char::from(match digit {
-                0..10 => b'0' + digit,
-                _ => b'a' + digit - 10,
-            }));
+    /// The same as [`Display`] has it, at a tenth of the price: every call pays it.
+    pub(crate) fn behind(incarnation: Incarnation, call: Option<(CallNumber, u64)>) -> String {
+        let mut text = Vec::with_capacity(MAX_BEHIND);
+        text.push(SEPARATOR as u8);
+        text.extend_from_slice(&incarnation.digits());
+        text.push(SEPARATOR as u8);
+        if let Some((number, _)) = call {
+            put_number(&mut text, number.0);
         }
-        plain.push(SEPARATOR);
-        if let Some(call) = call {
-            put_number(plain, call);
+        text.push(SEPARATOR as u8);
+        if let Some((_, request)) = call {
+            put_number(&mut text, request);
         }
+        String::from_utf8(text).unwrap_or_default()
     }
 
     /// Reads what a client sent: `None` if no instance gave such an id. Clients can forge any.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         // From the right: the plain id is anybody's, and may have separators in it.
-        let mut parts = text.rsplitn(3, SEPARATOR);
-        let call = parts.next()?;
+        let mut parts = text.rsplitn(4, SEPARATOR);
+        let request = parts.next()?;
+        let number = parts.next()?;
         let incarnation = parts.next()?.parse().ok()?;
         let plain = parts.next()?;
-        let call = percent_decode_str(call).decode_utf8().ok()?.into_owned();
+        let request = percent_decode_str(request).decode_utf8().ok()?.into_owned();
+        let is_a_call = !request.is_empty() && request.len() <= MAX_CALL;
+        let call = match number.parse() {
+            Ok(number) => is_a_call.then_some(NamedCall { number, request }),
+            Err(NoName) if number.is_empty() && request.is_empty() => None,
+            Err(NoName) => return None,
+        };
         Some(Self {
             plain,
             incarnation,
-            call: (!call.is_empty() && call.len() <= MAX_CALL).then_some(call),
+            call,
         })
     }
 }
 
 /// As its `Display` has it, without what that can do besides.
-fn put_number(text: &mut String, number: u64) {
-    if number >= 10 {
-        put_number(text, number / 10);
+fn put_number(text: &mut Vec<u8>, mut number: u64) {
+    let mut digits = [0; MAX_DIGITS];
+    let mut unused = MAX_DIGITS;
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+        unused -= 1;
+        if number == 0 {
+            break;
+        }
     }
-    text.push(char::from(b'0' + (number % 10) as u8));
+    text.extend_from_slice(digits.get(unused..).unwrap_or_default());
 }
 
 impl Display for EventName<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let call = utf8_percent_encode(self.call.as_deref().unwrap_or_default(), NON_ALPHANUMERIC);
         write!(
             f,
-            "{}{SEPARATOR}{}{SEPARATOR}{call}",
+            "{}{SEPARATOR}{}{SEPARATOR}",
             self.plain, self.incarnation
-        )
+        )?;
+        match &self.call {
+            Some(NamedCall { number, request }) => {
+                let request = utf8_percent_encode(request, NON_ALPHANUMERIC);
+                write!(f, "{number}{SEPARATOR}{request}")
+            }
+            None => write!(f, "{SEPARATOR}"),
+        }
     }
 }
 
@@ -305,32 +350,43 @@ mod tests {
         for text in [
             "",
             "0/1",
-            "0/1~7",
-            "0/1~0123~7",
-            "~~",
-            "0/1~0123456789abcdef~%FF",
+            "0/1~3~7",
+            "0/1~0123~3~7",
+            "~~~",
+            "0/1~0123456789abcdef~7",
+            "0/1~0123456789abcdef~~7",
+            "0/1~0123456789abcdef~+3~7",
+            "0/1~0123456789abcdef~03~7",
+            "0/1~0123456789abcdef~18446744073709551616~7",
+            "0/1~0123456789abcdef~3~%FF",
         ] {
             assert_eq!(EventName::read(text), None, "{text}");
         }
     }
 
+    fn call(number: u64, request: &str) -> Option<NamedCall> {
+        let number = CallNumber(number);
+        let request = request.to_owned();
+        Some(NamedCall { number, request })
+    }
+
     #[test]
-    fn a_request_id_that_is_too_long_for_a_header_is_left_out() {
+    fn a_call_whose_request_id_is_too_long_for_a_header_is_not_named() {
         let incarnation = Incarnation::random();
         let long = format!("\"{}\"", "x".repeat(MAX_CALL));
-        let name = EventName::new("0/1", incarnation, &long).to_string();
-        assert_eq!(name, format!("0/1~{incarnation}~"));
+        let name = EventName::new("0/1", incarnation, call(3, &long)).to_string();
+        assert_eq!(name, format!("0/1~{incarnation}~~"));
         assert_eq!(EventName::read(&name).and_then(|name| name.call), None);
     }
 
     #[test]
-    fn what_is_put_behind_an_id_is_what_its_name_has() {
+    fn what_stands_behind_an_id_is_what_its_name_has() {
         let incarnation = Incarnation::random();
-        for call in [None, Some(0), Some(7), Some(u64::MAX)] {
-            let text = call.map(|call| call.to_string()).unwrap_or_default();
-            let mut put = "0/1".to_owned();
-            EventName::put_behind(&mut put, incarnation, call);
-            assert_eq!(put, EventName::new("0/1", incarnation, &text).to_string());
+        for numbers in [None, Some((0, 0)), Some((3, 7)), Some((u64::MAX, u64::MAX))] {
+            let named = numbers.and_then(|(number, request)| call(number, &request.to_string()));
+            let numbers = numbers.map(|(number, request)| (CallNumber(number), request));
+            let behind = EventName::behind(incarnation, numbers);
+            assert_eq!(behind, EventName::new("", incarnation, named).to_string());
         }
     }
 
@@ -342,8 +398,11 @@ mod tests {
         }
 
         #[test]
-        fn event_names_read_back_as_they_were_written(plain: String, number: u64, call in "(?s).{1,60}") {
-            let name = EventName::new(&plain, Incarnation(number), &call);
+        fn event_names_read_back_as_they_were_written(
+            plain: String, incarnation: u64, number: u64, request in "(?s).{1,60}", is_of_a_call: bool,
+        ) {
+            let call = call(number, &request).filter(|_| is_of_a_call);
+            let name = EventName::new(&plain, Incarnation(incarnation), call);
             let text = name.to_string();
             prop_assert_eq!(EventName::read(&text), Some(name.clone()));
             let encoded = text.strip_prefix(plain.as_str()).unwrap();

@@ -19,11 +19,12 @@ use tower_service::Service;
 
 use crate::{
     arrivals::Expected,
+    door::Visit,
     fields::Fields,
     peers,
     resume::{self, Localized},
     resumed::resuming,
-    router::{Routed, Router},
+    router::{HandedOver, Routed, Router},
     way::{Refusal, Step},
     wire::{self, FromPeer},
 };
@@ -75,7 +76,9 @@ pin_project! {
 pin_project! {
     #[project = KindProjected]
     enum Kind<F, E> {
-        Here { #[pin] future: F },
+        Here { #[pin] future: F, visit: Option<Visit> },
+        /// What comes of it may be a new session.
+        Opening { #[pin] future: F, router: Arc<Router> },
         Elsewhere { future: Elsewhere<E> },
     }
 }
@@ -125,15 +128,19 @@ where
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let is_from_peer = request.extensions().get::<FromPeer>().is_some();
         let fields = Fields::of(request.headers());
-        let step = self.router.arrive(fields.session, is_from_peer);
+        let (step, visit) = self.router.arrive(fields.session, is_from_peer);
         let has_session = fields.session.is_some();
         if fields.has_internal {
             wire::strip(request.headers_mut());
         }
         let is_local = step == Step::Serve && !is_from_peer;
-        if is_local && (!has_session || request.method() != Method::GET) {
+        if is_local && !has_session {
             let future = self.inner.call(request);
-            return ClusterFuture::here(future);
+            return ClusterFuture::opening(future, self.router.clone());
+        }
+        if is_local && request.method() != Method::GET {
+            let future = self.inner.call(request);
+            return ClusterFuture::here(future, visit);
         }
         let joined = is_from_peer.then(|| self.router.joins(&request)).flatten();
         let localized = match (step, &joined) {
@@ -142,7 +149,7 @@ where
         };
         if is_local && localized == Localized::Nothing {
             let future = self.inner.call(request);
-            return ClusterFuture::here(future);
+            return ClusterFuture::here(future, visit);
         }
         let (router, inner) = (self.router.clone(), self.inner.clone());
         ClusterFuture::elsewhere(async move {
@@ -151,9 +158,21 @@ where
                 Step::LookUp => return search(&router, inner, request).await,
                 _ => {}
             }
-            let mut response = match joined {
-                Some(expected) => bring(&router, inner, request, expected).await?,
-                None => serve(&router, inner, request, localized).await?,
+            let mut response = match (joined, step) {
+                (Some(expected), _) => bring(&router, inner, request, expected).await?,
+                (None, Step::HandOver) => {
+                    // It is not inside while it waits for those who are.
+                    drop(visit);
+                    match router.hand_over(request).await {
+                        HandedOver::Not(mut request, visit) => {
+                            let localized = router.localize(&mut request);
+                            serve(&router, inner, request, localized, visit).await?
+                        }
+                        HandedOver::Moved(request) => return Ok(moved(&router, request).await),
+                        HandedOver::Answered(response) => response,
+                    }
+                }
+                (None, _) => serve(&router, inner, request, localized, visit).await?,
             };
             if is_from_peer {
                 wire::mark(response.headers_mut(), router.me.incarnation);
@@ -166,9 +185,10 @@ where
 /// Says that a session is not here, or that its client should come again, if it is by now: whoever is told the first claims it.
 async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let moved = peers::moved(body).await;
+    let moved = peers::moved(&head.headers, body).await;
+    router.departure.settles().await;
     let session = Fields::of(&head.headers).session;
-    match router.arrive(session, true) {
+    match router.arrive(session, true).0 {
         Step::Moved => moved,
         _ => {
             let mut again = Response::from(Refusal::Again);
@@ -194,7 +214,7 @@ where
                 return bring(router, inner, request, expected).await;
             }
             let localized = router.localize(&mut request);
-            serve(router, inner, request, localized).await
+            serve(router, inner, request, localized, None).await
         }
     }
 }
@@ -213,23 +233,27 @@ where
     let turn = expected.turn().await;
     let turn = (!router.lives_here(session.as_deref())).then_some(turn);
     let localized = router.localize(&mut request);
-    let served = serve(router, inner, request, localized).await?;
+    let served = serve(router, inner, request, localized, None).await?;
+    // Whoever waits for this to be over hears of it when it is.
+    let visit = session.as_deref().and_then(|id| router.sessions.enter(id));
     // rmcp could not load it, say, because the directory did not answer.
     let has_failed = served.status() == StatusCode::INTERNAL_SERVER_ERROR && turn.is_some();
     let has_failed = has_failed && !router.lives_here(session.as_deref());
     drop((turn, expected));
+    drop(visit);
     Ok(match has_failed {
         true => Refusal::NotSound.into(),
         false => served,
     })
 }
 
-/// Serves a request here, and answers for a call that is not any more.
+/// Serves a request here, and answers for a call that is not any more. It is inside of its session until it has a head.
 async fn serve<S>(
     router: &Router,
     mut inner: S,
     request: Request<Body>,
     localized: Localized,
+    _visit: Option<Visit>,
 ) -> Result<Response<Body>, S::Error>
 where
     S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
@@ -260,8 +284,13 @@ impl<S: fmt::Debug> fmt::Debug for ClusterService<S> {
 // === impl ClusterFuture ===
 
 impl<F, E> ClusterFuture<F, E> {
-    fn here(future: F) -> Self {
-        let kind = Kind::Here { future };
+    fn here(future: F, visit: Option<Visit>) -> Self {
+        let kind = Kind::Here { future, visit };
+        Self { kind }
+    }
+
+    fn opening(future: F, router: Arc<Router>) -> Self {
+        let kind = Kind::Opening { future, router };
         Self { kind }
     }
 
@@ -281,9 +310,13 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().kind.project() {
-            KindProjected::Here { future } => {
+            KindProjected::Here { future, .. } => {
                 let response = ready!(future.poll(cx))?;
                 Poll::Ready(Ok(response.into_response()))
+            }
+            KindProjected::Opening { future, router } => {
+                let response = ready!(future.poll(cx))?;
+                Poll::Ready(Ok(router.hand_out(response.into_response())))
             }
             KindProjected::Elsewhere { future } => future.as_mut().poll(cx),
         }

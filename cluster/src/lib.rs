@@ -11,15 +11,20 @@ struct Readme;
 
 mod answers;
 mod arrivals;
+mod asked;
 mod builder;
 mod closers;
 mod cluster;
+mod departure;
 mod directory;
+mod door;
+mod errand;
 mod fields;
 mod filter;
 mod heart;
 mod held;
 mod ids;
+mod knocks;
 mod layer;
 mod lives;
 mod manager;
@@ -27,6 +32,7 @@ mod meter;
 mod owners;
 mod peers;
 mod proof;
+mod recent;
 mod relay;
 mod resume;
 mod resumed;
@@ -35,7 +41,6 @@ mod sessions;
 mod store;
 #[cfg(test)]
 mod tests;
-mod transport;
 mod warn_rarely;
 mod way;
 mod wire;
@@ -46,5 +51,4 @@ pub use self::{
     directory::MemoryDirectory,
     layer::{ClusterFuture, ClusterLayer, ClusterService},
     manager::ClusterSessionManager,
-    transport::ClusterTransport,
 };

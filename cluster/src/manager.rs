@@ -1,13 +1,16 @@
 //! The session manager that says whose events are: the outermost, around the one that knows the calls.
 //!
-//! 1. An event id leaves as `<plain>~<life of the session>~<request id>`, and the layer has cut it back before anything inside reads it.
-//!    So two instances never mean different events by the same id.
+//! 1. An event id leaves as `<plain>~<life of the session>~<number of the call>~<request id>`, and the layer has cut it back before
+//!    anything inside reads it. So two instances never mean different events by the same id, nor two calls by the same request id.
 //! 2. What it changes of an event is its id alone.
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -27,25 +30,37 @@ use rmcp::{
 use tracing::warn;
 
 use crate::{
-    answers::{self, Answers, Call},
+    answers::{Answers, Call, Gone, Remembers},
+    door::Visit,
     ids::Incarnation,
     lives::Lives,
     resumed::resumed_call,
     sessions::Sessions,
-    transport::ClusterTransport,
 };
 
 /// A session manager whose events say which instance they are of. [`Cluster::sessions`](crate::Cluster::sessions) makes it, and
 /// has an example.
 pub struct ClusterSessionManager<M> {
     inner: Arc<CancellableSessionManager<M>>,
-    answers: Arc<Answers>,
+    keeper: Arc<Keeper>,
     lives: Arc<Lives>,
+    sessions: Arc<Sessions>,
+    /// Whether its service was seen to have a session store, or said to have none.
+    is_checked: AtomicBool,
 }
 
-/// What can close a session that is another instance's by now.
+/// What the streams of a session manager need to have answers kept.
+struct Keeper {
+    answers: Arc<Answers>,
+    memory: Weak<dyn Remembers>,
+}
+
+/// What can close a session that does not live here any more.
 #[async_trait]
 pub(crate) trait Closes: Send + Sync {
+    /// Whether it has the session.
+    async fn has(&self, session: &str) -> bool;
+
     async fn close(&self, session: &str);
 }
 
@@ -58,13 +73,20 @@ pin_project! {
     }
 }
 
-/// A stream, and whether it has brought the answer of its call. Dropped before that, its client has gone.
+/// A stream, and what it has brought. Dropped before its end or without the answer of its call, its client may not have that.
 struct Watched {
-    answers: Arc<Answers>,
+    keeper: Arc<Keeper>,
     /// The one of its session.
     life: Incarnation,
     call: Option<Call>,
+    /// What stands behind the ids of its events.
+    signature: String,
+    /// The last event before the answer, as the manager inside names it. Without one nobody can come back.
+    event: String,
     is_answered: bool,
+    is_at_its_end: bool,
+    /// As long as a stream of a call is open, somebody is inside of its session.
+    _visit: Option<Visit>,
 }
 
 // === impl ClusterSessionManager ===
@@ -77,68 +99,72 @@ impl<M: SessionManager> ClusterSessionManager<M> {
         answers: Arc<Answers>,
         lives: Arc<Lives>,
     ) -> (Self, Weak<dyn Closes>) {
-        let (of_sessions, their_lives) = (answers.clone(), lives.clone());
+        let (of_sessions, their_lives, listed) = (answers.clone(), lives.clone(), sessions.clone());
         let inner = Arc::new(manager.on_session(move |event| match event {
             SessionEvent::Opened {
                 session, restored, ..
             } => {
                 their_lives.begin(session, *restored);
-                sessions.opened(session);
+                listed.opened(session);
             }
             SessionEvent::Closed { session, .. } => {
-                sessions.closed(session);
+                listed.closed(session);
                 of_sessions.closed(session);
                 their_lives.end(session);
             }
             _ => {}
         }));
         let closes: Weak<dyn Closes> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
+        let memory: Weak<dyn Remembers> = Arc::<CancellableSessionManager<M>>::downgrade(&inner);
+        let keeper = Arc::new(Keeper { answers, memory });
         (
             Self {
                 inner,
-                answers,
+                keeper,
                 lives,
+                sessions,
+                is_checked: AtomicBool::new(false),
             },
             closes,
         )
     }
 
-    fn sign<S>(&self, events: S, session: &str, call: Option<Call>) -> Signed<S> {
-        let watched = Watched {
-            answers: self.answers.clone(),
-            life: self.lives.of(session),
-            call,
-            is_answered: false,
-        };
-        Signed { events, watched }
+    /// Says so if the service of this manager has no session store: when a session has its first call, its parameters were stored.
+    #[cold]
+    fn check_store(&self, session: &str) {
+        if let Some(has_params) = self.sessions.has_params(session)
+            && !self.is_checked.swap(true, Ordering::Relaxed)
+            && !has_params
+        {
+            warn!(target: "mcp_cancel_cluster", "sessions of this service are not in the directory, so other instances do not find them, and their abandoned calls are not cancelled: its `StreamableHttpServerConfig` needs `session_store = Some(Arc::new(cluster.clone()))`");
+        }
     }
 
-    fn transport(
-        &self,
-        id: &SessionId,
-        transport: CancellableTransport<M::Transport>,
-    ) -> ClusterTransport<CancellableTransport<M::Transport>> {
-        ClusterTransport::new(
-            transport,
-            id.clone(),
-            self.lives.of(id),
-            self.answers.clone(),
-        )
+    /// `event` is the one that its client has seen last.
+    fn sign<S>(&self, events: S, session: &str, call: Option<Call>, event: String) -> Signed<S> {
+        let life = self.lives.of(session);
+        let watched = Watched {
+            keeper: self.keeper.clone(),
+            life,
+            signature: Answers::signature(life, call.as_ref()),
+            _visit: call.as_ref().and_then(|_| self.sessions.enter(session)),
+            call,
+            event,
+            is_answered: false,
+            is_at_its_end: false,
+        };
+        Signed { events, watched }
     }
 }
 
 impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
     type Error = M::Error;
-    type Transport = ClusterTransport<CancellableTransport<M::Transport>>;
+    type Transport = CancellableTransport<M::Transport>;
 
     fn create_session(
         &self,
     ) -> impl Future<Output = Result<(SessionId, Self::Transport), Self::Error>> + Send {
-        let created = self.inner.create_session();
-        created.map_ok(|(id, transport)| {
-            let transport = self.transport(&id, transport);
-            (id, transport)
-        })
+        self.inner.create_session()
     }
 
     fn initialize_session(
@@ -174,9 +200,15 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
             ClientJsonRpcMessage::Request(request) => Some(&request.id),
             _ => None,
         };
-        let call = request.map(|request| Call::new(id.clone(), request));
+        if !self.is_checked.load(Ordering::Relaxed) {
+            self.check_store(id);
+        }
+        let call = request.map(|request| {
+            let number = self.keeper.answers.number();
+            Call::new(id.clone(), request, number)
+        });
         let opened = self.inner.create_stream(id, message);
-        opened.map_ok(move |events| self.sign(events, id, call))
+        opened.map_ok(move |events| self.sign(events, id, call, String::new()))
     }
 
     fn accept_message(
@@ -194,7 +226,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let opened = self.inner.create_standalone_stream(id);
-        opened.map_ok(|events| self.sign(events, id, None))
+        opened.map_ok(|events| self.sign(events, id, None, String::new()))
     }
 
     fn resume(
@@ -204,13 +236,13 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
     ) -> impl Future<
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
-        let call = resumed_call().and_then(|request| Call::read(id.clone(), &request));
-        let resumed = self.inner.resume(id, last_event_id);
+        let call = resumed_call().and_then(|named| Call::read(id.clone(), &named));
+        let resumed = self.inner.resume(id, last_event_id.clone());
         resumed.map_ok(move |events| {
             if let Some(call) = &call {
-                self.answers.back(call);
+                self.keeper.answers.back(call);
             }
-            self.sign(events, id, call)
+            self.sign(events, id, call, last_event_id)
         })
     }
 
@@ -218,15 +250,7 @@ impl<M: SessionManager> SessionManager for ClusterSessionManager<M> {
         &self,
         id: SessionId,
     ) -> impl Future<Output = Result<RestoreOutcome<Self::Transport>, Self::Error>> + Send {
-        let restored = self.inner.restore_session(id.clone());
-        restored.map_ok(move |outcome| match outcome {
-            RestoreOutcome::Restored(transport) => {
-                RestoreOutcome::Restored(self.transport(&id, transport))
-            }
-            RestoreOutcome::AlreadyPresent => RestoreOutcome::AlreadyPresent,
-            // `RestoreOutcome` is non-exhaustive: an outcome that is not known cannot be wrapped.
-            _ => RestoreOutcome::NotSupported,
-        })
+        self.inner.restore_session(id)
     }
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
@@ -244,13 +268,23 @@ impl<M> fmt::Debug for ClusterSessionManager<M> {
 
 #[async_trait]
 impl<M: SessionManager> Closes for CancellableSessionManager<M> {
+    async fn has(&self, session: &str) -> bool {
+        matches!(self.has_session(&session.into()).await, Ok(true))
+    }
+
     async fn close(&self, session: &str) {
         let id: SessionId = session.into();
-        if let Ok(true) = self.has_session(&id).await
+        if self.has(session).await
             && let Err(error) = self.close_session(&id).await
         {
-            warn!(target: "mcp_cancel_cluster", %error, "a session of another instance is not closed here");
+            warn!(target: "mcp_cancel_cluster", %error, "a session that does not live here is not closed");
         }
+    }
+}
+
+impl<M: SessionManager> Remembers for CancellableSessionManager<M> {
+    fn answer(&self, session: &str, event: &str) -> Option<Arc<ServerJsonRpcMessage>> {
+        self.kept_answer(session, event)
     }
 }
 
@@ -262,14 +296,10 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ServerSseMessage>> {
         let this = self.project();
         let Some(mut event) = ready!(this.events.poll_next(cx)) else {
+            this.watched.is_at_its_end = true;
             return Poll::Ready(None);
         };
-        if let Some(id) = &mut event.event_id {
-            Answers::sign(id, this.watched.life, this.watched.call.as_ref());
-        }
-        if let Some(message) = event.message.as_deref() {
-            this.watched.pass(message);
-        }
+        this.watched.sign(&mut event);
         Poll::Ready(Some(event))
     }
 
@@ -281,16 +311,34 @@ impl<S: Stream<Item = ServerSseMessage>> Stream for Signed<S> {
 // === impl Watched ===
 
 impl Watched {
-    fn pass(&mut self, message: &ServerJsonRpcMessage) {
-        let call = self.call.as_ref().zip(answers::answered(message));
-        self.is_answered |= call.is_some_and(|(call, request)| call.is(request));
+    /// An event comes by with the id that the manager inside gave it, and goes on with the one that clients see.
+    fn sign(&mut self, event: &mut ServerSseMessage) {
+        if let Some((call, message)) = self.call.as_ref().zip(event.message.as_deref()) {
+            self.is_answered |= call.is_answered(message);
+        }
+        if let Some(id) = &mut event.event_id {
+            let signed = [id, &*self.signature].concat();
+            let plain = mem::replace(id, signed);
+            if !self.is_answered {
+                self.event = plain;
+            }
+        }
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if let Some(call) = self.call.take().filter(|_| !self.is_answered) {
-            self.answers.gone(call, self.life);
+        let is_read = self.is_answered && self.is_at_its_end;
+        if let Some(call) = self.call.take()
+            && (!is_read || self.keeper.answers.keeps_all())
+            && !self.event.is_empty()
+        {
+            self.keeper.answers.gone(Gone {
+                call,
+                life: self.life,
+                event: mem::take(&mut self.event),
+                memory: self.keeper.memory.clone(),
+            });
         }
     }
 }

@@ -7,8 +7,6 @@
 //!    be the owner by now.
 //! 4. A look-up lives as long as somebody waits for it. What it finds is kept only if nothing newer was learned meanwhile.
 
-mod recent;
-
 use std::{
     collections::{HashMap, hash_map::Entry as Slot},
     fmt::{self, Debug, Formatter},
@@ -25,10 +23,10 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use self::recent::Recent;
 use crate::{
     directory::{Absence, Directory, DirectoryError, Found, LIMIT, Limited},
     ids::{Incarnation, Owner, SessionHash},
+    recent::Recent,
 };
 
 /// How many owners are known at most: 16,384.

@@ -2,12 +2,15 @@
 //!
 //! 1. Only addresses that may be peers' are accepted, and only requests with the secret of the cluster are looked at.
 //! 2. A request is marked as a peer's by an extension. What its head said to this instance alone is gone before anything reads it.
-//! 3. It stays open while calls end: when the instance leaves, connections may end what they are at, for 5 s at most.
+//! 3. It stays open while calls end and sessions are handed over. When it closes, whoever has connected by then is answered, and
+//!    connections may end what they are at, for 5 s at most. Each has one request.
 
-use std::{convert::Infallible, future::poll_fn, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible, future::poll_fn, net::SocketAddr, pin::pin, sync::Arc, time::Duration,
+};
 
 use axum::{body::Body, extract::ConnectInfo};
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -17,7 +20,9 @@ use tower_service::Service;
 use tracing::{debug, warn};
 
 use crate::{
+    departure::Stage,
     filter::PeersFilter,
+    warn_rarely::WarnRarely,
     wire::{self, FromPeer, Secret},
 };
 
@@ -39,8 +44,10 @@ const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 /// Who may come in.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    pub(crate) filter: PeersFilter,
-    pub(crate) secret: Secret,
+    filter: PeersFilter,
+    secret: Secret,
+    strange_address: WarnRarely,
+    strange_request: WarnRarely,
 }
 
 /// The application, as it is served to peers.
@@ -60,12 +67,44 @@ impl<S> App for S where
 {
 }
 
-/// Serves peers until `leaving` says so or is dropped.
+// === impl Gate ===
+
+impl Gate {
+    pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
+        Self {
+            filter,
+            secret,
+            strange_address: WarnRarely::default(),
+            strange_request: WarnRarely::default(),
+        }
+    }
+
+    fn admits(&self, address: SocketAddr) -> bool {
+        let admits = self.filter.admits(address.ip());
+        if !admits {
+            let what = "an address that no peer may have connected";
+            self.strange_address
+                .warn(&format_args!("{what}: {address}"));
+        }
+        admits
+    }
+
+    fn opens(&self, request: &HeaderMap) -> bool {
+        let opens = self.secret.opens(request);
+        if !opens {
+            self.strange_request
+                .warn(&"a request to the listener for peers is none of a peer's");
+        }
+        opens
+    }
+}
+
+/// Serves peers until `departure` says so or is dropped.
 pub(crate) async fn serve(
     listener: TcpListener,
     app: impl App,
     gate: Arc<Gate>,
-    leaving: watch::Receiver<bool>,
+    mut departure: watch::Receiver<Stage>,
 ) {
     match DeadPeer::new().apply(&listener) {
         Ok(applied) => debug!(target: "mcp_cancel_cluster", "{applied}"),
@@ -75,19 +114,19 @@ pub(crate) async fn serve(
     }
     let listener = WatchedListener::new(listener);
     let mut connections = JoinSet::new();
-    let mut stop = leaving.clone();
-    let mut stop = std::pin::pin!(has_left(&mut stop));
+    let mut closed = pin!(departure.wait_for(|stage| *stage == Stage::Closed));
     loop {
         tokio::select! {
-            () = &mut stop => break,
+            // First: who has connected before it closes is answered.
+            biased;
             (stream, address) = listener.accept() => {
-                if gate.filter.admits(address.ip()) {
-                    connections.spawn(connection(stream, app.clone(), gate.clone(), leaving.clone()));
-                } else {
-                    warn!(target: "mcp_cancel_cluster", %address, "an address that no peer may have connected");
+                if gate.admits(address) {
+                    connections.spawn(connection(stream, app.clone(), gate.clone()));
                 }
             }
             Some(_ended) = connections.join_next() => {}
+            // An error says that nobody is there any more who could leave.
+            _closed = &mut closed => break,
         }
     }
     drop(listener);
@@ -97,27 +136,20 @@ pub(crate) async fn serve(
     }
 }
 
-/// Says that a session is not here. That is known from the head alone; the body is only taken off the connection.
-pub(crate) async fn moved(body: Body) -> Response<Body> {
-    let rest = Limited::new(body, DRAINED).collect();
-    let _whole_or_not = timeout(DRAIN_WITHIN, rest).await;
+/// Says that a session is not here. That is known from the head alone; a body that does not wait to be asked for is only taken
+/// off the connection.
+pub(crate) async fn moved(headers: &HeaderMap, body: Body) -> Response<Body> {
+    if !headers.contains_key(header::EXPECT) {
+        let rest = Limited::new(body, DRAINED).collect();
+        let _whole_or_not = timeout(DRAIN_WITHIN, rest).await;
+    }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
     wire::mark_moved(response.headers_mut());
     response
 }
 
-async fn has_left(leaving: &mut watch::Receiver<bool>) {
-    // An error says that nobody is there any more who could leave.
-    let _left = leaving.wait_for(|has_left| *has_left).await;
-}
-
-async fn connection(
-    stream: WatchedStream,
-    app: impl App,
-    gate: Arc<Gate>,
-    mut leaving: watch::Receiver<bool>,
-) {
+async fn connection(stream: WatchedStream, app: impl App, gate: Arc<Gate>) {
     // Events are small, and are not to wait for one another.
     let _best_effort = stream.tcp().set_nodelay(true);
     let peer = stream.peer();
@@ -130,21 +162,12 @@ async fn connection(
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_WITHIN)
         .max_headers(MAX_FIELDS);
-    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let mut is_open = true;
-    loop {
-        tokio::select! {
-            ended = &mut connection => {
-                if let Err(error) = ended {
-                    debug!(target: "mcp_cancel_cluster", %error, "peer");
-                }
-                return;
-            }
-            () = has_left(&mut leaving), if is_open => {
-                is_open = false;
-                connection.as_mut().graceful_shutdown();
-            }
-        }
+    // Without keep-alive there is no need to end idle ones, and none is ended on which a request is on its way.
+    let connection = builder
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = connection.await {
+        debug!(target: "mcp_cancel_cluster", %error, "peer");
     }
 }
 
@@ -153,8 +176,7 @@ async fn answer(
     gate: Arc<Gate>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    if !gate.secret.opens(request.headers()) {
-        warn!(target: "mcp_cancel_cluster", "a request to the listener for peers is none of a peer's");
+    if !gate.opens(request.headers()) {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::FORBIDDEN;
         return Ok(response);

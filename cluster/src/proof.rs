@@ -5,6 +5,7 @@
 //! | was not sound for the whole grace | waits until it was |
 //! | does not answer | waits for another grace |
 //! | says that its session is this instance's | is cancelled |
+//! | says so, and that a client of it is at the door of an instance that cannot reach this one | waits until that is over |
 //! | says that it is another's | ends as its session closed |
 //! | does not know the session | waits for another grace, and the session is written again |
 
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 use tracing::info;
 
 use crate::{
-    directory::{Directory as _, Found},
+    directory::{Directory as _, Found, Standing},
     ids::SessionHash,
     meter,
     router::Router,
@@ -39,28 +40,32 @@ async fn judge(router: &Router, session: SessionHash, grace: Duration) -> Confir
         return Confirmation::PutOff(missing);
     }
     // Not what was learned lately: that may be older than a claim.
-    let found = router.directory.owner(session, router.me.incarnation).await;
+    let standing = router.directory.standing(session, router.me.incarnation);
+    let standing = standing.await;
     if router.heart.sound_since() != Some(since) {
         return Confirmation::PutOff(grace);
     }
+    let Ok(Standing { found, at_the_door }) = standing else {
+        return Confirmation::PutOff(grace);
+    };
+    let may_go = at_the_door.map_or(Confirmation::Cancel, Confirmation::PutOff);
     match found {
-        Ok(Found::Owner(owner)) if owner == router.me => Confirmation::Cancel,
-        Ok(Found::Owner(owner)) => {
+        Found::Owner(owner) if owner == router.me => may_go,
+        Found::Owner(owner) => {
             info!(target: "mcp_cancel_cluster", %session, owner = %owner.address, "session is another's now");
             router.sessions.lose(session, owner);
             Confirmation::SessionClosed
         }
         // It is not one of the cluster's, so it can be nobody else's.
-        Ok(Found::Nobody(absence)) if !router.sessions.is_here(session) => {
+        Found::Nobody(absence) if !router.sessions.is_here(session) => {
             match router.heart.proves(&absence) {
-                true => Confirmation::Cancel,
+                true => may_go,
                 false => Confirmation::PutOff(grace),
             }
         }
-        Ok(Found::Nobody(_)) => {
+        Found::Nobody(_) => {
             router.sessions.write_again(session);
             Confirmation::PutOff(grace)
         }
-        Err(_) => Confirmation::PutOff(grace),
     }
 }

@@ -3,8 +3,8 @@
 //! 1. The hop lives in the response and in nothing else. Where that is dropped, the connection is closed, and the owner sees that
 //!    the client has hung up.
 //! 2. Frames pass as they come. Nothing reads ahead: a client that does not read is felt by the owner.
-//! 3. A connection is used once. So none can turn out to be closed by the peer when a request has been written to it, and no
-//!    call is ever sent twice.
+//! 3. A connection is used once, and a call is sent once the peer asks for its body. So no call is ever begun twice, and one that
+//!    was not begun is known not to be.
 //! 4. Calls may take as long as they like: dead peers are the kernel's to find. Everything else has its head within 10 s.
 //! 5. An answer that is none of a peer's is none.
 
@@ -26,21 +26,24 @@ use http::{
     Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri,
     Version, header, request::Parts, uri::PathAndQuery,
 };
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::{
     body::Incoming,
     client::conn::http1::{self, Connection},
+    ext,
 };
 use hyper_util::rt::TokioIo;
 use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer};
 use tokio::{net::TcpStream, time::timeout};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::{
+    asked::Asked,
     fields::SESSION_ID,
     filter::PeersFilter,
     held::Held,
     ids::Owner,
+    warn_rarely::WarnRarely,
     way::Failure,
     wire::{Answerer, Secret},
 };
@@ -69,6 +72,8 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
 pub(crate) struct Relay {
     filter: PeersFilter,
     secret: Secret,
+    strange_address: WarnRarely,
+    strange_answer: WarnRarely,
 }
 
 /// The body of a response, with the connection that it comes on.
@@ -88,7 +93,12 @@ type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Relay {
     pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
-        Self { filter, secret }
+        Self {
+            filter,
+            secret,
+            strange_address: WarnRarely::default(),
+            strange_answer: WarnRarely::default(),
+        }
     }
 
     /// Sends a request to an owner. After a failure `held` knows whether the request is still whole.
@@ -98,17 +108,44 @@ impl Relay {
         owner: Owner,
     ) -> Result<Response<Body>, Failure> {
         if !self.filter.admits(owner.address.ip()) {
-            warn!(target: "mcp_cancel_cluster", owner = %owner.address, "the directory names an address that no peer may have");
+            let what = "the directory names an address that no peer may have";
+            let address = owner.address;
+            self.strange_address
+                .warn(&format_args!("{what}: {address}"));
             return Err(Failure::Unreachable);
         }
         let stream = connect(owner.address).await?;
         let Some(body) = held.lend() else {
             return Err(Failure::Broken);
         };
-        let request = self.letter(&held.head, body);
         let is_call = held.head.method == Method::POST;
+        let mut request = self.letter(&held.head, body);
+        let asked = (is_call && !request.body().is_end_stream()).then(|| wait(&mut request));
         let gone = gone(&held.head.extensions);
-        let answered = exchange(stream, request, gone, held);
+        let answered = self.answered(stream, request, gone, owner).await;
+        match answered.map_err(|failure| (failure, asked.and_then(|asked| asked.take_back()))) {
+            Ok(response) => Ok(response),
+            Err((failure, None)) => Err(failure),
+            Err((failure, Some(body))) => {
+                held.give_back(body);
+                Err(match failure {
+                    Failure::Broken => Failure::Unreachable,
+                    failure => failure,
+                })
+            }
+        }
+    }
+
+    /// The answer of a peer, if one gives it.
+    async fn answered(
+        &self,
+        stream: TcpStream,
+        request: Request<Body>,
+        gone: Option<Gone>,
+        owner: Owner,
+    ) -> Result<Response<Body>, Failure> {
+        let is_call = request.method() == Method::POST;
+        let answered = exchange(stream, request, gone);
         let mut response = if is_call {
             answered.await?
         } else {
@@ -122,8 +159,10 @@ impl Relay {
                 return Err(Failure::Moved);
             }
             Answerer::Moved | Answerer::Stranger => {
-                let status = response.status();
-                warn!(target: "mcp_cancel_cluster", owner = %owner.address, %status, "whoever answers there is no peer, or has another secret");
+                let what = "what answers there is no peer, or has another secret";
+                let (address, status) = (owner.address, response.status());
+                self.strange_answer
+                    .warn(&format_args!("{what}: {address}, {status}"));
                 return Err(Failure::Unreachable);
             }
         }
@@ -180,17 +219,31 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
     Ok(stream)
 }
 
+/// Has the body of a request wait until the peer asks for it.
+fn wait(request: &mut Request<Body>) -> Asked {
+    let (asked, body) = Asked::wait(std::mem::take(request.body_mut()));
+    *request.body_mut() = body;
+    let waits = HeaderValue::from_static("100-continue");
+    request.headers_mut().insert(header::EXPECT, waits);
+    let asks = asked.clone();
+    ext::on_informational(request, move |said| {
+        if said.status() == StatusCode::CONTINUE {
+            asks.ask();
+        }
+    });
+    asked
+}
+
 /// Writes a request and waits for the head of its response.
 async fn exchange(
     stream: TcpStream,
     request: Request<Body>,
     mut gone: Option<Gone>,
-    held: &mut Held,
 ) -> Result<Response<HopBody>, Failure> {
     let handshake = http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|_| Failure::Unreachable)?;
     let mut connection = Some(connection);
-    let mut answer = pin!(sender.try_send_request(request));
+    let mut answer = pin!(sender.send_request(request));
     let answered = poll_fn(|cx| {
         if has_gone(&mut gone, cx) {
             return Poll::Ready(None);
@@ -204,15 +257,9 @@ async fn exchange(
             incoming,
             gone,
         })),
-        Some(Err(mut error)) => {
-            debug!(target: "mcp_cancel_cluster", error = %error.error(), "no answer");
-            match error.take_message() {
-                Some(unsent) => {
-                    held.give_back(unsent.into_body());
-                    Err(Failure::Unreachable)
-                }
-                None => Err(Failure::Broken),
-            }
+        Some(Err(error)) => {
+            debug!(target: "mcp_cancel_cluster", %error, "no answer");
+            Err(Failure::Broken)
         }
         // Nobody reads what follows from it.
         None => Err(Failure::Broken),

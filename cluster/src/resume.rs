@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 
 use crate::{
     fields::Fields,
-    ids::{EventName, Incarnation, SessionHash},
+    ids::{EventName, Incarnation, NamedCall, SessionHash},
 };
 
 /// The field that names the event that a client has seen last.
-static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+pub(crate) static LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The name of no event, whoever gives names.
 const NO_EVENT: &str = "~";
@@ -30,8 +30,7 @@ const GONE: i32 = -32603;
 pub(crate) struct LostCall {
     pub(crate) session: SessionHash,
     pub(crate) incarnation: Incarnation,
-    /// The id of its request, as JSON text.
-    pub(crate) call: String,
+    pub(crate) call: NamedCall,
     /// The event, as the client named it.
     named: HeaderValue,
 }
@@ -41,8 +40,8 @@ pub(crate) struct LostCall {
 pub(crate) enum Localized {
     /// Nothing that an instance named.
     Nothing,
-    /// An event of this incarnation, on the stream of this call if it is one's: its request id as JSON text.
-    Here(Option<String>),
+    /// An event of this incarnation, on the stream of this call if it is one's.
+    Here(Option<NamedCall>),
     /// A call that ended with another incarnation.
     Lost(LostCall),
 }
@@ -65,7 +64,7 @@ fn read(headers: &mut HeaderMap, life: Option<Incarnation>) -> Option<Localized>
         headers.insert(&LAST_EVENT_ID, plain);
         return Some(Localized::Here(event.call));
     }
-    let Some(call) = event.call.filter(|call| is_request_id(call)) else {
+    let Some(call) = event.call.filter(|call| is_request_id(&call.request)) else {
         // An event of the stream that belongs to no call. There is a new one here.
         headers.remove(&LAST_EVENT_ID);
         return None;
@@ -111,7 +110,7 @@ impl LostCall {
                 "code": GONE,
                 "message": "the server that this call ran on is gone, and has left no answer",
             });
-            let call = &self.call;
+            let call = &self.call.request;
             return format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{call},\"error\":{error}}}\n\n")
                 .into_bytes();
         };
@@ -130,6 +129,7 @@ impl LostCall {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::CallNumber;
 
     const ME: &str = "0123456789abcdef";
     const OTHER: &str = "fedcba9876543210";
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn an_event_of_this_incarnation_has_its_plain_id() {
-        for call in ["7", "%2222%22", ""] {
+        for call in ["4~7", "4~%2222%22", "~"] {
             let (lost, left) = localized(&[&format!("3/0~{ME}~{call}")]);
             assert_eq!((lost, left), (None, vec!["3/0".to_owned()]));
         }
@@ -164,11 +164,11 @@ mod tests {
     #[test]
     fn an_event_of_another_incarnation_is_named_to_nobody() {
         for (encoded, call) in [("7", "7"), ("%22a%20b%22", "\"a b\""), ("1%2E0", "1.0")] {
-            let (lost, left) = localized(&[&format!("3/0~{OTHER}~{encoded}")]);
+            let (lost, left) = localized(&[&format!("3/0~{OTHER}~4~{encoded}")]);
             let lost = lost.unwrap();
             assert_eq!(
-                (&*lost.call, lost.incarnation),
-                (call, OTHER.parse().unwrap())
+                (&*lost.call.request, lost.call.number, lost.incarnation),
+                (call, CallNumber::new(4), OTHER.parse().unwrap())
             );
             assert_eq!(left, [NO_EVENT]);
         }
@@ -176,7 +176,15 @@ mod tests {
 
     #[test]
     fn a_stream_of_no_call_begins_anew() {
-        for call in ["", "nonsense", "null", "%5B7%5D", "7%0A", "%22%0A%22"] {
+        for call in [
+            "~",
+            "4~",
+            "4~nonsense",
+            "4~null",
+            "4~%5B7%5D",
+            "4~7%0A",
+            "4~%22%0A%22",
+        ] {
             let (lost, left) = localized(&[&format!("12~{OTHER}~{call}")]);
             assert_eq!((lost, left), (None, Vec::new()), "{call}");
         }
@@ -184,14 +192,15 @@ mod tests {
 
     #[test]
     fn what_no_instance_named_passes_as_it_is() {
-        let twice = format!("0/0~{ME}~7");
+        let twice = format!("0/0~{ME}~4~7");
         for named in [
             &[][..],
             &["0/0"],
-            &["0/0~7"],
-            &["0/0~0123~7"],
-            &["0/0~0123456789ABCDEF~7"],
-            &["~~"],
+            &["0/0~4~7"],
+            &["0/0~0123~4~7"],
+            &["0/0~0123456789ABCDEF~4~7"],
+            &["0/0~0123456789abcdef~7"],
+            &["~~~"],
             &[""],
             &[&*twice, &*twice],
         ] {
@@ -202,7 +211,7 @@ mod tests {
 
     #[test]
     fn the_error_comes_alone_and_the_answer_after_the_id_that_was_named() {
-        let (lost, _) = localized(&[&format!("3/0~{OTHER}~7")]);
+        let (lost, _) = localized(&[&format!("3/0~{OTHER}~4~7")]);
         let lost = lost.unwrap();
         let error = String::from_utf8(lost.events(None)).unwrap();
         let data = error
@@ -218,7 +227,7 @@ mod tests {
 
         let answer = lost.events(Some(&Bytes::from_static(b"{\"id\":7,\n\"result\":{}}")));
         let expected =
-            format!("id: 3/0~{OTHER}~7\ndata:\n\ndata: {{\"id\":7,\ndata: \"result\":{{}}}}\n\n");
+            format!("id: 3/0~{OTHER}~4~7\ndata:\n\ndata: {{\"id\":7,\ndata: \"result\":{{}}}}\n\n");
         assert_eq!(String::from_utf8(answer).unwrap(), expected);
     }
 }

@@ -5,17 +5,19 @@
 
 use tokio::task_local;
 
+use crate::ids::NamedCall;
+
 task_local! {
-    static CALL: Option<String>;
+    static CALL: Option<NamedCall>;
 }
 
-/// Serves a resume that named an event of this call, its request id as JSON text.
-pub(crate) async fn resuming<F: Future>(call: Option<String>, served: F) -> F::Output {
+/// Serves a resume that named an event of this call.
+pub(crate) async fn resuming<F: Future>(call: Option<NamedCall>, served: F) -> F::Output {
     CALL.scope(call, served).await
 }
 
 /// The call that the resume which is served now is for. `None` if it is for none, or if something between the layer and the
 /// session manager moves requests to tasks of their own.
-pub(crate) fn resumed_call() -> Option<String> {
+pub(crate) fn resumed_call() -> Option<NamedCall> {
     CALL.try_with(Clone::clone).ok().flatten()
 }

@@ -1,30 +1,47 @@
 //! Takes a request to where its session lives: it asks [`Way`] what to do, does it, and tells it what came of that.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use tokio::sync::watch;
+use serde_json::json;
+use tokio::{
+    select,
+    time::{sleep, timeout},
+};
 use tracing::{debug, info};
 
 use crate::{
     arrivals::{Arrivals, Expected},
+    departure::{Departure, Stage},
     directory::{Alive, Claim, Directory as _, Found, Limited},
-    fields::Fields,
+    door::Visit,
+    errand::Errand,
+    fields::{Fields, SESSION_ID},
     heart::Heart,
     held::Held,
     ids::{Owner, SessionHash},
+    knocks::Knocks,
     lives::Lives,
     meter,
     owners::Owners,
     relay::Relay,
     resume::{self, Localized, LostCall},
     sessions::Sessions,
-    way::{Arrival, Claimed, Known, Lease, Refusal, Step, Way},
+    way::{Arrival, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
 
 /// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// How long after a look-up the next is, for who claims what this instance gave up: 50 ms.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// The code of the error to whoever opens a session: the first of those that are left to servers.
+const NOT_NOW: i32 = -32000;
+
+/// How long a resume may be on its way to the owner before its client counts as at the door: 250 ms. Its call's grace may end meanwhile.
+const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
 /// What of an instance takes part in routing.
 #[derive(Debug)]
@@ -34,11 +51,11 @@ pub(crate) struct Router {
     pub(crate) heart: Arc<Heart>,
     pub(crate) owners: Owners,
     pub(crate) relay: Relay,
+    pub(crate) knocks: Knocks,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) arrivals: Arrivals,
     pub(crate) lives: Arc<Lives>,
-    /// Set once, when the instance hands its sessions over.
-    pub(crate) leaving: watch::Sender<bool>,
+    pub(crate) departure: Departure,
 }
 
 /// Where a request came to.
@@ -48,25 +65,48 @@ pub(crate) enum Routed {
     Answered(Response<Body>),
 }
 
+/// What becomes of a peer's request while sessions are handed over.
+pub(crate) enum HandedOver {
+    /// It is served here.
+    Not(Request<Body>, Option<Visit>),
+    /// The peer is to claim the session.
+    Moved(Request<Body>),
+    Answered(Response<Body>),
+}
+
 // === impl Router ===
 
 impl Router {
-    /// What is to be done with a request that has just come.
-    pub(crate) fn arrive(&self, session: Option<&str>, is_from_peer: bool) -> Step {
-        // A peer who is told that a session is not here claims it: not one that comes, and not one that its client has ended.
-        let is_for_here = |session| self.arrivals.has(session) || self.sessions.is_deleted(session);
-        let is_here = |id| match self.sessions.has(id) {
+    /// What is to be done with a request that has just come. It is inside of its session, if that is here.
+    pub(crate) fn arrive(
+        &self,
+        session: Option<&str>,
+        is_from_peer: bool,
+    ) -> (Step, Option<Visit>) {
+        let visit = session.and_then(|id| self.sessions.enter(id));
+        let is_here = |id| match &visit {
             // One that is being restored is not here before that is done.
-            true => is_from_peer || !self.comes(id),
-            false => is_from_peer && is_for_here(SessionHash::of(id)),
+            Some(_) => is_from_peer || !self.comes(id),
+            None => is_from_peer && self.is_for_here(id),
         };
         let arrival = Arrival {
             has_session: session.is_some(),
             is_here: session.is_some_and(is_here),
             is_from_peer,
-            is_leaving: is_from_peer && *self.leaving.borrow(),
+            stage: if is_from_peer {
+                self.departure.stage()
+            } else {
+                Stage::Here
+            },
         };
-        arrival.step()
+        (arrival.step(), visit)
+    }
+
+    /// Whether a peer is to be served although a session is not here. Whoever is told so claims it: not one that comes, and not
+    /// one that its client has ended.
+    fn is_for_here(&self, id: &str) -> bool {
+        let session = SessionHash::of(id);
+        self.arrivals.has(session) || self.sessions.is_deleted(session)
     }
 
     /// Whether a session is on its way here.
@@ -86,6 +126,28 @@ impl Router {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
+    /// Serves a peer's request, or hands its session over.
+    pub(crate) async fn hand_over(&self, request: Request<Body>) -> HandedOver {
+        let session = Fields::of(request.headers()).session.map(str::to_owned);
+        let mut held = Held::new(request);
+        let Ok(errand) = Errand::of(&mut held).await else {
+            return HandedOver::Answered(broke_off());
+        };
+        let (Some(request), Some(id)) = (held.into_request(), session) else {
+            return HandedOver::Answered(Refusal::Again.into());
+        };
+        if errand == Errand::Call {
+            self.departure.hand_over(&id).await;
+        } else if errand == Errand::Stream {
+            self.departure.try_hand_over(&id);
+        }
+        let visit = self.sessions.enter(&id);
+        match visit.is_some() || self.is_for_here(&id) {
+            true => HandedOver::Not(request, visit),
+            false => HandedOver::Moved(request),
+        }
+    }
+
     /// Has a request that is served here name its event so that this instance understands it.
     pub(crate) fn localize(&self, request: &mut Request<Body>) -> Localized {
         if request.method() != Method::GET {
@@ -98,11 +160,21 @@ impl Router {
         resume::localize(request.headers_mut(), life)
     }
 
+    /// Gives a client the session that it has opened, if the response is one that does.
+    pub(crate) fn hand_out(&self, response: Response<Body>) -> Response<Body> {
+        let opened = response.headers().get(&SESSION_ID);
+        let opened = opened.and_then(|id| id.to_str().ok());
+        match opened.is_none_or(|id| self.sessions.hand_out(id)) {
+            true => response,
+            false => not_begun(),
+        }
+    }
+
     /// Answers for a call that ended with its instance, in the place of what the application says.
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let kept = self
             .directory
-            .answer(lost.session, lost.incarnation, &lost.call)
+            .answer(lost.session, lost.incarnation, lost.call.number)
             .await;
         match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),
@@ -113,37 +185,53 @@ impl Router {
 
     /// Routes a request whose session does not live here.
     pub(crate) async fn route(&self, request: Request<Body>) -> Routed {
-        let Some(session) = Fields::of(request.headers()).session.map(SessionHash::of) else {
+        let Some(id) = Fields::of(request.headers()).session.map(str::to_owned) else {
             return Routed::Here(request, None);
         };
+        let session = SessionHash::of(&id);
         let is_call = request.method() == Method::POST;
         let mut way = Way::new(self.me.incarnation, is_call);
         let mut held = Held::new(request);
         let mut step = Step::LookUp;
         // From before it is claimed: peers may learn of the new owner before he does.
         let mut expected = None;
+        // Its owner was asked, and did not answer.
+        let mut was_away = false;
         loop {
             step = match step {
                 Step::LookUp => {
                     let (known, is_sound) = self.look_up(session).await;
                     meter::looked_up(known);
-                    way.known(known, is_sound)
+                    match known {
+                        Known::Owner(owner)
+                            if owner == self.me && self.departure.has_given_up(&id) =>
+                        {
+                            way.given_up()
+                        }
+                        known => way.known(known, is_sound),
+                    }
+                }
+                Step::LookAgain => {
+                    sleep(LOOK_AGAIN).await;
+                    Step::LookUp
+                }
+                // Nothing comes to an instance that is gone.
+                Step::Claim(_) | Step::Take if self.departure.stage() >= Stage::Gone => {
+                    Step::Refuse(Refusal::Again)
                 }
                 Step::Relay(owner) => {
                     expected = None;
                     if held.read().await.is_err() {
-                        return Routed::Answered(refused(
-                            StatusCode::BAD_REQUEST,
-                            "the request broke off",
-                        ));
+                        return Routed::Answered(broke_off());
                     }
-                    let sent = self.relay.send(&mut held, owner).await;
+                    let sent = self.send(session, &mut held, owner).await;
                     meter::relayed(sent.as_ref().err().copied());
                     match sent {
                         Ok(response) => return Routed::Answered(response),
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %owner.address, ?failure, "relay failed");
                             self.owners.forget(session, owner);
+                            was_away = true;
                             way.failed(owner, failure)
                         }
                     }
@@ -159,12 +247,37 @@ impl Router {
                     let expected = expected.unwrap_or_else(|| self.arrivals.expect(session));
                     return here(held, Some(expected));
                 }
-                Step::Serve | Step::Moved => return here(held, None),
+                Step::Serve | Step::HandOver | Step::Moved => return here(held, None),
                 Step::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
+                    if was_away {
+                        self.knocks.turn_away(session).await;
+                    }
                     return Routed::Answered(refusal.into());
                 }
             };
+        }
+    }
+
+    /// Sends a request to the owner of its session. The client of one that takes long, and is no call, is at the door meanwhile.
+    async fn send(
+        &self,
+        session: SessionHash,
+        held: &mut Held,
+        owner: Owner,
+    ) -> Result<Response<Body>, Failure> {
+        let is_call = held.head.method == Method::POST;
+        let mut sent = pin!(self.relay.send(held, owner));
+        if is_call {
+            return sent.await;
+        }
+        if let Ok(sent) = timeout(ON_ITS_WAY, &mut sent).await {
+            return sent;
+        }
+        select! {
+            biased;
+            sent = &mut sent => sent,
+            never = self.knocks.wait(session) => match never {},
         }
     }
 
@@ -191,7 +304,7 @@ impl Router {
         match self.directory.claim(session, former, self.me).await {
             Ok(Claim::Won) => {
                 self.owners.learn(session, self.me);
-                info!(target: "mcp_cancel_cluster", %session, former = %former.address, "session claimed, its owner is gone");
+                info!(target: "mcp_cancel_cluster", %session, former = %former.address, "session claimed, its owner is gone or leaves");
                 (Claimed::Won, false)
             }
             Ok(Claim::Lost(owner)) => {
@@ -215,6 +328,26 @@ fn here(held: Held, expected: Option<Expected>) -> Routed {
         // `Way` does not come here with a request that is not whole.
         None => Routed::Answered(Refusal::Again.into()),
     }
+}
+
+fn broke_off() -> Response<Body> {
+    refused(StatusCode::BAD_REQUEST, "the request broke off")
+}
+
+/// Says that a session does not begin. Which request opened it is not known, because nothing here reads requests.
+fn not_begun() -> Response<Body> {
+    let error = json!({
+        "jsonrpc": "2.0",
+        "id": null,
+        "error": { "code": NOT_NOW, "message": "no session can begin here at the moment" },
+    });
+    let mut response = Response::new(Body::from(error.to_string()));
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    let headers = response.headers_mut();
+    let json = HeaderValue::from_static("application/json");
+    headers.insert(header::CONTENT_TYPE, json);
+    headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+    response
 }
 
 fn refused(status: StatusCode, text: &'static str) -> Response<Body> {

@@ -5,7 +5,8 @@
 //! 3. A session that was deleted is removed from the directory after all that was written of it, and is restored by nobody: until
 //!    it is removed, this instance says that there is none.
 //! 4. One that is only closed stays in the directory for its time: its client may come back, and it is restored.
-//! 5. What was lost to another owner is told once, to be closed.
+//! 5. What was lost to another owner, or handed over, is told once, to be closed.
+//! 6. No client gets a session of which the directory was not told: whoever looks for it elsewhere would be told that there is none.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -19,9 +20,15 @@ use tokio::{
     time::Instant,
 };
 
-use self::roll::{Listed, Roll};
-use crate::ids::{Owner, SessionHash};
+pub(crate) use self::lost::{Lost, To};
+use self::{here::Here, roll::Roll};
+use crate::{
+    door::{Door, Visit},
+    ids::{Owner, SessionHash},
+};
 
+mod here;
+mod lost;
 mod roll;
 
 /// Over how many locks the sessions are spread: 64.
@@ -53,28 +60,8 @@ pub(crate) struct Sessions {
     lost: mpsc::UnboundedSender<Lost>,
 }
 
-/// A session that is another's now, although it was here.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Lost {
-    /// The session's id, to close it by.
-    pub(crate) id: Arc<str>,
-    pub(crate) session: SessionHash,
-    pub(crate) owner: Owner,
-}
-
 /// Sessions to be written at once, with their parameters.
 pub(crate) type Batch = Vec<(SessionHash, Arc<[u8]>)>;
-
-struct Here {
-    id: Arc<str>,
-    _listed: Listed,
-    /// The `initialize` parameters, as JSON. Without them there is nothing to be written yet.
-    params: Option<Arc<[u8]>>,
-    /// Since when it is loaded. `None` once it is open.
-    loaded: Option<Instant>,
-    written: Option<Instant>,
-    is_queued: bool,
-}
 
 /// What is to be written.
 #[derive(Default)]
@@ -116,9 +103,39 @@ impl Sessions {
             .is_some_and(|here| here.loaded.is_none())
     }
 
-    /// Whether a session lives here, for every request.
+    /// Whether the parameters of a session that is open here are known. Without them the directory never knows it.
+    pub(crate) fn has_params(&self, id: &str) -> Option<bool> {
+        let session = SessionHash::of(id);
+        let shard = self.shard(session);
+        shard.get(&session).map(|here| here.params.is_some())
+    }
+
+    /// Goes in at the door of a session that lives here: every request does. `None` if none does, or if its door is shut.
+    pub(crate) fn enter(&self, id: &str) -> Option<Visit> {
+        self.roll.enter(id)
+    }
+
+    pub(crate) fn door(&self, id: &str) -> Option<Arc<Door>> {
+        self.roll.door(id)
+    }
+
+    /// Whether a session lives here, and its door is not shut.
     pub(crate) fn has(&self, id: &str) -> bool {
-        self.roll.has(id)
+        self.door(id).is_some_and(|door| !door.is_shut())
+    }
+
+    /// All ids.
+    pub(crate) fn ids(&self) -> Vec<Arc<str>> {
+        let shards = self.shards.iter();
+        shards
+            .flat_map(|shard| {
+                let shard = lock(shard);
+                shard
+                    .values()
+                    .map(|here| here.id.clone())
+                    .collect::<Vec<_>>()
+            })
+            .collect()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -156,14 +173,34 @@ impl Sessions {
         self.wake.notify_one();
     }
 
+    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it. If not,
+    /// it is told to be closed.
+    pub(crate) fn hand_out(&self, id: &str) -> bool {
+        let session = SessionHash::of(id);
+        let unknown = {
+            let mut shard = self.shard(session);
+            let is_unknown = shard.get(&session).is_some_and(Here::is_unknown);
+            is_unknown.then(|| shard.remove(&session)).flatten()
+        };
+        let Some(here) = unknown else {
+            return true;
+        };
+        self.work().fresh.retain(|fresh| *fresh != session);
+        if here.is_sent {
+            // It may become known yet.
+            self.remove_later(session);
+        }
+        self.tell_lost(here, session, To::Nobody);
+        false
+    }
+
     /// A session of this instance was found in the directory, and is about to be restored here.
     pub(crate) fn loaded(&self, id: &str, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
-        let here = shard.entry(session).or_insert_with(|| Here {
-            loaded: Some(Instant::now()),
-            ..Here::new(id, &self.roll)
-        });
+        let here = shard
+            .entry(session)
+            .or_insert_with(|| Here::loaded(id, &self.roll));
         here.params.get_or_insert(params);
     }
 
@@ -177,6 +214,11 @@ impl Sessions {
     pub(crate) fn deleted(&self, id: &str) {
         let session = SessionHash::of(id);
         self.shard(session).remove(&session);
+        self.remove_later(session);
+    }
+
+    /// The directory is to forget a session.
+    fn remove_later(&self, session: SessionHash) {
         {
             let mut work = self.work();
             work.deleted.push_back(session);
@@ -284,6 +326,7 @@ impl Sessions {
                 if let Some(params) = &here.params {
                     bytes += params.len();
                     batch.push((session, params.clone()));
+                    here.is_sent = true;
                 }
             }
         }
@@ -323,12 +366,33 @@ impl Sessions {
 
     /// A session is another's now.
     pub(crate) fn lose(&self, session: SessionHash, owner: Owner) {
+        self.lose_to(session, To::Owner(owner));
+    }
+
+    /// A session whose door is shut is given up: whoever asks for it next claims it.
+    pub(crate) fn give_up(&self, session: SessionHash) {
+        let id = self
+            .shard(session)
+            .get(&session)
+            .map(|here| here.id.clone());
+        let door = id.and_then(|id| self.door(&id));
+        // One that has come back has another.
+        if door.is_some_and(|door| door.is_shut()) {
+            self.lose_to(session, To::WhoeverAsks);
+        }
+    }
+
+    fn lose_to(&self, session: SessionHash, to: To) {
         let here = self.shard(session).remove(&session);
         if let Some(here) = here {
-            let id = here.id;
-            // If nobody listens, nobody closes sessions any more.
-            let _told = self.lost.send(Lost { id, session, owner });
+            self.tell_lost(here, session, to);
         }
+    }
+
+    fn tell_lost(&self, here: Here, session: SessionHash, to: To) {
+        let id = here.id;
+        // If nobody listens, nobody closes sessions any more.
+        let _told = self.lost.send(Lost { id, session, to });
     }
 
     /// Deleted sessions of which the directory is to be told. They stay until they are [`removed`](Self::removed).
@@ -375,35 +439,6 @@ impl Debug for Sessions {
 impl Work {
     fn next(&mut self) -> Option<SessionHash> {
         self.fresh.pop_front().or_else(|| self.again.pop_front())
-    }
-}
-
-// === impl Lost ===
-
-impl Debug for Lost {
-    /// Without the id, which is a secret.
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let fields = (self.session, self.owner);
-        f.debug_tuple("Lost")
-            .field(&fields.0)
-            .field(&fields.1)
-            .finish()
-    }
-}
-
-// === impl Here ===
-
-impl Here {
-    fn new(id: &str, roll: &Arc<Roll>) -> Self {
-        let id: Arc<str> = id.into();
-        Self {
-            _listed: roll.list(&id),
-            id,
-            params: None,
-            loaded: None,
-            written: None,
-            is_queued: false,
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! rmcp's session store, in the directory: what a session needs to be restored on another instance.
 //!
-//! 1. A session begins and ends without the directory if that does not answer within [`LIMIT`]; the heart goes on trying.
+//! 1. Nobody waits longer than [`LIMIT`] for the directory. A session that it does not know by then does not begin
+//!    ([`Sessions::hand_out`]); one that has ended is removed when it answers again.
 //! 2. Only its owner restores a session. Whoever wants to must have claimed it.
 //! 3. Errors and log lines name no session by its id.
 
@@ -81,7 +82,7 @@ impl SessionStore for ClusterStore {
         self.sessions.initialized(session_id, params.into());
         let written = self.sessions.until_written(SessionHash::of(session_id));
         if timeout(LIMIT, written).await.is_err() {
-            tracing::debug!("a session begins before the directory knows it");
+            tracing::debug!("the directory does not know a session that begins");
         }
         Ok(())
     }

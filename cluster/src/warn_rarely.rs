@@ -29,7 +29,7 @@ impl WarnRarely {
     /// Logs the warning, unless it was logged less than a minute ago.
     pub(crate) fn warn(&self, what: &dyn Display) {
         if self.is_due(Instant::now()) {
-            tracing::warn!("{what}");
+            tracing::warn!(target: "mcp_cancel_cluster", "{what}");
         }
     }
 

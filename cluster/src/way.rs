@@ -2,13 +2,23 @@
 //!
 //! 1. A request without a session, and one whose session lives here, is served here. Nothing is asked.
 //! 2. What came from a peer is served here or refused as moved. It is never relayed: there is one hop.
-//! 3. Everything else goes to the owner of its session. If he is gone, one claim is made for him, and whoever loses it relays to
-//!    the winner, once.
+//! 3. Everything else goes to the owner of its session. If he is gone, or hands it over, a claim is made for it, and whoever loses
+//!    that relays to the winner. He may be on his way out as well, so there are [`MAX_CLAIMS`].
 //! 4. "No such session" is only said here if the directory was sound for long enough. In every other doubt the client is asked
 //!    to come again.
-//! 5. Nothing is served here whose body has gone to a peer already, and no call is sent twice.
+//! 5. An instance that leaves does not take back what it has given up: it waits for who claims that.
+//! 6. Nothing is served here whose body has gone to a peer already, and no call is sent twice.
 
-use crate::ids::{Incarnation, Owner};
+use crate::{
+    departure::Stage,
+    ids::{Incarnation, Owner},
+};
+
+/// How many claims are made for a request: 3.
+const MAX_CLAIMS: u8 = 3;
+
+/// How often it is asked who has claimed what this instance gave up: 20 times.
+const MAX_LOOKS: u8 = 20;
 
 /// What is known of a request when its head has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +29,8 @@ pub(crate) struct Arrival {
     pub(crate) is_here: bool,
     /// It came over the listener for peers.
     pub(crate) is_from_peer: bool,
-    /// This instance hands its sessions over.
-    pub(crate) is_leaving: bool,
+    /// How far the departure of this instance is.
+    pub(crate) stage: Stage,
 }
 
 /// What to do next.
@@ -30,10 +40,14 @@ pub(crate) enum Step {
     Serve,
     /// Serve it here although its session does not live here yet: it is this instance's, and comes with this request.
     Take,
+    /// Serve it here, or hand its session over.
+    HandOver,
     /// Tell the peer that the session is not here.
     Moved,
     /// Ask for the owner.
     LookUp,
+    /// The same after a while.
+    LookAgain,
     Relay(Owner),
     /// Ask whether this owner is alive.
     AskLease(Owner),
@@ -70,7 +84,7 @@ pub(crate) enum Failure {
     Refused,
     /// The peer says that the session is not with him.
     Moved,
-    /// No connection came about, or none to a peer.
+    /// No connection came about, or none to a peer, or it ended before the body of a call was asked for.
     Unreachable,
     /// No head came in time.
     Silent,
@@ -102,7 +116,8 @@ pub(crate) struct Way {
     me: Incarnation,
     /// It may have an effect that must not happen twice, and take as long as it likes: a POST.
     is_call: bool,
-    has_claimed: bool,
+    claims: u8,
+    looks: u8,
 }
 
 // === impl Arrival ===
@@ -111,8 +126,12 @@ impl Arrival {
     pub(crate) fn step(self) -> Step {
         let is_ours = self.has_session && self.is_here;
         match (self.is_from_peer, is_ours) {
-            (true, true) if !self.is_leaving => Step::Serve,
-            (true, _) => Step::Moved,
+            (true, true) => match self.stage {
+                Stage::Here => Step::Serve,
+                Stage::HandingOver => Step::HandOver,
+                Stage::Gone | Stage::Closed => Step::Moved,
+            },
+            (true, false) => Step::Moved,
             (false, true) => Step::Serve,
             (false, false) if !self.has_session => Step::Serve,
             (false, false) => Step::LookUp,
@@ -127,7 +146,8 @@ impl Way {
         Self {
             me,
             is_call,
-            has_claimed: false,
+            claims: 0,
+            looks: 0,
         }
     }
 
@@ -141,12 +161,21 @@ impl Way {
         }
     }
 
+    /// What follows from a look-up that finds a session this instance's, which has given it up.
+    pub(crate) fn given_up(&mut self) -> Step {
+        if self.looks == MAX_LOOKS {
+            return Step::Refuse(Refusal::Again);
+        }
+        self.looks += 1;
+        Step::LookAgain
+    }
+
     /// What follows from a relay that came to nothing.
     pub(crate) fn failed(&self, owner: Owner, failure: Failure) -> Step {
         match failure {
             Failure::Broken | Failure::Silent if self.is_call => Step::Refuse(Refusal::Broken),
-            // One claim, one more relay: whoever goes on from here would go in circles.
-            _ if self.has_claimed => Step::Refuse(Refusal::OwnerAway),
+            // Whoever goes on from here could go in circles.
+            _ if self.claims == MAX_CLAIMS => Step::Refuse(Refusal::OwnerAway),
             Failure::Refused | Failure::Moved => Step::Claim(owner),
             Failure::Unreachable | Failure::Silent | Failure::Broken => Step::AskLease(owner),
         }
@@ -163,7 +192,7 @@ impl Way {
 
     /// What follows from a claim. `is_whole`: the request can still be sent or served as it came.
     pub(crate) fn claimed(&mut self, claimed: Claimed, is_sound: bool, is_whole: bool) -> Step {
-        self.has_claimed = true;
+        self.claims += 1;
         match claimed {
             Claimed::NoAnswer => Step::Refuse(Refusal::NotSound),
             Claimed::Nobody if !is_sound => Step::Refuse(Refusal::NotSound),

@@ -137,7 +137,20 @@ fn repeated(last_event_id: &str, answer: &Answer) -> ServerSseMessage {
 
 fn answered(answer: Answer) -> ServerSseMessage {
     let mut answered = ServerSseMessage::default();
-    answered.message = match answer.content {
+    answered.message = message_of(answer.content);
+    answered
+}
+
+/// The answer of an ended call, if that was not cancelled.
+pub(super) fn message(end: End<Answer>) -> Option<Arc<ServerJsonRpcMessage>> {
+    match end {
+        End::Answered(answer) => message_of(answer.content),
+        End::Cancelled(..) => None,
+    }
+}
+
+fn message_of(content: AnswerContent) -> Option<Arc<ServerJsonRpcMessage>> {
+    match content {
         AnswerContent::Text(id, text) => {
             let text = str::from_utf8(&text).ok();
             text.map(|text| {
@@ -146,8 +159,7 @@ fn answered(answer: Answer) -> ServerSseMessage {
             })
         }
         AnswerContent::Message(message) => message.downcast().ok(),
-    };
-    answered
+    }
 }
 
 fn cancelled(request: &RequestId, reason: CancelReason) -> ServerSseMessage {

@@ -6,8 +6,9 @@
 use std::{
     collections::HashMap,
     hash::BuildHasherDefault,
+    mem,
     ops::Deref,
-    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak},
     time::Duration,
 };
 
@@ -63,8 +64,18 @@ pub(super) struct Session {
     ticket: OnceLock<Ticket>,
     owner: Weak<dyn Owner>,
     watchers: Arc<[Watcher]>,
+    told: Mutex<Told>,
     /// Set when it was closed for being idle, and the manager inside no longer knows it.
     closed: OnceCell<()>,
+}
+
+/// What was told of a session last. It can be found, and closed, before it is told that it has opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Opened,
+    /// It has closed. If that came first, whoever opened it tells both.
+    Closed,
 }
 
 /// A use of a session. As long as it lives, the session is not idle.
@@ -196,6 +207,7 @@ impl Session {
             ticket: OnceLock::new(),
             owner,
             watchers,
+            told: Mutex::new(Told::Nothing),
             closed: OnceCell::new(),
         }
     }
@@ -205,16 +217,33 @@ impl Session {
         &self.id
     }
 
-    pub(super) fn tell(&self, event: &SessionEvent<'_>) {
-        for watcher in &*self.watchers {
-            quietly(|| watcher(event));
+    /// It has opened, and may have closed again since it can be found.
+    pub(super) fn tell_opened(&self, restored: bool) {
+        let session = &self.id;
+        self.tell(&SessionEvent::Opened { session, restored });
+        if self.was_told(Told::Opened) == Told::Closed {
+            self.tell(&SessionEvent::Closed { session });
         }
     }
 
     /// No request finds it any more.
     fn tell_closed(&self) {
-        let session = &self.id;
-        self.tell(&SessionEvent::Closed { session });
+        if self.was_told(Told::Closed) == Told::Opened {
+            let session = &self.id;
+            self.tell(&SessionEvent::Closed { session });
+        }
+    }
+
+    fn tell(&self, event: &SessionEvent<'_>) {
+        for watcher in &*self.watchers {
+            quietly(|| watcher(event));
+        }
+    }
+
+    /// Notes what is told of it now. Returns what was told before.
+    fn was_told(&self, now: Told) -> Told {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        mem::replace(&mut *told, now)
     }
 
     /// Whether a store has its events.

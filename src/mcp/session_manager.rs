@@ -22,6 +22,7 @@ use rmcp::{
 };
 
 use super::{
+    kept,
     opening::Opening,
     resume::ResumeRequest,
     session::Session,
@@ -30,7 +31,10 @@ use super::{
     stream::{BoundCall, standalone},
     transport::CancellableTransport,
 };
-use crate::{call::RequestId, exchange::INJECTION_LIMIT, observe::SessionEvent, token::CallToken};
+use crate::{
+    call::RequestId, exchange::INJECTION_LIMIT, observe::SessionEvent, registry::Named,
+    token::CallToken,
+};
 
 /// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
 ///
@@ -156,7 +160,7 @@ impl<M> CancellableSessionManager<M> {
     /// Tells a closure of every session that opens and closes, from now on. A manager may have several.
     ///
     /// It is called where that happens, with no lock held: a session that opens is told of before its first message, and one that
-    /// closes once its calls are cancelled and no request finds it any more. What holds for an
+    /// closes once its calls are cancelled and no request finds it any more. Of each session the first is told before the second. What holds for an
     /// [`Observer`](crate::Observer) holds for it too: it must not block, and a panic of it is caught. Sessions that the manager
     /// inside makes or ends by itself are not seen.
     ///
@@ -190,6 +194,35 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
+    /// The answer that a client which comes back to a session with this event is given from memory: that of the call on whose
+    /// stream the event was. `None` if the call has not ended with an answer, if the event is that of the answer itself, or if
+    /// the answer is not kept any more. Nothing changes by asking.
+    ///
+    /// An observer that is told of an [`Event::Ended`](crate::Event::Ended) can keep the answer elsewhere in this way.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    ///
+    /// let sessions = CancellableSessionManager::default();
+    /// assert!(sessions.kept_answer("no session", "0/1").is_none());
+    /// ```
+    pub fn kept_answer(
+        &self,
+        session: &str,
+        last_event_id: &str,
+    ) -> Option<Arc<ServerJsonRpcMessage>> {
+        let session = self.shared.key_of(&session.into());
+        match self
+            .shared
+            .registry
+            .get()?
+            .named(&session, last_event_id.as_bytes())
+        {
+            Named::Ended(end) if !kept::is_known(&end, last_event_id) => kept::message(end),
+            _ => None,
+        }
+    }
+
     /// The manager inside.
     ///
     /// Its owner can end the stream of a call that goes on (SEP-1699), and rmcp drops the answer of such a call. So from the first
@@ -211,10 +244,7 @@ impl<M: SessionManager> CancellableSessionManager<M> {
         let session = self
             .shared
             .open_session(id, self.idle_timeout, self.watchers.clone());
-        session.tell(&SessionEvent::Opened {
-            session: session.id(),
-            restored,
-        });
+        session.tell_opened(restored);
         CancellableTransport::new(transport, session, self.shared.serving.clone())
     }
 }
@@ -388,6 +418,8 @@ impl<M> fmt::Debug for CancellableSessionManager<M> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use http::{Request, header};
     use http_body_util::Full;
     use rmcp::{
@@ -399,6 +431,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// Another request closes a session when it can be found, and before anybody was told that it has opened.
+    #[tokio::test]
+    async fn a_session_that_closes_as_it_opens_is_told_of_in_that_order() {
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let hears = told.clone();
+        let manager = CancellableSessionManager::default().on_session(move |event| {
+            let is_opened = matches!(event, SessionEvent::Opened { .. });
+            hears.lock().unwrap().push(is_opened);
+        });
+        let (id, _transport) = manager.inner().create_session().await.unwrap();
+        let watchers = manager.watchers.clone();
+        let session = manager.shared.open_session(id.clone(), None, watchers);
+        manager.close_session(&id).await.unwrap();
+        assert!(told.lock().unwrap().is_empty());
+
+        session.tell_opened(false);
+
+        assert_eq!(*told.lock().unwrap(), [true, false]);
+    }
 
     struct Panics;
 

@@ -144,7 +144,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    #[cfg(any(test, fuzzing))]
+    /// How many calls are in flight.
     pub(crate) fn len(&self) -> usize {
         self.calls.len()
     }

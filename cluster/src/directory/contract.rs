@@ -38,6 +38,7 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     a_beat_makes_no_lease(&*directory).await;
     an_absence_says_whether_the_asker_has_its_lease(&*directory).await;
     an_answer_is_found_under_its_own_names_only(&*directory).await;
+    a_client_at_the_door_is_one_of_its_own_session_only(&*directory).await;
 }
 
 async fn owner_of(directory: &impl Directory, session: SessionHash) -> Option<Owner> {
@@ -270,29 +271,57 @@ async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory)
     let me = instance(1).incarnation;
     let (one, two) = (session("answer 1").0, session("answer 2").0);
     let answer = Bytes::from_static(b"{\"result\":\0}");
-    let long = format!("\"{}\"", "x".repeat(100_000));
+    let [seven, eight, last] = [7, 8, u64::MAX].map(CallNumber::new);
     directory
-        .keep_answer(one, me, "7", answer.clone())
+        .keep_answer(one, me, seven, answer.clone())
         .await
         .unwrap();
     directory
-        .keep_answer(one, me, &long, Bytes::from_static(b"long"))
+        .keep_answer(one, me, last, Bytes::from_static(b"last"))
         .await
         .unwrap();
-    assert_eq!(directory.answer(one, me, "7").await.unwrap(), Some(answer));
     assert_eq!(
-        directory.answer(one, me, &long).await.unwrap().as_deref(),
-        Some(&b"long"[..])
+        directory.answer(one, me, seven).await.unwrap(),
+        Some(answer)
+    );
+    assert_eq!(
+        directory.answer(one, me, last).await.unwrap().as_deref(),
+        Some(&b"last"[..])
     );
     for (session, incarnation, call) in [
-        (one, me, "\"7\""),
-        (one, me, "8"),
-        (two, me, "7"),
-        (one, instance(1).incarnation, "7"),
+        (one, me, eight),
+        (two, me, seven),
+        (one, instance(1).incarnation, seven),
     ] {
         assert_eq!(
             directory.answer(session, incarnation, call).await.unwrap(),
             None
         );
+    }
+}
+
+async fn a_client_at_the_door_is_one_of_its_own_session_only(directory: &impl Directory) {
+    let me = instance(1);
+    let (one, two, unknown) = (session("door 1"), session("door 2"), session("door 3"));
+    let (one_and_two, asker) = ([one.clone(), two.clone()], me.incarnation);
+    directory.enter(me, &one_and_two).await.unwrap();
+    // The shorter time does not end the longer one.
+    for time in [TURNED_AWAY / 2, TURNED_AWAY, TURNED_AWAY / 2] {
+        directory.knock(one.0, time).await.unwrap();
+        let standing = directory.standing(one.0, asker).await.unwrap();
+        assert_eq!(standing.found, Found::Owner(me));
+        let left = standing.at_the_door.unwrap();
+        assert!(left > time - Duration::from_secs(5), "{left:?}");
+    }
+    let left = directory.standing(one.0, asker).await.unwrap().at_the_door;
+    assert!(
+        left.is_some_and(|left| left > TURNED_AWAY - Duration::from_secs(5) && left <= TURNED_AWAY)
+    );
+    for session in [two.0, unknown.0] {
+        let standing = Standing {
+            found: directory.owner(session, asker).await.unwrap(),
+            at_the_door: None,
+        };
+        assert_eq!(directory.standing(session, asker).await.unwrap(), standing);
     }
 }

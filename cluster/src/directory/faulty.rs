@@ -9,8 +9,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::{sync::watch, time::sleep};
 
-use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MemoryDirectory};
-use crate::ids::{Incarnation, Owner, SessionHash};
+use super::{
+    Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MemoryDirectory, Standing,
+};
+use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +128,31 @@ impl Directory for Faulty {
             .await
     }
 
+    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
+        let memory = self.memory.clone();
+        self.answer_to("knock", async move { memory.knock(session, time).await })
+            .await
+    }
+
+    async fn standing(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Standing, DirectoryError> {
+        if let Some(owner) = self.liar() {
+            return Ok(Standing {
+                found: Found::Owner(owner),
+                at_the_door: None,
+            });
+        }
+        let memory = self.memory.clone();
+        self.answer_to(
+            "standing",
+            async move { memory.standing(session, asker).await },
+        )
+        .await
+    }
+
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
         if let Some(owner) = self.liar() {
             let params = Bytes::from_static(b"{}");
@@ -209,15 +236,12 @@ impl Directory for Faulty {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
         answer: Bytes,
     ) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        let call = call.to_owned();
         self.answer_to("keep_answer", async move {
-            memory
-                .keep_answer(session, incarnation, &call, answer)
-                .await
+            memory.keep_answer(session, incarnation, call, answer).await
         })
         .await
     }
@@ -226,12 +250,11 @@ impl Directory for Faulty {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
         let memory = self.memory.clone();
-        let call = call.to_owned();
         self.answer_to("answer", async move {
-            memory.answer(session, incarnation, &call).await
+            memory.answer(session, incarnation, call).await
         })
         .await
     }

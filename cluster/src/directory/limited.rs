@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::time::timeout;
 
-use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MAX_ANSWER};
-use crate::ids::{Incarnation, Owner, SessionHash};
+use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MAX_ANSWER, Standing};
+use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
 /// How long anybody waits for an answer: 500 ms. What was asked may still happen after that.
 pub(crate) const LIMIT: Duration = Duration::from_millis(500);
@@ -40,6 +40,18 @@ impl Directory for Limited {
         asker: Incarnation,
     ) -> Result<Found, DirectoryError> {
         limited(self.0.owner(session, asker)).await
+    }
+
+    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
+        limited(self.0.knock(session, time)).await
+    }
+
+    async fn standing(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Standing, DirectoryError> {
+        limited(self.0.standing(session, asker)).await
     }
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
@@ -91,7 +103,7 @@ impl Directory for Limited {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
         answer: Bytes,
     ) -> Result<(), DirectoryError> {
         if answer.len() > MAX_ANSWER {
@@ -104,7 +116,7 @@ impl Directory for Limited {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
         limited(self.0.answer(session, incarnation, call)).await
     }

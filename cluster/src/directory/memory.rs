@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, VecDeque, hash_map::Entry as Slot},
     fmt::{self, Debug, Formatter},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -12,8 +13,9 @@ use tokio::time::Instant;
 
 use super::{
     Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
+    Standing,
 };
-use crate::ids::{CallHash, Incarnation, Owner, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
 /// How many bytes of answers are kept: 64 MiB. Beyond that the oldest go.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
@@ -42,6 +44,8 @@ struct State {
     starts: u64,
     sessions: HashMap<SessionHash, Known>,
     leases: HashMap<Incarnation, Instant>,
+    /// Until when a client of a session counts as at a door.
+    doors: HashMap<SessionHash, Instant>,
     answers: HashMap<AnswerKey, (Bytes, Instant)>,
     /// Their keys, the oldest first.
     oldest: VecDeque<AnswerKey>,
@@ -53,7 +57,7 @@ struct Known {
     until: Instant,
 }
 
-type AnswerKey = (SessionHash, Incarnation, CallHash);
+type AnswerKey = (SessionHash, Incarnation, CallNumber);
 
 // === impl MemoryDirectory ===
 
@@ -110,6 +114,28 @@ impl Directory for MemoryDirectory {
         Ok(match state.session(session, now) {
             Some(known) => Found::Owner(known.entry.owner),
             None => Found::Nobody(state.absence(asker, now)),
+        })
+    }
+
+    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
+        let until = Instant::now() + time;
+        let mut state = self.state();
+        let known = state.doors.entry(session).or_insert(until);
+        *known = until.max(*known);
+        Ok(())
+    }
+
+    async fn standing(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Standing, DirectoryError> {
+        let found = self.owner(session, asker).await?;
+        let until = self.state().doors.get(&session).copied();
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        Ok(Standing {
+            found,
+            at_the_door: left.filter(|left| !left.is_zero()),
         })
     }
 
@@ -217,10 +243,10 @@ impl Directory for MemoryDirectory {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
         answer: Bytes,
     ) -> Result<(), DirectoryError> {
-        let key = (session, incarnation, CallHash::of(call));
+        let key = (session, incarnation, call);
         self.state().keep(key, answer, Instant::now() + KEPT);
         Ok(())
     }
@@ -229,9 +255,9 @@ impl Directory for MemoryDirectory {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
-        let key = (session, incarnation, CallHash::of(call));
+        let key = (session, incarnation, call);
         let state = self.state();
         let kept = state
             .answers
@@ -290,6 +316,7 @@ impl State {
     fn sweep(&mut self, now: Instant) {
         self.leases.retain(|_, until| *until > now);
         self.sessions.retain(|_, known| known.until > now);
+        self.doors.retain(|_, until| *until > now);
         while let Some(oldest) = self.oldest.front()
             && self
                 .answers

@@ -32,13 +32,17 @@ pub(crate) use self::{
     error::DirectoryError,
     limited::{LIMIT, Limited},
 };
-use crate::ids::{Incarnation, Owner, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
 
 /// How long a lease lasts: 6 s, three beats.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
 
 /// How long the directory knows a session that nobody enters again, and an answer: 1 h.
 pub(crate) const KEPT: Duration = Duration::from_secs(60 * 60);
+
+/// For how long a client counts as at the door that was told to come again: 40 s. It is to do so after 1 s; SDKs that keep their own
+/// time wait 30 s at most before their next try.
+pub(crate) const TURNED_AWAY: Duration = Duration::from_secs(40);
 
 /// How large an answer may be that is kept: 1 MiB.
 pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
@@ -52,6 +56,17 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         session: SessionHash,
         asker: Incarnation,
     ) -> Result<Found, DirectoryError>;
+
+    /// Notes that a client of a session is at the door of an instance that does not reach the owner. It is known for this
+    /// long, [`TURNED_AWAY`] at most, or for longer if it was already.
+    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError>;
+
+    /// Who owns a session, and then, in the same look, whether a client of it is at a door. `asker` is the instance that asks.
+    async fn standing(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Standing, DirectoryError>;
 
     /// All that is known of a session.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
@@ -91,13 +106,12 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Gives up the lease.
     async fn leave(&self, owner: Owner) -> Result<(), DirectoryError>;
 
-    /// Keeps the answer of a call of that incarnation for [`KEPT`]. `call` is the id of the request as JSON text. An answer
-    /// of more than [`MAX_ANSWER`] is an error.
+    /// Keeps the answer of a call of that incarnation for [`KEPT`]. An answer of more than [`MAX_ANSWER`] is an error.
     async fn keep_answer(
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
         answer: Bytes,
     ) -> Result<(), DirectoryError>;
 
@@ -106,7 +120,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError>;
 }
 
@@ -115,6 +129,14 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 pub(crate) enum Found {
     Owner(Owner),
     Nobody(Absence),
+}
+
+/// How it stands with a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) found: Found,
+    /// For how long a client of it still counts as at a door.
+    pub(crate) at_the_door: Option<Duration>,
 }
 
 /// Whether an instance has its lease.

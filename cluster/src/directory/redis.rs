@@ -4,11 +4,12 @@
 //! |---|---|---|
 //! | `mcp:s:<session>` | hash: `o` the owner, `p` the `initialize` parameters | 1 h |
 //! | `mcp:i:<incarnation>` | the lease: the address of the instance | 6 s |
+//! | `mcp:d:<session>` | a client of the session is at the door of an instance that does not reach the owner | 2 s or 40 s |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 1 h |
 //!
-//! `<session>` and `<call>` are hashes. What is compared and set is done by scripts of one key each, so that engines which
+//! `<session>` is a hash, `<call>` a number. What is compared and set is done by scripts of one key each, so that engines which
 //! spread their keys can run them. A user of the engine needs `~mcp:*`, and `+hget +hmget +hset +pexpire +del +set +get +exists
-//! +info +evalsha +script|load`.
+//! +pttl +info +evalsha +script|load`.
 
 use std::{
     fmt::{self, Debug, Display, Formatter},
@@ -20,7 +21,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use redis::{
-    Client, ErrorKind, IntoConnectionInfo, RedisError, Script,
+    Client, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, Script,
     aio::{ConnectionManager, ConnectionManagerConfig},
     cmd,
     io::tcp::TcpSettings,
@@ -29,10 +30,10 @@ use redis::{
 
 use super::{
     Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
-    LIMIT,
+    LIMIT, Standing, TURNED_AWAY,
 };
 use crate::{
-    ids::{CallHash, Incarnation, Owner, SessionHash},
+    ids::{CallNumber, Incarnation, Owner, SessionHash},
     warn_rarely::WarnRarely,
 };
 
@@ -70,6 +71,13 @@ if redis.pcall('HGET', KEYS[1], 'o') ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 ";
 
+/// Notes a client at the door, for this long or for as long as it is known already.
+const KNOCK: &str = "
+if redis.call('PTTL', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], '', 'PX', ARGV[1])
+return 1
+";
+
 /// A Redis or a Valkey, on one connection, which comes back by itself.
 pub(crate) struct RedisDirectory {
     client: Client,
@@ -78,6 +86,7 @@ pub(crate) struct RedisDirectory {
     enter: Script,
     claim: Script,
     remove: Script,
+    knock: Script,
 }
 
 // === impl RedisDirectory ===
@@ -99,6 +108,7 @@ impl RedisDirectory {
             enter: Script::new(ENTER),
             claim: Script::new(CLAIM),
             remove: Script::new(REMOVE),
+            knock: Script::new(KNOCK),
         })
     }
 
@@ -145,18 +155,33 @@ impl Directory for RedisDirectory {
         session: SessionHash,
         asker: Incarnation,
     ) -> Result<Found, DirectoryError> {
-        let mut look = pipe();
-        look.cmd("HGET").arg(session_key(session)).arg("o");
-        look.cmd("EXISTS").arg(lease_key(asker));
-        look.cmd("INFO").arg("server");
+        let look = look_for_owner(session, asker);
         let answer = look.query_async(&mut self.connection()).await?;
-        let (owner, asker_is_alive, info): (Option<Vec<u8>>, bool, String) = answer;
-        Ok(match owner {
-            Some(owner) => Found::Owner(read_owner(session, &owner)?),
-            None => Found::Nobody(Absence {
-                run: read_run(&info)?,
-                asker_is_alive,
-            }),
+        let (owner, asker_is_alive, info) = answer;
+        read_found(session, owner, asker_is_alive, info)
+    }
+
+    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
+        let mut knock = self.knock.key(door_key(session));
+        knock.arg(millis(time));
+        let () = knock.invoke_async(&mut self.connection()).await?;
+        Ok(())
+    }
+
+    async fn standing(
+        &self,
+        session: SessionHash,
+        asker: Incarnation,
+    ) -> Result<Standing, DirectoryError> {
+        let mut look = look_for_owner(session, asker);
+        look.cmd("PTTL").arg(door_key(session));
+        let answer = look.query_async(&mut self.connection()).await?;
+        let (owner, asker_is_alive, info, left): (_, _, _, i64) = answer;
+        // Negative: there is no such key, or one that no instance wrote.
+        let left = u64::try_from(left).ok().map(Duration::from_millis);
+        Ok(Standing {
+            found: read_found(session, owner, asker_is_alive, info)?,
+            at_the_door: left.map(|left| left.min(TURNED_AWAY)),
         })
     }
 
@@ -288,7 +313,7 @@ impl Directory for RedisDirectory {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
         answer: Bytes,
     ) -> Result<(), DirectoryError> {
         let mut keep = cmd("SET");
@@ -302,7 +327,7 @@ impl Directory for RedisDirectory {
         &self,
         session: SessionHash,
         incarnation: Incarnation,
-        call: &str,
+        call: CallNumber,
     ) -> Result<Option<Bytes>, DirectoryError> {
         let mut get = cmd("GET");
         get.arg(answer_key(session, incarnation, call));
@@ -319,13 +344,41 @@ fn lease_key(incarnation: Incarnation) -> String {
     format!("mcp:i:{incarnation}")
 }
 
-fn answer_key(session: SessionHash, incarnation: Incarnation, call: &str) -> String {
-    format!("mcp:a:{session}:{incarnation}:{}", CallHash::of(call))
+fn door_key(session: SessionHash) -> String {
+    format!("mcp:d:{session}")
+}
+
+fn answer_key(session: SessionHash, incarnation: Incarnation, call: CallNumber) -> String {
+    format!("mcp:a:{session}:{incarnation}:{call}")
 }
 
 /// The engine's unit of time.
 fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+/// The question who owns a session.
+fn look_for_owner(session: SessionHash, asker: Incarnation) -> Pipeline {
+    let mut look = pipe();
+    look.cmd("HGET").arg(session_key(session)).arg("o");
+    look.cmd("EXISTS").arg(lease_key(asker));
+    look.cmd("INFO").arg("server");
+    look
+}
+
+fn read_found(
+    session: SessionHash,
+    owner: Option<Vec<u8>>,
+    asker_is_alive: bool,
+    info: String,
+) -> Result<Found, DirectoryError> {
+    Ok(match owner {
+        Some(owner) => Found::Owner(read_owner(session, &owner)?),
+        None => Found::Nobody(Absence {
+            run: read_run(&info)?,
+            asker_is_alive,
+        }),
+    })
 }
 
 fn read_owner(session: SessionHash, text: &[u8]) -> Result<Owner, DirectoryError> {

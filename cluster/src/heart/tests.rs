@@ -12,7 +12,7 @@ use crate::{
         faulty::{Fault, Faulty},
     },
     ids::SessionHash,
-    sessions::Lost,
+    sessions::{Lost, To},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -320,7 +320,10 @@ async fn a_session_that_was_claimed_just_after_its_owner_came_back_is_told_as_lo
     assert_eq!(claim.unwrap(), Claim::Won);
 
     let lost = timeout(2 * BEAT, one.lost.recv()).await.unwrap().unwrap();
-    assert_eq!((lost.session, lost.owner), (session("claimed").0, other));
+    assert_eq!(
+        (lost.session, lost.to),
+        (session("claimed").0, To::Owner(other))
+    );
     assert!(!one.sessions.is_here(session("claimed").0));
     assert!(one.sessions.is_here(session("kept").0));
     assert!(one.is_sound(), "all the while");
@@ -344,7 +347,7 @@ async fn a_session_that_was_claimed_meanwhile_is_told_as_lost() {
     one.link.set(Fault::None);
     one.until_sound().await;
     let lost = one.lost.recv().await.unwrap();
-    assert_eq!((&*lost.id, lost.owner), ("claimed", two));
+    assert_eq!((&*lost.id, lost.to), ("claimed", To::Owner(two)));
     assert!(one.lost.try_recv().is_err());
     assert!(!one.sessions.is_here(session("claimed").0) && one.sessions.is_here(session("kept").0));
     assert_eq!(owned(&memory, "claimed").await, Some(two));

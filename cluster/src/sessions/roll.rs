@@ -1,5 +1,5 @@
-//! The ids of the sessions that live here. Every request asks for its own: the hash that the directory knows it by would cost
-//! ten times as much as this.
+//! The ids of the sessions that live here, and their doors. Every request asks for its own: the hash that the directory knows it
+//! by would cost ten times as much as this.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -7,13 +7,21 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use crate::door::{Door, Visit};
+
 /// Over how many locks the ids are spread: 64.
 const SHARDS: usize = 64;
 
-/// Each id, and how often it is on the list.
 pub(super) struct Roll(Box<[Mutex<Shard>]>);
 
-type Shard = HashMap<Arc<str>, usize, BuildHasherDefault<IdHasher>>;
+type Shard = HashMap<Arc<str>, Row, BuildHasherDefault<IdHasher>>;
+
+#[derive(Default)]
+struct Row {
+    /// How often the id is on the list.
+    times: usize,
+    door: Arc<Door>,
+}
 
 /// Mixes eight bytes at a time. What is on the list was given out here: no client can choose ids that meet there.
 #[derive(Default)]
@@ -32,12 +40,17 @@ impl Roll {
         Arc::new(Self((0..SHARDS).map(|_| Mutex::default()).collect()))
     }
 
-    pub(super) fn has(&self, id: &str) -> bool {
-        self.shard(id).contains_key(id)
+    /// Goes in at the door of a session. `None` if it is not here, or shut.
+    pub(super) fn enter(&self, id: &str) -> Option<Visit> {
+        self.shard(id).get(id)?.door.enter()
+    }
+
+    pub(super) fn door(&self, id: &str) -> Option<Arc<Door>> {
+        self.shard(id).get(id).map(|row| row.door.clone())
     }
 
     pub(super) fn list(self: &Arc<Self>, id: &Arc<str>) -> Listed {
-        *self.shard(id).entry(id.clone()).or_default() += 1;
+        self.shard(id).entry(id.clone()).or_default().times += 1;
         Listed {
             roll: self.clone(),
             id: id.clone(),
@@ -86,10 +99,10 @@ impl Hasher for IdHasher {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut count) = self.roll.shard(&self.id).entry(self.id.clone()) {
-            match count.get().checked_sub(1) {
-                Some(left @ 1..) => *count.get_mut() = left,
-                _ => drop(count.remove()),
+        if let Entry::Occupied(mut row) = self.roll.shard(&self.id).entry(self.id.clone()) {
+            match row.get().times.checked_sub(1) {
+                Some(left @ 1..) => row.get_mut().times = left,
+                _ => drop(row.remove()),
             }
         }
     }
@@ -106,9 +119,10 @@ mod tests {
         let (first, other) = (roll.list(&id), roll.list(&short));
         let second = roll.list(&id);
         drop(first);
-        assert!(roll.has("session") && roll.has("n") && !roll.has("") && !roll.has("xn"));
+        let has = |id| roll.door(id).is_some();
+        assert!(has("session") && has("n") && !has("") && !has("xn"));
         drop((second, other));
-        assert!(!roll.has("session") && !roll.has("n"));
+        assert!(!has("session") && !has("n"));
         assert!(roll.0.iter().all(|shard| shard.lock().unwrap().is_empty()));
     }
 }

@@ -119,8 +119,8 @@ fn a_session_that_is_anothers_is_told_once_and_lives_here_no_more() {
     sessions.wrote(&batch, &[(hash("a"), owner), (hash("never here"), owner)]);
     let told = lost.try_recv().unwrap();
     assert_eq!(
-        (&*told.id, told.session, told.owner),
-        ("a", hash("a"), owner)
+        (&*told.id, told.session, told.to),
+        ("a", hash("a"), To::Owner(owner))
     );
     assert!(lost.try_recv().is_err());
     assert!(!sessions.is_here(hash("a")) && sessions.is_here(hash("b")));
@@ -205,4 +205,60 @@ async fn who_waits_for_a_session_to_be_written_is_told() {
     assert!(!waited);
     sessions.closed("a");
     assert!(!waits().await, "nobody waits for a session that is gone");
+}
+
+#[test]
+fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
+    let (sessions, mut lost) = written(&["written"]);
+    sessions.opened("without parameters");
+    for id in ["written", "without parameters", "of nobody"] {
+        assert!(sessions.hand_out(id), "{id}");
+    }
+    assert!(lost.try_recv().is_err());
+
+    sessions.opened("unwritten");
+    sessions.initialized("unwritten", params());
+    assert!(!sessions.hand_out("unwritten"));
+    let told = lost.try_recv().unwrap();
+    assert_eq!((&*told.id, told.to), ("unwritten", To::Nobody));
+    assert!(!sessions.is_here(hash("unwritten")));
+    assert_eq!(sessions.take_batch(), []);
+    assert_eq!(sessions.deleted_sessions(), [], "nobody was told of it");
+}
+
+#[test]
+fn a_session_that_is_on_its_way_to_the_directory_when_it_is_refused_is_removed_there() {
+    for is_written in [true, false] {
+        let (sessions, _lost) = Sessions::new();
+        sessions.opened("a");
+        sessions.initialized("a", params());
+        let batch = sessions.take_batch();
+        assert!(!sessions.hand_out("a"));
+        match is_written {
+            true => sessions.wrote(&batch, &[]),
+            false => sessions.put_back(&batch),
+        }
+        assert!(!sessions.is_here(hash("a")));
+        assert_eq!(sessions.deleted_sessions(), [hash("a")]);
+        assert_eq!(sessions.take_batch(), []);
+    }
+}
+
+#[test]
+fn a_session_is_given_up_only_if_its_door_is_shut() {
+    let (sessions, mut lost) = written(&["a"]);
+    sessions.give_up(hash("a"));
+    assert!(lost.try_recv().is_err() && sessions.has("a"));
+    sessions.door("a").unwrap().shut();
+    assert!(!sessions.has("a") && sessions.enter("a").is_none());
+    sessions.give_up(hash("a"));
+    sessions.give_up(hash("a"));
+    let given_up = lost.try_recv().unwrap();
+    assert_eq!((&*given_up.id, given_up.to), ("a", To::WhoeverAsks));
+    assert!(lost.try_recv().is_err());
+
+    // It has come back.
+    sessions.opened("a");
+    sessions.give_up(hash("a"));
+    assert!(lost.try_recv().is_err() && sessions.enter("a").is_some());
 }

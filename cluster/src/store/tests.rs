@@ -82,7 +82,7 @@ async fn a_session_that_begins_is_in_the_directory_before_its_client_knows_it() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_begins_without_a_directory_that_does_not_answer() {
+async fn nobody_waits_long_for_a_directory_that_does_not_answer() {
     for fault in [Fault::Stopped, Fault::Fails, Fault::Mute] {
         let directory = directory();
         let one = Instance::new(1, &directory);

@@ -89,16 +89,21 @@ impl Fake {
 
     /// The next request.
     pub(super) async fn request(&mut self) -> Relayed {
+        within("a request", Relayed::read(self.head().await)).await
+    }
+
+    /// The head of the next request, of which the body is not asked for.
+    pub(super) async fn head(&mut self) -> Relayed {
         let listener = self.listener.as_ref().unwrap();
         let (stream, _) = within("a relay", listener.accept()).await.unwrap();
-        within("a request", Relayed::read(stream)).await
+        within("a head", Relayed::read_head(stream)).await
     }
 }
 
 // === impl Relayed ===
 
 impl Relayed {
-    async fn read(mut stream: TcpStream) -> Self {
+    async fn read_head(mut stream: TcpStream) -> Self {
         let mut read = BytesMut::new();
         let end = loop {
             if let Some(end) = read.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -107,16 +112,27 @@ impl Relayed {
             assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
         };
         let head = String::from_utf8(read.split_to(end).to_vec()).unwrap();
-        let is_chunked = head.contains("transfer-encoding: chunked");
-        let length = head
+        let body = read.freeze();
+        Self { head, body, stream }
+    }
+
+    async fn read(mut self) -> Self {
+        if self.head.contains("expect: 100-continue") {
+            assert_eq!(self.body, "", "it was not asked for");
+            self.write("HTTP/1.1 100 Continue\r\n\r\n").await;
+        }
+        let mut read = BytesMut::from(self.body);
+        let is_chunked = self.head.contains("transfer-encoding: chunked");
+        let length = self
+            .head
             .lines()
             .find_map(|line| line.strip_prefix("content-length: "));
         let length: usize = length.map_or(0, |length| length.parse().unwrap());
         while read.len() < length || (is_chunked && !read.ends_with(b"\r\n0\r\n\r\n")) {
-            assert_ne!(stream.read_buf(&mut read).await.unwrap(), 0);
+            assert_ne!(self.stream.read_buf(&mut read).await.unwrap(), 0);
         }
-        let body = read.freeze();
-        Self { head, body, stream }
+        self.body = read.freeze();
+        self
     }
 
     /// Writes bytes as they are.

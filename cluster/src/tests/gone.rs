@@ -130,17 +130,41 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
     assert!(echo(&mcp, &text).await == text);
 }
 
+/// Whoever has not asked for the body of a call has not begun it: it is whole, and goes on elsewhere.
+#[tokio::test]
+async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
+    for length in [10, 100_000] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = Fake::new(&directory).await;
+        let text = "x".repeat(length);
+        let mcp = owner.session(&b).await;
+        let moves = async { owner.head().await.moved().await };
+        let (answered, ()) = join(echo(&mcp, &text), moves).await;
+        assert!(answered == text, "moved, {length}");
+
+        // As a connection ends that was still to be accepted when its listener closed.
+        let mcp = owner.session(&b).await;
+        owner.ends().await;
+        let breaks_off = async { drop(owner.head().await) };
+        let (answered, ()) = join(echo(&mcp, &text), breaks_off).await;
+        assert!(answered == text, "broke off, {length}");
+        assert!(b.has(&mcp));
+    }
+}
+
 /// Two instances say "not here" to each other's requests, and a directory names both: nothing goes round.
 #[tokio::test]
-async fn a_request_that_is_moved_twice_is_refused() {
+async fn a_request_that_is_moved_again_and_again_is_refused() {
     let directory = directory();
     let [b] = Node::several(&directory).await;
     let mut owner = Fake::new(&directory).await;
     let mcp = owner.session(&b).await;
     directory.set(Fault::Lies(owner.me));
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
-    owner.request().await.moved().await;
-    owner.request().await.moved().await;
+    for _ in 0..4 {
+        owner.request().await.moved().await;
+    }
     let head = call.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
     directory.set(Fault::None);
@@ -274,10 +298,10 @@ async fn a_session_that_is_being_taken_is_here_to_peers() {
     let request = request.body(Body::empty()).unwrap();
     let look = async {
         entered.notified().await;
-        assert_eq!(b.routing().arrive(Some(id), true), Step::Serve);
+        assert_eq!(b.routing().arrive(Some(id), true).0, Step::Serve);
         go.notify_one();
     };
     let (response, ()) = join(ask(&b, app, request), look).await;
     assert_eq!(response.status(), 200);
-    assert_eq!(b.routing().arrive(Some(id), true), Step::Moved);
+    assert_eq!(b.routing().arrive(Some(id), true).0, Step::Moved);
 }

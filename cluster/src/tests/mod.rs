@@ -8,9 +8,12 @@
 mod elsewhere;
 mod fake;
 mod gone;
+mod knocks;
 mod leaving;
+mod lines;
 mod node;
 mod orphans;
 mod races;
 mod resumes;
+mod services;
 mod strangers;

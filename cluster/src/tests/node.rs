@@ -10,10 +10,11 @@ use std::{
 use axum::{Router, extract::Request, middleware};
 use mcp_cancel_on_disconnect::{Calls, CancelOnDisconnectLayer, CancellableSessionManager, Grace};
 use rmcp::{RoleServer, service::RequestContext};
-use test_support::{Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
+use serde_json::json;
+use test_support::{Connection, Mcp, Mode, PATH, Served, Tools, Witness, router, serve};
 use tokio::{
     net::{TcpListener, TcpSocket},
-    task::JoinHandle,
+    task::{JoinHandle, yield_now},
     time::{Instant, advance, pause, resume},
 };
 use tower_service::Service as _;
@@ -24,7 +25,7 @@ use crate::{
     directory::faulty::Faulty,
     filter::PeersFilter,
     heart::SETTLED,
-    ids::{Incarnation, Owner, SessionHash},
+    ids::{CallNumber, EventName, Incarnation, Owner, SessionHash},
     router::Router as Routing,
     wire::Secret,
 };
@@ -50,9 +51,12 @@ pub(super) struct Node {
 
 /// How an instance is set up.
 pub(super) struct Setup {
+    pub(super) layer: CancelOnDisconnectLayer,
     pub(super) grace: Grace,
     pub(super) secret: &'static str,
     pub(super) filter: PeersFilter,
+    /// Whether the service has the cluster as its session store.
+    pub(super) is_stored: bool,
     #[allow(clippy::type_complexity, reason = "it is what `Tools::on_start` takes")]
     pub(super) on_start: Option<Box<dyn Fn(&str, &RequestContext<RoleServer>) + Send + Sync>>,
 }
@@ -62,9 +66,11 @@ pub(super) struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            layer: CancelOnDisconnectLayer::new(),
             grace: Grace::Auto,
             secret: SECRET,
             filter: PeersFilter::default(),
+            is_stored: true,
             on_start: None,
         }
     }
@@ -86,9 +92,11 @@ impl Setup {
         }
         let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
         let mut config = Mode::Session.config();
-        config.session_store = Some(Arc::new(cluster.clone()));
+        if self.is_stored {
+            config.session_store = Some(Arc::new(cluster.clone()));
+        }
         let service = tools.service_with(config, sessions);
-        let layer = cluster.guard(CancelOnDisconnectLayer::new().grace(self.grace));
+        let layer = cluster.guard(self.layer.grace(self.grace));
         let calls = layer.calls();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let noted = seen.clone();
@@ -143,6 +151,17 @@ impl Node {
         Mcp::session(self.addr, PATH).await
     }
 
+    /// Opens a session, if this instance lets it.
+    pub(super) async fn initialize(&self) -> Connection {
+        let params = json!({
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": { "name": "test", "version": "0" },
+        });
+        let client = Mcp::stateless(self.addr, PATH).version("2025-06-18");
+        client.request(0, "initialize", params).await
+    }
+
     /// A client of this instance that goes on with the session of another.
     pub(super) fn client_of(&self, other: &Mcp) -> Mcp {
         self.client(other.session_id().unwrap())
@@ -160,6 +179,20 @@ impl Node {
         self.routing().sessions.has(mcp.session_id().unwrap())
     }
 
+    /// A call whose client has just gone. Returns the event that it has seen last.
+    pub(super) async fn detach(&self, mcp: &Mcp, id: u32, label: &str) -> String {
+        let before = self.calls.detached();
+        let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
+        call.head().await;
+        let event = call.event().await.unwrap();
+        self.witness.started(label).await;
+        call.fin();
+        while self.calls.detached() == before {
+            yield_now().await;
+        }
+        event.id.unwrap()
+    }
+
     /// Returns when the directory has been sound to this instance for long enough.
     pub(super) async fn settles(&self) {
         let heart = &self.routing().heart;
@@ -171,7 +204,7 @@ impl Node {
         while !is_settled() {
             advance(Duration::from_millis(500)).await;
             for _ in 0..20 {
-                tokio::task::yield_now().await;
+                yield_now().await;
             }
         }
         resume();
@@ -189,6 +222,26 @@ impl Node {
 
 pub(super) fn hash(mcp: &Mcp) -> SessionHash {
     SessionHash::of(mcp.session_id().unwrap())
+}
+
+/// Time passes, in steps in which the instances do what they have to.
+pub(super) async fn pass(time: Duration) {
+    const STEP: Duration = Duration::from_millis(50);
+    pause();
+    let mut passed = Duration::ZERO;
+    while passed < time {
+        advance(STEP).await;
+        passed += STEP;
+        for _ in 0..20 {
+            yield_now().await;
+        }
+    }
+    resume();
+}
+
+/// The call on whose stream an event was.
+pub(super) fn number(named: &str) -> CallNumber {
+    EventName::read(named).unwrap().call.unwrap().number
 }
 
 /// Sends a request into an application without a connection.

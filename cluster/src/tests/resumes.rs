@@ -11,8 +11,16 @@ use crate::{
         Directory as _, MemoryDirectory,
         faulty::{Fault, Faulty},
     },
-    ids::{EventName, Incarnation},
+    ids::{CallNumber, EventName, Incarnation, NamedCall},
 };
+
+fn name_of(incarnation: Incarnation, number: u64, request: &str) -> String {
+    let call = NamedCall {
+        number: CallNumber::new(number),
+        request: request.to_owned(),
+    };
+    EventName::new("0/0", incarnation, Some(call)).to_string()
+}
 
 fn directory() -> Faulty {
     Faulty::new(MemoryDirectory::default())
@@ -28,8 +36,8 @@ async fn an_event_of_this_incarnation_is_resumed_wherever_its_client_lands() {
     let named = call.event().await.unwrap().id.unwrap();
     let name = EventName::read(&named).unwrap();
     assert_eq!(
-        (name.incarnation, name.call.as_deref()),
-        (a.me.incarnation, Some("1"))
+        (name.incarnation, &*name.call.unwrap().request),
+        (a.me.incarnation, "1")
     );
     a.witness.started("a").await;
     call.fin();
@@ -43,8 +51,8 @@ async fn an_event_of_this_incarnation_is_resumed_wherever_its_client_lands() {
             assert_eq!(answer.json()["id"], 1);
             let name = answer.id.as_deref().and_then(EventName::read).unwrap();
             assert_eq!(
-                (name.incarnation, name.call.as_deref()),
-                (a.me.incarnation, Some("1"))
+                (name.incarnation, &*name.call.unwrap().request),
+                (a.me.incarnation, "1")
             );
         }
     }
@@ -60,7 +68,7 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
     let session = hash(&mcp);
     directory
         .memory
-        .keep_answer(session, gone, "\"x 7\"", answer)
+        .keep_answer(session, gone, CallNumber::new(3), answer)
         .await
         .unwrap();
     // A call of this incarnation has the event's plain id: nothing of it may be seen.
@@ -68,7 +76,7 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
     a.witness.started("other").await;
 
     for node in [&a, &b] {
-        let named = EventName::new("0/0", gone, "\"x 7\"").to_string();
+        let named = name_of(gone, 3, "\"x 7\"");
         let mut resumed = node.client_of(&mcp).resume(&named).await;
         assert_eq!(resumed.head().await.status, 200);
         let first = resumed.event().await.unwrap();
@@ -84,7 +92,7 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
         assert_eq!(resumed.event().await, None);
         assert!(resumed.is_complete());
 
-        let named = EventName::new("0/0", gone, "8").to_string();
+        let named = name_of(gone, 4, "8");
         let mut resumed = node.client_of(&mcp).resume(&named).await;
         let messages = resumed.messages().await;
         assert_eq!(messages.len(), 1);
@@ -101,7 +109,7 @@ async fn a_stream_of_no_call_that_ended_with_its_instance_begins_anew() {
     let directory = directory();
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let named = EventName::new("5", Incarnation::random(), "").to_string();
+    let named = EventName::new("5", Incarnation::random(), None).to_string();
     let mut listening = mcp.resume(&named).await;
     assert_eq!(listening.head().await.status, 200);
     assert!(listening.event().await.unwrap().is_priming());
@@ -119,10 +127,10 @@ async fn an_answer_from_the_directory_is_only_for_whom_the_application_accepts()
     let answer = Bytes::from_static(b"{\"secret\":1}");
     directory
         .memory
-        .keep_answer(hash(&mcp), gone, "7", answer)
+        .keep_answer(hash(&mcp), gone, CallNumber::new(3), answer)
         .await
         .unwrap();
-    let named = EventName::new("0/0", gone, "7").to_string();
+    let named = name_of(gone, 3, "7");
     let request = |token: &str| {
         let request = http::Request::get("/mcp")
             .header("mcp-session-id", mcp.session_id().unwrap())

@@ -21,31 +21,32 @@ fn way(is_call: bool) -> Way {
     Way::new(incarnation(1), is_call)
 }
 
+const STAGES: [Stage; 4] = [Stage::Here, Stage::HandingOver, Stage::Gone, Stage::Closed];
+
 #[test]
 fn a_head_decides_at_once_or_asks_for_the_owner() {
     let rows = [
-        // has_session, is_here, is_from_peer, is_leaving
-        ((false, false, false, false), Step::Serve),
-        ((false, false, false, true), Step::Serve),
-        ((true, true, false, false), Step::Serve),
-        ((true, true, false, true), Step::Serve),
-        ((true, false, false, false), Step::LookUp),
-        ((true, false, false, true), Step::LookUp),
-        ((true, true, true, false), Step::Serve),
-        ((true, true, true, true), Step::Moved),
-        ((true, false, true, false), Step::Moved),
-        ((true, false, true, true), Step::Moved),
-        ((false, false, true, false), Step::Moved),
-        ((false, false, true, true), Step::Moved),
+        // has_session, is_here, is_from_peer
+        ((false, false, false), [Step::Serve; 4]),
+        ((true, true, false), [Step::Serve; 4]),
+        ((true, false, false), [Step::LookUp; 4]),
+        (
+            (true, true, true),
+            [Step::Serve, Step::HandOver, Step::Moved, Step::Moved],
+        ),
+        ((true, false, true), [Step::Moved; 4]),
+        ((false, false, true), [Step::Moved; 4]),
     ];
-    for ((has_session, is_here, is_from_peer, is_leaving), step) in rows {
-        let arrival = Arrival {
-            has_session,
-            is_here,
-            is_from_peer,
-            is_leaving,
-        };
-        assert_eq!(arrival.step(), step, "{arrival:?}");
+    for ((has_session, is_here, is_from_peer), steps) in rows {
+        for (stage, step) in STAGES.into_iter().zip(steps) {
+            let arrival = Arrival {
+                has_session,
+                is_here,
+                is_from_peer,
+                stage,
+            };
+            assert_eq!(arrival.step(), step, "{arrival:?}");
+        }
     }
 }
 
@@ -126,14 +127,25 @@ fn after_a_claim_the_request_goes_where_the_session_is_if_it_can() {
 }
 
 #[test]
-fn the_relay_after_a_claim_is_the_last() {
+fn the_relay_after_the_third_claim_is_the_last() {
     for failure in FAILURES {
         let mut way = way(false);
-        let step = way.claimed(Claimed::Lost(owner(3)), true, true);
-        assert_eq!(step, Step::Relay(owner(3)));
-        let end = Step::Refuse(Refusal::OwnerAway);
-        assert_eq!(way.failed(owner(3), failure), end, "{failure:?}");
+        for claim in 1..=MAX_CLAIMS {
+            let step = way.claimed(Claimed::Lost(owner(3)), true, true);
+            assert_eq!(step, Step::Relay(owner(3)));
+            let is_end = way.failed(owner(3), failure) == Step::Refuse(Refusal::OwnerAway);
+            assert_eq!(is_end, claim == MAX_CLAIMS, "{failure:?} {claim}");
+        }
     }
+}
+
+#[test]
+fn what_was_given_up_here_is_looked_for_a_while_and_not_taken_back() {
+    let mut way = way(true);
+    for _ in 0..MAX_LOOKS {
+        assert_eq!(way.given_up(), Step::LookAgain);
+    }
+    assert_eq!(way.given_up(), Step::Refuse(Refusal::Again));
 }
 
 const FAILURES: [Failure; 5] = [
@@ -159,11 +171,12 @@ struct World {
 
 fn worlds() -> impl Strategy<Value = World> {
     let owners = (1..5_u16).prop_map(owner);
-    let arrival = any::<[bool; 4]>().prop_map(|flags| Arrival {
+    let stage = proptest::sample::select(STAGES.to_vec());
+    let arrival = (any::<[bool; 3]>(), stage).prop_map(|(flags, stage)| Arrival {
         has_session: flags[0],
         is_here: flags[1],
         is_from_peer: flags[2],
-        is_leaving: flags[3],
+        stage,
     });
     let known = prop_oneof![
         4 => owners.clone().prop_map(Known::Owner),
@@ -182,7 +195,7 @@ fn worlds() -> impl Strategy<Value = World> {
         1 => Just(Claimed::Nobody),
         1 => Just(Claimed::NoAnswer),
     ];
-    let failures = proptest::collection::vec(failure, 3);
+    let failures = proptest::collection::vec(failure, 4);
     let sound = proptest::collection::vec(any::<bool>(), 2);
     let flags = any::<[bool; 2]>();
     (arrival, known, failures, lease, claimed, sound, flags).prop_map(
@@ -206,11 +219,12 @@ fn walk(world: &World) -> Vec<Option<Step>> {
     let mut steps = vec![Some(world.arrival.step())];
     let mut is_whole = true;
     while let Some(Some(step)) = steps.last().copied() {
-        assert!(steps.len() < 10, "in circles: {steps:?}");
+        assert!(steps.len() < 16, "in circles: {steps:?}");
         let next = match step {
-            Step::Serve | Step::Take | Step::Moved | Step::Refuse(_) => break,
+            Step::Serve | Step::Take | Step::HandOver | Step::Moved | Step::Refuse(_) => break,
+            Step::LookAgain => unreachable!("nothing was given up"),
             Step::LookUp => Some(way.known(world.known, world.is_sound[0])),
-            Step::Relay(owner) => failures.next().expect("three relays").map(|failure| {
+            Step::Relay(owner) => failures.next().expect("four relays").map(|failure| {
                 let is_sent = !matches!(failure, Failure::Refused | Failure::Unreachable);
                 is_whole &= !(is_sent && world.is_long);
                 way.failed(owner, failure)
@@ -235,8 +249,8 @@ proptest! {
         let relays = count(|step| matches!(step, Step::Relay(_)));
         let claims = count(|step| matches!(step, Step::Claim(_)));
 
-        // One hop, one claim, one more relay.
-        prop_assert!(claims <= 1);
+        // One hop, and one more relay for each claim.
+        prop_assert!(claims <= usize::from(MAX_CLAIMS));
         prop_assert!(relays <= 1 + claims);
         prop_assert!(!world.arrival.is_from_peer || taken.len() == 1);
 
@@ -268,12 +282,17 @@ proptest! {
         }
 
         // No claim from an owner who may live: nobody listens there, he said so himself, or his lease is over.
-        if let Some(at) = taken.iter().position(|step| matches!(step, Step::Claim(_))) {
-            let first = world.failures[0].unwrap();
-            match taken[at - 1] {
-                Step::Relay(_) => prop_assert!(matches!(first, Failure::Refused | Failure::Moved)),
-                Step::AskLease(_) => prop_assert_eq!(world.lease, Lease::Gone),
-                step => prop_assert!(false, "a claim after {:?}", step),
+        let mut failures = world.failures.iter();
+        for pair in taken.windows(2) {
+            let failure = matches!(pair[0], Step::Relay(_)).then(|| failures.next().unwrap());
+            match pair {
+                [Step::Relay(_), Step::Claim(_)] => {
+                    let failure = failure.unwrap().unwrap();
+                    prop_assert!(matches!(failure, Failure::Refused | Failure::Moved));
+                }
+                [Step::AskLease(_), Step::Claim(_)] => prop_assert_eq!(world.lease, Lease::Gone),
+                [step, Step::Claim(_)] => prop_assert!(false, "a claim after {:?}", step),
+                _ => {}
             }
         }
 

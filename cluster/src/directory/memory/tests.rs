@@ -4,7 +4,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::directory::{
-    Limited,
+    Limited, TURNED_AWAY,
     contract::{self, instance, session},
 };
 
@@ -43,29 +43,74 @@ async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_is_at_the_door_for_forty_seconds_after_it_was_turned_away_last() {
+    let directory = MemoryDirectory::default();
+    let (session, me) = (session("a").0, instance(1));
+    let at_the_door = async || {
+        let standing = directory.standing(session, me.incarnation).await;
+        standing.unwrap().at_the_door
+    };
+    directory.knock(session, TURNED_AWAY).await.unwrap();
+    sleep(TURNED_AWAY - Duration::from_secs(1)).await;
+    assert_eq!(at_the_door().await, Some(Duration::from_secs(1)));
+    directory.knock(session, TURNED_AWAY).await.unwrap();
+    sleep(TURNED_AWAY).await;
+    assert_eq!(at_the_door().await, None);
+    directory.beat(me).await.unwrap();
+    assert!(directory.state().doors.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
     let directory = MemoryDirectory::default();
     let (session, me) = (session("a").0, instance(1).incarnation);
     let large = Bytes::from(vec![b' '; 1024 * 1024]);
     for call in 0..100 {
         directory
-            .keep_answer(session, me, &call.to_string(), large.clone())
+            .keep_answer(session, me, CallNumber::new(call), large.clone())
             .await
             .unwrap();
     }
     assert!(directory.state().answer_bytes <= MAX_ANSWERS);
-    assert_eq!(directory.answer(session, me, "0").await.unwrap(), None);
-    assert!(directory.answer(session, me, "99").await.unwrap().is_some());
+    assert_eq!(
+        directory
+            .answer(session, me, CallNumber::new(0))
+            .await
+            .unwrap(),
+        None
+    );
+    assert!(
+        directory
+            .answer(session, me, CallNumber::new(99))
+            .await
+            .unwrap()
+            .is_some()
+    );
     directory
-        .keep_answer(session, me, "99", Bytes::from_static(b"again"))
+        .keep_answer(
+            session,
+            me,
+            CallNumber::new(99),
+            Bytes::from_static(b"again"),
+        )
         .await
         .unwrap();
     assert_eq!(
-        directory.answer(session, me, "99").await.unwrap().unwrap(),
+        directory
+            .answer(session, me, CallNumber::new(99))
+            .await
+            .unwrap()
+            .unwrap(),
         "again"
     );
     sleep(KEPT).await;
-    assert_eq!(directory.answer(session, me, "99").await.unwrap(), None);
+    assert_eq!(
+        directory
+            .answer(session, me, CallNumber::new(99))
+            .await
+            .unwrap(),
+        None
+    );
     directory.beat(instance(1)).await.unwrap();
     let state = directory.state();
     assert_eq!(
@@ -80,13 +125,22 @@ async fn an_answer_that_is_too_large_is_not_kept() {
     let (session, me) = (session("a").0, instance(1).incarnation);
     let most = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);
     let more = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER + 1]);
-    directory.keep_answer(session, me, "1", most).await.unwrap();
+    directory
+        .keep_answer(session, me, CallNumber::new(1), most)
+        .await
+        .unwrap();
     let error = directory
-        .keep_answer(session, me, "2", more)
+        .keep_answer(session, me, CallNumber::new(2), more)
         .await
         .unwrap_err();
     assert_eq!(error.to_string(), "the answer is too large to be kept");
-    assert_eq!(directory.answer(session, me, "2").await.unwrap(), None);
+    assert_eq!(
+        directory
+            .answer(session, me, CallNumber::new(2))
+            .await
+            .unwrap(),
+        None
+    );
 }
 
 #[tokio::test]

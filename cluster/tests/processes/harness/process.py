@@ -147,6 +147,7 @@ class Balancer(Process):
     CONFIGURATION = """
 global
     maxconn 8000
+    stats socket {control} level admin
 defaults
     mode http
     timeout connect 1s
@@ -171,11 +172,12 @@ backend instances
     def __init__(self, host, facts, work):
         super().__init__("haproxy", facts, work)
         self.door = Door("front", host, free_port())
+        self._control = work / "haproxy.sock"
 
     async def start(self, nodes):
         servers = "\n".join(f"    server {node.name} {node.door.host}:{node.door.port}" for node in nodes)
         path = self.work / "haproxy.cfg"
-        path.write_text(self.CONFIGURATION.format(door=self.door, servers=servers))
+        path.write_text(self.CONFIGURATION.format(door=self.door, control=self._control, servers=servers))
         await self.launch("haproxy", "-db", "-f", path)
         for _ in range(int(PATIENCE / 0.05)):
             try:
@@ -184,6 +186,21 @@ backend instances
             except OSError:
                 await asyncio.sleep(0.05)
         raise TimeoutError("no HAProxy")
+
+    async def take_out(self, node):
+        """No new connection goes to this instance, as before every orderly deployment."""
+        await self._tell(f"disable server instances/{node.name}")
+
+    async def put_back(self, node):
+        await self._tell(f"enable server instances/{node.name}")
+
+    async def _tell(self, command):
+        reader, writer = await asyncio.open_unix_connection(self._control)
+        writer.write(command.encode() + b"\n")
+        said = (await reader.read()).decode().strip()
+        writer.close()
+        if said:
+            self.facts.note("broken", what=f"haproxy: {command}: {said}")
 
 
 def free_port():

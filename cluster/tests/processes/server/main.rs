@@ -1,7 +1,7 @@
 //! One instance of the server under test. What happens in it goes to stdout as lines of JSON (`facts`), and each line on stdin is
 //! the tag of a call that may answer now.
 //!
-//! On SIGTERM it ends as the documentation says: the public listener closes, calls may end, and then the instance leaves.
+//! On SIGTERM it ends as the documentation says: the public listener closes, and the instance leaves.
 
 use std::{env, error::Error, io::stdin, process::ExitCode, sync::Arc, time::Duration};
 
@@ -77,7 +77,6 @@ async fn serve() -> Result<(), Failure> {
     let cluster = member.connect().await?;
     let tools = Tools::new(&options.name);
     let layer = layer(&cluster, &options);
-    let calls = layer.calls();
     let app = app(&cluster, layer, tools.clone(), &options);
 
     // A thread, so that one which waits for a line is in nobody's way at the end.
@@ -95,13 +94,8 @@ async fn serve() -> Result<(), Failure> {
         terminated.recv().await;
         note("ending", json!({}));
         begin.send(()).ok();
-        let report = calls.drain(options.drain).await;
-        note(
-            "drained",
-            json!({ "ended": report.ended, "cancelled": report.cancelled }),
-        );
-        cluster.leave().await;
-        note("left", json!({}));
+        let cancelled = cluster.leave(options.drain).await;
+        note("left", json!({ "cancelled": cancelled }));
     };
     let serving = async {
         let (served, ()) = tokio::join!(served.into_future(), cluster.serve_peers(peers, app));

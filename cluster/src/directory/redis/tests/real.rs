@@ -102,15 +102,17 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
         .keep_answer(
             secret,
             me.incarnation,
-            "\"secret\"",
+            CallNumber::new(7),
             Bytes::from_static(b"{}"),
         )
         .await
         .unwrap();
+    directory.knock(secret, TURNED_AWAY).await.unwrap();
     let mut keys: Vec<String> = server.ask("KEYS *").await;
     keys.sort();
     let expected = [
-        answer_key(secret, me.incarnation, "\"secret\""),
+        answer_key(secret, me.incarnation, CallNumber::new(7)),
+        door_key(secret),
         lease_key(me.incarnation),
         session_key(secret),
     ];
@@ -120,7 +122,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
         .await;
     assert_eq!(owner, ["o", &me.to_string(), "p", "{}"]);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
-    for (key, most) in keys.iter().zip([KEPT, LEASE, KEPT]) {
+    for (key, most) in keys.iter().zip([KEPT, TURNED_AWAY, LEASE, KEPT]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
         assert!(
             (millis(most) - 5_000..=millis(most)).contains(&left),

@@ -38,9 +38,10 @@ async def _events(world, number):
     await world.released(kept)
     running = await world.call("forged", "back", owner.door)
     strangers = [await world.session(node.door) for node in (owner, other)]
-    plain, incarnation, request = kept.last.split("~")
-    names = [kept.last, running.last, f"0/0~{incarnation}~{request}", f"0/0~{'0' * 16}~{request}", "0/0", "0/0~~1",
-             f"{plain}~{incarnation}~", f"{plain}~{incarnation}~%22{'x' * 300}%22", "~", f"{plain}~{incarnation}~null"]
+    plain, incarnation, number, request = kept.last.split("~")
+    life, call = f"{plain}~{incarnation}", f"{number}~{request}"
+    names = [kept.last, running.last, f"0/0~{incarnation}~{call}", f"0/0~{'0' * 16}~{call}", "0/0", "0/0~~~1",
+             f"{life}~~", f"{life}~{number}~%22{'x' * 300}%22", "~", f"{life}~{number}~null", f"{life}~{request}"]
     tries = []
     for stranger in strangers:
         for door in (owner.door, other.door, third.door, world.front):

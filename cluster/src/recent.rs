@@ -11,7 +11,7 @@ use crate::ids::SessionHash;
 
 /// Entries that are all kept for the same time. When there is no room the oldest goes.
 #[derive(Debug)]
-pub(super) struct Recent<V> {
+pub(crate) struct Recent<V> {
     most: usize,
     kept_for: Duration,
     entries: HashMap<SessionHash, Known<V>>,
@@ -30,7 +30,7 @@ struct Known<V> {
 // === impl Recent ===
 
 impl<V> Recent<V> {
-    pub(super) fn new(most: usize, kept_for: Duration) -> Self {
+    pub(crate) fn new(most: usize, kept_for: Duration) -> Self {
         Self {
             most,
             kept_for,
@@ -40,12 +40,12 @@ impl<V> Recent<V> {
         }
     }
 
-    pub(super) fn get(&self, session: SessionHash, now: Instant) -> Option<&V> {
+    pub(crate) fn get(&self, session: SessionHash, now: Instant) -> Option<&V> {
         let known = self.entries.get(&session)?;
         (known.until > now).then_some(&known.value)
     }
 
-    pub(super) fn insert(&mut self, session: SessionHash, value: V, now: Instant) {
+    pub(crate) fn insert(&mut self, session: SessionHash, value: V, now: Instant) {
         let number = self.next;
         self.next += 1;
         let until = now + self.kept_for;
@@ -86,12 +86,12 @@ impl<V> Recent<V> {
         }
     }
 
-    pub(super) fn remove(&mut self, session: SessionHash) -> Option<V> {
+    pub(crate) fn remove(&mut self, session: SessionHash) -> Option<V> {
         self.entries.remove(&session).map(|known| known.value)
     }
 
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 }

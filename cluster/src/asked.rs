@@ -1,0 +1,140 @@
+//! The body of a relayed call, which is sent once the peer has asked for it (`Expect: 100-continue`). A peer who has not asked has
+//! not begun the call, whatever became of the connection: it can be sent again, however long it is.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use http_body::{Body as _, Frame, SizeHint};
+
+/// Whether a body was asked for. It is a handle: clones are the same.
+#[derive(Clone)]
+pub(crate) struct Asked(Arc<Waiting>);
+
+struct Waiting {
+    is_asked: AtomicBool,
+    waker: AtomicWaker,
+    /// Until it is sent or taken back.
+    body: Mutex<Option<Body>>,
+}
+
+/// The body, as it is sent.
+struct AskedBody {
+    asked: Asked,
+    /// Its length, if that is known.
+    length: Option<u64>,
+    body: Option<Body>,
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// Has a body wait. The second is what is to be sent.
+    pub(crate) fn wait(body: Body) -> (Self, Body) {
+        let length = body.size_hint().exact();
+        let asked = Self(Arc::new(Waiting {
+            is_asked: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+            body: Mutex::new(Some(body)),
+        }));
+        let body = AskedBody {
+            asked: asked.clone(),
+            length,
+            body: None,
+        };
+        (asked, Body::new(body))
+    }
+
+    /// The peer asks for it.
+    pub(crate) fn ask(&self) {
+        self.0.is_asked.store(true, Ordering::Release);
+        self.0.waker.wake();
+    }
+
+    /// Takes the body back, if nobody has asked for it.
+    pub(crate) fn take_back(&self) -> Option<Body> {
+        let mut body = self.body();
+        match self.0.is_asked.load(Ordering::Acquire) {
+            true => None,
+            false => body.take(),
+        }
+    }
+
+    fn body(&self) -> MutexGuard<'_, Option<Body>> {
+        self.0.body.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl AskedBody ===
+
+impl http_body::Body for AskedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        if this.body.is_none() {
+            this.asked.0.waker.register(cx.waker());
+            if !this.asked.0.is_asked.load(Ordering::Acquire) {
+                return Poll::Pending;
+            }
+            this.body = this.asked.body().take();
+        }
+        match &mut this.body {
+            Some(body) => Pin::new(body).poll_frame(cx),
+            None => Poll::Ready(Some(Err(axum::Error::new("the body was taken back")))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_some_and(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.body {
+            Some(body) => body.size_hint(),
+            None => self.length.map_or_else(SizeHint::new, SizeHint::with_exact),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_is_sent_when_it_is_asked_for() {
+        let (asked, body) = Asked::wait(Body::from("call"));
+        assert_eq!(body.size_hint().exact(), Some(4));
+        let sent = tokio::spawn(body.collect());
+        tokio::task::yield_now().await;
+        assert!(!sent.is_finished());
+        asked.ask();
+        assert_eq!(sent.await.unwrap().unwrap().to_bytes(), "call");
+        assert!(asked.take_back().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_nobody_asked_for_comes_back_and_is_not_sent() {
+        let (asked, mut sent) = Asked::wait(Body::from("call"));
+        assert!(sent.frame().now_or_never().is_none());
+        let back = asked.take_back().unwrap();
+        asked.ask();
+        assert!(sent.frame().await.unwrap().is_err());
+        assert_eq!(back.collect().await.unwrap().to_bytes(), "call");
+    }
+}

@@ -1,0 +1,50 @@
+//! A session that lives here, and how far the directory knows it.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::roll::{Listed, Roll};
+
+pub(super) struct Here {
+    pub(super) id: Arc<str>,
+    _listed: Listed,
+    /// The `initialize` parameters, as JSON. Without them there is nothing to be written yet.
+    pub(super) params: Option<Arc<[u8]>>,
+    /// Since when it is loaded. `None` once it is open.
+    pub(super) loaded: Option<Instant>,
+    pub(super) written: Option<Instant>,
+    pub(super) is_queued: bool,
+    /// The directory was asked to know it.
+    pub(super) is_sent: bool,
+}
+
+// === impl Here ===
+
+impl Here {
+    pub(super) fn new(id: &str, roll: &Arc<Roll>) -> Self {
+        let id: Arc<str> = id.into();
+        Self {
+            _listed: roll.list(&id),
+            id,
+            params: None,
+            loaded: None,
+            written: None,
+            is_queued: false,
+            is_sent: false,
+        }
+    }
+
+    /// One that is about to be restored.
+    pub(super) fn loaded(id: &str, roll: &Arc<Roll>) -> Self {
+        Self {
+            loaded: Some(Instant::now()),
+            ..Self::new(id, roll)
+        }
+    }
+
+    /// Whether the directory is to know it, and does not.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.params.is_some() && self.written.is_none()
+    }
+}

@@ -1,0 +1,128 @@
+//! Clients that come back, to an instance that cannot reach the owner of their session.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::Grace;
+use serde_json::json;
+use test_support::within;
+use tokio::{
+    io::AsyncReadExt as _,
+    net::{TcpListener, TcpStream},
+};
+
+use super::node::{Node, Setup, hash, pass};
+use crate::{
+    directory::{MemoryDirectory, TURNED_AWAY, faulty::Faulty},
+    filter::PeersFilter,
+    ids::Owner,
+};
+
+const GRACE: Duration = Duration::from_secs(3);
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn directory() -> Faulty {
+    Faulty::new(MemoryDirectory::default())
+}
+
+/// An owner with a grace, and an instance that reaches it, or not.
+async fn two(directory: &Faulty, is_reached: bool) -> [Node; 2] {
+    let a = Setup {
+        grace: Grace::After(GRACE),
+        ..Setup::default()
+    };
+    let a = a.start(directory).await;
+    let b = Setup {
+        filter: PeersFilter::new(move |_| is_reached),
+        ..Setup::default()
+    };
+    let b = b.start(directory).await;
+    a.settles().await;
+    b.settles().await;
+    [a, b]
+}
+
+/// Waits until the other end closes a connection.
+async fn closed(mut stream: TcpStream) {
+    let mut sent = Vec::new();
+    within("the relay to hang up", stream.read_to_end(&mut sent))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_came_back_to_an_instance_without_a_way_to_the_owner_keeps_its_call() {
+    let directory = directory();
+    let [a, b] = two(&directory, false).await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    for _ in 0..6 {
+        let mut resumed = b.client_of(&mcp).resume(&named).await;
+        assert_eq!(resumed.head().await.status, 503);
+        pass(SECOND).await;
+    }
+    assert!(a.witness.is_running("a"));
+    // Nor is it cancelled later, while it may be on its way.
+    pass(TURNED_AWAY - 3 * SECOND).await;
+    assert!(a.witness.is_running("a"));
+
+    let mut resumed = mcp.resume(&named).await;
+    assert_eq!(resumed.head().await.status, 200);
+    a.witness.release("a");
+    assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+}
+
+#[tokio::test]
+async fn a_client_that_stays_away_from_the_door_it_was_at_leaves_an_orphan() {
+    let directory = directory();
+    let [a, b] = two(&directory, false).await;
+    let mcp = a.session().await;
+    a.detach(&mcp, 1, "a").await;
+    // Any request of the session says that its client is there.
+    let mut call = b.client_of(&mcp).call(2, "echo", json!({})).await;
+    assert_eq!(call.head().await.status, 503);
+    pass(TURNED_AWAY - 2 * SECOND).await;
+    assert!(a.witness.is_running("a"));
+
+    pass(2 * GRACE).await;
+
+    assert!(a.witness.ended("a").await.is_cancelled());
+}
+
+/// The connection of the relay comes about, and nothing comes on it.
+#[tokio::test]
+async fn a_client_that_waits_for_an_owner_who_does_not_hear_of_it_keeps_its_call() {
+    let directory = directory();
+    let [a, b] = two(&directory, true).await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let owner = Owner {
+        address: silent.local_addr().unwrap(),
+        incarnation: a.me.incarnation,
+    };
+    b.routing().owners.learn(hash(&mcp), owner);
+    let waiting = b.client_of(&mcp).resume(&named).await;
+    let (relay, _) = silent.accept().await.unwrap();
+    pass(2 * GRACE).await;
+    assert!(a.witness.is_running("a"));
+
+    // It gives up, and the relay with it.
+    waiting.fin();
+    closed(relay).await;
+    pass(2 * GRACE).await;
+    assert!(a.witness.ended("a").await.is_cancelled());
+}
+
+#[tokio::test]
+async fn who_reaches_the_owner_tells_the_directory_nothing() {
+    let directory = directory();
+    let [a, b] = two(&directory, true).await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    assert_eq!(resumed.head().await.status, 200);
+    a.witness.release("a");
+    assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+    assert_eq!(directory.asked("knock"), 0);
+}

@@ -1,0 +1,61 @@
+//! Log lines of the test's thread.
+
+use std::{
+    io::{self, Write},
+    sync::{Arc, LazyLock, Mutex},
+};
+
+use tracing::{Dispatch, Level, level_filters::LevelFilter, subscriber::DefaultGuard};
+use tracing_subscriber::layer::SubscriberExt as _;
+
+/// Warnings, until it is dropped.
+pub(super) struct Warnings {
+    written: Written,
+    _subscribed: DefaultGuard,
+}
+
+/// One that takes nothing, as long as the process lives. With a single subscriber, `tracing` asks that of the thread which comes
+/// first to a line whether anybody wants it, and another test may come first, on a thread without any.
+static SECOND: LazyLock<Dispatch> =
+    LazyLock::new(|| Dispatch::new(tracing_subscriber::registry().with(LevelFilter::OFF)));
+
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+// === impl Warnings ===
+
+impl Warnings {
+    /// Needs a runtime of one thread.
+    pub(super) fn watch() -> Self {
+        LazyLock::force(&SECOND);
+        let written = Written::default();
+        let lines = written.clone();
+        let log = tracing_subscriber::fmt()
+            .with_max_level(Level::WARN)
+            .with_ansi(false)
+            .with_writer(move || lines.clone())
+            .finish();
+        Self {
+            written,
+            _subscribed: tracing::subscriber::set_default(log),
+        }
+    }
+
+    /// How many have a text in them.
+    pub(super) fn with(&self, text: &str) -> usize {
+        let written = String::from_utf8(self.written.0.lock().unwrap().clone()).unwrap();
+        written.lines().filter(|line| line.contains(text)).count()
+    }
+}
+
+// === impl Written ===
+
+impl Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

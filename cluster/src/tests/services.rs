@@ -1,0 +1,99 @@
+//! Services as they are set up: without a session store, and several on one membership.
+
+use std::sync::Arc;
+
+use axum::Router;
+use http::Request;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
+use serde_json::json;
+use test_support::{Mcp, Mode, Tools, Witness, serve};
+use tokio::net::TcpStream;
+
+use super::{
+    lines::Warnings,
+    node::{Node, Setup},
+};
+use crate::{
+    Cluster,
+    directory::{MemoryDirectory, faulty::Faulty},
+};
+
+async fn status(mcp: &Mcp, id: u32) -> u16 {
+    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
+    call.head().await.status
+}
+
+#[tokio::test]
+async fn a_service_without_a_session_store_is_told_once_what_it_needs() {
+    for is_stored in [true, false] {
+        let warnings = Warnings::watch();
+        let setup = Setup {
+            is_stored,
+            ..Setup::default()
+        };
+        let directory = Faulty::new(MemoryDirectory::default());
+        let node = setup.start(&directory).await;
+        node.settles().await;
+        for _ in 0..2 {
+            let mcp = node.session().await;
+            assert_eq!([status(&mcp, 1).await, status(&mcp, 2).await], [200; 2]);
+        }
+        let told = warnings.with("session_store = Some(Arc::new(cluster.clone()))");
+        assert_eq!(told, usize::from(!is_stored));
+    }
+}
+
+/// Its own clients find it at its own path only.
+#[tokio::test]
+async fn a_session_of_one_service_is_not_brought_to_life_in_another() {
+    let directory = MemoryDirectory::default();
+    let member = Cluster::in_memory(&directory).advertise("127.0.0.1:9");
+    let cluster = member.connect().await.unwrap();
+    let witness = Witness::new();
+    let service = || {
+        let sessions = Arc::new(cluster.sessions(CancellableSessionManager::default()));
+        let mut config = Mode::Session.config();
+        config.session_store = Some(Arc::new(cluster.clone()));
+        Tools::new(&witness).service_with(config, sessions)
+    };
+    let app = Router::new()
+        .nest_service("/one", service())
+        .nest_service("/two", service())
+        .layer(cluster.guard(CancelOnDisconnectLayer::new()))
+        .layer(cluster.layer());
+    let served = serve(app).await;
+    let mcp = Mcp::session(served.addr, "/one").await;
+    let mut call = mcp.call(1, "hold", json!({ "label": "a" })).await;
+    call.head().await;
+    let named = call.event().await.unwrap().id.unwrap();
+    witness.started("a").await;
+    let elsewhere = Mcp::stateless(served.addr, "/two").in_session(mcp.session_id().unwrap());
+    assert_eq!(status(&elsewhere, 2).await, 404);
+
+    call.fin();
+    let mut resumed = mcp.resume(&named).await;
+    assert_eq!(resumed.head().await.status, 200);
+    witness.release("a");
+    assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+}
+
+/// Whoever reaches the listener for peers cannot fill the log.
+#[tokio::test]
+async fn strangers_at_the_listener_for_peers_are_logged_once_a_minute() {
+    let directory = Faulty::new(MemoryDirectory::default());
+    let node = Node::start(&directory).await;
+    let warnings = Warnings::watch();
+    for _ in 0..5 {
+        let (mut sender, connection) = {
+            let stream = TcpStream::connect(node.me.address).await.unwrap();
+            let io = hyper_util::rt::TokioIo::new(stream);
+            hyper::client::conn::http1::handshake(io).await.unwrap()
+        };
+        tokio::spawn(connection);
+        let request = Request::get("/mcp").header("mcp-cluster", "a guess");
+        let request = request.body(axum::body::Body::empty()).unwrap();
+        let answered = sender.send_request(request).await.unwrap();
+        assert_eq!(answered.status(), 403);
+    }
+    assert_eq!(warnings.with("none of a peer's"), 1);
+}
