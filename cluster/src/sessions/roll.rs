@@ -57,6 +57,20 @@ impl Roll {
         }
     }
 
+    /// Returns the row of an id that is on the list no more.
+    fn unlist(&self, id: &Arc<str>) -> Option<Row> {
+        match self.shard(id).entry(id.clone()) {
+            Entry::Occupied(mut row) => match row.get().times.checked_sub(1) {
+                Some(left @ 1..) => {
+                    row.get_mut().times = left;
+                    None
+                }
+                _ => Some(row.remove()),
+            },
+            Entry::Vacant(_) => None,
+        }
+    }
+
     fn shard(&self, id: &str) -> MutexGuard<'_, Shard> {
         // The end of an id differs most. Who makes up ids that meet waits for himself.
         let end = id.as_bytes().iter().rev().take(2);
@@ -99,11 +113,9 @@ impl Hasher for IdHasher {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut row) = self.roll.shard(&self.id).entry(self.id.clone()) {
-            match row.get().times.checked_sub(1) {
-                Some(left @ 1..) => row.get_mut().times = left,
-                _ => drop(row.remove()),
-            }
+        if let Some(row) = self.roll.unlist(&self.id) {
+            // Whoever waits for it to be shut does not wait for what has gone.
+            row.door.shut();
         }
     }
 }
