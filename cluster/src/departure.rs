@@ -93,7 +93,7 @@ impl Departure {
         self.stage.subscribe()
     }
 
-    /// A call has ended.
+    /// A call has ended, or nothing brings a session any more.
     pub(crate) fn ended(&self, session: Option<&str>) {
         if self.has_begun.load(Ordering::Acquire)
             && let Some(door) = session.and_then(|id| self.sessions.door(id))

@@ -1,8 +1,11 @@
 //! What else happens to a session while it changes hands.
 
-use serde_json::json;
-use test_support::within;
+use axum::body::Body;
+use futures_util::FutureExt as _;
+use serde_json::{Value, json};
+use test_support::{Mcp, within};
 use tokio::task::yield_now;
+use tower_service::Service as _;
 
 use super::node::{Node, hash};
 use crate::directory::{Claim, Directory as _, MemoryDirectory, faulty::Faulty};
@@ -15,6 +18,16 @@ async fn all_else() {
     for _ in 0..1_000 {
         yield_now().await;
     }
+}
+
+fn post(mcp: &Mcp, message: &Value) -> http::Request<Body> {
+    http::Request::post("/mcp")
+        .header("host", "localhost")
+        .header("mcp-session-id", mcp.session_id().unwrap())
+        .header("accept", "application/json, text/event-stream")
+        .header("content-type", "application/json")
+        .body(Body::from(message.to_string()))
+        .unwrap()
 }
 
 /// Its session is closed while it waits for a call without a client, be it by the server or because it is another's.
@@ -38,4 +51,39 @@ async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
     let answer = within("an answer", second.answer()).await;
     assert_eq!(answer.unwrap()["id"], 2);
     assert!(!a.has(&mcp) && b.has(&mcp) != c.has(&mcp));
+}
+
+/// Its client hangs up while a session comes to an instance that leaves.
+#[tokio::test]
+async fn a_departure_does_not_wait_for_a_session_that_does_not_come() {
+    let directory = directory();
+    let [mut a, mut b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    a.dies().await;
+    let at_b = b.client_of(&mcp);
+    let message = json!({ "jsonrpc": "2.0", "method": "notifications/roots/list_changed" });
+    let cluster = b.cluster.clone();
+    let _leaving = cluster.router().departure.begin();
+    let mut waited = 0;
+    for polls in 0..40 {
+        let mut first = Box::pin(b.app.call(post(&at_b, &message)));
+        for _ in 0..polls {
+            if (&mut first).now_or_never().is_some() {
+                break;
+            }
+            yield_now().await;
+        }
+        let routing = b.cluster.router();
+        let session = at_b.session_id().unwrap();
+        if let Some(door) = routing.sessions.door(session) {
+            let is_idle = || !routing.arrivals.has(hash(&at_b));
+            let mut empty = Box::pin(door.until_empty(is_idle));
+            let waits = (&mut empty).now_or_never().is_none();
+            drop(first);
+            all_else().await;
+            assert!(!waits || empty.now_or_never().is_some(), "{polls}");
+            waited += usize::from(waits);
+        }
+    }
+    assert!(waited > 0);
 }
