@@ -45,7 +45,7 @@ impl Closers {
                     info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance leaves and another asked for it");
                 }
                 To::Nobody => {
-                    debug!(target: "mcp_cancel_cluster", %session, "a session does not begin, because the directory does not know it");
+                    debug!(target: "mcp_cancel_cluster", %session, "a session does not begin: the directory does not know it, or this instance is gone");
                 }
             }
             for closes in self.all().iter().filter_map(Weak::upgrade) {

@@ -9,7 +9,7 @@
 //! 6. No client gets a session of which the directory was not told: whoever looks for it elsewhere would be told that there is none.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     fmt::{self, Debug, Formatter},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -119,6 +119,11 @@ impl Sessions {
         self.roll.door(id)
     }
 
+    /// Shuts all doors, also those of sessions that come yet.
+    pub(crate) fn shut(&self) {
+        self.roll.shut();
+    }
+
     /// Whether a session lives here, and its door is not shut.
     pub(crate) fn has(&self, id: &str) -> bool {
         self.door(id).is_some_and(|door| !door.is_shut())
@@ -173,17 +178,14 @@ impl Sessions {
         self.wake.notify_one();
     }
 
-    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it. If not,
-    /// it is told to be closed.
+    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it, and its door
+    /// is not shut. If not, it is told to be closed.
     pub(crate) fn hand_out(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
-        let unknown = {
-            let mut shard = self.shard(session);
-            let is_unknown = shard.get(&session).is_some_and(Here::is_unknown);
-            is_unknown.then(|| shard.remove(&session)).flatten()
-        };
-        let Some(here) = unknown else {
-            return true;
+        let is_shut = self.door(id).is_some_and(|door| door.is_shut());
+        let here = match self.shard(session).entry(session) {
+            Entry::Occupied(here) if is_shut || here.get().is_unknown() => here.remove(),
+            _ => return true,
         };
         self.work().fresh.retain(|fresh| *fresh != session);
         if here.is_sent {

@@ -20,6 +20,17 @@ async fn all_else() {
     }
 }
 
+async fn status(mcp: &Mcp, id: u32) -> u16 {
+    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
+    within("a head", call.head()).await.status
+}
+
+async fn echo(mcp: &Mcp, id: u32) -> Value {
+    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
+    let answer = within("an answer", call.answer()).await;
+    answer.unwrap()["id"].clone()
+}
+
 fn post(mcp: &Mcp, message: &Value) -> http::Request<Body> {
     http::Request::post("/mcp")
         .header("host", "localhost")
@@ -28,6 +39,25 @@ fn post(mcp: &Mcp, message: &Value) -> http::Request<Body> {
         .header("content-type", "application/json")
         .body(Body::from(message.to_string()))
         .unwrap()
+}
+
+/// Nor does a session.
+#[tokio::test]
+async fn no_session_begins_on_an_instance_that_is_gone() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let leaving = a.routing().departure.begin();
+    // One is under way in this moment.
+    let before = a.session().await;
+    leaving.is_gone();
+    let mut refused = a.initialize().await;
+    assert_eq!(within("a head", refused.head()).await.status, 503);
+    all_else().await;
+    assert_eq!(a.routing().sessions.len(), 1);
+    assert_eq!(status(&before, 1).await, 503);
+    assert_eq!(echo(&b.client_of(&before), 2).await, 2);
+    assert_eq!(echo(&before, 3).await, 3);
+    assert!(b.has(&before) && !a.has(&before));
 }
 
 /// Its session is closed while it waits for a call without a client, be it by the server or because it is another's.
