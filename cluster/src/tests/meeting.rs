@@ -1,14 +1,22 @@
 //! What else happens to a session while it changes hands.
 
+use std::time::Duration;
+
 use axum::body::Body;
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::join};
 use serde_json::{Value, json};
 use test_support::{Mcp, within};
 use tokio::task::yield_now;
 use tower_service::Service as _;
 
 use super::node::{Node, hash};
-use crate::directory::{Claim, Directory as _, MemoryDirectory, faulty::Faulty};
+use crate::directory::{
+    Claim, Directory as _, MemoryDirectory,
+    faulty::{Fault, Faulty},
+};
+
+/// More than any test takes.
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn directory() -> Faulty {
     Faulty::new(MemoryDirectory::default())
@@ -116,4 +124,33 @@ async fn a_departure_does_not_wait_for_a_session_that_does_not_come() {
         }
     }
     assert!(waited > 0);
+}
+
+/// More calls end at once than answers may be on their way.
+#[tokio::test]
+async fn an_instance_that_leaves_keeps_the_answers_of_however_many_calls_end_at_once() {
+    const CALLS: u32 = 100;
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let mut named = Vec::new();
+    for id in 1..=CALLS {
+        named.push(a.detach(&mcp, id, &id.to_string()).await);
+    }
+    directory.set(Fault::SlowAt("keep_answer", Duration::from_millis(100)));
+    let leaving = a.cluster.leave(LIMIT);
+    let story = async {
+        all_else().await;
+        for id in 1..=CALLS {
+            a.witness.release(&id.to_string());
+        }
+    };
+    let (cancelled, ()) = within("the departure", join(leaving, story)).await;
+    assert_eq!(cancelled, 0);
+    let mut lost = 0;
+    for named in &named {
+        let answered = b.client_of(&mcp).resume(named).await.messages().await;
+        lost += usize::from(!answered[0]["result"].is_object());
+    }
+    assert_eq!(lost, 0, "of {CALLS}");
 }
