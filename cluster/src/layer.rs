@@ -188,7 +188,7 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let moved = peers::moved(&head.headers, body).await;
     router.departure.settles().await;
     let session = Fields::of(&head.headers).session;
-    match router.arrive(session, true).0 {
+    match router.send_on(session) {
         Step::Moved => moved,
         _ => {
             let mut again = Response::from(Refusal::Again);

@@ -10,9 +10,12 @@ use tokio::task::yield_now;
 use tower_service::Service as _;
 
 use super::node::{Node, hash};
-use crate::directory::{
-    Claim, Directory as _, MemoryDirectory,
-    faulty::{Fault, Faulty},
+use crate::{
+    directory::{
+        Claim, Directory as _, MemoryDirectory,
+        faulty::{Fault, Faulty},
+    },
+    ids::{Incarnation, Owner},
 };
 
 /// More than any test takes.
@@ -47,6 +50,18 @@ fn post(mcp: &Mcp, message: &Value) -> http::Request<Body> {
         .header("content-type", "application/json")
         .body(Body::from(message.to_string()))
         .unwrap()
+}
+
+/// A session goes from an instance to nowhere: it is closed there, and the directory says that it is still that instance's.
+async fn is_closed(node: &Node, mcp: &Mcp) {
+    let sessions = &node.routing().sessions;
+    let other = Owner {
+        address: "127.0.0.1:1".parse().unwrap(),
+        incarnation: Incarnation::random(),
+    };
+    sessions.lose(hash(mcp), other);
+    all_else().await;
+    assert!(!node.has(mcp));
 }
 
 /// Nor does a session.
@@ -124,6 +139,33 @@ async fn a_departure_does_not_wait_for_a_session_that_does_not_come() {
         }
     }
     assert!(waited > 0);
+}
+
+/// A session is closed where it lived, as an idle one is. Another instance is told so, and is about to claim it.
+#[tokio::test]
+async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_brought_to_life_here() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    is_closed(&a, &mcp).await;
+    directory.set(Fault::SlowAt("claim", Duration::from_millis(400)));
+    let at_b = b.client_of(&mcp);
+    let here = async {
+        while directory.asked("claim") == 0 {
+            yield_now().await;
+        }
+        let mut call = mcp.call(2, "hold", json!({ "label": "second" })).await;
+        within("a head", call.head()).await;
+        call
+    };
+    let (first, mut second) = join(echo(&at_b, 1), here).await;
+    assert_eq!(first, 1);
+    all_else().await;
+    assert!(b.has(&mcp));
+    assert!(!a.has(&mcp), "it has two owners");
+    b.witness.started("second").await;
+    b.witness.release("second");
+    assert_eq!(second.answer().await.unwrap()["id"], 2);
 }
 
 /// More calls end at once than answers may be on their way.
