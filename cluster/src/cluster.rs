@@ -327,7 +327,7 @@ pub(crate) fn join(
             router,
             gate: Arc::new(Gate::new(filter, secret)),
             answers,
-            closing: tokio::spawn(closers.clone().run(lost)),
+            closing: tokio::spawn(closers.clone().run(lost, sessions.clone())),
             closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),
             beating: Mutex::new(Some(tokio::spawn(heart.run()))),

@@ -236,6 +236,9 @@ where
     let expected = expected;
     let turn = expected.turn().await;
     let turn = (!router.lives_here(session.as_deref())).then_some(turn);
+    if turn.is_some() {
+        router.until_closed(session.as_deref()).await;
+    }
     let localized = router.localize(&mut request);
     let served = serve(router, inner, request, localized, None).await?;
     // rmcp could not load it, say, because the directory did not answer.

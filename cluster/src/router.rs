@@ -154,6 +154,13 @@ impl Router {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
+    /// Returns when nothing is left of a session that this instance has lost.
+    pub(crate) async fn until_closed(&self, session: Option<&str>) {
+        if let Some(id) = session {
+            self.sessions.losses.until_closed(SessionHash::of(id)).await;
+        }
+    }
+
     /// Serves a peer's request, or hands its session over.
     pub(crate) async fn hand_over(&self, request: Request<Body>) -> HandedOver {
         let session = Fields::of(request.headers()).session.map(str::to_owned);

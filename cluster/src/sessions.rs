@@ -21,7 +21,7 @@ use tokio::{
 };
 
 pub(crate) use self::lost::{Lost, To};
-use self::{here::Here, roll::Roll};
+use self::{here::Here, lost::Losses, roll::Roll};
 use crate::{
     door::{Door, Visit},
     ids::{Owner, SessionHash},
@@ -57,7 +57,7 @@ pub(crate) struct Sessions {
     wake: Notify,
     /// Something was written.
     written: Notify,
-    lost: mpsc::UnboundedSender<Lost>,
+    pub(crate) losses: Losses,
 }
 
 /// Sessions to be written at once, with their parameters.
@@ -78,15 +78,14 @@ struct Work {
 impl Sessions {
     /// None yet, and where it is told which are lost.
     pub(crate) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Lost>) {
-        // It holds at most what lived here.
-        let (lost, told) = mpsc::unbounded_channel();
+        let (losses, told) = Losses::new();
         let sessions = Self {
             roll: Roll::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             work: Mutex::default(),
             wake: Notify::new(),
             written: Notify::new(),
-            lost,
+            losses,
         };
         (Arc::new(sessions), told)
     }
@@ -192,7 +191,7 @@ impl Sessions {
             // It may become known yet.
             self.remove_later(session);
         }
-        self.tell_lost(here, session, To::Nobody);
+        self.losses.tell(here.lost(session, To::Nobody));
         false
     }
 
@@ -385,16 +384,11 @@ impl Sessions {
     }
 
     fn lose_to(&self, session: SessionHash, to: To) {
-        let here = self.shard(session).remove(&session);
-        if let Some(here) = here {
-            self.tell_lost(here, session, to);
+        let mut shard = self.shard(session);
+        if let Some(here) = shard.remove(&session) {
+            // Whoever does not find it here any more finds that it is being closed.
+            self.losses.tell(here.lost(session, to));
         }
-    }
-
-    fn tell_lost(&self, here: Here, session: SessionHash, to: To) {
-        let id = here.id;
-        // If nobody listens, nobody closes sessions any more.
-        let _told = self.lost.send(Lost { id, session, to });
     }
 
     /// Deleted sessions of which the directory is to be told. They stay until they are [`removed`](Self::removed).
