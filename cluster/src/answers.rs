@@ -8,7 +8,8 @@
 //!    kept, too. What a client's connection took is not kept, except by an instance that leaves: its memory goes with it.
 //! 4. An answer is kept under the life of its session and the number of its call. Request ids are used again.
 //! 5. As many are noted as may have no client in the library by default, and as much is on its way to the directory as it is
-//!    given in a short while. What is beyond is left to this instance's own memory.
+//!    given in a short while. What is beyond is left to this instance's own memory. An instance that leaves has its answers wait
+//!    for their turn instead.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -28,7 +29,7 @@ use rmcp::{
 };
 use tokio::{
     runtime::Handle,
-    sync::watch,
+    sync::{Semaphore, watch},
     time::{sleep, timeout},
 };
 use tracing::debug;
@@ -41,7 +42,7 @@ use crate::{
 /// How many calls are noted at most: 65,536.
 const MAX_NOTED: usize = 64 * 1024;
 
-/// How many answers are on their way at most: 64, of at most 1 MiB each.
+/// How many answers are on their way at most: 64, of at most 1 MiB each. When the instance leaves, [`MAX_NOTED`] more may wait.
 const MAX_ON_THEIR_WAY: usize = 64;
 
 /// How often an answer is tried that the directory does not take: 10 times.
@@ -89,8 +90,9 @@ pub(crate) struct Answers {
     next: AtomicU64,
     /// Whether also what was read is kept, because the instance leaves.
     keeps_all: AtomicBool,
-    /// How many are on their way.
+    /// How many are on their way, or wait for that.
     on_their_way: watch::Sender<usize>,
+    places: Semaphore,
 }
 
 /// An answer that is on its way to the directory, until this is dropped.
@@ -158,6 +160,7 @@ impl Answers {
             next: AtomicU64::new(0),
             keeps_all: AtomicBool::new(false),
             on_their_way: watch::Sender::new(0),
+            places: Semaphore::new(MAX_ON_THEIR_WAY),
         })
     }
 
@@ -257,23 +260,25 @@ impl Answers {
             debug!(target: "mcp_cancel_cluster", "an answer is not kept elsewhere: too many are on their way");
             return;
         };
-        let Ok(answer) = serde_json::to_vec(&*answer) else {
+        // A stream can also go where its runtime ends.
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        runtime.spawn(async move {
+            on_its_way.0.write(&call, life, &answer).await;
+        });
+    }
+
+    async fn write(&self, call: &Call, life: Incarnation, answer: &ServerJsonRpcMessage) {
+        // As many are there as text at once.
+        let _place = self.places.acquire().await;
+        let Ok(answer) = serde_json::to_vec(answer).map(Bytes::from) else {
             return;
         };
         if answer.len() > MAX_ANSWER {
             debug!(target: "mcp_cancel_cluster", bytes = answer.len(), "an answer is not kept elsewhere: it is too large");
             return;
         }
-        // A stream can also go where its runtime ends.
-        let Ok(runtime) = Handle::try_current() else {
-            return;
-        };
-        runtime.spawn(async move {
-            on_its_way.0.write(&call, life, answer.into()).await;
-        });
-    }
-
-    async fn write(&self, call: &Call, life: Incarnation, answer: Bytes) {
         let session = SessionHash::of(&call.session);
         for _ in 0..TRIES {
             let kept = self
@@ -319,8 +324,9 @@ impl Answers {
 
     /// Takes a place on the way to the directory, if there is one left.
     fn set_out(self: &Arc<Self>) -> Option<OnItsWay> {
+        let wait = if self.keeps_all() { MAX_NOTED } else { 0 };
         let has_room = self.on_their_way.send_if_modified(|on_their_way| {
-            let has_room = *on_their_way < MAX_ON_THEIR_WAY;
+            let has_room = *on_their_way < MAX_ON_THEIR_WAY + wait;
             *on_their_way += usize::from(has_room);
             has_room
         });

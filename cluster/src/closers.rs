@@ -8,7 +8,7 @@ use tracing::{debug, info};
 use crate::{
     ids::Owner,
     manager::Closes,
-    sessions::{Lost, To},
+    sessions::{Lost, Sessions, To},
 };
 
 /// The session managers of an instance.
@@ -34,7 +34,11 @@ impl Closers {
     }
 
     /// Closes what is lost, one session after the other.
-    pub(crate) async fn run(self, mut lost: mpsc::UnboundedReceiver<Lost>) {
+    pub(crate) async fn run(
+        self,
+        mut lost: mpsc::UnboundedReceiver<Lost>,
+        sessions: Arc<Sessions>,
+    ) {
         while let Some(lost) = lost.recv().await {
             let session = lost.session;
             match lost.to {
@@ -45,12 +49,13 @@ impl Closers {
                     info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance leaves and another asked for it");
                 }
                 To::Nobody => {
-                    debug!(target: "mcp_cancel_cluster", %session, "a session does not begin, because the directory does not know it");
+                    debug!(target: "mcp_cancel_cluster", %session, "a session does not begin: the directory does not know it, or this instance is gone");
                 }
             }
             for closes in self.all().iter().filter_map(Weak::upgrade) {
                 closes.close(&lost.id).await;
             }
+            sessions.losses.was_closed(&lost);
         }
     }
 

@@ -38,7 +38,7 @@ use crate::{
     peers::{self, Gate},
     proof,
     relay::Relay,
-    router::Router,
+    router::{Router, none_sent_on},
     sessions::Sessions,
     store::ClusterStore,
     wire::Secret,
@@ -319,6 +319,7 @@ pub(crate) fn join(
         arrivals,
         lives: Arc::new(Lives::new(me.incarnation)),
         directory: directory.clone(),
+        sent_on: none_sent_on(),
     });
     info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance joins");
     Cluster {
@@ -326,7 +327,7 @@ pub(crate) fn join(
             router,
             gate: Arc::new(Gate::new(filter, secret)),
             answers,
-            closing: tokio::spawn(closers.clone().run(lost)),
+            closing: tokio::spawn(closers.clone().run(lost, sessions.clone())),
             closers,
             store: ClusterStore::new(me.incarnation, directory, sessions),
             beating: Mutex::new(Some(tokio::spawn(heart.run()))),

@@ -93,7 +93,7 @@ impl Departure {
         self.stage.subscribe()
     }
 
-    /// A call has ended.
+    /// A call has ended, or nothing brings a session any more.
     pub(crate) fn ended(&self, session: Option<&str>) {
         if self.has_begun.load(Ordering::Acquire)
             && let Some(door) = session.and_then(|id| self.sessions.door(id))
@@ -215,9 +215,7 @@ impl Leaving<'_> {
     /// Nothing is begun here any more.
     pub(crate) fn is_gone(&self) {
         self.0.advance(Stage::Gone);
-        for (_, door) in self.0.doors() {
-            door.shut();
-        }
+        self.0.sessions.shut();
     }
 
     /// Waits for the calls that are left, and cancels the rest when it is time. Returns how many those were.

@@ -188,7 +188,7 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let moved = peers::moved(&head.headers, body).await;
     router.departure.settles().await;
     let session = Fields::of(&head.headers).session;
-    match router.arrive(session, true).0 {
+    match router.send_on(session) {
         Step::Moved => moved,
         _ => {
             let mut again = Response::from(Refusal::Again);
@@ -230,21 +230,33 @@ where
     S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
 {
     let session = Fields::of(request.headers()).session.map(str::to_owned);
+    // Whoever waits for this to be over hears of it when it is, also if the client hangs up before.
+    let _over = Over(router, session.as_deref());
+    // It goes before that.
+    let expected = expected;
     let turn = expected.turn().await;
     let turn = (!router.lives_here(session.as_deref())).then_some(turn);
+    if turn.is_some() {
+        router.until_closed(session.as_deref()).await;
+    }
     let localized = router.localize(&mut request);
     let served = serve(router, inner, request, localized, None).await?;
-    // Whoever waits for this to be over hears of it when it is.
-    let visit = session.as_deref().and_then(|id| router.sessions.enter(id));
     // rmcp could not load it, say, because the directory did not answer.
     let has_failed = served.status() == StatusCode::INTERNAL_SERVER_ERROR && turn.is_some();
     let has_failed = has_failed && !router.lives_here(session.as_deref());
-    drop((turn, expected));
-    drop(visit);
     Ok(match has_failed {
         true => Refusal::NotSound.into(),
         false => served,
     })
+}
+
+/// When this is dropped, a session has come, or does not.
+struct Over<'a>(&'a Router, Option<&'a str>);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.departure.ended(self.1);
+    }
 }
 
 /// Serves a request here, and answers for a call that is not any more. It is inside of its session until it has a head.

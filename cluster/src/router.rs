@@ -1,13 +1,17 @@
 //! Takes a request to where its session lives: it asks [`Way`] what to do, does it, and tells it what came of that.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use axum::body::Body;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use serde_json::json;
 use tokio::{
     select,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{debug, info};
 
@@ -25,6 +29,7 @@ use crate::{
     lives::Lives,
     meter,
     owners::Owners,
+    recent::Recent,
     relay::Relay,
     resume::{self, Localized, LostCall},
     sessions::Sessions,
@@ -43,6 +48,12 @@ const NOT_NOW: i32 = -32000;
 /// How long a resume may be on its way to the owner before its client counts as at the door: 250 ms. Its call's grace may end meanwhile.
 const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
+/// For how long a peer who was told to claim a session may be about to do so: 750 ms. He waits 500 ms for the directory.
+const CLAIMS_WITHIN: Duration = Duration::from_millis(750);
+
+/// Of how many sessions that is remembered: 4,096.
+const MAX_SENT_ON: usize = 4 * 1024;
+
 /// What of an instance takes part in routing.
 #[derive(Debug)]
 pub(crate) struct Router {
@@ -56,6 +67,8 @@ pub(crate) struct Router {
     pub(crate) arrivals: Arrivals,
     pub(crate) lives: Arc<Lives>,
     pub(crate) departure: Departure,
+    /// The sessions that peers were told to claim.
+    pub(crate) sent_on: Mutex<Recent<()>>,
 }
 
 /// Where a request came to.
@@ -102,6 +115,21 @@ impl Router {
         (arrival.step(), visit)
     }
 
+    /// What is to be done with a peer's request, in the moment in which he may be told to claim its session.
+    pub(crate) fn send_on(&self, session: Option<&str>) -> Step {
+        // First: whoever takes the session here either is seen below, or sees this.
+        if let Some(id) = session {
+            let session = SessionHash::of(id);
+            lock(&self.sent_on).insert(session, (), Instant::now());
+        }
+        self.arrive(session, true).0
+    }
+
+    /// Whether a peer was told to claim a session, and may be about to do so.
+    fn was_sent_on(&self, session: SessionHash) -> bool {
+        lock(&self.sent_on).get(session, Instant::now()).is_some()
+    }
+
     /// Whether a peer is to be served although a session is not here. Whoever is told so claims it: not one that comes, and not
     /// one that its client has ended.
     fn is_for_here(&self, id: &str) -> bool {
@@ -124,6 +152,13 @@ impl Router {
     /// Whether a session lives here. One that is on its way may, or not yet.
     pub(crate) fn lives_here(&self, session: Option<&str>) -> bool {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
+    }
+
+    /// Returns when nothing is left of a session that this instance has lost.
+    pub(crate) async fn until_closed(&self, session: Option<&str>) {
+        if let Some(id) = session {
+            self.sessions.losses.until_closed(SessionHash::of(id)).await;
+        }
     }
 
     /// Serves a peer's request, or hands its session over.
@@ -244,8 +279,13 @@ impl Router {
                     way.claimed(claimed, is_sound, held.is_whole())
                 }
                 Step::Take => {
-                    let expected = expected.unwrap_or_else(|| self.arrivals.expect(session));
-                    return here(held, Some(expected));
+                    let coming = expected
+                        .take()
+                        .unwrap_or_else(|| self.arrivals.expect(session));
+                    match self.was_sent_on(session) {
+                        true => way.given_up(),
+                        false => return here(held, Some(coming)),
+                    }
                 }
                 Step::Serve | Step::HandOver | Step::Moved => return here(held, None),
                 Step::Refuse(refusal) => {
@@ -320,6 +360,15 @@ impl Router {
             Err(_) => (Claimed::NoAnswer, false),
         }
     }
+}
+
+/// No session was sent on yet.
+pub(crate) fn none_sent_on() -> Mutex<Recent<()>> {
+    Mutex::new(Recent::new(MAX_SENT_ON, CLAIMS_WITHIN))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn here(held: Held, expected: Option<Expected>) -> Routed {

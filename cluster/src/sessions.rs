@@ -9,7 +9,7 @@
 //! 6. No client gets a session of which the directory was not told: whoever looks for it elsewhere would be told that there is none.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     fmt::{self, Debug, Formatter},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -21,7 +21,7 @@ use tokio::{
 };
 
 pub(crate) use self::lost::{Lost, To};
-use self::{here::Here, roll::Roll};
+use self::{here::Here, lost::Losses, roll::Roll};
 use crate::{
     door::{Door, Visit},
     ids::{Owner, SessionHash},
@@ -57,7 +57,7 @@ pub(crate) struct Sessions {
     wake: Notify,
     /// Something was written.
     written: Notify,
-    lost: mpsc::UnboundedSender<Lost>,
+    pub(crate) losses: Losses,
 }
 
 /// Sessions to be written at once, with their parameters.
@@ -78,15 +78,14 @@ struct Work {
 impl Sessions {
     /// None yet, and where it is told which are lost.
     pub(crate) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Lost>) {
-        // It holds at most what lived here.
-        let (lost, told) = mpsc::unbounded_channel();
+        let (losses, told) = Losses::new();
         let sessions = Self {
             roll: Roll::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             work: Mutex::default(),
             wake: Notify::new(),
             written: Notify::new(),
-            lost,
+            losses,
         };
         (Arc::new(sessions), told)
     }
@@ -117,6 +116,11 @@ impl Sessions {
 
     pub(crate) fn door(&self, id: &str) -> Option<Arc<Door>> {
         self.roll.door(id)
+    }
+
+    /// Shuts all doors, also those of sessions that come yet.
+    pub(crate) fn shut(&self) {
+        self.roll.shut();
     }
 
     /// Whether a session lives here, and its door is not shut.
@@ -173,24 +177,21 @@ impl Sessions {
         self.wake.notify_one();
     }
 
-    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it. If not,
-    /// it is told to be closed.
+    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it, and its door
+    /// is not shut. If not, it is told to be closed.
     pub(crate) fn hand_out(&self, id: &str) -> bool {
         let session = SessionHash::of(id);
-        let unknown = {
-            let mut shard = self.shard(session);
-            let is_unknown = shard.get(&session).is_some_and(Here::is_unknown);
-            is_unknown.then(|| shard.remove(&session)).flatten()
-        };
-        let Some(here) = unknown else {
-            return true;
+        let is_shut = self.door(id).is_some_and(|door| door.is_shut());
+        let here = match self.shard(session).entry(session) {
+            Entry::Occupied(here) if is_shut || here.get().is_unknown() => here.remove(),
+            _ => return true,
         };
         self.work().fresh.retain(|fresh| *fresh != session);
         if here.is_sent {
             // It may become known yet.
             self.remove_later(session);
         }
-        self.tell_lost(here, session, To::Nobody);
+        self.losses.tell(here.lost(session, To::Nobody));
         false
     }
 
@@ -383,16 +384,11 @@ impl Sessions {
     }
 
     fn lose_to(&self, session: SessionHash, to: To) {
-        let here = self.shard(session).remove(&session);
-        if let Some(here) = here {
-            self.tell_lost(here, session, to);
+        let mut shard = self.shard(session);
+        if let Some(here) = shard.remove(&session) {
+            // Whoever does not find it here any more finds that it is being closed.
+            self.losses.tell(here.lost(session, to));
         }
-    }
-
-    fn tell_lost(&self, here: Here, session: SessionHash, to: To) {
-        let id = here.id;
-        // If nobody listens, nobody closes sessions any more.
-        let _told = self.lost.send(Lost { id, session, to });
     }
 
     /// Deleted sessions of which the directory is to be told. They stay until they are [`removed`](Self::removed).

@@ -6,7 +6,8 @@
 //!    that relays to the winner. He may be on his way out as well, so there are [`MAX_CLAIMS`].
 //! 4. "No such session" is only said here if the directory was sound for long enough. In every other doubt the client is asked
 //!    to come again.
-//! 5. An instance that leaves does not take back what it has given up: it waits for who claims that.
+//! 5. An instance that leaves does not take back what it has given up: it waits for who claims that. So does every instance for a
+//!    moment, if a peer was just told that a session is not there.
 //! 6. Nothing is served here whose body has gone to a peer already, and no call is sent twice.
 
 use crate::{

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::roll::{Listed, Roll};
+use super::{
+    lost::{Lost, To},
+    roll::{Listed, Roll},
+};
+use crate::ids::SessionHash;
 
 pub(super) struct Here {
     pub(super) id: Arc<str>,
@@ -41,6 +45,12 @@ impl Here {
             loaded: Some(Instant::now()),
             ..Self::new(id, roll)
         }
+    }
+
+    /// It does not live here any more.
+    pub(super) fn lost(self, session: SessionHash, to: To) -> Lost {
+        let id = self.id;
+        Lost { id, session, to }
     }
 
     /// Whether the directory is to know it, and does not.

@@ -4,7 +4,10 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     hash::{BuildHasherDefault, Hasher},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::door::{Door, Visit};
@@ -12,7 +15,11 @@ use crate::door::{Door, Visit};
 /// Over how many locks the ids are spread: 64.
 const SHARDS: usize = 64;
 
-pub(super) struct Roll(Box<[Mutex<Shard>]>);
+pub(super) struct Roll {
+    shards: Box<[Mutex<Shard>]>,
+    /// Whether all doors are shut, also of what is listed later.
+    is_shut: AtomicBool,
+}
 
 type Shard = HashMap<Arc<str>, Row, BuildHasherDefault<IdHasher>>;
 
@@ -37,7 +44,10 @@ pub(super) struct Listed {
 
 impl Roll {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self((0..SHARDS).map(|_| Mutex::default()).collect()))
+        Arc::new(Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            is_shut: AtomicBool::new(false),
+        })
     }
 
     /// Goes in at the door of a session. `None` if it is not here, or shut.
@@ -50,10 +60,42 @@ impl Roll {
     }
 
     pub(super) fn list(self: &Arc<Self>, id: &Arc<str>) -> Listed {
-        self.shard(id).entry(id.clone()).or_default().times += 1;
+        {
+            let mut shard = self.shard(id);
+            let row = shard.entry(id.clone()).or_default();
+            row.times += 1;
+            if self.is_shut.load(Ordering::Acquire) {
+                row.door.shut();
+            }
+        }
         Listed {
             roll: self.clone(),
             id: id.clone(),
+        }
+    }
+
+    /// Shuts all doors, whoever is inside, also those of sessions that come yet.
+    pub(super) fn shut(&self) {
+        // First: what is listed meanwhile is seen below, or sees this.
+        self.is_shut.store(true, Ordering::Release);
+        for shard in &self.shards {
+            for row in lock(shard).values() {
+                row.door.shut();
+            }
+        }
+    }
+
+    /// Returns the row of an id that is on the list no more.
+    fn unlist(&self, id: &Arc<str>) -> Option<Row> {
+        match self.shard(id).entry(id.clone()) {
+            Entry::Occupied(mut row) => match row.get().times.checked_sub(1) {
+                Some(left @ 1..) => {
+                    row.get_mut().times = left;
+                    None
+                }
+                _ => Some(row.remove()),
+            },
+            Entry::Vacant(_) => None,
         }
     }
 
@@ -62,9 +104,12 @@ impl Roll {
         let end = id.as_bytes().iter().rev().take(2);
         let at = end.fold(0, |at, byte| at * 31 + usize::from(*byte)) % SHARDS;
         #[expect(clippy::indexing_slicing, reason = "there are so many")]
-        let shard = &self.0[at];
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shards[at])
     }
+}
+
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // === impl IdHasher ===
@@ -99,11 +144,9 @@ impl Hasher for IdHasher {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut row) = self.roll.shard(&self.id).entry(self.id.clone()) {
-            match row.get().times.checked_sub(1) {
-                Some(left @ 1..) => row.get_mut().times = left,
-                _ => drop(row.remove()),
-            }
+        if let Some(row) = self.roll.unlist(&self.id) {
+            // Whoever waits for it to be shut does not wait for what has gone.
+            row.door.shut();
         }
     }
 }
@@ -123,6 +166,6 @@ mod tests {
         assert!(has("session") && has("n") && !has("") && !has("xn"));
         drop((second, other));
         assert!(!has("session") && !has("n"));
-        assert!(roll.0.iter().all(|shard| shard.lock().unwrap().is_empty()));
+        assert!(roll.shards.iter().all(|shard| lock(shard).is_empty()));
     }
 }

@@ -11,6 +11,7 @@ mod gone;
 mod knocks;
 mod leaving;
 mod lines;
+mod meeting;
 mod node;
 mod orphans;
 mod races;
