@@ -111,7 +111,7 @@ impl Call {
 
     /// Reads a call as an event id names it. `None` if it is none.
     pub(crate) fn read(session: SessionId, named: &NamedCall) -> Option<Self> {
-        let request: NumberOrString = serde_json::from_str(&named.request).ok()?;
+        let request: NumberOrString = serde_json::from_str(named.request.as_deref()?).ok()?;
         Some(Self::new(session, &request, named.number))
     }
 
@@ -121,8 +121,10 @@ impl Call {
             RequestId::Number(number) => number.to_string(),
             RequestId::String(string) => serde_json::Value::from(string.as_ref()).to_string(),
         };
-        let number = self.number;
-        NamedCall { number, request }
+        NamedCall {
+            number: self.number,
+            request: Some(request),
+        }
     }
 
     /// Its number and the id of its request, if that is a number that needs no encoding.

@@ -1,15 +1,21 @@
 //! Closes the sessions that do not live here any more: another instance has them, or is about to, or no client was given them.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::{
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 
-use tokio::sync::mpsc;
-use tracing::{debug, info};
+use tokio::{sync::mpsc, time::timeout};
+use tracing::{debug, info, warn};
 
 use crate::{
     ids::Owner,
     manager::Closes,
     sessions::{Lost, Sessions, To},
 };
+
+/// How long a session manager may take to close a session: 5 s. Others wait for it, and requests of the session, if it comes back.
+const CLOSES_WITHIN: Duration = Duration::from_secs(5);
 
 /// The session managers of an instance.
 #[derive(Clone, Default)]
@@ -53,7 +59,12 @@ impl Closers {
                 }
             }
             for closes in self.all().iter().filter_map(Weak::upgrade) {
-                closes.close(&lost.id).await;
+                if timeout(CLOSES_WITHIN, closes.close(&lost.id))
+                    .await
+                    .is_err()
+                {
+                    warn!(target: "mcp_cancel_cluster", %session, "a session that does not live here is not closed: its manager takes too long");
+                }
             }
             sessions.losses.was_closed(&lost);
         }
@@ -62,5 +73,56 @@ impl Closers {
     fn all(&self) -> Vec<Weak<dyn Closes>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::ids::SessionHash;
+
+    /// Closes every session but one, at which it never ends.
+    struct Stuck;
+
+    #[async_trait]
+    impl Closes for Stuck {
+        async fn has(&self, _: &str) -> bool {
+            true
+        }
+
+        async fn close(&self, session: &str) {
+            if session == "stuck" {
+                pending().await
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_is_never_closed_holds_up_none_for_ever() {
+        let closers = Closers::default();
+        let stuck: Arc<dyn Closes> = Arc::new(Stuck);
+        closers.add(Arc::downgrade(&stuck));
+        let (sessions, told) = Sessions::new();
+        let ids = ["stuck", "other"];
+        for id in ids {
+            sessions.losses.tell(Lost {
+                id: id.into(),
+                session: SessionHash::of(id),
+                to: To::Nobody,
+            });
+        }
+        let ended = async {
+            for id in ids {
+                sessions.losses.until_closed(SessionHash::of(id)).await;
+            }
+        };
+        tokio::select! {
+            () = closers.run(told, sessions.clone()) => unreachable!(),
+            ended = timeout(2 * CLOSES_WITHIN, ended) => ended.unwrap(),
+        }
     }
 }

@@ -47,8 +47,8 @@ pub(crate) struct CallNumber(u64);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,
-    /// The id of its request, as JSON text.
-    pub(crate) request: String,
+    /// The id of its request, as JSON text. `None` if that is too long.
+    pub(crate) request: Option<String>,
 }
 
 /// The instance on which a session lives: where its peers reach it, and which start of it. As text `<address> <incarnation>`.
@@ -203,10 +203,14 @@ impl FromStr for Owner {
 
 impl<'a> EventName<'a> {
     pub(crate) fn new(plain: &'a str, incarnation: Incarnation, call: Option<NamedCall>) -> Self {
+        let call = call.map(|call| NamedCall {
+            request: call.request.filter(|request| request.len() <= MAX_CALL),
+            ..call
+        });
         Self {
             plain,
             incarnation,
-            call: call.filter(|call| call.request.len() <= MAX_CALL),
+            call,
         }
     }
 
@@ -237,10 +241,10 @@ impl<'a> EventName<'a> {
         let incarnation = parts.next()?.parse().ok()?;
         let plain = parts.next()?;
         let request = percent_decode_str(request).decode_utf8().ok()?.into_owned();
-        let is_a_call = !request.is_empty() && request.len() <= MAX_CALL;
+        let request = Some(request).filter(|request| !request.is_empty());
         let call = match number.parse() {
-            Ok(number) => is_a_call.then_some(NamedCall { number, request }),
-            Err(NoName) if number.is_empty() && request.is_empty() => None,
+            Ok(number) => Some(NamedCall { number, request }),
+            Err(NoName) if number.is_empty() && request.is_none() => None,
             Err(NoName) => return None,
         };
         Some(Self {
@@ -275,6 +279,7 @@ impl Display for EventName<'_> {
         )?;
         match &self.call {
             Some(NamedCall { number, request }) => {
+                let request = request.as_deref().unwrap_or_default();
                 let request = utf8_percent_encode(request, NON_ALPHANUMERIC);
                 write!(f, "{number}{SEPARATOR}{request}")
             }
@@ -366,17 +371,18 @@ mod tests {
 
     fn call(number: u64, request: &str) -> Option<NamedCall> {
         let number = CallNumber(number);
-        let request = request.to_owned();
+        let request = Some(request.to_owned());
         Some(NamedCall { number, request })
     }
 
     #[test]
-    fn a_call_whose_request_id_is_too_long_for_a_header_is_not_named() {
+    fn a_call_whose_request_id_is_too_long_for_a_header_is_named_by_its_number() {
         let incarnation = Incarnation::random();
         let long = format!("\"{}\"", "x".repeat(MAX_CALL));
         let name = EventName::new("0/1", incarnation, call(3, &long)).to_string();
-        assert_eq!(name, format!("0/1~{incarnation}~~"));
-        assert_eq!(EventName::read(&name).and_then(|name| name.call), None);
+        assert_eq!(name, format!("0/1~{incarnation}~3~"));
+        let read = EventName::read(&name).and_then(|name| name.call).unwrap();
+        assert_eq!((read.number, read.request), (CallNumber(3), None));
     }
 
     #[test]

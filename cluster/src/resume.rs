@@ -8,12 +8,12 @@
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
 
 use crate::{
     fields::Fields,
-    ids::{EventName, Incarnation, NamedCall, SessionHash},
+    ids::{CallNumber, EventName, Incarnation, NamedCall, SessionHash},
 };
 
 /// The field that names the event that a client has seen last.
@@ -25,12 +25,18 @@ const NO_EVENT: &str = "~";
 /// The code of the error to calls whose server is gone: JSON-RPC's internal error.
 const GONE: i32 = -32603;
 
+/// What a client hears that comes back for a call of which nothing is left, not even its id.
+const NOT_KEPT: &str =
+    "Last-Event-ID names an event of a server that is gone, and has left no answer\n";
+
 /// A call that ended with its instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LostCall {
     pub(crate) session: SessionHash,
     pub(crate) incarnation: Incarnation,
-    pub(crate) call: NamedCall,
+    pub(crate) number: CallNumber,
+    /// The id of its request, as JSON text. Without it no error can be addressed to the call.
+    request: Option<String>,
     /// The event, as the client named it.
     named: HeaderValue,
 }
@@ -64,7 +70,7 @@ fn read(headers: &mut HeaderMap, life: Option<Incarnation>) -> Option<Localized>
         headers.insert(&LAST_EVENT_ID, plain);
         return Some(Localized::Here(event.call));
     }
-    let Some(call) = event.call.filter(|call| is_request_id(&call.request)) else {
+    let Some(call) = event.call else {
         // An event of the stream that belongs to no call. There is a new one here.
         headers.remove(&LAST_EVENT_ID);
         return None;
@@ -73,7 +79,8 @@ fn read(headers: &mut HeaderMap, life: Option<Incarnation>) -> Option<Localized>
     Some(Localized::Lost(LostCall {
         session,
         incarnation: event.incarnation,
-        call,
+        number: call.number,
+        request: call.request.filter(|request| is_request_id(request)),
         named: only,
     }))
 }
@@ -96,23 +103,30 @@ pub(crate) fn is_accepted<B>(response: &Response<B>) -> bool {
 impl LostCall {
     /// Puts the answer, or the error, in the place of what the application had to say.
     pub(crate) fn answer(&self, accepted: Response<Body>, kept: Option<&Bytes>) -> Response<Body> {
-        let mut response = accepted.map(|_| Body::from(self.events(kept)));
+        let Some(events) = self.events(kept) else {
+            let mut response = Response::new(Body::from(NOT_KEPT));
+            *response.status_mut() = StatusCode::BAD_REQUEST;
+            return response;
+        };
+        let mut response = accepted.map(|_| Body::from(events));
         let headers = response.headers_mut();
         headers.remove(header::CONTENT_LENGTH);
         headers.remove(header::CONTENT_ENCODING);
         response
     }
 
-    fn events(&self, kept: Option<&Bytes>) -> Vec<u8> {
+    /// `None` if there is nothing that could be addressed to the call.
+    fn events(&self, kept: Option<&Bytes>) -> Option<Vec<u8>> {
         let Some(answer) = kept else {
             // Alone, without an id: with one, the TypeScript client would come again for ever.
             let error = json!({
                 "code": GONE,
                 "message": "the server that this call ran on is gone, and has left no answer",
             });
-            let call = &self.call.request;
-            return format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{call},\"error\":{error}}}\n\n")
-                .into_bytes();
+            let call = self.request.as_ref()?;
+            let event =
+                format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{call},\"error\":{error}}}\n\n");
+            return Some(event.into_bytes());
         };
         // The id that the client named stays what it names, should it be cut off in the answer.
         let mut events = [b"id: ", self.named.as_bytes(), b"\ndata:\n\n"].concat();
@@ -122,7 +136,7 @@ impl LostCall {
             events.push(b'\n');
         }
         events.push(b'\n');
-        events
+        Some(events)
     }
 }
 
@@ -167,8 +181,8 @@ mod tests {
             let (lost, left) = localized(&[&format!("3/0~{OTHER}~4~{encoded}")]);
             let lost = lost.unwrap();
             assert_eq!(
-                (&*lost.call.request, lost.call.number, lost.incarnation),
-                (call, CallNumber::new(4), OTHER.parse().unwrap())
+                (lost.request.as_deref(), lost.number, lost.incarnation),
+                (Some(call), CallNumber::new(4), OTHER.parse().unwrap())
             );
             assert_eq!(left, [NO_EVENT]);
         }
@@ -176,17 +190,23 @@ mod tests {
 
     #[test]
     fn a_stream_of_no_call_begins_anew() {
-        for call in [
-            "~",
-            "4~",
-            "4~nonsense",
-            "4~null",
-            "4~%5B7%5D",
-            "4~7%0A",
-            "4~%22%0A%22",
-        ] {
-            let (lost, left) = localized(&[&format!("12~{OTHER}~{call}")]);
-            assert_eq!((lost, left), (None, Vec::new()), "{call}");
+        let (lost, left) = localized(&[&format!("12~{OTHER}~~")]);
+        assert_eq!((lost, left), (None, Vec::new()));
+    }
+
+    #[test]
+    fn a_call_without_its_id_gets_its_answer_and_no_error() {
+        for call in ["", "nonsense", "null", "%5B7%5D", "7%0A", "%22%0A%22"] {
+            let (lost, left) = localized(&[&format!("12~{OTHER}~4~{call}")]);
+            let lost = lost.unwrap();
+            assert_eq!(
+                (lost.number, left),
+                (CallNumber::new(4), strings(&[NO_EVENT]))
+            );
+            assert_eq!(lost.events(None), None, "{call}");
+            assert!(lost.events(Some(&Bytes::from_static(b"{}"))).is_some());
+            let accepted = Response::new(Body::empty());
+            assert_eq!(lost.answer(accepted, None).status(), 400);
         }
     }
 
@@ -213,7 +233,7 @@ mod tests {
     fn the_error_comes_alone_and_the_answer_after_the_id_that_was_named() {
         let (lost, _) = localized(&[&format!("3/0~{OTHER}~4~7")]);
         let lost = lost.unwrap();
-        let error = String::from_utf8(lost.events(None)).unwrap();
+        let error = String::from_utf8(lost.events(None).unwrap()).unwrap();
         let data = error
             .strip_prefix("data: ")
             .unwrap()
@@ -225,7 +245,9 @@ mod tests {
             (&json!(7), &json!(GONE))
         );
 
-        let answer = lost.events(Some(&Bytes::from_static(b"{\"id\":7,\n\"result\":{}}")));
+        let answer = lost
+            .events(Some(&Bytes::from_static(b"{\"id\":7,\n\"result\":{}}")))
+            .unwrap();
         let expected =
             format!("id: 3/0~{OTHER}~4~7\ndata:\n\ndata: {{\"id\":7,\ndata: \"result\":{{}}}}\n\n");
         assert_eq!(String::from_utf8(answer).unwrap(), expected);

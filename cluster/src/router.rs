@@ -209,7 +209,7 @@ impl Router {
     pub(crate) async fn answer(&self, lost: &LostCall, accepted: Response<Body>) -> Response<Body> {
         let kept = self
             .directory
-            .answer(lost.session, lost.incarnation, lost.call.number)
+            .answer(lost.session, lost.incarnation, lost.number)
             .await;
         match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),

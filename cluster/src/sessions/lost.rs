@@ -54,7 +54,7 @@ impl Losses {
         (losses, told)
     }
 
-    pub(super) fn tell(&self, lost: Lost) {
+    pub(crate) fn tell(&self, lost: Lost) {
         *self.closing().entry(lost.session).or_default() += 1;
         // If nobody listens, nobody closes sessions any more.
         let _told = self.tell.send(lost);

@@ -17,7 +17,7 @@ use crate::{
 fn name_of(incarnation: Incarnation, number: u64, request: &str) -> String {
     let call = NamedCall {
         number: CallNumber::new(number),
-        request: request.to_owned(),
+        request: Some(request.to_owned()),
     };
     EventName::new("0/0", incarnation, Some(call)).to_string()
 }
@@ -36,8 +36,8 @@ async fn an_event_of_this_incarnation_is_resumed_wherever_its_client_lands() {
     let named = call.event().await.unwrap().id.unwrap();
     let name = EventName::read(&named).unwrap();
     assert_eq!(
-        (name.incarnation, &*name.call.unwrap().request),
-        (a.me.incarnation, "1")
+        (name.incarnation, name.call.unwrap().request.as_deref()),
+        (a.me.incarnation, Some("1"))
     );
     a.witness.started("a").await;
     call.fin();
@@ -51,8 +51,8 @@ async fn an_event_of_this_incarnation_is_resumed_wherever_its_client_lands() {
             assert_eq!(answer.json()["id"], 1);
             let name = answer.id.as_deref().and_then(EventName::read).unwrap();
             assert_eq!(
-                (name.incarnation, &*name.call.unwrap().request),
-                (a.me.incarnation, "1")
+                (name.incarnation, name.call.unwrap().request.as_deref()),
+                (a.me.incarnation, Some("1"))
             );
         }
     }
