@@ -93,7 +93,7 @@ impl Peer {
     /// the kernel gave it up (see [`DeadPeer`](super::DeadPeer)).
     ///
     /// Nobody needs to read or write for that, and unread bytes of the peer do not matter. The example of
-    /// [`socket`](crate::socket) awaits it.
+    /// [`WatchedStream`](super::WatchedStream) awaits it.
     ///
     /// - It never returns if this side ends the connection first. It holds nothing then.
     /// - A peer that closes only its own direction and still reads counts as gone, as it does for hyper. Do not await this on a
