@@ -9,9 +9,8 @@ use std::{
 
 use super::{
     identity::SessionHeader,
-    lodging::Lodging,
     request_body::{RequestBody, Settled},
-    state::{Attachment, Copied, Core, Exchange, Handover, Locked, Passage, Phase},
+    state::{Attachment, Copied, Core, Exchange, Handover, Locked, Lodging, Passage, Phase},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},

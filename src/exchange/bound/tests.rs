@@ -81,7 +81,10 @@ fn asked(registry: &Arc<Registry>, method: Method, last_event_id: Option<&str>) 
         request = request.header("last-event-id", id);
     }
     let request = request.body(()).unwrap();
-    let instance = Arc::new(Instance::new(Options::default(), registry.clone()));
+    let instance = Arc::new(Instance {
+        options: Options::default(),
+        registry: registry.clone(),
+    });
     let fields = Fields::of(request.headers());
     Arc::new(Exchange::new(instance, &request, &fields))
 }
@@ -527,7 +530,10 @@ fn of_an_answer_and_a_plain_hang_up_one_wins_whole() {
     for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
         let request = Request::get("/").body(()).unwrap();
-        let instance = Arc::new(Instance::new(Options::default(), registry));
+        let instance = Arc::new(Instance {
+            options: Options::default(),
+            registry,
+        });
         let fields = Fields::of(request.headers());
         let exchange = Arc::new(Exchange::new(instance, &request, &fields));
         let linked = tokio_util::sync::CancellationToken::new();
