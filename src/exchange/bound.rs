@@ -203,7 +203,7 @@ impl Exchange {
         report(left);
         self.tell_decided();
         if !self.is_in_flight(call.id())
-            && let Some(reason) = self.reason()
+            && let Some(reason) = self.signal.reason()
             && let Handover::Opening(due) = &mut self.state().handover
         {
             due.get_or_insert((reason, None));

@@ -11,7 +11,6 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 use tokio::{sync::Notify, time::Instant};
-use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
 use super::{
@@ -47,7 +46,7 @@ pub(crate) struct Exchange {
     pub(super) revision: Revision,
     pub(super) kind: RequestKind,
     pub(super) call: OnceLock<Lodging>,
-    pub(super) signal: Signal,
+    pub(crate) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
     pub(super) body_ended: AtomicBool,
     /// What passed on the streams of its call, see `progress`.
@@ -213,15 +212,6 @@ impl Exchange {
         self.state().canceller = Some(replay);
     }
 
-    pub(crate) fn reason(&self) -> Option<CancelReason> {
-        self.signal.reason()
-    }
-
-    /// The token of the exchange, made when somebody first asks.
-    pub(crate) fn token(&self) -> CancellationToken {
-        self.signal.token()
-    }
-
     pub(crate) fn registry(&self) -> &Arc<Registry> {
         &self.instance.registry
     }
@@ -269,11 +259,6 @@ impl Exchange {
         self.state().is_bound()
     }
 
-    /// Somebody outside the crate gets its token, and so may hear of a cancel.
-    pub(crate) fn hear(&self) {
-        self.signal.hear();
-    }
-
     pub(super) fn state(&self) -> MutexGuard<'_, Locked> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -292,7 +277,7 @@ impl fmt::Debug for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exchange")
             .field("call", &self.info())
-            .field("reason", &self.reason())
+            .field("reason", &self.signal.reason())
             .finish_non_exhaustive()
     }
 }

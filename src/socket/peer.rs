@@ -3,7 +3,6 @@
 use std::{
     fmt, future,
     net::SocketAddr,
-    pin::Pin,
     sync::{Weak, atomic::AtomicBool},
 };
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -118,12 +117,6 @@ impl Peer {
             .upgrade()
             .is_some_and(|shared| shared.is_closed_by_peer())
     }
-
-    /// The same as [`gone`](Self::gone), to be kept beside a response.
-    pub(crate) fn watch(&self) -> Pin<Box<dyn Future<Output = ()> + Send + Sync>> {
-        let peer = self.clone();
-        Box::pin(async move { peer.gone().await })
-    }
 }
 
 impl fmt::Debug for Peer {
@@ -216,7 +209,7 @@ mod tests {
     #[tokio::test]
     async fn a_peer_without_a_connection_is_never_said_to_be_gone() {
         let peer = peer(1);
-        assert!(futures_util::poll!(peer.watch()).is_pending());
+        assert!(futures_util::poll!(std::pin::pin!(peer.gone())).is_pending());
         assert!(!peer.is_gone());
     }
 }
