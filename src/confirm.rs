@@ -24,9 +24,9 @@ use crate::call::{CallInfo, Detachment};
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Orphan<'a> {
-    call: &'a CallInfo,
-    detachment: Detachment,
-    grace: Duration,
+    pub(crate) call: &'a CallInfo,
+    pub(crate) detachment: Detachment,
+    pub(crate) grace: Duration,
 }
 
 /// Whether an orphan may be cancelled: the answer to [`confirm`](crate::CancelOnDisconnectLayer::confirm).
@@ -57,14 +57,6 @@ pub(crate) type Confirming = Pin<Box<dyn Future<Output = Confirmation> + Send>>;
 // === impl Orphan ===
 
 impl<'a> Orphan<'a> {
-    pub(crate) fn new(call: &'a CallInfo, detachment: Detachment, grace: Duration) -> Self {
-        Self {
-            call,
-            detachment,
-            grace,
-        }
-    }
-
     /// The call.
     pub fn call(&self) -> &'a CallInfo {
         self.call

@@ -18,6 +18,42 @@ use crate::{
 
 /// Cancels the calls of clients that hang up. See the [crate docs](crate).
 ///
+/// ```
+/// use std::time::Duration;
+/// use mcp_cancel_on_disconnect::{
+///     CancelOnDisconnectLayer, Event, Grace, Observer, Policy, Retain, observe::SessionIds,
+/// };
+///
+/// struct Printer;
+/// impl Observer for Printer {
+///     fn on_event(&self, event: &Event<'_>) {
+///         println!("{event:?}");
+///     }
+/// }
+///
+/// let layer = CancelOnDisconnectLayer::new()
+///     .grace(Grace::After(Duration::from_secs(60)))
+///     .policy(|call| match call.tool() {
+///         Some("approve") => Policy::new().grace(Grace::Never),
+///         _ => Policy::new(),
+///     })
+///     .exempt(|call| call.tool() == Some("deploy"))
+///     .exempt(|call| call.method() == "prompts/get")
+///     .stall_timeout(Duration::from_secs(30))
+///     .retain(Retain::Off)
+///     .log_session_ids(SessionIds::Omitted)
+///     .observe(Printer)
+///     .observe_fn(|event| {
+///         if let Event::Ended { call, outcome, .. } = event {
+///             println!("{}: {outcome:?}", call.method());
+///         }
+///     });
+/// let options = format!("{layer:?}");
+/// for option in ["grace: After(60s)", "policy: true", "exempt: 2", "retain: Off", "2 observers"] {
+///     assert!(options.contains(option), "{options}");
+/// }
+/// ```
+///
 /// Clones share one registry of calls. So the routes of a server may differ in their options, and [`calls`](Self::calls) still
 /// knows the calls of all:
 ///
@@ -45,13 +81,6 @@ pub struct CancelOnDisconnectLayer {
 
 impl CancelOnDisconnectLayer {
     /// A layer with [`Grace::Auto`] and a registry of its own.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-    ///
-    /// let layer = CancelOnDisconnectLayer::new();
-    /// assert!(format!("{layer:?}").contains("grace: Auto"));
-    /// ```
     pub fn new() -> Self {
         Self {
             options: Options::default(),
@@ -60,13 +89,6 @@ impl CancelOnDisconnectLayer {
     }
 
     /// Sets how long a call goes on after its client went away, unless its [`policy`](Self::policy) says otherwise.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace};
-    ///
-    /// let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
-    /// assert!(format!("{layer:?}").contains("grace: Immediate"));
-    /// ```
     pub fn grace(mut self, grace: Grace) -> Self {
         self.options.rules.grace = grace;
         self
@@ -76,16 +98,6 @@ impl CancelOnDisconnectLayer {
     ///
     /// Where the policy sets nothing, [`grace`](Self::grace) and [`call_timeout`](Self::call_timeout) apply, in whatever order
     /// the options are given. They also apply if the closure panics.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Grace, Policy};
-    ///
-    /// let layer = CancelOnDisconnectLayer::new().policy(|call| match call.tool() {
-    ///     Some("deploy") => Policy::new().grace(Grace::Never),
-    ///     _ => Policy::new(),
-    /// });
-    /// assert!(format!("{layer:?}").contains("policy: true"));
-    /// ```
     pub fn policy(mut self, policy: impl Fn(&CallInfo) -> Policy + Send + Sync + 'static) -> Self {
         self.options.policy = Some(Arc::new(policy));
         self
@@ -96,15 +108,6 @@ impl CancelOnDisconnectLayer {
     /// [`Calls::cancel`], [`Calls::drain`] and the end of their session. A subscription still ends with its stream.
     ///
     /// With several closures, a call is exempt if one of them says so. A closure that panics says no.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-    ///
-    /// let layer = CancelOnDisconnectLayer::new()
-    ///     .exempt(|call| call.tool() == Some("deploy"))
-    ///     .exempt(|call| call.method() == "prompts/get");
-    /// assert!(format!("{layer:?}").contains("exempt: 2"));
-    /// ```
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
         self.options.exempt.push(Arc::new(exempt));
         self
@@ -252,27 +255,12 @@ impl CancelOnDisconnectLayer {
     /// The streams of a session share its worker, which waits for the slowest: one client that does not read holds up all
     /// calls of its session, cancels included. A stream is stalled when its last frame was taken this long ago and the next
     /// has not been asked for. A quiet stream is not stalled. The buffers of the kernel and of hyper hide the first megabytes.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-    ///
-    /// let layer = CancelOnDisconnectLayer::new().stall_timeout(Duration::from_secs(30));
-    /// assert!(format!("{layer:?}").contains("stall_timeout: Some(30s)"));
-    /// ```
     pub fn stall_timeout(mut self, timeout: Duration) -> Self {
         self.options.stall_timeout = Some(timeout);
         self
     }
 
     /// Sets which answers are kept for clients that come back.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Retain};
-    ///
-    /// let layer = CancelOnDisconnectLayer::new().retain(Retain::Off);
-    /// assert!(format!("{layer:?}").contains("retain: Off"));
-    /// ```
     pub fn retain(mut self, retain: Retain) -> Self {
         self.options.retain = retain;
         self
@@ -305,62 +293,23 @@ impl CancelOnDisconnectLayer {
     }
 
     /// Adds an observer of everything that happens to calls. A layer may have several.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, Observer};
-    ///
-    /// struct Printer;
-    /// impl Observer for Printer {
-    ///     fn on_event(&self, event: &Event<'_>) {
-    ///         println!("{event:?}");
-    ///     }
-    /// }
-    ///
-    /// let layer = CancelOnDisconnectLayer::new().observe(Printer).observe(Printer);
-    /// assert!(format!("{layer:?}").contains("2 observers"));
-    /// ```
     pub fn observe(mut self, observer: impl Observer) -> Self {
         self.options.observers.add(observer);
         self
     }
 
     /// Adds a closure as an observer. Unlike with [`observe`](Self::observe), its argument needs no type.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
-    ///
-    /// let layer = CancelOnDisconnectLayer::new().observe_fn(|event| {
-    ///     if let Event::Ended { call, outcome, .. } = event {
-    ///         println!("{}: {outcome:?}", call.method());
-    ///     }
-    /// });
-    /// assert!(layer.calls().is_empty());
-    /// ```
     pub fn observe_fn(self, observer: impl Fn(&Event<'_>) + Send + Sync + 'static) -> Self {
         self.observe(observer)
     }
 
     /// Sets how the log shows session ids: by default as a hash that means nothing elsewhere.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::SessionIds};
-    ///
-    /// let layer = CancelOnDisconnectLayer::new().log_session_ids(SessionIds::Omitted);
-    /// assert!(layer.calls().is_empty());
-    /// ```
     pub fn log_session_ids(mut self, session_ids: SessionIds) -> Self {
         self.options.observers.session_ids = session_ids;
         self
     }
 
     /// The calls in flight through this layer and its clones.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
-    ///
-    /// let calls = CancelOnDisconnectLayer::new().calls();
-    /// assert_eq!(calls.len(), 0);
-    /// ```
     pub fn calls(&self) -> Calls {
         Calls::new(self.registry.clone())
     }

@@ -1,7 +1,4 @@
-//! Limits of what is kept track of.
-//!
-//! A call beyond a limit runs on as it would without the layer: it is not refused, and no other call is cancelled or
-//! forgotten to make room for it. One session reaches its own limit long before all sessions together reach theirs.
+//! Limits of what is kept track of. One session reaches its own limit long before all sessions together reach theirs.
 
 /// How many calls a layer keeps track of, and how many bytes of answers it keeps for clients that come back.
 ///
@@ -16,7 +13,8 @@
 ///     .calls(10_000)
 ///     .detached(1_000)
 ///     .detached_of_session(20)
-///     .retained_of_session(64 << 10);
+///     .retained(64 << 20)
+///     .retained_of_session(4 << 20);
 /// assert_eq!(limits.most(Limit::Calls), 10_000);
 /// assert_eq!(limits.most(Limit::DetachedOfSession), 20);
 /// let layer = CancelOnDisconnectLayer::new().limits(limits);
@@ -78,14 +76,6 @@ impl Limits {
     /// when they came, and then those that a client may still come for, which
     /// [`Event::AnswerDropped`](crate::Event::AnswerDropped) reports. The sessions that hold the most give first, and each
     /// gives its oldest.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Limits};
-    ///
-    /// let limits = Limits::default().retained(64 << 20).retained_of_session(4 << 20);
-    /// let layer = CancelOnDisconnectLayer::new().limits(limits);
-    /// assert!(layer.calls().is_empty());
-    /// ```
     pub fn retained(mut self, bytes: usize) -> Self {
         self.retained = bytes;
         self

@@ -85,25 +85,12 @@ pub(crate) struct Rules {
 
 impl Policy {
     /// A policy that sets nothing: the call is treated as the layer says.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::Policy;
-    ///
-    /// assert_eq!(Policy::new(), Policy::default());
-    /// ```
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Sets how long the call goes on after its client went away, in place of the layer's
     /// [`grace`](crate::CancelOnDisconnectLayer::grace).
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::{Grace, Policy};
-    ///
-    /// let patient = Policy::new().grace(Grace::Never);
-    /// assert_ne!(patient, Policy::new());
-    /// ```
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = Some(grace);
         self
@@ -114,14 +101,6 @@ impl Policy {
     ///
     /// The limit does not apply to `subscriptions/listen`, nor to calls that run as tasks. It replaces the layer's
     /// [`call_timeout`](crate::CancelOnDisconnectLayer::call_timeout); [`Duration::MAX`] means no limit.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use mcp_cancel_on_disconnect::Policy;
-    ///
-    /// let unlimited = Policy::new().call_timeout(Duration::MAX);
-    /// assert_ne!(unlimited, Policy::new(), "which has the layer's limit");
-    /// ```
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = Some(timeout);
         self
@@ -132,13 +111,6 @@ impl Policy {
     ///
     /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. The layer has
     /// no such option: a call whose policy does not say so is not superseded.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::Policy;
-    ///
-    /// let reports = Policy::new().supersede();
-    /// assert_ne!(reports, Policy::new());
-    /// ```
     pub fn supersede(mut self) -> Self {
         self.supersede = true;
         self

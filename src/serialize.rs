@@ -2,9 +2,17 @@
 //!
 //! Session ids are left out, because anybody who knows one can speak for the session.
 
-use serde::{Serialize, Serializer, ser::SerializeStruct as _};
+use std::time::Duration;
 
-use crate::call::{CallId, CallInfo, CancelReason, DetachCause, Outcome, RequestId};
+use serde::{
+    Serialize, Serializer,
+    ser::{SerializeStruct as _, SerializeStructVariant as _},
+};
+
+use crate::{
+    call::{CallId, CallInfo, CancelReason, DetachCause, Outcome, RequestId},
+    observe::{CallSnapshot, CallState},
+};
 
 impl Serialize for RequestId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -63,4 +71,34 @@ impl Serialize for Outcome {
             None => serializer.serialize_unit_variant("Outcome", index, self.name()),
         }
     }
+}
+
+impl Serialize for CallSnapshot {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut snapshot = serializer.serialize_struct("CallSnapshot", 4)?;
+        snapshot.serialize_field("info", &self.info)?;
+        snapshot.serialize_field("age", &seconds(self.age))?;
+        snapshot.serialize_field("state", &self.state)?;
+        snapshot.serialize_field("time_left", &self.time_left.map(seconds))?;
+        snapshot.end()
+    }
+}
+
+impl Serialize for CallState {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (since, grace_left) = match *self {
+            Self::Attached => {
+                return serializer.serialize_unit_variant("CallState", 0, "attached");
+            }
+            Self::Detached { since, grace_left } => (since, grace_left),
+        };
+        let mut state = serializer.serialize_struct_variant("CallState", 1, "detached", 2)?;
+        state.serialize_field("since", &seconds(since))?;
+        state.serialize_field("grace_left", &grace_left.map(seconds))?;
+        state.end()
+    }
+}
+
+fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64()
 }

@@ -43,6 +43,7 @@ use crate::{
 /// assert_eq!(axum::body::to_bytes(Body::new(response.into_body()), 10).await.unwrap(), "hello");
 /// # }
 /// ```
+#[derive(Clone)]
 pub struct CancelOnDisconnect<S> {
     inner: S,
     instance: Arc<Instance>,
@@ -56,7 +57,7 @@ impl<S: Clone> CancelOnDisconnect<S> {
         Self {
             template: Arc::new(Template::new(inner.clone())),
             inner,
-            instance: Arc::new(Instance::new(options, registry)),
+            instance: Arc::new(Instance { options, registry }),
         }
     }
 }
@@ -80,7 +81,7 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         if request.extensions().get::<CallToken>().is_some() {
-            self.instance.registry.remark(Remark::Nested);
+            self.instance.registry.remarks.make(Remark::Nested);
             let future = self.inner.call(request.map(TeeBody::unwatched));
             return ResponseFuture::unwatched(future);
         }
@@ -107,16 +108,6 @@ where
             self.inner.call(request)
         };
         ResponseFuture::new(guard, future, terms)
-    }
-}
-
-impl<S: Clone> Clone for CancelOnDisconnect<S> {
-    fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            instance: self.instance.clone(),
-            template: self.template.clone(),
-        }
     }
 }
 

@@ -80,8 +80,8 @@ impl CallToken {
 
     /// Why the call was cancelled, or `None` if it was not.
     pub fn reason(&self) -> Option<CancelReason> {
-        self.0.hear();
-        self.0.reason()
+        self.0.signal.hear();
+        self.0.signal.reason()
     }
 
     /// Waits until the call is cancelled. Never returns if it completes.
@@ -90,7 +90,7 @@ impl CallToken {
     ///
     /// Nothing is lost when this future is dropped.
     pub async fn cancelled(&self) {
-        self.0.token().cancelled_owned().await;
+        self.0.signal.token().cancelled_owned().await;
     }
 
     /// Runs `clean_up` once if the call is cancelled: to give back a lock, remove a temporary file, stop a bill, or tell
@@ -228,7 +228,7 @@ impl CallToken {
     /// # }
     /// ```
     pub fn child_token(&self) -> CancellationToken {
-        self.0.token().child_token()
+        self.0.signal.token().child_token()
     }
 }
 
@@ -286,7 +286,9 @@ mod extract {
 
         async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
             let token = parts.extensions.get::<Self>().cloned();
-            token.inspect(|token| token.0.hear()).ok_or(MissingLayer)
+            token
+                .inspect(|token| token.0.signal.hear())
+                .ok_or(MissingLayer)
         }
     }
 
@@ -299,7 +301,7 @@ mod extract {
             _: &S,
         ) -> Result<Option<Self>, Self::Rejection> {
             let token = parts.extensions.get::<Self>().cloned();
-            Ok(token.inspect(|token| token.0.hear()))
+            Ok(token.inspect(|token| token.0.signal.hear()))
         }
     }
 

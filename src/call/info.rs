@@ -56,16 +56,10 @@ pub struct CallInfo {
     protocol_version: Option<Cow<'static, str>>,
     must_run_on: bool,
     ends_with_its_stream: bool,
+    /// In a box, because most calls have the default.
+    policy: Option<Box<Rules>>,
     /// In a box, because most calls have nothing of it.
-    special: Option<Box<Special>>,
-    /// The same of a message that came typed.
     typed: OnceLock<Box<Typed>>,
-}
-
-/// What only few calls have.
-#[derive(Clone, Default)]
-struct Special {
-    policy: Rules,
 }
 
 /// What only few calls have, and only a session manager knows.
@@ -94,7 +88,7 @@ impl CallInfo {
             protocol_version: None,
             must_run_on: false,
             ends_with_its_stream: false,
-            special: None,
+            policy: None,
             typed: OnceLock::new(),
         }
     }
@@ -108,16 +102,18 @@ impl CallInfo {
     }
 
     pub(crate) fn set_progress_token(&mut self, token: Option<RequestId>) {
-        if let Some(token) = token {
-            let mut typed = self.typed.take().unwrap_or_default();
-            typed.progress_token = Some(token);
-            self.typed = OnceLock::from(typed);
+        if token.is_some() {
+            self.set_typed(|typed| typed.progress_token = token);
         }
     }
 
     pub(crate) fn set_fingerprint(&mut self, fingerprint: u64) {
+        self.set_typed(|typed| typed.fingerprint = Some(fingerprint));
+    }
+
+    fn set_typed(&mut self, set: impl FnOnce(&mut Typed)) {
         let mut typed = self.typed.take().unwrap_or_default();
-        typed.fingerprint = Some(fingerprint);
+        set(&mut typed);
         self.typed = OnceLock::from(typed);
     }
 
@@ -156,19 +152,14 @@ impl CallInfo {
         self.typed.get()?.fingerprint
     }
 
-    fn special_mut(&mut self) -> &mut Special {
-        self.special.get_or_insert_default()
-    }
-
     pub(crate) fn set_policy(&mut self, policy: Rules) {
         if policy != self.policy() {
-            self.special_mut().policy = policy;
+            self.policy = Some(Box::new(policy));
         }
     }
 
     pub(crate) fn policy(&self) -> Rules {
-        let special = self.special.as_ref();
-        special.map_or_else(Rules::default, |special| special.policy)
+        self.policy.as_deref().copied().unwrap_or_default()
     }
 
     /// When it is cancelled at the latest.

@@ -18,12 +18,30 @@ use memchr::memmem;
 /// | [`NotRead`](Self::NotRead) | unless what was read of it begins like an object or an array |
 /// | any other | no |
 ///
-/// [`Display`](fmt::Display) gives a few words for a log line. [`observe`](crate::observe) has an example.
+/// [`Display`](fmt::Display) gives a few words for a log line.
 ///
 /// ```
-/// use mcp_cancel_on_disconnect::observe::Unreadable;
+/// use std::sync::{Arc, Mutex};
+/// use axum::{Router, body::{Body, Bytes}, routing::post};
+/// use http::Request;
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, observe::Unreadable};
+/// use tower::ServiceExt;
 ///
-/// assert_ne!(Unreadable::Batch.to_string(), Unreadable::NotJson.to_string());
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let unread = Arc::new(Mutex::new(Vec::new()));
+/// let log = unread.clone();
+/// let layer = CancelOnDisconnectLayer::new().observe_fn(move |event| {
+///     if let Event::Unwatched { why, .. } = event {
+///         log.lock().unwrap().push(*why);
+///     }
+/// });
+/// let app: Router = Router::new().route("/mcp", post(async |_: Bytes| "ok")).layer(layer);
+///
+/// let request = Request::post("/mcp").header("content-type", "application/json");
+/// app.oneshot(request.body(Body::from("[]")).unwrap()).await.unwrap();
+/// assert_eq!(*unread.lock().unwrap(), [Unreadable::Batch]);
+/// # }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -9,9 +9,8 @@ use std::{
 
 use super::{
     identity::SessionHeader,
-    lodging::Lodging,
     request_body::{RequestBody, Settled},
-    state::{Attachment, Copied, Core, Exchange, Handover, Locked, Passage, Phase},
+    state::{Attachment, Copied, Core, Exchange, Handover, Locked, Lodging, Passage, Phase},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},
@@ -204,7 +203,7 @@ impl Exchange {
         report(left);
         self.tell_decided();
         if !self.is_in_flight(call.id())
-            && let Some(reason) = self.reason()
+            && let Some(reason) = self.signal.reason()
             && let Handover::Opening(due) = &mut self.state().handover
         {
             due.get_or_insert((reason, None));

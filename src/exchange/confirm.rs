@@ -53,7 +53,11 @@ impl Exchange {
             expiry,
             answer: Confirmation::PutOff(grace),
         };
-        let orphan = Orphan::new(call, detachment, grace);
+        let orphan = Orphan {
+            call,
+            detachment,
+            grace,
+        };
         if let Some(answer) = quietly(|| confirm(&orphan)) {
             let timer = self.instance.registry.timer();
             timer.spawn(Moves::BeforeItBegins, question.hear(answer));

@@ -57,7 +57,10 @@ impl Exchange {
             Verdict::RunOn => (None, None),
         };
         if deadline.is_none() && going.may_be_resumed_elsewhere(call) {
-            self.instance.registry.remark(Remark::StoredCallsRunOn);
+            self.instance
+                .registry
+                .remarks
+                .make(Remark::StoredCallsRunOn);
         }
         let wait = match deadline {
             Some(deadline) => Wait::Until {
@@ -80,7 +83,7 @@ impl Exchange {
             Detached::Waiting => {
                 self.report(&event);
                 if grace.is_some() {
-                    self.instance.registry.remark(Remark::CallsWait);
+                    self.instance.registry.remarks.make(Remark::CallsWait);
                 }
             }
             Detached::Due => self.cancel_after(Some(&event), call.id(), cause.reason()),
@@ -348,7 +351,7 @@ impl Exchange {
     #[cold]
     pub(super) fn untracked(&self, call: &CallInfo, limit: Limit) {
         self.report(&Event::Untracked { call, limit });
-        if let Some(calls) = self.instance.registry.reached(limit) {
+        if let Some(calls) = self.instance.registry.notes.reached(limit, Instant::now()) {
             log_limit(limit, calls);
         }
     }
@@ -392,7 +395,7 @@ impl Exchange {
                 bytes: dropped.bytes,
             });
         }
-        if let Some(answers) = registry.dropped(dropped.len()) {
+        if let Some(answers) = registry.notes.dropped(dropped.len(), Instant::now()) {
             log_dropped(answers);
         }
     }

@@ -12,7 +12,6 @@
 //! | `state` | all its fields |
 //! | `identity` | whose call this is, from the request's headers |
 //! | `request_body` | what is known of the body that passes |
-//! | `resume` | a GET with `Last-Event-ID`, and the clocks it has stopped |
 //! | `signal` | the token, and what fires with it |
 //! | `last_words` | its open streams, and what they were told |
 //!
@@ -55,13 +54,11 @@ mod guard;
 mod identity;
 mod inject;
 mod last_words;
-mod lodging;
 mod outlet;
 mod progress;
 mod receive;
 mod report;
 mod request_body;
-mod resume;
 mod resuming;
 mod signal;
 mod start;

@@ -6,8 +6,7 @@ use http::{Method, Request};
 
 use super::{
     identity::{Revision, SessionHeader},
-    resume::Resume,
-    state::{Exchange, Instance, RequestKind},
+    state::{Exchange, Instance, RequestKind, Resume},
 };
 use crate::{call::Scope, fields::Fields};
 

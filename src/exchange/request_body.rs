@@ -6,7 +6,9 @@ use crate::{
 };
 
 /// What is known of the request body.
+#[derive(Default)]
 pub(super) enum RequestBody {
+    #[default]
     Passing,
     Ended(Result<Frames, NotKept>),
     /// Somebody reads it. A session manager that binds the call meanwhile comes first.
@@ -41,11 +43,6 @@ impl Settled {
 // === impl RequestBody ===
 
 impl RequestBody {
-    /// Whether it was dropped before its end.
-    pub(super) fn is_unread(&self) -> bool {
-        self.not_read().is_some()
-    }
-
     /// What is known of one that was dropped before its end.
     pub(super) fn not_read(&self) -> Option<NotKept> {
         match self {

@@ -4,15 +4,15 @@
 //! stream is a call's next generation once the inner service accepted it. Where a session manager watches the call, only the
 //! manager says so: rmcp answers 200 to a resume that it refuses.
 
-use std::sync::Arc;
+use std::{
+    mem,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::{
-    resume::Resume,
-    state::{Attachment, Exchange, Instance},
-};
+use super::state::{Attachment, Exchange, Instance, Resume};
 use crate::{
     call::{CallId, CancelReason, DetachCause, Detachment, RequestId, SessionKey},
     fields::LAST_EVENT_ID,
@@ -60,7 +60,7 @@ impl Exchange {
 
 // === impl Resume ===
 
-impl Resume<Exchange> {
+impl Resume {
     /// `None` if the headers do not name one event.
     pub(super) fn receive(
         instance: &Instance,
@@ -79,11 +79,16 @@ impl Resume<Exchange> {
             calls.retain(|(id, _)| core.hold(*id, now));
             calls
         });
-        Some(Self::new(
+        Some(Self {
+            event_id: event_id.into(),
+            holds: Mutex::new(holds.unwrap_or_default()),
             session,
-            event_id.into(),
-            holds.unwrap_or_default(),
-        ))
+        })
+    }
+
+    /// Whether a session manager says what becomes of it: rmcp answers 200 to a resume that it refuses.
+    fn is_managed(&self) -> bool {
+        self.session.scope.path().is_none()
     }
 
     /// The inner service answered it with a stream.
@@ -132,7 +137,8 @@ impl Resume<Exchange> {
 
     /// Lets the clocks go on that it stopped.
     pub(super) fn release(&self) {
-        for (id, exchange) in self.take_holds() {
+        let holds = mem::take(&mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner));
+        for (id, exchange) in holds {
             exchange.at_home(|core| core.release(id, Instant::now()));
         }
     }

@@ -23,7 +23,7 @@ use crate::{call::CancelReason, quietly::quietly};
 
 /// Fires when the call of an exchange is cancelled.
 #[derive(Default)]
-pub(super) struct Signal {
+pub(crate) struct Signal {
     reason: OnceLock<CancelReason>,
     /// Somebody outside the crate has the token.
     heard: AtomicBool,
@@ -62,12 +62,12 @@ enum Hooks {
 // === impl Signal ===
 
 impl Signal {
-    pub(super) fn reason(&self) -> Option<CancelReason> {
+    pub(crate) fn reason(&self) -> Option<CancelReason> {
         self.reason.get().copied()
     }
 
     /// The token, made when somebody first asks.
-    pub(super) fn token(&self) -> CancellationToken {
+    pub(crate) fn token(&self) -> CancellationToken {
         let token = self.waiting().token.get_or_insert_default().clone();
         // `fire` sets the reason before it looks for a token: one of the two sees the other.
         if self.reason.get().is_some() {
@@ -77,7 +77,7 @@ impl Signal {
     }
 
     /// Somebody outside the crate gets the token, and so may hear of a cancel.
-    pub(super) fn hear(&self) {
+    pub(crate) fn hear(&self) {
         self.heard.store(true, Ordering::Relaxed);
     }
 

@@ -7,16 +7,15 @@ use std::{
 
 use super::{
     identity::{Revision, SessionHeader},
-    lodging::Lodging,
     request_body::{RequestBody, Settled},
-    state::{Exchange, Left, Phase},
+    state::{Exchange, Left, Lodging, Phase},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
     envelope::{self, Frames, Message, NotKept, Request},
     limits::Limit,
     observe::{Event, Remark},
-    registry::{Later, Started, report},
+    registry::{Later, report},
 };
 
 /// A call that has just been entered in its session.
@@ -24,7 +23,7 @@ use crate::{
 pub(super) struct Entered {
     left: Option<Left>,
     later: Later<Exchange>,
-    started: Started,
+    is_too_late: bool,
 }
 
 // === impl Exchange ===
@@ -48,7 +47,7 @@ impl Exchange {
         }
         let frames = {
             let mut state = self.state();
-            if state.request.is_unread() && state.phase != Phase::Streaming {
+            if state.request.not_read().is_some() && state.phase != Phase::Streaming {
                 // A refusal need not read what it refuses, see `accepted_unread`.
                 return;
             }
@@ -135,7 +134,7 @@ impl Exchange {
         let canceller = self.state().canceller.clone();
         let key = canceller.and_then(|canceller| call.key(canceller.scope()));
         if call.policy().supersede && key.is_some() {
-            registry.remark(Remark::SupersedeHasNoEffect);
+            registry.remarks.make(Remark::SupersedeHasNoEffect);
         }
         let mut state = self.state();
         if !matches!(state.request, RequestBody::Reading) {
@@ -165,7 +164,7 @@ impl Exchange {
         let session_id = call.session_id().cloned();
         let name = key.map(|key| (key.session.scope, key.request));
         let registry = &self.instance.registry;
-        let (left, later, started) = registry.start(id, session_id.as_ref(), |home, core| {
+        let (left, later, is_too_late) = registry.start(id, session_id.as_ref(), |home, core| {
             core.start(id, name, self.clone(), deadline);
             // Who finds it at home finds it here, and the other way round: the home is locked. `get_or_init` is compiled
             // for size: it would move it once more, byte by byte.
@@ -178,7 +177,7 @@ impl Exchange {
         Entered {
             left,
             later,
-            started,
+            is_too_late,
         }
     }
 
@@ -187,7 +186,7 @@ impl Exchange {
         let Entered {
             left,
             later,
-            started,
+            is_too_late,
         } = entered;
         later.done();
         report(left);
@@ -195,7 +194,7 @@ impl Exchange {
             return;
         };
         self.report(&Event::Started { call });
-        if started == Started::TooLate {
+        if is_too_late {
             self.end_here(call.id(), CancelReason::ShuttingDown);
         }
     }

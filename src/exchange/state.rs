@@ -11,15 +11,12 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 use tokio::{sync::Notify, time::Instant};
-use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
 use super::{
     identity::{Revision, SessionHeader},
     last_words::LastWords,
-    lodging::Lodging,
     request_body::RequestBody,
-    resume::Resume,
     signal::Signal,
 };
 use crate::{
@@ -27,7 +24,7 @@ use crate::{
     cancel::{Announced, Canceller},
     observe::Event,
     options::Options,
-    registry::{self, Generation},
+    registry::{self, Generation, Home},
 };
 
 pub(crate) type Registry = registry::Registry<Exchange>;
@@ -48,8 +45,8 @@ pub(crate) struct Exchange {
     pub(super) session: SessionHeader,
     pub(super) revision: Revision,
     pub(super) kind: RequestKind,
-    pub(super) call: OnceLock<Lodging<Self>>,
-    pub(super) signal: Signal,
+    pub(super) call: OnceLock<Lodging>,
+    pub(crate) signal: Signal,
     /// Set with the end of the request body, so that most polls need not lock.
     pub(super) body_ended: AtomicBool,
     /// What passed on the streams of its call, see `progress`.
@@ -67,17 +64,32 @@ pub(crate) struct Exchange {
     pub(super) state: Mutex<Locked>,
 }
 
+/// A call, and the home in which it lives.
+pub(super) struct Lodging {
+    pub(super) info: CallInfo,
+    pub(super) home: Arc<Home<Exchange>>,
+}
+
 /// What a request may be to the layer.
 pub(super) enum RequestKind {
     /// A POST: may carry a call, or the client's own cancel of one.
     Post,
     /// A GET with `Last-Event-ID`, for a stream of its session.
-    Resume(Box<Resume<Exchange>>),
+    Resume(Box<Resume>),
     /// A DELETE of its session.
     Delete(Box<SessionKey>),
     Other,
 }
 
+/// A GET with `Last-Event-ID`.
+pub(super) struct Resume {
+    pub(super) session: SessionKey,
+    pub(super) event_id: Box<[u8]>,
+    /// The calls whose clock it stopped: several, if nobody can say which of them it names.
+    pub(super) holds: Mutex<Vec<(CallId, Arc<Exchange>)>>,
+}
+
+#[derive(Default)]
 pub(super) struct Locked {
     pub(super) phase: Phase,
     pub(super) request: RequestBody,
@@ -97,8 +109,10 @@ pub(super) struct Locked {
 pub(crate) type Copied = Arc<dyn Any + Send + Sync>;
 
 /// How the answer of its call gets from the session's transport to its client.
+#[derive(Default)]
 pub(super) enum Passage {
     /// By a stream, as far as it is known.
+    #[default]
     Open,
     /// The same, and it came by already: a copy, until a stream gives it out.
     Passed(Copied),
@@ -115,8 +129,10 @@ pub(crate) struct Attachment {
 }
 
 /// How far a call has come on its way into a session manager, which then watches its streams.
+#[derive(Default)]
 pub(super) enum Handover {
     /// No session manager has bound it.
+    #[default]
     None,
     /// It is bound, and its request is on the way. A cancel must not overtake that: it waits here.
     Opening(Option<(CancelReason, Option<Announced>)>),
@@ -124,8 +140,9 @@ pub(super) enum Handover {
     Open { cancelled: bool },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Phase {
+    #[default]
     Open,
     /// The inner service took the request.
     Streaming,
@@ -147,10 +164,6 @@ impl Phase {
 // === impl Instance ===
 
 impl Instance {
-    pub(crate) fn new(options: Options, registry: Arc<Registry>) -> Self {
-        Self { options, registry }
-    }
-
     pub(crate) fn report(&self, event: &Event<'_>) {
         self.options.observers.on_event(event);
     }
@@ -179,17 +192,7 @@ impl Exchange {
             is_behind_cancel: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
             decided: OnceLock::new(),
-            state: Mutex::new(Locked {
-                phase: Phase::Open,
-                request: RequestBody::Passing,
-                is_answered: false,
-                canceller: None,
-                handover: Handover::None,
-                passage: Passage::Open,
-                going: None,
-                last_words: LastWords::default(),
-                span: None,
-            }),
+            state: Mutex::default(),
         }
     }
 
@@ -207,15 +210,6 @@ impl Exchange {
     /// Takes the canceller for a call that no session manager binds.
     pub(crate) fn set_replay(&self, replay: Arc<dyn Canceller>) {
         self.state().canceller = Some(replay);
-    }
-
-    pub(crate) fn reason(&self) -> Option<CancelReason> {
-        self.signal.reason()
-    }
-
-    /// The token of the exchange, made when somebody first asks.
-    pub(crate) fn token(&self) -> CancellationToken {
-        self.signal.token()
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {
@@ -265,11 +259,6 @@ impl Exchange {
         self.state().is_bound()
     }
 
-    /// Somebody outside the crate gets its token, and so may hear of a cancel.
-    pub(crate) fn hear(&self) {
-        self.signal.hear();
-    }
-
     pub(super) fn state(&self) -> MutexGuard<'_, Locked> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -288,7 +277,7 @@ impl fmt::Debug for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Exchange")
             .field("call", &self.info())
-            .field("reason", &self.reason())
+            .field("reason", &self.signal.reason())
             .finish_non_exhaustive()
     }
 }

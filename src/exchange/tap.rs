@@ -106,8 +106,8 @@ fn remark_on_sessions(call: &Attachment, event_id: &[u8]) {
     let info = call.exchange.call(call.id);
     if info.is_some_and(|info| info.session().is_some())
         && numbers(event_id).is_some()
-        && !registry.has_remarked(Remark::TwoLayers)
+        && !registry.remarks.include(Remark::TwoLayers)
     {
-        registry.remark(Remark::NoSessionManager);
+        registry.remarks.make(Remark::NoSessionManager);
     }
 }

@@ -34,7 +34,7 @@ impl<M: SessionManager> SharedManager<M> {
         };
         let exchange = link.exchange().clone();
         if !self.belongs_to(exchange.registry()) {
-            exchange.registry().remark(Remark::TwoLayers);
+            exchange.registry().remarks.make(Remark::TwoLayers);
             return None;
         }
         // rmcp has no `params.task`, so its handlers know of no task either.

@@ -58,7 +58,7 @@ impl CallToken {
     /// ```
     pub fn of(context: &RequestContext<RoleServer>) -> Option<Self> {
         let token = Self::in_message(&context.extensions).cloned()?;
-        token.exchange().hear();
+        token.exchange().signal.hear();
         Some(token)
     }
 

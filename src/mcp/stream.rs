@@ -106,7 +106,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Drop for CallStream<S>
         // In this order, so that a call without a client always has a reader that will see its end.
         call.hand_to_task();
         call.attachment.drop_stream();
-        if call.attachment.exchange.reason().is_none() {
+        if call.attachment.exchange.signal.reason().is_none() {
             let registry = call.attachment.exchange.registry().clone();
             let task = read_on(stream, call, self.used.take());
             registry.timer().spawn(Moves::Always, task);
@@ -154,7 +154,7 @@ pub(super) async fn read_on(
     used: Option<InUse>,
 ) {
     let exchange = call.attachment.exchange.clone();
-    let token = exchange.token();
+    let token = exchange.signal.token();
     let cancelled = pin!(token.cancelled());
     let ended = pin!(exchange.until_ended(call.attachment.id));
     let mut over = select(cancelled, ended);

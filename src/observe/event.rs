@@ -131,35 +131,25 @@ pub enum Event<'a> {
 ///
 /// ```
 /// use std::sync::{Arc, atomic::{AtomicUsize, Ordering}};
-/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, Outcome};
+/// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, Observer, Outcome};
 ///
-/// let cancelled = Arc::new(AtomicUsize::new(0));
-/// let count = cancelled.clone();
-/// let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
-///     if let Event::Ended { outcome: Outcome::Cancelled(_), .. } = event {
-///         count.fetch_add(1, Ordering::Relaxed);
+/// #[derive(Clone, Default)]
+/// struct Cancelled(Arc<AtomicUsize>);
+/// impl Observer for Cancelled {
+///     fn on_event(&self, event: &Event<'_>) {
+///         if let Event::Ended { outcome: Outcome::Cancelled(_), .. } = event {
+///             self.0.fetch_add(1, Ordering::Relaxed);
+///         }
 ///     }
-/// });
-/// assert_eq!(cancelled.load(Ordering::Relaxed), 0);
+/// }
+///
+/// let cancelled = Cancelled::default();
+/// let layer = CancelOnDisconnectLayer::new().observe(cancelled.clone());
+/// assert_eq!(cancelled.0.load(Ordering::Relaxed), 0);
 /// # drop(layer);
 /// ```
 pub trait Observer: Send + Sync + 'static {
     /// Is called with every event.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, Observer};
-    ///
-    /// struct Printer;
-    ///
-    /// impl Observer for Printer {
-    ///     fn on_event(&self, event: &Event<'_>) {
-    ///         println!("{event:?}");
-    ///     }
-    /// }
-    ///
-    /// let layer = CancelOnDisconnectLayer::new().observe(Printer);
-    /// assert!(layer.calls().is_empty());
-    /// ```
     fn on_event(&self, event: &Event<'_>);
 }
 

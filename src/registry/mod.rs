@@ -12,13 +12,13 @@ use std::{
     },
 };
 
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 
 use self::{managers::Managers, notes::Notes, streams::OpenStreams, street::Street};
 use crate::{
     call::{CallId, Key, Scope, SessionKey},
     limits::{Limit, Limits},
-    observe::{Remark, Remarks},
+    observe::Remarks,
     timer::Timer,
 };
 
@@ -62,16 +62,8 @@ pub(crate) struct Registry<T> {
     /// How many calls were cancelled by drains.
     pub(crate) drained: AtomicUsize,
     managers: Managers,
-    notes: Notes,
-    remarks: Remarks,
-}
-
-/// When a call came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Started {
-    InTime,
-    /// The server is through: it is to end at once.
-    TooLate,
+    pub(crate) notes: Notes,
+    pub(crate) remarks: Remarks,
 }
 
 // === impl Registry ===
@@ -109,20 +101,17 @@ impl<T: Tracked> Registry<T> {
         &self.street.ended
     }
 
-    /// Has `start` start a call in the home of its session id, or in one for calls that have none.
+    /// Has `start` start a call in the home of its session id, or in one for calls that have none. `true` if it comes
+    /// too late: the server is through, and it is to end at once.
     pub(crate) fn start<R>(
         &self,
         id: CallId,
         session_id: Option<&Arc<str>>,
         start: impl FnOnce(&Arc<Home<T>>, &mut Core<T>) -> R,
-    ) -> (R, Later<T>, Started) {
+    ) -> (R, Later<T>, bool) {
         let (result, later) = self.street.enter(session_id, id, start);
-        let started = match self.is_closed() {
-            // Who closed the registry did so before looking for calls: one of the two sees the other.
-            true => Started::TooLate,
-            false => Started::InTime,
-        };
-        (result, later, started)
+        // Who closed the registry did so before looking for calls: one of the two sees the other.
+        (result, later, self.is_closed())
     }
 
     /// Runs one operation on the core of a session id of which something is known.
@@ -212,25 +201,6 @@ impl<T: Tracked> Registry<T> {
     /// moment.
     pub(crate) fn has_room(&self) -> bool {
         self.len() < self.street.common.totals.most(Limit::Calls)
-    }
-
-    /// So many answers were dropped. How many were since that was said last, if it is time to say so.
-    pub(crate) fn dropped(&self, answers: usize) -> Option<u64> {
-        self.notes.dropped(answers, Instant::now())
-    }
-
-    /// A call met a limit. How many did since that was said last, if it is time to say so.
-    pub(crate) fn reached(&self, limit: Limit) -> Option<u64> {
-        self.notes.reached(limit, Instant::now())
-    }
-
-    /// Says something about the configuration of its layer, once.
-    pub(crate) fn remark(&self, remark: Remark) {
-        self.remarks.make(remark);
-    }
-
-    pub(crate) fn has_remarked(&self, remark: Remark) -> bool {
-        self.remarks.include(remark)
     }
 
     /// Keeps a stream that no call keeps, to close it in the end.

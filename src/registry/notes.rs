@@ -15,7 +15,7 @@ const SAID_EVERY: Duration = Duration::from_secs(60);
 
 /// How often what was said last.
 #[derive(Debug, Default)]
-pub(super) struct Notes {
+pub(crate) struct Notes {
     reached: Mutex<[Unsaid; Limit::ALL.len()]>,
     dropped: Mutex<Unsaid>,
 }
@@ -31,14 +31,14 @@ struct Unsaid {
 
 impl Notes {
     /// A call met a limit. How many did since that was said last, if it is time to say so.
-    pub(super) fn reached(&self, limit: Limit, now: Instant) -> Option<u64> {
+    pub(crate) fn reached(&self, limit: Limit, now: Instant) -> Option<u64> {
         let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
         let of = Limit::ALL.iter().position(|one| *one == limit);
         reached.get_mut(of?)?.add(1, now)
     }
 
     /// Answers were dropped. How many were since that was said last, if it is time to say so.
-    pub(super) fn dropped(&self, answers: usize, now: Instant) -> Option<u64> {
+    pub(crate) fn dropped(&self, answers: usize, now: Instant) -> Option<u64> {
         let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
         dropped.add(answers as u64, now)
     }

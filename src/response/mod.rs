@@ -42,7 +42,8 @@ type Departure = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 /// `None` where nobody watches the client's socket.
 #[cfg(feature = "socket")]
 fn departure(extensions: &Extensions) -> Option<Departure> {
-    crate::socket::Peer::of(extensions).map(crate::socket::Peer::watch)
+    let peer = crate::socket::Peer::of(extensions)?.clone();
+    Some(Box::pin(async move { peer.gone().await }))
 }
 
 #[cfg(not(feature = "socket"))]

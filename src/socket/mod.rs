@@ -6,28 +6,7 @@
 //!    socket options that make it look, and that make it give up.
 //! 2. hyper does not read. It has stopped because bytes of a next request are in its buffer, or because the
 //!    handler leaves its request body unread; then neither FIN nor RST reaches it. [`Peer::gone`] asks the kernel
-//!    instead, through the one registration that tokio has for the socket anyway.
-//!
-//! ```
-//! use mcp_cancel_on_disconnect::socket::{DeadPeer, WatchedListener};
-//!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> std::io::Result<()> {
-//! let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-//! println!("{}", DeadPeer::new().apply(&listener)?);
-//! let addr = listener.local_addr()?;
-//! let listener = WatchedListener::new(listener); // for `axum::serve`, or an accept loop
-//!
-//! let client = tokio::net::TcpStream::connect(addr).await?;
-//! let (connection, _) = listener.accept().await;
-//! let peer = connection.peer();
-//! assert!(!peer.is_gone());
-//! drop(client);
-//! peer.gone().await;
-//! assert!(peer.is_gone());
-//! # Ok(())
-//! # }
-//! ```
+//!    instead, through the one registration that tokio has for the socket anyway. [`WatchedListener`] shows how.
 //!
 //! Contract:
 //! 1. A [`Peer`] never keeps a connection open. It holds the socket only while [`Peer::gone`] is being awaited, and

@@ -3,7 +3,6 @@
 use std::{
     fmt, future,
     net::SocketAddr,
-    pin::Pin,
     sync::{Weak, atomic::AtomicBool},
 };
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -93,7 +92,7 @@ impl Peer {
     /// the kernel gave it up (see [`DeadPeer`](super::DeadPeer)).
     ///
     /// Nobody needs to read or write for that, and unread bytes of the peer do not matter. The example of
-    /// [`socket`](crate::socket) awaits it.
+    /// [`WatchedStream`](super::WatchedStream) awaits it.
     ///
     /// - It never returns if this side ends the connection first. It holds nothing then.
     /// - A peer that closes only its own direction and still reads counts as gone, as it does for hyper. Do not await this on a
@@ -117,12 +116,6 @@ impl Peer {
         self.shared
             .upgrade()
             .is_some_and(|shared| shared.is_closed_by_peer())
-    }
-
-    /// The same as [`gone`](Self::gone), to be kept beside a response.
-    pub(crate) fn watch(&self) -> Pin<Box<dyn Future<Output = ()> + Send + Sync>> {
-        let peer = self.clone();
-        Box::pin(async move { peer.gone().await })
     }
 }
 
@@ -216,7 +209,7 @@ mod tests {
     #[tokio::test]
     async fn a_peer_without_a_connection_is_never_said_to_be_gone() {
         let peer = peer(1);
-        assert!(futures_util::poll!(peer.watch()).is_pending());
+        assert!(futures_util::poll!(std::pin::pin!(peer.gone())).is_pending());
         assert!(!peer.is_gone());
     }
 }

@@ -81,7 +81,10 @@ fn asked(registry: &Arc<Registry>, method: Method, last_event_id: Option<&str>) 
         request = request.header("last-event-id", id);
     }
     let request = request.body(()).unwrap();
-    let instance = Arc::new(Instance::new(Options::default(), registry.clone()));
+    let instance = Arc::new(Instance {
+        options: Options::default(),
+        registry: registry.clone(),
+    });
     let fields = Fields::of(request.headers());
     Arc::new(Exchange::new(instance, &request, &fields))
 }
@@ -308,7 +311,7 @@ async fn a_client_that_comes_back_to_a_path_keeps_its_call() {
     let resume = asked(&registry, Method::GET, Some("1"));
     let _stream = resume.head(Head::Stream { readable: true });
     tokio::time::sleep(Duration::from_secs(600)).await;
-    assert_eq!(exchange.reason(), None);
+    assert_eq!(exchange.signal.reason(), None);
     assert!(exchange.is_in_flight(id));
 }
 
@@ -318,7 +321,10 @@ async fn the_server_of_a_path_is_told_that_its_client_hung_up() {
     let (exchange, replay, tap) = streamed(&registry, false);
     exchange.abandon(DetachCause::HungUp, tap);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(exchange.reason(), Some(CancelReason::ClientDisconnected));
+    assert_eq!(
+        exchange.signal.reason(),
+        Some(CancelReason::ClientDisconnected)
+    );
     assert_eq!(replay.0.load(Ordering::Relaxed), 1, "its work runs on");
 }
 
@@ -328,7 +334,7 @@ fn a_delete_ends_the_calls_of_a_session_of_its_path() {
     let (exchange, ..) = streamed(&registry, true);
     let delete = asked(&registry, Method::DELETE, None);
     let _body = delete.head(Head::Answer);
-    assert_eq!(exchange.reason(), Some(CancelReason::SessionClosed));
+    assert_eq!(exchange.signal.reason(), Some(CancelReason::SessionClosed));
 }
 
 /// A call that a session manager of this scope has bound, with an event of rmcp's.
@@ -369,7 +375,7 @@ async fn a_resume_on_its_way_keeps_the_call(first: u64) {
     tokio::time::sleep(crate::policy::MIN_GRACE - Duration::from_millis(100)).await;
     let _resume = asked(&registry, Method::GET, Some("0/0"));
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(exchange.reason(), None);
+    assert_eq!(exchange.signal.reason(), None);
     assert!(exchange.attach(attachment.id).is_some());
 }
 
@@ -432,7 +438,7 @@ fn assert_over(registry: &Registry, exchange: &Arc<Exchange>, manager: &Counts) 
         assert!(!exchange.end_here(call.id(), CancelReason::TimedOut));
     }
     exchange.abandon(DetachCause::HungUp, None);
-    assert_eq!(exchange.reason(), None);
+    assert_eq!(exchange.signal.reason(), None);
     assert_eq!(manager.cancels.load(Ordering::Relaxed), 0);
 }
 
@@ -514,7 +520,11 @@ fn of_an_answer_and_a_deadline_one_wins() {
         beside_an_answer(&exchange, round % 500, || {
             is_cancelled = exchange.begin_end(id, CancelReason::TimedOut).is_some();
         });
-        assert_eq!(exchange.reason().is_some(), is_cancelled, "round {round}");
+        assert_eq!(
+            exchange.signal.reason().is_some(),
+            is_cancelled,
+            "round {round}"
+        );
         let told = usize::from(is_cancelled && exchange.last_words().is_some());
         assert_eq!(usize::from(is_cancelled), told, "round {round}");
         assert_eq!(registry.len(), 0);
@@ -527,7 +537,10 @@ fn of_an_answer_and_a_plain_hang_up_one_wins_whole() {
     for round in 0..1_000 {
         let registry = Arc::new(Registry::new());
         let request = Request::get("/").body(()).unwrap();
-        let instance = Arc::new(Instance::new(Options::default(), registry));
+        let instance = Arc::new(Instance {
+            options: Options::default(),
+            registry,
+        });
         let fields = Fields::of(request.headers());
         let exchange = Arc::new(Exchange::new(instance, &request, &fields));
         let linked = tokio_util::sync::CancellationToken::new();
@@ -536,7 +549,7 @@ fn of_an_answer_and_a_plain_hang_up_one_wins_whole() {
             exchange.abandon(DetachCause::HungUp, None);
         });
         assert_eq!(
-            exchange.reason().is_some(),
+            exchange.signal.reason().is_some(),
             linked.is_cancelled(),
             "round {round}"
         );

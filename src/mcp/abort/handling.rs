@@ -105,15 +105,21 @@ fn let_go<F>(mut handler: Pin<&mut Option<F>>) {
 // === impl Handled ===
 
 impl Handled {
+    /// Has the token that the handler sees fire with the call's own. It is the context's alone: rmcp made it as a
+    /// child of the token that it keeps for the request.
     pub(super) fn new(
         context: &RequestContext<RoleServer>,
         method: impl Into<Cow<'static, str>>,
     ) -> Self {
+        let call = CallToken::of(context);
+        if let Some(call) = &call {
+            call.exchange().link(context.ct.clone());
+        }
         Self {
             request: context.id.clone(),
             method: method.into(),
             tool: None,
-            call: CallToken::of(context),
+            call,
         }
     }
 
@@ -123,14 +129,6 @@ impl Handled {
             self.tool = Some(tool.into());
         }
         self
-    }
-
-    /// Has the token that the handler sees fire with the call's own. It is the context's alone: rmcp made it as a
-    /// child of the token that it keeps for the request.
-    pub(super) fn link(&self, context: &RequestContext<RoleServer>) {
-        if let Some(call) = &self.call {
-            call.exchange().link(context.ct.clone());
-        }
     }
 
     fn say(&self, end: HandlerEnd) {

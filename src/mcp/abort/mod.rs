@@ -2,7 +2,7 @@
 //!
 //! `forward` has the methods and says which may be stopped; `handling` is the future that stops them.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use rmcp::{
     RoleServer, ServerHandler,
@@ -42,7 +42,11 @@ const WINDOW: Duration = Duration::from_secs(1);
 ///     .nest_service("/mcp", mcp)
 ///     .layer(CancelOnDisconnectLayer::new());
 /// # drop(app);
-/// assert!(format!("{:?}", AbortOnCancel::new(())).contains("window: 1s"));
+///
+/// let handler = AbortOnCancel::new("a handler");
+/// assert!(format!("{handler:?}").contains("window: 1s"));
+/// assert_eq!(handler.inner(), &"a handler");
+/// assert_eq!(handler.into_inner(), "a handler");
 /// ```
 ///
 /// # What it stops
@@ -68,6 +72,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 ///
 /// With rmcp, a handler that panics leaves its call open, and the client waits without end. Here the client gets the error
 /// -32603. The panic itself goes to the panic hook as always, and affects nothing else.
+#[derive(Debug, Clone)]
 pub struct AbortOnCancel<H> {
     handler: H,
     window: Duration,
@@ -85,37 +90,17 @@ impl<H> AbortOnCancel<H> {
     }
 
     /// Sets how long a cancelled handler may go on. With [`Duration::ZERO`] it is polled once more and then dropped.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// use mcp_cancel_on_disconnect::AbortOnCancel;
-    ///
-    /// let handler = AbortOnCancel::new(()).after(Duration::from_millis(200));
-    /// assert!(format!("{handler:?}").contains("window: 200ms"));
-    /// ```
     pub fn after(mut self, window: Duration) -> Self {
         self.window = window;
         self
     }
 
     /// The handler inside.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::AbortOnCancel;
-    ///
-    /// assert_eq!(AbortOnCancel::new("a handler").inner(), &"a handler");
-    /// ```
     pub fn inner(&self) -> &H {
         &self.handler
     }
 
     /// Takes the handler out.
-    ///
-    /// ```
-    /// use mcp_cancel_on_disconnect::AbortOnCancel;
-    ///
-    /// assert_eq!(AbortOnCancel::new("a handler").into_inner(), "a handler");
-    /// ```
     pub fn into_inner(self) -> H {
         self.handler
     }
@@ -129,7 +114,6 @@ impl<H: ServerHandler> AbortOnCancel<H> {
         context: RequestContext<RoleServer>,
         method: impl FnOnce(&'a H, RequestContext<RoleServer>) -> F,
     ) -> Handling<F> {
-        handled.link(&context);
         let stop = Stop::new(&context, self.window);
         Handling::new(handled, Some(stop), || method(&self.handler, context))
     }
@@ -141,7 +125,6 @@ impl<H: ServerHandler> AbortOnCancel<H> {
         context: RequestContext<RoleServer>,
         method: impl FnOnce(&'a H, RequestContext<RoleServer>) -> F,
     ) -> Handling<F> {
-        handled.link(&context);
         Handling::new(handled, None, || method(&self.handler, context))
     }
 
@@ -151,27 +134,7 @@ impl<H: ServerHandler> AbortOnCancel<H> {
         context: SubscriptionContext,
         method: impl FnOnce(&'a H, SubscriptionContext) -> F,
     ) -> Handling<F> {
-        let request = context.request_context();
-        let handled = Handled::new(request, "subscriptions/listen");
-        handled.link(request);
+        let handled = Handled::new(context.request_context(), "subscriptions/listen");
         Handling::new(handled, None, || method(&self.handler, context))
-    }
-}
-
-impl<H: Clone> Clone for AbortOnCancel<H> {
-    fn clone(&self) -> Self {
-        Self {
-            handler: self.handler.clone(),
-            window: self.window,
-        }
-    }
-}
-
-impl<H: fmt::Debug> fmt::Debug for AbortOnCancel<H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AbortOnCancel")
-            .field("handler", &self.handler)
-            .field("window", &self.window)
-            .finish()
     }
 }

@@ -1,7 +1,4 @@
-//! The records of ended calls.
-//!
-//! A record is [owed](Rank::Owed) or [spare](Rank::Spare). The records of a rank are in one queue, in the order in which
-//! their calls ended; the one that goes is the oldest of its rank.
+//! The records of ended calls, each [owed](Rank::Owed) or [spare](Rank::Spare).
 
 use std::collections::VecDeque;
 
