@@ -168,8 +168,11 @@ async fn call(
     cells().insert(cell.clone(), sender);
 
     let url = format!("http://{}/{}", proxy.address, setup.route);
-    sdk.order(json!({"open": cell, "url": url, "bytes": bytes, "timeout": PATIENCE.as_secs()}))
-        .await;
+    let arguments = json!({"cell": cell, "bytes": bytes});
+    sdk.order(
+        json!({"open": cell, "url": url, "arguments": arguments, "timeout": PATIENCE.as_secs()}),
+    )
+    .await;
     let asked = timeout(PATIENCE, proxy.asked()).await.is_ok();
     let when = millis(dice, 0..job.work.as_millis() as u64 / 2);
     let mut outcome = None;
