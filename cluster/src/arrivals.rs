@@ -1,6 +1,6 @@
 //! Sessions that are on their way here: this instance is their owner, and the request that brings them is being served.
 //!
-//! 1. To a peer they are here already. If they were not, he would claim a session that was claimed a moment ago, and two instances
+//! 1. To a peer they are here already. If they were not, it would claim a session that was claimed a moment ago, and two instances
 //!    would bring it to life.
 //! 2. One request at a time brings a session. rmcp says "no such session" to all that wait for one whose client hangs up.
 

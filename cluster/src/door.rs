@@ -1,7 +1,7 @@
 //! The door of a session: how many are inside, and whether it is shut, in one state.
 //!
 //! 1. Whoever has a request served goes in, and comes out when that has an answer. Nobody comes in once the door is shut.
-//! 2. It is shut behind the last if nobody came in since he was seen to be the last: what is looked at in between, such as the
+//! 2. It is shut behind the last if nobody came in since this was seen to be the last: what is looked at in between, such as the
 //!    calls whose clients have gone, cannot have changed unseen.
 //! 3. It stays shut. A session that comes back gets a door of its own.
 
@@ -166,7 +166,7 @@ mod tests {
             true
         };
         assert!(!door.shut_if_empty(comes_and_goes) && !door.is_shut());
-        // Also if he comes in for the four billionth time.
+        // Also if somebody comes in for the four billionth time.
         door.state.fetch_or(ENTRIES, Ordering::AcqRel);
         assert!(!door.shut_if_empty(comes_and_goes) && !door.is_shut());
         assert!(door.shut_if_empty(|| true));

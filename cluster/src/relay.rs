@@ -305,7 +305,7 @@ fn origin_form(head: &Parts) -> Uri {
 }
 
 /// Removes what is of one connection. The session is of the request, whatever a client says: without it, an owner would say that
-/// it is not with him.
+/// it does not live there.
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

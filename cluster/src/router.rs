@@ -115,7 +115,7 @@ impl Router {
         (arrival.step(), visit)
     }
 
-    /// What is to be done with a peer's request, in the moment in which he may be told to claim its session.
+    /// What is to be done with a peer's request, in the moment in which it may be told to claim its session.
     pub(crate) fn send_on(&self, session: Option<&str>) -> Step {
         // First: whoever takes the session here either is seen below, or sees this.
         if let Some(id) = session {
@@ -228,7 +228,7 @@ impl Router {
         let mut way = Way::new(self.me.incarnation, is_call);
         let mut held = Held::new(request);
         let mut step = Step::LookUp;
-        // From before it is claimed: peers may learn of the new owner before he does.
+        // From before it is claimed: peers may learn of the new owner before that one does.
         let mut expected = None;
         // Its owner was asked, and did not answer.
         let mut was_away = false;

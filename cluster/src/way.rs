@@ -2,8 +2,8 @@
 //!
 //! 1. A request without a session, and one whose session lives here, is served here. Nothing is asked.
 //! 2. What came from a peer is served here or refused as moved. It is never relayed: there is one hop.
-//! 3. Everything else goes to the owner of its session. If he is gone, or hands it over, a claim is made for it, and whoever loses
-//!    that relays to the winner. He may be on his way out as well, so there are [`MAX_CLAIMS`].
+//! 3. Everything else goes to the owner of its session. If that is gone, or hands it over, a claim is made for it, and whoever loses
+//!    that relays to the winner. It may be on its way out as well, so there are [`MAX_CLAIMS`].
 //! 4. "No such session" is only said here if the directory was sound for long enough. In every other doubt the client is asked
 //!    to come again.
 //! 5. An instance that leaves does not take back what it has given up: it waits for who claims that. So does every instance for a
@@ -66,7 +66,7 @@ pub(crate) enum Refusal {
     OwnerAway,
     /// The session has come to this instance or another while the request was under way. It can be sent again.
     Again,
-    /// The owner broke off before he answered. Whether he had begun is not known, so it is not for this instance to send it again.
+    /// The owner broke off before it answered. Whether it had begun is not known, so it is not for this instance to send it again.
     Broken,
 }
 
@@ -83,7 +83,7 @@ pub(crate) enum Known {
 pub(crate) enum Failure {
     /// Nobody listens there. Nothing was sent.
     Refused,
-    /// The peer says that the session is not with him.
+    /// The peer says that the session is not with it.
     Moved,
     /// No connection came about, or none to a peer, or it ended before the body of a call was asked for.
     Unreachable,

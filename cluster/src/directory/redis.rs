@@ -54,7 +54,7 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return ARGV[1]
 ";
 
-/// Makes the second owner that of a session which is the first's, or his own already. Says whose it is then, if anybody's.
+/// Makes the second owner that of a session which is the first's, or its own already. Says whose it is then, if anybody's.
 const CLAIM: &str = "
 local owner = redis.call('HGET', KEYS[1], 'o')
 if owner == ARGV[1] or owner == ARGV[2] then

@@ -100,7 +100,7 @@ impl Roll {
     }
 
     fn shard(&self, id: &str) -> MutexGuard<'_, Shard> {
-        // The end of an id differs most. Who makes up ids that meet waits for himself.
+        // The end of an id differs most. A client that makes up ids that meet only waits for itself.
         let end = id.as_bytes().iter().rev().take(2);
         let at = end.fold(0, |at, byte| at * 31 + usize::from(*byte)) % SHARDS;
         #[expect(clippy::indexing_slicing, reason = "there are so many")]

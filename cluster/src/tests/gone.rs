@@ -51,7 +51,7 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp, asker: &Node) -> Owner {
     }
 }
 
-/// Of several that notice at the same time exactly one wins, and the others relay to him.
+/// Of several that notice at the same time exactly one wins, and the others relay to it.
 #[tokio::test]
 async fn a_session_whose_owner_is_gone_has_one_new_owner() {
     for round in 0..20 {
@@ -59,7 +59,7 @@ async fn a_session_whose_owner_is_gone_has_one_new_owner() {
         let [mut a, b, c] = Node::several(&directory).await;
         let mcp = a.session().await;
         let (at_b, at_c) = (b.client_of(&mcp), c.client_of(&mcp));
-        // Both know the owner, and find out at the same time that he is gone.
+        // Both know the owner, and find out at the same time that it is gone.
         assert_eq!(
             (echo(&at_b, "x").await, echo(&at_c, "x").await),
             (json!("x"), json!("x"))

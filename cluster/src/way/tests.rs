@@ -254,7 +254,7 @@ proptest! {
         prop_assert!(relays <= 1 + claims);
         prop_assert!(!world.arrival.is_from_peer || taken.len() == 1);
 
-        // Nobody relays to himself.
+        // No instance relays to itself.
         for step in &taken {
             if let Step::Relay(owner) | Step::Claim(owner) = step {
                 prop_assert_ne!(owner.incarnation, incarnation(1));
@@ -281,7 +281,7 @@ proptest! {
             prop_assert!(says_so, "{:?}", steps);
         }
 
-        // No claim from an owner who may live: nobody listens there, he said so himself, or his lease is over.
+        // No claim from an owner who may live: nobody listens there, it said so itself, or its lease is over.
         let mut failures = world.failures.iter();
         for pair in taken.windows(2) {
             let failure = matches!(pair[0], Step::Relay(_)).then(|| failures.next().unwrap());
