@@ -38,7 +38,8 @@ use crate::{
     peers::{self, Gate},
     proof,
     relay::Relay,
-    router::{Router, none_sent_on},
+    router::Router,
+    sent_on::SentOn,
     sessions::Sessions,
     store::ClusterStore,
     wire::Secret,
@@ -319,7 +320,7 @@ pub(crate) fn join(
         arrivals,
         lives: Arc::new(Lives::new(me.incarnation)),
         directory: directory.clone(),
-        sent_on: none_sent_on(),
+        sent_on: SentOn::default(),
     });
     info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance joins");
     Cluster {

@@ -1,17 +1,13 @@
 //! Takes a request to where its session lives: it asks [`Way`] what to do, does it, and tells it what came of that.
 
-use std::{
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use serde_json::json;
 use tokio::{
     select,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tracing::{debug, info};
 
@@ -29,9 +25,9 @@ use crate::{
     lives::Lives,
     meter,
     owners::Owners,
-    recent::Recent,
     relay::Relay,
     resume::{self, Localized, LostCall},
+    sent_on::SentOn,
     sessions::Sessions,
     way::{Arrival, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
@@ -48,12 +44,6 @@ const NOT_NOW: i32 = -32000;
 /// How long a resume may be on its way to the owner before its client counts as at the door: 250 ms. Its call's grace may end meanwhile.
 const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
-/// For how long a peer who was told to claim a session may be about to do so: 750 ms. He waits 500 ms for the directory.
-const CLAIMS_WITHIN: Duration = Duration::from_millis(750);
-
-/// Of how many sessions that is remembered: 4,096.
-const MAX_SENT_ON: usize = 4 * 1024;
-
 /// What of an instance takes part in routing.
 #[derive(Debug)]
 pub(crate) struct Router {
@@ -67,8 +57,7 @@ pub(crate) struct Router {
     pub(crate) arrivals: Arrivals,
     pub(crate) lives: Arc<Lives>,
     pub(crate) departure: Departure,
-    /// The sessions that peers were told to claim.
-    pub(crate) sent_on: Mutex<Recent<()>>,
+    pub(crate) sent_on: SentOn,
 }
 
 /// Where a request came to.
@@ -119,15 +108,9 @@ impl Router {
     pub(crate) fn send_on(&self, session: Option<&str>) -> Step {
         // First: whoever takes the session here either is seen below, or sees this.
         if let Some(id) = session {
-            let session = SessionHash::of(id);
-            lock(&self.sent_on).insert(session, (), Instant::now());
+            self.sent_on.insert(SessionHash::of(id));
         }
         self.arrive(session, true).0
-    }
-
-    /// Whether a peer was told to claim a session, and may be about to do so.
-    fn was_sent_on(&self, session: SessionHash) -> bool {
-        lock(&self.sent_on).get(session, Instant::now()).is_some()
     }
 
     /// Whether a peer is to be served although a session is not here. Whoever is told so claims it: not one that comes, and not
@@ -282,7 +265,7 @@ impl Router {
                     let coming = expected
                         .take()
                         .unwrap_or_else(|| self.arrivals.expect(session));
-                    match self.was_sent_on(session) {
+                    match self.sent_on.contains(session) {
                         true => way.given_up(),
                         false => return here(held, Some(coming)),
                     }
@@ -360,15 +343,6 @@ impl Router {
             Err(_) => (Claimed::NoAnswer, false),
         }
     }
-}
-
-/// No session was sent on yet.
-pub(crate) fn none_sent_on() -> Mutex<Recent<()>> {
-    Mutex::new(Recent::new(MAX_SENT_ON, CLAIMS_WITHIN))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn here(held: Held, expected: Option<Expected>) -> Routed {
