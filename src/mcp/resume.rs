@@ -93,13 +93,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     }
 
     fn named(&self) -> Named<Exchange> {
-        match self.shared.registry.get() {
-            Some(registry) => {
-                let session = self.shared.key_of(self.session);
-                registry.named(&session, self.last_event_id.as_bytes())
-            }
-            None => Named::Nothing,
-        }
+        self.shared.named(self.session, &self.last_event_id)
     }
 
     /// The call in flight that it names.
@@ -112,10 +106,7 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 
     /// What the memory has for a client that has seen everything up to the event.
     fn ended(&self) -> Option<End<Answer>> {
-        match self.named() {
-            Named::Ended(end) if !kept::is_known(&end, &self.last_event_id) => Some(end),
-            _ => None,
-        }
+        self.shared.ended(self.session, &self.last_event_id)
     }
 
     /// Waits for its turn, if it names a call in flight.

@@ -31,10 +31,7 @@ use super::{
     stream::{BoundCall, standalone},
     transport::CancellableTransport,
 };
-use crate::{
-    call::RequestId, exchange::INJECTION_LIMIT, observe::SessionEvent, registry::Named,
-    token::CallToken,
-};
+use crate::{call::RequestId, exchange::INJECTION_LIMIT, observe::SessionEvent, token::CallToken};
 
 /// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
 ///
@@ -211,16 +208,7 @@ impl<M> CancellableSessionManager<M> {
         session: &str,
         last_event_id: &str,
     ) -> Option<Arc<ServerJsonRpcMessage>> {
-        let session = self.shared.key_of(&session.into());
-        match self
-            .shared
-            .registry
-            .get()?
-            .named(&session, last_event_id.as_bytes())
-        {
-            Named::Ended(end) if !kept::is_known(&end, last_event_id) => kept::message(end),
-            _ => None,
-        }
+        kept::message(self.shared.ended(&session.into(), last_event_id)?)
     }
 
     /// The manager inside.

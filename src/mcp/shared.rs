@@ -25,6 +25,7 @@ use tracing::warn;
 
 use super::{
     event_owners::EventOwners,
+    kept,
     passing::EarlyEnds,
     serving::Serving,
     session::{Owner, Session, Sessions, Watcher},
@@ -36,7 +37,7 @@ use crate::{
     cancel::{Announced, CancelError, Canceller, Injection},
     exchange::{BEFORE_CLOSE, Exchange, Registry},
     observe::Remarks,
-    registry::{Form, Manager},
+    registry::{Answer, End, Form, Manager, Named},
     timer::{Moves, Timer},
 };
 
@@ -87,6 +88,22 @@ impl<M> SharedManager<M> {
         SessionKey {
             scope: Scope::Manager(self.scope),
             id: id.clone(),
+        }
+    }
+
+    /// What a client means that comes back to a session with this event.
+    pub(super) fn named(&self, session: &SessionId, last_event_id: &str) -> Named<Exchange> {
+        match self.registry.get() {
+            Some(registry) => registry.named(&self.key_of(session), last_event_id.as_bytes()),
+            None => Named::Nothing,
+        }
+    }
+
+    /// What the memory has for a client that has seen everything up to the event.
+    pub(super) fn ended(&self, session: &SessionId, last_event_id: &str) -> Option<End<Answer>> {
+        match self.named(session, last_event_id) {
+            Named::Ended(end) if !kept::is_known(&end, last_event_id) => Some(end),
+            _ => None,
         }
     }
 
