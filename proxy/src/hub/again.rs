@@ -79,7 +79,7 @@ where
 }
 
 /// Calls a service once it is ready.
-pub(super) async fn call<S: Service<Request<Body>>>(
+async fn call<S: Service<Request<Body>>>(
     service: &mut S,
     request: Request<Body>,
 ) -> Result<S::Response, S::Error> {

@@ -110,15 +110,20 @@ async fn a_log_line_that_loses_its_client_does_not_end_its_call() {
     assert_eq!(setup.outcome().await, Outcome::Completed);
 }
 
-/// A request of the server that is too large to keep, then a cut.
+/// A request of the server that is too large to keep.
+fn large_request() -> String {
+    format!(
+        r#"{{"jsonrpc":"2.0","id":9,"method":"sampling/createMessage","params":"{}"}}"#,
+        "x".repeat(6 << 20)
+    )
+}
+
+/// Such a request, then a cut.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
-    let large = format!(
-        r#"{{"jsonrpc":"2.0","id":9,"method":"sampling/createMessage","params":"{}"}}"#,
-        "x".repeat(6 << 20)
-    );
+    let large = large_request();
     let sent = async {
         server.send(format!("id: up-1\ndata: {large}\n\n")).await;
         server.cut().await;
@@ -145,10 +150,7 @@ async fn a_stream_that_is_cut_after_a_large_event_is_asked_for_the_rest() {
 async fn a_stream_that_is_cut_after_a_large_event_ends_with_an_error() {
     let mut setup = Setup::begun(NEW).await;
     let (mut client, server) = setup.call(1).await;
-    let large = format!(
-        r#"{{"jsonrpc":"2.0","id":9,"method":"sampling/createMessage","params":"{}"}}"#,
-        "x".repeat(6 << 20)
-    );
+    let large = large_request();
     let sent = async {
         server.send(format!("data: {large}\n\n")).await;
         server.cut().await;
