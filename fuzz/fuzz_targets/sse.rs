@@ -87,18 +87,25 @@ fn read(frames: &[Bytes]) {
     {
         panic!("{seen:?}");
     }
+    // A `retry` that no `u64` holds is none to both parsers, and the longest to the layer.
+    let beyond = frames
+        .concat()
+        .chunk_by(|a, b| a.is_ascii_digit() && b.is_ascii_digit())
+        .any(|digits| digits.len() > 19);
 
     let (events, failed) = by_sse_stream(frames);
     let told = events.iter().map(|event| {
         let data = event.data.as_deref().unwrap_or_default();
-        (event.id.clone().map(String::into_bytes), event.retry, data)
+        let retry = event.retry.filter(|_| !beyond);
+        (event.id.clone().map(String::into_bytes), retry, data)
     });
     compare(told, failed, seen.clone());
 
     // This one keeps to the standard: only what has data is an event, and ids last.
     let (events, failed) = by_sseer(frames);
     let told = events.iter().map(|event| {
-        let retry = event.retry.map(|retry| retry.as_millis() as u64);
+        let retry = event.retry.filter(|_| !beyond);
+        let retry = retry.map(|retry| retry.as_millis() as u64);
         (Some(event.id.as_bytes().to_vec()), retry, &*event.data)
     });
     let told = told.filter(|(_, _, data)| !is_nothing(data).unwrap_or(false));
