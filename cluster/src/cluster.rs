@@ -39,7 +39,6 @@ use crate::{
     proof,
     relay::Relay,
     router::Router,
-    sent_on::SentOn,
     sessions::Sessions,
     store::ClusterStore,
     wire::Secret,
@@ -320,7 +319,6 @@ pub(crate) fn join(
         arrivals,
         lives: Arc::new(Lives::new(me.incarnation)),
         directory: directory.clone(),
-        sent_on: SentOn::default(),
     });
     info!(target: "mcp_cancel_cluster", address = %me.address, incarnation = %me.incarnation, "this instance joins");
     Cluster {

@@ -58,6 +58,19 @@ pub(crate) struct Owner {
     pub(crate) incarnation: Incarnation,
 }
 
+/// Which of all times it is that an owner has a session: a random number, another one each time that somebody takes the session, be
+/// it its owner. 16 hexadecimal digits as text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Version(u64);
+
+/// What the directory says of who owns a session: a claim is made on this, and comes to nothing once it has changed. As text
+/// `<address> <incarnation> <version>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ownership {
+    pub(crate) owner: Owner,
+    pub(crate) version: Version,
+}
+
 /// The id of an event as clients see it: `<plain>~<incarnation>~<number of the call>~<request id>`.
 ///
 /// The request id is JSON text (so `7` and `"7"` differ), percent-encoded. It is left out where it would be too long. An event
@@ -80,8 +93,7 @@ pub(crate) struct NoName;
 impl Incarnation {
     /// Another one than any other start of any instance has, as far as 64 random bits say.
     pub(crate) fn random() -> Self {
-        // std takes the keys of its hash from the system's random numbers.
-        Self(RandomState::new().hash_one(0))
+        Self(random())
     }
 
     /// Its text, without what `Display` can do besides.
@@ -109,10 +121,19 @@ impl FromStr for Incarnation {
     type Err = NoName;
 
     fn from_str(text: &str) -> Result<Self, NoName> {
-        let is_one = text.len() == 16 && text.bytes().all(is_digit);
-        let number = is_one.then(|| u64::from_str_radix(text, 16).ok()).flatten();
-        number.map(Self).ok_or(NoName)
+        read_digits(text).map(Self)
     }
+}
+
+fn random() -> u64 {
+    // std takes the keys of its hash from the system's random numbers.
+    RandomState::new().hash_one(0)
+}
+
+fn read_digits(text: &str) -> Result<u64, NoName> {
+    let is_one = text.len() == 16 && text.bytes().all(is_digit);
+    let number = is_one.then(|| u64::from_str_radix(text, 16).ok()).flatten();
+    number.ok_or(NoName)
 }
 
 /// As [`Display`] writes them: `from_str_radix` would take capitals and signs, too.
@@ -195,6 +216,56 @@ impl FromStr for Owner {
         Ok(Self {
             address: address.parse().map_err(|_| NoName)?,
             incarnation: incarnation.parse()?,
+        })
+    }
+}
+
+// === impl Version ===
+
+impl Display for Version {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl Debug for Version {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Version {
+    type Err = NoName;
+
+    fn from_str(text: &str) -> Result<Self, NoName> {
+        read_digits(text).map(Self)
+    }
+}
+
+// === impl Ownership ===
+
+impl Ownership {
+    /// One that begins now.
+    pub(crate) fn begin(owner: Owner) -> Self {
+        let version = Version(random());
+        Self { owner, version }
+    }
+}
+
+impl Display for Ownership {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.owner, self.version)
+    }
+}
+
+impl FromStr for Ownership {
+    type Err = NoName;
+
+    fn from_str(text: &str) -> Result<Self, NoName> {
+        let (owner, version) = text.rsplit_once(' ').ok_or(NoName)?;
+        Ok(Self {
+            owner: owner.parse()?,
+            version: version.parse()?,
         })
     }
 }
@@ -351,6 +422,18 @@ mod tests {
     }
 
     #[test]
+    fn a_text_that_no_ownership_has_is_none() {
+        for text in [
+            "",
+            "10.0.0.7:9000 0123456789abcdef",
+            "10.0.0.7:9000 0123456789abcdef 7",
+            "10.0.0.7:9000 0123456789abcdef  0123456789abcdef",
+        ] {
+            assert_eq!(text.parse::<Ownership>(), Err(NoName), "{text}");
+        }
+    }
+
+    #[test]
     fn an_event_that_no_instance_named_is_none() {
         for text in [
             "",
@@ -401,6 +484,8 @@ mod tests {
         fn owners_read_back_as_they_were_written(number: u64, ip: std::net::IpAddr, port: u16) {
             let owner = Owner { address: (ip, port).into(), incarnation: Incarnation(number) };
             prop_assert_eq!(owner.to_string().parse(), Ok(owner));
+            let ownership = Ownership::begin(owner);
+            prop_assert_eq!(ownership.to_string().parse(), Ok(ownership));
         }
 
         #[test]

@@ -21,10 +21,11 @@ use crate::{
     arrivals::Expected,
     door::Visit,
     fields::Fields,
+    ids::SessionHash,
     peers,
     resume::{self, Localized},
     resumed::resuming,
-    router::{HandedOver, Routed, Router},
+    router::{HandedOver, Routed, Router, Taken},
     way::{Refusal, Step},
     wire::{self, FromPeer},
 };
@@ -82,6 +83,9 @@ pin_project! {
         Elsewhere { future: Elsewhere<E> },
     }
 }
+
+/// How often the way of a request is looked for, if its session is another's as soon as it was found to be this instance's: 3 times.
+const MAX_SEARCHES: usize = 3;
 
 type Elsewhere<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
 
@@ -151,28 +155,34 @@ where
             let future = self.inner.call(request);
             return ClusterFuture::here(future, visit);
         }
-        let (router, inner) = (self.router.clone(), self.inner.clone());
+        let (router, mut inner) = (self.router.clone(), self.inner.clone());
         ClusterFuture::elsewhere(async move {
             match step {
                 Step::Moved => return Ok(moved(&router, request).await),
-                Step::LookUp => return search(&router, inner, request).await,
+                Step::LookUp => return search(&router, &mut inner, request).await,
                 _ => {}
             }
             let mut response = match (joined, step) {
-                (Some(expected), _) => bring(&router, inner, request, expected).await?,
+                (Some(expected), _) => {
+                    let brought = bring(&router, &mut inner, request, expected).await?;
+                    match brought {
+                        Brought::Served(response) => response,
+                        Brought::Elsewhere(request) => return Ok(moved(&router, request).await),
+                    }
+                }
                 (None, Step::HandOver) => {
                     // It is not inside while it waits for those who are.
                     drop(visit);
                     match router.hand_over(request).await {
                         HandedOver::Not(mut request, visit) => {
                             let localized = router.localize(&mut request);
-                            serve(&router, inner, request, localized, visit).await?
+                            serve(&router, &mut inner, request, localized, visit).await?
                         }
                         HandedOver::Moved(request) => return Ok(moved(&router, request).await),
                         HandedOver::Answered(response) => response,
                     }
                 }
-                (None, _) => serve(&router, inner, request, localized, visit).await?,
+                (None, _) => serve(&router, &mut inner, request, localized, visit).await?,
             };
             if is_from_peer {
                 wire::mark(response.headers_mut(), router.me.incarnation);
@@ -182,13 +192,14 @@ where
     }
 }
 
-/// Says that a session is not here, or that its client should come again, if it is by now: whoever is told the first claims it.
+/// Says that a session is not here, or that its client should come again, if it is by now: whoever is told the first claims it, and
+/// loses if this instance has taken it since.
 async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let moved = peers::moved(&head.headers, body).await;
     router.departure.settles().await;
     let session = Fields::of(&head.headers).session;
-    match router.send_on(session) {
+    match router.arrive(session, true).0 {
         Step::Moved => moved,
         _ => {
             let mut again = Response::from(Refusal::Again);
@@ -201,31 +212,38 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
 /// Takes a request to its session, which is not known to live here.
 async fn search<S>(
     router: &Router,
-    inner: S,
-    request: Request<Body>,
+    inner: &mut S,
+    mut request: Request<Body>,
 ) -> Result<Response<Body>, S::Error>
 where
     S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
 {
-    match router.route(request).await {
-        Routed::Answered(response) => Ok(response),
-        Routed::Here(mut request, expected) => {
-            if let Some(expected) = expected {
-                return bring(router, inner, request, expected).await;
+    for _ in 0..MAX_SEARCHES {
+        request = match router.route(request).await {
+            Routed::Answered(response) => return Ok(response),
+            Routed::Here(mut request, None) => {
+                let localized = router.localize(&mut request);
+                return serve(router, inner, request, localized, None).await;
             }
-            let localized = router.localize(&mut request);
-            serve(router, inner, request, localized, None).await
-        }
+            Routed::Here(request, Some(expected)) => {
+                let brought = bring(router, inner, request, expected).await?;
+                match brought {
+                    Brought::Served(response) => return Ok(response),
+                    Brought::Elsewhere(request) => request,
+                }
+            }
+        };
     }
+    Ok(Refusal::Again.into())
 }
 
 /// Serves a request whose session comes here with it, unless another one has brought it.
 async fn bring<S>(
     router: &Router,
-    inner: S,
+    inner: &mut S,
     mut request: Request<Body>,
     expected: Expected,
-) -> Result<Response<Body>, S::Error>
+) -> Result<Brought, S::Error>
 where
     S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
 {
@@ -236,18 +254,32 @@ where
     let expected = expected;
     let turn = expected.turn().await;
     let turn = (!router.lives_here(session.as_deref())).then_some(turn);
-    if turn.is_some() {
-        router.until_closed(session.as_deref()).await;
+    if turn.is_some()
+        && let Some(id) = &session
+    {
+        router.until_closed(id).await;
+        match router.take(SessionHash::of(id)).await {
+            Taken::Here => {}
+            Taken::Elsewhere => return Ok(Brought::Elsewhere(request)),
+            Taken::Refused(refusal) => return Ok(Brought::Served(refusal.into())),
+        }
     }
     let localized = router.localize(&mut request);
     let served = serve(router, inner, request, localized, None).await?;
     // rmcp could not load it, say, because the directory did not answer.
     let has_failed = served.status() == StatusCode::INTERNAL_SERVER_ERROR && turn.is_some();
     let has_failed = has_failed && !router.lives_here(session.as_deref());
-    Ok(match has_failed {
+    Ok(Brought::Served(match has_failed {
         true => Refusal::NotSound.into(),
         false => served,
-    })
+    }))
+}
+
+/// What became of a request that was to bring its session.
+enum Brought {
+    Served(Response<Body>),
+    /// The session is another instance's by now.
+    Elsewhere(Request<Body>),
 }
 
 /// When this is dropped, a session has come, or does not.
@@ -262,7 +294,7 @@ impl Drop for Over<'_> {
 /// Serves a request here, and answers for a call that is not any more. It is inside of its session until it has a head.
 async fn serve<S>(
     router: &Router,
-    mut inner: S,
+    inner: &mut S,
     request: Request<Body>,
     localized: Localized,
     _visit: Option<Visit>,

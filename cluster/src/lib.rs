@@ -37,7 +37,6 @@ mod relay;
 mod resume;
 mod resumed;
 mod router;
-mod sent_on;
 mod sessions;
 mod store;
 #[cfg(test)]

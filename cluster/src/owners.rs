@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::{
     directory::{Absence, Directory, DirectoryError, Found, LIMIT, Limited},
-    ids::{Incarnation, Owner, SessionHash},
+    ids::{Incarnation, Ownership, SessionHash},
     recent::Recent,
 };
 
@@ -56,7 +56,7 @@ struct Inner {
 }
 
 struct Learned {
-    owners: Recent<Owner>,
+    owners: Recent<Ownership>,
     nobody: Recent<Absence>,
     lookups: HashMap<SessionHash, (u64, WeakShared<Lookup>)>,
     next: u64,
@@ -103,18 +103,25 @@ impl Owners {
         lookup.await
     }
 
-    /// This is the owner of a session now.
-    pub(crate) fn learn(&self, session: SessionHash, owner: Owner) {
+    /// This is who owns a session now.
+    pub(crate) fn learn(&self, session: SessionHash, ownership: Ownership) {
         let mut known = self.0.known();
         known.lookups.remove(&session);
-        known.keep(session, Found::Owner(owner), self.0.me);
+        known.keep(session, Found::Owner(ownership), self.0.me);
     }
 
-    /// This is not the owner of a session, or not any more.
-    pub(crate) fn forget(&self, session: SessionHash, owner: Owner) {
+    /// This instance owns a session now.
+    pub(crate) fn is_mine(&self, session: SessionHash) {
         let mut known = self.0.known();
         known.lookups.remove(&session);
-        if known.owners.get(session, Instant::now()) == Some(&owner) {
+        known.forget(session);
+    }
+
+    /// This is not who owns a session, or not any more.
+    pub(crate) fn forget(&self, session: SessionHash, ownership: Ownership) {
+        let mut known = self.0.known();
+        known.lookups.remove(&session);
+        if known.owners.get(session, Instant::now()) == Some(&ownership) {
             known.owners.remove(session);
         }
     }
@@ -178,22 +185,24 @@ impl Inner {
 impl Learned {
     fn found(&self, session: SessionHash) -> Option<Found> {
         let now = Instant::now();
-        if let Some(owner) = self.owners.get(session, now) {
-            return Some(Found::Owner(*owner));
+        if let Some(ownership) = self.owners.get(session, now) {
+            return Some(Found::Owner(*ownership));
         }
         self.nobody.get(session, now).cloned().map(Found::Nobody)
+    }
+
+    fn forget(&mut self, session: SessionHash) {
+        self.nobody.remove(session);
+        self.owners.remove(session);
     }
 
     fn keep(&mut self, session: SessionHash, found: Found, me: Incarnation) {
         let now = Instant::now();
         match found {
-            Found::Owner(owner) if owner.incarnation == me => {
+            Found::Owner(is) if is.owner.incarnation == me => self.forget(session),
+            Found::Owner(ownership) => {
                 self.nobody.remove(session);
-                self.owners.remove(session);
-            }
-            Found::Owner(owner) => {
-                self.nobody.remove(session);
-                self.owners.insert(session, owner, now);
+                self.owners.insert(session, ownership, now);
             }
             Found::Nobody(absence) => {
                 self.owners.remove(session);

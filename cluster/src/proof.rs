@@ -17,7 +17,7 @@ use tracing::info;
 
 use crate::{
     directory::{Directory as _, Found, Standing},
-    ids::SessionHash,
+    ids::{Ownership, SessionHash},
     meter,
     router::Router,
 };
@@ -50,8 +50,8 @@ async fn judge(router: &Router, session: SessionHash, grace: Duration) -> Confir
     };
     let may_go = at_the_door.map_or(Confirmation::Cancel, Confirmation::PutOff);
     match found {
-        Found::Owner(owner) if owner == router.me => may_go,
-        Found::Owner(owner) => {
+        Found::Owner(Ownership { owner, .. }) if owner == router.me => may_go,
+        Found::Owner(Ownership { owner, .. }) => {
             info!(target: "mcp_cancel_cluster", %session, owner = %owner.address, "session is another's now");
             router.sessions.lose(session, owner);
             Confirmation::SessionClosed

@@ -20,14 +20,13 @@ use crate::{
     fields::{Fields, SESSION_ID},
     heart::Heart,
     held::Held,
-    ids::{Owner, SessionHash},
+    ids::{Owner, Ownership, SessionHash},
     knocks::Knocks,
     lives::Lives,
     meter,
     owners::Owners,
     relay::Relay,
     resume::{self, Localized, LostCall},
-    sent_on::SentOn,
     sessions::Sessions,
     way::{Arrival, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
@@ -37,6 +36,9 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// How long after a look-up the next is, for who claims what this instance gave up: 50 ms.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// How often a session of this instance is taken that somebody else takes at the same time: 3 times.
+const MAX_TAKES: usize = 3;
 
 /// The code of the error to whoever opens a session: the first of those that are left to servers.
 const NOT_NOW: i32 = -32000;
@@ -57,7 +59,6 @@ pub(crate) struct Router {
     pub(crate) arrivals: Arrivals,
     pub(crate) lives: Arc<Lives>,
     pub(crate) departure: Departure,
-    pub(crate) sent_on: SentOn,
 }
 
 /// Where a request came to.
@@ -74,6 +75,14 @@ pub(crate) enum HandedOver {
     /// The peer is to claim the session.
     Moved(Request<Body>),
     Answered(Response<Body>),
+}
+
+/// Whether a session of this instance can be brought to life here.
+pub(crate) enum Taken {
+    Here,
+    /// It is another's by now.
+    Elsewhere,
+    Refused(Refusal),
 }
 
 // === impl Router ===
@@ -104,15 +113,6 @@ impl Router {
         (arrival.step(), visit)
     }
 
-    /// What is to be done with a peer's request, in the moment in which it may be told to claim its session.
-    pub(crate) fn send_on(&self, session: Option<&str>) -> Step {
-        // First: whoever takes the session here either is seen below, or sees this.
-        if let Some(id) = session {
-            self.sent_on.insert(SessionHash::of(id));
-        }
-        self.arrive(session, true).0
-    }
-
     /// Whether a peer is to be served although a session is not here. Whoever is told so claims it: not one that comes, and not
     /// one that its client has ended.
     fn is_for_here(&self, id: &str) -> bool {
@@ -138,10 +138,8 @@ impl Router {
     }
 
     /// Returns when nothing is left of a session that this instance has lost.
-    pub(crate) async fn until_closed(&self, session: Option<&str>) {
-        if let Some(id) = session {
-            self.sessions.losses.until_closed(SessionHash::of(id)).await;
-        }
+    pub(crate) async fn until_closed(&self, id: &str) {
+        self.sessions.losses.until_closed(SessionHash::of(id)).await;
     }
 
     /// Serves a peer's request, or hands its session over.
@@ -221,7 +219,7 @@ impl Router {
                     let (known, is_sound) = self.look_up(session).await;
                     meter::looked_up(known);
                     match known {
-                        Known::Owner(owner)
+                        Known::Owner(Ownership { owner, .. })
                             if owner == self.me && self.departure.has_given_up(&id) =>
                         {
                             way.given_up()
@@ -237,24 +235,24 @@ impl Router {
                 Step::Claim(_) | Step::Take if self.departure.stage() >= Stage::Gone => {
                     Step::Refuse(Refusal::Again)
                 }
-                Step::Relay(owner) => {
+                Step::Relay(is) => {
                     expected = None;
                     if held.read().await.is_err() {
                         return Routed::Answered(broke_off());
                     }
-                    let sent = self.send(session, &mut held, owner).await;
+                    let sent = self.send(session, &mut held, is.owner).await;
                     meter::relayed(sent.as_ref().err().copied());
                     match sent {
                         Ok(response) => return Routed::Answered(response),
                         Err(failure) => {
-                            debug!(target: "mcp_cancel_cluster", %session, owner = %owner.address, ?failure, "relay failed");
-                            self.owners.forget(session, owner);
+                            debug!(target: "mcp_cancel_cluster", %session, owner = %is.owner.address, ?failure, "relay failed");
+                            self.owners.forget(session, is);
                             was_away = true;
-                            way.failed(owner, failure)
+                            way.failed(is, failure)
                         }
                     }
                 }
-                Step::AskLease(owner) => way.lease(owner, self.lease(owner).await),
+                Step::AskLease(is) => way.lease(is, self.lease(is.owner).await),
                 Step::Claim(former) => {
                     expected = Some(self.arrivals.expect(session));
                     let (claimed, is_sound) = self.claim(session, former).await;
@@ -262,13 +260,8 @@ impl Router {
                     way.claimed(claimed, is_sound, held.is_whole())
                 }
                 Step::Take => {
-                    let coming = expected
-                        .take()
-                        .unwrap_or_else(|| self.arrivals.expect(session));
-                    match self.sent_on.contains(session) {
-                        true => way.given_up(),
-                        false => return here(held, Some(coming)),
-                    }
+                    let coming = expected.unwrap_or_else(|| self.arrivals.expect(session));
+                    return here(held, Some(coming));
                 }
                 Step::Serve | Step::HandOver | Step::Moved => return here(held, None),
                 Step::Refuse(refusal) => {
@@ -307,7 +300,7 @@ impl Router {
     /// Asks for the owner. Also says whether the session does not exist beyond doubt, if nobody has it.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
-            Ok(Found::Owner(owner)) => (Known::Owner(owner), false),
+            Ok(Found::Owner(is)) => (Known::Owner(is), false),
             Ok(Found::Nobody(absence)) => (Known::Nobody, self.heart.proves(&absence)),
             Err(_) => (Known::NoAnswer, false),
         }
@@ -322,21 +315,46 @@ impl Router {
         }
     }
 
+    /// Takes a session of this instance once more, before it is brought to life: who was told before that it is not here claims it
+    /// in vain from now on.
+    pub(crate) async fn take(&self, session: SessionHash) -> Taken {
+        let (mut known, mut is_sound) = self.look_up(session).await;
+        for _ in 0..MAX_TAKES {
+            let mine = match known {
+                Known::Owner(is) if is.owner == self.me => is,
+                Known::Owner(_) => return Taken::Elsewhere,
+                // The application says that there is no such session.
+                Known::Nobody if is_sound => return Taken::Here,
+                Known::Nobody | Known::NoAnswer => return Taken::Refused(Refusal::NotSound),
+            };
+            let claimed = self.claim(session, mine).await;
+            (known, is_sound) = match claimed {
+                (Claimed::Won, _) => return Taken::Here,
+                (Claimed::Lost(is), _) => (Known::Owner(is), false),
+                (Claimed::Nobody, is_sound) => (Known::Nobody, is_sound),
+                (Claimed::NoAnswer, _) => (Known::NoAnswer, false),
+            };
+        }
+        Taken::Refused(Refusal::Again)
+    }
+
     /// Claims a session. Also says whether it does not exist beyond doubt, if nobody has it.
-    async fn claim(&self, session: SessionHash, former: Owner) -> (Claimed, bool) {
+    async fn claim(&self, session: SessionHash, former: Ownership) -> (Claimed, bool) {
         match self.directory.claim(session, former, self.me).await {
             Ok(Claim::Won) => {
-                self.owners.learn(session, self.me);
-                info!(target: "mcp_cancel_cluster", %session, former = %former.address, "session claimed, its owner is gone or leaves");
+                self.owners.is_mine(session);
+                if former.owner != self.me {
+                    info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed, its owner is gone or leaves");
+                }
                 (Claimed::Won, false)
             }
-            Ok(Claim::Lost(owner)) => {
-                self.owners.learn(session, owner);
-                (Claimed::Lost(owner), false)
+            Ok(Claim::Lost(is)) => {
+                self.owners.learn(session, is);
+                (Claimed::Lost(is), false)
             }
             Ok(Claim::Unknown) => match self.look_up(session).await {
                 // Somebody has entered it in between.
-                (Known::Owner(owner), _) => (Claimed::Lost(owner), false),
+                (Known::Owner(is), _) => (Claimed::Lost(is), false),
                 (Known::Nobody, is_sound) => (Claimed::Nobody, is_sound),
                 (Known::NoAnswer, _) => (Claimed::NoAnswer, false),
             },

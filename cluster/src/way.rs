@@ -6,13 +6,12 @@
 //!    that relays to the winner. It may be on its way out as well, so there are [`MAX_CLAIMS`].
 //! 4. "No such session" is only said here if the directory was sound for long enough. In every other doubt the client is asked
 //!    to come again.
-//! 5. An instance that leaves does not take back what it has given up: it waits for who claims that. So does every instance for a
-//!    moment, if a peer was just told that a session is not there.
+//! 5. An instance that leaves does not take back what it has given up: it waits for who claims that.
 //! 6. Nothing is served here whose body has gone to a peer already, and no call is sent twice.
 
 use crate::{
     departure::Stage,
-    ids::{Incarnation, Owner},
+    ids::{Incarnation, Ownership},
 };
 
 /// How many claims are made for a request: 3.
@@ -39,7 +38,8 @@ pub(crate) struct Arrival {
 pub(crate) enum Step {
     /// Serve it here.
     Serve,
-    /// Serve it here although its session does not live here yet: it is this instance's, and comes with this request.
+    /// Serve it here although its session does not live here yet: it is this instance's, and comes with this request if this instance
+    /// can take it once more.
     Take,
     /// Serve it here, or hand its session over.
     HandOver,
@@ -49,11 +49,11 @@ pub(crate) enum Step {
     LookUp,
     /// The same after a while.
     LookAgain,
-    Relay(Owner),
+    Relay(Ownership),
     /// Ask whether this owner is alive.
-    AskLease(Owner),
+    AskLease(Ownership),
     /// Claim the session from this owner.
-    Claim(Owner),
+    Claim(Ownership),
     Refuse(Refusal),
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Refusal {
 /// What came of a [`Step::LookUp`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
-    Owner(Owner),
+    Owner(Ownership),
     Nobody,
     NoAnswer,
 }
@@ -105,7 +105,7 @@ pub(crate) enum Lease {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claimed {
     Won,
-    Lost(Owner),
+    Lost(Ownership),
     /// The directory does not know the session any more.
     Nobody,
     NoAnswer,
@@ -155,8 +155,8 @@ impl Way {
     /// What follows from a look-up. `is_sound`: the directory was sound for long enough that what it does not know does not exist.
     pub(crate) fn known(&self, known: Known, is_sound: bool) -> Step {
         match known {
-            Known::Owner(owner) if owner.incarnation == self.me => Step::Take,
-            Known::Owner(owner) => Step::Relay(owner),
+            Known::Owner(is) if is.owner.incarnation == self.me => Step::Take,
+            Known::Owner(is) => Step::Relay(is),
             Known::Nobody if is_sound => Step::Serve,
             Known::Nobody | Known::NoAnswer => Step::Refuse(Refusal::NotSound),
         }
@@ -172,7 +172,7 @@ impl Way {
     }
 
     /// What follows from a relay that came to nothing.
-    pub(crate) fn failed(&self, owner: Owner, failure: Failure) -> Step {
+    pub(crate) fn failed(&self, owner: Ownership, failure: Failure) -> Step {
         match failure {
             Failure::Broken | Failure::Silent if self.is_call => Step::Refuse(Refusal::Broken),
             // Whoever goes on from here could go in circles.
@@ -183,7 +183,7 @@ impl Way {
     }
 
     /// What follows from the lease of an owner who could not be reached.
-    pub(crate) fn lease(&self, owner: Owner, lease: Lease) -> Step {
+    pub(crate) fn lease(&self, owner: Ownership, lease: Lease) -> Step {
         match lease {
             Lease::Gone => Step::Claim(owner),
             Lease::Alive => Step::Refuse(Refusal::OwnerAway),
@@ -200,8 +200,8 @@ impl Way {
             _ if !is_whole => Step::Refuse(Refusal::Again),
             Claimed::Nobody => Step::Serve,
             Claimed::Won => Step::Take,
-            Claimed::Lost(owner) if owner.incarnation == self.me => Step::Take,
-            Claimed::Lost(owner) => Step::Relay(owner),
+            Claimed::Lost(is) if is.owner.incarnation == self.me => Step::Take,
+            Claimed::Lost(is) => Step::Relay(is),
         }
     }
 }

@@ -29,7 +29,7 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     who_enters_a_session_owns_it(&*directory).await;
     nobody_enters_a_session_of_another(&*directory).await;
     a_claim_changes_the_owner_once(&*directory).await;
-    a_claim_that_was_won_is_won_again(&*directory).await;
+    a_claim_is_won_only_on_what_was_read_since_the_last(&*directory).await;
     a_session_that_nobody_knows_cannot_be_claimed(&*directory).await;
     of_all_who_claim_at_once_one_wins(&directory).await;
     of_all_who_enter_at_once_one_owns(&directory).await;
@@ -41,15 +41,33 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     a_client_at_the_door_is_one_of_its_own_session_only(&*directory).await;
 }
 
-async fn owner_of(directory: &impl Directory, session: SessionHash) -> Option<Owner> {
-    match directory
-        .owner(session, Incarnation::random())
-        .await
-        .unwrap()
-    {
-        Found::Owner(owner) => Some(owner),
+/// What a directory says of who owns a session.
+pub(crate) async fn ownership(
+    directory: &impl Directory,
+    session: SessionHash,
+) -> Option<Ownership> {
+    let found = directory.owner(session, Incarnation::random()).await;
+    match found.unwrap() {
+        Found::Owner(ownership) => Some(ownership),
         Found::Nobody(_) => None,
     }
+}
+
+/// Makes a claim on a session which is this owner's.
+pub(crate) async fn claim_from(
+    directory: &impl Directory,
+    session: SessionHash,
+    former: Owner,
+    owner: Owner,
+) -> Claim {
+    let read = ownership(directory, session).await.unwrap();
+    assert_eq!(read.owner, former);
+    directory.claim(session, read, owner).await.unwrap()
+}
+
+async fn owner_of(directory: &impl Directory, session: SessionHash) -> Option<Owner> {
+    let ownership = ownership(directory, session).await;
+    ownership.map(|ownership| ownership.owner)
 }
 
 async fn who_enters_a_session_owns_it(directory: &impl Directory) {
@@ -89,15 +107,18 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
         .enter(former, std::slice::from_ref(&claimed))
         .await
         .unwrap();
+    let read = ownership(directory, claimed.0).await.unwrap();
     assert_eq!(
-        directory.claim(claimed.0, former, winner).await.unwrap(),
+        directory.claim(claimed.0, read, winner).await.unwrap(),
         Claim::Won
     );
+    let now = ownership(directory, claimed.0).await.unwrap();
+    assert_eq!(now.owner, winner);
     assert_eq!(
-        directory.claim(claimed.0, former, loser).await.unwrap(),
-        Claim::Lost(winner)
+        directory.claim(claimed.0, read, loser).await.unwrap(),
+        Claim::Lost(now)
     );
-    assert_eq!(owner_of(directory, claimed.0).await, Some(winner));
+    assert_eq!(ownership(directory, claimed.0).await, Some(now));
     let others = directory
         .enter(former, std::slice::from_ref(&claimed))
         .await
@@ -109,29 +130,41 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
     );
 }
 
-async fn a_claim_that_was_won_is_won_again(directory: &impl Directory) {
-    let (former, winner) = (instance(1), instance(2));
-    let claimed = session("claimed twice");
-    directory
-        .enter(former, std::slice::from_ref(&claimed))
-        .await
-        .unwrap();
+async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Directory) {
+    let (owner, late) = (instance(1), instance(2));
+    let taken = session("taken once more");
+    let enters = async || {
+        let entered = directory.enter(owner, std::slice::from_ref(&taken)).await;
+        assert_eq!(entered.unwrap(), []);
+    };
+    enters().await;
+    let read = ownership(directory, taken.0).await.unwrap();
+    enters().await;
     assert_eq!(
-        directory.claim(claimed.0, former, winner).await.unwrap(),
-        Claim::Won
+        ownership(directory, taken.0).await,
+        Some(read),
+        "who writes it takes nothing"
     );
-    assert_eq!(
-        directory.claim(claimed.0, former, winner).await.unwrap(),
-        Claim::Won,
-        "its answer had got lost"
-    );
+    let claimed = directory.claim(taken.0, read, owner).await.unwrap();
+    assert_eq!(claimed, Claim::Won);
+    let now = ownership(directory, taken.0).await.unwrap();
+    assert!(now.owner == owner && now != read);
+    for who in [late, owner] {
+        let claimed = directory.claim(taken.0, read, who).await.unwrap();
+        assert_eq!(claimed, Claim::Lost(now));
+    }
+    // Also if it was forgotten, and entered again.
+    directory.remove(taken.0, owner).await.unwrap();
+    enters().await;
+    let claimed = directory.claim(taken.0, now, late).await.unwrap();
+    assert!(matches!(claimed, Claim::Lost(is) if is.owner == owner && is != now));
 }
 
 async fn a_session_that_nobody_knows_cannot_be_claimed(directory: &impl Directory) {
     let unknown = session("unknown").0;
     assert_eq!(
         directory
-            .claim(unknown, instance(1), instance(2))
+            .claim(unknown, Ownership::begin(instance(1)), instance(2))
             .await
             .unwrap(),
         Claim::Unknown
@@ -147,31 +180,29 @@ async fn of_all_who_claim_at_once_one_wins<D: Directory>(directory: &Arc<D>) {
             .enter(former, std::slice::from_ref(&wanted))
             .await
             .unwrap();
+        let read = ownership(&**directory, wanted.0).await.unwrap();
         let rivals: Vec<Owner> = (10..18).map(instance).collect();
         let claims = rivals.iter().map(|rival| {
             let (directory, rival, session) = (directory.clone(), *rival, wanted.0);
-            tokio::spawn(async move {
-                (
-                    rival,
-                    directory.claim(session, former, rival).await.unwrap(),
-                )
-            })
+            tokio::spawn(
+                async move { (rival, directory.claim(session, read, rival).await.unwrap()) },
+            )
         });
         let claims: Vec<(Owner, Claim)> = join_all(claims)
             .await
             .into_iter()
             .map(Result::unwrap)
             .collect();
-        let winner = owner_of(&**directory, wanted.0).await.unwrap();
+        let now = ownership(&**directory, wanted.0).await.unwrap();
         for (rival, claim) in claims {
-            let expected = if rival == winner {
+            let expected = if rival == now.owner {
                 Claim::Won
             } else {
-                Claim::Lost(winner)
+                Claim::Lost(now)
             };
             assert_eq!(claim, expected);
         }
-        assert!(rivals.contains(&winner));
+        assert!(rivals.contains(&now.owner));
     }
 }
 
@@ -206,7 +237,7 @@ async fn parameters_outlive_their_owner(directory: &impl Directory) {
         .enter(former, &[(hash, params.clone())])
         .await
         .unwrap();
-    directory.claim(hash, former, winner).await.unwrap();
+    claim_from(directory, hash, former, winner).await;
     let entry = directory.load(hash).await.unwrap().unwrap();
     assert_eq!((entry.owner, &*entry.params), (winner, &*params));
 }
@@ -309,7 +340,7 @@ async fn a_client_at_the_door_is_one_of_its_own_session_only(directory: &impl Di
     for time in [TURNED_AWAY / 2, TURNED_AWAY, TURNED_AWAY / 2] {
         directory.knock(one.0, time).await.unwrap();
         let standing = directory.standing(one.0, asker).await.unwrap();
-        assert_eq!(standing.found, Found::Owner(me));
+        assert!(matches!(standing.found, Found::Owner(is) if is.owner == me));
         let left = standing.at_the_door.unwrap();
         assert!(left > time - Duration::from_secs(5), "{left:?}");
     }

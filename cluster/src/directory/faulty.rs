@@ -12,7 +12,7 @@ use tokio::{sync::watch, time::sleep};
 use super::{
     Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MemoryDirectory, Standing,
 };
-use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash};
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,10 +104,10 @@ impl Faulty {
         }
     }
 
-    fn liar(&self) -> Option<Owner> {
+    fn liar(&self) -> Option<Ownership> {
         let fault = *self.fault.borrow();
         match fault {
-            Fault::Lies(owner) => Some(owner),
+            Fault::Lies(owner) => Some(Ownership::begin(owner)),
             _ => None,
         }
     }
@@ -154,7 +154,7 @@ impl Directory for Faulty {
     }
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
-        if let Some(owner) = self.liar() {
+        if let Some(Ownership { owner, .. }) = self.liar() {
             let params = Bytes::from_static(b"{}");
             return Ok(Some(Entry { owner, params }));
         }
@@ -168,7 +168,7 @@ impl Directory for Faulty {
         owner: Owner,
         sessions: &[(SessionHash, Arc<[u8]>)],
     ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError> {
-        if let Some(owner) = self.liar() {
+        if let Some(Ownership { owner, .. }) = self.liar() {
             return Ok(sessions
                 .iter()
                 .map(|(session, _)| (*session, owner))
@@ -183,7 +183,7 @@ impl Directory for Faulty {
     async fn claim(
         &self,
         session: SessionHash,
-        former: Owner,
+        former: Ownership,
         owner: Owner,
     ) -> Result<Claim, DirectoryError> {
         if let Some(owner) = self.liar() {

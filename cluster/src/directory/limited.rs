@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::time::timeout;
 
 use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MAX_ANSWER, Standing};
-use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash};
 
 /// How long anybody waits for an answer: 500 ms. What was asked may still happen after that.
 pub(crate) const LIMIT: Duration = Duration::from_millis(500);
@@ -69,7 +69,7 @@ impl Directory for Limited {
     async fn claim(
         &self,
         session: SessionHash,
-        former: Owner,
+        former: Ownership,
         owner: Owner,
     ) -> Result<Claim, DirectoryError> {
         limited(self.0.claim(session, former, owner)).await

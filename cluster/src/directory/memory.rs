@@ -15,7 +15,7 @@ use super::{
     Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
     Standing,
 };
-use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash};
 
 /// How many bytes of answers are kept: 64 MiB. Beyond that the oldest go.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
@@ -53,7 +53,8 @@ struct State {
 }
 
 struct Known {
-    entry: Entry,
+    ownership: Ownership,
+    params: Bytes,
     until: Instant,
 }
 
@@ -112,7 +113,7 @@ impl Directory for MemoryDirectory {
         let mut state = self.state();
         let now = Instant::now();
         Ok(match state.session(session, now) {
-            Some(known) => Found::Owner(known.entry.owner),
+            Some(known) => Found::Owner(known.ownership),
             None => Found::Nobody(state.absence(asker, now)),
         })
     }
@@ -141,9 +142,11 @@ impl Directory for MemoryDirectory {
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
         let mut state = self.state();
-        Ok(state
-            .session(session, Instant::now())
-            .map(|known| known.entry.clone()))
+        let known = state.session(session, Instant::now());
+        Ok(known.map(|known| Entry {
+            owner: known.ownership.owner,
+            params: known.params.clone(),
+        }))
     }
 
     async fn enter(
@@ -155,15 +158,20 @@ impl Directory for MemoryDirectory {
         let now = Instant::now();
         let mut others = Vec::new();
         for (session, params) in sessions {
+            let (params, until) = (Bytes::copy_from_slice(params), now + KEPT);
             match state.session(*session, now) {
-                Some(known) if known.entry.owner != owner => {
-                    others.push((*session, known.entry.owner))
+                Some(known) if known.ownership.owner != owner => {
+                    others.push((*session, known.ownership.owner));
                 }
-                _ => {
-                    let params = Bytes::copy_from_slice(params);
-                    let entry = Entry { owner, params };
-                    let until = now + KEPT;
-                    state.sessions.insert(*session, Known { entry, until });
+                Some(known) => (known.params, known.until) = (params, until),
+                None => {
+                    let ownership = Ownership::begin(owner);
+                    let known = Known {
+                        ownership,
+                        params,
+                        until,
+                    };
+                    state.sessions.insert(*session, known);
                 }
             }
         }
@@ -173,7 +181,7 @@ impl Directory for MemoryDirectory {
     async fn claim(
         &self,
         session: SessionHash,
-        former: Owner,
+        former: Ownership,
         owner: Owner,
     ) -> Result<Claim, DirectoryError> {
         let mut state = self.state();
@@ -181,10 +189,10 @@ impl Directory for MemoryDirectory {
         let Some(known) = state.session(session, now) else {
             return Ok(Claim::Unknown);
         };
-        if known.entry.owner != former && known.entry.owner != owner {
-            return Ok(Claim::Lost(known.entry.owner));
+        if known.ownership != former {
+            return Ok(Claim::Lost(known.ownership));
         }
-        known.entry.owner = owner;
+        known.ownership = Ownership::begin(owner);
         known.until = now + KEPT;
         Ok(Claim::Won)
     }
@@ -192,7 +200,7 @@ impl Directory for MemoryDirectory {
     async fn remove(&self, session: SessionHash, owner: Owner) -> Result<(), DirectoryError> {
         let mut state = self.state();
         if let Slot::Occupied(known) = state.sessions.entry(session)
-            && known.get().entry.owner == owner
+            && known.get().ownership.owner == owner
         {
             known.remove();
         }

@@ -1,7 +1,8 @@
 //! The directory: who owns which session, and which instances live.
 //!
 //! 1. A session has one owner. Only [`claim`](Directory::claim) changes it; [`enter`](Directory::enter) writes one where there
-//!    is none.
+//!    is none. Each gives the ownership another version, and a claim names the one that it was made on: one that comes late, after the
+//!    session was taken by anybody, its owner too, comes to nothing.
 //! 2. What is compared and set is one key, and the engine does both at once. Nothing relies on two keys together.
 //! 3. That the directory does not know something proves little: it may have come back empty a moment ago. So such an answer
 //!    says in which state the engine was ([`Absence`]), all in one look. [`Heart`](crate::heart::Heart) knows whether that
@@ -32,7 +33,7 @@ pub(crate) use self::{
     error::DirectoryError,
     limited::{LIMIT, Limited},
 };
-use crate::ids::{CallNumber, Incarnation, Owner, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash};
 
 /// How long a lease lasts: 6 s, three beats.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
@@ -79,11 +80,12 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
         sessions: &[(SessionHash, Arc<[u8]>)],
     ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError>;
 
-    /// Makes `owner` the owner of a session that is `former`'s, or `owner`'s already.
+    /// Makes `owner` the owner of a session of which this ownership was read, and that nobody has taken since. An owner takes its
+    /// own session so before it brings it to life: then nobody else's claim on what was read before can be won any more.
     async fn claim(
         &self,
         session: SessionHash,
-        former: Owner,
+        former: Ownership,
         owner: Owner,
     ) -> Result<Claim, DirectoryError>;
 
@@ -127,7 +129,7 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
 /// Whether a session has an owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Found {
-    Owner(Owner),
+    Owner(Ownership),
     Nobody(Absence),
 }
 
@@ -170,8 +172,8 @@ pub(crate) struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
     Won,
-    /// Somebody else had claimed it before.
-    Lost(Owner),
+    /// Somebody had taken it before.
+    Lost(Ownership),
     /// The directory does not know the session.
     Unknown,
 }

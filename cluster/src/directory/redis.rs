@@ -2,7 +2,7 @@
 //!
 //! | key | value | lives for |
 //! |---|---|---|
-//! | `mcp:s:<session>` | hash: `o` the owner, `p` the `initialize` parameters | 1 h |
+//! | `mcp:s:<session>` | hash: `o` the owner and the version of its ownership, `p` the `initialize` parameters | 1 h |
 //! | `mcp:i:<incarnation>` | the lease: the address of the instance | 6 s |
 //! | `mcp:d:<session>` | a client of the session is at the door of an instance that does not reach the owner | 2 s or 40 s |
 //! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 1 h |
@@ -33,7 +33,7 @@ use super::{
     LIMIT, Standing, TURNED_AWAY,
 };
 use crate::{
-    ids::{CallNumber, Incarnation, Owner, SessionHash},
+    ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash},
     warn_rarely::WarnRarely,
 };
 
@@ -44,30 +44,34 @@ const MAX_DELAY: Duration = Duration::from_millis(500);
 /// about as long again as it was silent.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 
-/// Writes a session unless somebody else owns it, and says whose it is. What is no owner's is told as it is.
+/// Writes a session, with this ownership if there is none, unless somebody else owns it, and says whose it is. What is no owner's is
+/// told as it is.
 const ENTER: &str = "
-local owner = redis.pcall('HGET', KEYS[1], 'o')
-if type(owner) == 'table' then return '' end
-if owner and owner ~= ARGV[1] then return owner end
-redis.call('HSET', KEYS[1], 'o', ARGV[1], 'p', ARGV[2])
+local ownership = redis.pcall('HGET', KEYS[1], 'o')
+if type(ownership) == 'table' then return '' end
+local owner = ARGV[4] .. ' '
+if ownership and string.sub(ownership, 1, #owner) ~= owner then return ownership end
+ownership = ownership or ARGV[1]
+redis.call('HSET', KEYS[1], 'o', ownership, 'p', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return ARGV[1]
+return ownership
 ";
 
-/// Makes the second owner that of a session which is the first's, or its own already. Says whose it is then, if anybody's.
+/// Puts the second ownership in the place of the first. Says which there is then, if any.
 const CLAIM: &str = "
-local owner = redis.call('HGET', KEYS[1], 'o')
-if owner == ARGV[1] or owner == ARGV[2] then
-    owner = ARGV[2]
-    redis.call('HSET', KEYS[1], 'o', owner)
+local ownership = redis.call('HGET', KEYS[1], 'o')
+if ownership == ARGV[1] then
+    ownership = ARGV[2]
+    redis.call('HSET', KEYS[1], 'o', ownership)
     redis.call('PEXPIRE', KEYS[1], ARGV[3])
 end
-return owner
+return ownership
 ";
 
 /// Removes a session of this owner. What is no session is left.
 const REMOVE: &str = "
-if redis.pcall('HGET', KEYS[1], 'o') ~= ARGV[1] then return 0 end
+local ownership, owner = redis.pcall('HGET', KEYS[1], 'o'), ARGV[1] .. ' '
+if type(ownership) ~= 'string' or string.sub(ownership, 1, #owner) ~= owner then return 0 end
 return redis.call('DEL', KEYS[1])
 ";
 
@@ -194,7 +198,7 @@ impl Directory for RedisDirectory {
             return Ok(None);
         };
         Ok(Some(Entry {
-            owner: read_owner(session, &owner)?,
+            owner: read_ownership(session, &owner)?.owner,
             params: params.unwrap_or_default().into(),
         }))
     }
@@ -210,7 +214,9 @@ impl Directory for RedisDirectory {
         write.load_script(&self.enter).ignore();
         for (session, params) in sessions {
             let mut enter = self.enter.key(session_key(*session));
-            write.invoke_script(enter.arg(&me).arg(&**params).arg(millis(KEPT)));
+            let ownership = Ownership::begin(owner).to_string();
+            enter.arg(ownership).arg(&**params).arg(millis(KEPT));
+            write.invoke_script(enter.arg(&me));
         }
         let owners: Vec<Vec<u8>> = write.query_async(&mut self.connection()).await?;
         if owners.len() != sessions.len() {
@@ -220,8 +226,8 @@ impl Directory for RedisDirectory {
         }
         let mut others = Vec::new();
         for ((session, _), text) in sessions.iter().zip(owners) {
-            match read_owner(*session, &text) {
-                Ok(is) if is != owner => others.push((*session, is)),
+            match read_ownership(*session, &text) {
+                Ok(is) if is.owner != owner => others.push((*session, is.owner)),
                 Ok(_) => {}
                 // It is not for one such entry that the others wait.
                 Err(error) => self.unreadable.warn(&format_args!("{error}")),
@@ -233,19 +239,20 @@ impl Directory for RedisDirectory {
     async fn claim(
         &self,
         session: SessionHash,
-        former: Owner,
+        former: Ownership,
         owner: Owner,
     ) -> Result<Claim, DirectoryError> {
+        let wanted = Ownership::begin(owner);
         let mut claim = self.claim.key(session_key(session));
         claim
             .arg(former.to_string())
-            .arg(owner.to_string())
+            .arg(wanted.to_string())
             .arg(millis(KEPT));
         let is: Option<Vec<u8>> = claim.invoke_async(&mut self.connection()).await?;
-        let is = is.map(|is| read_owner(session, &is)).transpose()?;
+        let is = is.map(|is| read_ownership(session, &is)).transpose()?;
         Ok(match is {
             None => Claim::Unknown,
-            Some(is) if is == owner => Claim::Won,
+            Some(is) if is == wanted => Claim::Won,
             Some(is) => Claim::Lost(is),
         })
     }
@@ -373,7 +380,7 @@ fn read_found(
     info: String,
 ) -> Result<Found, DirectoryError> {
     Ok(match owner {
-        Some(owner) => Found::Owner(read_owner(session, &owner)?),
+        Some(owner) => Found::Owner(read_ownership(session, &owner)?),
         None => Found::Nobody(Absence {
             run: read_run(&info)?,
             asker_is_alive,
@@ -381,9 +388,9 @@ fn read_found(
     })
 }
 
-fn read_owner(session: SessionHash, text: &[u8]) -> Result<Owner, DirectoryError> {
-    let owner = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
-    owner.ok_or_else(|| unreadable(&format_args!("{} names no owner", session_key(session))))
+fn read_ownership(session: SessionHash, text: &[u8]) -> Result<Ownership, DirectoryError> {
+    let ownership = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    ownership.ok_or_else(|| unreadable(&format_args!("{} names no owner", session_key(session))))
 }
 
 /// The number of the engine's start, from what it says of itself.

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     directory::{
         Alive, Claim, Found, LEASE, LIMIT, MemoryDirectory,
-        contract::{instance, session},
+        contract::{claim_from, instance, session},
         faulty::{Fault, Faulty},
     },
     ids::SessionHash,
@@ -266,10 +266,7 @@ async fn what_an_empty_directory_does_not_know_is_not_denied() {
             assert!(!two.would_deny(session("living").0).await);
             sleep(STEP).await;
         }
-        assert_eq!(
-            two.owner_of(session("living").0).await,
-            Found::Owner(one.me)
-        );
+        assert_eq!(owned(&memory, "living").await, Some(one.me));
         assert!(
             two.would_deny(session("unknown").0).await,
             "five seconds later it may"
@@ -316,8 +313,8 @@ async fn a_session_that_was_claimed_just_after_its_owner_came_back_is_told_as_lo
     }
     one.link.set(Fault::None);
     one.until_sound().await;
-    let claim = memory.claim(session("claimed").0, one.me, other).await;
-    assert_eq!(claim.unwrap(), Claim::Won);
+    let claim = claim_from(&memory, session("claimed").0, one.me, other).await;
+    assert_eq!(claim, Claim::Won);
 
     let lost = timeout(2 * BEAT, one.lost.recv()).await.unwrap().unwrap();
     assert_eq!(
@@ -337,13 +334,8 @@ async fn a_session_that_was_claimed_meanwhile_is_told_as_lost() {
     one.link.set(Fault::Stopped);
     sleep(10 * SECOND).await;
     assert!(!is_alive(&memory, one.me).await);
-    assert_eq!(
-        memory
-            .claim(session("claimed").0, one.me, two)
-            .await
-            .unwrap(),
-        Claim::Won
-    );
+    let claim = claim_from(&memory, session("claimed").0, one.me, two).await;
+    assert_eq!(claim, Claim::Won);
     one.link.set(Fault::None);
     one.until_sound().await;
     let lost = one.lost.recv().await.unwrap();
@@ -361,7 +353,7 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     // The first does not notice in time that it was claimed.
     one.link.set(Fault::Fails);
     sleep(10 * SECOND).await;
-    memory.claim(session("a").0, one.me, two.me).await.unwrap();
+    claim_from(&memory, session("a").0, one.me, two.me).await;
     two.sessions.initialized("a", session("a").1);
     memory.restart();
     one.link.set(Fault::None);

@@ -6,32 +6,35 @@ use tokio::{
 use super::*;
 use crate::directory::{
     MemoryDirectory,
-    contract::{instance, session},
+    contract::{instance, ownership, session},
     faulty::{Fault, Faulty},
 };
+use crate::ids::Owner;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Owners as an instance sees them, and its way to the directory, in which another one has the session "a".
-async fn owners() -> (Owners, Faulty, Owner) {
+async fn owners() -> (Owners, Faulty, Ownership) {
     let directory = Faulty::new(MemoryDirectory::default());
-    let other = instance(2);
-    directory
-        .memory
-        .enter(other, &[session("a")])
-        .await
-        .unwrap();
+    let other = entered(&directory, instance(2), "a").await;
     let owners = Owners::new(instance(1).incarnation, Limited::new(directory.clone()));
     (owners, directory, other)
+}
+
+/// Enters a session, and gives the ownership.
+async fn entered(directory: &Faulty, owner: Owner, id: &str) -> Ownership {
+    let memory = &directory.memory;
+    memory.enter(owner, &[session(id)]).await.unwrap();
+    ownership(memory, hash(id)).await.unwrap()
 }
 
 fn hash(id: &str) -> SessionHash {
     SessionHash::of(id)
 }
 
-async fn found(owners: &Owners, id: &str) -> Option<Owner> {
+async fn found(owners: &Owners, id: &str) -> Option<Ownership> {
     match owners.find(hash(id)).await.unwrap() {
-        Found::Owner(owner) => Some(owner),
+        Found::Owner(ownership) => Some(ownership),
         Found::Nobody(_) => None,
     }
 }
@@ -162,7 +165,7 @@ async fn what_was_learned_during_a_look_up_is_newer_than_what_that_finds() {
     directory.set(Fault::Stopped);
     let late = ask(&owners, "a");
     settle().await;
-    let winner = instance(3);
+    let winner = Ownership::begin(instance(3));
     owners.learn(hash("a"), winner);
     directory.set(Fault::None);
     assert_eq!(late.await.unwrap().unwrap(), Found::Owner(other));
@@ -176,11 +179,11 @@ async fn what_this_instance_owns_is_asked_for_each_time() {
         incarnation: owners.0.me,
         ..instance(3)
     };
-    owners.learn(hash("a"), me);
+    owners.learn(hash("a"), Ownership::begin(me));
     assert_eq!(found(&owners, "a").await, Some(other));
-    directory.memory.enter(me, &[session("c")]).await.unwrap();
+    let mine = entered(&directory, me, "c").await;
     for asked in 2..4 {
-        assert_eq!(found(&owners, "c").await, Some(me));
+        assert_eq!(found(&owners, "c").await, Some(mine));
         assert_eq!(directory.asked("owner"), asked);
     }
 }
@@ -188,7 +191,7 @@ async fn what_this_instance_owns_is_asked_for_each_time() {
 #[tokio::test(start_paused = true)]
 async fn only_the_owner_that_was_meant_is_forgotten() {
     let (owners, directory, other) = owners().await;
-    let winner = instance(3);
+    let winner = Ownership::begin(instance(3));
     owners.learn(hash("a"), winner);
     owners.forget(hash("a"), other);
     assert_eq!(found(&owners, "a").await, Some(winner));

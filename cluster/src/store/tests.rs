@@ -10,7 +10,7 @@ use super::*;
 use crate::{
     directory::{
         Claim, MemoryDirectory,
-        contract::{instance, session},
+        contract::{claim_from, instance, session},
         faulty::{Fault, Faulty},
     },
     heart::Heart,
@@ -107,11 +107,8 @@ async fn whoever_claimed_a_session_can_restore_it() {
     let directory = directory();
     let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
     one.store.store("a", &state("client")).await.unwrap();
-    let claim = directory
-        .memory
-        .claim(SessionHash::of("a"), one.me, two.me)
-        .await
-        .unwrap();
+    let session = SessionHash::of("a");
+    let claim = claim_from(&directory.memory, session, one.me, two.me).await;
     assert_eq!(claim, Claim::Won);
     let loaded = two.store.load("a").await.unwrap().unwrap();
     assert_eq!(client(&loaded), "client");

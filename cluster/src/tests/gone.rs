@@ -46,7 +46,7 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp, asker: &Node) -> Owner {
         .owner(hash(mcp), asker.me.incarnation)
         .await;
     match found.unwrap() {
-        Found::Owner(owner) => owner,
+        Found::Owner(is) => is.owner,
         Found::Nobody(_) => panic!("the directory has forgotten the session"),
     }
 }

@@ -14,7 +14,7 @@ use super::node::{Node, Setup, hash, pass};
 use crate::{
     directory::{MemoryDirectory, TURNED_AWAY, faulty::Faulty},
     filter::PeersFilter,
-    ids::Owner,
+    ids::{Owner, Ownership},
 };
 
 const GRACE: Duration = Duration::from_secs(3);
@@ -101,7 +101,9 @@ async fn a_client_that_waits_for_an_owner_who_does_not_hear_of_it_keeps_its_call
         address: silent.local_addr().unwrap(),
         incarnation: a.me.incarnation,
     };
-    b.routing().owners.learn(hash(&mcp), owner);
+    b.routing()
+        .owners
+        .learn(hash(&mcp), Ownership::begin(owner));
     let waiting = b.client_of(&mcp).resume(&named).await;
     let (relay, _) = silent.accept().await.unwrap();
     pass(2 * GRACE).await;

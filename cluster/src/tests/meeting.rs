@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use futures_util::{FutureExt as _, future::join};
+use futures_util::{
+    FutureExt as _,
+    future::{join, join_all},
+};
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use test_support::{Mcp, within};
@@ -13,7 +16,8 @@ use tower_service::Service as _;
 use super::node::{Node, hash};
 use crate::{
     directory::{
-        Claim, Directory as _, MemoryDirectory,
+        Claim, MemoryDirectory,
+        contract::{claim_from, ownership},
         faulty::{Fault, Faulty},
     },
     ids::{Incarnation, Owner},
@@ -99,7 +103,7 @@ async fn a_call_that_waits_for_a_session_that_ends_goes_on_elsewhere() {
     all_else().await;
     assert!(a.has(&mcp));
     let memory = &directory.memory;
-    let claimed = memory.claim(hash(&mcp), a.me, c.me).await.unwrap();
+    let claimed = claim_from(memory, hash(&mcp), a.me, c.me).await;
     assert_eq!(claimed, Claim::Won);
     a.routing().sessions.lose(hash(&mcp), c.me);
     let answer = within("an answer", second.answer()).await;
@@ -169,6 +173,47 @@ async fn a_session_of_which_a_peer_was_told_that_it_is_not_here_is_not_brought_t
     assert_eq!(second.answer().await.unwrap()["id"], 2);
 }
 
+/// The peer stands still before it claims the session, and its client goes on where it was. Nothing but the version of what the peer
+/// has read tells its claim from one that is in time.
+#[tokio::test]
+async fn a_claim_that_comes_late_takes_no_session_that_lives_again() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let (mcp, memory) = (a.session().await, &directory.memory);
+    is_closed(&a, &mcp).await;
+    let read_by_b = ownership(memory, hash(&mcp)).await.unwrap();
+    directory.set(Fault::FailsAt("claim"));
+    assert_eq!(status(&b.client_of(&mcp), 1).await, 503);
+    directory.set(Fault::None);
+
+    let mut call = mcp.call(2, "hold", json!({ "label": "second" })).await;
+    within("a head", call.head()).await;
+    a.witness.started("second").await;
+    let late = memory.claim(hash(&mcp), read_by_b, b.me).await.unwrap();
+    assert!(
+        matches!(late, Claim::Lost(is) if is.owner == a.me),
+        "{late:?}"
+    );
+    // Its client now comes to the other instance.
+    assert_eq!(echo(&b.client_of(&mcp), 3).await, 3);
+    assert!(a.has(&mcp) && !b.has(&mcp), "it has two owners");
+    a.witness.release("second");
+    assert_eq!(call.answer().await.unwrap()["id"], 2);
+}
+
+/// One of them takes it, and the others do not take it from each other.
+#[tokio::test]
+async fn all_requests_that_come_at_once_for_a_session_that_was_closed_are_served() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    is_closed(&a, &mcp).await;
+    let all = (1..=20).map(|id| echo(&mcp, id));
+    let answered = join_all(all).await;
+    assert_eq!(answered, Vec::from_iter(1..=20));
+    assert_eq!(directory.asked("claim"), 1);
+}
+
 /// More calls end at once than answers may be on their way.
 #[tokio::test]
 async fn an_instance_that_leaves_keeps_the_answers_of_however_many_calls_end_at_once() {
@@ -210,9 +255,9 @@ async fn a_session_that_comes_back_before_its_former_copy_is_closed_keeps_its_ca
     };
     let (session, memory) = (hash(&mcp), &directory.memory);
     // What closes it is not run before this test waits.
-    let claimed = memory.claim(session, a.me, other).await.unwrap();
+    let claimed = claim_from(memory, session, a.me, other).await;
     a.routing().sessions.lose(session, other);
-    let claimed_back = memory.claim(session, other, a.me).await.unwrap();
+    let claimed_back = claim_from(memory, session, other, a.me).await;
     assert_eq!((claimed, claimed_back), (Claim::Won, Claim::Won));
     let message = mcp.call_message(1, "hold", json!({ "label": "first" }));
     let answered = a.app.call(post(&mcp, &message)).await.unwrap();

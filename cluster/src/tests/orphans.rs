@@ -11,6 +11,7 @@ use super::node::{Node, Setup, hash, number, pass};
 use crate::{
     directory::{
         Claim, Directory as _, MemoryDirectory,
+        contract::claim_from,
         faulty::{Fault, Faulty},
     },
     heart::SETTLED,
@@ -77,11 +78,7 @@ async fn an_orphan_of_another_instances_session_ends_as_its_session_closed() {
     let (a, b) = (with_grace(&directory).await, with_grace(&directory).await);
     let mcp = a.session().await;
     a.detach(&mcp, 1, "a").await;
-    let claimed = directory
-        .memory
-        .claim(hash(&mcp), a.me, b.me)
-        .await
-        .unwrap();
+    let claimed = claim_from(&directory.memory, hash(&mcp), a.me, b.me).await;
     assert_eq!(claimed, Claim::Won);
 
     pass(GRACE + 3 * GLANCE).await;

@@ -14,6 +14,7 @@ use super::node::{Node, SECRET, hash, number, pass};
 use crate::{
     directory::{
         Claim, Directory as _, Found, MemoryDirectory,
+        contract::claim_from,
         faulty::{Fault, Faulty},
     },
     ids::{Incarnation, Owner},
@@ -26,7 +27,7 @@ fn directory() -> Faulty {
 async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
     let asker = Incarnation::random();
     match directory.memory.owner(hash(mcp), asker).await.unwrap() {
-        Found::Owner(owner) => Some(owner),
+        Found::Owner(is) => Some(is.owner),
         Found::Nobody(_) => None,
     }
 }
@@ -62,18 +63,14 @@ async fn goes_and_comes_back(directory: &Faulty, node: &Node, mcp: &Mcp) {
         incarnation: Incarnation::random(),
     };
     let (session, memory) = (hash(mcp), &directory.memory);
-    assert_eq!(
-        memory.claim(session, node.me, other).await.unwrap(),
-        Claim::Won
-    );
+    let claimed = claim_from(memory, session, node.me, other).await;
+    assert_eq!(claimed, Claim::Won);
     node.routing().sessions.lose(session, other);
     for _ in 0..100 {
         yield_now().await;
     }
-    assert_eq!(
-        memory.claim(session, other, node.me).await.unwrap(),
-        Claim::Won
-    );
+    let claimed = claim_from(memory, session, other, node.me).await;
+    assert_eq!(claimed, Claim::Won);
 }
 
 /// The response to a call, of which nothing was read.
@@ -140,11 +137,7 @@ async fn a_session_that_was_this_instances_is_found_where_it_is() {
     assert_eq!(status(&at_b, 1).await, 200);
     assert!(b.has(&mcp));
     // It stood still, say, and another one claimed it.
-    let claimed = directory
-        .memory
-        .claim(hash(&mcp), b.me, c.me)
-        .await
-        .unwrap();
+    let claimed = claim_from(&directory.memory, hash(&mcp), b.me, c.me).await;
     assert_eq!(claimed, Claim::Won);
     assert_eq!(status(&at_c, 2).await, 200);
     b.routing().sessions.lose(hash(&mcp), c.me);

@@ -6,11 +6,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn owner(number: u16) -> Owner {
-    Owner {
-        address: SocketAddr::from(([127, 0, 0, 1], number)),
-        incarnation: incarnation(number),
-    }
+fn owner(number: u16) -> Ownership {
+    let address = SocketAddr::from(([127, 0, 0, 1], number));
+    let text = format!("{address} {} 0123456789abcdef", incarnation(number));
+    text.parse().unwrap()
 }
 
 fn incarnation(number: u16) -> Incarnation {
@@ -257,7 +256,7 @@ proptest! {
         // No instance relays to itself.
         for step in &taken {
             if let Step::Relay(owner) | Step::Claim(owner) = step {
-                prop_assert_ne!(owner.incarnation, incarnation(1));
+                prop_assert_ne!(owner.owner.incarnation, incarnation(1));
             }
         }
 

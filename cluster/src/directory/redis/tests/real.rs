@@ -8,7 +8,7 @@ use super::{super::*, server::Server};
 use crate::{
     directory::{
         Limited,
-        contract::{self, instance, session},
+        contract::{self, claim_from, instance, ownership, session},
     },
     heart::{Heart, SETTLED},
     owners::Owners,
@@ -120,7 +120,9 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     let owner: Vec<String> = server
         .ask(&format!("HGETALL {}", session_key(secret)))
         .await;
-    assert_eq!(owner, ["o", &me.to_string(), "p", "{}"]);
+    let is = ownership(&directory, secret).await.unwrap();
+    assert_eq!(owner, ["o", &is.to_string(), "p", "{}"]);
+    assert_eq!(is.owner, me);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
     for (key, most) in keys.iter().zip([KEPT, TURNED_AWAY, LEASE, KEPT]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
@@ -133,7 +135,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     let () = server
         .ask(&format!("PEXPIRE {} 1000000", session_key(secret)))
         .await;
-    directory.claim(secret, me, instance(2)).await.unwrap();
+    claim_from(&directory, secret, me, instance(2)).await;
     let left: u64 = server.ask(&format!("PTTL {}", session_key(secret))).await;
     assert!(left > 3_000_000);
 }
@@ -170,13 +172,8 @@ async fn a_redis_that_comes_back_empty_is_not_sound_before_all_is_written_and_de
         sleep(Duration::from_millis(5)).await;
     }
     assert!(!sound_before_all);
-    assert_eq!(
-        two.directory
-            .owner(living, two.me.incarnation)
-            .await
-            .unwrap(),
-        Found::Owner(one.me)
-    );
+    let is = ownership(&two.directory, living).await.unwrap();
+    assert_eq!(is.owner, one.me);
     eventually("what nobody knows is denied again", async || {
         denies(unknown).await
     })
@@ -210,7 +207,7 @@ async fn nobody_waits_for_a_redis_that_stands_still() {
     let asked = tokio::join!(
         owners.find(any.0),
         one.directory.load(any.0),
-        one.directory.claim(any.0, me, one.me),
+        one.directory.claim(any.0, Ownership::begin(me), one.me),
         one.directory.enter(me, std::slice::from_ref(&any)),
         one.directory.is_alive(me.incarnation, me.incarnation),
     );
@@ -247,10 +244,8 @@ async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
     for _ in 0..2 {
         directory.enter(one, &[session("a")]).await.unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
-        assert_eq!(
-            directory.claim(session("a").0, one, two).await.unwrap(),
-            Claim::Won
-        );
+        let claim = claim_from(&directory, session("a").0, one, two).await;
+        assert_eq!(claim, Claim::Won);
         let () = server.ask("SCRIPT FLUSH").await;
         directory.remove(session("a").0, two).await.unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
@@ -277,7 +272,8 @@ async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
     );
     assert_eq!(error.to_string(), expected);
     directory.load(text.0).await.unwrap_err();
-    directory.claim(text.0, me, me).await.unwrap_err();
+    let claim = directory.claim(text.0, Ownership::begin(me), me).await;
+    claim.unwrap_err();
     directory.owner(list.0, me.incarnation).await.unwrap_err();
     directory.remove(text.0, me).await.unwrap();
     directory.remove(list.0, me).await.unwrap();
@@ -288,10 +284,8 @@ async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
             .unwrap(),
         []
     );
-    assert_eq!(
-        directory.owner(good.0, me.incarnation).await.unwrap(),
-        Found::Owner(me)
-    );
+    let is = ownership(&directory, good.0).await.unwrap();
+    assert_eq!(is.owner, me);
 }
 
 #[tokio::test]
