@@ -16,7 +16,7 @@ use tower_service::Service as _;
 use super::node::{Node, hash};
 use crate::{
     directory::{
-        Claim, MemoryDirectory,
+        Claim, Directory as _, MemoryDirectory,
         contract::{claim_from, ownership},
         faulty::{Fault, Faulty},
     },
