@@ -19,6 +19,7 @@ use tower_service::Service;
 
 use crate::{
     arrivals::Expected,
+    departure::Stage,
     door::Visit,
     fields::Fields,
     ids::SessionHash,
@@ -157,32 +158,42 @@ where
         }
         let (router, mut inner) = (self.router.clone(), self.inner.clone());
         ClusterFuture::elsewhere(async move {
+            let session = Fields::of(request.headers()).session.map(str::to_owned);
+            // Whoever waits for this to be over hears of it when it is, also if the client hangs up before.
+            let _over = Over(&router, session.as_deref());
             match step {
                 Step::Moved => return Ok(moved(&router, request).await),
                 Step::LookUp => return search(&router, &mut inner, request).await,
                 _ => {}
             }
-            let mut response = match (joined, step) {
-                (Some(expected), _) => {
-                    let brought = bring(&router, &mut inner, request, expected).await?;
-                    match brought {
-                        Brought::Served(response) => response,
-                        Brought::Elsewhere(request) => return Ok(moved(&router, request).await),
+            let (mut joined, mut localized, mut visit) = (joined, localized, visit);
+            if joined.is_none() && step == Step::HandOver {
+                // It is not inside while it waits for those who are.
+                drop(visit);
+                (request, visit) = match router.hand_over(request).await {
+                    HandedOver::Not(request, visit) => (request, visit),
+                    HandedOver::Moved(request) => return Ok(moved(&router, request).await),
+                    HandedOver::Answered(mut response) => {
+                        wire::mark(response.headers_mut(), router.me.incarnation);
+                        return Ok(response);
                     }
+                };
+                // It may be on its way back by now.
+                joined = router.joins(&request);
+                if joined.is_none() {
+                    localized = router.localize(&mut request);
                 }
-                (None, Step::HandOver) => {
-                    // It is not inside while it waits for those who are.
-                    drop(visit);
-                    match router.hand_over(request).await {
-                        HandedOver::Not(mut request, visit) => {
-                            let localized = router.localize(&mut request);
-                            serve(&router, &mut inner, request, localized, visit).await?
-                        }
-                        HandedOver::Moved(request) => return Ok(moved(&router, request).await),
-                        HandedOver::Answered(response) => response,
-                    }
+            }
+            let brought = match joined {
+                Some(expected) => bring(&router, &mut inner, request, expected).await?,
+                None => {
+                    let served = serve(&router, &mut inner, request, localized, visit).await?;
+                    Brought::Served(served)
                 }
-                (None, _) => serve(&router, &mut inner, request, localized, visit).await?,
+            };
+            let mut response = match brought {
+                Brought::Served(response) => response,
+                Brought::Elsewhere(request) => return Ok(elsewhere(&router, request).await),
             };
             if is_from_peer {
                 wire::mark(response.headers_mut(), router.me.incarnation);
@@ -195,11 +206,9 @@ where
 /// Says that a session is not here, or that its client should come again, if it is by now: whoever is told the first claims it, and
 /// loses if this instance has taken it since.
 async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
-    let (head, body) = request.into_parts();
-    let moved = peers::moved(&head.headers, body).await;
-    router.departure.settles().await;
-    let session = Fields::of(&head.headers).session;
-    match router.arrive(session, true).0 {
+    let session = Fields::of(request.headers()).session.map(str::to_owned);
+    let moved = elsewhere(router, request).await;
+    match router.arrive(session.as_deref(), true).0 {
         Step::Moved => moved,
         _ => {
             let mut again = Response::from(Refusal::Again);
@@ -207,6 +216,14 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
             again
         }
     }
+}
+
+/// Says that a session is not here, whoever else waits for it.
+async fn elsewhere(router: &Router, request: Request<Body>) -> Response<Body> {
+    let (head, body) = request.into_parts();
+    let moved = peers::moved(&head.headers, body).await;
+    router.departure.settles().await;
+    moved
 }
 
 /// Takes a request to its session, which is not known to live here.
@@ -248,10 +265,6 @@ where
     S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
 {
     let session = Fields::of(request.headers()).session.map(str::to_owned);
-    // Whoever waits for this to be over hears of it when it is, also if the client hangs up before.
-    let _over = Over(router, session.as_deref());
-    // It goes before that.
-    let expected = expected;
     let turn = expected.turn().await;
     let turn = (!router.lives_here(session.as_deref())).then_some(turn);
     if turn.is_some()
@@ -263,6 +276,10 @@ where
             Taken::Elsewhere => return Ok(Brought::Elsewhere(request)),
             Taken::Refused(refusal) => return Ok(Brought::Served(refusal.into())),
         }
+    }
+    // Nothing begins on an instance that has gone meanwhile.
+    if router.departure.stage() >= Stage::Gone {
+        return Ok(Brought::Elsewhere(request));
     }
     let localized = router.localize(&mut request);
     let served = serve(router, inner, request, localized, None).await?;
@@ -278,7 +295,7 @@ where
 /// What became of a request that was to bring its session.
 enum Brought {
     Served(Response<Body>),
-    /// The session is another instance's by now.
+    /// The session is another instance's by now, or soon: this one is gone.
     Elsewhere(Request<Body>),
 }
 

@@ -18,3 +18,4 @@ mod races;
 mod resumes;
 mod services;
 mod strangers;
+mod taking;

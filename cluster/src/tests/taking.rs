@@ -1,0 +1,210 @@
+//! A session that its own instance takes, while others come for it, hang up, or leave.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use futures_util::{FutureExt as _, future::join};
+use serde_json::{Value, json};
+use test_support::{Mcp, within};
+use tokio::task::yield_now;
+use tower_service::Service as _;
+
+use super::node::{Node, hash};
+use crate::{
+    directory::{
+        Claim, MemoryDirectory,
+        contract::{claim_from, ownership},
+        faulty::{Fault, Faulty},
+    },
+    ids::{Incarnation, Owner},
+};
+
+/// Shorter than anybody waits for the directory.
+const SLOW: Duration = Duration::from_millis(400);
+
+/// Longer than that.
+const TOO_SLOW: Duration = Duration::from_millis(700);
+
+fn directory() -> Faulty {
+    Faulty::new(MemoryDirectory::default())
+}
+
+async fn all_else() {
+    for _ in 0..1_000 {
+        yield_now().await;
+    }
+}
+
+async fn status(mcp: &Mcp, id: u32) -> u16 {
+    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
+    within("a head", call.head()).await.status
+}
+
+fn post(mcp: &Mcp, id: u32) -> http::Request<Body> {
+    let message: Value = mcp.call_message(id, "echo", json!({ "text": "x" }));
+    http::Request::post("/mcp")
+        .header("host", "localhost")
+        .header("mcp-session-id", mcp.session_id().unwrap())
+        .header("accept", "application/json, text/event-stream")
+        .header("content-type", "application/json")
+        .body(Body::from(message.to_string()))
+        .unwrap()
+}
+
+fn nobody() -> Owner {
+    Owner {
+        address: "127.0.0.1:1".parse().unwrap(),
+        incarnation: Incarnation::random(),
+    }
+}
+
+/// A session goes from an instance to nowhere: it is closed there, and the directory says that it is still that instance's.
+async fn is_closed(node: &Node, mcp: &Mcp) {
+    node.routing().sessions.lose(hash(mcp), nobody());
+    all_else().await;
+    assert!(!node.has(mcp));
+}
+
+async fn until_asked(directory: &Faulty, what: &str, times: usize) {
+    let asked = async {
+        while directory.asked(what) < times {
+            yield_now().await;
+        }
+    };
+    within("a question", asked).await;
+}
+
+/// Two requests claim a session of an owner who is gone. One has brought it, and the other one's client hangs up, or the directory
+/// does not answer it.
+#[tokio::test]
+async fn a_departure_does_not_wait_for_a_claim_that_comes_to_nothing() {
+    for hangs_up in [true, false] {
+        let directory = directory();
+        let [mut a, mut b] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        a.dies().await;
+        let at_b = b.client_of(&mcp);
+        directory.set(Fault::SlowAt("claim", TOO_SLOW));
+        let mut late = Box::pin(b.app.call(post(&at_b, 1)));
+        while directory.asked("claim") == 0 {
+            assert!((&mut late).now_or_never().is_none());
+            yield_now().await;
+        }
+        directory.set(Fault::None);
+        assert_eq!(status(&at_b, 2).await, 200);
+        let routing = b.cluster.router();
+        let _leaving = routing.departure.begin();
+        let door = routing.sessions.door(at_b.session_id().unwrap()).unwrap();
+        let is_idle = || !routing.arrivals.has(hash(&at_b));
+        let mut empty = Box::pin(door.until_empty(is_idle));
+        assert!((&mut empty).now_or_never().is_none());
+        if hangs_up {
+            drop(late);
+        } else {
+            assert_eq!(late.await.unwrap().status(), 503);
+        }
+        all_else().await;
+        assert!(empty.now_or_never().is_some(), "{hangs_up}");
+    }
+}
+
+/// Its sessions are others' from then on: what it begins would be lost.
+#[tokio::test]
+async fn nothing_begins_on_an_instance_that_is_gone_before_it_has_taken_the_session() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    is_closed(&a, &mcp).await;
+    directory.set(Fault::SlowAt("claim", SLOW));
+    let mut call = mcp.call(1, "hold", json!({ "label": "first" })).await;
+    until_asked(&directory, "claim", 1).await;
+    let cancelled = within("the departure", a.cluster.leave(Duration::ZERO)).await;
+    assert_eq!(cancelled, 0);
+    directory.set(Fault::None);
+    let head = within("a head", call.head()).await;
+    assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    assert!(!a.witness.is_running("first"));
+    assert_eq!(status(&b.client_of(&mcp), 2).await, 200);
+    assert!(b.has(&mcp) && !a.has(&mcp));
+}
+
+/// A peer's call waits for those before it, and the session is closed meanwhile. A client of the instance itself is about to bring
+/// it back, and another peer claims it before.
+#[tokio::test]
+async fn a_call_that_waited_does_not_bring_a_session_that_others_are_about_to() {
+    for is_claimed in [false, true] {
+        let directory = directory();
+        let [mut a, b, c] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        a.detach(&mcp, 1, "first").await;
+        let cluster = a.cluster.clone();
+        let _leaving = cluster.router().departure.begin();
+        let at_b = b.client_of(&mcp);
+        let mut second = at_b.call(2, "echo", json!({ "text": "x" })).await;
+        all_else().await;
+        assert!(a.has(&mcp));
+        directory.set(Fault::SlowAt("claim", SLOW));
+        cluster.router().sessions.lose(hash(&mcp), nobody());
+        let mut third = Box::pin(a.app.call(post(&mcp, 3)));
+        assert!((&mut third).now_or_never().is_none());
+        let third = async {
+            let (third, ()) = join(third, async {
+                until_asked(&directory, "claim", 1).await;
+                all_else().await;
+                if is_claimed {
+                    let memory = &directory.memory;
+                    let claimed = claim_from(memory, hash(&mcp), a.me, c.me).await;
+                    assert_eq!(claimed, Claim::Won);
+                }
+                directory.set(Fault::None);
+            })
+            .await;
+            third.unwrap().status().as_u16()
+        };
+        let second = async {
+            let head = within("a head", second.head()).await.status;
+            (
+                head,
+                second.answer().await.map(|answer| answer["id"].clone()),
+            )
+        };
+        let (second, third) = within("both", join(second, third)).await;
+        assert_eq!(second, (200, Some(json!(2))), "{is_claimed}");
+        assert_eq!(third, 200, "{is_claimed}");
+        let owner = ownership(&directory.memory, hash(&mcp))
+            .await
+            .unwrap()
+            .owner;
+        for node in [&a, &b, &c] {
+            assert_eq!(node.has(&mcp), node.me == owner, "{is_claimed}");
+        }
+    }
+}
+
+/// A session is closed where it lived. One peer is told so, and claims it while its owner is about to take it for a client of its
+/// own, and for others that peers have sent.
+#[tokio::test]
+async fn who_waits_for_a_session_that_somebody_else_claims_goes_on_there() {
+    let directory = directory();
+    let [a, b, c, d] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let at_d = d.client_of(&mcp);
+    is_closed(&a, &mcp).await;
+    directory.set(Fault::SlowAt("claim", SLOW));
+    let first = at_d.call(1, "echo", json!({ "text": "x" })).await;
+    until_asked(&directory, "claim", 1).await;
+    let mut calls = vec![first];
+    calls.push(mcp.call(2, "echo", json!({ "text": "x" })).await);
+    until_asked(&directory, "claim", 2).await;
+    directory.set(Fault::None);
+    for (id, node) in [(3, &b), (4, &c), (5, &b), (6, &c)] {
+        let at_node = node.client_of(&mcp);
+        calls.push(at_node.call(id, "echo", json!({ "text": "x" })).await);
+    }
+    let mut statuses = Vec::new();
+    for call in &mut calls {
+        statuses.push(within("a head", call.head()).await.status);
+    }
+    assert_eq!(statuses, [200; 6]);
+    assert!(d.has(&mcp) && !a.has(&mcp));
+}
