@@ -111,6 +111,13 @@ impl Departure {
             || lock(&self.given_up).contains(&SessionHash::of(id))
     }
 
+    /// A session is this instance's again: what was to be claimed of it was claimed.
+    pub(crate) fn has_back(&self, session: SessionHash) {
+        if self.has_begun.load(Ordering::Acquire) {
+            lock(&self.given_up).remove(&session);
+        }
+    }
+
     /// Waits until no call of a session is in flight, and gives it up.
     pub(crate) async fn hand_over(&self, id: &str) {
         if let Some(door) = self.sessions.door(id) {

@@ -343,6 +343,7 @@ impl Router {
         match self.directory.claim(session, former, self.me).await {
             Ok(Claim::Won) => {
                 self.owners.is_mine(session);
+                self.departure.has_back(session);
                 if former.owner != self.me {
                     info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed, its owner is gone or leaves");
                 }

@@ -208,3 +208,20 @@ async fn who_waits_for_a_session_that_somebody_else_claims_goes_on_there() {
     assert_eq!(statuses, [200; 6]);
     assert!(d.has(&mcp) && !a.has(&mcp));
 }
+
+/// An instance that leaves gives a session up, and it comes back: nobody else is about to claim it from then on.
+#[tokio::test]
+async fn a_session_that_was_given_up_and_came_back_is_brought_to_life_again() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let _leaving = a.routing().departure.begin();
+    assert_eq!(status(&b.client_of(&mcp), 1).await, 200);
+    assert!(b.has(&mcp) && !a.has(&mcp));
+    is_closed(&b, &mcp).await;
+    assert_eq!(status(&mcp, 2).await, 200);
+    assert!(a.has(&mcp));
+    is_closed(&a, &mcp).await;
+    assert_eq!(status(&mcp, 3).await, 200);
+    assert!(a.has(&mcp) && !b.has(&mcp));
+}
