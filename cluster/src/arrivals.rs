@@ -2,7 +2,8 @@
 //!
 //! 1. To a peer they are here already. If they were not, it would claim a session that was claimed a moment ago, and two instances
 //!    would bring it to life.
-//! 2. One request at a time brings a session. rmcp says "no such session" to all that wait for one whose client hangs up.
+//! 2. One request at a time brings a session. rmcp says "no such session" to all that wait for one whose client hangs up, and for a
+//!    moment after that to everybody. So it is remembered who broke off.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -10,19 +11,28 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
-use tokio::sync;
+use tokio::{sync, time::Instant};
 
-use crate::ids::SessionHash;
+use crate::{ids::SessionHash, recent::Recent};
+
+/// For how long it is remembered that somebody broke off: 1 s. rmcp forgets it as soon as a task of its own was run.
+const BROKE_OFF_FOR: Duration = Duration::from_secs(1);
+
+/// Of how many sessions that is remembered: 4,096.
+const MAX_BROKE_OFF: usize = 4 * 1024;
 
 /// What is on its way. It is a handle: clones are the same.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Arrivals(Arc<Inner>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Inner {
     coming: Mutex<HashMap<SessionHash, Coming>>,
+    /// Sessions whose client hung up while they were brought.
+    broke_off: Mutex<Recent<()>>,
     /// How many sessions come: nearly always none, and then nobody takes the lock.
     count: AtomicUsize,
 }
@@ -44,6 +54,9 @@ pub(crate) struct Expected {
 
 /// As long as this lives, no other request brings the session.
 pub(crate) type Turn = sync::OwnedMutexGuard<()>;
+
+/// A session is being brought. Dropped before [`ends`](Self::ends), its client has hung up.
+pub(crate) struct Bringing<'a>(Option<&'a Expected>);
 
 // === impl Arrivals ===
 
@@ -73,6 +86,23 @@ impl Arrivals {
     fn coming(&self) -> MutexGuard<'_, HashMap<SessionHash, Coming>> {
         self.0.coming.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn broke_off(&self) -> MutexGuard<'_, Recent<()>> {
+        let broke_off = self.0.broke_off.lock();
+        broke_off.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Inner ===
+
+impl Default for Inner {
+    fn default() -> Self {
+        Self {
+            coming: Mutex::default(),
+            broke_off: Mutex::new(Recent::new(MAX_BROKE_OFF, BROKE_OFF_FOR)),
+            count: AtomicUsize::new(0),
+        }
+    }
 }
 
 // === impl Expected ===
@@ -81,6 +111,17 @@ impl Expected {
     /// Waits until no other request brings the session.
     pub(crate) async fn turn(&self) -> Turn {
         self.turn.clone().lock_owned().await
+    }
+
+    /// Somebody whose turn it is brings the session from here on.
+    pub(crate) fn begin(&self) -> Bringing<'_> {
+        Bringing(Some(self))
+    }
+
+    /// Whether somebody broke off in the last moment.
+    pub(crate) fn broke_off(&self) -> bool {
+        let broke_off = self.arrivals.broke_off();
+        broke_off.get(self.session, Instant::now()).is_some()
     }
 }
 
@@ -94,6 +135,24 @@ impl Drop for Expected {
             }
         }
         self.arrivals.0.count.store(coming.len(), Ordering::Release);
+    }
+}
+
+// === impl Bringing ===
+
+impl Bringing<'_> {
+    /// It has come, or does not, and its client was there.
+    pub(crate) fn ends(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Bringing<'_> {
+    fn drop(&mut self) {
+        if let Some(expected) = self.0 {
+            let mut broke_off = expected.arrivals.broke_off();
+            broke_off.insert(expected.session, (), Instant::now());
+        }
     }
 }
 

@@ -282,10 +282,19 @@ where
         return Ok(Brought::Elsewhere(request));
     }
     let localized = router.localize(&mut request);
+    let bringing = turn.as_ref().map(|_| expected.begin());
     let served = serve(router, inner, request, localized, None).await?;
-    // rmcp could not load it, say, because the directory did not answer.
-    let has_failed = served.status() == StatusCode::INTERNAL_SERVER_ERROR && turn.is_some();
-    let has_failed = has_failed && !router.lives_here(session.as_deref());
+    if let Some(bringing) = bringing {
+        bringing.ends();
+    }
+    let has_failed = match served.status() {
+        // rmcp could not load it, say, because the directory did not answer.
+        StatusCode::INTERNAL_SERVER_ERROR => true,
+        // rmcp goes by the one before, whose client has hung up.
+        StatusCode::NOT_FOUND => expected.broke_off(),
+        _ => false,
+    };
+    let has_failed = has_failed && turn.is_some() && !router.lives_here(session.as_deref());
     Ok(Brought::Served(match has_failed {
         true => Refusal::NotSound.into(),
         false => served,

@@ -225,3 +225,35 @@ async fn a_session_that_was_given_up_and_came_back_is_brought_to_life_again() {
     assert_eq!(status(&mcp, 3).await, 200);
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
+
+/// rmcp remembers for a moment that the restoring of a session came to nothing, and says that there is none. Its clients would
+/// throw it away.
+#[tokio::test]
+async fn no_client_is_told_that_there_is_no_session_because_another_hung_up() {
+    for waits in [true, false] {
+        let directory = directory();
+        let [mut a] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        is_closed(&a, &mcp).await;
+        directory.set(Fault::SlowAt("load", SLOW));
+        let mut first = Box::pin(a.app.call(post(&mcp, 1)));
+        while directory.asked("load") == 0 {
+            assert!((&mut first).now_or_never().is_none());
+            yield_now().await;
+        }
+        directory.set(Fault::None);
+        let mut second = Box::pin(a.app.call(post(&mcp, 2)));
+        if waits {
+            assert!((&mut second).now_or_never().is_none());
+        }
+        // Nothing else runs in between.
+        drop(first);
+        let answered = match (&mut second).now_or_never() {
+            Some(answered) => answered,
+            None => second.await,
+        };
+        let answered = answered.unwrap().status().as_u16();
+        assert!(matches!(answered, 200 | 503), "{waits}: {answered}");
+        assert_eq!(status(&mcp, 3).await, 200);
+    }
+}
