@@ -61,16 +61,35 @@ pub(crate) struct Bringing<'a>(Option<&'a Expected>);
 // === impl Arrivals ===
 
 impl Arrivals {
+    /// A session is on its way.
     pub(crate) fn expect(&self, session: SessionHash) -> Expected {
         let mut coming = self.coming();
-        let its = coming.entry(session).or_default();
-        its.requests += 1;
-        let turn = its.turn.clone();
+        let expected = self.count_in(session, coming.entry(session).or_default());
         self.0.count.store(coming.len(), Ordering::Release);
+        expected
+    }
+
+    /// The same, if it is already.
+    pub(crate) fn join(&self, session: SessionHash) -> Option<Expected> {
+        let mut coming = self.coming();
+        let its = coming.get_mut(&session)?;
+        Some(self.count_in(session, its))
+    }
+
+    fn count_in(&self, session: SessionHash, its: &mut Coming) -> Expected {
+        its.requests += 1;
         Expected {
             arrivals: self.clone(),
             session,
-            turn,
+            turn: its.turn.clone(),
+        }
+    }
+
+    /// Does something unless a session is on its way, and before it can be.
+    pub(crate) fn unless_coming(&self, session: SessionHash, act: impl FnOnce()) {
+        let coming = self.coming();
+        if !coming.contains_key(&session) {
+            act();
         }
     }
 

@@ -26,7 +26,7 @@ use crate::{
     peers,
     resume::{self, Localized},
     resumed::resuming,
-    router::{HandedOver, Routed, Router, Taken},
+    router::{HandedOver, Presence, Routed, Router, Taken},
     way::{Refusal, Step},
     wire::{self, FromPeer},
 };
@@ -131,84 +131,103 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let is_from_peer = request.extensions().get::<FromPeer>().is_some();
+        if request.extensions().get::<FromPeer>().is_some() {
+            let (router, mut inner) = (self.router.clone(), self.inner.clone());
+            return ClusterFuture::elsewhere(async move {
+                from_peer(&router, &mut inner, request).await
+            });
+        }
         let fields = Fields::of(request.headers());
-        let (step, visit) = self.router.arrive(fields.session, is_from_peer);
+        let (step, visit) = self.router.arrive(fields.session);
         let has_session = fields.session.is_some();
         if fields.has_internal {
             wire::strip(request.headers_mut());
         }
-        let is_local = step == Step::Serve && !is_from_peer;
-        if is_local && !has_session {
-            let future = self.inner.call(request);
-            return ClusterFuture::opening(future, self.router.clone());
+        if step == Step::Serve {
+            if !has_session {
+                let future = self.inner.call(request);
+                return ClusterFuture::opening(future, self.router.clone());
+            }
+            if request.method() != Method::GET {
+                let future = self.inner.call(request);
+                return ClusterFuture::here(future, visit);
+            }
         }
-        if is_local && request.method() != Method::GET {
-            let future = self.inner.call(request);
-            return ClusterFuture::here(future, visit);
-        }
-        let joined = is_from_peer.then(|| self.router.joins(&request)).flatten();
-        let localized = match (step, &joined) {
-            (Step::Serve, None) => self.router.localize(&mut request),
+        let localized = match step {
+            Step::Serve => self.router.localize(&mut request),
             _ => Localized::Nothing,
         };
-        if is_local && localized == Localized::Nothing {
+        if step == Step::Serve && localized == Localized::Nothing {
             let future = self.inner.call(request);
             return ClusterFuture::here(future, visit);
         }
         let (router, mut inner) = (self.router.clone(), self.inner.clone());
         ClusterFuture::elsewhere(async move {
-            let session = Fields::of(request.headers()).session.map(str::to_owned);
-            // Whoever waits for this to be over hears of it when it is, also if the client hangs up before.
-            let _over = Over(&router, session.as_deref());
             match step {
-                Step::Moved => return Ok(moved(&router, request).await),
-                Step::LookUp => return search(&router, &mut inner, request).await,
-                _ => {}
+                Step::Serve => serve(&router, &mut inner, request, localized, visit).await,
+                _ => search(&router, &mut inner, request).await,
             }
-            let (mut joined, mut localized, mut visit) = (joined, localized, visit);
-            if joined.is_none() && step == Step::HandOver {
-                // It is not inside while it waits for those who are.
-                drop(visit);
-                (request, visit) = match router.hand_over(request).await {
-                    HandedOver::Not(request, visit) => (request, visit),
-                    HandedOver::Moved(request) => return Ok(moved(&router, request).await),
-                    HandedOver::Answered(mut response) => {
-                        wire::mark(response.headers_mut(), router.me.incarnation);
-                        return Ok(response);
-                    }
-                };
-                // It may be on its way back by now.
-                joined = router.joins(&request);
-                if joined.is_none() {
-                    localized = router.localize(&mut request);
-                }
-            }
-            let brought = match joined {
-                Some(expected) => bring(&router, &mut inner, request, expected).await?,
-                None => {
-                    let served = serve(&router, &mut inner, request, localized, visit).await?;
-                    Brought::Served(served)
-                }
-            };
-            let mut response = match brought {
-                Brought::Served(response) => response,
-                Brought::Elsewhere(request) => return Ok(elsewhere(&router, request).await),
-            };
-            if is_from_peer {
-                wire::mark(response.headers_mut(), router.me.incarnation);
-            }
-            Ok(response)
         })
     }
+}
+
+/// Serves a request that another instance relays, or says that its session is not here.
+async fn from_peer<S>(
+    router: &Router,
+    inner: &mut S,
+    mut request: Request<Body>,
+) -> Result<Response<Body>, S::Error>
+where
+    S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
+{
+    let session = session_of(&request);
+    let _over = Over(router, session.as_deref());
+    let (step, mut presence) = router.arrive_from_peer(session.as_deref());
+    match step {
+        Step::Serve => {}
+        Step::HandOver if presence.joined.is_some() => {}
+        Step::HandOver => {
+            // It is not inside while it waits for those who are.
+            drop(presence);
+            (request, presence) = match router.hand_over(request).await {
+                HandedOver::Not(request, presence) => (request, presence),
+                HandedOver::Moved(request) => return Ok(moved(router, request).await),
+                HandedOver::Answered(mut response) => {
+                    wire::mark(response.headers_mut(), router.me.incarnation);
+                    return Ok(response);
+                }
+            };
+        }
+        _ => return Ok(moved(router, request).await),
+    }
+    let Presence { joined, visit } = presence;
+    let brought = match joined {
+        Some(expected) => bring(router, inner, request, expected).await?,
+        None => {
+            let localized = router.localize(&mut request);
+            let served = serve(router, inner, request, localized, visit).await?;
+            Brought::Served(served)
+        }
+    };
+    match brought {
+        Brought::Served(mut response) => {
+            wire::mark(response.headers_mut(), router.me.incarnation);
+            Ok(response)
+        }
+        Brought::Elsewhere(request) => Ok(elsewhere(router, request).await),
+    }
+}
+
+fn session_of(request: &Request<Body>) -> Option<String> {
+    Fields::of(request.headers()).session.map(str::to_owned)
 }
 
 /// Says that a session is not here, or that its client should come again, if it is by now: whoever is told the first claims it, and
 /// loses if this instance has taken it since.
 async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
-    let session = Fields::of(request.headers()).session.map(str::to_owned);
+    let session = session_of(&request);
     let moved = elsewhere(router, request).await;
-    match router.arrive(session.as_deref(), true).0 {
+    match router.arrive_from_peer(session.as_deref()).0 {
         Step::Moved => moved,
         _ => {
             let mut again = Response::from(Refusal::Again);
@@ -235,12 +254,18 @@ async fn search<S>(
 where
     S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
 {
+    let session = session_of(&request);
+    let _over = Over(router, session.as_deref());
     for _ in 0..MAX_SEARCHES {
         request = match router.route(request).await {
             Routed::Answered(response) => return Ok(response),
             Routed::Here(mut request, None) => {
                 let localized = router.localize(&mut request);
-                return serve(router, inner, request, localized, None).await;
+                let served = serve(router, inner, request, localized, None).await?;
+                return Ok(match is_not_loaded(router, session.as_deref(), &served) {
+                    true => Refusal::NotSound.into(),
+                    false => served,
+                });
             }
             Routed::Here(request, Some(expected)) => {
                 let brought = bring(router, inner, request, expected).await?;
@@ -264,7 +289,7 @@ async fn bring<S>(
 where
     S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
 {
-    let session = Fields::of(request.headers()).session.map(str::to_owned);
+    let session = session_of(&request);
     let turn = expected.turn().await;
     let turn = (!router.lives_here(session.as_deref())).then_some(turn);
     if turn.is_some()
@@ -287,18 +312,21 @@ where
     if let Some(bringing) = bringing {
         bringing.ends();
     }
-    let has_failed = match served.status() {
-        // rmcp could not load it, say, because the directory did not answer.
-        StatusCode::INTERNAL_SERVER_ERROR => true,
-        // rmcp goes by the one before, whose client has hung up.
-        StatusCode::NOT_FOUND => expected.broke_off(),
-        _ => false,
-    };
-    let has_failed = has_failed && turn.is_some() && !router.lives_here(session.as_deref());
-    Ok(Brought::Served(match has_failed {
+    // rmcp goes by the one before, whose client has hung up.
+    let is_denied = served.status() == StatusCode::NOT_FOUND && expected.broke_off();
+    let has_failed = is_denied && !router.lives_here(session.as_deref())
+        || is_not_loaded(router, session.as_deref(), &served);
+    Ok(Brought::Served(match turn.is_some() && has_failed {
         true => Refusal::NotSound.into(),
         false => served,
     }))
+}
+
+/// Whether rmcp could not load a session, say, because the directory did not answer.
+fn is_not_loaded(router: &Router, session: Option<&str>, served: &Response<Body>) -> bool {
+    served.status() == StatusCode::INTERNAL_SERVER_ERROR
+        && session.is_some()
+        && !router.lives_here(session)
 }
 
 /// What became of a request that was to bring its session.
@@ -308,12 +336,14 @@ enum Brought {
     Elsewhere(Request<Body>),
 }
 
-/// When this is dropped, a session has come, or does not.
+/// When this is dropped, a session has come, or does not, also if the client hung up before: whoever waits for it hears of that.
 struct Over<'a>(&'a Router, Option<&'a str>);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
-        self.0.departure.ended(self.1);
+        if let Some(id) = self.1 {
+            self.0.is_over(id);
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `nobody`, `no_answer` | look-ups of owners, cached ones too |
 //! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `unreachable`, `silent`, `broken` | requests sent to peers |
 //! | `mcp_calls_put_off_total` | counter | | abandoned calls that were not cancelled yet, because the directory could not say that they may be |
-//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims for sessions whose owner is gone |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims for sessions that their owner does not have any more |
 
 use crate::way::{Claimed, Failure, Known};
 
@@ -38,7 +38,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_cluster_claims_total",
             Unit::Count,
-            "Claims for sessions whose owner is gone, by outcome"
+            "Claims for sessions that their owner does not have any more, by outcome"
         );
     }
 }

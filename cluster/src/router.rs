@@ -71,10 +71,19 @@ pub(crate) enum Routed {
 /// What becomes of a peer's request while sessions are handed over.
 pub(crate) enum HandedOver {
     /// It is served here.
-    Not(Request<Body>, Option<Visit>),
+    Not(Request<Body>, Presence),
     /// The peer is to claim the session.
     Moved(Request<Body>),
     Answered(Response<Body>),
+}
+
+/// What a peer's request finds of its session.
+#[derive(Default)]
+pub(crate) struct Presence {
+    /// It is on its way here, and the request takes part in that.
+    pub(crate) joined: Option<Expected>,
+    /// It is here, and the request is inside.
+    pub(crate) visit: Option<Visit>,
 }
 
 /// Whether a session of this instance can be brought to life here.
@@ -88,36 +97,41 @@ pub(crate) enum Taken {
 // === impl Router ===
 
 impl Router {
-    /// What is to be done with a request that has just come. It is inside of its session, if that is here.
-    pub(crate) fn arrive(
-        &self,
-        session: Option<&str>,
-        is_from_peer: bool,
-    ) -> (Step, Option<Visit>) {
+    /// What is to be done with a client's request that has just come. It is inside of its session, if that is here.
+    pub(crate) fn arrive(&self, session: Option<&str>) -> (Step, Option<Visit>) {
         let visit = session.and_then(|id| self.sessions.enter(id));
-        let is_here = |id| match &visit {
-            // One that is being restored is not here before that is done.
-            Some(_) => is_from_peer || !self.comes(id),
-            None => is_from_peer && self.is_for_here(id),
-        };
+        // One that is being restored is not here before that is done.
+        let is_here = |id| visit.is_some() && !self.comes(id);
         let arrival = Arrival {
             has_session: session.is_some(),
             is_here: session.is_some_and(is_here),
-            is_from_peer,
-            stage: if is_from_peer {
-                self.departure.stage()
-            } else {
-                Stage::Here
-            },
+            is_from_peer: false,
+            stage: Stage::Here,
         };
         (arrival.step(), visit)
     }
 
-    /// Whether a peer is to be served although a session is not here. Whoever is told so claims it: not one that comes, and not
-    /// one that its client has ended.
-    fn is_for_here(&self, id: &str) -> bool {
-        let session = SessionHash::of(id);
-        self.arrivals.has(session) || self.sessions.is_deleted(session)
+    /// What is to be done with a peer's request, and what of its session is here.
+    pub(crate) fn arrive_from_peer(&self, session: Option<&str>) -> (Step, Presence) {
+        let presence = session.and_then(|id| self.presence(id));
+        let arrival = Arrival {
+            has_session: session.is_some(),
+            is_here: presence.is_some(),
+            is_from_peer: true,
+            stage: self.departure.stage(),
+        };
+        (arrival.step(), presence.unwrap_or_default())
+    }
+
+    /// What is here of a session that a peer asks for. `None` if the peer is to claim it: not one that comes, and not one that its
+    /// client has ended.
+    fn presence(&self, id: &str) -> Option<Presence> {
+        // First: one that has come since is found below.
+        let joined = self.joins(id);
+        let visit = self.sessions.enter(id);
+        let is_here =
+            joined.is_some() || visit.is_some() || self.sessions.is_deleted(SessionHash::of(id));
+        is_here.then_some(Presence { joined, visit })
     }
 
     /// Whether a session is on its way here.
@@ -126,10 +140,18 @@ impl Router {
     }
 
     /// The arrival that a request of a peer takes part in, if its session is on its way here.
-    pub(crate) fn joins(&self, request: &Request<Body>) -> Option<Expected> {
-        let session = Fields::of(request.headers()).session;
-        let session = session.filter(|id| self.comes(id));
-        session.map(|id| self.arrivals.expect(SessionHash::of(id)))
+    fn joins(&self, id: &str) -> Option<Expected> {
+        let is_possible = !self.arrivals.are_none();
+        is_possible.then(|| self.arrivals.join(SessionHash::of(id)))?
+    }
+
+    /// Nothing of a request brings its session any more.
+    pub(crate) fn is_over(&self, id: &str) {
+        let session = SessionHash::of(id);
+        // What was loaded for it and not restored is brought by the next as if it had not been.
+        self.arrivals
+            .unless_coming(session, || self.sessions.forget_unopened(session));
+        self.departure.ended(Some(id));
     }
 
     /// Whether a session lives here. One that is on its way may, or not yet.
@@ -157,10 +179,9 @@ impl Router {
         } else if errand == Errand::Stream {
             self.departure.try_hand_over(&id);
         }
-        let visit = self.sessions.enter(&id);
-        match visit.is_some() || self.is_for_here(&id) {
-            true => HandedOver::Not(request, visit),
-            false => HandedOver::Moved(request),
+        match self.presence(&id) {
+            Some(presence) => HandedOver::Not(request, presence),
+            None => HandedOver::Moved(request),
         }
     }
 
@@ -345,7 +366,7 @@ impl Router {
                 self.owners.is_mine(session);
                 self.departure.has_back(session);
                 if former.owner != self.me {
-                    info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed, its owner is gone or leaves");
+                    info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed, its owner does not have it any more");
                 }
                 (Claimed::Won, false)
             }

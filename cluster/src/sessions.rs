@@ -205,6 +205,15 @@ impl Sessions {
         here.params.get_or_insert(params);
     }
 
+    /// A session that was loaded and is not open is not about to be restored any more.
+    pub(crate) fn forget_unopened(&self, session: SessionHash) {
+        if let Entry::Occupied(here) = self.shard(session).entry(session)
+            && here.get().loaded.is_some()
+        {
+            here.remove();
+        }
+    }
+
     /// A session was closed. The directory knows it as long as it knows one of which it hears nothing more.
     pub(crate) fn closed(&self, id: &str) {
         let session = SessionHash::of(id);

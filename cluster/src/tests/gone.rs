@@ -298,10 +298,10 @@ async fn a_session_that_is_being_taken_is_here_to_peers() {
     let request = request.body(Body::empty()).unwrap();
     let look = async {
         entered.notified().await;
-        assert_eq!(b.routing().arrive(Some(id), true).0, Step::Serve);
+        assert_eq!(b.routing().arrive_from_peer(Some(id)).0, Step::Serve);
         go.notify_one();
     };
     let (response, ()) = join(ask(&b, app, request), look).await;
     assert_eq!(response.status(), 200);
-    assert_eq!(b.routing().arrive(Some(id), true).0, Step::Moved);
+    assert_eq!(b.routing().arrive_from_peer(Some(id)).0, Step::Moved);
 }
