@@ -12,7 +12,7 @@ use tower_service::Service as _;
 use super::node::{Node, hash};
 use crate::{
     directory::{
-        Claim, MemoryDirectory,
+        Claim, Directory as _, MemoryDirectory,
         contract::{claim_from, ownership},
         faulty::{Fault, Faulty},
     },
@@ -256,4 +256,38 @@ async fn no_client_is_told_that_there_is_no_session_because_another_hung_up() {
         assert!(matches!(answered, 200 | 503), "{waits}: {answered}");
         assert_eq!(status(&mcp, 3).await, 200);
     }
+}
+
+/// Whoever comes next brings it in its turn, as if nobody had before.
+#[tokio::test]
+async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let (routing, id) = (a.routing(), mcp.session_id().unwrap());
+    routing.is_over(id);
+    assert!(a.has(&mcp), "it is open");
+    is_closed(&a, &mcp).await;
+    routing.sessions.loaded(id, (*b"{}").into());
+    let other = routing.arrivals.expect(hash(&mcp));
+    routing.is_over(id);
+    assert!(a.has(&mcp), "another request brings it");
+    drop(other);
+    routing.is_over(id);
+    assert!(!a.has(&mcp));
+    assert_eq!(status(&mcp, 1).await, 200);
+}
+
+/// Nothing says that there is no such session, and a 500 would say that it is broken.
+#[tokio::test]
+async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let memory = &directory.memory;
+    memory.remove(hash(&mcp), a.me).await.unwrap();
+    is_closed(&a, &mcp).await;
+    assert_eq!(status(&mcp, 1).await, 404);
+    directory.set(Fault::FailsAt("load"));
+    assert_eq!(status(&mcp, 2).await, 503);
 }
