@@ -12,7 +12,7 @@ use std::{
 };
 
 use axum::{body::Body, response::IntoResponse};
-use http::{Method, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -143,31 +143,25 @@ where
         if fields.has_internal {
             wire::strip(request.headers_mut());
         }
-        if step == Step::Serve {
-            if !has_session {
-                let future = self.inner.call(request);
-                return ClusterFuture::opening(future, self.router.clone());
-            }
-            if request.method() != Method::GET {
-                let future = self.inner.call(request);
-                return ClusterFuture::here(future, visit);
-            }
+        if step != Step::Serve {
+            let (router, mut inner) = (self.router.clone(), self.inner.clone());
+            return ClusterFuture::elsewhere(
+                async move { search(&router, &mut inner, request).await },
+            );
         }
-        let localized = match step {
-            Step::Serve => self.router.localize(&mut request),
-            _ => Localized::Nothing,
-        };
-        if step == Step::Serve && localized == Localized::Nothing {
+        if !has_session {
             let future = self.inner.call(request);
-            return ClusterFuture::here(future, visit);
+            return ClusterFuture::opening(future, self.router.clone());
         }
-        let (router, mut inner) = (self.router.clone(), self.inner.clone());
-        ClusterFuture::elsewhere(async move {
-            match step {
-                Step::Serve => serve(&router, &mut inner, request, localized, visit).await,
-                _ => search(&router, &mut inner, request).await,
+        match self.router.localize(&mut request) {
+            Localized::Nothing => ClusterFuture::here(self.inner.call(request), visit),
+            localized => {
+                let (router, mut inner) = (self.router.clone(), self.inner.clone());
+                ClusterFuture::elsewhere(async move {
+                    serve(&router, &mut inner, request, localized, visit).await
+                })
             }
-        })
+        }
     }
 }
 

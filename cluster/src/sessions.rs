@@ -130,16 +130,10 @@ impl Sessions {
 
     /// All ids.
     pub(crate) fn ids(&self) -> Vec<Arc<str>> {
-        let shards = self.shards.iter();
-        shards
-            .flat_map(|shard| {
-                let shard = lock(shard);
-                shard
-                    .values()
-                    .map(|here| here.id.clone())
-                    .collect::<Vec<_>>()
-            })
-            .collect()
+        let shards = self.shards.iter().map(lock);
+        let ids =
+            shards.flat_map(|shard| Vec::from_iter(shard.values().map(|here| here.id.clone())));
+        ids.collect()
     }
 
     pub(crate) fn len(&self) -> usize {
