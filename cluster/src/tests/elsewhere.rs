@@ -8,12 +8,10 @@ use serde_json::{Value, json};
 use test_support::within;
 use tokio::{sync::mpsc, time::Instant};
 
-use super::node::{Node, Setup};
-use crate::directory::{MemoryDirectory, faulty::Faulty};
-
-fn directory() -> Faulty {
-    Faulty::new(MemoryDirectory::default())
-}
+use super::{
+    node::{Node, Setup},
+    steps::directory,
+};
 
 #[tokio::test]
 async fn a_call_and_its_answer_pass_through_another_instance() {

@@ -11,19 +11,16 @@ use tokio::sync::Notify;
 use super::{
     fake::Fake,
     node::{Node, ask, hash},
+    steps::directory,
 };
 use crate::{
     directory::{
-        Directory as _, Found, MemoryDirectory,
+        Directory as _, Found,
         faulty::{Fault, Faulty},
     },
     ids::Owner,
     way::Step,
 };
-
-fn directory() -> Faulty {
-    Faulty::new(MemoryDirectory::default())
-}
 
 /// The text is the id, too: calls of one session that are under way at the same time need different ones.
 async fn echo(mcp: &Mcp, text: &str) -> Value {

@@ -10,9 +10,12 @@ use tokio::{
     net::{TcpListener, TcpStream},
 };
 
-use super::node::{Node, Setup, hash, pass};
+use super::{
+    node::{Node, Setup, hash, pass},
+    steps::directory,
+};
 use crate::{
-    directory::{MemoryDirectory, TURNED_AWAY, faulty::Faulty},
+    directory::{TURNED_AWAY, faulty::Faulty},
     filter::PeersFilter,
     ids::{Owner, Ownership},
 };
@@ -20,10 +23,6 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(3);
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn directory() -> Faulty {
-    Faulty::new(MemoryDirectory::default())
-}
 
 /// An owner with a grace, and an instance that reaches it, or not.
 async fn two(directory: &Faulty, is_reached: bool) -> [Node; 2] {

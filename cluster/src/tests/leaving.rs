@@ -14,40 +14,20 @@ use test_support::{Connection, Mcp, within};
 use tokio::{task::yield_now, time::timeout};
 use tower_service::Service as _;
 
-use super::node::{Node, Setup};
-use crate::{
-    Cluster,
-    directory::{
-        MemoryDirectory,
-        faulty::{Fault, Faulty},
-    },
+use super::{
+    node::{Node, Setup},
+    steps::{all_else, directory, echo},
 };
+use crate::{Cluster, directory::faulty::Fault};
 
 /// More than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
-
-fn directory() -> Faulty {
-    Faulty::new(MemoryDirectory::default())
-}
 
 async fn held(node: &Node, mcp: &Mcp, id: u32, label: &str) -> Connection {
     let mut call = mcp.call(id, "hold", json!({ "label": label })).await;
     assert_eq!(call.head().await.status, 200);
     node.witness.started(label).await;
     call
-}
-
-async fn echo(mcp: &Mcp, id: u32) -> Value {
-    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
-    let answer = within("an answer", call.answer()).await;
-    answer.unwrap()["id"].clone()
-}
-
-/// Long enough for a request to come to where it waits.
-async fn all_else() {
-    for _ in 0..1_000 {
-        yield_now().await;
-    }
 }
 
 async fn answers(call: &mut Connection) -> Value {

@@ -2,72 +2,28 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
 use futures_util::{
     FutureExt as _,
     future::{join, join_all},
 };
 use http_body_util::BodyExt as _;
-use serde_json::{Value, json};
-use test_support::{Mcp, within};
+use serde_json::json;
+use test_support::within;
 use tokio::task::yield_now;
 use tower_service::Service as _;
 
-use super::node::{Node, hash};
-use crate::{
-    directory::{
-        Claim, Directory as _, MemoryDirectory,
-        contract::{claim_from, ownership},
-        faulty::{Fault, Faulty},
-    },
-    ids::{Incarnation, Owner},
+use super::{
+    node::{Node, hash},
+    steps::{all_else, directory, echo, is_closed, nobody, post, status},
+};
+use crate::directory::{
+    Claim, Directory as _,
+    contract::{claim_from, ownership},
+    faulty::Fault,
 };
 
 /// More than any test takes.
 const LIMIT: Duration = Duration::from_secs(60);
-
-fn directory() -> Faulty {
-    Faulty::new(MemoryDirectory::default())
-}
-
-async fn all_else() {
-    for _ in 0..1_000 {
-        yield_now().await;
-    }
-}
-
-async fn status(mcp: &Mcp, id: u32) -> u16 {
-    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
-    within("a head", call.head()).await.status
-}
-
-async fn echo(mcp: &Mcp, id: u32) -> Value {
-    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
-    let answer = within("an answer", call.answer()).await;
-    answer.unwrap()["id"].clone()
-}
-
-fn post(mcp: &Mcp, message: &Value) -> http::Request<Body> {
-    http::Request::post("/mcp")
-        .header("host", "localhost")
-        .header("mcp-session-id", mcp.session_id().unwrap())
-        .header("accept", "application/json, text/event-stream")
-        .header("content-type", "application/json")
-        .body(Body::from(message.to_string()))
-        .unwrap()
-}
-
-/// A session goes from an instance to nowhere: it is closed there, and the directory says that it is still that instance's.
-async fn is_closed(node: &Node, mcp: &Mcp) {
-    let sessions = &node.routing().sessions;
-    let other = Owner {
-        address: "127.0.0.1:1".parse().unwrap(),
-        incarnation: Incarnation::random(),
-    };
-    sessions.lose(hash(mcp), other);
-    all_else().await;
-    assert!(!node.has(mcp));
-}
 
 /// Nor does a session.
 #[tokio::test]
@@ -249,10 +205,7 @@ async fn a_session_that_comes_back_before_its_former_copy_is_closed_keeps_its_ca
     let directory = directory();
     let [mut a] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let other = Owner {
-        address: "127.0.0.1:1".parse().unwrap(),
-        incarnation: Incarnation::random(),
-    };
+    let other = nobody();
     let (session, memory) = (hash(&mcp), &directory.memory);
     // What closes it is not run before this test waits.
     let claimed = claim_from(memory, session, a.me, other).await;

@@ -17,5 +17,6 @@ mod orphans;
 mod races;
 mod resumes;
 mod services;
+mod steps;
 mod strangers;
 mod taking;

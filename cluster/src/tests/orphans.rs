@@ -7,10 +7,13 @@ use serde_json::json;
 use test_support::{Connection, Mcp};
 use tokio::task::yield_now;
 
-use super::node::{Node, Setup, hash, number, pass};
+use super::{
+    node::{Node, Setup, hash, number, pass},
+    steps::directory,
+};
 use crate::{
     directory::{
-        Claim, Directory as _, MemoryDirectory,
+        Claim, Directory as _,
         contract::claim_from,
         faulty::{Fault, Faulty},
     },
@@ -21,10 +24,6 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// How long the clock of a call is looked at after its cancel was confirmed, and a moment.
 const GLANCE: Duration = Duration::from_millis(150);
-
-fn directory() -> Faulty {
-    Faulty::new(MemoryDirectory::default())
-}
 
 async fn with_grace(directory: &Faulty) -> Node {
     let setup = Setup {

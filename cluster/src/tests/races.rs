@@ -10,19 +10,18 @@ use test_support::{Connection, Mcp};
 use tokio::task::yield_now;
 use tower_service::Service as _;
 
-use super::node::{Node, SECRET, hash, number, pass};
+use super::{
+    node::{Node, SECRET, hash, number, pass},
+    steps::{directory, nobody, status},
+};
 use crate::{
     directory::{
-        Claim, Directory as _, Found, MemoryDirectory,
+        Claim, Directory as _, Found,
         contract::claim_from,
         faulty::{Fault, Faulty},
     },
     ids::{Incarnation, Owner},
 };
-
-fn directory() -> Faulty {
-    Faulty::new(MemoryDirectory::default())
-}
 
 async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
     let asker = Incarnation::random();
@@ -30,11 +29,6 @@ async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
         Found::Owner(is) => Some(is.owner),
         Found::Nobody(_) => None,
     }
-}
-
-async fn status(mcp: &Mcp, id: u32) -> u16 {
-    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
-    call.head().await.status
 }
 
 async fn calls_end(node: &Node) {
@@ -58,10 +52,7 @@ async fn kept(directory: &Faulty, node: &Node, mcp: &Mcp, named: &str) {
 
 /// Another instance claims a session, its former owner notices, and claims it back when that one is gone.
 async fn goes_and_comes_back(directory: &Faulty, node: &Node, mcp: &Mcp) {
-    let other = Owner {
-        address: "127.0.0.1:1".parse().unwrap(),
-        incarnation: Incarnation::random(),
-    };
+    let other = nobody();
     let (session, memory) = (hash(mcp), &directory.memory);
     let claimed = claim_from(memory, session, node.me, other).await;
     assert_eq!(claimed, Claim::Won);

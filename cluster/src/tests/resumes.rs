@@ -5,12 +5,12 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use serde_json::json;
 
-use super::node::{Node, ask, hash};
+use super::{
+    node::{Node, ask, hash},
+    steps::directory,
+};
 use crate::{
-    directory::{
-        Directory as _, MemoryDirectory,
-        faulty::{Fault, Faulty},
-    },
+    directory::{Directory as _, faulty::Fault},
     ids::{CallNumber, EventName, Incarnation, NamedCall},
 };
 
@@ -20,10 +20,6 @@ fn name_of(incarnation: Incarnation, number: u64, request: &str) -> String {
         request: Some(request.to_owned()),
     };
     EventName::new("0/0", incarnation, Some(call)).to_string()
-}
-
-fn directory() -> Faulty {
-    Faulty::new(MemoryDirectory::default())
 }
 
 #[tokio::test]

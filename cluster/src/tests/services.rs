@@ -12,16 +12,12 @@ use tokio::net::TcpStream;
 use super::{
     lines::Warnings,
     node::{Node, Setup},
+    steps::status,
 };
 use crate::{
     Cluster,
     directory::{MemoryDirectory, faulty::Faulty},
 };
-
-async fn status(mcp: &Mcp, id: u32) -> u16 {
-    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
-    call.head().await.status
-}
 
 #[tokio::test]
 async fn a_service_without_a_session_store_is_told_once_what_it_needs() {

@@ -10,15 +10,9 @@ use test_support::{Connection, Request};
 use super::{
     fake::Fake,
     node::{Node, SECRET, Setup, ask},
+    steps::directory,
 };
-use crate::{
-    directory::{MemoryDirectory, faulty::Faulty},
-    filter::PeersFilter,
-};
-
-fn directory() -> Faulty {
-    Faulty::new(MemoryDirectory::default())
-}
+use crate::filter::PeersFilter;
 
 /// A request to the listener for peers.
 fn relayed(mcp: &test_support::Mcp, said: &[(&str, &str)]) -> Request {

@@ -2,21 +2,20 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
 use futures_util::{FutureExt as _, future::join};
-use serde_json::{Value, json};
-use test_support::{Mcp, within};
+use serde_json::json;
+use test_support::within;
 use tokio::task::yield_now;
 use tower_service::Service as _;
 
-use super::node::{Node, hash};
-use crate::{
-    directory::{
-        Claim, Directory as _, MemoryDirectory,
-        contract::{claim_from, ownership},
-        faulty::{Fault, Faulty},
-    },
-    ids::{Incarnation, Owner},
+use super::{
+    node::{Node, hash},
+    steps::{all_else, directory, is_closed, nobody, post_echo, status},
+};
+use crate::directory::{
+    Claim, Directory as _,
+    contract::{claim_from, ownership},
+    faulty::{Fault, Faulty},
 };
 
 /// Shorter than anybody waits for the directory.
@@ -24,46 +23,6 @@ const SLOW: Duration = Duration::from_millis(400);
 
 /// Longer than that.
 const TOO_SLOW: Duration = Duration::from_millis(700);
-
-fn directory() -> Faulty {
-    Faulty::new(MemoryDirectory::default())
-}
-
-async fn all_else() {
-    for _ in 0..1_000 {
-        yield_now().await;
-    }
-}
-
-async fn status(mcp: &Mcp, id: u32) -> u16 {
-    let mut call = mcp.call(id, "echo", json!({ "text": "x" })).await;
-    within("a head", call.head()).await.status
-}
-
-fn post(mcp: &Mcp, id: u32) -> http::Request<Body> {
-    let message: Value = mcp.call_message(id, "echo", json!({ "text": "x" }));
-    http::Request::post("/mcp")
-        .header("host", "localhost")
-        .header("mcp-session-id", mcp.session_id().unwrap())
-        .header("accept", "application/json, text/event-stream")
-        .header("content-type", "application/json")
-        .body(Body::from(message.to_string()))
-        .unwrap()
-}
-
-fn nobody() -> Owner {
-    Owner {
-        address: "127.0.0.1:1".parse().unwrap(),
-        incarnation: Incarnation::random(),
-    }
-}
-
-/// A session goes from an instance to nowhere: it is closed there, and the directory says that it is still that instance's.
-async fn is_closed(node: &Node, mcp: &Mcp) {
-    node.routing().sessions.lose(hash(mcp), nobody());
-    all_else().await;
-    assert!(!node.has(mcp));
-}
 
 async fn until_asked(directory: &Faulty, what: &str, times: usize) {
     let asked = async {
@@ -85,7 +44,7 @@ async fn a_departure_does_not_wait_for_a_claim_that_comes_to_nothing() {
         a.dies().await;
         let at_b = b.client_of(&mcp);
         directory.set(Fault::SlowAt("claim", TOO_SLOW));
-        let mut late = Box::pin(b.app.call(post(&at_b, 1)));
+        let mut late = Box::pin(b.app.call(post_echo(&at_b, 1)));
         while directory.asked("claim") == 0 {
             assert!((&mut late).now_or_never().is_none());
             yield_now().await;
@@ -145,7 +104,7 @@ async fn a_call_that_waited_does_not_bring_a_session_that_others_are_about_to() 
         assert!(a.has(&mcp));
         directory.set(Fault::SlowAt("claim", SLOW));
         cluster.router().sessions.lose(hash(&mcp), nobody());
-        let mut third = Box::pin(a.app.call(post(&mcp, 3)));
+        let mut third = Box::pin(a.app.call(post_echo(&mcp, 3)));
         assert!((&mut third).now_or_never().is_none());
         let third = async {
             let (third, ()) = join(third, async {
@@ -236,13 +195,13 @@ async fn no_client_is_told_that_there_is_no_session_because_another_hung_up() {
         let mcp = a.session().await;
         is_closed(&a, &mcp).await;
         directory.set(Fault::SlowAt("load", SLOW));
-        let mut first = Box::pin(a.app.call(post(&mcp, 1)));
+        let mut first = Box::pin(a.app.call(post_echo(&mcp, 1)));
         while directory.asked("load") == 0 {
             assert!((&mut first).now_or_never().is_none());
             yield_now().await;
         }
         directory.set(Fault::None);
-        let mut second = Box::pin(a.app.call(post(&mcp, 2)));
+        let mut second = Box::pin(a.app.call(post_echo(&mcp, 2)));
         if waits {
             assert!((&mut second).now_or_never().is_none());
         }
