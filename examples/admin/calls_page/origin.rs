@@ -1,5 +1,7 @@
 //! The checks of who asks.
 
+use std::net::IpAddr;
+
 use axum::{
     extract::{FromRequestParts, Request},
     http::{HeaderMap, HeaderName, StatusCode, header, request::Parts, uri::Authority},
@@ -21,9 +23,7 @@ pub(super) struct SameOrigin;
 pub(crate) async fn local_names_only(request: Request, next: Next) -> Response {
     let host = host(request.uri().authority(), request.headers());
     let host = host.as_ref().map(Authority::host);
-    if host.is_some_and(|host| {
-        ["127.0.0.1", "[::1]"].contains(&host) || host.eq_ignore_ascii_case("localhost")
-    }) {
+    if host.is_some_and(is_this_machine) {
         next.run(request).await
     } else {
         (StatusCode::FORBIDDEN, "only for this machine\n").into_response()
@@ -39,6 +39,14 @@ impl<S: Sync> FromRequestParts<S> for SameOrigin {
             .map(|_| Self)
             .ok_or((StatusCode::FORBIDDEN, "only from the page itself\n"))
     }
+}
+
+fn is_this_machine(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost")
+        || address
+            .parse()
+            .is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// `None` if a header is doubled or unreadable.

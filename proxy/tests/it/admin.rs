@@ -81,6 +81,18 @@ async fn the_calls_are_for_this_machine_only() {
     }
 }
 
+/// Linux has all of 127.0.0.0/8.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_calls_are_shown_on_whatever_loopback_address_is_chosen() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--admin=127.0.0.2:0"]).await;
+    let admin = proxy.admin.expect("an address");
+    for path in ["/calls", "/calls.json", "/calls.js"] {
+        assert_eq!(get(admin, path).await.status, 200, "{path}");
+    }
+}
+
 /// The proxy's own metrics.
 async fn own_metrics(admin: SocketAddr) -> Vec<(String, u64)> {
     let metrics = get(admin, "/metrics").await;

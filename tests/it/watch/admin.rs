@@ -281,9 +281,11 @@ async fn only_names_of_this_machine_are_answered() {
     let admin = routes(CancelOnDisconnectLayer::new().calls()).layer(from_fn(local_names_only));
     for (host, status) in [
         ("127.0.0.1:8769", StatusCode::OK),
+        ("127.0.0.2:8769", StatusCode::OK),
         ("[::1]:8769", StatusCode::OK),
         ("LocalHost", StatusCode::OK),
         ("rebound.example:8769", StatusCode::FORBIDDEN),
+        ("192.0.2.1:8769", StatusCode::FORBIDDEN),
         ("127.0.0.1.evil.example", StatusCode::FORBIDDEN),
         ("localhost@evil.example", StatusCode::FORBIDDEN),
         ("", StatusCode::FORBIDDEN),
