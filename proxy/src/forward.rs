@@ -22,7 +22,6 @@ use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version, header,
     uri::{Authority, PathAndQuery, Scheme},
 };
-use http_body_util::LengthLimitError;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
@@ -237,7 +236,7 @@ impl Upstream {
     }
 
     async fn failed(&self, error: &legacy::Error, back: Back) -> Response<Body> {
-        if is_too_large(error) {
+        if refusal::is_too_large(error) {
             let message = "the request is larger than this proxy takes";
             return refusal::error(StatusCode::PAYLOAD_TOO_LARGE, None, SERVER_ERROR, message);
         }
@@ -305,17 +304,9 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error| (*error).source())
-}
-
-fn is_too_large(error: &legacy::Error) -> bool {
-    causes(error).any(|cause| cause.is::<LengthLimitError>())
-}
-
 /// What a person should hear of an error: its first cause.
 fn innermost(error: &legacy::Error) -> String {
-    causes(error)
+    std::iter::successors(Some(error as &dyn Error), |error| (*error).source())
         .last()
         .map(ToString::to_string)
         .unwrap_or_default()

@@ -1,9 +1,10 @@
 //! The answers that are the proxy's own.
 
-use std::time::Duration;
+use std::{error::Error, iter, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::LengthLimitError;
 use serde_json::{Value, json};
 
 /// The revisions with sessions. Which of them a server speaks is between it and its client.
@@ -55,6 +56,12 @@ pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body>
     let data = json!({ "supported": REVISIONS, "requested": requested });
     let error = json!({ "code": UNSUPPORTED_REVISION, "message": "Unsupported protocol version", "data": data });
     with_error(StatusCode::BAD_REQUEST, id, &error)
+}
+
+/// Whether an error comes from a body that is larger than it may be.
+pub fn is_too_large(error: &(dyn Error + 'static)) -> bool {
+    let mut causes = iter::successors(Some(error), |error| (*error).source());
+    causes.any(|cause| cause.is::<LengthLimitError>())
 }
 
 fn with_error(status: StatusCode, id: Option<&str>, error: &Value) -> Response<Body> {

@@ -16,7 +16,7 @@ use std::{
 use axum::body::Body;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::{
     sync::Semaphore,
@@ -169,7 +169,8 @@ impl Stdio {
         }
         let body = match Limited::new(body, MAX_BODY).collect().await {
             Ok(body) => body.to_bytes(),
-            Err(error) if error.is::<LengthLimitError>() => {
+            // The front may have noticed first.
+            Err(error) if refusal::is_too_large(&*error) => {
                 let text = "the body is larger than 4 MiB";
                 return refusal::error(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, text);
             }

@@ -107,6 +107,20 @@ async fn a_body_that_is_too_large_is_refused() {
     );
 }
 
+/// Its length is not announced, as HTTP/2 does not need it.
+#[tokio::test]
+async fn a_body_that_is_too_large_for_a_command_is_refused_in_the_same_way() {
+    let proxy = Running::before_command(&[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send_chunked_head(&post("")).await;
+    let chunk = vec![b' '; 1 << 20];
+    for _ in 0..4 {
+        client.chunk(&chunk).await;
+    }
+    client.chunk(b"1").await;
+    assert_eq!(client.reply().await.status, 413);
+}
+
 #[tokio::test]
 async fn a_head_that_is_too_large_is_refused() {
     let upstream = Upstream::start().await;
