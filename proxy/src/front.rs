@@ -47,6 +47,10 @@ const HEAD_SIZE: usize = 64 * 1024;
 /// How long a head may take to come: 10 s. A connection that has none for so long is closed.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
 
+/// How many requests may be under way on a connection of HTTP/2: 2,048. These are all calls that a session of a command may have
+/// open, and an answer or a cancel for each.
+const REQUESTS: u32 = 2_048;
+
 /// A listener and what it lets pass.
 #[derive(Debug)]
 pub struct Front {
@@ -125,6 +129,7 @@ async fn connection(
     builder
         .http2()
         .timer(TokioTimer::new())
+        .max_concurrent_streams(REQUESTS)
         .max_header_list_size(u32::try_from(HEAD_SIZE).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     // hyper's own limit only begins when it is known which version of HTTP this is.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `passing` | Do requests and responses pass as they are? |
 //! | `leaving` | What does the server hear of a hang-up? |
+//! | `http_2` | And of one where calls share a connection? |
 //! | `failing` | What does a client get if the server fails? |
 //! | `refused` | What does not pass? |
 //! | `admin` | What do operators see? |
@@ -23,6 +24,7 @@
 mod admin;
 mod draining;
 mod failing;
+mod http_2;
 mod leaving;
 mod passing;
 mod refused;

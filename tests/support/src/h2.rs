@@ -12,7 +12,7 @@ use http::Response;
 use http_body_util::{BodyExt as _, Full};
 use hyper::{
     body::Incoming,
-    client::conn::http2::{SendRequest, handshake},
+    client::conn::http2::{Builder, SendRequest},
     rt::Executor,
 };
 use hyper_util::rt::TokioIo;
@@ -55,9 +55,16 @@ struct Tasks(Arc<Mutex<JoinSet<()>>>);
 impl H2 {
     /// Connects, without an upgrade: the server must know HTTP/2 by its preface.
     pub async fn open(addr: SocketAddr) -> Self {
+        Self::open_with_window(addr, None).await
+    }
+
+    /// The same, with room for so many bytes of each stream that nobody has read.
+    pub async fn open_with_window(addr: SocketAddr, bytes: impl Into<Option<u32>>) -> Self {
         let stream = TcpStream::connect(addr).await.expect("connect");
         let tasks = Tasks::default();
-        let (sender, connection) = handshake(tasks.clone(), TokioIo::new(stream))
+        let (sender, connection) = Builder::new(tasks.clone())
+            .initial_stream_window_size(bytes)
+            .handshake(TokioIo::new(stream))
             .await
             .expect("the HTTP/2 handshake");
         tasks.execute(connection);

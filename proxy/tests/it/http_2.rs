@@ -1,0 +1,161 @@
+//! Clients that speak HTTP/2: many calls on one connection, of which some leave and some do not read.
+
+use serde_json::Value;
+
+use crate::support::*;
+
+/// How much a stream may have that its client has not read, where it does not read: less than two events.
+const SMALL_WINDOW: u32 = 64;
+
+/// An event that must not be dropped, and fills a small window.
+fn question(id: u32) -> String {
+    format!(
+        "data: {{\"jsonrpc\":\"2.0\",\"id\":\"q{id}\",\"method\":\"roots/list\",\"params\":{{\"_meta\":{{\"n\":{id}}}}}}}\n\n"
+    )
+}
+
+/// The id that a cancel names, which the server takes.
+async fn cancelled(cancel: Asked) -> Value {
+    let message: Value = serde_json::from_str(cancel.body()).expect("JSON");
+    assert_eq!(message["method"], "notifications/cancelled", "{message}");
+    cancel.answer("202 Accepted", "").await;
+    message["params"]["requestId"].clone()
+}
+
+/// A call that the server has begun to answer.
+async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream, Asked) {
+    let mut stream = connection.send(&session_call(id)).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    assert_eq!(stream.head().await.status, 200);
+    (stream, asked)
+}
+
+#[tokio::test]
+async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--grace=immediate"]).await;
+    let mut lost = H2::open(proxy.addr).await;
+    let mut stays = H2::open(proxy.addr).await;
+    let (mut streams, mut asked_for) = (Vec::new(), Vec::new());
+    for id in 0..100 {
+        let (stream, asked) = begun(&upstream, &mut lost, &id.to_string()).await;
+        streams.push(stream);
+        asked_for.push(asked);
+    }
+    let (mut other, mut asked_of_other) = begun(&upstream, &mut stays, "100").await;
+
+    lost.hang_up();
+
+    let mut ids = Vec::new();
+    for _ in 0..100 {
+        ids.push(cancelled(upstream.asked().await).await.as_u64());
+    }
+    ids.sort_unstable();
+    assert!(ids.into_iter().eq((0..100).map(Some)));
+    proxy.calls_reach(1).await;
+    let answer = "data: {\"jsonrpc\":\"2.0\",\"id\":100,\"result\":{}}\n\n";
+    asked_of_other.chunk(answer).await;
+    assert!(other.answer().await.expect("an answer")["result"].is_object());
+    assert!(!upstream.has_more().await, "no other cancel");
+}
+
+#[tokio::test]
+async fn a_stream_that_its_client_does_not_read_is_cancelled_when_it_is_reset() {
+    let upstream = Upstream::start().await;
+    for options in [
+        &["--grace=immediate"][..],
+        &["--grace=immediate", "--no-resumable"],
+    ] {
+        let proxy = Running::before(&upstream, options).await;
+        let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
+        let (left, mut asked) = begun(&upstream, &mut connection, "1").await;
+        let (mut stays, mut asked_of_other) = begun(&upstream, &mut connection, "2").await;
+        for id in 0..10 {
+            asked.chunk(&question(id)).await;
+            asked_of_other.chunk(&question(id)).await;
+        }
+
+        left.reset();
+
+        assert_eq!(cancelled(upstream.asked().await).await, 1);
+        proxy.calls_reach(1).await;
+        let answer = "data: {\"jsonrpc\":\"2.0\",\"id\":2,\"result\":{}}\n\n";
+        asked_of_other.chunk(answer).await;
+        assert!(stays.answer().await.expect("an answer")["result"].is_object());
+        assert!(!upstream.has_more().await, "no other cancel");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_with_many_calls_has_room_for_a_cancel_of_one() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut connection = H2::open(proxy.addr).await;
+    let mut open = Vec::new();
+    for id in 0..205 {
+        open.push(begun(&upstream, &mut connection, &id.to_string()).await);
+    }
+    let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}"#;
+    let cancel = post(cancel).header("mcp-session-id", "s");
+    let mut stream = connection.send(&cancel).await;
+    assert_eq!(cancelled(upstream.asked().await).await, 7);
+    assert_eq!(stream.head().await.status, 202);
+}
+
+/// A frame (RFC 9113, section 4.1).
+fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len())
+        .expect("it is short")
+        .to_be_bytes();
+    let head = [kind, flags, 0, 0, 0, stream];
+    [&length[1..], &head, payload].concat()
+}
+
+/// Fields as they may always be written (RFC 7541, section 6.2.2).
+fn block(fields: &[(&str, &str)]) -> Vec<u8> {
+    let text = |text: &str| {
+        let length = u8::try_from(text.len()).expect("it is short");
+        [&[length], text.as_bytes()].concat()
+    };
+    let field = |(name, value): &(&str, &str)| [vec![0], text(name), text(value)].concat();
+    fields.iter().flat_map(field).collect()
+}
+
+#[tokio::test]
+async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() {
+    const GOAWAY: u8 = 7;
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--grace=immediate"]).await;
+    let authority = proxy.addr.to_string();
+    let fields = block(&[
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":authority", &authority),
+        (":path", "/mcp"),
+        ("content-type", "application/json"),
+        ("accept", "application/json, text/event-stream"),
+        ("mcp-session-id", "s"),
+    ]);
+    let mut client = Connection::open(proxy.addr).await;
+    let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
+    let settings = frame(4, 0, 0, &[]);
+    let head = frame(1, 4, 1, &fields);
+    let body = frame(0, 1, 1, call("1").as_bytes());
+    client
+        .write(&[hello, &settings, &head, &body].concat())
+        .await;
+    let mut asked = upstream.asked().await;
+
+    client.write(&frame(GOAWAY, 0, 0, &[0; 8])).await;
+
+    asked.stream().await;
+    let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+    asked.chunk(&format!("data: {answer}\n\n")).await;
+    asked.end().await;
+    let said = client.closed().await;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains(answer), "{said}");
+    proxy.calls_reach(0).await;
+    assert!(!upstream.has_more().await, "nothing is cancelled");
+}
