@@ -1,9 +1,11 @@
 //! The end of the program: in bounded time, whatever its clients and servers do.
 //!
 //! 1. It says that it is not ready any more. Clients may still come back for their answers.
-//! 2. Calls may go on for `--drain`. Then those that are left are cancelled, and their clients and servers are told.
-//! 3. No connection is accepted any more, and those that are open may close. At the same time the processes of sessions end:
-//!    the less time the calls have left of `WHOLE`, the sooner they are signalled.
+//! 2. Calls may go on for `--drain`, and so may clients that read what was kept for them. Then the calls that are left are
+//!    cancelled, and their clients and servers are told.
+//! 3. No connection is accepted any more, and those that are open may close: soon, or in what is left of `--drain` where an answer
+//!    has begun. At the same time the processes of sessions end: the less time the calls have left of `WHOLE`, the sooner they
+//!    are signalled.
 //!
 //! A second signal ends it at once. Whatever is left then is killed with the runtime.
 
@@ -29,6 +31,9 @@ pub(crate) const ENDING: Duration = Duration::from_millis(1_500);
 
 /// How long connections may take to close after the last call: 500 ms. They end with the process anyway.
 pub(crate) const CLOSING: Duration = Duration::from_millis(500);
+
+/// How often it is looked whether clients have read their answers: every 20 ms.
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
 /// SIGINT and SIGTERM, which init systems and containers send.
 #[derive(Debug)]

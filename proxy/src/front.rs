@@ -12,7 +12,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -20,7 +20,7 @@ use std::{
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Request, Response, Version, header};
-use http_body_util::Limited;
+use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -31,11 +31,11 @@ use tokio::{
     net::TcpListener,
     sync::watch,
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tracing::debug;
 
-use crate::{message::MAX_BODY, refusal, stage::Stage};
+use crate::{drain::CLOSING, message::MAX_BODY, refusal, stage::Stage};
 
 mod gate;
 
@@ -78,26 +78,42 @@ impl Front {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop` is ready. From then on connections may take `closing` to end what they are at.
-    pub async fn serve(self, stage: impl Stage, stop: impl Future<Output = ()>, closing: Duration) {
+    /// Serves until `stop` is ready. It says how long clients may still read answers that have begun. Connections without one
+    /// have [`CLOSING`] to end.
+    pub async fn serve(self, stage: impl Stage, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
+        let begun = Arc::new(());
         let mut stop = std::pin::pin!(stop);
-        loop {
+        let closing = loop {
             tokio::select! {
-                () = &mut stop => break,
+                closing = &mut stop => break closing,
                 (stream, _) = self.listener.accept() => {
-                    let connection = connection(stream, self.gate.clone(), stage.clone(), closed.clone());
+                    let connection = connection(
+                        stream,
+                        self.gate.clone(),
+                        stage.clone(),
+                        Arc::downgrade(&begun),
+                        closed.clone(),
+                    );
                     connections.spawn(connection);
                 }
                 Some(_ended) = connections.join_next() => {}
             }
-        }
+        };
         drop(self.listener);
         drop(close);
-        let all_ended = async { while connections.join_next().await.is_some() {} };
-        if timeout(closing, all_ended).await.is_err() {
-            debug!(connections = connections.len(), "connections are cut");
+        let stopped = Instant::now();
+        loop {
+            let all_ended = async { while connections.join_next().await.is_some() {} };
+            if timeout(CLOSING, all_ended).await.is_ok() {
+                return;
+            }
+            let is_answering = Arc::strong_count(&begun) > 1;
+            if !is_answering || stopped.elapsed() >= closing {
+                debug!(connections = connections.len(), "connections are cut");
+                return;
+            }
         }
     }
 }
@@ -107,6 +123,7 @@ async fn connection(
     stream: WatchedStream,
     gate: Arc<Gate>,
     stage: impl Stage,
+    begun: Weak<()>,
     mut closed: watch::Receiver<()>,
 ) {
     // Events are small, and are not to wait for one another.
@@ -117,8 +134,11 @@ async fn connection(
     let service = service_fn(move |mut request: Request<Incoming>| {
         asked.store(true, Ordering::Relaxed);
         request.extensions_mut().insert(peer.clone());
-        let (gate, mut stage) = (gate.clone(), stage.clone());
-        async move { answer(&gate, &mut stage, request).await }
+        let (gate, mut stage, begun) = (gate.clone(), stage.clone(), begun.clone());
+        async move {
+            let answer = answer(&gate, &mut stage, request).await?;
+            Ok::<_, Infallible>(answer.map(|body| counted(body, begun.upgrade())))
+        }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
@@ -172,6 +192,14 @@ async fn answer(
     let request = Request::from_parts(parts, Body::new(Limited::new(body, MAX_BODY)));
     std::future::poll_fn(|cx| stage.poll_ready(cx)).await?;
     stage.call(request).await
+}
+
+/// The same body, which has this until it has ended or is dropped.
+fn counted(body: Body, begun: Option<Arc<()>>) -> Body {
+    Body::new(body.map_err(move |error| {
+        let _held = &begun;
+        error
+    }))
 }
 
 /// HTTP/2 may cut a cookie into several fields, of which HTTP/1 knows one (RFC 9113, section 8.2.3).

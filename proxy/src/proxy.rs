@@ -6,20 +6,27 @@ use std::{
     future::pending,
     io,
     net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use futures_util::future::join;
 use mcp_cancel_on_disconnect::{
-    Calls, CancelOnDisconnectLayer, Grace, MIN_GRACE, Policy, RequestId, observe::Metrics,
+    Calls, CancelOnDisconnectLayer, Event, Grace, MIN_GRACE, Policy, RequestId, observe::Metrics,
 };
-use tokio::{sync::oneshot, time::Instant};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep, timeout},
+};
 use tower_layer::Layer as _;
 use tracing::{info, warn};
 
 use crate::{
     admin::{Admin, Readiness, Shown},
     config::Config,
-    drain::{CLOSING, ENDING, WHOLE},
+    drain::{ENDING, LOOK, WHOLE},
     front::{Front, Gate},
     log,
     server::{Server, ServerError},
@@ -35,7 +42,12 @@ pub struct Proxy {
     front: Front,
     admin: Option<Admin>,
     readiness: Readiness,
+    ended: Ended,
 }
+
+/// How many calls have ended. Clones share it.
+#[derive(Debug, Clone, Default)]
+struct Ended(Arc<AtomicUsize>);
 
 /// Why a proxy does not start. As text it is what a person should read.
 #[derive(Debug)]
@@ -66,7 +78,8 @@ impl Proxy {
         let gate = Gate::new(config.allow_host.clone(), config.allow_origin.clone());
         let front = Front::bind(config.listen, gate).await;
         let front = front.map_err(|error| StartError::listen("--listen", config.listen, error))?;
-        let mut layer = layer(&config);
+        let ended = Ended::default();
+        let mut layer = layer(&config).observe_fn(ended.counting());
         let admin = match config.admin {
             Some(address) => {
                 let shown = Shown {
@@ -89,6 +102,7 @@ impl Proxy {
             front,
             admin,
             readiness,
+            ended,
         };
         proxy.greet()?;
         Ok(proxy)
@@ -138,25 +152,26 @@ impl Proxy {
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let calls = self.layer.calls();
         let stage = Outside(self.layer.layer(Inside(self.server.clone())));
-        let (ended, calls_ended) = oneshot::channel();
+        let (close, closing) = oneshot::channel();
         let ending = async {
             stop.await;
-            let begun = Instant::now();
+            let (begun, before) = (Instant::now(), self.ended.count());
             self.readiness.end();
-            let report = calls.drain(self.config.drain).await;
-            info!(
-                ended = report.ended,
-                cancelled = report.cancelled,
-                "drained"
-            );
-            // The front waits for it.
-            let _told = ended.send(());
+            let left = || self.config.drain.saturating_sub(begun.elapsed());
+            // An answer that is here ends its call, and a drain that finds no call left closes the stream on which it is read.
+            let _in_time = timeout(left(), all_read(&self.server)).await;
+            let cancelled = calls.drain(left()).await.cancelled;
+            // Those that were cancelled have ended as well.
+            let ended = (self.ended.count() - before).saturating_sub(cancelled);
+            info!(ended, cancelled, "drained");
+            // The front waits for it. Answers that are no streams may still be read.
+            let _told = close.send(left());
             let left = WHOLE.saturating_sub(begun.elapsed()).max(ENDING);
             self.server.shutdown(left).await;
         };
         let closing = async {
             // The sender is not dropped before it has sent.
-            let _ended = calls_ended.await;
+            closing.await.unwrap_or_default()
         };
         let admin = async {
             if let Some(admin) = self.admin {
@@ -166,9 +181,17 @@ impl Proxy {
             pending().await
         };
         tokio::select! {
-            ((), ()) = join(self.front.serve(stage, closing, CLOSING), ending) => {}
+            ((), ()) = join(self.front.serve(stage, closing), ending) => {}
             () = admin => {}
         }
+    }
+}
+
+/// Waits until no answer is still to come, or to be read by a client that is there.
+async fn all_read(server: &Server) {
+    // Nothing tells of it: a client reads without a word.
+    while server.is_under_way() {
+        sleep(LOOK).await;
     }
 }
 
@@ -241,6 +264,24 @@ fn exceptions(config: &Config) -> String {
             let tools: Vec<&str> = tools.into_iter().collect();
             format!(", but as configured for {}", tools.join(", "))
         }
+    }
+}
+
+// === impl Ended ===
+
+impl Ended {
+    /// What the layer is to tell its events.
+    fn counting(&self) -> impl Fn(&Event<'_>) + Send + Sync + 'static + use<> {
+        let count = self.0.clone();
+        move |event| {
+            if let Event::Ended { .. } = event {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
     }
 }
 

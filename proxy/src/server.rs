@@ -140,6 +140,15 @@ impl Server {
         })
     }
 
+    /// Whether the answer of any call is still to come, or to be read by a client that is there, as far as that is seen here.
+    pub fn is_under_way(&self) -> bool {
+        match self {
+            Self::Forward(_) => false,
+            Self::Resumable(resumable) => resumable.hub().is_under_way(),
+            Self::Stdio(stdio) => stdio.hub().is_under_way(),
+        }
+    }
+
     /// Ends what runs here, within this time.
     pub async fn shutdown(&self, within: Duration) {
         if let Self::Stdio(stdio) = self {

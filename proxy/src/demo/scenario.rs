@@ -175,7 +175,7 @@ impl Scenario {
             fate: fate(addr, then, &format!("call-{caller}"), notes).await,
         });
         tokio::select! {
-            () = front.serve(stage, std::future::pending(), LIMIT) => Err("the server stopped".into()),
+            () = front.serve(stage, std::future::pending()) => Err("the server stopped".into()),
             cells = join_all(cells) => Ok(cells),
         }
     }

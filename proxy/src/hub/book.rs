@@ -189,6 +189,13 @@ impl<S: Clone> Book<S> {
         pages.streams.is_empty().then_some(pages.used)
     }
 
+    /// Its streams as they are now.
+    pub(super) fn all(&self) -> Vec<S> {
+        let pages = self.pages();
+        let entries = pages.streams.values();
+        entries.map(|entry| entry.stream.clone()).collect()
+    }
+
     /// How many streams it has.
     pub(super) fn len(&self) -> usize {
         self.pages().streams.len()

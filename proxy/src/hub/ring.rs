@@ -321,6 +321,12 @@ impl Ring {
         self.answer.is_some()
     }
 
+    /// Whether its answer is still to come, or to be read by who is there.
+    pub(crate) fn is_under_way(&self) -> bool {
+        let is_unread = |reader: &Reader| reader.at < self.next;
+        !(self.ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
+    }
+
     /// Whether somebody reads.
     pub(crate) fn has_reader(&self) -> bool {
         self.reader.is_some()

@@ -148,6 +148,10 @@ impl Session {
         self.0.book.idle_since()
     }
 
+    pub(super) fn is_under_way(&self) -> bool {
+        self.0.book.all().iter().any(Stream::is_under_way)
+    }
+
     pub(super) fn streams(&self) -> usize {
         self.0.book.len()
     }

@@ -106,9 +106,14 @@ impl Hub {
         })
     }
 
+    /// Whether the answer of any call is still to come, or to be read by a client that is there.
+    pub fn is_under_way(&self) -> bool {
+        self.all().iter().any(Session::is_under_way)
+    }
+
     /// How much there is.
     pub fn stats(&self) -> Stats {
-        let sessions: Vec<Session> = self.0.sessions().values().cloned().collect();
+        let sessions = self.all();
         Stats {
             sessions: sessions.len(),
             streams: sessions.iter().map(Session::streams).sum(),
@@ -116,6 +121,10 @@ impl Hub {
             resumes: self.0.resumes.load(Ordering::Relaxed),
             gaps: self.0.over.gaps(),
         }
+    }
+
+    fn all(&self) -> Vec<Session> {
+        self.0.sessions().values().cloned().collect()
     }
 
     /// Whether an event id is one of this hub's, or looks like one.

@@ -282,6 +282,11 @@ impl Stream {
         self.state().ring.is_answered()
     }
 
+    /// Whether it is for a call whose answer is still to come, or to be read by the client that is there.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.0.call.is_some() && self.state().ring.is_under_way()
+    }
+
     /// Has [`released`](Self::released) return [soon](LET_GO_AFTER): the call was cancelled, or answered.
     pub fn let_go(&self) {
         let until = Instant::now() + LET_GO_AFTER;

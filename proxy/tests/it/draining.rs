@@ -1,8 +1,28 @@
 //! The end of the program, which comes in time.
 
+use std::time::Duration;
+
 use rustix::process::Signal;
+use serde_json::json;
+use tokio::time::sleep;
 
 use crate::support::*;
+
+/// Longer than connections have on which no answer has begun.
+const PAST_CLOSING: Duration = Duration::from_millis(800);
+
+/// Eight events that must not be dropped, and the answer to call 1: more than a client has at once whose window is so small.
+const SMALL_WINDOW: u32 = 64;
+
+async fn questions_and_the_answer(asked: &mut Asked) {
+    for id in 0..8 {
+        let question = format!(r#"{{"jsonrpc":"2.0","id":"q{id}","method":"roots/list"}}"#);
+        asked.chunk(&format!("data: {question}\n\n")).await;
+    }
+    asked
+        .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
+        .await;
+}
 
 #[tokio::test]
 async fn a_call_that_ends_in_time_gets_its_answer() {
@@ -27,6 +47,103 @@ async fn a_call_that_ends_in_time_gets_its_answer() {
     );
     asked.end().await;
     proxy.ended().await;
+}
+
+#[tokio::test]
+async fn a_client_that_reads_slowly_still_gets_the_answer_that_came_in_time() {
+    let upstream = Upstream::start().await;
+    let mut proxy = Running::before(&upstream, &[]).await;
+    let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
+    let mut call = connection.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    call.head().await;
+
+    proxy.stop();
+    questions_and_the_answer(&mut asked).await;
+    asked.end().await;
+    proxy.calls_reach(0).await;
+    sleep(PAST_CLOSING).await;
+
+    assert!(call.answer().await.expect("the answer")["result"].is_object());
+    assert!(call.event().await.is_none());
+    drop((call, connection));
+    proxy.ended().await;
+}
+
+#[tokio::test]
+async fn a_client_that_is_back_for_its_answer_gets_it() {
+    let upstream = Upstream::start().await;
+    let mut proxy = Running::before(&upstream, &[]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    asked
+        .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":\"q\",\"method\":\"roots/list\"}\n\n")
+        .await;
+    client.head().await;
+    let last = client.event().await.and_then(|event| event.id);
+    client.rst();
+    questions_and_the_answer(&mut asked).await;
+    asked.end().await;
+    proxy.calls_reach(0).await;
+    let resume = Request::new("GET", "/mcp")
+        .header("accept", "text/event-stream")
+        .header("mcp-session-id", "s")
+        .header("last-event-id", &last.expect("an id"));
+    let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
+    let mut back = connection.send(&resume).await;
+    assert_eq!(back.head().await.status, 200);
+
+    proxy.stop();
+
+    assert!(back.answer().await.expect("the answer")["result"].is_object());
+    drop((back, connection));
+    proxy.ended().await;
+}
+
+#[tokio::test]
+async fn a_session_that_a_client_begins_is_begun() {
+    let script = r#"read line; sleep 1; echo '{"jsonrpc":"2.0","id":"a","result":{}}'; cat"#;
+    let args = ["--listen=127.0.0.1:0", "--", "sh", "-c", script];
+    let mut program = Program::start(Program::command(&args));
+    let client = Mcp::stateless(program.addr(), "/mcp");
+    let mut opening = client.request("a", "initialize", json!({})).await;
+    opening.head().await;
+
+    program.signal(Signal::TERM);
+
+    let answer = opening.answer().await.expect("an answer");
+    assert!(answer["result"].is_object(), "{answer}");
+    let (status, logged) = program.ended().await;
+    assert!(status.success(), "{logged}");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_stream_may_take_as_long() {
+    let upstream = Upstream::start().await;
+    let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+    let (first, rest) = answer.split_at(10);
+    for call in [session_call("1"), stateless_call("1")] {
+        let mut proxy = Running::before(&upstream, &[]).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&call).await;
+        let mut asked = upstream.asked().await;
+        let length = answer.len();
+        asked
+            .write(format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{first}"))
+            .await;
+        client.head().await;
+
+        proxy.stop();
+
+        sleep(PAST_CLOSING).await;
+        asked.write(rest).await;
+        assert_eq!(client.answer().await.expect("the answer")["id"], 1);
+        assert!(client.is_complete());
+        proxy.ended().await;
+    }
 }
 
 #[tokio::test]
@@ -128,6 +245,35 @@ async fn either_signal_ends_the_program_when_its_calls_have_ended() {
         let (status, logged) = program.ended().await;
         assert!(status.success(), "{logged}");
         assert!(logged.contains("drained"), "{logged}");
+    }
+}
+
+#[tokio::test]
+async fn the_log_says_how_many_calls_ended_and_how_many_were_cancelled() {
+    for (is_answered, said) in [
+        (true, "drained ended=1 cancelled=0"),
+        (false, "drained ended=0 cancelled=1"),
+    ] {
+        let upstream = Upstream::start().await;
+        let options = ["--admin=127.0.0.1:0", "--drain=2s"];
+        let (mut program, mut client, mut asked) = with_call(&upstream, &options).await;
+        let line = program.line();
+        let (_, rest) = line.split_once("on http://").expect("its second line");
+        let (admin, _) = rest.split_once('/').expect("a path");
+        let admin = admin.parse().expect("an address");
+
+        program.signal(Signal::TERM);
+
+        let ready = Request::new("GET", "/readyz");
+        while Connection::fetch(admin, &ready).await.status != 503 {}
+        if is_answered {
+            asked
+                .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
+                .await;
+        }
+        assert!(client.answer_event().await.is_some());
+        let (_, logged) = program.ended().await;
+        assert!(logged.contains(said), "{logged}");
     }
 }
 

@@ -159,3 +159,27 @@ async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() 
     proxy.calls_reach(0).await;
     assert!(!upstream.has_more().await, "nothing is cancelled");
 }
+
+#[tokio::test]
+async fn a_client_that_is_silent_and_waits_for_nothing_does_not_hold_up_the_end() {
+    let upstream = Upstream::start().await;
+    let mut proxy = Running::before(&upstream, &["--drain=1h"]).await;
+    let authority = proxy.addr.to_string();
+    let fields = block(&[
+        (":method", "GET"),
+        (":scheme", "http"),
+        (":authority", &authority),
+        (":path", "/mcp"),
+    ]);
+    let mut client = Connection::open(proxy.addr).await;
+    let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
+    let settings = frame(4, 0, 0, &[]);
+    let head = frame(1, 5, 1, &fields);
+    client.write(&[hello, &settings, &head].concat()).await;
+    upstream.asked().await.answer("200 OK", "").await;
+
+    proxy.stop();
+
+    // It never says that it has got what tells it to go.
+    proxy.ended().await;
+}
