@@ -79,7 +79,7 @@ impl Front {
     }
 
     /// Serves until `stop` is ready. It says how long clients may still read answers that have begun. Connections without one
-    /// have [`CLOSING`] to end.
+    /// have 500 ms to end.
     pub async fn serve(self, stage: impl Stage, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
