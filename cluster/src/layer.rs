@@ -90,6 +90,11 @@ const MAX_SEARCHES: usize = 3;
 
 type Elsewhere<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
 
+/// The service inside, for what is not served at once.
+trait Inner: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send {}
+
+impl<S> Inner for S where S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send {}
+
 // === impl ClusterLayer ===
 
 impl ClusterLayer {
@@ -166,14 +171,11 @@ where
 }
 
 /// Serves a request that another instance relays, or says that its session is not here.
-async fn from_peer<S>(
+async fn from_peer<S: Inner>(
     router: &Router,
     inner: &mut S,
     mut request: Request<Body>,
-) -> Result<Response<Body>, S::Error>
-where
-    S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
-{
+) -> Result<Response<Body>, S::Error> {
     let session = session_of(&request);
     let _over = Over(router, session.as_deref());
     let (step, mut presence) = router.arrive_from_peer(session.as_deref());
@@ -240,14 +242,11 @@ async fn elsewhere(router: &Router, request: Request<Body>) -> Response<Body> {
 }
 
 /// Takes a request to its session, which is not known to live here.
-async fn search<S>(
+async fn search<S: Inner>(
     router: &Router,
     inner: &mut S,
     mut request: Request<Body>,
-) -> Result<Response<Body>, S::Error>
-where
-    S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
-{
+) -> Result<Response<Body>, S::Error> {
     let session = session_of(&request);
     let _over = Over(router, session.as_deref());
     for _ in 0..MAX_SEARCHES {
@@ -256,10 +255,13 @@ where
             Routed::Here(mut request, None) => {
                 let localized = router.localize(&mut request);
                 let served = serve(router, inner, request, localized, None).await?;
-                return Ok(match is_not_loaded(router, session.as_deref(), &served) {
-                    true => Refusal::NotSound.into(),
-                    false => served,
-                });
+                let is_not_loaded = served.status() == StatusCode::INTERNAL_SERVER_ERROR;
+                return Ok(unless_failed(
+                    router,
+                    session.as_deref(),
+                    served,
+                    is_not_loaded,
+                ));
             }
             Routed::Here(request, Some(expected)) => {
                 let brought = bring(router, inner, request, expected).await?;
@@ -274,15 +276,12 @@ where
 }
 
 /// Serves a request whose session comes here with it, unless another one has brought it.
-async fn bring<S>(
+async fn bring<S: Inner>(
     router: &Router,
     inner: &mut S,
     mut request: Request<Body>,
     expected: Expected,
-) -> Result<Brought, S::Error>
-where
-    S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
-{
+) -> Result<Brought, S::Error> {
     let session = session_of(&request);
     let turn = expected.turn().await;
     let turn = (!router.lives_here(session.as_deref())).then_some(turn);
@@ -306,21 +305,29 @@ where
     if let Some(bringing) = bringing {
         bringing.ends();
     }
-    // rmcp goes by the one before, whose client has hung up.
-    let is_denied = served.status() == StatusCode::NOT_FOUND && expected.broke_off();
-    let has_failed = is_denied && !router.lives_here(session.as_deref())
-        || is_not_loaded(router, session.as_deref(), &served);
-    Ok(Brought::Served(match turn.is_some() && has_failed {
-        true => Refusal::NotSound.into(),
-        false => served,
-    }))
+    let has_failed = match served.status() {
+        StatusCode::INTERNAL_SERVER_ERROR => true,
+        // rmcp goes by the one before, whose client has hung up.
+        StatusCode::NOT_FOUND => expected.broke_off(),
+        _ => false,
+    };
+    let has_failed = turn.is_some() && has_failed;
+    let response = unless_failed(router, session.as_deref(), served, has_failed);
+    Ok(Brought::Served(response))
 }
 
-/// Whether rmcp could not load a session, say, because the directory did not answer.
-fn is_not_loaded(router: &Router, session: Option<&str>, served: &Response<Body>) -> bool {
-    served.status() == StatusCode::INTERNAL_SERVER_ERROR
-        && session.is_some()
-        && !router.lives_here(session)
+/// A response, or that its client is to come again if rmcp failed to bring its session to life, say, because the directory did not
+/// answer.
+fn unless_failed(
+    router: &Router,
+    session: Option<&str>,
+    served: Response<Body>,
+    has_failed: bool,
+) -> Response<Body> {
+    match has_failed && session.is_some() && !router.lives_here(session) {
+        true => Refusal::NotSound.into(),
+        false => served,
+    }
 }
 
 /// What became of a request that was to bring its session.
@@ -342,16 +349,13 @@ impl Drop for Over<'_> {
 }
 
 /// Serves a request here, and answers for a call that is not any more. It is inside of its session until it has a head.
-async fn serve<S>(
+async fn serve<S: Inner>(
     router: &Router,
     inner: &mut S,
     request: Request<Body>,
     localized: Localized,
     _visit: Option<Visit>,
-) -> Result<Response<Body>, S::Error>
-where
-    S: Service<Request<Body>, Response: IntoResponse, Future: Send> + Send,
-{
+) -> Result<Response<Body>, S::Error> {
     poll_fn(|cx| inner.poll_ready(cx)).await?;
     let served = inner.call(request);
     match localized {

@@ -158,17 +158,17 @@ impl Directory for MemoryDirectory {
         let now = Instant::now();
         let mut others = Vec::new();
         for (session, params) in sessions {
-            let (params, until) = (Bytes::copy_from_slice(params), now + KEPT);
+            let params = || Bytes::copy_from_slice(params);
+            let until = now + KEPT;
             match state.session(*session, now) {
                 Some(known) if known.ownership.owner != owner => {
                     others.push((*session, known.ownership.owner));
                 }
-                Some(known) => (known.params, known.until) = (params, until),
+                Some(known) => (known.params, known.until) = (params(), until),
                 None => {
-                    let ownership = Ownership::begin(owner);
                     let known = Known {
-                        ownership,
-                        params,
+                        ownership: Ownership::begin(owner),
+                        params: params(),
                         until,
                     };
                     state.sessions.insert(*session, known);

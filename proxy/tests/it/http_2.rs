@@ -31,6 +31,14 @@ async fn begun(upstream: &Upstream, connection: &mut H2, id: &str) -> (H2Stream,
     (stream, asked)
 }
 
+/// A call gets its answer, and nothing is cancelled any more.
+async fn goes_on(upstream: &Upstream, mut stream: H2Stream, mut asked: Asked, id: u32) {
+    let answer = format!("data: {{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{}}}}\n\n");
+    asked.chunk(&answer).await;
+    assert!(stream.answer().await.expect("an answer")["result"].is_object());
+    assert!(!upstream.has_more().await, "no other cancel");
+}
+
 #[tokio::test]
 async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other() {
     let upstream = Upstream::start().await;
@@ -43,7 +51,7 @@ async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other()
         streams.push(stream);
         asked_for.push(asked);
     }
-    let (mut other, mut asked_of_other) = begun(&upstream, &mut stays, "100").await;
+    let (other, asked_of_other) = begun(&upstream, &mut stays, "100").await;
 
     lost.hang_up();
 
@@ -54,10 +62,7 @@ async fn each_call_of_a_connection_that_is_lost_is_cancelled_once_and_no_other()
     ids.sort_unstable();
     assert!(ids.into_iter().eq((0..100).map(Some)));
     proxy.calls_reach(1).await;
-    let answer = "data: {\"jsonrpc\":\"2.0\",\"id\":100,\"result\":{}}\n\n";
-    asked_of_other.chunk(answer).await;
-    assert!(other.answer().await.expect("an answer")["result"].is_object());
-    assert!(!upstream.has_more().await, "no other cancel");
+    goes_on(&upstream, other, asked_of_other, 100).await;
 }
 
 #[tokio::test]
@@ -70,7 +75,7 @@ async fn a_stream_that_its_client_does_not_read_is_cancelled_when_it_is_reset() 
         let proxy = Running::before(&upstream, options).await;
         let mut connection = H2::open_with_window(proxy.addr, SMALL_WINDOW).await;
         let (left, mut asked) = begun(&upstream, &mut connection, "1").await;
-        let (mut stays, mut asked_of_other) = begun(&upstream, &mut connection, "2").await;
+        let (stays, mut asked_of_other) = begun(&upstream, &mut connection, "2").await;
         for id in 0..10 {
             asked.chunk(&question(id)).await;
             asked_of_other.chunk(&question(id)).await;
@@ -80,10 +85,7 @@ async fn a_stream_that_its_client_does_not_read_is_cancelled_when_it_is_reset() 
 
         assert_eq!(cancelled(upstream.asked().await).await, 1);
         proxy.calls_reach(1).await;
-        let answer = "data: {\"jsonrpc\":\"2.0\",\"id\":2,\"result\":{}}\n\n";
-        asked_of_other.chunk(answer).await;
-        assert!(stays.answer().await.expect("an answer")["result"].is_object());
-        assert!(!upstream.has_more().await, "no other cancel");
+        goes_on(&upstream, stays, asked_of_other, 2).await;
     }
 }
 
@@ -122,13 +124,21 @@ fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     fields.iter().flat_map(field).collect()
 }
 
+/// What opens a connection (section 3.4), with the head of its first request.
+fn opening(flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
+    let settings = frame(4, 0, 0, &[]);
+    let head = frame(1, flags, 1, &block(fields));
+    [preface, &settings, &head].concat()
+}
+
 #[tokio::test]
 async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() {
     const GOAWAY: u8 = 7;
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &["--grace=immediate"]).await;
     let authority = proxy.addr.to_string();
-    let fields = block(&[
+    let fields = [
         (":method", "POST"),
         (":scheme", "http"),
         (":authority", &authority),
@@ -136,15 +146,10 @@ async fn a_client_that_opens_no_more_streams_gets_the_answers_of_those_it_has() 
         ("content-type", "application/json"),
         ("accept", "application/json, text/event-stream"),
         ("mcp-session-id", "s"),
-    ]);
+    ];
     let mut client = Connection::open(proxy.addr).await;
-    let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
-    let settings = frame(4, 0, 0, &[]);
-    let head = frame(1, 4, 1, &fields);
     let body = frame(0, 1, 1, call("1").as_bytes());
-    client
-        .write(&[hello, &settings, &head, &body].concat())
-        .await;
+    client.write(&[opening(4, &fields), body].concat()).await;
     let mut asked = upstream.asked().await;
 
     client.write(&frame(GOAWAY, 0, 0, &[0; 8])).await;
@@ -165,17 +170,14 @@ async fn a_client_that_is_silent_and_waits_for_nothing_does_not_hold_up_the_end(
     let upstream = Upstream::start().await;
     let mut proxy = Running::before(&upstream, &["--drain=1h"]).await;
     let authority = proxy.addr.to_string();
-    let fields = block(&[
+    let fields = [
         (":method", "GET"),
         (":scheme", "http"),
         (":authority", &authority),
         (":path", "/mcp"),
-    ]);
+    ];
     let mut client = Connection::open(proxy.addr).await;
-    let hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
-    let settings = frame(4, 0, 0, &[]);
-    let head = frame(1, 5, 1, &fields);
-    client.write(&[hello, &settings, &head].concat()).await;
+    client.write(&opening(5, &fields)).await;
     upstream.asked().await.answer("200 OK", "").await;
 
     proxy.stop();

@@ -84,6 +84,18 @@ async fn only_pages_of_this_host_or_of_allowed_origins_may_ask() {
     }
 }
 
+/// The reply to a body of one byte too many, whose length is not announced.
+async fn too_large(proxy: &Running) -> Reply {
+    let mut client = Connection::open(proxy.addr).await;
+    client.send_chunked_head(&post("")).await;
+    let chunk = vec![b' '; 1 << 20];
+    for _ in 0..4 {
+        client.chunk(&chunk).await;
+    }
+    client.chunk(b"1").await;
+    client.reply().await
+}
+
 #[tokio::test]
 async fn a_body_that_is_too_large_is_refused() {
     let upstream = Upstream::start().await;
@@ -92,14 +104,7 @@ async fn a_body_that_is_too_large_is_refused() {
     assert_eq!(said(&proxy, announced).await.status, 413);
     assert!(!upstream.has_more().await);
 
-    let mut client = Connection::open(proxy.addr).await;
-    client.send_chunked_head(&post("")).await;
-    let chunk = vec![b' '; 1 << 20];
-    for _ in 0..4 {
-        client.chunk(&chunk).await;
-    }
-    client.chunk(b"1").await;
-    let reply = client.reply().await;
+    let reply = too_large(&proxy).await;
     assert_eq!(reply.status, 413);
     assert_eq!(
         reply.json()["error"]["message"],
@@ -111,14 +116,7 @@ async fn a_body_that_is_too_large_is_refused() {
 #[tokio::test]
 async fn a_body_that_is_too_large_for_a_command_is_refused_in_the_same_way() {
     let proxy = Running::before_command(&[]).await;
-    let mut client = Connection::open(proxy.addr).await;
-    client.send_chunked_head(&post("")).await;
-    let chunk = vec![b' '; 1 << 20];
-    for _ in 0..4 {
-        client.chunk(&chunk).await;
-    }
-    client.chunk(b"1").await;
-    assert_eq!(client.reply().await.status, 413);
+    assert_eq!(too_large(&proxy).await.status, 413);
 }
 
 #[tokio::test]
