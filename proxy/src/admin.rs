@@ -30,7 +30,7 @@ use mcp_cancel_on_disconnect::{Calls, observe::Metrics};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
 
-use crate::server::Server;
+use crate::{log, server::Server};
 
 // A link to the page of the library's example, so that there is one of it.
 mod calls_page;
@@ -142,23 +142,68 @@ async fn ready(State(readiness): State<Readiness>) -> (StatusCode, &'static str)
     }
 }
 
-/// How much there is of what the proxy keeps, as Prometheus reads it. It is looked up when that asks.
+/// The proxy's own metrics, as Prometheus reads them. They are looked up when that asks.
 fn own_metrics(server: &Server) -> String {
-    let Some(stats) = server.stats() else {
-        return String::new();
+    let version = env!("CARGO_PKG_VERSION");
+    let mut text = own_metric(
+        "build_info",
+        "gauge",
+        "Version of the program, always 1",
+        "",
+    );
+    text += &format!("mcp_proxy_build_info{{version=\"{version}\"}} 1\n");
+    let mut add = |name, kind, help, value: u64| {
+        text += &own_metric(name, kind, help, &format!("mcp_proxy_{name} {value}\n"));
     };
-    let metrics = [
-        ("sessions", "gauge", stats.sessions as u64),
-        ("children", "gauge", stats.children as u64),
-        ("buffer_bytes", "gauge", stats.buffer_bytes as u64),
-        ("resumes_total", "counter", stats.resumes),
-        ("gaps_total", "counter", stats.gaps),
-        ("kills_total", "counter", stats.kills),
-    ];
-    let lines = metrics.map(|(name, kind, value)| {
-        format!("# TYPE mcp_proxy_{name} {kind}\nmcp_proxy_{name} {value}\n")
-    });
-    lines.concat()
+    add(
+        "log_lines_dropped_total",
+        "counter",
+        "Log lines that standard error did not take",
+        log::dropped(),
+    );
+    if let Some(stats) = server.stats() {
+        let counts = [
+            ("sessions", "Sessions that are known", stats.sessions),
+            (
+                "children",
+                "Processes of sessions, with those about to end",
+                stats.children,
+            ),
+            (
+                "buffer_bytes",
+                "Bytes kept for clients that resume",
+                stats.buffer_bytes,
+            ),
+        ];
+        for (name, help, value) in counts {
+            add(name, "gauge", help, value as u64);
+        }
+        let totals = [
+            (
+                "resumes_total",
+                "Streams that a client resumed",
+                stats.resumes,
+            ),
+            (
+                "gaps_total",
+                "Times that a client was told of missing events",
+                stats.gaps,
+            ),
+            (
+                "kills_total",
+                "Processes that had to be killed",
+                stats.kills,
+            ),
+        ];
+        for (name, help, value) in totals {
+            add(name, "counter", help, value);
+        }
+    }
+    text
+}
+
+fn own_metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
+    format!("# HELP mcp_proxy_{name} {help}\n# TYPE mcp_proxy_{name} {kind}\n{lines}")
 }
 
 /// The recorder of this process, installed once.

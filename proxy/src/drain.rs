@@ -7,12 +7,15 @@
 //!    has begun. At the same time the processes of sessions end: the less time the calls have left of `WHOLE`, the sooner they
 //!    are signalled.
 //!
-//! A second signal ends it at once. Whatever is left then is killed with the runtime.
+//! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal ends it at once, and what is left then is killed with the
+//! runtime. A second SIGHUP does not: a terminal that closes sends several.
 
 use std::{
-    future::pending,
+    fs,
+    future::poll_fn,
     io,
     pin::{Pin, pin},
+    process::{Command, Stdio},
     task::{Context, Poll},
     time::Duration,
 };
@@ -35,11 +38,26 @@ pub(crate) const CLOSING: Duration = Duration::from_millis(500);
 /// How often it is looked whether clients have read their answers: every 20 ms.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
 
-/// SIGINT and SIGTERM, which init systems and containers send.
+/// The signals that mean something to the program.
 #[derive(Debug)]
-pub struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
+pub struct Signals(Vec<Listened>);
+
+#[derive(Debug)]
+struct Listened {
+    name: &'static str,
+    meaning: Meaning,
+    signal: Signal,
+}
+
+/// What a signal means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Meaning {
+    /// The end. Received once more, an immediate one.
+    End,
+    /// The end, however often it is received.
+    Hangup,
+    /// Nothing. By default it would kill the program, and leave the processes of sessions.
+    Nothing,
 }
 
 /// Is ready when the program is to end.
@@ -49,20 +67,43 @@ pub struct Stop(oneshot::Receiver<()>);
 // === impl Signals ===
 
 impl Signals {
-    /// Listens for them from now on.
+    /// Listens for them from now on. A SIGHUP that is ignored, as `nohup` has it, stays ignored.
     pub fn listen() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
+        let mut signals = vec![
+            ("SIGTERM", Meaning::End, SignalKind::terminate()),
+            ("SIGINT", Meaning::End, SignalKind::interrupt()),
+            ("SIGQUIT", Meaning::End, SignalKind::quit()),
+            ("SIGUSR1", Meaning::Nothing, SignalKind::user_defined1()),
+            ("SIGUSR2", Meaning::Nothing, SignalKind::user_defined2()),
+        ];
+        if !ignores_hangups() {
+            signals.push(("SIGHUP", Meaning::Hangup, SignalKind::hangup()));
+        }
+        let listened = signals.into_iter().map(|(name, meaning, kind)| {
+            Ok(Listened {
+                name,
+                meaning,
+                signal: signal(kind)?,
+            })
+        });
+        Ok(Self(listened.collect::<io::Result<_>>()?))
     }
 
-    async fn next(&mut self) {
-        tokio::select! {
-            Some(()) = self.interrupt.recv() => {}
-            Some(()) = self.terminate.recv() => {}
-            else => pending().await,
-        }
+    /// Waits for the next signal, and logs what it does not wait for.
+    async fn next(&mut self, counts: fn(Meaning) -> bool) -> &'static str {
+        poll_fn(|cx| {
+            for listened in &mut self.0 {
+                while let Poll::Ready(Some(())) = listened.signal.poll_recv(cx) {
+                    let name = listened.name;
+                    if counts(listened.meaning) {
+                        return Poll::Ready(name);
+                    }
+                    info!(signal = name, "the signal changes nothing");
+                }
+            }
+            Poll::Pending
+        })
+        .await
     }
 
     /// Awaits what `serve` gives, which is to end after a signal: the future that it gets is ready then. Returns at once at
@@ -72,15 +113,44 @@ impl Signals {
         let mut serving = pin!(serve(Stop(begun)));
         tokio::select! {
             () = &mut serving => return,
-            () = self.next() => info!("a signal: calls may end, a second one does not wait for them"),
+            signal = self.next(|meaning| meaning != Meaning::Nothing) => {
+                info!(signal, "a signal: calls may end, a second one does not wait for them");
+            }
         }
         // Fails if nobody waits for it.
         let _served = begin.send(());
         tokio::select! {
             () = serving => info!("all has ended"),
-            () = self.next() => warn!("a second signal: what is under way is cut"),
+            signal = self.next(|meaning| meaning == Meaning::End) => {
+                warn!(signal, "a second signal: what is under way is cut");
+            }
         }
     }
+}
+
+/// Returns `true` if this process was started with SIGHUP ignored.
+fn ignores_hangups() -> bool {
+    let status = fs::read_to_string("/proc/self/status");
+    let ignored = status.ok().as_deref().and_then(ignored_signals);
+    ignored.map_or_else(child_survives_hangup, |ignored| ignored & 1 == 1)
+}
+
+/// Returns the set of ignored signals. Bit 0 is signal 1, SIGHUP.
+fn ignored_signals(status: &str) -> Option<u64> {
+    let mut lines = status.lines();
+    let set = lines.find_map(|line| line.strip_prefix("SigIgn:"))?;
+    u64::from_str_radix(set.trim(), 16).ok()
+}
+
+/// Where there is no `/proc`: a child inherits which signals are ignored.
+fn child_survives_hangup() -> bool {
+    let mut child = Command::new("/bin/sh");
+    child.args(["-c", "kill -HUP $$"]);
+    child
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    child.status().is_ok_and(|status| status.success())
 }
 
 // === impl Stop ===
@@ -91,5 +161,23 @@ impl Future for Stop {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         // The sender lives as long as this is awaited.
         Pin::new(&mut self.0).poll(cx).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_to_see_that_a_hangup_is_ignored_agree() {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        if let Some(ignored) = ignored_signals(&status) {
+            assert_eq!(child_survives_hangup(), ignored & 1 == 1);
+        }
+        assert_eq!(
+            ignored_signals("SigBlk:\t0\nSigIgn:\t0000000000001001\n"),
+            Some(0x1001)
+        );
+        assert_eq!(ignored_signals("Name:\tx\n"), None);
     }
 }

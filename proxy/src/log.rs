@@ -2,14 +2,23 @@
 //!
 //! At info there is a line for each call that is abandoned, resumed or cancelled. The lines of a call have its number. What
 //! comes from a client or a server is one line, without control characters, and cut.
+//!
+//! A thread of its own writes the lines. Where standard error is closed, full or not read, lines are dropped and counted.
 
-use std::io::{self, IsTerminal as _};
+use std::{
+    io::{self, IsTerminal as _},
+    panic,
+    time::Duration,
+};
 
 use mcp_cancel_on_disconnect::{CallInfo, Event};
-use tracing::info;
+use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
+use self::queue::Queue;
 use crate::{config::LogFormat, message::shown};
+
+mod queue;
 
 /// Unless `RUST_LOG` says otherwise. `mcp_server` is what a command writes to its stderr. The layer's remarks speak to who calls
 /// its methods, and not to who sets options of a program.
@@ -18,18 +27,63 @@ const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,
 /// How many bytes of a name from a client are logged: 128.
 const LONGEST: usize = 128;
 
+/// Maximum number of bytes of a panic's message that are logged: 1 KiB.
+const LONGEST_PANIC: usize = 1024;
+
+/// How long the last lines may take to be written: 200 ms.
+const LAST_LINES: Duration = Duration::from_millis(200);
+
+/// The log of this process.
+#[derive(Debug)]
+#[must_use]
+pub struct Log(Queue);
+
 /// Logs from now on.
-pub fn init(format: LogFormat) {
+///
+/// # Errors
+///
+/// If the thread that writes cannot be started.
+pub fn init(format: LogFormat) -> io::Result<Log> {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT));
+    let queue = Queue::start(io::stderr(), |lines| {
+        warn!(
+            lines,
+            "log lines were dropped: standard error was closed, full or not read"
+        );
+    })?;
+    let writer = queue.clone();
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr);
+        // They are printed with `eprintln!`, which panics where standard error cannot be written.
+        .log_internal_errors(false)
+        .with_writer(move || writer.clone());
     match format {
         LogFormat::Text => log
             .with_ansi(io::stderr().is_terminal())
             .with_target(false)
             .init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+    // The default hook waits for standard error.
+    panic::set_hook(Box::new(|info| {
+        let text = info.to_string();
+        error!("a bug: {}", shown(text.as_bytes(), LONGEST_PANIC));
+    }));
+    Ok(Log(queue))
+}
+
+/// Returns the number of lines that were dropped so far.
+#[must_use]
+pub fn dropped() -> u64 {
+    queue::dropped()
+}
+
+// === impl Log ===
+
+impl Log {
+    /// Waits until the last lines are written, for 200 ms at most.
+    pub fn end(self) {
+        self.0.flush(LAST_LINES);
     }
 }
 

@@ -1,6 +1,11 @@
 //! Puts [`mcp_cancel_on_disconnect`] in front of any MCP server.
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    fmt,
+    io::{self, Write as _},
+    process::ExitCode,
+    time::Duration,
+};
 
 use mcp_cancel_proxy::{
     Proxy,
@@ -21,7 +26,7 @@ fn main() -> ExitCode {
     let runtime = match Runtime::new() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: {error}");
+            say(format_args!("error: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -38,22 +43,35 @@ async fn run() -> ExitCode {
         Ok(config) => config,
         Err(ConfigError::Options(error)) => error.exit(),
         Err(error) => {
-            eprintln!("{error}");
+            say(error);
             return ExitCode::from(USAGE);
         }
     };
-    log::init(config.log_format);
+    let log = match log::init(config.log_format) {
+        Ok(log) => log,
+        Err(error) => {
+            say(format_args!("error: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
     let served = async {
         let signals = Signals::listen()?;
         let proxy = Proxy::bind(config).await?;
         signals.serve(|stop| proxy.serve(stop)).await;
         Ok::<_, mcp_cancel_proxy::StartError>(())
     };
-    match served.await {
+    let served = served.await;
+    log.end();
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            say(format_args!("error: {error}"));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes a line to standard error, if that can be written.
+fn say(line: impl fmt::Display) {
+    let _written = writeln!(io::stderr(), "{line}");
 }

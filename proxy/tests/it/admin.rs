@@ -98,6 +98,9 @@ async fn own_metrics(admin: SocketAddr) -> Vec<(String, u64)> {
     let metrics = get(admin, "/metrics").await;
     let lines = metrics.text().lines().filter_map(|line| {
         let (name, value) = line.strip_prefix("mcp_proxy_")?.split_once(' ')?;
+        if name.contains('{') {
+            return None;
+        }
         Some((name.to_owned(), value.parse().expect("a number")))
     });
     lines.collect()
@@ -115,6 +118,7 @@ async fn the_sessions_of_a_command_its_processes_and_what_is_kept_are_counted() 
     let none = own_metrics(admin).await;
     let names: Vec<&str> = none.iter().map(|(name, _)| &**name).collect();
     let all = [
+        "log_lines_dropped_total",
         "sessions",
         "children",
         "buffer_bytes",
@@ -182,7 +186,35 @@ async fn what_is_kept_for_an_upstream_is_counted_unless_nothing_is() {
     assert!(value(&metrics, "buffer_bytes") > 0);
 
     let bare = Running::before(&upstream, &["--admin=127.0.0.1:0", "--no-resumable"]).await;
-    assert_eq!(own_metrics(bare.admin.expect("an address")).await, []);
+    let metrics = own_metrics(bare.admin.expect("an address")).await;
+    assert_eq!(metrics, [("log_lines_dropped_total".to_owned(), 0)]);
+}
+
+#[tokio::test]
+async fn every_metric_of_the_proxy_has_a_help_and_the_build_says_its_version() {
+    let proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
+    let metrics = get(proxy.admin.expect("an address"), "/metrics").await;
+    let lines: Vec<&str> = metrics.text().lines().collect();
+    let own = lines
+        .windows(3)
+        .filter(|three| three[2].starts_with("mcp_proxy_"));
+    let mut count = 0;
+    for three in own {
+        let name = three[2].split(['{', ' ']).next().expect("a name");
+        assert!(
+            three[0].starts_with(&format!("# HELP {name} ")),
+            "{three:?}"
+        );
+        assert!(
+            three[1].starts_with(&format!("# TYPE {name} ")),
+            "{three:?}"
+        );
+        count += 1;
+    }
+    assert_eq!(count, 8, "{lines:?}");
+    let version = env!("CARGO_PKG_VERSION");
+    let info = format!("mcp_proxy_build_info{{version=\"{version}\"}} 1");
+    assert!(lines.contains(&&*info), "{lines:?}");
 }
 
 #[tokio::test]

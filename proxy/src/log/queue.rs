@@ -1,0 +1,278 @@
+//! The queue of log lines that wait for standard error.
+//!
+//! 1. **A task that logs never waits and never fails.** Standard error may be closed, full or not read. Only the thread of
+//!    the queue writes to it.
+//! 2. **The queue is bounded.** A line beyond [`MOST`] is dropped, and so is one whose write fails.
+//! 3. **Every dropped line is counted.** The next successful write is followed by a line with their number.
+
+use std::{
+    fmt,
+    io::{self, ErrorKind, Write},
+    mem,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::{self, ThreadId},
+    time::Duration,
+};
+
+/// Maximum number of bytes that wait: 1 MiB. Chosen because a line for each of 4,096 calls that a drain cancels fits.
+const MOST: usize = 1024 * 1024;
+
+/// Capacity that an empty buffer keeps: 64 KiB.
+const KEPT: usize = 64 * 1024;
+
+/// Time until the next attempt on a standard error that is in non-blocking mode and full: 10 ms.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// Number of lines that this process has dropped.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// A writer for log lines. Clones share the queue.
+#[derive(Clone)]
+pub(super) struct Queue(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// The thread that writes. Its own lines are not dropped: they report what was.
+    writer: OnceLock<ThreadId>,
+}
+
+#[derive(Default)]
+struct State {
+    lines: Vec<u8>,
+    /// The thread has taken lines and has not written them yet.
+    is_writing: bool,
+    /// Dropped lines that no line has reported yet.
+    dropped: u64,
+}
+
+/// Returns the number of lines that this process has dropped.
+pub(super) fn dropped() -> u64 {
+    DROPPED.load(Ordering::Relaxed)
+}
+
+// === impl Queue ===
+
+impl Queue {
+    /// Starts the thread that writes. It calls `report` with the number of dropped lines once it can write again.
+    pub(super) fn start(
+        to: impl Write + Send + 'static,
+        report: impl Fn(u64) + Send + 'static,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            writer: OnceLock::new(),
+        });
+        let own = shared.clone();
+        let thread = thread::Builder::new().name("log".to_owned());
+        // It ends with the process: a write to a pipe that is not read cannot be interrupted.
+        let _detached = thread.spawn(move || own.write_to(to, report))?;
+        Ok(Self(shared))
+    }
+
+    /// Waits until all lines are written, but not longer than `limit`.
+    pub(super) fn flush(&self, limit: Duration) {
+        let state = self.0.state();
+        let is_busy = |state: &mut State| state.is_writing || !state.lines.is_empty();
+        let _waited = self.0.changed.wait_timeout_while(state, limit, is_busy);
+    }
+}
+
+impl Write for Queue {
+    /// Takes a whole line, or drops it.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut state = self.0.state();
+        if state.lines.len() + line.len() <= MOST || self.0.is_writer() {
+            state.lines.extend_from_slice(line);
+        } else {
+            state.add_dropped(1);
+        }
+        drop(state);
+        self.0.changed.notify_all();
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Queue")
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_writer(&self) -> bool {
+        self.writer.get() == Some(&thread::current().id())
+    }
+
+    fn write_to(&self, mut to: impl Write, report: impl Fn(u64)) {
+        let _first = self.writer.set(thread::current().id());
+        let mut lines = Vec::new();
+        loop {
+            self.take(&mut lines);
+            let lost = write_all(&mut to, &lines);
+            lines.clear();
+            lines.shrink_to(KEPT);
+            let mut state = self.state();
+            let dropped = if lost == 0 {
+                mem::take(&mut state.dropped)
+            } else {
+                state.add_dropped(lost);
+                0
+            };
+            // The lock is free again: the report is a line as any other.
+            drop(state);
+            if dropped > 0 {
+                report(dropped);
+            }
+        }
+    }
+
+    /// Waits for lines, and swaps them with this empty buffer.
+    fn take(&self, lines: &mut Vec<u8>) {
+        let mut state = self.state();
+        state.is_writing = false;
+        self.changed.notify_all();
+        while state.lines.is_empty() {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        mem::swap(&mut state.lines, lines);
+        state.is_writing = true;
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn add_dropped(&mut self, lines: u64) {
+        self.dropped += lines;
+        DROPPED.fetch_add(lines, Ordering::Relaxed);
+    }
+}
+
+/// Writes these lines. Returns the number of lines that could not be written.
+fn write_all(to: &mut impl Write, mut lines: &[u8]) -> u64 {
+    while !lines.is_empty() {
+        match to.write(lines) {
+            Ok(1..) if to.flush().is_err() => break,
+            Ok(written @ 1..) => lines = lines.get(written..).unwrap_or_default(),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::park_timeout(RETRY),
+            Ok(0) | Err(_) => break,
+        }
+    }
+    let ends = lines.iter().filter(|byte| **byte == b'\n').count();
+    ends.try_into().unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    const LINE: &[u8] = &[b'x'; 1024];
+
+    /// A writer that the test holds up, and that may refuse.
+    struct Slow {
+        permits: Receiver<io::Result<()>>,
+        written: Sender<Vec<u8>>,
+    }
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.permits.recv().map_err(io::Error::other)??;
+            self.written.send(bytes.to_vec()).unwrap();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    struct Case {
+        queue: Queue,
+        permit: Sender<io::Result<()>>,
+        written: Receiver<Vec<u8>>,
+        reported: Receiver<u64>,
+    }
+
+    fn case() -> Case {
+        let (permit, permits) = channel();
+        let (write, written) = channel();
+        let (report, reported) = channel();
+        let slow = Slow {
+            permits,
+            written: write,
+        };
+        let queue = Queue::start(slow, move |dropped| report.send(dropped).unwrap()).unwrap();
+        Case {
+            queue,
+            permit,
+            written,
+            reported,
+        }
+    }
+
+    #[test]
+    fn a_line_beyond_the_limit_is_dropped_and_the_number_of_them_is_reported() {
+        let mut case = case();
+        case.queue.write_all(b"first\n").unwrap();
+        while !case.queue.0.state().is_writing {
+            thread::yield_now();
+        }
+        for _ in 0..MOST / LINE.len() + 7 {
+            case.queue.write_all(LINE).unwrap();
+        }
+        assert_eq!(case.queue.0.state().lines.len(), MOST);
+        case.permit.send(Ok(())).unwrap();
+        assert_eq!(case.written.recv().unwrap(), b"first\n");
+        assert_eq!(case.reported.recv().unwrap(), 7);
+        case.permit.send(Ok(())).unwrap();
+        assert_eq!(case.written.recv().unwrap().len(), MOST);
+        case.queue.flush(Duration::from_secs(10));
+        assert!(!case.queue.0.state().is_writing);
+        assert!(case.queue.0.state().lines.capacity() <= KEPT);
+    }
+
+    #[test]
+    fn lines_whose_write_fails_are_reported_once_one_succeeds() {
+        let mut case = case();
+        case.queue.write_all(b"one\ntwo\n").unwrap();
+        case.permit.send(Err(ErrorKind::BrokenPipe.into())).unwrap();
+        case.queue.flush(Duration::from_secs(10));
+        case.queue.write_all(b"three\n").unwrap();
+        case.permit
+            .send(Err(ErrorKind::Interrupted.into()))
+            .unwrap();
+        case.permit.send(Err(ErrorKind::WouldBlock.into())).unwrap();
+        case.permit.send(Ok(())).unwrap();
+        assert_eq!(case.written.recv().unwrap(), b"three\n");
+        assert_eq!(case.reported.recv().unwrap(), 2);
+    }
+
+    #[test]
+    fn a_flush_waits_no_longer_than_its_limit() {
+        let mut case = case();
+        case.queue.write_all(b"stuck\n").unwrap();
+        case.queue.flush(Duration::from_millis(20));
+        assert!(case.written.try_recv().is_err());
+    }
+}

@@ -1,0 +1,30 @@
+//! The program in an environment that fails, as a table: a row is a fault, a column is the phase in which it happens.
+//!
+//! Every cell starts the real binary, brings it into its phase, and judges what the client gets, what the server gets, what is
+//! logged, and what is left: processes and descriptors.
+//!
+//! | module | table |
+//! |---|---|
+//! | `output` | standard output and standard error that cannot be written |
+//! | `signals` | signals |
+//! | `started` | the program in a phase, and what is judged of it |
+//! | `table` | which cells run |
+//!
+//! `cargo test` runs one cell of each row. `MCP_PROXY_TEST_CELLS=all` runs them all.
+
+#![cfg(target_os = "linux")]
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
+)]
+
+mod output;
+mod signals;
+mod started;
+#[allow(dead_code, unused_imports, reason = "the other tests need more of it")]
+#[path = "../it/support/mod.rs"]
+mod support;
+mod table;

@@ -1,0 +1,119 @@
+//! Signals: an end in time, an end at once, or nothing.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tokio::time::sleep;
+
+use crate::{
+    started::{Setup, Started},
+    table::{Phase, run},
+};
+
+/// How long an end may take that waits for no client, on a loaded machine.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    /// Begins a drain; while one is under way, it ends the program at once.
+    Ends(Signal),
+    /// A terminal that closes.
+    HangsUp,
+    /// Begins a drain, and ends it.
+    Twice(Signal),
+    ChangesNothing(Signal),
+    StopsAndContinues,
+    /// SIGHUP of a program that `nohup` started.
+    IgnoredHangup,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_the_program_in_time_or_changes_nothing() {
+    let faults = [
+        Fault::HangsUp,
+        Fault::Ends(Signal::QUIT),
+        Fault::Ends(Signal::INT),
+        Fault::Ends(Signal::TERM),
+        Fault::Twice(Signal::TERM),
+        Fault::Twice(Signal::INT),
+        Fault::Twice(Signal::QUIT),
+        Fault::ChangesNothing(Signal::USR1),
+        Fault::ChangesNothing(Signal::USR2),
+        Fault::ChangesNothing(Signal::PIPE),
+        Fault::StopsAndContinues,
+        Fault::IgnoredHangup,
+    ];
+    run(&faults, cell).await;
+}
+
+async fn cell(fault: Fault, phase: Phase) {
+    let mut setup = Setup {
+        // A client is waited for that is away, and answers are.
+        options: &["--drain=5s"],
+        ..Setup::default()
+    };
+    if matches!(fault, Fault::IgnoredHangup) {
+        setup.before = "trap '' HUP";
+    }
+    let mut started = Started::in_phase(setup, phase).await;
+    let is_draining = phase == Phase::Draining;
+    match fault {
+        Fault::Ends(signal) if is_draining => {
+            started.signal(signal);
+            started.ends_within(AT_ONCE).await;
+        }
+        Fault::Ends(signal) => {
+            started.signal(signal);
+            ends_after_its_calls(&mut started, phase).await;
+        }
+        Fault::HangsUp => {
+            started.signal(Signal::HUP);
+            started.is_draining().await;
+            started.signal(Signal::HUP);
+            ends_after_its_calls(&mut started, phase).await;
+        }
+        Fault::Twice(signal) => {
+            started.signal(signal);
+            if !is_draining {
+                started.reach_log("a signal").await;
+                started.signal(signal);
+            }
+            started.ends_within(AT_ONCE).await;
+        }
+        Fault::ChangesNothing(signal) => {
+            started.signal(signal);
+            goes_on(&mut started, phase).await;
+        }
+        Fault::StopsAndContinues => {
+            started.signal(Signal::STOP);
+            sleep(Duration::from_millis(500)).await;
+            started.signal(Signal::CONT);
+            goes_on(&mut started, phase).await;
+        }
+        Fault::IgnoredHangup => {
+            started.signal(Signal::HUP);
+            goes_on(&mut started, phase).await;
+        }
+    }
+}
+
+/// Calls in flight get their answers, and clients that are away may fetch them.
+async fn ends_after_its_calls(started: &mut Started, phase: Phase) {
+    if matches!(
+        phase,
+        Phase::CallInFlight | Phase::ClientAway | Phase::Draining
+    ) {
+        started.client_is_served(phase).await;
+    }
+    started.drains().await;
+    assert!(started.logged().contains("drained"), "{}", started.logged());
+}
+
+async fn goes_on(started: &mut Started, phase: Phase) {
+    started.client_is_served(phase).await;
+    if phase == Phase::Draining {
+        return started.drains().await;
+    }
+    started.nothing_is_left_of_the_session().await;
+    started.ends_by_sigterm().await;
+}

@@ -1,0 +1,388 @@
+//! The program in front of the scripted server, in a phase.
+
+use std::{
+    fs,
+    io::Read as _,
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, ChildStderr, Command, ExitStatus, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::json;
+use tokio::{
+    net::TcpStream,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    support::{Connection, Mcp, Program, Request, within},
+    table::Phase,
+};
+
+/// How often is looked for what no event tells of.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// How long the tool of a cell works.
+const WORK: f64 = 1.5;
+
+/// All that a drain may take, and some for a loaded machine.
+const DRAIN: Duration = Duration::from_secs(12);
+
+/// How the program is started.
+pub(crate) struct Setup {
+    /// What a shell does before it becomes the program, such as `ulimit`.
+    pub(crate) before: &'static str,
+    /// Redirections of the program.
+    pub(crate) redirections: &'static str,
+    pub(crate) options: &'static [&'static str],
+    /// Variables of its environment.
+    pub(crate) variables: &'static [(&'static str, &'static str)],
+    pub(crate) stderr: Reader,
+}
+
+/// What becomes of the pipe that is the program's standard error.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reader {
+    Reads,
+    Closes,
+    NeverReads,
+}
+
+/// A program that runs, in a phase. It is killed when the cell is over.
+pub(crate) struct Started {
+    program: Child,
+    pub(crate) addr: SocketAddr,
+    admin: SocketAddr,
+    log: Arc<Mutex<String>>,
+    _unread: Option<ChildStderr>,
+    notes: PathBuf,
+    /// Descriptors of the program before the first client.
+    descriptors: usize,
+    pub(crate) client: Option<Mcp>,
+    processes: Vec<Pid>,
+    call: Option<Connection>,
+    first_event: Option<String>,
+}
+
+// === impl Setup ===
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            before: "true",
+            redirections: "",
+            options: &[],
+            variables: &[],
+            stderr: Reader::Reads,
+        }
+    }
+}
+
+// === impl Started ===
+
+impl Started {
+    /// Starts the program, and brings it into a phase.
+    pub(crate) async fn in_phase(setup: Setup, phase: Phase) -> Self {
+        let mut started = Self::start(setup).await;
+        if phase != Phase::BeforeInitialize {
+            started.initialize().await;
+        }
+        if matches!(phase, Phase::Idle | Phase::BeforeInitialize) {
+            return started;
+        }
+        let client = started.client.as_ref().expect("a session");
+        let arguments = json!({ "seconds": WORK, "label": "it" });
+        let mut call = client.call(7, "work", arguments).await;
+        assert_eq!(call.head().await.status, 200, "the call");
+        started.first_event = call.event().await.expect("an event").id;
+        started.reach_note("started it").await;
+        match phase {
+            Phase::ClientAway => call.rst(),
+            Phase::AnswerWaits => {
+                call.rst();
+                started.reach_note("finished it").await;
+            }
+            _ => started.call = Some(call),
+        }
+        if phase == Phase::Draining {
+            started.signal(Signal::TERM);
+            started.is_draining().await;
+        }
+        started
+    }
+
+    async fn start(setup: Setup) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("mcp-cancel-proxy-{}-cell-{number}", std::process::id());
+        let notes = std::env::temp_dir().join(name);
+        let [addr, admin] = [free_address(), free_address()];
+        let mut command = Command::new("/bin/bash");
+        // Nothing of the program's options is in the environment of a test.
+        let clean = Program::command(&[]);
+        for (name, value) in clean.get_envs() {
+            if value.is_none() {
+                command.env_remove(name);
+            }
+        }
+        let binary = env!("CARGO_BIN_EXE_mcp-cancel-proxy");
+        let script = format!(
+            "{}; exec \"$0\" \"$@\" {}",
+            setup.before, setup.redirections
+        );
+        command
+            .args(["-c", &script, binary])
+            .args([format!("--listen={addr}"), format!("--admin={admin}")])
+            .args(setup.options)
+            .args(["--", binary, "scripted-server", "--notes"])
+            .arg(&notes)
+            .envs(setup.variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut program = command.spawn().expect("it starts");
+        let log = Arc::default();
+        let stderr = program.stderr.take();
+        let unread = match setup.stderr {
+            Reader::Reads => {
+                collect(stderr.expect("a pipe"), Arc::clone(&log));
+                None
+            }
+            Reader::Closes => None,
+            Reader::NeverReads => stderr,
+        };
+        let mut started = Self {
+            program,
+            addr,
+            admin,
+            log,
+            _unread: unread,
+            notes,
+            descriptors: 0,
+            client: None,
+            processes: Vec::new(),
+            call: None,
+            first_event: None,
+        };
+        started.listens().await;
+        started.descriptors = started.count_descriptors();
+        started
+    }
+
+    async fn listens(&mut self) {
+        let until = Instant::now() + Duration::from_secs(20);
+        while TcpStream::connect(self.admin).await.is_err() {
+            let ended = self.program.try_wait().expect("a status");
+            assert_eq!(ended, None, "it does not start: {}", self.logged());
+            assert!(Instant::now() < until, "it never listens");
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Opens a session, with a process that has a child of its own.
+    pub(crate) async fn initialize(&mut self) {
+        let client = Mcp::stateless(self.addr, "/mcp").version("2025-11-25");
+        let client = within("a session", client.connect()).await;
+        for tool in ["pid", "fork"] {
+            let mut call = client.call(tool, tool, json!({})).await;
+            let answer = within(tool, call.answer()).await.expect("an answer");
+            let text = answer["result"]["content"][0]["text"].as_str();
+            let pid = text.expect("text").parse().expect("a number");
+            self.processes.push(Pid::from_raw(pid).expect("a process"));
+        }
+        self.client = Some(client);
+    }
+
+    /// The client gets what belongs to this phase: as if nothing had happened.
+    pub(crate) async fn client_is_served(&mut self, phase: Phase) {
+        match phase {
+            Phase::BeforeInitialize => self.initialize().await,
+            Phase::Idle => {
+                let client = self.client.as_ref().expect("a session");
+                let mut call = client.call(8, "pid", json!({})).await;
+                let answer = within("an answer", call.answer()).await;
+                assert!(answer.expect("an answer")["result"].is_object());
+            }
+            Phase::CallInFlight | Phase::Draining => {
+                let call = self.call.as_mut().expect("a call");
+                let answer = within("the answer", call.answer()).await;
+                let answer = answer.expect("the answer");
+                assert!(answer["result"].is_object(), "{answer}");
+                self.call = None;
+            }
+            Phase::ClientAway | Phase::AnswerWaits => {
+                let client = self.client.as_ref().expect("a session");
+                let first = self.first_event.as_deref().expect("an id");
+                let mut back = client.resume(first).await;
+                let answer = within("the answer", back.answer()).await;
+                let answer = answer.expect("the answer");
+                assert!(answer["result"].is_object(), "{answer}");
+            }
+        }
+        assert!(!self.has_note("cancelled it"), "a false cancel");
+    }
+
+    /// A call whose client leaves for good is cancelled at the server.
+    pub(crate) async fn abandoned_call_is_cancelled(&mut self) {
+        let client = self.client.as_ref().expect("a session");
+        let arguments = json!({ "seconds": 60, "label": "abandoned" });
+        let mut call = client.call(9, "work", arguments).await;
+        assert_eq!(call.head().await.status, 200);
+        self.reach_note("started abandoned").await;
+        call.rst();
+        self.reach_note("cancelled abandoned").await;
+    }
+
+    /// The session can be deleted, and nothing of it and of its clients is left.
+    pub(crate) async fn nothing_is_left_of_the_session(&mut self) {
+        let client = self.client.take().expect("a session");
+        assert_eq!(within("DELETE", client.delete()).await, 204);
+        self.processes_are_gone().await;
+        self.descriptors_are_as_before().await;
+    }
+
+    pub(crate) async fn descriptors_are_as_before(&self) {
+        let until = Instant::now() + Duration::from_secs(10);
+        // SIGCHLD and the like may have taken one for good.
+        while self.count_descriptors() > self.descriptors + 1 {
+            let now = self.count_descriptors();
+            let before = self.descriptors;
+            assert!(Instant::now() < until, "{now} descriptors, {before} before");
+            sleep(LOOK).await;
+        }
+    }
+
+    /// The program ends in time, without an error, and nothing is left.
+    pub(crate) async fn ends_within(&mut self, limit: Duration) {
+        let status = timeout(limit, self.status()).await;
+        let status = status.unwrap_or_else(|_| panic!("it runs on: {}", self.logged()));
+        assert!(status.success(), "{status}: {}", self.logged());
+        self.processes_are_gone().await;
+    }
+
+    /// The same after SIGTERM.
+    pub(crate) async fn ends_by_sigterm(&mut self) {
+        self.signal(Signal::TERM);
+        self.ends_within(DRAIN).await;
+    }
+
+    /// The same in the time of a drain.
+    pub(crate) async fn drains(&mut self) {
+        self.ends_within(DRAIN).await;
+    }
+
+    async fn status(&mut self) -> ExitStatus {
+        loop {
+            if let Some(status) = self.program.try_wait().expect("a status") {
+                return status;
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// What has ended may wait for the init process to take it.
+    pub(crate) async fn processes_are_gone(&mut self) {
+        for pid in self.processes.drain(..) {
+            let is_there = || {
+                let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid()));
+                !stat.is_ok_and(|stat| stat.contains(") Z ")) && test_kill_process(pid).is_ok()
+            };
+            let gone = async {
+                while is_there() {
+                    sleep(LOOK).await;
+                }
+            };
+            within("the processes of the session to be gone", gone).await;
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        let pid = i32::try_from(self.program.id()).expect("a number");
+        Pid::from_raw(pid).expect("a process")
+    }
+
+    /// Waits until it says that it takes no new clients.
+    pub(crate) async fn is_draining(&self) {
+        let ready = Request::new("GET", "/readyz");
+        let drains = async {
+            while Connection::fetch(self.admin, &ready).await.status != 503 {
+                sleep(LOOK).await;
+            }
+        };
+        within("a drain", drains).await;
+    }
+
+    /// The metrics of the program.
+    pub(crate) async fn metrics(&self) -> String {
+        let metrics = Request::new("GET", "/metrics");
+        let reply = within("metrics", Connection::fetch(self.admin, &metrics)).await;
+        reply.text().to_owned()
+    }
+
+    pub(crate) async fn reach_log(&self, text: &str) {
+        let reached = async {
+            while !self.logged().contains(text) {
+                sleep(LOOK).await;
+            }
+        };
+        within(format!("a log line with {text}"), reached).await;
+    }
+
+    pub(crate) fn logged(&self) -> String {
+        self.log.lock().expect("no panic").clone()
+    }
+
+    pub(crate) fn has_note(&self, what: &str) -> bool {
+        fs::read_to_string(&self.notes).is_ok_and(|notes| notes.contains(what))
+    }
+
+    pub(crate) async fn reach_note(&self, what: &str) {
+        let reached = async {
+            while !self.has_note(what) {
+                sleep(LOOK).await;
+            }
+        };
+        within(what, reached).await;
+    }
+
+    fn count_descriptors(&self) -> usize {
+        let folder = format!("/proc/{}/fd", self.program.id());
+        fs::read_dir(folder).map_or(0, Iterator::count)
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _killed = self.program.kill();
+        let _reaped = self.program.wait();
+        let _removed = fs::remove_file(&self.notes);
+    }
+}
+
+/// An address with a port that was free just now: a program whose log cannot be read cannot say which it has.
+fn free_address() -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address")
+}
+
+fn collect(mut from: ChildStderr, log: Arc<Mutex<String>>) {
+    thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = from.read(&mut bytes) {
+            let text = String::from_utf8_lossy(&bytes[..length]);
+            log.lock().expect("no panic").push_str(&text);
+        }
+    });
+}

@@ -1,0 +1,68 @@
+//! Which cells of a table run, and how.
+
+use std::{any::Any, fmt::Debug, panic::AssertUnwindSafe};
+
+use futures_util::{FutureExt as _, StreamExt as _, stream};
+
+/// Where the program is when the fault happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    BeforeInitialize,
+    Idle,
+    CallInFlight,
+    ClientAway,
+    AnswerWaits,
+    Draining,
+}
+
+/// How many cells run at a time. They mostly wait.
+const AT_ONCE: usize = 4;
+
+// === impl Phase ===
+
+impl Phase {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::BeforeInitialize,
+        Self::Idle,
+        Self::CallInFlight,
+        Self::ClientAway,
+        Self::AnswerWaits,
+        Self::Draining,
+    ];
+}
+
+/// Runs the cells of these rows, or one of each row, and names every cell that fails.
+pub(crate) async fn run<R: Debug + Copy>(rows: &[R], cell: impl AsyncFn(R, Phase)) {
+    let is_all = std::env::var("MCP_PROXY_TEST_CELLS").is_ok_and(|cells| cells == "all");
+    let cells = rows.iter().enumerate().flat_map(|(number, row)| {
+        Phase::ALL
+            .into_iter()
+            .enumerate()
+            // The phase of a row is another each time.
+            .filter(move |(column, _)| is_all || (number + 2) % Phase::ALL.len() == *column)
+            .map(move |(_, phase)| (*row, phase))
+    });
+    let judged = stream::iter(cells).map(async |(row, phase)| {
+        let judged = AssertUnwindSafe(cell(row, phase)).catch_unwind().await;
+        judged
+            .err()
+            .map(|panic| format!("{row:?} × {phase:?}: {}", message(&*panic)))
+    });
+    let failed: Vec<String> = judged
+        .buffer_unordered(AT_ONCE)
+        .filter_map(async |failed| failed)
+        .collect()
+        .await;
+    assert!(
+        failed.is_empty(),
+        "{} cells failed:\n{}",
+        failed.len(),
+        failed.join("\n")
+    );
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied())
+        .unwrap_or_default()
+}
