@@ -23,6 +23,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use mcp_cancel_on_disconnect::RequestId;
 use memchr::memchr2;
 use serde::{Deserialize, Deserializer, de::IgnoredAny};
 use serde_json::{Number, value::RawValue};
@@ -184,6 +185,16 @@ impl<'a> Message<'a> {
         id.and_then(IdKey::of).is_some_and(|id| id == *request)
     }
 
+    /// The same message with another `requestId`, of its `params`. `text` is the message itself. `None` if it has no such
+    /// parameter, or this very one.
+    pub(crate) fn with_request_id(&self, text: &[u8], id: &str) -> Option<Bytes> {
+        let own = self.params().request_id.filter(|own| *own != id)?;
+        // It is borrowed from the text.
+        let start = (own.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
+        let (before, after) = (text.get(..start)?, text.get(start + own.len()..)?);
+        Some([before, id.as_bytes(), after].concat().into())
+    }
+
     /// Reads its `params`. What is missing or of another type is `None`.
     pub fn params(&self) -> Params<'a> {
         let members: ParamMembers<'a> = object(self.params).unwrap_or_default();
@@ -235,6 +246,14 @@ impl IdKey {
             _ => return None,
         };
         Some(Self(value))
+    }
+
+    /// The value of an id as the layer has read it.
+    pub fn of_call(id: &RequestId) -> Self {
+        Self(match id {
+            RequestId::Number(number) => Value::Integer((*number).into()),
+            RequestId::String(text) => Value::Text((&**text).into()),
+        })
     }
 
     /// The same for every id that a server may take for this one.

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fmt,
-    future::pending,
+    future::{pending, ready},
     io,
     net::SocketAddr,
     sync::{
@@ -28,6 +28,7 @@ use crate::{
     config::Config,
     drain::{ENDING, LOOK, WHOLE},
     front::{Front, Gate},
+    hub::Hub,
     log,
     server::{Server, ServerError},
     stage::{Inside, Outside},
@@ -79,7 +80,7 @@ impl Proxy {
         let front = Front::bind(config.listen, gate).await;
         let front = front.map_err(|error| StartError::listen("--listen", config.listen, error))?;
         let ended = Ended::default();
-        let mut layer = layer(&config).observe_fn(ended.counting());
+        let mut layer = layer(&config, server.hub()).observe_fn(ended.counting());
         let admin = match config.admin {
             Some(address) => {
                 let shown = Shown {
@@ -195,7 +196,7 @@ async fn all_read(server: &Server) {
     }
 }
 
-fn layer(config: &Config) -> CancelOnDisconnectLayer {
+fn layer(config: &Config, hub: Option<Hub>) -> CancelOnDisconnectLayer {
     let mut layer = CancelOnDisconnectLayer::new()
         .grace(config.grace)
         .observe_fn(log::comings_and_goings);
@@ -229,6 +230,9 @@ fn layer(config: &Config) -> CancelOnDisconnectLayer {
         layer = layer
             .commit_after(config.commit_after)
             .exempt(|call| call.session().is_some() && may_be_anothers(call.request_id()));
+        if let Some(hub) = hub {
+            layer = layer.confirm(move |orphan| ready(hub.judge(orphan)));
+        }
     }
     layer
 }

@@ -78,7 +78,8 @@ impl Server {
                 Ok(match config.no_resumable {
                     true => Self::Forward(forward),
                     false => {
-                        let resumable = Resumable::new(forward, Hub::new(limits));
+                        let hub = Hub::in_front_of(&forward.to_string(), limits);
+                        let resumable = Resumable::new(forward, hub);
                         Self::Resumable(resumable.commit_after(config.commit_after))
                     }
                 })
@@ -120,6 +121,14 @@ impl Server {
     /// Whether clients find here what was sent while they were away.
     pub fn is_resumable(&self) -> bool {
         !matches!(self, Self::Forward(_))
+    }
+
+    /// Where the streams of a server are kept that speaks HTTP and may be asked who came back.
+    pub fn hub(&self) -> Option<Hub> {
+        match self {
+            Self::Resumable(resumable) => Some(resumable.hub().clone()),
+            Self::Forward(_) | Self::Stdio(_) => None,
+        }
     }
 
     /// How much there is. `None` if nothing is kept here and nothing runs.

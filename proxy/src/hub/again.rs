@@ -3,9 +3,10 @@
 use std::{convert::Infallible, future::poll_fn, time::Duration};
 
 use axum::body::Body;
-use http::{HeaderName, HeaderValue, Method, Request, Response, Uri, header};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use tower_service::Service;
 
+use super::credentials::{Credentials, is_harmless};
 use crate::head::{EVENT_STREAM, LAST_EVENT_ID, is_of_type};
 
 /// How long it may take to answer: 10 s.
@@ -24,8 +25,17 @@ const OF_A_CALL: [HeaderName; 5] = [
 pub(super) struct Again<S> {
     service: S,
     uri: Uri,
-    /// Without those of its body. Smaller than a map of them: there is one for each call in flight.
+    /// Without those of its body and without its credentials, which the stream has. Smaller than a map of them: there is one
+    /// for each call in flight.
     headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// How the server answers.
+pub(super) enum Rest {
+    Events(Body),
+    /// It does not accept the credentials.
+    Unauthorized,
+    Refused,
 }
 
 // === impl Again ===
@@ -36,7 +46,7 @@ impl<S> Again<S> {
         let others = call
             .headers()
             .iter()
-            .filter(|(name, _)| !OF_A_CALL.contains(name));
+            .filter(|(name, _)| is_harmless(name) && !OF_A_CALL.contains(name));
         headers.extend(others.map(|(name, value)| (name.clone(), value.clone())));
         Self {
             service,
@@ -45,7 +55,7 @@ impl<S> Again<S> {
         }
     }
 
-    fn request(&self, last: &HeaderValue) -> Request<Body> {
+    fn request(&self, last: &HeaderValue, credentials: Option<&Credentials>) -> Request<Body> {
         let mut request = Request::new(Body::empty());
         *request.method_mut() = Method::GET;
         *request.uri_mut() = self.uri.clone();
@@ -58,6 +68,9 @@ impl<S> Again<S> {
             HeaderValue::from_static("text/event-stream"),
         );
         headers.insert(LAST_EVENT_ID, last.clone());
+        if let Some(credentials) = credentials {
+            credentials.put_on(headers);
+        }
         request
     }
 }
@@ -67,14 +80,23 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
     /// Asks for what comes after the event with this id.
-    pub(super) async fn ask(&mut self, last: &HeaderValue) -> Option<Body> {
-        let request = self.request(last);
+    pub(super) async fn ask(
+        &mut self,
+        last: &HeaderValue,
+        credentials: Option<&Credentials>,
+    ) -> Rest {
+        let request = self.request(last, credentials);
         let answer = tokio::time::timeout(RESUME_LIMIT, call(&mut self.service, request)).await;
         let Ok(Ok(answer)) = answer else {
-            return None;
+            return Rest::Refused;
         };
-        let is_stream = answer.status().is_success() && is_of_type(answer.headers(), EVENT_STREAM);
-        is_stream.then(|| answer.into_body())
+        match answer.status() {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Rest::Unauthorized,
+            status if status.is_success() && is_of_type(answer.headers(), EVENT_STREAM) => {
+                Rest::Events(answer.into_body())
+            }
+            _ => Rest::Refused,
+        }
     }
 }
 

@@ -13,7 +13,10 @@ use std::{
 
 use tokio::{task::AbortHandle, time::Instant};
 
-use super::budget::{Budget, Grant};
+use super::{
+    budget::{Budget, Grant},
+    event::StreamName,
+};
 use crate::message::IdKey;
 
 /// The streams of one session.
@@ -28,6 +31,8 @@ pub(super) struct Book<S> {
 #[derive(Debug)]
 struct Pages<S> {
     streams: HashMap<u64, Entry<S>>,
+    /// What their event ids call them.
+    names: HashMap<StreamName, u64>,
     /// The newest stream of each id.
     calls: HashMap<Arc<IdKey>, u64>,
     /// Streams that have ended and whose client has all of them.
@@ -39,6 +44,7 @@ struct Pages<S> {
 #[derive(Debug)]
 struct Entry<S> {
     stream: S,
+    name: StreamName,
     call: Option<Arc<IdKey>>,
 }
 
@@ -77,6 +83,7 @@ impl<S: Clone> Book<S> {
             over: Arc::downgrade(over),
             pages: Mutex::new(Pages {
                 streams: HashMap::new(),
+                names: HashMap::new(),
                 calls: HashMap::new(),
                 spare: BTreeSet::new(),
                 closed: false,
@@ -96,7 +103,13 @@ impl<S: Clone> Book<S> {
     }
 
     /// Enters a stream. `false` if nothing can be entered any more.
-    pub(super) fn enter(&self, number: u64, stream: S, call: Option<IdKey>) -> bool {
+    pub(super) fn enter(
+        &self,
+        number: u64,
+        name: StreamName,
+        stream: S,
+        call: Option<IdKey>,
+    ) -> bool {
         let mut pages = self.pages();
         if pages.closed {
             return false;
@@ -106,7 +119,8 @@ impl<S: Clone> Book<S> {
         if let Some(call) = &call {
             pages.calls.insert(call.clone(), number);
         }
-        pages.streams.insert(number, Entry { stream, call });
+        pages.names.insert(name, number);
+        pages.streams.insert(number, Entry { stream, name, call });
         true
     }
 
@@ -117,11 +131,11 @@ impl<S: Clone> Book<S> {
         Some(entry.stream.clone())
     }
 
-    /// The stream with this number.
-    pub(super) fn get(&self, number: u64) -> Option<S> {
+    /// The stream with this name.
+    pub(super) fn get(&self, name: StreamName) -> Option<S> {
         let mut pages = self.pages();
         pages.used = Instant::now();
-        let entry = pages.streams.get(&number)?;
+        let entry = pages.streams.get(pages.names.get(&name)?)?;
         Some(entry.stream.clone())
     }
 
@@ -155,6 +169,7 @@ impl<S: Clone> Book<S> {
         let mut pages = self.pages();
         let entry = pages.streams.remove(&number)?;
         pages.spare.remove(&number);
+        pages.names.remove(&entry.name);
         if let Some(call) = entry.call
             && pages.calls.get(&call) == Some(&number)
         {
@@ -177,6 +192,7 @@ impl<S: Clone> Book<S> {
     pub(super) fn take_all(&self) -> Vec<S> {
         let mut pages = self.pages();
         pages.closed = true;
+        pages.names.clear();
         pages.calls.clear();
         pages.spare.clear();
         let streams = std::mem::take(&mut pages.streams);

@@ -1,8 +1,10 @@
 //! A call, as far as its stream has to know it.
 
-use http::HeaderValue;
+use std::sync::Arc;
+
 use mcp_cancel_on_disconnect::CallToken;
 
+use super::credentials::Credentials;
 use crate::message::IdKey;
 
 /// The call that a stream is for.
@@ -11,7 +13,7 @@ pub struct Call {
     pub(super) id: Box<str>,
     pub(super) key: IdKey,
     pub(super) token: Option<CallToken>,
-    pub(super) owner: Option<HeaderValue>,
+    pub(super) credentials: Option<Arc<Credentials>>,
     /// What else is kept for it, in bytes.
     pub(super) besides: usize,
 }
@@ -25,7 +27,7 @@ impl Call {
             key: IdKey::of(id)?,
             id: id.into(),
             token: None,
-            owner: None,
+            credentials: None,
             besides: 0,
         })
     }
@@ -42,10 +44,10 @@ impl Call {
         self
     }
 
-    /// With which `Authorization` it came. The server behind [`Resumable`](super::Resumable) is asked about one that resumes it
-    /// with another. A command has no authorization, so its calls have no owner.
-    pub(super) fn owner(mut self, owner: Option<HeaderValue>) -> Self {
-        self.owner = owner;
+    /// With which credentials it came. The server behind [`Resumable`](super::Resumable) is asked about a client that resumes
+    /// it with others. A command knows no credentials, so its calls have none.
+    pub(super) fn credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials = Some(Arc::new(credentials));
         self
     }
 }

@@ -1,9 +1,12 @@
 //! The events of the hub's streams, and their ids.
 //!
-//! An id is `<nonce>-<stream>.<seq>`. The nonce tells ids of this process from those of the server behind it, and from
-//! those of a proxy that was here before.
+//! An id is `mcp-<server>-<stream>.<seq>`:
+//!
+//! 1. `server` is the same for every start of a proxy in front of the same server. So an id of an earlier start is
+//!    recognized and refused: a server that ignores an id that it does not know would answer with its standalone stream.
+//! 2. `stream` has 128 random bits of its own. No id of one stream tells anything about the ids of another.
 
-use std::hash::{BuildHasher, RandomState};
+use std::fmt;
 
 use bytes::Bytes;
 
@@ -37,17 +40,16 @@ pub enum Weight {
     Answer,
 }
 
-/// What tells the ids of one hub from all others.
+/// What the ids of a hub begin with.
 #[derive(Debug, Clone)]
-pub(crate) struct Nonce(Box<str>);
+pub(crate) struct Origin(Box<str>);
 
-/// The id of an event of this hub, read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct EventId {
-    pub(crate) stream: u64,
-    /// `None`: of this hub, but no event has such an id.
-    pub(crate) seq: Option<u64>,
-}
+/// What names a stream in the ids of its events: 128 random bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct StreamName(u128);
+
+/// The id of an event of this hub, or of a hub that was here before. `None` if no event has such an id.
+pub(crate) type EventId = Option<(StreamName, u64)>;
 
 // === impl Event ===
 
@@ -163,31 +165,54 @@ impl Weight {
     }
 }
 
-// === impl Nonce ===
+// === impl StreamName ===
 
-impl Nonce {
-    pub(crate) fn new() -> Self {
-        // Each of these is seeded by the system's source of random numbers.
-        let random = || RandomState::new().hash_one(0_u8);
-        Self(format!("mcp-{:016x}", random() ^ random().rotate_left(32)).into())
+impl StreamName {
+    const DIGITS: usize = 32;
+
+    /// A new name. `None` if the system has no random numbers.
+    pub(crate) fn random() -> Option<Self> {
+        let mut bits = [0; 16];
+        getrandom::fill(&mut bits).ok()?;
+        Some(Self(u128::from_ne_bytes(bits)))
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        let is_name = text.len() == Self::DIGITS && text.bytes().all(is_digit);
+        is_name.then(|| u128::from_str_radix(text, 16).ok().map(Self))?
+    }
+}
+
+/// Without the bits: whoever has them can read the stream.
+impl fmt::Debug for StreamName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StreamName")
+    }
+}
+
+// === impl Origin ===
+
+impl Origin {
+    /// The origin of a hub in front of the server of this name. The name is hashed (FNV-1a), and may be guessed from that.
+    pub(crate) fn of(server: &str) -> Self {
+        let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        let hash = server.bytes().fold(0x811c_9dc5, add);
+        Self(format!("mcp-{hash:08x}-").into())
     }
 
     /// What the ids of a stream begin with.
-    pub(crate) fn prefix(&self, stream: u64) -> Box<str> {
-        format!("{}-{stream}.", self.0).into()
+    pub(crate) fn prefix(&self, stream: StreamName) -> Box<str> {
+        format!("{}{:032x}.", self.0, stream.0).into()
     }
 
-    /// `None` if the id is not of this hub.
+    /// Returns `None` if the id is of another origin.
     pub(crate) fn read(&self, id: &str) -> Option<EventId> {
-        let rest = id.strip_prefix(&*self.0)?.strip_prefix('-')?;
-        let (stream, seq) = rest.split_once('.').unwrap_or((rest, ""));
-        Some(match (number(stream), number(seq)) {
-            (Some(stream), seq) => EventId { stream, seq },
-            _ => EventId {
-                stream: u64::MAX,
-                seq: None,
-            },
-        })
+        let rest = id.strip_prefix(&*self.0)?;
+        Some(rest.split_once('.').and_then(|(stream, seq)| {
+            let stream = StreamName::read(stream)?;
+            Some((stream, number(seq)?))
+        }))
     }
 }
 

@@ -12,8 +12,8 @@
 //!    call ends with an error.
 //! 3. **How long.** A stream is kept for 60 s after its end. One whose client has all of it makes room for others
 //!    before that.
-//! 4. **Whose.** A stream is found by an event id in its own session only. Where a server judges who may use a session,
-//!    [`Resumable`] has it judge who comes back as well.
+//! 4. **Whose.** A stream is found in its own session only, by an event id with 128 random bits. Where a server judges who may
+//!    use a session, [`Resumable`] has it judge who comes back as well.
 //! 5. **One reader.** Who resumes a stream takes it over. The response that read it before ends.
 //!
 //! The parts: [`Stream`] has a `ring` of events, which is where it is decided what stays; a [`Session`] has streams, which
@@ -23,6 +23,7 @@ mod again;
 mod book;
 mod budget;
 mod call;
+mod credentials;
 mod event;
 mod read;
 mod resumable;

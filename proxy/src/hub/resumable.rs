@@ -12,8 +12,9 @@
 //! What passes is not altered. Of a call whose answer is JSON, and fast, the answer passes as well. If it is slow, and the
 //! client can be told of an event id to come back with, an event stream begins without waiting for the server's head.
 //!
-//! Who comes back with another `Authorization` than the call had (it may have got a fresh token) gets its stream only if
-//! the server accepts a `ping` with that one.
+//! A client that comes back with other credentials than the call had (it may have got a fresh token) gets its stream only if
+//! the server accepts a `ping` with these. Credentials are all header fields that are not known to be harmless. The latest that
+//! were accepted are those with which the rest of the answer is asked for, and with which the layer's cancel is sent.
 
 use std::{
     convert::Infallible,
@@ -35,14 +36,15 @@ use tracing::Instrument as _;
 use super::{
     again::Again,
     call::Call,
+    credentials::Credentials,
     sessions::{Hub, Lookup, unknown_event},
     stream::Stream,
     upstream::{Answer, Answering, Writer},
 };
 use crate::{
     head::{
-        EVENT_STREAM, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID, accepts, has_sessions,
-        is_of_type, one,
+        EVENT_STREAM, FIRST_PRIMED, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID, accepts,
+        has_sessions, is_of_type, one,
     },
     message::{IdKey, Kind, MAX_BODY, Message},
 };
@@ -73,6 +75,9 @@ pub struct Resumable<S> {
 
 /// Forgets a stream unless its call turns out to have one.
 struct Reserved(Option<Stream>);
+
+/// Forgets a session of which nobody but a request spoke, unless the server has accepted a call in it.
+struct Unused<'a>(Hub, &'a str);
 
 // === impl Resumable ===
 
@@ -168,11 +173,14 @@ where
         let Lookup::Stream(stream, seq) = self.hub.look_up(session, last) else {
             return unknown_event();
         };
-        if stream.owner() != headers.get(header::AUTHORIZATION) {
+        if !stream.is_of(headers) {
+            let headers = headers.clone();
+            let _question = stream.question();
             let answer = self.pass(ping(request)).await;
             if !answer.status().is_success() {
                 return answer;
             }
+            stream.accept(&headers);
         }
         self.hub.respond_after(&stream, seq)
     }
@@ -193,6 +201,8 @@ where
                 .await;
         };
         let is = |method: &str| message.method.as_deref() == Some(method);
+        // A client has the layer's token. A request without one is the layer's own, about a call whose client has gone.
+        let is_layers = parts.extensions.get::<CallToken>().is_none();
         let again = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
         match (message.kind, session) {
             (Kind::Request, session) if is("initialize") => {
@@ -210,7 +220,16 @@ where
                 let stream = session
                     .zip(key)
                     .and_then(|(session, key)| session.find(&key));
-                let response = self.pass(again(&body)).await;
+                let mut request = again(&body);
+                if let Some(stream) = stream.as_ref().filter(|_| is_layers) {
+                    if let Some(credentials) = stream.credentials() {
+                        credentials.put_on(request.headers_mut());
+                    }
+                    if let Some(id) = stream.call_text() {
+                        request = with_request_id(request, &body, &message, id);
+                    }
+                }
+                let response = self.pass(request).await;
                 if let Some(stream) = stream.filter(|_| response.status().is_success()) {
                     stream.let_go();
                 }
@@ -232,11 +251,25 @@ where
     async fn call_in(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
         let call = call
             .token(request.extensions().get::<CallToken>().cloned())
-            .owner(request.headers().get(header::AUTHORIZATION).cloned())
+            .credentials(Credentials::of(request.headers()))
             .besides(size_of_head(&request));
-        // A session that is not known yet may not be one: its server decides.
-        let session = self.hub.session(id);
+        // The proxy may have been started since the session began. A client of this revision knows events without a message.
+        let says_so = one(request.headers(), &PROTOCOL_VERSION)
+            .is_some_and(|revision| revision >= FIRST_PRIMED);
+        let known = self.hub.session(id);
+        let _unused = match known.is_none() && says_so {
+            true => Some(Unused(self.hub.clone(), id)),
+            false => None,
+        };
+        let session = match known {
+            None if says_so => self.hub.begin(id, None),
+            session => session,
+        };
+        if let Some(session) = session.as_ref().filter(|_| says_so) {
+            session.set_primes(true);
+        }
         let primes = session.as_ref().is_some_and(|session| session.primes());
+        // A session that is not known yet may not be one: its server decides.
         let (mut reserved, call) = match session {
             Some(session) => match session.open(call) {
                 Some(stream) => (Reserved(Some(stream)), None),
@@ -298,6 +331,22 @@ where
     let writer = Writer::new(stream.clone(), again);
     let task = tokio::spawn(writer.write(answer).in_current_span());
     stream.written_by(task.abort_handle());
+}
+
+/// The same cancel with the id of the call as its client wrote it: to a server `1` and `1.0` may differ.
+fn with_request_id(
+    request: Request<Body>,
+    body: &Bytes,
+    message: &Message<'_>,
+    id: &str,
+) -> Request<Body> {
+    let Some(body) = message.with_request_id(body, id) else {
+        return request;
+    };
+    let mut request = request.map(|_| Body::empty());
+    let length = body.len().into();
+    request.headers_mut().insert(header::CONTENT_LENGTH, length);
+    request.map(|_| Body::from(body))
 }
 
 /// Has the server judge who comes back.
@@ -373,6 +422,14 @@ fn join(frames: Vec<Result<Frame<Bytes>, axum::Error>>, length: usize) -> Bytes 
     whole.extend_from_slice(&first);
     pieces.for_each(|piece| whole.extend_from_slice(&piece));
     whole.freeze()
+}
+
+// === impl Unused ===
+
+impl Drop for Unused<'_> {
+    fn drop(&mut self) {
+        self.0.forget_unused(self.1);
+    }
 }
 
 // === impl Reserved ===

@@ -343,8 +343,13 @@ impl Ring {
         self.gaps
     }
 
+    /// Whether there ever was an event. Only then a client may come back.
+    pub(crate) fn has_events(&self) -> bool {
+        self.next > 0
+    }
+
     /// The reader goes, if there is one.
-    fn dismiss(&mut self) {
+    pub(crate) fn dismiss(&mut self) {
         if let Some(reader) = self.reader.take() {
             self.unread = self.unread.max(reader.at);
             self.break_pass();

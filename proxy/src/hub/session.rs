@@ -16,7 +16,7 @@ use super::{
     book::{Book, Over},
     budget::{Budget, Grant, Limits},
     call::Call,
-    event::Nonce,
+    event::{Origin, StreamName},
     ring::{Most, Ring},
     stream::Stream,
 };
@@ -51,7 +51,7 @@ struct Inner {
 /// What the sessions of a hub have in common.
 #[derive(Debug)]
 pub(super) struct Common {
-    pub(super) nonce: Nonce,
+    pub(super) origin: Origin,
     pub(super) limits: Limits,
     next_stream: AtomicU64,
 }
@@ -113,9 +113,9 @@ impl Session {
 
     fn start(&self, call: Option<Call>) -> Option<Stream> {
         let Inner { book, common, .. } = &*self.0;
-        let names = call.as_ref().map_or(0, |call| {
-            4 * call.id.len() + call.owner.as_ref().map_or(0, |owner| owner.len()) + call.besides
-        });
+        let names = call
+            .as_ref()
+            .map_or(0, |call| 4 * call.id.len() + call.besides);
         let mut room = book.grant();
         while let Err(short) = room.grow(STREAM_OVERHEAD + names) {
             if !book.make_room(short) {
@@ -126,16 +126,18 @@ impl Session {
             events: common.limits.events,
             bytes: common.limits.stream_bytes,
         };
+        let name = StreamName::random()?;
         let number = common.next_stream.fetch_add(1, Ordering::Relaxed);
         let key = call.as_ref().map(|call| call.key.clone());
-        let ring = Ring::new(common.nonce.prefix(number), most, room);
+        let ring = Ring::new(common.origin.prefix(name), most, room);
         let kept_for = common.limits.kept_for;
         let stream = Stream::new(number, call, Arc::downgrade(book), kept_for, ring);
-        book.enter(number, stream.clone(), key).then_some(stream)
+        book.enter(number, name, stream.clone(), key)
+            .then_some(stream)
     }
 
-    pub(super) fn stream(&self, number: u64) -> Option<Stream> {
-        self.0.book.get(number)
+    pub(super) fn stream(&self, name: StreamName) -> Option<Stream> {
+        self.0.book.get(name)
     }
 
     /// Ends all its streams. None can be opened from here on.
@@ -170,9 +172,9 @@ impl fmt::Debug for Session {
 // === impl Common ===
 
 impl Common {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(server: &str, limits: Limits) -> Self {
         Self {
-            nonce: Nonce::new(),
+            origin: Origin::of(server),
             limits,
             next_stream: AtomicU64::new(0),
         }

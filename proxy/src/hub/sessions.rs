@@ -6,10 +6,12 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use axum::body::Body;
 use http::{Response, StatusCode};
+use mcp_cancel_on_disconnect::{Confirmation, Orphan};
 use tokio::time::Instant;
 
 use super::{
@@ -20,8 +22,12 @@ use super::{
 };
 use crate::{
     head::FIRST_PRIMED,
+    message::IdKey,
     refusal::{self, SERVER_ERROR},
 };
+
+/// How long a call is put off while its server is asked who came back: 1 s. Then it is looked at again.
+const UNTIL_ASKED_AGAIN: Duration = Duration::from_secs(1);
 
 /// All sessions. It is a handle: clones are the same hub.
 #[derive(Debug, Clone)]
@@ -64,8 +70,14 @@ struct Shared {
 impl Hub {
     /// A hub without a session.
     pub fn new(limits: Limits) -> Self {
+        Self::in_front_of("", limits)
+    }
+
+    /// The same, for a server of this name. An event id of another hub in front of that server, such as one before a
+    /// restart, is [unknown](Self::resume), and is not taken for an id of the server.
+    pub fn in_front_of(server: &str, limits: Limits) -> Self {
         Self(Arc::new(Shared {
-            common: Arc::new(Common::new(limits)),
+            common: Arc::new(Common::new(server, limits)),
             budget: Budget::new(limits.bytes),
             sessions: Mutex::default(),
             over: Arc::new(Over::new()),
@@ -96,6 +108,15 @@ impl Hub {
         }
     }
 
+    /// Forgets a session that has no stream.
+    pub(super) fn forget_unused(&self, id: &str) {
+        let mut sessions = self.0.sessions();
+        let is_unused = |session: &Session| session.idle_since().is_some();
+        if sessions.get(id).is_some_and(is_unused) {
+            sessions.remove(id);
+        }
+    }
+
     /// The response to a client that comes back for what is after an event. `None` if the id is not one of this hub's,
     /// and the server may know it.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
@@ -109,6 +130,21 @@ impl Hub {
     /// Whether the answer of any call is still to come, or to be read by a client that is there.
     pub fn is_under_way(&self) -> bool {
         self.all().iter().any(Session::is_under_way)
+    }
+
+    /// Whether an orphan may be cancelled, for the layer's
+    /// [`confirm`](mcp_cancel_on_disconnect::CancelOnDisconnectLayer::confirm): not while the server is asked whether the client
+    /// that came back may have its stream.
+    pub fn judge(&self, orphan: &Orphan<'_>) -> Confirmation {
+        let call = orphan.call();
+        let stream = call.session().and_then(|id| {
+            let session = self.session(id)?;
+            session.find(&IdKey::of_call(call.request_id()))
+        });
+        match stream.is_some_and(|stream| stream.is_in_question()) {
+            true => Confirmation::PutOff(UNTIL_ASKED_AGAIN),
+            false => Confirmation::Cancel,
+        }
     }
 
     /// How much there is.
@@ -127,16 +163,16 @@ impl Hub {
         self.0.sessions().values().cloned().collect()
     }
 
-    /// Whether an event id is one of this hub's, or looks like one.
+    /// Returns `true` if an event id is of this hub, or of another one in front of the same server.
     pub(super) fn owns(&self, event_id: &str) -> bool {
-        self.0.common.nonce.read(event_id).is_some()
+        self.0.common.origin.read(event_id).is_some()
     }
 
     pub(super) fn look_up(&self, session: &str, event_id: &str) -> Lookup {
-        let id = self.0.common.nonce.read(event_id);
-        let found = id.and_then(|id| {
-            let stream = self.session(session)?.stream(id.stream)?;
-            Some(Lookup::Stream(stream, id.seq?))
+        let id = self.0.common.origin.read(event_id).flatten();
+        let found = id.and_then(|(name, seq)| {
+            let stream = self.session(session)?.stream(name)?;
+            Some(Lookup::Stream(stream, seq))
         });
         found.unwrap_or(Lookup::Unknown)
     }

@@ -3,25 +3,27 @@
 use std::{
     fmt,
     future::pending,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicUsize},
     task::Waker,
     time::Duration,
 };
 
 use axum::body::Body;
-use http::{HeaderValue, Response};
+use http::Response;
 use mcp_cancel_on_disconnect::CallToken;
 use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 
 use super::{
     book::Book,
     call::Call,
+    credentials::Credentials,
     event::{Event, answer_with, error},
     ring::{Pushed, Ring, Start},
 };
 use crate::message::IdKey;
 
 mod forgetting;
+mod judging;
 mod passing;
 mod reading;
 
@@ -73,8 +75,6 @@ struct Inner {
     number: u64,
     /// The id of its call, as JSON text and by its value.
     call: Option<(Box<str>, IdKey)>,
-    /// With which `Authorization` its call came.
-    owner: Option<HeaderValue>,
     /// Where it stands, with the others of its session.
     book: Weak<Book<Stream>>,
     /// For how long after its end.
@@ -84,12 +84,20 @@ struct Inner {
     moved: Notify,
     /// The time changed when the stream is to be let go.
     released: Notify,
+    /// The server has accepted other credentials.
+    renewed: Notify,
+    /// How many questions to the server are open about who came back.
+    questions: AtomicUsize,
 }
 
 struct State {
     ring: Ring,
     reader: Option<Waker>,
     token: Option<CallToken>,
+    /// The latest with which the server accepted a request for its call.
+    credentials: Option<Arc<Credentials>>,
+    /// The server has refused them since.
+    is_doubted: bool,
     let_go: Option<Instant>,
     /// Whether it was told that the answer is here.
     answered: bool,
@@ -112,20 +120,21 @@ impl Stream {
         kept_for: Duration,
         ring: Ring,
     ) -> Self {
-        let (call, owner, token) = match call {
-            Some(call) => (Some((call.id, call.key)), call.owner, call.token),
+        let (call, credentials, token) = match call {
+            Some(call) => (Some((call.id, call.key)), call.credentials, call.token),
             None => (None, None, None),
         };
         Self(Arc::new(Inner {
             number,
             call,
-            owner,
             book,
             kept_for,
             state: Mutex::new(State {
                 ring,
                 reader: None,
                 token,
+                credentials,
+                is_doubted: false,
                 let_go: None,
                 answered: false,
                 writer: None,
@@ -135,12 +144,19 @@ impl Stream {
             }),
             moved: Notify::new(),
             released: Notify::new(),
+            renewed: Notify::new(),
+            questions: AtomicUsize::new(0),
         }))
     }
 
     /// The id of the call that it is for, by its value.
     pub fn call(&self) -> Option<&IdKey> {
         self.0.call.as_ref().map(|(_, key)| key)
+    }
+
+    /// The id of that call, as it was written.
+    pub(crate) fn call_text(&self) -> Option<&str> {
+        self.0.call.as_ref().map(|(text, _)| &**text)
     }
 
     /// Sends the event that gives the client a place to resume from before there is any message. Only for clients whose
@@ -327,11 +343,6 @@ impl Stream {
     /// How much it takes without its events.
     #[cfg(test)]
     pub(super) const SIZE: usize = size_of::<Inner>();
-
-    /// With which `Authorization` its call came.
-    pub(super) fn owner(&self) -> Option<&HeaderValue> {
-        self.0.owner.as_ref()
-    }
 
     /// A task writes it, which ends when the stream is closed.
     pub(super) fn written_by(&self, writer: AbortHandle) {

@@ -3,7 +3,8 @@
 //! 1. It reads on whether the client is there or not, until the server's stream ends, or a while after the call was
 //!    cancelled or answered.
 //! 2. A server that cuts its stream before the answer, and gave ids of its own, is asked for the rest, a few times. Else
-//!    the call ends with an error.
+//!    the call ends with an error. If the server refuses the credentials of the call, the client's response ends, so that the
+//!    client comes back with fresh ones; the rest is asked for with these.
 //! 3. An answer that is no stream of events becomes one: JSON as it is, and anything else as an error.
 //! 4. What an event takes while it is read is counted. One that is too large goes straight through, in pieces.
 
@@ -18,7 +19,7 @@ use serde_json::value::RawValue;
 use tower_service::Service;
 
 use super::{
-    again::Again,
+    again::{Again, Rest},
     budget::Grant,
     event::{Event, ROOM_FOR_ID, Weight},
     read::{Read, Reader, data, skimmed},
@@ -305,8 +306,15 @@ where
         for _ in 0..TRIES {
             let retry = self.reader.retry().unwrap_or(DEFAULT_RETRY);
             tokio::time::sleep(retry.clamp(*RETRY.start(), *RETRY.end())).await;
-            if let Some(rest) = self.again.ask(&last).await {
-                return Some(rest);
+            let credentials = self.stream.credentials();
+            match self.again.ask(&last, credentials.as_deref()).await {
+                Rest::Events(rest) => return Some(rest),
+                Rest::Refused => {}
+                Rest::Unauthorized => {
+                    if !self.stream.renewed(credentials.as_ref()).await {
+                        return None;
+                    }
+                }
             }
         }
         None

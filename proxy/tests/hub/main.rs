@@ -8,6 +8,7 @@
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
+mod clients;
 mod scripted;
 mod short;
 
@@ -738,7 +739,7 @@ async fn who_comes_back_with_another_authorization_is_judged_by_the_server() {
     assert_eq!(ping.headers[header::AUTHORIZATION], "b");
     ping.json(r#"{"jsonrpc":"2.0","id":"mcp-cancel-proxy","result":{}}"#);
     let mut fresh = in_time(waiting).await.unwrap();
-    let mut same = in_time(setup.send(authorized(resumed(SESSION, &last), "a")))
+    let mut same = in_time(setup.send(authorized(resumed(SESSION, &last), "b")))
         .await
         .unwrap();
     assert_eq!(fresh.event().await, None);

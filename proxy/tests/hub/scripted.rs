@@ -200,7 +200,10 @@ impl Setup {
         let (ends, ended) = mpsc::unbounded_channel();
         let hub = Hub::new(limits);
         let resumable = Resumable::new(Server(arrivals), hub.clone());
-        let layer = CancelOnDisconnectLayer::new().observe(move |event: &Event<'_>| {
+        let judge = hub.clone();
+        let layer = CancelOnDisconnectLayer::new();
+        let layer = layer.confirm(move |orphan| std::future::ready(judge.judge(orphan)));
+        let layer = layer.observe(move |event: &Event<'_>| {
             if let Event::Ended { outcome, .. } = event {
                 let _ = ends.send(*outcome);
             }

@@ -1,0 +1,172 @@
+//! The header fields by which a server may know who sent a request.
+//!
+//! A server authenticates by any field: `Authorization`, a key of its own, a cookie, what a gateway in front adds. So every
+//! field counts, except for those of [`HARMLESS`], which say nothing of a client or differ between its requests.
+
+use std::fmt;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// The fields that are no credentials: of one connection, of one body, of a browser, of a trace, and of MCP itself. A field
+/// is listed only if no server can be expected to tell two clients apart by it. The session is compared elsewhere.
+const HARMLESS: [&str; 45] = [
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "b3",
+    "baggage",
+    "cache-control",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "dnt",
+    "expect",
+    "host",
+    "keep-alive",
+    "last-event-id",
+    "mcp-protocol-version",
+    "mcp-session-id",
+    "pragma",
+    "priority",
+    "request-id",
+    "sec-ch-ua",
+    "sec-ch-ua-mobile",
+    "sec-ch-ua-platform",
+    "sec-fetch-dest",
+    "sec-fetch-mode",
+    "sec-fetch-site",
+    "sec-fetch-user",
+    "sec-gpc",
+    "sentry-trace",
+    "te",
+    "traceparent",
+    "tracestate",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "upgrade-insecure-requests",
+    "user-agent",
+    "x-amzn-trace-id",
+    "x-b3-parentspanid",
+    "x-b3-sampled",
+    "x-b3-spanid",
+    "x-b3-traceid",
+    "x-cloud-trace-context",
+    "x-correlation-id",
+    "x-request-id",
+];
+
+/// Fields that are credentials of one message alone: they are compared, and not sent with another message.
+const OF_ONE_MESSAGE: [&str; 8] = [
+    "content-digest",
+    "content-md5",
+    "digest",
+    "idempotency-key",
+    "repr-digest",
+    "signature",
+    "signature-input",
+    "x-idempotency-key",
+];
+
+/// The credentials of a request: all its fields but the harmless ones.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Credentials(Box<[(HeaderName, HeaderValue)]>);
+
+/// Returns `true` if a field says nothing of who sent it.
+pub(super) fn is_harmless(name: &HeaderName) -> bool {
+    HARMLESS.binary_search(&name.as_str()).is_ok()
+}
+
+// === impl Credentials ===
+
+impl Credentials {
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let fields = headers.iter().filter(|(name, _)| !is_harmless(name));
+        let mut fields: Vec<_> = fields
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        // The order of fields with one name means something, and no other order does.
+        fields.sort_by(|one, other| one.0.as_str().cmp(other.0.as_str()));
+        Self(fields.into())
+    }
+
+    /// Gives a request these credentials in place of its own.
+    pub(super) fn put_on(&self, headers: &mut HeaderMap) {
+        let own: Vec<HeaderName> = headers
+            .keys()
+            .filter(|name| !is_harmless(name))
+            .cloned()
+            .collect();
+        for name in own {
+            headers.remove(name);
+        }
+        for (name, value) in &self.0 {
+            if !OF_ONE_MESSAGE.contains(&name.as_str()) {
+                headers.append(name.clone(), value.clone());
+            }
+        }
+    }
+}
+
+/// Without the values, and without the names of what a server calls its keys.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Credentials({} fields)", self.0.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(fields: &[(&str, &str)]) -> Credentials {
+        let fields = fields
+            .iter()
+            .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        Credentials::of(&fields.collect())
+    }
+
+    #[test]
+    fn the_harmless_fields_are_in_order() {
+        assert!(HARMLESS.is_sorted());
+    }
+
+    #[test]
+    fn any_field_that_is_not_known_to_be_harmless_is_a_credential() {
+        for name in [
+            "authorization",
+            "x-api-key",
+            "cookie",
+            "dpop",
+            "x-user",
+            "x-forwarded-for",
+        ] {
+            assert_ne!(of(&[(name, "a")]), of(&[(name, "b")]), "{name}");
+            assert_ne!(of(&[(name, "a")]), of(&[]), "{name}");
+            assert_ne!(
+                of(&[(name, "a")]),
+                of(&[(name, "a"), (name, "b")]),
+                "{name}"
+            );
+        }
+        let post = of(&[("cookie", "a"), ("accept", "*/*"), ("x-key", "b")]);
+        assert_eq!(
+            post,
+            of(&[("x-key", "b"), ("traceparent", "1"), ("cookie", "a")])
+        );
+    }
+
+    #[test]
+    fn credentials_replace_those_of_a_request_and_nothing_else() {
+        let mut headers = HeaderMap::new();
+        headers.insert("cookie", "old".parse().unwrap());
+        headers.insert("accept", "*/*".parse().unwrap());
+        of(&[("x-key", "new"), ("signature", "of another message")]).put_on(&mut headers);
+        let text: Vec<_> = headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+            .collect();
+        assert_eq!(text, [("accept", "*/*"), ("x-key", "new")]);
+    }
+}

@@ -1,0 +1,98 @@
+//! Who may have a stream: the latest credentials that its server accepted for the call.
+//!
+//! 1. A client with these very credentials has the stream without a question, unless the server has refused them since.
+//! 2. The server is asked about any other. While it is, the call must not be cancelled for the want of a client.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use http::HeaderMap;
+
+use super::Stream;
+use crate::hub::credentials::Credentials;
+
+/// A question to the server whose answer is still to come.
+pub(in crate::hub) struct Question(Stream);
+
+// === impl Stream ===
+
+impl Stream {
+    /// Returns the credentials with which requests for the call are sent. `None` for a call that has none.
+    pub(in crate::hub) fn credentials(&self) -> Option<Arc<Credentials>> {
+        self.state().credentials.clone()
+    }
+
+    /// Returns `true` if a request has the credentials that the server accepted last.
+    pub(in crate::hub) fn is_of(&self, headers: &HeaderMap) -> bool {
+        let state = self.state();
+        let known = state.credentials.clone();
+        let is_doubted = state.is_doubted;
+        drop(state);
+        !is_doubted && known.is_some_and(|known| *known == Credentials::of(headers))
+    }
+
+    /// The server has accepted these credentials.
+    pub(in crate::hub) fn accept(&self, headers: &HeaderMap) {
+        let credentials = Arc::new(Credentials::of(headers));
+        {
+            let mut state = self.state();
+            state.credentials = Some(credentials);
+            state.is_doubted = false;
+        }
+        self.0.renewed.notify_waiters();
+    }
+
+    /// The server has refused these credentials. Ends the response that its client reads, so that the client comes back, and
+    /// waits for credentials that the server accepts. Returns `false` at once if the client cannot come back, because it has no
+    /// event id.
+    ///
+    /// # Cancel safety
+    ///
+    /// Nothing is lost when this is dropped.
+    pub(in crate::hub) async fn renewed(&self, refused: Option<&Arc<Credentials>>) -> bool {
+        loop {
+            let renewed = self.0.renewed.notified();
+            tokio::pin!(renewed);
+            renewed.as_mut().enable();
+            let reader = {
+                let mut state = self.state();
+                let is_same = match (&state.credentials, refused) {
+                    (Some(latest), Some(refused)) => Arc::ptr_eq(latest, refused),
+                    _ => false,
+                };
+                if !is_same {
+                    return true;
+                }
+                if !state.ring.has_events() {
+                    return false;
+                }
+                state.is_doubted = true;
+                state.ring.dismiss();
+                state.reader.take()
+            };
+            if let Some(reader) = reader {
+                reader.wake();
+            }
+            self.0.moved.notify_waiters();
+            renewed.await;
+        }
+    }
+
+    /// The server is about to be asked who came back.
+    pub(in crate::hub) fn question(&self) -> Question {
+        self.0.questions.fetch_add(1, Ordering::Relaxed);
+        Question(self.clone())
+    }
+
+    /// Returns `true` while the server is asked who came back.
+    pub(in crate::hub) fn is_in_question(&self) -> bool {
+        self.0.questions.load(Ordering::Relaxed) > 0
+    }
+}
+
+// === impl Question ===
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.0.0.questions.fetch_sub(1, Ordering::Relaxed);
+    }
+}
