@@ -13,7 +13,7 @@ use crate::{
 mod abort;
 mod asked;
 mod bind;
-mod event_owners;
+mod event_ids;
 mod handler;
 mod id_hash;
 mod kept;

@@ -9,6 +9,7 @@ use futures_util::Stream;
 use rmcp::transport::streamable_http_server::session::ServerSseMessage;
 
 use super::{
+    event_ids::{Seal, Sealed},
     session::InUse,
     stream::{BoundCall, CallStream},
 };
@@ -17,6 +18,7 @@ use super::{
 pub(super) struct Opening<F> {
     opened: F,
     call: Option<BoundCall>,
+    seal: Option<Box<Seal>>,
     /// Last, so that the session is in use until the call is seen to be given up.
     used: Option<InUse>,
 }
@@ -24,8 +26,18 @@ pub(super) struct Opening<F> {
 // === impl Opening ===
 
 impl<F> Opening<F> {
-    pub(super) fn new(opened: F, call: Option<BoundCall>, used: Option<InUse>) -> Self {
-        Self { opened, call, used }
+    pub(super) fn new(
+        opened: F,
+        call: Option<BoundCall>,
+        seal: Option<Box<Seal>>,
+        used: Option<InUse>,
+    ) -> Self {
+        Self {
+            opened,
+            call,
+            seal,
+            used,
+        }
     }
 }
 
@@ -34,7 +46,7 @@ where
     F: Future<Output = Result<S, E>> + Unpin,
     S: Stream<Item = ServerSseMessage> + Send + 'static,
 {
-    type Output = Result<CallStream<S>, E>;
+    type Output = Result<CallStream<Sealed<S>>, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let opened = ready!(Pin::new(&mut self.opened).poll(cx));
@@ -44,7 +56,8 @@ where
                 if let Some(call) = &call {
                     call.opened();
                 }
-                Ok(CallStream::new(stream, call, self.used.take()))
+                let sealed = Sealed::new(stream, self.seal.take());
+                Ok(CallStream::new(sealed, call, self.used.take()))
             }
             Err(error) => {
                 if let Some(call) = call {

@@ -9,6 +9,7 @@ use rmcp::transport::streamable_http_server::{
 };
 
 use super::{
+    event_ids::{Seal, Sealed},
     kept::{self, Completed},
     session::InUse,
     shared::{SharedManager, is_rmcps},
@@ -28,6 +29,8 @@ pub(super) struct ResumeRequest<'a, M> {
     pub(super) shared: &'a Arc<SharedManager<M>>,
     pub(super) session: &'a SessionId,
     pub(super) last_event_id: String,
+    /// What binds the event ids of the session to it, if a store has its events.
+    pub(super) seal: Option<Box<Seal>>,
     pub(super) used: Option<InUse>,
 }
 
@@ -51,12 +54,15 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + use<M>, M::Error> {
         let (shared, session) = (self.shared, self.session);
         let turn = self.turn().await;
-        let is_foreign = shared.owners.is_foreign(Some(session), &self.last_event_id);
-        let is_stored = !is_foreign && self.used.as_ref().is_some_and(|used| used.is_stored());
         let ended = self.ended();
+        let is_stored = self.seal.is_some();
+        let Some(event_id) = self.event_id_inside() else {
+            // Nothing of another session is asked for. What is known of this one its client may have.
+            return Ok(kept::replay(ended, &self.last_event_id).left_stream());
+        };
         // A store has all that its client missed.
         let may_be_there = is_stored && matches!(ended, Some(End::Answered(_)));
-        if is_foreign || ended.is_some() && !may_be_there {
+        if ended.is_some() && !may_be_there {
             return Ok(kept::replay(ended, &self.last_event_id).left_stream());
         }
         if let Some(used) = &self.used {
@@ -66,7 +72,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         let asked = ask(
             shared.clone(),
             session.clone(),
-            self.last_event_id.clone(),
+            event_id.to_owned(),
+            self.seal.clone(),
             turn,
         );
         let (resumed, turn) = SpawnOnDrop::new(asked, |asked| self.read_unread(asked)).await;
@@ -90,6 +97,14 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         // The next one is newer.
         drop(turn);
         Ok(resumed.right_stream())
+    }
+
+    /// The event as the manager inside knows it. `None` if it is not of this session.
+    fn event_id_inside(&self) -> Option<&str> {
+        match &self.seal {
+            Some(seal) => seal.open(&self.last_event_id),
+            None => Some(&self.last_event_id),
+        }
     }
 
     fn named(&self) -> Named<Exchange> {
@@ -171,10 +186,11 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
 async fn ask<M: SessionManager>(
     shared: Arc<SharedManager<M>>,
     session: SessionId,
-    last_event_id: String,
+    event_id: String,
+    seal: Option<Box<Seal>>,
     turn: Option<MyTurn>,
 ) -> Reply<M::Error> {
-    let resumed = shared.manager.resume(&session, last_event_id).await;
-    let resumed = resumed.map(|stream| -> Resumed { Box::pin(stream) });
+    let resumed = shared.manager.resume(&session, event_id).await;
+    let resumed = resumed.map(|stream| -> Resumed { Box::pin(Sealed::new(stream, seal)) });
     (resumed, turn)
 }

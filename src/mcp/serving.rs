@@ -90,14 +90,7 @@ mod tests {
         let serving = Arc::new(Serving::default());
         let session = |id: &str| {
             let owner = Weak::<Nobody>::new();
-            Session::new(
-                id.into(),
-                None,
-                owner,
-                None,
-                EarlyEnds::default(),
-                Arc::default(),
-            )
+            Session::new(id.into(), None, owner, EarlyEnds::default(), Arc::default())
         };
         let kept = Arc::new(session("kept"));
         for _ in 0..3 {

@@ -12,10 +12,7 @@ use std::{
     time::Duration,
 };
 
-use rmcp::{
-    model::ServerJsonRpcMessage,
-    transport::streamable_http_server::session::{ServerSseMessage, SessionId},
-};
+use rmcp::{model::ServerJsonRpcMessage, transport::streamable_http_server::session::SessionId};
 use tokio::{
     sync::{OnceCell, watch},
     time::Instant,
@@ -23,7 +20,6 @@ use tokio::{
 
 use super::{
     answers,
-    event_owners::EventOwners,
     id_hash::{self, IdHasher},
     kept::Shelf,
     life::Life,
@@ -54,8 +50,6 @@ pub(super) struct Session {
     pub(super) muted: Muted,
     pub(super) early_ends: EarlyEnds,
     pub(super) shelf: Shelf,
-    /// Where its events are noted as its own, if a store has them.
-    owners: Option<Arc<EventOwners>>,
     life: Life,
     /// The ids of the cancels that are on their way into it.
     injections: watch::Sender<Vec<RequestId>>,
@@ -191,7 +185,6 @@ impl Session {
         id: SessionId,
         idle_timeout: Option<Duration>,
         owner: Weak<dyn Owner>,
-        owners: Option<Arc<EventOwners>>,
         early_ends: EarlyEnds,
         watchers: Arc<[Watcher]>,
     ) -> Self {
@@ -200,7 +193,6 @@ impl Session {
             muted: Muted::default(),
             early_ends,
             shelf: Shelf::default(),
-            owners,
             life: Life::new(Instant::now()),
             injections: watch::Sender::new(Vec::new()),
             idle_timeout,
@@ -244,18 +236,6 @@ impl Session {
     fn was_told(&self, now: Told) -> Told {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         mem::replace(&mut *told, now)
-    }
-
-    /// Whether a store has its events.
-    pub(super) fn is_stored(&self) -> bool {
-        self.owners.is_some()
-    }
-
-    /// An event of the session goes out for the first time.
-    pub(super) fn note(&self, event: &ServerSseMessage) {
-        if let Some(owners) = &self.owners {
-            owners.note(&self.id, event);
-        }
     }
 
     /// Has the timer look at it when it may have been idle for too long.

@@ -22,13 +22,14 @@ use rmcp::{
 };
 
 use super::{
+    event_ids::{EventIds, Seal, Sealed},
     kept,
     opening::Opening,
     resume::ResumeRequest,
     session::Session,
     session::Watcher,
     shared::SharedManager,
-    stream::{BoundCall, standalone},
+    stream::{BoundCall, without_muted},
     transport::CancellableTransport,
 };
 use crate::{call::RequestId, exchange::INJECTION_LIMIT, observe::SessionEvent, token::CallToken};
@@ -62,6 +63,7 @@ pub struct CancellableSessionManager<M> {
     shared: Arc<SharedManager<M>>,
     idle_timeout: Option<Duration>,
     watchers: Arc<[Watcher]>,
+    event_ids: EventIds,
 }
 
 // === impl CancellableSessionManager ===
@@ -117,6 +119,7 @@ impl<M> CancellableSessionManager<M> {
             shared: Arc::new(SharedManager::new(manager)),
             idle_timeout: None,
             watchers: Arc::default(),
+            event_ids: EventIds::of_process(),
         }
     }
 
@@ -191,6 +194,31 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
+    /// Sets the key that binds the event ids of an [`EventStore`] to their sessions. Without a store it has no effect.
+    ///
+    /// A store replays to every client that names one of its events. So each event id is handed out with a MAC (HMAC-SHA256) of
+    /// itself and of its session, and an event is replayed only to that session. By default the key is random: all managers of a
+    /// process have the same, and nobody else knows it. Then an event that was handed out by another process, or before a restart,
+    /// is replayed to no client: its stream is empty.
+    ///
+    /// Processes that share a store, and those that outlive a restart with it, need the same key: at least 32 random bytes, kept as
+    /// a secret. An empty key is ignored.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::CancellableSessionManager;
+    ///
+    /// # let secret = "made by `openssl rand -hex 32`";
+    /// let sessions = CancellableSessionManager::default().event_id_key(secret);
+    /// assert!(!format!("{sessions:?}").contains("openssl"), "it is not shown");
+    /// ```
+    pub fn event_id_key(mut self, key: impl AsRef<[u8]>) -> Self {
+        let key = key.as_ref();
+        if !key.is_empty() {
+            self.event_ids = EventIds::with_key(key);
+        }
+        self
+    }
+
     /// The answer that a client which comes back to a session with this event is given from memory: that of the call on whose
     /// stream the event was. `None` if the call has not ended with an answer, if the event is that of the answer itself, or if
     /// the answer is not kept any more. Nothing changes by asking.
@@ -234,6 +262,12 @@ impl<M: SessionManager> CancellableSessionManager<M> {
             .open_session(id, self.idle_timeout, self.watchers.clone());
         session.tell_opened(restored);
         CancellableTransport::new(transport, session, self.shared.serving.clone())
+    }
+
+    /// What binds the event ids of a session to it. `None` if there is no event store.
+    fn seal_of(&self, session: &SessionId) -> Option<Box<Seal>> {
+        self.shared.manager.event_store()?;
+        Some(Box::new(self.event_ids.seal_of(Some(session))))
     }
 }
 
@@ -319,7 +353,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
                 Either::Left(Box::pin(shared.manager.create_stream(id, message)))
             }
         };
-        Opening::new(opened, call, used)
+        Opening::new(opened, call, self.seal_of(id), used)
     }
 
     fn accept_message(
@@ -356,7 +390,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     > + Send {
         let used = self.shared.sessions.begin_use(id);
         let opened = self.shared.manager.create_standalone_stream(id);
-        opened.map_ok(|stream| standalone(stream, used))
+        let seal = self.seal_of(id);
+        opened.map_ok(|stream| without_muted(Sealed::new(stream, seal), used))
     }
 
     async fn resume(
@@ -368,6 +403,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             shared: &self.shared,
             session: id,
             last_event_id,
+            seal: self.seal_of(id),
             used: self.shared.sessions.begin_use(id),
         };
         resume.stream().await
@@ -391,7 +427,7 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
 
     fn event_store(&self) -> Option<Arc<dyn EventStore>> {
         let store = self.shared.manager.event_store()?;
-        Some(self.shared.owners.guard(store))
+        Some(self.event_ids.guard(store))
     }
 }
 

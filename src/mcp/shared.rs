@@ -24,7 +24,6 @@ use rmcp::{
 use tracing::warn;
 
 use super::{
-    event_owners::EventOwners,
     kept,
     passing::EarlyEnds,
     serving::Serving,
@@ -56,7 +55,6 @@ pub(super) struct SharedManager<M> {
     pub(super) registry: OnceLock<Arc<Registry>>,
     /// Hashes the arguments of calls.
     pub(super) hasher: RandomState,
-    pub(super) owners: Arc<EventOwners>,
     pub(super) remarks: Remarks,
     pub(super) turns: Arc<Turns>,
     /// Whether streams can end before their calls are answered, because somebody else can reach `manager`.
@@ -77,7 +75,6 @@ impl<M> SharedManager<M> {
             cancels: AtomicBool::new(false),
             registry: OnceLock::new(),
             hasher: RandomState::new(),
-            owners: Arc::default(),
             remarks: Remarks::default(),
             turns: Arc::default(),
             early_ends: Arc::default(),
@@ -208,13 +205,11 @@ impl<M: SessionManager> SharedManager<M> {
         watchers: Arc<[Watcher]>,
     ) -> Arc<Session> {
         let this: Weak<Self> = Arc::downgrade(self);
-        let stored = self.manager.event_store();
-        let owners = stored.map(|_| self.owners.clone());
         if !is_rmcps::<M>() {
             self.early_ends.store(true, Ordering::Relaxed);
         }
         let early_ends = EarlyEnds::new(self.early_ends.clone());
-        let session = Session::new(id, idle_timeout, this, owners, early_ends, watchers);
+        let session = Session::new(id, idle_timeout, this, early_ends, watchers);
         let session = Arc::new(session);
         self.sessions.add(session.clone());
         session.watch(&self.timer);

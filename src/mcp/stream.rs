@@ -16,7 +16,7 @@ use super::{answers, kept, session::InUse};
 use crate::{
     call::{CallId, CallInfo, DetachCause, Outcome},
     exchange::{Attachment, Exchange},
-    registry::{FIRST, Form, NOBODYS, numbers},
+    registry::{Form, NOBODYS, numbers},
     timer::Moves,
 };
 
@@ -77,7 +77,7 @@ impl<S: Stream<Item = ServerSseMessage> + Send + 'static> Stream for CallStream<
         match &event {
             Some(event) => {
                 if let Some(call) = &mut this.call {
-                    call.note(event, this.used.as_ref());
+                    call.note(event);
                 }
                 if let Some(call) = this.call.take_if(|call| call.is_answered_by(event)) {
                     call.answered(event, this.used.as_ref());
@@ -129,23 +129,6 @@ where
     })
 }
 
-/// A standalone stream, whose events are its session's.
-pub(super) fn standalone<S>(
-    stream: S,
-    used: Option<InUse>,
-) -> impl Stream<Item = ServerSseMessage> + Send + Sync + 'static
-where
-    S: Stream<Item = ServerSseMessage> + Send + Sync + 'static,
-{
-    let by_stream = used.as_ref().map(InUse::again);
-    let noted = stream.inspect(move |event| {
-        if let Some(used) = &by_stream {
-            used.note(event);
-        }
-    });
-    without_muted(noted, used)
-}
-
 /// Reads a stream until the answer of its call, its end, or the end of the call: the stream of a call whose id was used
 /// again gives nothing, and does not end.
 pub(super) async fn read_on(
@@ -162,7 +145,7 @@ pub(super) async fn read_on(
         let Some(event) = event else {
             return call.expect_answer_elsewhere(used.as_ref());
         };
-        call.note(&event, used.as_ref());
+        call.note(&event);
         if call.is_answered_by(&event) {
             return call.answered(&event, used.as_ref());
         }
@@ -227,16 +210,12 @@ impl BoundCall {
     }
 
     /// Notes what its client may come back with.
-    fn note(&mut self, event: &ServerSseMessage, used: Option<&InUse>) {
+    fn note(&mut self, event: &ServerSseMessage) {
         let Some(id) = &event.event_id else {
             return;
         };
         let exchange = &self.attachment.exchange;
         exchange.mark_passed(true, event.retry);
-        // The events of a resumed stream come from the store, and may be another session's.
-        if let Some(used) = used.filter(|_| self.attachment.generation == FIRST) {
-            used.note(event);
-        }
         let number = match self.form {
             Form::Rmcp => numbers(id.as_bytes()).map(|(_, stream)| stream),
             Form::Any => None,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mcp_cancel_on_disconnect::{CancelReason, Grace, MIN_GRACE, Outcome};
 
 use crate::{
-    setup::{FIRST_STORED, Plan, Server, Setup, StoppedClock, What, for_servers},
+    setup::{Plan, Server, Setup, StoppedClock, What, for_servers},
     support::*,
 };
 
@@ -94,16 +94,16 @@ async fn a_call_whose_events_are_stored_runs_to_its_end() {
 async fn a_client_of_a_store_that_polls_gets_its_answer() {
     let setup = stored(Plan::of(Server::Wrapped).grace(Grace::Auto)).await;
     let mcp = setup.mcp().await;
-    cut(&setup, &mcp).await;
+    let first = cut_after_first(&setup, &mcp).await;
     for _ in 0..3 {
-        let mut polled = mcp.resume(FIRST_STORED).await;
+        let mut polled = mcp.resume(&first).await;
         assert_eq!(polled.head().await.status, 200);
         assert_eq!(polled.answer_event().await, None);
     }
     setup.witness.release("a");
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 
-    let mut polled = mcp.resume(FIRST_STORED).await;
+    let mut polled = mcp.resume(&first).await;
 
     let answer = polled.answer().await.expect("the answer");
     assert_eq!(answer["result"]["content"][0]["text"], "done:a");
@@ -129,9 +129,16 @@ async fn stored(plan: Plan) -> Setup {
 
 /// Call 1 has had its first event when its client goes. Tells how long it is waited for.
 async fn cut(setup: &Setup, mcp: &Mcp) -> Option<Duration> {
+    cut_after_first(setup, mcp).await;
+    setup.events.detached(mcp, 1).await.0
+}
+
+/// The same. Returns the id of that event.
+async fn cut_after_first(setup: &Setup, mcp: &Mcp) -> String {
     let mut call = setup.start_call(mcp, 1, "hold", "a").await;
     call.head().await;
-    assert!(call.event().await.expect("an event").id.is_some());
+    let first = call.event().await.expect("an event");
     call.fin();
-    setup.events.detached(mcp, 1).await.0
+    setup.events.detached(mcp, 1).await;
+    first.id.expect("an id")
 }

@@ -15,7 +15,7 @@ use rmcp::{
 use serde_json::json;
 
 use crate::{
-    setup::{FIRST_STORED, Plan, Server, Setup, StoppedClock, Store},
+    setup::{Plan, Server, Setup, StoppedClock, Store},
     support::*,
 };
 
@@ -49,9 +49,9 @@ enum Loses {
 
 #[tokio::test]
 async fn a_resume_of_an_answered_call_brings_all_that_its_client_missed() {
-    let (setup, mcp) = answered(Loses::Nothing).await;
+    let (setup, mcp, ids) = answered(Loses::Nothing).await;
 
-    let brought = brought(&mcp, FIRST_STORED).await;
+    let brought = brought(&mcp, &ids[0]).await;
 
     assert_eq!(brought, [PROGRESS, PROGRESS, PROGRESS, "done:a"]);
     drop(setup);
@@ -59,18 +59,22 @@ async fn a_resume_of_an_answered_call_brings_all_that_its_client_missed() {
 
 #[tokio::test]
 async fn a_resume_from_the_middle_of_an_answered_call_brings_what_comes_after() {
-    let (setup, mcp) = answered(Loses::Nothing).await;
+    let (setup, mcp, ids) = answered(Loses::Nothing).await;
 
-    assert_eq!(brought(&mcp, "event-2").await, [PROGRESS, "done:a"]);
-    assert_eq!(brought(&mcp, "event-4").await, [""; 0], "it has the answer");
+    assert_eq!(brought(&mcp, &ids[2]).await, [PROGRESS, "done:a"]);
+    let mut resumed = mcp.resume(&ids[3]).await;
+    resumed.head().await;
+    let answer = resumed.event().await.expect("the answer");
+    let id = answer.id.expect("an id");
+    assert_eq!(brought(&mcp, &id).await, [""; 0], "it has the answer");
     drop(setup);
 }
 
 #[tokio::test]
 async fn an_answer_that_the_store_has_lost_comes_after_what_it_has() {
-    let (setup, mcp) = answered(Loses::Answers).await;
+    let (setup, mcp, ids) = answered(Loses::Answers).await;
 
-    let brought = brought(&mcp, FIRST_STORED).await;
+    let brought = brought(&mcp, &ids[0]).await;
 
     assert_eq!(brought, [PROGRESS, PROGRESS, PROGRESS, "done:a"]);
     drop(setup);
@@ -80,11 +84,11 @@ async fn an_answer_that_the_store_has_lost_comes_after_what_it_has() {
 #[tokio::test]
 async fn an_answer_of_which_the_store_has_nothing_comes_after_the_id_that_was_named() {
     for loses in [Loses::Messages, Loses::Everything] {
-        let (setup, mcp) = answered(loses).await;
+        let (setup, mcp, ids) = answered(loses).await;
 
-        let brought = brought(&mcp, FIRST_STORED).await;
+        let brought = brought(&mcp, &ids[0]).await;
 
-        assert_eq!(brought, ["priming event-0", "done:a"]);
+        assert_eq!(brought, [&*format!("priming {}", ids[0]), "done:a"]);
         drop(setup);
     }
 }
@@ -93,9 +97,9 @@ async fn an_answer_of_which_the_store_has_nothing_comes_after_the_id_that_was_na
 #[tokio::test]
 async fn an_answer_comes_though_the_replay_of_the_store_does_not_end() {
     let clock = StoppedClock::stop();
-    let (setup, mcp) = answered(Loses::AnswersAndTheEnd).await;
+    let (setup, mcp, ids) = answered(Loses::AnswersAndTheEnd).await;
 
-    let mut resumed = mcp.resume(FIRST_STORED).await;
+    let mut resumed = mcp.resume(&ids[0]).await;
     assert_eq!(resumed.head().await.status, 200);
     for _ in 0..3 {
         let event = resumed.event().await.expect("an event of the store");
@@ -114,24 +118,24 @@ async fn an_answer_comes_though_the_replay_of_the_store_does_not_end() {
 #[tokio::test]
 async fn a_resume_of_a_cancelled_call_brings_the_error_alone() {
     let clock = StoppedClock::stop();
-    let (setup, mcp) = cut(Loses::Nothing).await;
+    let (setup, mcp, ids) = cut(Loses::Nothing).await;
     clock.advance(GRACE + TICK).await;
     let orphaned = Outcome::Cancelled(CancelReason::Orphaned);
     assert_eq!(setup.events.ended(&mcp, 1).await, orphaned);
 
-    assert_eq!(brought(&mcp, FIRST_STORED).await, ["error -32800"]);
+    assert_eq!(brought(&mcp, &ids[0]).await, ["error -32800"]);
 }
 
-/// Call 1 is answered while its client is away.
-async fn answered(loses: Loses) -> (Setup, Mcp) {
-    let (setup, mcp) = cut(loses).await;
+/// Call 1 is answered while its client is away. Returns the ids of the events that the client has.
+async fn answered(loses: Loses) -> (Setup, Mcp, Vec<String>) {
+    let (setup, mcp, ids) = cut(loses).await;
     setup.witness.release("a");
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
-    (setup, mcp)
+    (setup, mcp, ids)
 }
 
 /// The client of call 1 has gone after the first event of five.
-async fn cut(loses: Loses) -> (Setup, Mcp) {
+async fn cut(loses: Loses) -> (Setup, Mcp, Vec<String>) {
     let store = Lossy {
         store: Store::default(),
         loses,
@@ -143,12 +147,14 @@ async fn cut(loses: Loses) -> (Setup, Mcp) {
     let arguments = json!({ "label": "a", "events": 3 });
     let mut call = mcp.call(1, "chatty", arguments).await;
     call.head().await;
+    let mut ids = Vec::new();
     for _ in 0..4 {
-        call.event().await.expect("an event");
+        let event = call.event().await.expect("an event");
+        ids.push(event.id.expect("an id"));
     }
     call.fin();
     setup.events.detached(&mcp, 1).await;
-    (setup, mcp)
+    (setup, mcp, ids)
 }
 
 /// What a resume brings, to its end.

@@ -54,6 +54,14 @@ impl Mcp {
         Self::stateless(addr, path).connect().await
     }
 
+    /// The same client at another server.
+    pub fn at(&self, addr: SocketAddr) -> Self {
+        Self {
+            addr,
+            ..self.clone()
+        }
+    }
+
     /// Speaks in a session that it did not open.
     pub fn in_session(mut self, id: &str) -> Self {
         self.session = Some(id.to_owned());

@@ -1,0 +1,323 @@
+//! Event ids that are bound to their session.
+//!
+//! An event store replays to every client that names one of its events: neither rmcp nor the store asks which session the event
+//! is of. So every event id that is handed out carries a keyed MAC of itself and its session, and a resume is passed on only if
+//! the MAC is that of the session which asks. Nothing is remembered, so nothing can be forgotten.
+//!
+//! 1. An id without a valid MAC is never passed on.
+//! 2. The registry and the client know the sealed id, the manager inside and its store the plain one.
+//! 3. Without an event store no id is sealed.
+
+use std::{
+    array,
+    hash::{BuildHasher, RandomState},
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+};
+
+use futures_util::{Stream, StreamExt, stream};
+use pin_project_lite::pin_project;
+use rmcp::transport::streamable_http_server::session::{
+    EventId, EventStore, EventStoreError, EventStream, ServerSseMessage, SessionId,
+};
+use sha2::{Digest, Sha256};
+
+/// Between an id and its MAC.
+const SEPARATOR: char = '.';
+
+/// Length of a MAC: 128 of the 256 bits of HMAC-SHA256 (RFC 2104 allows half), as 32 hexadecimal digits.
+const MAC_BYTES: usize = 16;
+
+/// Block size of SHA-256, to which HMAC pads its key.
+const BLOCK: usize = 64;
+
+/// Binds event ids to sessions, under one key.
+#[derive(Clone)]
+pub(super) struct EventIds(Arc<MacKey>);
+
+/// The two states of HMAC-SHA256 after the key.
+struct MacKey {
+    inner: Sha256,
+    outer: Sha256,
+}
+
+/// Seals the event ids of one session, or of clients that have none.
+#[derive(Clone)]
+pub(super) struct Seal {
+    ids: EventIds,
+    session: Option<SessionId>,
+}
+
+pin_project! {
+    /// A stream of events whose ids are sealed, if there is a seal.
+    pub(super) struct Sealed<S> {
+        #[pin]
+        events: S,
+        // In a box, because nearly all streams have none.
+        seal: Option<Box<Seal>>,
+    }
+}
+
+/// A store as clients without a session see it.
+struct Sessionless {
+    store: Arc<dyn EventStore>,
+    seal: Seal,
+}
+
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, EventStoreError>> + Send + 'a>>;
+
+// === impl EventIds ===
+
+impl EventIds {
+    /// Those of all managers of this process that are given no key: two of them may share a store.
+    pub(super) fn of_process() -> Self {
+        static OF_PROCESS: OnceLock<EventIds> = OnceLock::new();
+        let random = || {
+            // std takes the 128 bits of its keys from the system's random numbers.
+            let random = RandomState::new();
+            let parts: [[u8; 8]; 4] = array::from_fn(|part| random.hash_one(part).to_be_bytes());
+            Self::with_key(parts.as_flattened())
+        };
+        OF_PROCESS.get_or_init(random).clone()
+    }
+
+    pub(super) fn with_key(key: &[u8]) -> Self {
+        let mut block = [0; BLOCK];
+        let long: [u8; 32];
+        let key = if key.len() > BLOCK {
+            long = Sha256::digest(key).into();
+            &long
+        } else {
+            key
+        };
+        for (to, from) in block.iter_mut().zip(key) {
+            *to = *from;
+        }
+        let keyed = |pad: u8| Sha256::new_with_prefix(block.map(|byte| byte ^ pad));
+        Self(Arc::new(MacKey {
+            inner: keyed(0x36),
+            outer: keyed(0x5c),
+        }))
+    }
+
+    pub(super) fn seal_of(&self, session: Option<&SessionId>) -> Seal {
+        Seal {
+            ids: self.clone(),
+            session: session.cloned(),
+        }
+    }
+
+    /// The store as clients without a session may use it.
+    pub(super) fn guard(&self, store: Arc<dyn EventStore>) -> Arc<dyn EventStore> {
+        let seal = self.seal_of(None);
+        Arc::new(Sessionless { store, seal })
+    }
+
+    fn hmac(&self, parts: [&[u8]; 4]) -> [u8; 32] {
+        let MacKey { inner, outer } = &*self.0;
+        let inner = parts
+            .iter()
+            .fold(inner.clone(), |inner, part| inner.chain_update(part));
+        outer
+            .clone()
+            .chain_update(inner.finalize())
+            .finalize()
+            .into()
+    }
+}
+
+// === impl Seal ===
+
+impl Seal {
+    /// An id as the client gets it.
+    pub(super) fn seal(&self, id: &str) -> EventId {
+        let mac = self.mac(id);
+        format!("{id}{SEPARATOR}{mac:032x}")
+    }
+
+    /// The id that the manager inside gave. `None` if it is not an event of this session.
+    pub(super) fn open<'a>(&self, sealed: &'a str) -> Option<&'a str> {
+        let (id, mac) = sealed.rsplit_once(SEPARATOR)?;
+        // Another text of the same number would be another name of the event.
+        let is_canonical = mac.len() == 2 * MAC_BYTES
+            && mac
+                .bytes()
+                .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+        let mac = u128::from_str_radix(mac, 16)
+            .ok()
+            .filter(|_| is_canonical)?;
+        // A comparison of two registers: it takes as long wherever they differ.
+        (mac == self.mac(id)).then_some(id)
+    }
+
+    fn mac(&self, id: &str) -> u128 {
+        // The length keeps a session and an event apart, and a session with an empty id from none.
+        let (session, length) = match &self.session {
+            Some(session) => (session.as_bytes(), session.len() as u64),
+            None => (&[][..], u64::MAX),
+        };
+        let mac = self
+            .ids
+            .hmac([b"event id\0", &length.to_be_bytes(), session, id.as_bytes()]);
+        let [first, _] = split(mac);
+        u128::from_be_bytes(first)
+    }
+
+    fn seal_event(&self, event: &mut ServerSseMessage) {
+        if let Some(id) = &mut event.event_id {
+            *id = self.seal(id);
+        }
+    }
+}
+
+fn split(mac: [u8; 32]) -> [[u8; MAC_BYTES]; 2] {
+    let (halves, _) = mac.as_chunks::<MAC_BYTES>();
+    <[_; 2]>::try_from(halves).unwrap_or_default()
+}
+
+// === impl Sealed ===
+
+impl<S> Sealed<S> {
+    pub(super) fn new(events: S, seal: Option<Box<Seal>>) -> Self {
+        Self { events, seal }
+    }
+}
+
+impl<S: Stream<Item = ServerSseMessage>> Stream for Sealed<S> {
+    type Item = ServerSseMessage;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.project();
+        let mut next = this.events.poll_next(cx);
+        if let Some(seal) = this.seal
+            && let Poll::Ready(Some(event)) = &mut next
+        {
+            seal.seal_event(event);
+        }
+        next
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.events.size_hint()
+    }
+}
+
+// === impl Sessionless ===
+
+/// Written as `async_trait` would expand it.
+impl EventStore for Sessionless {
+    fn store_event<'s, 'i, 'e, 'a>(
+        &'s self,
+        stream_id: &'i str,
+        event: &'e ServerSseMessage,
+    ) -> Boxed<'a, EventId>
+    where
+        's: 'a,
+        'i: 'a,
+        'e: 'a,
+        Self: 'a,
+    {
+        let stored = self.store.store_event(stream_id, event);
+        Box::pin(async { stored.await.map(|id| self.seal.seal(&id)) })
+    }
+
+    fn replay_events_after<'s, 'i, 'a>(&'s self, last_event_id: &'i str) -> Boxed<'a, EventStream>
+    where
+        's: 'a,
+        'i: 'a,
+        Self: 'a,
+    {
+        Box::pin(async {
+            let Some(id) = self.seal.open(last_event_id) else {
+                let nothing: EventStream = Box::pin(stream::empty());
+                return Ok(nothing);
+            };
+            let seal = self.seal.clone();
+            let replayed = self.store.replay_events_after(id).await?;
+            let sealed: EventStream = Box::pin(replayed.map(move |mut event| {
+                seal.seal_event(&mut event);
+                event
+            }));
+            Ok(sealed)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(id: &str) -> SessionId {
+        id.into()
+    }
+
+    /// Test cases 1, 2 and 6 of RFC 4231.
+    #[test]
+    fn the_mac_is_hmac_sha256() {
+        let cases: [(&[u8], &[u8], &str); 3] = [
+            (
+                &[0x0b; 20],
+                b"Hi There",
+                "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7",
+            ),
+            (
+                b"Jefe",
+                b"what do ya want for nothing?",
+                "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843",
+            ),
+            (
+                &[0xaa; 131],
+                b"Test Using Larger Than Block-Size Key - Hash Key First",
+                "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54",
+            ),
+        ];
+        for (key, data, expected) in cases {
+            let mac = EventIds::with_key(key).hmac([data, b"", b"", b""]);
+            let mac: String = mac.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(mac, expected);
+        }
+    }
+
+    #[test]
+    fn an_event_id_opens_for_its_own_session_and_for_no_other() {
+        let ids = EventIds::with_key(b"a key");
+        let of = |id: Option<&str>| ids.seal_of(id.map(session).as_ref());
+        let sealed = of(Some("a")).seal("event.1");
+        assert_eq!(of(Some("a")).open(&sealed), Some("event.1"));
+        for other in [Some("b"), Some(""), Some("aevent"), None] {
+            assert_eq!(of(other).open(&sealed), None, "{other:?}");
+        }
+        let sealed = of(None).seal("1");
+        assert_eq!(of(None).open(&sealed), Some("1"));
+        assert_eq!(of(Some("")).open(&sealed), None);
+    }
+
+    #[test]
+    fn an_event_id_that_was_changed_opens_for_nobody() {
+        let seal = EventIds::with_key(b"a key").seal_of(Some(&session("a")));
+        let sealed = seal.seal("1");
+        let (_, mac) = sealed.split_once('.').unwrap();
+        let other_key = EventIds::with_key(b"another").seal_of(Some(&session("a")));
+        assert_eq!(other_key.open(&sealed), None);
+        for changed in [
+            "1".to_owned(),
+            "1.".to_owned(),
+            format!("2.{mac}"),
+            format!("1.{}", mac.to_uppercase()),
+            format!("1.+{}", &mac[1..]),
+            format!("1.0{mac}"),
+            format!("1.{}", &mac[1..]),
+            sealed.clone() + ".",
+        ] {
+            assert_eq!(seal.open(&changed), None, "{changed}");
+        }
+    }
+
+    #[test]
+    fn managers_without_a_key_have_one_in_common() {
+        let seal = |ids: EventIds| ids.seal_of(Some(&session("a")));
+        let sealed = seal(EventIds::of_process()).seal("1");
+        assert_eq!(seal(EventIds::of_process()).open(&sealed), Some("1"));
+    }
+}
