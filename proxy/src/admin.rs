@@ -5,11 +5,13 @@
 //! | `/healthz` | 200 as long as the program runs |
 //! | `/readyz` | 200, and 503 from when it is to end |
 //! | `/metrics` | for Prometheus: the metrics of the layer, and how much there is of the proxy's own |
+//! | `/` | links to these |
 //! | `/calls`, `/calls.json` | the calls in flight, with a button to cancel one |
 //!
-//! Nothing here asks who it is. So the calls are there only on a loopback address: to cancel them is for this machine.
+//! Nothing here asks who it is. A `Host` must be a name of this host or an IP address, and connections have limits. The calls are there only on a loopback address: to cancel them is for this machine.
 
 use std::{
+    future::pending,
     io,
     net::SocketAddr,
     sync::{
@@ -24,19 +26,32 @@ use axum::{
     extract::State,
     http::{StatusCode, header},
     middleware::from_fn,
+    response::Html,
     routing::get,
 };
 use mcp_cancel_on_disconnect::{Calls, observe::Metrics};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use tokio::net::TcpListener;
 
-use crate::{log, server::Server};
+use crate::{
+    front::{Front, FrontLimits, Gate},
+    log,
+    server::Server,
+};
 
 // A link to the page of the library's example, so that there is one of it.
 mod calls_page;
 
 /// How often samples are taken out of their buffers, if nobody scrapes: 5 s.
 const UPKEEP: Duration = Duration::from_secs(5);
+
+/// Maximum number of connections of operators: 64.
+const CONNECTIONS: usize = 64;
+
+/// Maximum size of a request of operators: 64 KiB. The button of a call sends less than 100 bytes.
+const BODY: usize = 64 * 1024;
+
+/// How long a connection of operators may be open: 60 s. A client that does not read keeps its place no longer.
+const LIFETIME: Duration = Duration::from_secs(60);
 
 /// Whether the program takes requests, as load balancers ask. Clones share it.
 #[derive(Debug, Clone)]
@@ -56,7 +71,7 @@ pub struct Shown {
 /// The listener of the routes.
 #[derive(Debug)]
 pub struct Admin {
-    listener: TcpListener,
+    front: Front,
     router: Router,
     prometheus: PrometheusHandle,
 }
@@ -84,13 +99,19 @@ impl Default for Readiness {
 
 impl Admin {
     /// Listens on an address, and installs the recorder of metrics in this process.
-    pub async fn bind(address: SocketAddr, shown: Shown) -> io::Result<Self> {
-        let listener = TcpListener::bind(address).await?;
+    pub async fn bind(address: SocketAddr, gate: Gate, shown: Shown) -> io::Result<Self> {
+        let limits = FrontLimits {
+            connections: CONNECTIONS,
+            body: BODY,
+            bodies: CONNECTIONS * BODY,
+            lifetime: Some(LIFETIME),
+        };
+        let front = Front::bind(address, gate.or_addresses(), limits).await?;
         let prometheus = recorder().map_err(io::Error::other)?;
-        let is_local = listener.local_addr()?.ip().is_loopback();
+        let is_local = front.local_addr()?.ip().is_loopback();
         let router = router(shown, prometheus.clone(), is_local);
         Ok(Self {
-            listener,
+            front,
             router,
             prometheus,
         })
@@ -98,7 +119,7 @@ impl Admin {
 
     /// The address that it listens on.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.front.local_addr()
     }
 
     /// Serves without end.
@@ -112,7 +133,7 @@ impl Admin {
         };
         tokio::select! {
             // It only ends with the program.
-            _ended = axum::serve(self.listener, self.router).into_future() => {}
+            () = self.front.serve(self.router, pending()) => {}
             () = keep_up => {}
         }
     }
@@ -123,6 +144,7 @@ fn router(shown: Shown, prometheus: PrometheusHandle, is_local: bool) -> Router 
     let server = shown.server;
     let metrics = async move || (text, prometheus.render() + &own_metrics(&server));
     let router = Router::new()
+        .route("/", get(async move || Html(index(is_local))))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready).with_state(shown.readiness))
         .route("/metrics", get(metrics));
@@ -133,6 +155,21 @@ fn router(shown: Shown, prometheus: PrometheusHandle, is_local: bool) -> Router 
         }
         false => router,
     }
+}
+
+fn index(is_local: bool) -> String {
+    let calls = if is_local {
+        r#"<li><a href="/calls">Calls in flight</a> (<a href="/calls.json">JSON</a>)"#
+    } else {
+        "<li>The calls are shown on a loopback address only"
+    };
+    format!(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>mcp-cancel-proxy</title>\
+         <h1>mcp-cancel-proxy {}</h1><ul>{calls}\
+         <li><a href=\"/metrics\">Metrics</a> for Prometheus\
+         <li><a href=\"/healthz\">Health</a> and <a href=\"/readyz\">readiness</a></ul>\n",
+        env!("CARGO_PKG_VERSION")
+    )
 }
 
 async fn ready(State(readiness): State<Readiness>) -> (StatusCode, &'static str) {

@@ -236,9 +236,8 @@ impl Upstream {
     }
 
     async fn failed(&self, error: &legacy::Error, back: Back) -> Response<Body> {
-        if refusal::is_too_large(error) {
-            let message = "the request is larger than this proxy takes";
-            return refusal::error(StatusCode::PAYLOAD_TOO_LARGE, None, SERVER_ERROR, message);
+        if let Some(refused) = refusal::of_body(error) {
+            return refused;
         }
         let cause = innermost(error);
         let message = match error.is_connect() {

@@ -3,7 +3,8 @@
 //! 1. Only requests for a path pass: no `CONNECT`, no absolute URI. Where they go is not theirs to say.
 //! 2. `Host` is a name of this host, else a web site could have its own name resolve here and read all answers (DNS
 //!    rebinding). Neither does a page of a foreign `Origin` get past here.
-//! 3. A head may have 64 KiB and take 10 s to come, a body may have 4 MiB.
+//! 3. A head may have 64 KiB and take 10 s to come, a body may have 4 MiB and must not stand still. All bodies together and all
+//!    connections have limits ([`FrontLimits`]).
 //! 4. The connection of each request is in its extensions, so that a hang-up shows also where hyper does not read.
 //! 5. What comes by HTTP/2 leaves here as HTTP/1 would have it.
 
@@ -20,7 +21,7 @@ use std::{
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Request, Response, Version, header};
-use http_body_util::{BodyExt as _, Limited};
+use http_body_util::BodyExt as _;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -29,14 +30,16 @@ use hyper_util::{
 use mcp_cancel_on_disconnect::socket::{DeadPeer, WatchedListener, WatchedStream};
 use tokio::{
     net::TcpListener,
-    sync::watch,
+    sync::{Semaphore, watch},
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tracing::debug;
+use tracing::{debug, warn};
 
+use self::body::{Room, Timely};
 use crate::{drain::CLOSING, message::MAX_BODY, refusal, stage::Stage};
 
+mod body;
 mod gate;
 
 pub use self::gate::Gate;
@@ -47,22 +50,70 @@ const HEAD_SIZE: usize = 64 * 1024;
 /// How long a head may take to come: 10 s. A connection that has none for so long is closed.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
 
+/// How long a head may take while other clients wait for a connection: 1 s.
+const HEAD_IF_FULL: Duration = Duration::from_secs(1);
+
 /// How many requests may be under way on a connection of HTTP/2: 2,048. These are all calls that a session of a command may have
 /// open, and an answer or a cancel for each.
 const REQUESTS: u32 = 2_048;
+
+/// Maximum number of connections, however many descriptors there are: 1,048,576.
+const MAX_CONNECTIONS: usize = 1 << 20;
+
+/// The lifetime of a connection whose lifetime is not limited.
+const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// A listener and what it lets pass.
 #[derive(Debug)]
 pub struct Front {
     listener: WatchedListener,
     gate: Arc<Gate>,
+    limits: FrontLimits,
+}
+
+/// What the clients of a listener may have.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct FrontLimits {
+    /// Maximum number of connections. Others wait until one closes.
+    pub connections: usize,
+    /// Maximum size of a request's body.
+    pub body: usize,
+    /// Maximum size of all bodies that are being received. A request beyond it is answered with 503.
+    pub bodies: usize,
+    /// How long a connection may be open, if that is limited. Requests under way may take [`CLOSING`] longer.
+    pub lifetime: Option<Duration>,
+}
+
+/// What the connections of a listener share.
+#[derive(Debug)]
+struct Shared {
+    gate: Arc<Gate>,
+    limits: FrontLimits,
+    room: Room,
+    /// One for each connection that there may be.
+    places: Arc<Semaphore>,
+}
+
+// === impl FrontLimits ===
+
+impl Default for FrontLimits {
+    /// For clients: bodies of 4 MiB, 64 MiB of them at once, and as many connections as there may be.
+    fn default() -> Self {
+        Self {
+            connections: MAX_CONNECTIONS,
+            body: MAX_BODY,
+            bodies: 16 * MAX_BODY,
+            lifetime: None,
+        }
+    }
 }
 
 // === impl Front ===
 
 impl Front {
     /// Listens on an address.
-    pub async fn bind(address: SocketAddr, gate: Gate) -> io::Result<Self> {
+    pub async fn bind(address: SocketAddr, gate: Gate, limits: FrontLimits) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         // What the kernel does not know it goes on without.
         let applied = DeadPeer::new().apply(&listener)?;
@@ -70,6 +121,7 @@ impl Front {
         Ok(Self {
             listener: WatchedListener::new(listener),
             gate: Arc::new(gate),
+            limits,
         })
     }
 
@@ -85,18 +137,42 @@ impl Front {
         let mut connections = JoinSet::new();
         let begun = Arc::new(());
         let mut stop = std::pin::pin!(stop);
+        let shared = Arc::new(Shared {
+            gate: self.gate,
+            limits: self.limits,
+            room: Room::new(self.limits.bodies),
+            places: Arc::new(Semaphore::new(self.limits.connections.min(MAX_CONNECTIONS))),
+        });
+        let mut was_full = false;
         let closing = loop {
+            let is_full = shared.is_full();
+            if is_full && !was_full {
+                let connections = self.limits.connections;
+                warn!(
+                    connections,
+                    "new clients wait: there are as many connections as there may be"
+                );
+            }
+            was_full = is_full;
+            // The kernel keeps the others until there is a place.
+            let accepted = async {
+                let place = shared.places.clone().acquire_owned().await;
+                (place, self.listener.accept().await)
+            };
             tokio::select! {
                 closing = &mut stop => break closing,
-                (stream, _) = self.listener.accept() => {
+                (place, (stream, _)) = accepted => {
                     let connection = connection(
                         stream,
-                        self.gate.clone(),
+                        shared.clone(),
                         stage.clone(),
                         Arc::downgrade(&begun),
                         closed.clone(),
                     );
-                    connections.spawn(connection);
+                    connections.spawn(async move {
+                        let _place = place;
+                        connection.await;
+                    });
                 }
                 Some(_ended) = connections.join_next() => {}
             }
@@ -118,10 +194,18 @@ impl Front {
     }
 }
 
+// === impl Shared ===
+
+impl Shared {
+    fn is_full(&self) -> bool {
+        self.places.available_permits() == 0
+    }
+}
+
 /// Serves a connection, until it ends or the sender of `closed` is dropped and it has no request under way.
 async fn connection(
     stream: WatchedStream,
-    gate: Arc<Gate>,
+    shared: Arc<Shared>,
     stage: impl Stage,
     begun: Weak<()>,
     mut closed: watch::Receiver<()>,
@@ -131,12 +215,14 @@ async fn connection(
     let peer = stream.peer();
     let has_asked = Arc::new(AtomicBool::new(false));
     let asked = has_asked.clone();
+    let full = shared.clone();
+    let lifetime = shared.limits.lifetime.unwrap_or(FOR_EVER);
     let service = service_fn(move |mut request: Request<Incoming>| {
         asked.store(true, Ordering::Relaxed);
         request.extensions_mut().insert(peer.clone());
-        let (gate, mut stage, begun) = (gate.clone(), stage.clone(), begun.clone());
+        let (shared, mut stage, begun) = (shared.clone(), stage.clone(), begun.clone());
         async move {
-            let answer = answer(&gate, &mut stage, request).await?;
+            let answer = answer(&shared, &mut stage, request).await?;
             Ok::<_, Infallible>(answer.map(|body| counted(body, begun.upgrade())))
         }
     });
@@ -153,7 +239,9 @@ async fn connection(
         .max_header_list_size(u32::try_from(HEAD_SIZE).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     // hyper's own limit only begins when it is known which version of HTTP this is.
-    let mut first = std::pin::pin!(sleep(HEAD_WITHIN));
+    let mut first = std::pin::pin!(sleep(HEAD_IF_FULL));
+    let first_until = Instant::now() + HEAD_WITHIN;
+    let mut old = std::pin::pin!(sleep(lifetime));
     let (mut is_young, mut is_open) = (true, true);
     loop {
         tokio::select! {
@@ -164,32 +252,43 @@ async fn connection(
                 return;
             }
             () = &mut first, if is_young => {
-                if !has_asked.load(Ordering::Relaxed) {
+                let now = Instant::now();
+                is_young = !has_asked.load(Ordering::Relaxed);
+                if is_young && (now >= first_until || full.is_full()) {
                     return;
                 }
-                is_young = false;
+                first.as_mut().reset(now + HEAD_IF_FULL);
             }
             _closed = closed.changed(), if is_open => {
                 is_open = false;
                 connection.as_mut().graceful_shutdown();
+            }
+            () = &mut old => {
+                if !is_open {
+                    return;
+                }
+                is_open = false;
+                connection.as_mut().graceful_shutdown();
+                old.as_mut().reset(Instant::now() + CLOSING);
             }
         }
     }
 }
 
 async fn answer(
-    gate: &Gate,
+    shared: &Shared,
     stage: &mut impl Stage,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let (mut parts, body) = request.into_parts();
-    if let Err((status, text)) = gate.check(&parts, MAX_BODY) {
+    if let Err((status, text)) = shared.gate.check(&parts, shared.limits.body) {
         return Ok(refusal::plain(status, text));
     }
     if parts.version == Version::HTTP_2 {
         join_cookies(&mut parts.headers);
     }
-    let request = Request::from_parts(parts, Body::new(Limited::new(body, MAX_BODY)));
+    let body = Timely::new(body, shared.limits.body, shared.room.clone());
+    let request = Request::from_parts(parts, Body::new(body));
     std::future::poll_fn(|cx| stage.poll_ready(cx)).await?;
     stage.call(request).await
 }

@@ -32,6 +32,8 @@ pub mod config;
 #[cfg(feature = "program")]
 pub mod demo;
 #[cfg(feature = "program")]
+mod descriptors;
+#[cfg(feature = "program")]
 pub mod drain;
 #[cfg(feature = "program")]
 pub mod forward;

@@ -26,8 +26,9 @@ use tracing::{info, warn};
 use crate::{
     admin::{Admin, Readiness, Shown},
     config::Config,
+    descriptors::Descriptors,
     drain::{ENDING, LOOK, WHOLE},
-    front::{Front, Gate},
+    front::{Front, FrontLimits, Gate},
     hub::Hub,
     log,
     server::{Server, ServerError},
@@ -77,7 +78,13 @@ impl Proxy {
         let server = Server::new(&config)?;
         let readiness = Readiness::default();
         let gate = Gate::new(config.allow_host.clone(), config.allow_origin.clone());
-        let front = Front::bind(config.listen, gate).await;
+        let sessions = config.upstream.is_none().then_some(config.max_sessions);
+        let descriptors = Descriptors::raise(sessions);
+        let limits = FrontLimits {
+            connections: descriptors.connections(),
+            ..FrontLimits::default()
+        };
+        let front = Front::bind(config.listen, gate, limits).await;
         let front = front.map_err(|error| StartError::listen("--listen", config.listen, error))?;
         let ended = Ended::default();
         let mut layer = layer(&config, server.hub()).observe_fn(ended.counting());
@@ -88,7 +95,8 @@ impl Proxy {
                     readiness: readiness.clone(),
                     server: server.clone(),
                 };
-                let bound = Admin::bind(address, shown).await;
+                let gate = Gate::new(config.allow_host.clone(), config.allow_origin.clone());
+                let bound = Admin::bind(address, gate, shown).await;
                 let bound = bound.map_err(|error| StartError::listen("--admin", address, error))?;
                 // Its numbers go to the recorder that was installed just now.
                 layer = layer.observe(Metrics::new());
@@ -106,6 +114,13 @@ impl Proxy {
             ended,
         };
         proxy.greet()?;
+        if let Some(fit) = descriptors.fewer_sessions() {
+            warn!(
+                "--max-sessions {} needs more descriptors than the limit of {}, which suffices for about {fit}: raise `ulimit -n`",
+                proxy.config.max_sessions,
+                descriptors.limit()
+            );
+        }
         Ok(proxy)
     }
 
@@ -140,7 +155,7 @@ impl Proxy {
         );
         if let Some(admin) = self.admin_addr()? {
             match admin.ip().is_loopback() {
-                true => info!("health, metrics and calls on http://{admin}/calls"),
+                true => info!("health, metrics and calls on http://{admin}/"),
                 false => warn!(
                     "health and metrics on http://{admin}; the calls are shown on a loopback address only"
                 ),

@@ -1,6 +1,6 @@
 //! The answers that are the proxy's own.
 
-use std::{error::Error, iter, time::Duration};
+use std::{error::Error, fmt, iter, time::Duration};
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -22,6 +22,15 @@ pub const SERVER_ERROR: i32 = -32000;
 /// The session is none, or none any more.
 pub const SESSION_NOT_FOUND: i32 = -32001;
 const UNSUPPORTED_REVISION: i32 = -32022;
+
+/// Why the body of a request is not read to its end, although its client is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BodyError {
+    /// The client sends too slowly, or not at all.
+    TooSlow,
+    /// The bodies of other requests have all the room.
+    NoRoom,
+}
 
 /// A response without a body.
 pub fn empty(status: StatusCode) -> Response<Body> {
@@ -58,10 +67,24 @@ pub fn unsupported_revision(id: Option<&str>, requested: &str) -> Response<Body>
     with_error(StatusCode::BAD_REQUEST, id, &error)
 }
 
-/// Whether an error comes from a body that is larger than it may be.
-pub fn is_too_large(error: &(dyn Error + 'static)) -> bool {
+/// Returns the answer to a request whose body this proxy refused to read on. `None` if the error has another cause.
+pub fn of_body(error: &(dyn Error + 'static)) -> Option<Response<Body>> {
     let mut causes = iter::successors(Some(error), |error| (*error).source());
-    causes.any(|cause| cause.is::<LengthLimitError>())
+    causes.find_map(|cause| {
+        if cause.is::<LengthLimitError>() {
+            let text = "the request is larger than this proxy takes";
+            let status = StatusCode::PAYLOAD_TOO_LARGE;
+            return Some(self::error(status, None, INVALID_REQUEST, text));
+        }
+        let refused = cause.downcast_ref::<BodyError>()?;
+        let text = refused.to_string();
+        Some(match refused {
+            BodyError::TooSlow => {
+                self::error(StatusCode::REQUEST_TIMEOUT, None, INVALID_REQUEST, &text)
+            }
+            BodyError::NoRoom => busy(None, &text, BUSY),
+        })
+    })
 }
 
 fn with_error(status: StatusCode, id: Option<&str>, error: &Value) -> Response<Body> {
@@ -79,3 +102,16 @@ fn with_body(status: StatusCode, body: Body, content_type: &'static str) -> Resp
         .insert(header::CONTENT_TYPE, content_type);
     response
 }
+
+// === impl BodyError ===
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TooSlow => "the rest of the request did not arrive in time",
+            Self::NoRoom => "there is no room for the request: the proxy receives too many at once",
+        })
+    }
+}
+
+impl Error for BodyError {}

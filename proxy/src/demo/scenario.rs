@@ -18,7 +18,7 @@ use super::{
     server,
 };
 use crate::{
-    front::{Front, Gate},
+    front::{Front, FrontLimits, Gate},
     hub::{Hub, Limits},
     stage::{Inside, Outside, Stage},
     stdio::{Options, Program, Stdio},
@@ -164,6 +164,7 @@ impl Scenario {
         let front = Front::bind(
             ([127, 0, 0, 1], 0).into(),
             Gate::new(Vec::new(), Vec::new()),
+            FrontLimits::default(),
         )
         .await?;
         let addr = front.local_addr()?;

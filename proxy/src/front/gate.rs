@@ -12,6 +12,8 @@ pub struct Gate {
     /// In lower case, with a port or without.
     hosts: HashSet<String>,
     origins: HashSet<String>,
+    /// An IP address passes as `Host`, whichever it is.
+    passes_addresses: bool,
 }
 
 /// Why a request does not pass: the status and the text of the answer.
@@ -28,7 +30,16 @@ impl Gate {
         Self {
             hosts: hosts.into_iter().collect(),
             origins: origins.into_iter().collect(),
+            passes_addresses: false,
         }
+    }
+
+    /// Requests that name an IP address pass as well, as probes and scrapers send it. A web site that has its own name resolve
+    /// here sends a name.
+    #[must_use]
+    pub fn or_addresses(mut self) -> Self {
+        self.passes_addresses = true;
+        self
     }
 
     /// Whether a request passes whose body may have so many bytes. The error is what to answer.
@@ -69,6 +80,7 @@ impl Gate {
     fn is_own(&self, authority: &Authority) -> bool {
         let host = authority.host().to_ascii_lowercase();
         is_this_machine(&host)
+            || (self.passes_addresses && address(&host).is_some())
             || self.hosts.contains(&host)
             || self
                 .hosts
@@ -93,11 +105,12 @@ impl Gate {
 }
 
 fn is_this_machine(host: &str) -> bool {
+    host == "localhost" || address(host).is_some_and(|address| address.is_loopback())
+}
+
+fn address(host: &str) -> Option<IpAddr> {
     let address = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost"
-        || address
-            .parse()
-            .is_ok_and(|address: IpAddr| address.is_loopback())
+    address.parse().ok()
 }
 
 /// The host that a request is for. HTTP/2 has it in the URI, and may have it twice.

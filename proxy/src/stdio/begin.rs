@@ -2,13 +2,15 @@
 
 use std::{
     fmt::Write as _,
-    sync::{Arc, Weak},
+    io,
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
 use axum::body::Body;
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, request};
+use rustix::io::Errno;
 use tokio::{
     sync::OwnedSemaphorePermit,
     time::{Instant, sleep},
@@ -62,7 +64,10 @@ impl Stdio {
         }
         let no_room = |text: &str| Box::new(refusal::busy(id, text, BUSY));
         let place = inner.places.clone().try_acquire_owned();
-        let place = place.map_err(|_| no_room("there are as many sessions as there may be"))?;
+        let place = place.map_err(|_| {
+            inner.refused();
+            no_room("there are as many sessions as there may be")
+        })?;
         let failed = |text: &str| {
             Box::new(refusal::error(
                 StatusCode::BAD_GATEWAY,
@@ -83,6 +88,10 @@ impl Stdio {
             let standalone =
                 standalone.ok_or_else(|| no_room("there is no room for another session"))?;
             let (group, pipes) = Group::spawn(&inner.options.program).map_err(|error| {
+                if is_want(&error) {
+                    tracing::error!("no process can be started now: {error}");
+                    return no_room("the proxy cannot start another process now");
+                }
                 inner.crashes().add(Instant::now());
                 tracing::error!("cannot start `{}`: {error}", inner.options.program);
                 failed(&format!("the MCP server cannot be started: {error}"))
@@ -99,6 +108,7 @@ impl Stdio {
         };
         let (session, process, mut response) =
             begun().inspect_err(|_| inner.hub.close(&session_id))?;
+        inner.children.fetch_add(1, Ordering::Relaxed);
         let running = Running {
             stdio: Arc::downgrade(inner),
             id: session_id.clone(),
@@ -147,8 +157,17 @@ impl Drop for Running {
         self.session.finish(Why::Exited, Why::Exited.in_words());
         if let Some(stdio) = self.stdio.upgrade() {
             stdio.live().sessions.remove(&self.id);
+            stdio.children.fetch_sub(1, Ordering::Relaxed);
         }
     }
+}
+
+/// Returns `true` if the system has no descriptor, process or memory left. That is no crash of the server.
+fn is_want(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| {
+        [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM].contains(&errno)
+    })
 }
 
 /// An id of 128 random bits.

@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -23,6 +23,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tower_service::Service;
+use tracing::warn;
 
 use super::{
     Options, Program,
@@ -39,6 +40,9 @@ use crate::{
     message::{Kind, MAX_BODY, Message, on_one_line},
     refusal::{self, BUSY, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND},
 };
+
+/// Time for which no second line says that sessions are refused: 10 s.
+const REFUSED_AGAIN: Duration = Duration::from_secs(10);
 
 /// No system has so many processes.
 const MAX_PLACES: usize = 1 << 24;
@@ -73,6 +77,10 @@ pub(super) struct Inner {
     /// One for each process that there may be.
     pub(super) places: Arc<Semaphore>,
     crashes: Mutex<Crashes>,
+    /// The last time that a session was refused for want of a place, and logged.
+    refused: Mutex<Option<Instant>>,
+    /// Not what `places` lacks: who waits for all of them has them.
+    pub(super) children: AtomicUsize,
     kills: AtomicU64,
 }
 
@@ -98,6 +106,8 @@ impl Stdio {
             hub,
             live: Mutex::default(),
             crashes: Mutex::default(),
+            refused: Mutex::default(),
+            children: AtomicUsize::new(0),
             kills: AtomicU64::new(0),
         })))
     }
@@ -120,7 +130,7 @@ impl Stdio {
         let inner = &self.0;
         Stats {
             sessions: inner.live().sessions.len(),
-            children: inner.options.max_sessions.min(MAX_PLACES) - inner.places.available_permits(),
+            children: inner.children.load(Ordering::Relaxed),
             kills: inner.kills.load(Ordering::Relaxed),
         }
     }
@@ -170,17 +180,12 @@ impl Stdio {
         let body = match Limited::new(body, MAX_BODY).collect().await {
             Ok(body) => body.to_bytes(),
             // The front may have noticed first.
-            Err(error) if refusal::is_too_large(&*error) => {
-                let text = "the body is larger than 4 MiB";
-                return refusal::error(StatusCode::PAYLOAD_TOO_LARGE, None, INVALID_REQUEST, text);
-            }
-            Err(_) => {
-                return refusal::error(
-                    StatusCode::BAD_REQUEST,
-                    None,
-                    PARSE_ERROR,
-                    "the body was cut off",
-                );
+            Err(error) => {
+                let cut = || {
+                    let text = "the body was cut off";
+                    refusal::error(StatusCode::BAD_REQUEST, None, PARSE_ERROR, text)
+                };
+                return refusal::of_body(&*error).unwrap_or_else(cut);
             }
         };
         let line = on_one_line(trimmed(&body));
@@ -317,6 +322,22 @@ impl Inner {
 
     pub(super) fn crashes(&self) -> MutexGuard<'_, Crashes> {
         self.crashes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session was refused for want of a place. It is logged every 10 s at most.
+    pub(super) fn refused(&self) {
+        let now = Instant::now();
+        let mut last = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| now < last + REFUSED_AGAIN) {
+            return;
+        }
+        *last = Some(now);
+        drop(last);
+        let max_sessions = self.options.max_sessions;
+        warn!(
+            max_sessions,
+            "a client got 503: there are as many sessions as --max-sessions allows"
+        );
     }
 
     /// A session's process has ended.

@@ -6,6 +6,7 @@
 //! | module | table |
 //! |---|---|
 //! | `output` | standard output and standard error that cannot be written |
+//! | `resources` | descriptors and memory that are used up |
 //! | `signals` | signals |
 //! | `started` | the program in a phase, and what is judged of it |
 //! | `table` | which cells run |
@@ -22,6 +23,7 @@
 )]
 
 mod output;
+mod resources;
 mod signals;
 mod started;
 #[allow(dead_code, unused_imports, reason = "the other tests need more of it")]

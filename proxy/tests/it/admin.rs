@@ -81,6 +81,65 @@ async fn the_calls_are_for_this_machine_only() {
     }
 }
 
+#[tokio::test]
+async fn health_and_metrics_are_for_names_of_this_host_and_for_addresses() {
+    let options = ["--admin=127.0.0.1:0", "--allow-host=mcp.example.com"];
+    let proxy = Running::before_command(&options).await;
+    let admin = proxy.admin.expect("an address");
+    for path in ["/", "/healthz", "/readyz", "/metrics"] {
+        for (host, status) in [
+            ("evil.example", 403),
+            ("mcp.example.com", 200),
+            ("10.1.2.3:9090", 200),
+            ("[fd00::1]:9090", 200),
+            ("localhost", 200),
+        ] {
+            let mut client = Connection::open(admin).await;
+            let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n");
+            client.write(request.as_bytes()).await;
+            assert_eq!(client.head().await.status, status, "{path} of {host}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_first_page_has_links_to_the_others() {
+    let proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
+    let admin = proxy.admin.expect("an address");
+    let index = get(admin, "/").await;
+    for path in ["/calls", "/calls.json", "/metrics", "/healthz", "/readyz"] {
+        let link = format!("<a href=\"{path}\">");
+        assert!(index.text().contains(&link), "{path}: {}", index.text());
+        assert_eq!(get(admin, path).await.status, 200, "{path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_ask_nothing_or_read_nothing_keep_no_operator_out_for_long() {
+    let proxy = Running::before_command(&["--admin=127.0.0.1:0"]).await;
+    let admin = proxy.admin.expect("an address");
+    let mut idle = Vec::new();
+    for _ in 0..64 {
+        let mut client = Connection::open(admin).await;
+        client.write(b"GET /metrics HTTP/1.1\r\nhost: loc").await;
+        idle.push(client);
+    }
+    assert_eq!(get(admin, "/healthz").await.status, 200);
+    idle.clear();
+    let mut kept = Connection::open(admin).await;
+    let begun_at = tokio::time::Instant::now();
+    for _ in 0..20 {
+        kept.send(&Request::new("GET", "/healthz")).await;
+        if kept.try_head().await.is_none() {
+            break;
+        }
+        kept.body_to_end().await;
+        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    }
+    let open = begun_at.elapsed().as_secs();
+    assert!((59..=66).contains(&open), "{open} s");
+}
+
 /// Linux has all of 127.0.0.0/8.
 #[cfg(target_os = "linux")]
 #[tokio::test]

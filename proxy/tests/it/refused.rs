@@ -119,6 +119,54 @@ async fn a_body_that_is_too_large_for_a_command_is_refused_in_the_same_way() {
     assert_eq!(too_large(&proxy).await.status, 413);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_body_that_stands_still_is_answered_with_408_after_30_s() {
+    let command = Running::before_command(&[]).await;
+    let upstream = Running::before(&Upstream::start().await, &[]).await;
+    for proxy in [command, upstream] {
+        let mut client = Connection::open(proxy.addr).await;
+        client.send_cut(&session_call("1"), 1_000).await;
+        let begun_at = tokio::time::Instant::now();
+        assert_eq!(client.head().await.status, 408);
+        let waited = begun_at.elapsed().as_secs();
+        assert!((30..=35).contains(&waited), "{waited} s");
+        client.body_to_end().await;
+        client.closed().await;
+    }
+}
+
+#[tokio::test]
+async fn all_bodies_that_are_being_received_have_64_mib_together() {
+    const BODY: usize = 4 * 1024 * 1024;
+    let proxy = Running::before_command(&[]).await;
+    let most = post(&"x".repeat(BODY - 1));
+    let mut open = Vec::new();
+    for _ in 0..16 {
+        let mut client = Connection::open(proxy.addr).await;
+        client.send_cut(&most, BODY).await;
+        open.push(client);
+    }
+    // The last byte of sixteen of these would be the last of the room.
+    let refused = async {
+        loop {
+            let mut late = Connection::open(proxy.addr).await;
+            late.send_chunked(&post(&" ".repeat(100_000)), &[]).await;
+            let reply = late.reply().await;
+            if reply.status == 503 {
+                return reply;
+            }
+        }
+    };
+    let reply = within("a request without room", refused).await;
+    assert_eq!(reply.headers["retry-after"], "1");
+    assert!(reply.text().contains("no room"), "{}", reply.text());
+    drop(open);
+    let served = async {
+        while said(&proxy, "POST /mcp HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\ncontent-type: application/json\r\ncontent-length: 1\r\n\r\n{").await.status != 400 {}
+    };
+    within("room again", served).await;
+}
+
 #[tokio::test]
 async fn a_head_that_is_too_large_is_refused() {
     let upstream = Upstream::start().await;

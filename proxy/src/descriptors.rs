@@ -1,0 +1,110 @@
+//! The descriptors of this process, and what they are for.
+//!
+//! Sessions of a command come first: a client that has a process is served on with what is left. Connections may take only a part,
+//! so that a client that opens many does not block the others' processes and upstream connections.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Descriptors that the program itself needs: listeners, runtime, standard streams, and those of a process that is being started.
+const OWN: usize = 48;
+
+/// Descriptors that a process of a session needs: its three pipes, and some of its kind while it starts.
+const OF_A_SESSION: usize = 4;
+
+/// Connections for which the limit of the process is raised: 4,096.
+const CONNECTIONS: usize = 4_096;
+
+/// What the descriptors of this process suffice for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Descriptors {
+    /// All there are.
+    limit: usize,
+    sessions: usize,
+    is_upstream: bool,
+}
+
+// === impl Descriptors ===
+
+impl Descriptors {
+    /// Raises the soft limit of this process as far as needed and allowed. `sessions` is `None` in front of an upstream.
+    pub(crate) fn raise(sessions: Option<usize>) -> Self {
+        let is_upstream = sessions.is_none();
+        let sessions = sessions.unwrap_or(0);
+        // An upstream connection for each of a client, at most.
+        let of_connections = if is_upstream { 2 } else { 1 } * CONNECTIONS;
+        let wanted = sessions.saturating_mul(OF_A_SESSION);
+        let wanted = wanted.saturating_add(OWN + of_connections);
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        let number = |limit: Option<u64>| {
+            limit.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX))
+        };
+        let raised = wanted.min(number(maximum)).max(number(current));
+        let raises = Rlimit {
+            current: raised.try_into().ok(),
+            maximum,
+        };
+        let is_raised = raised > number(current) && setrlimit(Resource::Nofile, raises).is_ok();
+        Self {
+            limit: if is_raised { raised } else { number(current) },
+            sessions,
+            is_upstream,
+        }
+    }
+
+    /// Maximum number of connections of clients.
+    pub(crate) fn connections(self) -> usize {
+        let left = self.limit.saturating_sub(OWN);
+        if self.is_upstream {
+            return (left / 2).max(1);
+        }
+        let beside_sessions = left.saturating_sub(self.sessions.saturating_mul(OF_A_SESSION));
+        beside_sessions.max(left / 4).max(1)
+    }
+
+    /// Returns the number of sessions that there is room for, if that is less than was configured.
+    pub(crate) fn fewer_sessions(self) -> Option<usize> {
+        let left = self.limit.saturating_sub(OWN + self.connections());
+        let fits = left / OF_A_SESSION;
+        (fits < self.sessions).then_some(fits)
+    }
+
+    pub(crate) fn limit(self) -> usize {
+        self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn descriptors(limit: usize, sessions: usize) -> Descriptors {
+        Descriptors {
+            limit,
+            sessions,
+            is_upstream: false,
+        }
+    }
+
+    #[test]
+    fn sessions_come_before_connections_which_keep_a_quarter() {
+        let many = descriptors(OWN + 4 * 256 + 1_000, 256);
+        assert_eq!((many.connections(), many.fewer_sessions()), (1_000, None));
+        let few = descriptors(1_024, 256);
+        assert_eq!((few.connections(), few.fewer_sessions()), (244, Some(183)));
+        let none = descriptors(10, 256);
+        assert_eq!((none.connections(), none.fewer_sessions()), (1, Some(0)));
+    }
+
+    #[test]
+    fn each_connection_in_front_of_an_upstream_has_one_there() {
+        let upstream = Descriptors {
+            limit: OWN + 100,
+            sessions: 0,
+            is_upstream: true,
+        };
+        assert_eq!(
+            (upstream.connections(), upstream.fewer_sessions()),
+            (50, None)
+        );
+    }
+}

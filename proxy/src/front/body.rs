@@ -1,0 +1,125 @@
+//! A request body that comes in time and has room.
+//!
+//! Every byte that is read takes room, which all bodies share, until its body ends. A body without room ends with an error and
+//! does not wait: those that have room may be waiting as well.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use axum::{BoxError, body::Bytes};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Limited;
+use hyper::body::Incoming;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, Sleep, sleep},
+};
+
+use crate::refusal::BodyError;
+
+/// How long a body may take for its next [`ENOUGH`] bytes, or for its end: 30 s.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// Number of bytes after which a body has [`WITHIN`] again: 64 KiB. Chosen so that a client with 2.2 KB/s is served.
+const ENOUGH: usize = 64 * 1024;
+
+/// Room for the bytes of request bodies. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Room(Arc<Semaphore>);
+
+/// A request body that takes room.
+#[derive(Debug)]
+pub(super) struct Timely {
+    inner: Limited<Incoming>,
+    room: Room,
+    taken: Option<OwnedSemaphorePermit>,
+    /// Begins when the body is first waited for.
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// Number of bytes since the deadline was set.
+    received: usize,
+}
+
+// === impl Room ===
+
+impl Room {
+    pub(super) fn new(bytes: usize) -> Self {
+        Self(Arc::new(Semaphore::new(bytes)))
+    }
+}
+
+// === impl Timely ===
+
+impl Timely {
+    pub(super) fn new(body: Incoming, size: usize, room: Room) -> Self {
+        Self {
+            inner: Limited::new(body, size),
+            room,
+            taken: None,
+            deadline: None,
+            received: 0,
+        }
+    }
+
+    /// Takes room for these bytes. Returns `false` if there is none.
+    fn take(&mut self, bytes: usize) -> bool {
+        let Ok(permits) = u32::try_from(bytes) else {
+            return false;
+        };
+        let Ok(taken) = self.room.0.clone().try_acquire_many_owned(permits) else {
+            return false;
+        };
+        if let Some(all) = &mut self.taken {
+            all.merge(taken);
+        } else {
+            self.taken = Some(taken);
+        }
+        true
+    }
+
+    fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(WITHIN)));
+        if self.received >= ENOUGH {
+            self.received = 0;
+            deadline.as_mut().reset(Instant::now() + WITHIN);
+        }
+        deadline.as_mut().poll(cx).is_ready()
+    }
+}
+
+impl Body for Timely {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(cx);
+        if polled.is_pending() && self.is_late(cx) {
+            return Poll::Ready(Some(Err(BodyError::TooSlow.into())));
+        }
+        let frame = ready!(polled);
+        let length = match &frame {
+            Some(Ok(frame)) => frame.data_ref().map_or(0, Bytes::len),
+            _ => 0,
+        };
+        self.received += length;
+        if self.take(length) {
+            Poll::Ready(frame)
+        } else {
+            Poll::Ready(Some(Err(BodyError::NoRoom.into())))
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}

@@ -1,0 +1,141 @@
+//! Descriptors and memory that are used up.
+//!
+//! The program keeps no file. What a full disk means for its log is in `output`.
+
+use tokio::net::TcpStream;
+
+use crate::{
+    started::{Setup, Started},
+    support::{Mcp, within},
+    table::{Phase, run},
+};
+
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    /// Strangers open more connections than there may be, and send nothing.
+    ManyConnections,
+    /// There are hardly descriptors for a session.
+    FewDescriptors,
+    LittleMemory,
+}
+
+/// More than `ulimit -n` allows.
+const STRANGERS: usize = 300;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_used_up_is_not_taken_from_those_who_are_served() {
+    let faults = [
+        Fault::ManyConnections,
+        Fault::FewDescriptors,
+        Fault::LittleMemory,
+    ];
+    run(&faults, cell).await;
+}
+
+async fn cell(fault: Fault, phase: Phase) {
+    let setup = Setup {
+        before: match fault {
+            Fault::ManyConnections => "ulimit -n 200",
+            Fault::FewDescriptors => "ulimit -n 80",
+            Fault::LittleMemory => "ulimit -v 1000000",
+        },
+        options: &["--max-sessions=8"],
+        ..Setup::default()
+    };
+    let mut started = Started::in_phase(setup, phase).await;
+    let mut strangers = Vec::new();
+    if matches!(fault, Fault::ManyConnections) {
+        for _ in 0..STRANGERS {
+            let stranger = TcpStream::connect(started.addr).await;
+            // After its call a program that drains accepts no connection.
+            assert!(stranger.is_ok() || phase == Phase::Draining);
+            strangers.extend(stranger);
+        }
+        if phase != Phase::Draining {
+            started.reach_log("new clients wait").await;
+        }
+    }
+    started.client_is_served(phase).await;
+    drop(strangers);
+    if phase == Phase::Draining {
+        return started.drains().await;
+    }
+    started.nothing_is_left_of_the_session().await;
+    started.ends_by_sigterm().await;
+}
+
+#[tokio::test]
+async fn sessions_without_descriptors_get_503_and_are_no_crashes_of_the_server() {
+    let setup = Setup {
+        before: "ulimit -n 96",
+        ..Setup::default()
+    };
+    let mut started = Started::in_phase(setup, Phase::Idle).await;
+    let warned = "--max-sessions 256 needs more descriptors than the limit of 96";
+    started.reach_log(warned).await;
+    let mut others = Vec::new();
+    let refused = loop {
+        let client = Mcp::stateless(started.addr, "/mcp");
+        let mut first = client
+            .request("i", "initialize", serde_json::json!({}))
+            .await;
+        let head = within("an answer", first.head()).await;
+        if head.status != 200 {
+            break head;
+        }
+        let id = head.header("mcp-session-id").expect("an id").to_owned();
+        assert!(first.answer().await.is_some());
+        others.push(client.in_session(&id));
+    };
+    assert_eq!(
+        (refused.status, refused.header("retry-after")),
+        (503, Some("1"))
+    );
+    for _ in 0..3 {
+        let again = Mcp::stateless(started.addr, "/mcp");
+        let mut again = again
+            .request("i", "initialize", serde_json::json!({}))
+            .await;
+        assert_eq!(again.head().await.status, 503);
+    }
+    started.client_is_served(Phase::Idle).await;
+    for other in others {
+        assert_eq!(other.delete().await, 204);
+    }
+    let served = async {
+        loop {
+            let client = Mcp::stateless(started.addr, "/mcp");
+            let mut first = client
+                .request("i", "initialize", serde_json::json!({}))
+                .await;
+            if first.head().await.status == 200 {
+                return;
+            }
+        }
+    };
+    within("a new session", served).await;
+    started.ends_by_sigterm().await;
+}
+
+#[tokio::test]
+async fn a_session_beyond_the_limit_gets_503_and_the_log_names_the_option() {
+    let setup = Setup {
+        options: &["--max-sessions=1"],
+        ..Setup::default()
+    };
+    let mut started = Started::in_phase(setup, Phase::Idle).await;
+    let client = Mcp::stateless(started.addr, "/mcp");
+    for _ in 0..5 {
+        let mut second = client
+            .request("i", "initialize", serde_json::json!({}))
+            .await;
+        let head = within("an answer", second.head()).await;
+        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    }
+    started
+        .reach_log("as many sessions as --max-sessions allows")
+        .await;
+    let lines = started.logged().matches("--max-sessions").count();
+    assert_eq!(lines, 1, "{}", started.logged());
+    started.ends_by_sigterm().await;
+}
