@@ -113,9 +113,19 @@ struct Members<'a> {
     #[serde(borrow)]
     params: Option<&'a RawValue>,
     #[serde(default, deserialize_with = "there")]
-    result: bool,
+    result: Presence,
     #[serde(default, deserialize_with = "there")]
-    error: bool,
+    error: Presence,
+}
+
+/// Whether a member is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Presence {
+    #[default]
+    Absent,
+    /// It is there, and is `null`.
+    Null,
+    Value,
 }
 
 #[derive(Default, Deserialize)]
@@ -145,8 +155,14 @@ fn present<'de, D: Deserializer<'de>>(value: D) -> Result<Option<&'de RawValue>,
     <&RawValue>::deserialize(value).map(Some)
 }
 
-fn there<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
-    IgnoredAny::deserialize(value).map(|_| true)
+fn there<'de, D: Deserializer<'de>>(value: D) -> Result<Presence, D::Error> {
+    let value = Option::<IgnoredAny>::deserialize(value)?;
+    Ok(value.map_or(Presence::Null, |_| Presence::Value))
+}
+
+/// Whether these members make a response: one of them, beside which the other may be `null`, as some servers write it.
+fn is_response(result: Presence, error: Presence) -> bool {
+    result != error
 }
 
 // === impl Message ===
@@ -161,9 +177,9 @@ impl<'a> Message<'a> {
             _ => return None,
         };
         let kind = match (&members.method, members.id, members.result, members.error) {
-            (Some(_), Some(_), false, false) => Kind::Request,
-            (Some(_), None, false, false) => Kind::Notification,
-            (None, _, true, false) | (None, _, false, true) => Kind::Response,
+            (Some(_), Some(_), Presence::Absent, Presence::Absent) => Kind::Request,
+            (Some(_), None, Presence::Absent, Presence::Absent) => Kind::Notification,
+            (None, _, result, error) if is_response(result, error) => Kind::Response,
             _ => return None,
         };
         Some(Self {
@@ -181,8 +197,13 @@ impl<'a> Message<'a> {
 
     /// Whether it answers the request with this id.
     pub fn answers(&self, request: &IdKey) -> bool {
+        self.answered().is_some_and(|id| id == *request)
+    }
+
+    /// The id of the request that it answers.
+    pub(crate) fn answered(&self) -> Option<IdKey> {
         let id = self.id.filter(|_| self.kind == Kind::Response);
-        id.and_then(IdKey::of).is_some_and(|id| id == *request)
+        id.and_then(IdKey::of)
     }
 
     /// The same message with another `requestId`, of its `params`. `text` is the message itself. `None` if it has no such
@@ -246,6 +267,31 @@ impl IdKey {
             _ => return None,
         };
         Some(Self(value))
+    }
+
+    /// Whether it is a string, and no number.
+    pub(crate) fn is_text(&self) -> bool {
+        matches!(self.0, Value::Text(_))
+    }
+
+    /// The number that is written in this string, or the string of this integer: some servers answer `7` with `"7"`, and
+    /// clients take that.
+    pub(crate) fn counterpart(&self) -> Option<Self> {
+        Some(Self(match &self.0 {
+            Value::Text(text) => match text.as_bytes().first()? {
+                b'-' | b'0'..=b'9' => Value::number(text)?,
+                _ => return None,
+            },
+            Value::Integer(integer) => Value::Text(integer.to_string().into()),
+            Value::Number(text) => Value::Text(text.clone()),
+        }))
+    }
+
+    /// Whether they are the same, or one is the [counterpart](Self::counterpart) of the other.
+    pub(crate) fn resembles(&self, other: &Self) -> bool {
+        self == other
+            || self.counterpart().as_ref() == Some(other)
+            || other.counterpart().as_ref() == Some(self)
     }
 
     /// The value of an id as the layer has read it.
@@ -368,6 +414,10 @@ mod tests {
             (r#"{"id":1,"result":null}"#, Some(Kind::Response)),
             (r#"{"error":{},"id":null}"#, Some(Kind::Response)),
             (r#"{"id":1,"result":1,"error":1}"#, None),
+            (r#"{"id":1,"result":1,"error":null}"#, Some(Kind::Response)),
+            (r#"{"id":1,"result":null,"error":{}}"#, Some(Kind::Response)),
+            (r#"{"id":1,"result":null,"error":null}"#, None),
+            (r#"{"id":1,"result":null,"result":1}"#, None),
             (r#"{"id":1,"method":"a","result":1}"#, None),
             (r#"{"id":1}"#, None),
             (r#"{"id":1,"id":2,"method":"a"}"#, None),
@@ -423,6 +473,29 @@ mod tests {
             ("9007199254740993.0", "9007199254740992"),
         ] {
             assert!(!answers(id, request), "{id} {request}");
+        }
+    }
+
+    #[test]
+    fn an_id_resembles_its_text_and_no_other() {
+        let key = |text| IdKey::of(text).unwrap();
+        for (one, other) in [
+            ("7", "\"7\""),
+            ("1.0", "\"1\""),
+            ("1", "\"1.0\""),
+            ("-0.5", "\"-0.5\""),
+        ] {
+            assert!(key(one).resembles(&key(other)), "{one} {other}");
+            assert!(key(other).resembles(&key(one)), "{other} {one}");
+        }
+        for (one, other) in [
+            ("7", "\"8\""),
+            ("7", "\" 7\""),
+            ("7", "\"+7\""),
+            ("\"7\"", "\"7.0\""),
+            ("7", "\"\""),
+        ] {
+            assert!(!key(one).resembles(&key(other)), "{one} {other}");
         }
     }
 

@@ -97,6 +97,11 @@ impl<S: Clone> Book<S> {
         self.budget.grant()
     }
 
+    /// Room for what a stream itself costs, which no session has a share of.
+    pub(super) fn grant_of_all(&self) -> Grant {
+        self.budget.grant_of_all()
+    }
+
     /// Where those go that have ended, as long as the hub lives.
     pub(super) fn over(&self) -> Option<Arc<Over<S>>> {
         self.over.upgrade()

@@ -18,11 +18,14 @@ pub struct Limits {
     /// How many sessions are known: 4,096. Past that, of those without a stream the half that was not used for longest is
     /// forgotten: their streams are no longer primed.
     pub sessions: usize,
+    /// How many streams a session has, with those that have ended and are kept: 2,048, twice as many as a command may have
+    /// calls. What a stream itself costs counts for [`bytes`](Self::bytes) only.
+    pub streams: usize,
     /// How many events a stream keeps: 256.
     pub events: usize,
     /// How many bytes a stream keeps before it takes no more: 1 MiB. Its last event may go beyond.
     pub stream_bytes: usize,
-    /// How many bytes the streams of a session keep: 4 MiB.
+    /// How many bytes the events of a session take: 4 MiB.
     pub session_bytes: usize,
     /// How many bytes are kept in all: 64 MiB.
     pub bytes: usize,
@@ -60,6 +63,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             sessions: 4 * 1024,
+            streams: 2 * 1024,
             events: 256,
             stream_bytes: 1024 * 1024,
             session_bytes: 4 * 1024 * 1024,
@@ -97,6 +101,14 @@ impl Budget {
         Grant {
             budget: self.clone(),
             bytes: 0,
+        }
+    }
+
+    /// One of the budget around this one.
+    pub(crate) fn grant_of_all(self: &Arc<Self>) -> Grant {
+        match &self.around {
+            Some(around) => around.grant_of_all(),
+            None => self.grant(),
         }
     }
 

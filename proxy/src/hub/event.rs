@@ -146,21 +146,31 @@ impl AsRef<[u8]> for Kept {
 // === impl Weight ===
 
 impl Weight {
-    /// What may become of this message on the stream of this call. What cannot be read is kept.
+    /// What may become of this message on the stream of this call. What cannot be read is kept, and is the answer if it passes
+    /// for it: the client may read more than the proxy does, and an answer has no second one.
     pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {
-        match Message::read(json) {
-            Some(message) if message.is_droppable() => Self::Droppable,
-            Some(message) if call.is_some_and(|call| message.answers(call)) => Self::Answer,
-            _ => Self::Kept,
-        }
+        let answered = match Message::read(json) {
+            Some(message) if message.is_droppable() => return Self::Droppable,
+            Some(message) => message.answered(),
+            None if call.is_some() => Skim::of(json).answers(),
+            None => None,
+        };
+        Self::of_answer(answered, call)
     }
 
     /// The same of one that was read as it passed.
     pub(super) fn of_skimmed(skim: Skim, call: Option<&IdKey>) -> Self {
         match skim.is_droppable() {
             true => Self::Droppable,
-            false if call.is_some() && skim.answers().as_ref() == call => Self::Answer,
-            false => Self::Kept,
+            false => Self::of_answer(skim.answers(), call),
+        }
+    }
+
+    /// The same of one that answers this request. No other call has this stream, so an id is also compared by its text.
+    fn of_answer(answered: Option<IdKey>, call: Option<&IdKey>) -> Self {
+        match answered.zip(call) {
+            Some((answered, call)) if answered.resembles(call) => Self::Answer,
+            _ => Self::Kept,
         }
     }
 }

@@ -49,7 +49,9 @@ pub(crate) struct Ring {
     events: VecDeque<Entry>,
     /// What the events cost together.
     cost: usize,
-    /// Covers what the stream itself costs. Each event has a grant of its own.
+    /// Covers what the stream itself costs.
+    own: Grant,
+    /// Has nothing. What each event is granted is of the same budget.
     grant: Grant,
     most: Most,
     /// The number of the next event.
@@ -155,11 +157,13 @@ pub(crate) enum Taken {
 // === impl Ring ===
 
 impl Ring {
-    pub(crate) fn new(prefix: Box<str>, most: Most, grant: Grant) -> Self {
+    /// `own` covers what the stream itself costs, and `grant` is of the budget that its events have.
+    pub(crate) fn new(prefix: Box<str>, most: Most, own: Grant, grant: Grant) -> Self {
         Self {
             prefix,
             events: VecDeque::new(),
             cost: 0,
+            own,
             grant,
             most,
             next: 0,
@@ -314,7 +318,7 @@ impl Ring {
         self.events = VecDeque::new();
         self.cost = 0;
         self.passed = None;
-        self.grant.shrink(usize::MAX);
+        self.own.shrink(usize::MAX);
     }
 
     pub(crate) fn is_answered(&self) -> bool {
@@ -341,6 +345,11 @@ impl Ring {
     /// How often a reader was told that events are missing.
     pub(crate) fn gaps(&self) -> u64 {
         self.gaps
+    }
+
+    /// Whether there is an event after this one, or one that is gone.
+    pub(crate) fn has_more(&self, after: u64) -> bool {
+        !self.cleared && after < self.next.saturating_sub(1)
     }
 
     /// Whether there ever was an event. Only then a client may come back.

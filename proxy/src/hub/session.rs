@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{
     book::{Book, Over},
-    budget::{Budget, Grant, Limits},
+    budget::{Budget, Grant, Limits, Short},
     call::Call,
     event::{Origin, StreamName},
     ring::{Most, Ring},
@@ -116,7 +116,12 @@ impl Session {
         let names = call
             .as_ref()
             .map_or(0, |call| 4 * call.id.len() + call.besides);
-        let mut room = book.grant();
+        while book.len() >= common.limits.streams {
+            if !book.make_room(Short::Session) {
+                return None;
+            }
+        }
+        let mut room = book.grant_of_all();
         while let Err(short) = room.grow(STREAM_OVERHEAD + names) {
             if !book.make_room(short) {
                 return None;
@@ -129,7 +134,7 @@ impl Session {
         let name = StreamName::random()?;
         let number = common.next_stream.fetch_add(1, Ordering::Relaxed);
         let key = call.as_ref().map(|call| call.key.clone());
-        let ring = Ring::new(common.origin.prefix(name), most, room);
+        let ring = Ring::new(common.origin.prefix(name), most, room, book.grant());
         let kept_for = common.limits.kept_for;
         let stream = Stream::new(number, call, Arc::downgrade(book), kept_for, ring);
         book.enter(number, name, stream.clone(), key)

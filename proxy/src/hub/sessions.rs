@@ -127,6 +127,14 @@ impl Hub {
         })
     }
 
+    /// Whether there is an event after this one.
+    pub(crate) fn has_more(&self, session: &str, last_event_id: &str) -> bool {
+        match self.look_up(session, last_event_id) {
+            Lookup::Stream(stream, seq) => stream.has_more(seq),
+            Lookup::Unknown => false,
+        }
+    }
+
     /// Whether the answer of any call is still to come, or to be read by a client that is there.
     pub fn is_under_way(&self) -> bool {
         self.all().iter().any(Session::is_under_way)

@@ -98,6 +98,7 @@ struct State {
     credentials: Option<Arc<Credentials>>,
     /// The server has refused them since.
     is_doubted: bool,
+    is_cancelled: bool,
     let_go: Option<Instant>,
     /// Whether it was told that the answer is here.
     answered: bool,
@@ -135,6 +136,7 @@ impl Stream {
                 token,
                 credentials,
                 is_doubted: false,
+                is_cancelled: false,
                 let_go: None,
                 answered: false,
                 writer: None,
@@ -250,17 +252,27 @@ impl Stream {
         self.finish(None);
     }
 
+    /// The same of a call that was cancelled. Its client does not want what it has, so it makes room for others.
+    pub(crate) fn end_cancelled(&self) {
+        self.state().is_cancelled = true;
+        self.end();
+    }
+
     fn finish(&self, error: Option<Event>) {
         let until = Instant::now() + self.0.kept_for;
-        let (reader, token, first) = {
+        let (reader, token, first, is_spare) = {
             let mut state = self.state();
+            let is_cancelled =
+                state.is_cancelled || state.token.as_ref().is_some_and(CallToken::is_cancelled);
+            let is_spare = is_cancelled && !state.ring.is_answered();
             if let Some(error) = error {
                 state.ring.push_paid(error);
             }
             state.ring.end();
             let first = state.until.is_none();
             state.until.get_or_insert(until);
-            (state.reader.take(), state.token.take(), first)
+            let is_spare = is_spare && !std::mem::replace(&mut state.spare, is_spare);
+            (state.reader.take(), state.token.take(), first, is_spare)
         };
         drop(token);
         self.0.moved.notify_waiters();
@@ -269,6 +281,9 @@ impl Stream {
         }
         if first {
             self.forget_at(until);
+            if is_spare {
+                self.is_spare(until);
+            }
         }
     }
 
@@ -293,6 +308,11 @@ impl Stream {
         self.state().ring.has_reader()
     }
 
+    /// Whether there is an event after this one.
+    pub(super) fn has_more(&self, after: u64) -> bool {
+        self.state().ring.has_more(after)
+    }
+
     /// Whether its call was answered.
     pub fn is_answered(&self) -> bool {
         self.state().ring.is_answered()
@@ -306,7 +326,11 @@ impl Stream {
     /// Has [`released`](Self::released) return [soon](LET_GO_AFTER): the call was cancelled, or answered.
     pub fn let_go(&self) {
         let until = Instant::now() + LET_GO_AFTER;
-        self.state().let_go.get_or_insert(until);
+        {
+            let mut state = self.state();
+            state.is_cancelled |= !state.ring.is_answered();
+            state.let_go.get_or_insert(until);
+        }
         self.0.released.notify_waiters();
     }
 

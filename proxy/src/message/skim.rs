@@ -2,14 +2,14 @@
 //!
 //! 1. **Little memory.** Of the members of the message, and of nothing inside them, the names are kept one after another, and
 //!    the values of `id` and `method`.
-//! 2. **In doubt, none.** It answers a call if it has one `id`, one `result` or `error`, and no `method`, and ends where its
+//! 2. **In doubt, none.** It answers a call if it has one `id`, a `result` or an `error`, and no `method`, and ends where its
 //!    first bracket does. What stands inside the other members is counted in brackets and not checked any further.
 
 use std::mem;
 
 use memchr::memchr2;
 
-use super::{IdKey, is_droppable};
+use super::{IdKey, Presence, is_droppable, is_response};
 
 /// How much of a name or an id is kept: more than an id may have.
 const MAX_TEXT: usize = 2 * 1024;
@@ -27,23 +27,34 @@ pub(crate) struct Skim {
     text: Vec<u8>,
     id: Option<Vec<u8>>,
     method: Option<Vec<u8>>,
-    /// How many members it has that make it an answer.
-    answers: u32,
+    result: Presence,
+    error: Presence,
     ended: bool,
     unclear: bool,
 }
+
+/// The value of a member that says nothing.
+const NULL: &[u8] = b"null";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Member {
     Id,
     Method,
-    Answer,
+    Result,
+    Error,
     Other,
 }
 
 // === impl Skim ===
 
 impl Skim {
+    /// What a whole message is.
+    pub(crate) fn of(message: &[u8]) -> Self {
+        let mut skim = Self::default();
+        skim.read(message);
+        skim
+    }
+
     /// Reads the next bytes of the message.
     pub(crate) fn read(&mut self, mut bytes: &[u8]) {
         loop {
@@ -63,7 +74,10 @@ impl Skim {
 
     /// The id of the call that it answers, once all of it has passed.
     pub(crate) fn answers(self) -> Option<IdKey> {
-        let is_answer = self.ended && !self.unclear && self.method.is_none() && self.answers == 1;
+        let is_answer = self.ended
+            && !self.unclear
+            && self.method.is_none()
+            && is_response(self.result, self.error);
         let id = self.id.filter(|_| is_answer)?;
         IdKey::of(str::from_utf8(&id).ok()?)
     }
@@ -74,7 +88,7 @@ impl Skim {
             .method
             .as_ref()
             .and_then(|method| serde_json::from_slice(method).ok());
-        let is_else = self.unclear || self.id.is_some() || self.answers > 0;
+        let is_else = self.unclear || self.id.is_some() || self.result != self.error;
         !is_else && method.is_some_and(|method| is_droppable(&method))
     }
 
@@ -111,10 +125,19 @@ impl Skim {
         }
     }
 
-    /// Keeps the bytes if they are of a name, the id or the method.
+    /// Keeps the bytes if they are of a name, the id or the method, and enough of a result or an error to know `null`.
     fn keep(&mut self, bytes: &[u8]) {
-        if let Some(Member::Answer | Member::Other) = self.member {
-            return;
+        match self.member {
+            Some(Member::Other) => return,
+            Some(Member::Result | Member::Error) => {
+                let left = NULL.len() + 1 - self.text.len().min(NULL.len() + 1);
+                if bytes != b" " {
+                    let bytes = bytes.get(..left).unwrap_or(bytes);
+                    self.text.extend_from_slice(bytes);
+                }
+                return;
+            }
+            Some(Member::Id | Member::Method) | None => {}
         }
         match self.text.len() + bytes.len() <= MAX_TEXT {
             true => self.text.extend_from_slice(bytes),
@@ -129,7 +152,8 @@ impl Skim {
         self.member = Some(match name.as_deref() {
             Some("id") => Member::Id,
             Some("method") => Member::Method,
-            Some("result" | "error") => Member::Answer,
+            Some("result") => Member::Result,
+            Some("error") => Member::Error,
             _ => Member::Other,
         });
     }
@@ -139,11 +163,21 @@ impl Skim {
         match self.member.take() {
             Some(Member::Id) => self.unclear |= self.id.replace(text).is_some(),
             Some(Member::Method) => self.unclear |= self.method.replace(text).is_some(),
-            Some(Member::Answer) => self.answers += 1,
+            Some(Member::Result) => self.unclear |= add(&mut self.result, &text),
+            Some(Member::Error) => self.unclear |= add(&mut self.error, &text),
             Some(Member::Other) => {}
             None => self.unclear = true,
         }
     }
+}
+
+/// A member has this value. `true` if it was there already.
+fn add(member: &mut Presence, value: &[u8]) -> bool {
+    let value = match value {
+        NULL => Presence::Null,
+        _ => Presence::Value,
+    };
+    std::mem::replace(member, value) != Presence::Absent
 }
 
 #[cfg(test)]
@@ -188,6 +222,10 @@ mod tests {
             (r#"{"id":7,"method":"a"}"#, None),
             (r#"{"id":7,"method":"a","result":1}"#, None),
             (r#"{"id":7,"result":1,"error":1}"#, None),
+            (r#"{"id":7,"result":{},"error": null }"#, Some("7")),
+            (r#"{"id":7,"result":null,"error":{}}"#, Some("7")),
+            (r#"{"id":7,"result":null,"error":null}"#, None),
+            (r#"{"id":7,"result":null,"result":{}}"#, None),
             (r#"{"id":7,"id":8,"result":1}"#, None),
             (r#"{"id":null,"result":1}"#, None),
             (r#"{"id":{"id":7},"result":1}"#, None),

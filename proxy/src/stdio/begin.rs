@@ -21,7 +21,7 @@ use super::{
     process::{Group, Pipes},
     said::Name,
     service::{Inner, Stdio, not_sent, request_in},
-    session::{Session, Why},
+    session::{NotSent, Session, Why, key},
     task::PATIENCE,
 };
 use crate::{
@@ -56,6 +56,10 @@ impl Stdio {
     ) -> Result<Response<Body>, Box<Response<Body>>> {
         let inner = &self.0;
         let id = message.id;
+        // Before anything is started for it.
+        if id.and_then(key).is_none() {
+            return Err(Box::new(not_sent(None, NotSent::BadId)));
+        }
         let wait = inner.crashes().wait(Instant::now());
         if let Some(wait) = wait {
             let text =

@@ -168,7 +168,7 @@ impl Session {
             self.changed.notify_one();
         }
         if let Some(stream) = forgotten {
-            stream.end();
+            stream.end_cancelled();
         }
         Ok(())
     }
@@ -225,7 +225,7 @@ impl Session {
 }
 
 /// The value of an id or a token, if it may be kept.
-fn key(text: &str) -> Option<IdKey> {
+pub(super) fn key(text: &str) -> Option<IdKey> {
     let is_short = text.len() <= MAX_ID;
     is_short.then(|| IdKey::of(text))?
 }

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     hub::{Event, Stream},
-    message::{IdKey, Kind, Message, on_one_line},
+    message::{IdKey, Kind, Message, Skim, on_one_line},
     refusal::SERVER_ERROR,
 };
 
@@ -34,7 +34,15 @@ const DRAIN: Duration = Duration::from_millis(500);
 /// How long a session is kept whose client never came back after `initialize`: 60 s.
 const UNUSED: Duration = Duration::from_secs(60);
 
+/// From how long on it counts that a process cannot write: 1 ms.
+const NOTICED: Duration = Duration::from_millis(1);
+
+/// How often a session is looked at whose process cannot write: every 100 ms.
+const WHILE_HELD: Duration = Duration::from_millis(100);
+
 const NOT_TAKEN: &str = "the session ended before its client had taken the answer";
+
+const UNREADABLE: &str = "the MCP server's answer is not JSON in UTF-8";
 
 const TOO_LONG: &str =
     "the MCP server's answer is larger than 16 MiB, the longest line that the proxy takes";
@@ -150,7 +158,7 @@ impl Session {
             Line::TooLong { beginning, answers } => {
                 rate.unreadable(self.name, "a line that is too long", &beginning);
                 if let Some(call) = answers {
-                    self.answer_is_too_long(&call);
+                    self.answer_is_lost(&call, TOO_LONG);
                 }
                 return;
             }
@@ -159,7 +167,11 @@ impl Session {
             .ok()
             .and_then(|text| Message::read(text.as_bytes()));
         let Some(message) = message else {
-            return rate.unreadable(self.name, "a line that is not a message", &text);
+            rate.unreadable(self.name, "a line that is not a message", &text);
+            if let Some(call) = Skim::of(&text).answers() {
+                self.answer_is_lost(&call, UNREADABLE);
+            }
+            return;
         };
         let route = {
             let mut state = self.state();
@@ -179,22 +191,33 @@ impl Session {
         // It may take long until the event has room, and one copy is enough until then.
         drop(text);
         // What was refused is said by the hub, and its call has ended.
+        let before = Instant::now();
         let _pushed = self.jam.wait(stream.push(event)).await;
+        self.excuse(before.elapsed());
         if is_answer {
             stream.end();
             self.state().used = Instant::now();
         }
     }
 
-    /// The server has answered this call, with more than is taken.
-    fn answer_is_too_long(&self, call: &IdKey) {
+    /// The process could not write for this long.
+    fn excuse(&self, held: Duration) {
+        if held < NOTICED {
+            return;
+        }
+        self.state().routes.excuse(Instant::now(), held);
+        self.changed.notify_one();
+    }
+
+    /// The server has answered this call, with what cannot be handed on.
+    fn answer_is_lost(&self, call: &IdKey, why: &str) {
         let route = {
             let mut state = self.state();
             (state.has_answered, state.used) = (true, Instant::now());
             state.routes.answered(call)
         };
         if let Route::Answer(stream) = route {
-            stream.replace_answer(SERVER_ERROR, TOO_LONG);
+            stream.replace_answer(SERVER_ERROR, why);
         }
     }
 
@@ -204,9 +227,15 @@ impl Session {
             let next = {
                 let mut state = self.state();
                 let now = Instant::now();
-                let due = state.routes.due(now);
+                let is_held = self.jam.is_on();
+                let due = state.routes.due(now, is_held);
                 let idle = self.idle_at(&mut state, now);
                 let next = state.routes.next_due().map_or(idle, |due| due.min(idle));
+                let next = match is_held {
+                    // What would be overdue now is not, as long as this lasts.
+                    true => next.max(now + WHILE_HELD),
+                    false => next,
+                };
                 let ends = match due.overdue {
                     true => Some(Why::Overdue),
                     false => (idle <= now).then_some(Why::Idle),
@@ -219,7 +248,7 @@ impl Session {
                 }
                 drop(state);
                 for stream in due.let_go {
-                    stream.end();
+                    stream.end_cancelled();
                 }
                 if let Some(why) = ends {
                     // What its client had cancelled, or never took.

@@ -420,7 +420,8 @@ async fn the_end_of_a_session_ends_its_streams_and_no_other_sessions() {
         settle().await;
         assert_eq!(server.is_let_go(), ends);
     }
-    assert_eq!(client.event().await, None);
+    let told = client.rest().await;
+    assert!(told[0].contains("the session was deleted"), "{told:?}");
     assert_eq!(setup.resumed(&primed).await.status, 400);
     other_server.message(&answer(1)).await;
     drop(other_server);

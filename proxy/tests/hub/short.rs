@@ -217,3 +217,93 @@ async fn a_hub_has_room_for_as_many_sessions_as_there_may_be() {
         session.open_standalone().unwrap();
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_has_room_for_a_thousand_calls_that_can_be_resumed() {
+    let mut setup = Setup::begun(NEW).await;
+    let mut calls = Vec::new();
+    for id in 0..1_024 {
+        let (mut client, server) = setup.call(id).await;
+        let primed = client.event().await.unwrap();
+        assert_eq!(primed.data, "", "call {id}");
+        drop(client);
+        calls.push((primed, server));
+    }
+    for (id, (primed, server)) in (0..).zip(calls) {
+        server.message(&answer(id)).await;
+        drop(server);
+        assert_eq!(setup.resumed(&primed).await.rest().await, [answer(id)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_were_hung_up_and_cancelled_leave_their_room_to_others() {
+    let limits = Limits {
+        streams: 100,
+        bytes: 1_000_000,
+        ..Limits::default()
+    };
+    let mut setup = Setup::begun_with(NEW, limits).await;
+    for round in 0..5 {
+        let begun = tokio::time::Instant::now();
+        let mut servers = Vec::new();
+        for id in 0..100 {
+            let (mut client, server) = setup.call(round * 100 + id).await;
+            assert_eq!(client.event().await.unwrap().data, "", "{round} {id}");
+            drop(client);
+            servers.push(server);
+        }
+        for _ in 0..100 {
+            let cancel = setup.next().await;
+            assert!(cancel.body.contains("notifications/cancelled"));
+            cancel.status(202);
+        }
+        // Servers need not end the streams of cancelled calls.
+        for server in &servers {
+            in_time(server.let_go()).await;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_deletes_its_session_is_told_and_gets_an_answer_that_had_come() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut open, _server) = setup.call(1).await;
+    let (mut answered, server) = setup.call(2).await;
+    server.message(&answer(2)).await;
+    drop(server);
+    settle().await;
+    let delete = http::Request::delete("/mcp").header("mcp-session-id", SESSION);
+    let waiting = setup.send(delete.body(axum::body::Body::empty()).unwrap());
+    setup.next().await.status(200);
+    assert_eq!(in_time(waiting).await.unwrap().status, 200);
+    let told = open.rest().await;
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[1].contains(r#""id":1,"error""#), "{told:?}");
+    assert_eq!(answered.rest().await, ["".to_owned(), answer(2)]);
+    drop((open, answered));
+    assert_eq!(setup.hub.stats().buffer_bytes, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_not_quite_right_has_no_second_one() {
+    for line in [
+        r#"{"jsonrpc":"2.0","id":"1","result":{}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"result":{},"error":null}"#,
+        r#"{"jsonrpc":"2.0","id":1,"result":{"a":NaN}}"#,
+    ] {
+        let mut setup = Setup::begun(NEW).await;
+        let (mut client, server) = setup.call(1).await;
+        server.message(line).await;
+        drop(server);
+        assert_eq!(client.rest().await, ["", line]);
+        assert_eq!(setup.outcome().await, Outcome::Completed);
+        // The same of an answer in JSON that is slow.
+        let waiting = setup.post(call(1));
+        let asked = setup.next().await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        asked.json(line);
+        assert_eq!(in_time(waiting).await.unwrap().rest().await, ["", line]);
+    }
+}

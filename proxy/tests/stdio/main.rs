@@ -8,6 +8,7 @@
     reason = "a broken expectation ends the test; clippy only spares functions marked #[test]"
 )]
 
+mod answers;
 mod client;
 mod ends;
 mod lines;

@@ -9,6 +9,7 @@ use mcp_cancel_proxy::{
 use crate::{client::*, server::*};
 
 const STREAM: usize = 8 * 1024;
+const SESSION: usize = 1_024 + 2 * 32;
 
 #[tokio::test]
 async fn a_call_is_refused_before_the_server_has_it_or_gets_its_answer() {
@@ -16,7 +17,7 @@ async fn a_call_is_refused_before_the_server_has_it_or_gets_its_answer() {
     // Room for the session's own stream, and for one more with something to spare.
     for spare in (0..1_000).step_by(50) {
         let limits = Limits {
-            session_bytes: 2 * STREAM + spare,
+            bytes: SESSION + 2 * STREAM + spare,
             ..Limits::default()
         };
         let stdio = Stdio::new(scripted(&[]), Hub::new(limits)).unwrap();

@@ -189,7 +189,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 fn run(ops: Vec<Op>) {
     let budget = Budget::new(BUDGET);
     let mut others = budget.grant();
-    let mut ring = Ring::new("n-0.".into(), MOST, budget.grant());
+    let mut ring = Ring::new("n-0.".into(), MOST, budget.grant(), budget.grant());
     let mut model = Model::default();
     let mut name = None;
     let mut former = None;

@@ -1,14 +1,22 @@
 //! The end of a stream's time: streams are forgotten when it is over, where room is short, and with their session.
 
-use std::sync::{Arc, Weak};
+use std::{
+    sync::{Arc, Weak},
+    task::Waker,
+};
 
-use tokio::{runtime::Handle, time::Instant};
+use mcp_cancel_on_disconnect::CallToken;
+use tokio::{runtime::Handle, task::AbortHandle, time::Instant};
 
 use super::Stream;
 use crate::hub::{
     book::{Book, Next, Over},
     budget::{Grant, Short},
+    event::error,
 };
+use crate::refusal::SERVER_ERROR;
+
+const SESSION_ENDED: &str = "the session was deleted";
 
 // === impl Stream ===
 
@@ -62,6 +70,48 @@ impl Stream {
         }
     }
 
+    /// Ends it with its session. A client that reads it gets what it has, and an error in place of an answer that has not come.
+    fn close_with_session(&self, over: Option<&Over<Self>>) {
+        let is_read = self.state().ring.has_reader();
+        if !is_read {
+            return self.close(over);
+        }
+        let call = self.0.call.as_ref();
+        let error = call.map(|(id, _)| error(id, SERVER_ERROR, SESSION_ENDED));
+        let (reader, token, writer, until, gaps) = {
+            let mut state = self.state();
+            if let Some(error) = error.filter(|_| state.until.is_none()) {
+                state.ring.push_paid(error);
+            }
+            state.ring.end();
+            state.spare = true;
+            let until = state.until.replace(Instant::now());
+            let reader = state.reader.take();
+            (
+                reader,
+                state.token.take(),
+                state.writer.take(),
+                until,
+                state.ring.gaps(),
+            )
+        };
+        self.closed(reader, token, writer);
+        if let Some(over) = over {
+            over.closed(self.0.number, until, gaps);
+        }
+    }
+
+    fn closed(&self, reader: Option<Waker>, token: Option<CallToken>, writer: Option<AbortHandle>) {
+        drop(token);
+        if let Some(writer) = writer {
+            writer.abort();
+        }
+        self.0.moved.notify_waiters();
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
     /// Ends it at once, and gives back all that it has. Who calls this has taken it out of its book.
     fn close(&self, over: Option<&Over<Self>>) {
         let (reader, token, writer, until, gaps) = {
@@ -73,14 +123,7 @@ impl Stream {
             let reader = state.reader.take();
             (reader, state.token.take(), state.writer.take(), until, gaps)
         };
-        drop(token);
-        if let Some(writer) = writer {
-            writer.abort();
-        }
-        self.0.moved.notify_waiters();
-        if let Some(reader) = reader {
-            reader.wake();
-        }
+        self.closed(reader, token, writer);
         if let Some(over) = over {
             over.closed(self.0.number, until, gaps);
         }
@@ -114,11 +157,11 @@ impl Book<Stream> {
         }
     }
 
-    /// Forgets all its streams. None can be opened from here on.
+    /// Ends all its streams, and forgets them. None can be opened from here on.
     pub(in crate::hub) fn close(&self) {
         let over = self.over();
         for stream in self.take_all() {
-            stream.close(over.as_deref());
+            stream.close_with_session(over.as_deref());
         }
     }
 }

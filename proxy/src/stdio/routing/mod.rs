@@ -3,7 +3,8 @@
 //! On stdio all calls of a session share one pipe, and few lines say whose they are. The rules:
 //!
 //! 1. **An answer** goes to the call whose id it has, by its value, and ends it. There is one at most: a request is refused while the
-//!    server owes an answer to one with an id that it may take for the same. A second answer goes to nobody.
+//!    server owes an answer to one with an id that it may take for the same. A second answer goes to nobody. `"7"` answers 7, and 7
+//!    answers `"7"`, if the client has never sent an id of that other kind: else it may be a second answer.
 //! 2. **Progress** goes to the call with its token. A token that two calls have belongs to none of them, until both are over.
 //! 3. **Anything else** goes to the only call that is open, beyond doubt, else to the standalone stream.
 //! 4. **A cancel** of the client closes its call: from then on nothing but its answer is for it, and that only for
@@ -37,6 +38,9 @@ pub struct Routes<S> {
     owed: HashMap<Blurred, Owed<S>>,
     tokens: HashMap<IdKey, Owner>,
     kill_after: Option<Duration>,
+    /// Some id of the client was a string, and some was a number.
+    had_text: bool,
+    had_number: bool,
     ended: bool,
 }
 
@@ -87,6 +91,8 @@ struct Owed<S> {
     token: Option<IdKey>,
     stream: Option<S>,
     since: Instant,
+    /// How long since then the process could not write.
+    excused: Duration,
     /// It counts for [`Due::overdue`].
     watched: bool,
 }
@@ -110,6 +116,8 @@ impl<S: Clone> Routes<S> {
             owed: HashMap::new(),
             tokens: HashMap::new(),
             kill_after,
+            had_text: false,
+            had_number: false,
             ended: false,
         }
     }
@@ -137,6 +145,10 @@ impl<S: Clone> Routes<S> {
             return Err(Refused::TooMany.into());
         }
         let stream = stream()?;
+        match id.is_text() {
+            true => self.had_text = true,
+            false => self.had_number = true,
+        }
         if let Some(token) = &token {
             let owner = self.tokens.entry(token.clone());
             let owner = owner.or_insert(Owner {
@@ -188,6 +200,17 @@ impl<S: Clone> Routes<S> {
 
     /// Where the answer to the request with this id goes. It ends its call.
     pub fn answered(&mut self, id: &IdKey) -> Route<S> {
+        let has_own_kind = match id.is_text() {
+            true => self.had_text,
+            false => self.had_number,
+        };
+        match id.counterpart().filter(|_| !has_own_kind) {
+            Some(counterpart) => self.answered_by(&counterpart),
+            None => self.answered_by(id),
+        }
+    }
+
+    fn answered_by(&mut self, id: &IdKey) -> Route<S> {
         let key = id.blurred();
         if let Entry::Occupied(call) = self.open.entry(key.clone())
             && call.get().id == *id
@@ -226,6 +249,7 @@ impl<S: Clone> Routes<S> {
             token: call.token,
             stream: Some(call.stream),
             since: now,
+            excused: Duration::ZERO,
             watched: self.kill_after.is_some(),
         };
         self.owed.insert(key, owed);
@@ -240,14 +264,23 @@ impl<S: Clone> Routes<S> {
             let kill = self
                 .kill_after
                 .filter(|_| owed.watched)
-                .map(|after| owed.since + after);
+                .map(|after| owed.since + owed.excused + after);
             [let_go, kill]
         });
         due.flatten().min()
     }
 
-    /// What time has decided until now. Each is told once.
-    pub fn due(&mut self, now: Instant) -> Due<S> {
+    /// The process could not write for this long until now, and so it could not answer. That time does not count for
+    /// [`Due::overdue`].
+    pub fn excuse(&mut self, now: Instant, held: Duration) {
+        for owed in self.owed.values_mut() {
+            owed.excused += held.min(now - owed.since);
+        }
+    }
+
+    /// What time has decided until now. Each is told once. Nothing is overdue while the process cannot write, which is to be
+    /// [excused](Self::excuse) when it can again.
+    pub fn due(&mut self, now: Instant, is_held: bool) -> Due<S> {
         let mut due = Due {
             let_go: Vec::new(),
             overdue: false,
@@ -258,7 +291,7 @@ impl<S: Clone> Routes<S> {
             }
             let is_overdue = self
                 .kill_after
-                .is_some_and(|after| owed.since + after <= now);
+                .is_some_and(|after| !is_held && owed.since + owed.excused + after <= now);
             if is_overdue && std::mem::take(&mut owed.watched) {
                 due.overdue = true;
             }

@@ -76,7 +76,7 @@ fn an_id_is_free_again_once_it_was_answered_and_not_before() {
         begin(&mut routes, "1", None, 1),
         Err(NotBegun(Refused::IdInUse))
     );
-    assert_eq!(routes.due(now + LET_GO_AFTER).let_go, [0]);
+    assert_eq!(routes.due(now + LET_GO_AFTER, false).let_go, [0]);
     assert_eq!(answer(&mut routes, "1"), Route::Nobody);
     begin(&mut routes, "1", None, 1).unwrap();
     assert_eq!(answer(&mut routes, "1"), Route::Answer(1));
@@ -160,12 +160,48 @@ fn a_call_that_was_told_to_stop_is_overdue_once() {
     routes.cancelled(&id("1"), now);
     routes.cancelled(&id("2"), now);
     assert_eq!(routes.next_due(), Some(now + LET_GO_AFTER));
-    assert_eq!(routes.due(now + LET_GO_AFTER).let_go.len(), 2);
+    assert_eq!(routes.due(now + LET_GO_AFTER, false).let_go.len(), 2);
     assert_eq!(answer(&mut routes, "2"), Route::Nobody);
     assert_eq!(routes.next_due(), Some(now + after));
-    assert!(routes.due(now + after).overdue);
-    assert!(!routes.due(now + after).overdue);
+    assert!(routes.due(now + after, false).overdue);
+    assert!(!routes.due(now + after, false).overdue);
     assert_eq!(routes.next_due(), None);
+}
+
+#[test]
+fn an_id_is_answered_by_its_text_where_the_client_has_no_ids_of_that_kind() {
+    let mut routes = Routes::new(None);
+    begin(&mut routes, "7", None, 0).unwrap();
+    begin(&mut routes, "8", None, 1).unwrap();
+    assert_eq!(answer(&mut routes, "\"9\""), Route::Nobody);
+    assert_eq!(answer(&mut routes, "\"7\""), Route::Answer(0));
+    assert_eq!(
+        answer(&mut routes, "\"7\""),
+        Route::Nobody,
+        "a second answer"
+    );
+    begin(&mut routes, "\"8\"", None, 2).unwrap();
+    assert_eq!(answer(&mut routes, "\"8\""), Route::Answer(2));
+    assert_eq!(answer(&mut routes, "\"8\""), Route::Nobody, "not that of 8");
+    let mut routes = Routes::new(None);
+    begin(&mut routes, "\"7\"", None, 0).unwrap();
+    assert_eq!(answer(&mut routes, "7"), Route::Answer(0));
+}
+
+#[test]
+fn a_process_that_could_not_write_has_its_time_after_that() {
+    let after = Duration::from_secs(5);
+    let mut routes = Routes::new(Some(after));
+    let now = Instant::now();
+    begin(&mut routes, "1", None, 0).unwrap();
+    routes.cancelled(&id("1"), now);
+    let held = Duration::from_secs(100);
+    assert!(!routes.due(now + held, true).overdue);
+    // It could not write before the cancel either.
+    routes.excuse(now + held, held * 2);
+    assert_eq!(routes.next_due(), Some(now + held + after));
+    assert!(!routes.due(now + held, false).overdue);
+    assert!(routes.due(now + held + after, false).overdue);
 }
 
 #[test]
@@ -179,7 +215,10 @@ fn of_calls_that_are_never_answered_only_so_many_are_remembered() {
         forgotten.extend(routes.cancelled(&id(&call.to_string()), at));
     }
     assert_eq!(forgotten, [0, 1, 2]);
-    assert_eq!(routes.due(now + LET_GO_AFTER * 2).let_go.len(), MAX_OWED);
+    assert_eq!(
+        routes.due(now + LET_GO_AFTER * 2, false).let_go.len(),
+        MAX_OWED
+    );
     assert!(begin(&mut routes, "0", None, 0).is_ok());
 }
 
@@ -268,6 +307,16 @@ impl Model {
     }
 
     fn answer(&mut self, id: &str) -> Route<Stream> {
+        let is_text = |id: &str| id.starts_with('"');
+        let had_kind = self
+            .calls
+            .iter()
+            .any(|(other, ..)| is_text(other) == is_text(id));
+        let other_kind = match is_text(id) {
+            true => id.trim_matches('"').to_owned(),
+            false => format!("\"{}\"", id.trim_end_matches(".0")),
+        };
+        let id = if had_kind { id } else { &other_kind };
         let found = self.calls.iter_mut().enumerate();
         let mut found =
             found.filter(|(_, (other, _, state))| same(other, id) && *state != State::Over);
@@ -390,7 +439,7 @@ proptest! {
                 }
                 Step::Wait(ms) => {
                     now += Duration::from_millis(ms);
-                    let mut let_go = routes.due(now).let_go;
+                    let mut let_go = routes.due(now, false).let_go;
                     let_go.sort_unstable();
                     prop_assert_eq!(let_go, model.due(now));
                 }
@@ -417,7 +466,7 @@ proptest! {
                 Step::Cancel(call) => over.extend(routes.cancelled(&id(call), now)),
                 Step::Wait(ms) => {
                     now += Duration::from_millis(ms);
-                    over.extend(routes.due(now).let_go);
+                    over.extend(routes.due(now, false).let_go);
                 }
                 Step::Progress(_) | Step::Ask => {}
             }

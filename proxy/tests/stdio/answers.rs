@@ -1,0 +1,160 @@
+//! Answers that are not quite what they should be, and that their client would take.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::time::{sleep, timeout};
+
+use crate::{client::*, server::*};
+
+/// A server that answers each call with the next of these lines.
+fn answering(lines: &[&str]) -> String {
+    let mut script = String::from(
+        r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; read line
+        "#,
+    );
+    for line in lines {
+        script += &format!("read line; printf '%b\\n' '{line}'\n");
+    }
+    script + "cat > /dev/null"
+}
+
+async fn ask(client: &Client, id: &str) -> Vec<String> {
+    let call = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x"}}"#);
+    let mut events = client.ask(call).await;
+    timeout(Duration::from_secs(10), events.rest())
+        .await
+        .expect("the call ends")
+}
+
+#[tokio::test]
+async fn an_answer_with_the_text_of_its_id_or_with_a_null_beside_it_reaches_its_call_once() {
+    let lines = [
+        r#"{"jsonrpc":"2.0","id":"7","result":{"a":1}}"#,
+        r#"{"jsonrpc":"2.0","id":8,"result":{"a":1},"error":null}"#,
+        r#"{"jsonrpc":"2.0","id":9,"result":null,"error":{"code":1,"message":"m"}}"#,
+    ];
+    let client = Client::begin(&serve(shell(&answering(&lines))), OLD).await;
+    for (id, line) in ["7", "8", "9"].into_iter().zip(lines) {
+        assert_eq!(ask(&client, id).await, [line]);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_read_ends_its_call_with_an_error() {
+    let lines = [
+        r#"{"jsonrpc":"2.0","id":7,"result":{"a":NaN}}"#,
+        r#"{"jsonrpc":"2.0","id":8,"result":{"a":"\0377"}}"#,
+    ];
+    let client = Client::begin(&serve(shell(&answering(&lines))), OLD).await;
+    for id in ["7", "8"] {
+        let rest = ask(&client, id).await;
+        assert_eq!(rest.len(), 1, "{rest:?}");
+        assert!(
+            rest[0].contains(&format!(r#""id":{id},"error""#)),
+            "{rest:?}"
+        );
+        assert!(rest[0].contains("not JSON in UTF-8"), "{rest:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_process_is_not_killed_for_an_answer_that_waits_behind_a_client_that_does_not_read() {
+    let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; read line; read line
+        i=0; while [ $i -lt 300 ]; do echo '{"jsonrpc":"2.0","id":"q'$i'","method":"roots/list"}'; i=$((i+1)); done
+        read line; read line; echo '{"jsonrpc":"2.0","id":2,"result":{}}'
+        read line; echo '{"jsonrpc":"2.0","id":1,"result":{}}'; cat > /dev/null"#;
+    let mut options = shell(script);
+    options.kill_after = Some(Duration::from_millis(300));
+    let stdio = serve(options);
+    let client = Client::begin(&stdio, OLD).await;
+    let call = |id: u32| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"x"}}"#);
+    let mut unread = client.ask(call(1)).await;
+    // All that is asked waits in the stream and in the pipe.
+    sleep(Duration::from_millis(500)).await;
+    let _cancelled = client.ask(call(2)).await;
+    assert_eq!(client.cancel("2").await, StatusCode::ACCEPTED);
+    sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(
+        client
+            .tell(r#"{"jsonrpc":"2.0","method":"notifications/x"}"#)
+            .await,
+        StatusCode::ACCEPTED
+    );
+    let rest = unread.rest().await;
+    assert_eq!(
+        rest.last().map(String::as_str),
+        Some(r#"{"jsonrpc":"2.0","id":1,"result":{}}"#)
+    );
+    assert_eq!(stdio.stats().kills, 0);
+}
+
+#[tokio::test]
+async fn a_process_that_ignores_a_cancel_is_killed_also_after_a_client_that_did_not_read() {
+    let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; cat > /dev/null"#;
+    let mut options = shell(script);
+    options.kill_after = Some(Duration::from_millis(300));
+    let stdio = serve(options);
+    let client = Client::begin(&stdio, OLD).await;
+    let mut call = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
+    assert_eq!(client.cancel("1").await, StatusCode::ACCEPTED);
+    timeout(LIMIT, call.rest()).await.expect("it ends");
+    until(|| stdio.stats().kills == 1).await;
+}
+
+#[tokio::test]
+async fn a_client_that_deletes_its_session_is_told_what_became_of_its_calls() {
+    for _ in 0..20 {
+        let client = Client::begin(&serve(scripted(&[])), NEW).await;
+        let mut open = client.call("1", "work", r#"{"seconds":60}"#).await;
+        let mut answered = client.call("2", "work", r#"{"seconds":0}"#).await;
+        // It has come, and was not read.
+        sleep(Duration::from_millis(50)).await;
+        assert_eq!(client.delete().await, StatusCode::NO_CONTENT);
+        assert_eq!(
+            open.answer().await["error"]["message"],
+            "the session was deleted"
+        );
+        assert!(answered.answer().await["result"].is_object());
+        assert_eq!((open.next().await, answered.next().await), (None, None));
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_started_for_an_initialize_without_a_proper_id() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = notes();
+    std::fs::write(&path, "#!/bin/sh\ncat\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = mcp_cancel_proxy::stdio::Program::new(&path, []);
+    let stdio = serve(mcp_cancel_proxy::stdio::Options::new(program));
+    // From here on a start fails, and would be answered with 502.
+    std::fs::remove_file(&path).unwrap();
+    let long = format!("\"{}\"", "x".repeat(2_000));
+    for id in ["null", "{}", &long] {
+        let body = initialize(NEW).replace(r#""id":0"#, &format!(r#""id":{id}"#));
+        let response = send(&stdio, post().body(body.into()).unwrap()).await;
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{id:.20}");
+    }
+    let response = send(&stdio, post().body(initialize(NEW).into()).unwrap()).await;
+    assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
+}
+
+#[tokio::test]
+async fn after_a_process_died_its_client_gets_what_is_left_and_else_404() {
+    let script = r#"read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'; read line; read line
+        echo '{"jsonrpc":"2.0","id":1,"result":{}}'; exit 3"#;
+    let stdio = serve(shell(script));
+    let client = Client::begin(&stdio, NEW).await;
+    let mut call = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
+    let primed = call.next().await.unwrap().id.unwrap();
+    let last = call.next().await.unwrap().id.unwrap();
+    until(|| stdio.stats().sessions == 0).await;
+    assert_eq!(client.get(None).await.status(), StatusCode::NOT_FOUND);
+    assert_eq!(
+        client.get(Some(&last)).await.status(),
+        StatusCode::NOT_FOUND
+    );
+    let mut late = Events::of(client.get(Some(&primed)).await);
+    assert!(late.answer().await["result"].is_object());
+}
