@@ -42,6 +42,8 @@ pub enum Grace {
     /// The call is cancelled when its client hangs up. This breaks clients that resume. If the *server* ended the stream, the
     /// call still waits as with `Auto`, because its client was told to come back.
     Immediate,
+    /// As `Auto`, but a client that may come back is waited for this long, whatever `retry` it was sent.
+    AutoAfter(Duration),
     /// The call goes on this long, counted from the hang-up, even if its client cannot resume.
     After(Duration),
     /// The call goes on to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT.

@@ -1,7 +1,7 @@
 //! Verdicts: what a disconnect means for a call.
 //!
 //! [`manual::disconnect`](crate::manual::disconnect) has the table for [`Grace::Auto`], and a test compares the two. The other
-//! graces replace all of its rows but those for tasks and subscriptions.
+//! graces replace all of its rows but those for tasks and subscriptions; [`Grace::AutoAfter`] only replaces its times.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ impl Grace {
     /// No verdict lets a call wait for longer than this.
     pub(crate) fn longest(self, retry: Option<Duration>) -> Duration {
         match self {
-            Self::After(grace) => grace,
+            Self::After(grace) | Self::AutoAfter(grace) => grace,
             Self::Auto | Self::Immediate | Self::Never => after(retry),
         }
     }
@@ -66,6 +66,10 @@ impl Grace {
             Self::Auto => auto(call, going),
             Self::Immediate if going.by_server => auto(call, going),
             Self::Immediate => Verdict::CancelNow,
+            Self::AutoAfter(grace) => match auto(call, going) {
+                Verdict::CancelAfter(_) => Verdict::CancelAfter(grace),
+                verdict => verdict,
+            },
             Self::After(grace) => Verdict::CancelAfter(grace),
             Self::Never => Verdict::RunOn,
         }
@@ -138,6 +142,30 @@ mod tests {
             ..STREAMING
         };
         assert_eq!(Grace::Auto.verdict(&call, ended), Verdict::RunOn);
+    }
+
+    #[test]
+    fn auto_after_changes_how_long_a_client_is_waited_for_and_nothing_else() {
+        let after =
+            |session, going| Grace::AutoAfter(SECOND).verdict(&call("tools/call", session), going);
+        let lost = Going {
+            replayable: false,
+            ..STREAMING
+        };
+        let ended = Going {
+            by_server: true,
+            ..lost
+        };
+        assert_eq!(after(true, STREAMING), Verdict::CancelAfter(SECOND));
+        for (session, going) in [
+            (true, lost),
+            (false, lost),
+            (true, ended),
+            (false, STREAMING),
+        ] {
+            let as_auto = Grace::Auto.verdict(&call("tools/call", session), going);
+            assert_eq!(after(session, going), as_auto, "{going:?}");
+        }
     }
 
     #[test]

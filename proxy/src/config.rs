@@ -5,26 +5,45 @@
 
 use std::{
     ffi::OsString,
-    fmt, iter,
-    net::SocketAddr,
-    path::{Path, PathBuf},
+    iter,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
     time::Duration,
 };
 
 use clap::{
-    ArgMatches, Command, CommandFactory as _, FromArgMatches as _, Parser, parser::ValueSource,
+    ArgMatches, Command, CommandFactory as _, FromArgMatches as _, Parser, error::ErrorKind,
+    parser::ValueSource,
 };
 use http::{HeaderName, HeaderValue, Uri};
 use mcp_cancel_on_disconnect::Grace;
 
+mod entry;
+mod environment;
+mod error;
 mod file;
 mod value;
 
-pub use self::value::{Limit, LogFormat};
+pub(crate) use self::value::normal_origin;
+pub use self::{
+    error::ConfigError,
+    value::{Limit, LogFormat},
+};
 
 /// How long an upstream may be silent at least before its call is answered with a stream: 250 ms. A refusal comes sooner, and
 /// must pass as it is.
 const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
+
+/// How long a client is asked to wait before it comes back, at most: 3 s.
+const RETRY: Duration = Duration::from_secs(3);
+
+/// The part of a grace that a client may be asked to wait before it comes back: a quarter. It may have to try twice, and its
+/// requests take time as well.
+const PART_TO_WAIT: u32 = 4;
+
+/// The shortest grace that clients can meet: 4 s. Those that are sent no `retry` come back after 1 s, which is the default of
+/// the SDKs.
+const MIN_MET: Duration = Duration::from_secs(4);
 
 /// The least that may be kept in all: 1 MiB, as much as one stream may need.
 const MIN_BUFFER: usize = 1024 * 1024;
@@ -77,23 +96,32 @@ const OF_AN_UPSTREAM: &[(&str, &str)] = &[
 #[non_exhaustive]
 pub struct Config {
     /// The MCP endpoint of the server, over http or https
-    #[arg(long, env = "MCP_PROXY_UPSTREAM", value_name = "URL", value_parser = value::upstream)]
+    #[arg(long, env = "MCP_PROXY_UPSTREAM", hide_env_values = true, value_name = "URL", value_parser = value::upstream)]
     pub upstream: Option<Uri>,
 
     /// A server that speaks MCP on its standard input and output, started once for each session
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 
-    /// Where clients connect
+    /// Where clients connect; a port alone is one of this machine
     #[arg(
         long,
         env = "MCP_PROXY_LISTEN",
         value_name = "ADDRESS",
-        default_value = "127.0.0.1:8000"
+        default_value = "127.0.0.1:8000",
+        value_parser = value::address
     )]
     pub listen: SocketAddr,
 
-    /// How long a call waits for a client that hung up: auto, immediate, never, or a time such as 20s
+    /// The port of `listen`, as other programs call it.
+    #[arg(long, hide = true)]
+    port: Option<u16>,
+
+    /// The host of `listen`, as other programs call it.
+    #[arg(long, hide = true, value_parser = value::ip)]
+    host: Option<IpAddr>,
+
+    /// How long a call waits for a client that hung up: auto, immediate, never, a time such as 20s (auto, with this time), or always=20s (for every call)
     #[arg(long, env = "MCP_PROXY_GRACE", default_value = "auto", value_parser = value::grace)]
     pub grace: Grace,
 
@@ -106,7 +134,8 @@ pub struct Config {
         long,
         env = "MCP_PROXY_EXEMPT",
         value_name = "TOOL",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = value::tool
     )]
     pub exempt: Vec<String>,
 
@@ -176,7 +205,7 @@ pub struct Config {
     pub header: Vec<(HeaderName, HeaderValue)>,
 
     /// Where health, metrics and the calls are shown
-    #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS")]
+    #[arg(long, env = "MCP_PROXY_ADMIN", value_name = "ADDRESS", value_parser = value::address)]
     pub admin: Option<SocketAddr>,
 
     /// How long calls may go on when the program is to end, all of which takes 10 s at most, or this and 2 s
@@ -195,6 +224,10 @@ pub struct Config {
     /// A file in TOML with any of these, by their names
     #[arg(long, env = "MCP_PROXY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
+
+    /// What was understood, and is still to be said.
+    #[arg(skip)]
+    warnings: Vec<String>,
 }
 
 /// What the program stands in front of.
@@ -207,51 +240,65 @@ pub enum Target<'a> {
     Command(&'a [OsString]),
 }
 
-/// What is wrong with what the program was told. As text it is what a person should read.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// An option or a variable, or that help or the version is asked for.
-    Options(clap::Error),
-    /// The file.
-    File {
-        /// Which one.
-        path: PathBuf,
-        /// On which line, counted from 1, if on one.
-        line: Option<usize>,
-        /// What about it.
-        message: String,
-    },
-    /// Options that do not go together.
-    Together(String),
-}
-
 // === impl Config ===
 
 impl Config {
     /// Reads the program's arguments, its environment, and the file that they name.
     pub fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
-        let args: Vec<OsString> = args.into_iter().collect();
-        let told = matches(args.clone())?;
-        let Some(path) = told.get_one::<PathBuf>("config").cloned() else {
-            return Self::of(&told);
-        };
-        let entries = file::read(&path)?;
-        let unsaid = entries
-            .into_iter()
-            .filter(|entry| !is_said(&told, entry.option()));
-        let (commands, options): (Vec<_>, Vec<_>) = unsaid.partition(file::Entry::is_command);
-        let mut all: Vec<OsString> = args.first().cloned().into_iter().collect();
-        all.extend(options.into_iter().flat_map(file::Entry::into_args));
-        all.extend(args.into_iter().skip(1));
-        all.extend(commands.into_iter().flat_map(file::Entry::into_args));
-        Self::of(&matches(all)?)
+        let args = args.into_iter().collect();
+        // What is wrong with the command line is said first.
+        let _told = matches(&args)?;
+        let environment = environment::Environment::read(std::env::vars_os())?;
+        let args = under(args, &environment.entries)?;
+        let path = matches(&args)?.get_one::<PathBuf>("config").cloned();
+        let file = path.as_deref().map(file::File::read).transpose()?;
+        let file = file.unwrap_or_default();
+        let told = matches(&under(args, &file.entries)?)?;
+
+        let mut config = Self::from_arg_matches(&told)?;
+        let ip = config.host.unwrap_or_else(|| config.listen.ip());
+        let port = config.port.unwrap_or_else(|| config.listen.port());
+        config.listen = SocketAddr::new(ip, port);
+        config.check(&told)?;
+        config.warnings = [environment.warnings, file.warnings].concat();
+        config.warnings.extend(config.short_graces());
+        Ok(config)
     }
 
-    fn of(matches: &ArgMatches) -> Result<Self, ConfigError> {
-        let config = Self::from_arg_matches(matches)?;
-        config.check(matches)?;
-        Ok(config)
+    /// How long clients are asked to wait before they come back. It follows the shortest of the graces, because a client keeps
+    /// one for all its streams.
+    pub(crate) fn retry(&self) -> Duration {
+        let graces = self.waits().map(|(_, grace)| grace / PART_TO_WAIT);
+        graces.fold(RETRY, Duration::min)
+    }
+
+    /// The graces that are times, and the tool that each is for, if not for all.
+    fn waits(&self) -> impl Iterator<Item = (Option<&str>, Duration)> {
+        let own = self.tool_grace.iter();
+        let own = own.map(|(tool, grace)| (Some(&**tool), *grace));
+        let all = iter::once((None, self.grace)).chain(own);
+        all.filter_map(|(tool, grace)| match grace {
+            Grace::After(grace) | Grace::AutoAfter(grace) => Some((tool, grace)),
+            _ => None,
+        })
+    }
+
+    fn short_graces(&self) -> Vec<String> {
+        let short = self.waits().filter(|(_, grace)| *grace < MIN_MET);
+        let texts = short.map(|(tool, grace)| {
+            let of = tool
+                .map(|tool| format!(" for the tool {tool:?}"))
+                .unwrap_or_default();
+            format!(
+                "the grace{of} of {grace:?} is short: many clients come back after 1 s and more, so {MIN_MET:?} is the least that they meet"
+            )
+        });
+        texts.collect()
+    }
+
+    /// What a person should hear before it is of harm.
+    pub(crate) fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// What it stands in front of.
@@ -301,11 +348,36 @@ impl Config {
     }
 }
 
-fn matches(args: Vec<OsString>) -> Result<ArgMatches, ConfigError> {
-    Ok(Config::command().try_get_matches_from(args)?)
+fn matches(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
+    let error = match bare_command().try_get_matches_from(args) {
+        Ok(told) => return Ok(told),
+        Err(error) => error,
+    };
+    match (error.kind(), entry::hint(&error)) {
+        // Help has the variables as well.
+        (ErrorKind::DisplayHelp, _) => Ok(Config::command().try_get_matches_from(args)?),
+        (_, Some(hint)) => Err(ConfigError::Together(hint.to_owned())),
+        (_, None) => Err(entry::without_secrets(error).into()),
+    }
 }
 
-/// Whether a flag or the environment says it, or names the other kind of server.
+/// The arguments with those entries of another place that they say nothing of.
+fn under(args: Vec<OsString>, entries: &[entry::Entry]) -> Result<Vec<OsString>, ConfigError> {
+    let told = matches(&args)?;
+    let unsaid = entries
+        .iter()
+        .filter(|entry| !is_said(&told, entry.option()));
+    let (commands, options): (Vec<&entry::Entry>, Vec<_>) =
+        unsaid.partition(|entry| entry.is_command());
+    let mut args = args.into_iter();
+    let mut all: Vec<OsString> = args.next().into_iter().collect();
+    all.extend(options.into_iter().flat_map(entry::Entry::args));
+    all.extend(args);
+    all.extend(commands.into_iter().flat_map(entry::Entry::args));
+    Ok(all)
+}
+
+/// Whether an argument says it, or names the other kind of server.
 fn is_said(told: &ArgMatches, option: &str) -> bool {
     let is_given = |option: &str| {
         let source = told.value_source(&option.replace('-', "_"));
@@ -313,6 +385,7 @@ fn is_said(told: &ArgMatches, option: &str) -> bool {
     };
     match option {
         "upstream" | "command" => is_given("upstream") || is_given("command"),
+        "port" | "host" => is_given(option) || is_given("listen"),
         option => is_given(option),
     }
 }
@@ -334,47 +407,15 @@ fn check_alone(args: impl IntoIterator<Item = OsString>) -> Result<(), clap::Err
     bare_command()
         .try_get_matches_from(name.chain(args))
         .map(drop)
+        .map_err(entry::without_secrets)
 }
 
-// === impl ConfigError ===
-
-impl ConfigError {
-    fn in_file(path: &Path, line: Option<usize>, message: impl Into<String>) -> Self {
-        Self::File {
-            path: path.to_owned(),
-            line,
-            message: message.into(),
-        }
-    }
+/// Whether the values of an option are not to be shown.
+fn value_is_secret(option: &str) -> bool {
+    let command = Config::command();
+    let mut arguments = command.get_arguments();
+    arguments.any(|arg| arg.get_long() == Some(option) && arg.is_hide_env_values_set())
 }
-
-impl From<clap::Error> for ConfigError {
-    fn from(error: clap::Error) -> Self {
-        Self::Options(error)
-    }
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Options(error) => write!(f, "{error}"),
-            Self::File {
-                path,
-                line,
-                message,
-            } => {
-                write!(f, "error: {}", path.display())?;
-                if let Some(line) = line {
-                    write!(f, ":{line}")?;
-                }
-                write!(f, ": {message}")
-            }
-            Self::Together(message) => write!(f, "error: {message}"),
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 #[cfg(test)]
 mod tests;

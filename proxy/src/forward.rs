@@ -6,7 +6,8 @@
 //!    server's own: it may check that. Streams of events are asked for without a coding, because they are read on the way:
 //!    in one that nobody can read, a call that was answered looks like one that was not.
 //! 3. A server that cannot be reached is answered for with 502 and a JSON-RPC error to the request.
-//! 4. What is dropped here ends at the server: the connection of a call without its answer is closed.
+//! 4. A redirect leads to the proxy again, or is answered with 502: a client that follows it must not go past the proxy.
+//! 5. What is dropped here ends at the server: the connection of a call without its answer is closed.
 
 use std::{
     convert::Infallible,
@@ -20,6 +21,7 @@ use std::{
 use axum::body::Body;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version, header,
+    response,
     uri::{Authority, PathAndQuery, Scheme},
 };
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -32,6 +34,7 @@ use tracing::warn;
 
 use self::{
     lent::{Back, Lent},
+    redirect::Redirect,
     small_reads::SmallReads,
 };
 use crate::{
@@ -42,6 +45,7 @@ use crate::{
 };
 
 mod lent;
+mod redirect;
 mod small_reads;
 
 /// How long a connection to the server may take: 5 s.
@@ -53,6 +57,9 @@ const IDLE_FOR: Duration = Duration::from_secs(4);
 
 /// How often the kernel asks after a silent server: every 60 s.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// Below this path of an origin its metadata is, of authorization among others (RFC 8615).
+const WELL_KNOWN: &str = "/.well-known/";
 
 /// Headers of one connection, beside those that `Connection` names. `Expect` was met here.
 const OF_ONE_CONNECTION: [HeaderName; 9] = [
@@ -78,6 +85,16 @@ struct Upstream {
     host: HeaderValue,
     endpoint: PathAndQuery,
     headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// What a response redirects to.
+enum Redirected {
+    /// Nothing that the proxy has to change.
+    No,
+    /// To the proxy.
+    Here,
+    /// Past the proxy.
+    Elsewhere,
 }
 
 enum Client {
@@ -158,7 +175,7 @@ impl fmt::Debug for Forward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Forward")
             .field("authority", &self.0.authority)
-            .field("endpoint", &self.0.endpoint)
+            .field("path", &self.path())
             .finish_non_exhaustive()
     }
 }
@@ -208,7 +225,7 @@ impl Upstream {
         };
         let (mut parts, body) = request.into_parts();
         let (body, back) = Lent::new(body);
-        parts.uri = uri;
+        parts.uri = uri.clone();
         parts.version = Version::HTTP_11;
         // They are of this process, and would live as long as the request.
         parts.extensions.clear();
@@ -226,13 +243,83 @@ impl Upstream {
             parts.headers.append(name, value.clone());
         }
         match self.client.request(Request::from_parts(parts, body)).await {
-            Ok(mut response) => {
-                remove_hop_by_hop(response.headers_mut());
-                *response.version_mut() = Version::default();
-                response.map(Body::new)
+            Ok(response) => {
+                let (mut head, body) = response.into_parts();
+                remove_hop_by_hop(&mut head.headers);
+                head.version = Version::default();
+                match self.redirected(&uri, &mut head) {
+                    Redirected::No => Response::from_parts(head, Body::new(body)),
+                    Redirected::Here => Response::from_parts(head, Body::empty()),
+                    Redirected::Elsewhere => self.redirected_elsewhere(back).await,
+                }
             }
             Err(error) => self.failed(&error, back).await,
         }
+    }
+
+    /// Turns the `Location` of a redirect into one of the proxy.
+    fn redirected(&self, asked: &Uri, head: &mut response::Parts) -> Redirected {
+        let Some(redirect) = Redirect::of(head) else {
+            return Redirected::No;
+        };
+        let Some(at_origin) = redirect.at_origin(asked) else {
+            // Metadata of authorization may be at another server, which the client asks itself.
+            return if self.serves_endpoint(asked.path()) {
+                Redirected::Elsewhere
+            } else {
+                Redirected::No
+            };
+        };
+        let Some(location) = self.location(&at_origin) else {
+            return Redirected::Elsewhere;
+        };
+        let before = head.headers.insert(header::LOCATION, location);
+        if self.endpoint.query().is_none() && before.as_ref() == head.headers.get(header::LOCATION)
+        {
+            return Redirected::No;
+        }
+        // These may repeat the address, with the configured query.
+        for name in [
+            header::CONTENT_LENGTH,
+            header::CONTENT_LOCATION,
+            header::CONTENT_TYPE,
+            header::LINK,
+            header::REFRESH,
+        ] {
+            head.headers.remove(name);
+        }
+        Redirected::Here
+    }
+
+    /// A place at the origin of the server as clients are told of it: without the configured query, which the next request
+    /// gets again. Returns `None` if the proxy does not serve it.
+    fn location(&self, at_origin: &PathAndQuery) -> Option<HeaderValue> {
+        let path = self.served(at_origin.path())?;
+        let query = match (self.endpoint.query(), at_origin.query()) {
+            (Some(own), Some(query)) => redirect::without(query, own),
+            (_, query) => query.map(str::to_owned),
+        };
+        let text = match query {
+            Some(query) => format!("{path}?{query}"),
+            None => path.to_owned(),
+        };
+        let own = self.endpoint.query();
+        if own.is_some_and(|own| redirect::shows(&text, own)) {
+            return None;
+        }
+        text.parse().ok()
+    }
+
+    async fn redirected_elsewhere(&self, back: Back) -> Response<Body> {
+        let message = "the MCP server behind this proxy redirects elsewhere: --upstream must name its new address";
+        warn!(upstream = %self.authority, "{message}");
+        let request = back.request().await;
+        refusal::error(
+            StatusCode::BAD_GATEWAY,
+            request_id(&request),
+            SERVER_ERROR,
+            message,
+        )
     }
 
     async fn failed(&self, error: &legacy::Error, back: Back) -> Response<Body> {
@@ -240,9 +327,12 @@ impl Upstream {
             return refused;
         }
         let cause = innermost(error);
-        let message = match error.is_connect() {
-            true => "the MCP server behind this proxy cannot be reached",
-            false => "the MCP server behind this proxy did not answer",
+        let message = if error.is_connect() {
+            "the MCP server behind this proxy cannot be reached"
+        } else if is_head_too_large(error) {
+            "the MCP server behind this proxy answered with more than 100 header fields, or with a larger head than this proxy takes"
+        } else {
+            "the MCP server behind this proxy did not answer"
         };
         warn!(upstream = %self.authority, error = %cause, "{message}");
         let request = back.request().await;
@@ -252,18 +342,10 @@ impl Upstream {
 
     /// Where a request for `asked` goes, if anywhere.
     fn target(&self, asked: &Uri) -> Option<Uri> {
-        let path = asked.path();
-        if !is_below(self.endpoint.path(), path) && !path.starts_with("/.well-known/") {
-            return None;
-        }
-        // What a server makes of those nobody knows.
-        if path.to_ascii_lowercase().replace("%2e", ".").contains("..") {
-            return None;
-        }
-        let own = self
-            .endpoint
-            .query()
-            .filter(|_| path == self.endpoint.path());
+        let path = self.served(asked.path())?;
+        // A server may redirect from the one to the other.
+        let is_endpoint = path.trim_end_matches('/') == self.endpoint.path().trim_end_matches('/');
+        let own = self.endpoint.query().filter(|_| is_endpoint);
         let query = match (own, asked.query()) {
             (Some(own), Some(asked)) => format!("?{own}&{asked}"),
             (Some(one), None) | (None, Some(one)) => format!("?{one}"),
@@ -275,6 +357,23 @@ impl Upstream {
             .path_and_query(format!("{path}{query}"))
             .build()
             .ok()
+    }
+
+    /// Returns the path if requests for it are handed on.
+    fn served<'a>(&self, path: &'a str) -> Option<&'a str> {
+        if !self.serves_endpoint(path) && !path.starts_with(WELL_KNOWN) {
+            return None;
+        }
+        // It is not known how a server resolves these.
+        let climbs = path.to_ascii_lowercase().replace("%2e", ".").contains("..");
+        (!climbs).then_some(path)
+    }
+
+    /// Whether a path is the endpoint or below it, and is not metadata of the origin.
+    fn serves_endpoint(&self, path: &str) -> bool {
+        let endpoint = self.endpoint.path();
+        let is_metadata = path.starts_with(WELL_KNOWN) && !endpoint.starts_with(WELL_KNOWN);
+        is_below(endpoint, path) && !is_metadata
     }
 }
 
@@ -291,6 +390,10 @@ fn is_below(endpoint: &str, path: &str) -> bool {
 }
 
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    // The length is of no meaning then (RFC 9112, section 6.3), and the coding of the transfer is removed.
+    if headers.contains_key(header::TRANSFER_ENCODING) {
+        headers.remove(header::CONTENT_LENGTH);
+    }
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -303,9 +406,22 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether the head of the answer was more than the HTTP client reads: 100 fields, or its buffer.
+fn is_head_too_large(error: &legacy::Error) -> bool {
+    causes(error)
+        .filter_map(|cause| cause.downcast_ref::<hyper::Error>())
+        .any(hyper::Error::is_parse_too_large)
+}
+
+fn causes(error: &legacy::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    std::iter::successors(Some(error as &(dyn Error + 'static)), |error| {
+        (*error).source()
+    })
+}
+
 /// What a person should hear of an error: its first cause.
 fn innermost(error: &legacy::Error) -> String {
-    std::iter::successors(Some(error as &dyn Error), |error| (*error).source())
+    causes(error)
         .last()
         .map(ToString::to_string)
         .unwrap_or_default()

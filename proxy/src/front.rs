@@ -1,6 +1,7 @@
 //! Takes connections, and refuses what is none of the server's business.
 //!
-//! 1. Only requests for a path pass: no `CONNECT`, no absolute URI. Where they go is not theirs to say.
+//! 1. Only requests for a path pass: no absolute URI, and of the methods only `GET`, `POST`, `DELETE`, `OPTIONS` and `HEAD`.
+//!    Where they go is not theirs to say.
 //! 2. `Host` is a name of this host, else a web site could have its own name resolve here and read all answers (DNS
 //!    rebinding). Neither does a page of a foreign `Origin` get past here.
 //! 3. A head may have 64 KiB and take 10 s to come, a body may have 4 MiB and must not stand still. All bodies together and all
@@ -20,7 +21,7 @@ use std::{
 };
 
 use axum::body::Body;
-use http::{HeaderMap, HeaderValue, Request, Response, Version, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header};
 use http_body_util::BodyExt as _;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -282,7 +283,12 @@ async fn answer(
 ) -> Result<Response<Body>, Infallible> {
     let (mut parts, body) = request.into_parts();
     if let Err((status, text)) = shared.gate.check(&parts, shared.limits.body) {
-        return Ok(refusal::plain(status, text));
+        let mut refused = refusal::plain(status, text);
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            let allow = HeaderValue::from_static(gate::ALLOW);
+            refused.headers_mut().insert(header::ALLOW, allow);
+        }
+        return Ok(refused);
     }
     if parts.version == Version::HTTP_2 {
         join_cookies(&mut parts.headers);

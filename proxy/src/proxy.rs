@@ -153,6 +153,9 @@ impl Proxy {
                 false => "what its client misses is not kept here",
             }
         );
+        for warning in self.config.warnings() {
+            warn!("{warning}");
+        }
         if let Some(admin) = self.admin_addr()? {
             match admin.ip().is_loopback() {
                 true => info!("health, metrics and calls on http://{admin}/"),
@@ -260,15 +263,19 @@ fn may_be_anothers(id: &RequestId) -> bool {
 
 /// What a hang-up means.
 fn meaning(grace: Grace) -> String {
+    let after = |grace| {
+        format!(
+            "a hang-up cancels its call at once, or after {grace:?} if its client may come back for it and does not"
+        )
+    };
     match grace {
         Grace::Immediate => "a hang-up cancels its call at once".to_owned(),
         Grace::Never => "a hang-up cancels nothing".to_owned(),
         Grace::After(grace) => {
             format!("a hang-up cancels its call after {grace:?}, unless its client comes back")
         }
-        _ => format!(
-            "a hang-up cancels its call at once, or after {MIN_GRACE:?} if its client may come back for it and does not"
-        ),
+        Grace::AutoAfter(grace) => after(grace),
+        _ => after(MIN_GRACE),
     }
 }
 

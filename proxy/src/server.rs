@@ -69,6 +69,7 @@ impl Server {
     pub fn new(config: &Config) -> Result<Self, ServerError> {
         let limits = Limits {
             bytes: config.buffer,
+            retry: config.retry(),
             ..Limits::default()
         };
         match config.target() {

@@ -128,6 +128,45 @@ fn lists_may_have_several_values_and_graces_a_tool() {
 }
 
 #[test]
+fn blanks_around_the_values_of_a_list_are_no_part_of_them() {
+    let config = with("--exempt=a, b ").unwrap();
+    assert_eq!(config.exempt, ["a", "b"]);
+    let config = with("--tool-grace=a = 1h, b=always=2h").unwrap();
+    let (hour, hours) = (Duration::from_secs(3600), Duration::from_secs(7200));
+    let expected = [("a", Grace::AutoAfter(hour)), ("b", Grace::After(hours))];
+    let expected = expected.map(|(tool, grace)| (tool.to_owned(), grace));
+    assert_eq!(config.tool_grace, expected);
+    let config = with("--allow-host=a.example, B.example:81").unwrap();
+    assert_eq!(config.allow_host, ["a.example", "b.example:81"]);
+    let config = with("--allow-origin=https://a.example:443/, http://b.example:81").unwrap();
+    let expected = ["https://a.example", "http://b.example:81"];
+    assert_eq!(config.allow_origin, expected);
+}
+
+#[test]
+fn variables_headers_and_graces_may_be_tables_of_a_file() {
+    let path = std::env::temp_dir().join(format!("mcp-proxy-tables-{}.toml", std::process::id()));
+    let file = format!("--config={}", path.display());
+    let told = |text| {
+        std::fs::write(&path, text).unwrap();
+        let told = read(&[HTTP[0], &file]);
+        std::fs::remove_file(&path).unwrap();
+        told
+    };
+    let tables = "command = [\"x\"]\n[env]\nA = \"b=c\"\nN = 1\n[tool-grace]\n\"a=b\" = \"1h\"\n";
+    let config = told(tables).unwrap();
+    let expected = [("A", "b=c"), ("N", "1")];
+    let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(config.env, expected);
+    assert_eq!(config.tool_grace[0].0, "a=b");
+    let header = "upstream = \"http://a/\"\nheader.authorization = \"Bearer a: b\"\n";
+    assert_eq!(told(header).unwrap().header[0].1, "Bearer a: b");
+    let wrong = told("upstream = \"http://a/\"\nexempt.a = \"b\"\n");
+    let text = wrong.unwrap_err().to_string();
+    assert!(text.contains("`exempt` is no table"), "{text}");
+}
+
+#[test]
 fn a_file_may_have_every_kind_of_value() {
     let path = std::env::temp_dir().join(format!("mcp-cancel-proxy-{}.toml", std::process::id()));
     let text = "command = [\"npx\", \"--yes\", \"a server\"]\nno-resumable = false\nmax-sessions = 5\n\
@@ -155,7 +194,7 @@ fn every_option_is_documented_and_has_its_variable() {
     for arg in Config::command().get_arguments() {
         let Some(name) = arg
             .get_long()
-            .filter(|name| !["help", "version"].contains(name))
+            .filter(|name| !["help", "version"].contains(name) && !arg.is_hide_set())
         else {
             continue;
         };
@@ -172,7 +211,7 @@ fn rows() -> Vec<String> {
     let options = command.get_arguments().filter_map(|arg| {
         let name = arg
             .get_long()
-            .filter(|name| !["help", "version"].contains(name))?;
+            .filter(|name| !["help", "version"].contains(name) && !arg.is_hide_set())?;
         let value = match (arg.get_action().takes_values(), arg.get_value_names()) {
             (true, Some([value, ..])) => format!(" <{value}>"),
             _ => String::new(),

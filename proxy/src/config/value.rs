@@ -1,6 +1,9 @@
 //! The values of options: durations, sizes, addresses and the like.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use clap::ValueEnum;
 use http::{HeaderName, HeaderValue, Uri, header, uri::Authority};
@@ -20,6 +23,9 @@ pub enum LogFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
+/// The longest time that can be said: a year. Clocks overflow somewhere beyond.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 type Parsed<T> = Result<T, String>;
 
 pub(super) fn time(text: &str) -> Parsed<Duration> {
@@ -35,6 +41,9 @@ pub(super) fn time(text: &str) -> Parsed<Duration> {
         _ => return Err(wrong()),
     };
     let time = Duration::try_from_secs_f64(seconds).map_err(|_| wrong())?;
+    if time > LONGEST {
+        return Err(format!("`{text}` is more than a year"));
+    }
     if time.is_zero() {
         return Err("a time of nothing makes no sense here".to_owned());
     }
@@ -53,18 +62,37 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
         "auto" => Ok(Grace::Auto),
         "immediate" => Ok(Grace::Immediate),
         "never" => Ok(Grace::Never),
-        text => time(text).map(Grace::After).map_err(|_| {
-            format!("`{text}` is no grace: auto, immediate, never, or a time such as 20s")
-        }),
+        text => {
+            let waiting = match text.strip_prefix("always=") {
+                Some(text) => time(text).map(Grace::After),
+                None => time(text).map(Grace::AutoAfter),
+            };
+            waiting.map_err(|_| {
+                format!(
+                    "`{text}` is no grace: auto, immediate, never, a time such as 20s, or always=20s"
+                )
+            })
+        }
+    }
+}
+
+pub(super) fn tool(text: &str) -> Parsed<String> {
+    match text.trim() {
+        "" => Err("this is no name of a tool".to_owned()),
+        tool => Ok(tool.to_owned()),
     }
 }
 
 pub(super) fn tool_grace(text: &str) -> Parsed<(String, Grace)> {
-    // Names may have a `=`, graces have none.
-    let (tool, text) = text
-        .rsplit_once('=')
+    // Names may have a `=`, of graces only this one.
+    let at = text.rfind("=always=").or_else(|| text.rfind('='));
+    let (tool_name, rest) = at
+        .and_then(|at| text.split_at_checked(at))
         .ok_or("it must be TOOL=GRACE, such as report=1h")?;
-    Ok((tool.to_owned(), grace(text)?))
+    Ok((
+        tool(tool_name)?,
+        grace(rest.trim_start_matches('=').trim())?,
+    ))
 }
 
 pub(super) fn size(text: &str) -> Parsed<usize> {
@@ -82,7 +110,8 @@ pub(super) fn size(text: &str) -> Parsed<usize> {
 }
 
 pub(super) fn upstream(text: &str) -> Parsed<Uri> {
-    let wrong = || format!("`{text}` is no URL of a server, such as http://127.0.0.1:9000/mcp");
+    // It may have a secret, and is not repeated.
+    let wrong = || "this is no URL of a server, such as http://127.0.0.1:9000/mcp".to_owned();
     let uri: Uri = text.parse().map_err(|_| wrong())?;
     let is_http = matches!(uri.scheme_str(), Some("http" | "https"));
     let authority = uri.authority().filter(|_| is_http).ok_or_else(wrong)?;
@@ -95,9 +124,39 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
     Ok(uri)
 }
 
+/// An address to listen on. A port alone is one of this machine.
+pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
+    let wrong = || format!("`{text}` is no address to listen on, such as 8000 or 127.0.0.1:8000");
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
+    let ip = match host {
+        "" => Ipv4Addr::LOCALHOST.into(),
+        host => ip(host).map_err(|_| wrong())?,
+    };
+    let port: u16 = port.parse().map_err(|_| wrong())?;
+    Ok(SocketAddr::new(ip, port))
+}
+
+/// The address of a host to listen on.
+pub(super) fn ip(text: &str) -> Parsed<IpAddr> {
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    if text.eq_ignore_ascii_case("localhost") {
+        return Ok(Ipv4Addr::LOCALHOST.into());
+    }
+    bare.parse().map_err(|_| {
+        format!("`{text}` is no address of this host, such as 127.0.0.1 or 0.0.0.0; its name goes to --allow-host")
+    })
+}
+
 /// In lower case, as hosts are compared.
 pub(super) fn host(text: &str) -> Parsed<String> {
+    let text = text.trim();
     let wrong = || format!("`{text}` is no host, such as mcp.example.com or mcp.example.com:8443");
+    if text.contains('*') {
+        return Err(format!("`{text}` stands for no host: name each of them"));
+    }
     let authority: Authority = text.parse().map_err(|_| wrong())?;
     match authority.as_str().contains('@') {
         true => Err(wrong()),
@@ -105,16 +164,34 @@ pub(super) fn host(text: &str) -> Parsed<String> {
     }
 }
 
-/// In lower case, without a slash at its end.
+/// As origins are compared.
 pub(super) fn origin(text: &str) -> Parsed<String> {
+    let text = text.trim();
+    if text.contains('*') {
+        return Err(format!("`{text}` stands for no origin: name each of them"));
+    }
     let wrong = || format!("`{text}` is no origin, such as https://app.example.com");
     let uri: Uri = text.parse().map_err(|_| wrong())?;
     match (uri.scheme(), uri.authority(), uri.path(), uri.query()) {
-        (Some(scheme), Some(authority), "/" | "", None) => {
-            Ok(format!("{scheme}://{authority}").to_ascii_lowercase())
-        }
+        (Some(_), Some(_), "/" | "", None) => Ok(normal_origin(&uri)),
         _ => Err(wrong()),
     }
+}
+
+/// An origin as it is compared: in lower case, and without the default port of its scheme, which browsers leave out.
+pub(crate) fn normal_origin(origin: &Uri) -> String {
+    let scheme = origin.scheme_str().unwrap_or_default();
+    let authority = origin
+        .authority()
+        .map(Authority::as_str)
+        .unwrap_or_default();
+    let default = match scheme {
+        "http" => ":80",
+        "https" => ":443",
+        _ => "",
+    };
+    let authority = authority.strip_suffix(default).unwrap_or(authority);
+    format!("{scheme}://{authority}").to_ascii_lowercase()
 }
 
 pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {

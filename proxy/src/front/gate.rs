@@ -4,7 +4,7 @@ use std::{collections::HashSet, net::IpAddr};
 
 use http::{HeaderMap, Method, StatusCode, Uri, Version, header, request::Parts, uri::Authority};
 
-use crate::head::one;
+use crate::{config::normal_origin, head::one};
 
 /// The names by which clients may call this host, and the web sites whose pages may.
 #[derive(Debug, Default)]
@@ -15,6 +15,18 @@ pub struct Gate {
     /// An IP address passes as `Host`, whichever it is.
     passes_addresses: bool,
 }
+
+/// The methods that pass: those of MCP, and those with which browsers and people look at an endpoint.
+const METHODS: [Method; 5] = [
+    Method::GET,
+    Method::POST,
+    Method::DELETE,
+    Method::OPTIONS,
+    Method::HEAD,
+];
+
+/// The same, as a field of the answer to another one.
+pub(super) const ALLOW: &str = "GET, POST, DELETE, OPTIONS, HEAD";
 
 /// Why a request does not pass: the status and the text of the answer.
 type Refused = (StatusCode, &'static str);
@@ -44,8 +56,12 @@ impl Gate {
 
     /// Whether a request passes whose body may have so many bytes. The error is what to answer.
     pub(super) fn check(&self, request: &Parts, body_size: usize) -> Result<(), Refused> {
-        if request.method == Method::CONNECT {
-            return Err((StatusCode::METHOD_NOT_ALLOWED, "this is no tunnel\n"));
+        // What others make of it is not known, and TRACE would repeat the headers that are configured.
+        if !METHODS.contains(&request.method) {
+            return Err((
+                StatusCode::METHOD_NOT_ALLOWED,
+                "only GET, POST, DELETE, OPTIONS and HEAD pass\n",
+            ));
         }
         let is_absolute = request.version < Version::HTTP_2 && request.uri.authority().is_some();
         if is_absolute || !request.uri.path().starts_with('/') {
@@ -95,13 +111,17 @@ impl Gate {
         let Some(origin) = one(headers, &header::ORIGIN) else {
             return false;
         };
-        let origin = origin.to_ascii_lowercase();
-        let host = origin
-            .parse::<Uri>()
-            .ok()
-            .and_then(|uri| uri.into_parts().authority);
-        self.origins.contains(&origin) || host.is_some_and(|host| self.is_own(&host))
+        let Ok(origin) = origin.parse::<Uri>() else {
+            return false;
+        };
+        self.origins.contains(&normal_origin(&origin))
+            || is_web(&origin) && origin.authority().is_some_and(|host| self.is_own(host))
     }
+}
+
+/// Whether its pages come from a host: other schemes name extensions and programs, whatever they have for a host.
+fn is_web(origin: &Uri) -> bool {
+    matches!(origin.scheme_str(), Some("http" | "https"))
 }
 
 fn is_this_machine(host: &str) -> bool {

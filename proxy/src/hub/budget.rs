@@ -31,6 +31,8 @@ pub struct Limits {
     pub bytes: usize,
     /// How long a stream is kept after its end: 60 s.
     pub kept_for: Duration,
+    /// How long a client is asked to wait before it comes back: 3 s.
+    pub retry: Duration,
 }
 
 /// So many bytes may be kept.
@@ -69,6 +71,7 @@ impl Default for Limits {
             session_bytes: 4 * 1024 * 1024,
             bytes: 64 * 1024 * 1024,
             kept_for: Duration::from_secs(60),
+            retry: Duration::from_secs(3),
         }
     }
 }

@@ -6,7 +6,7 @@
 //!    recognized and refused: a server that ignores an id that it does not know would answer with its standalone stream.
 //! 2. `stream` has 128 random bits of its own. No id of one stream tells anything about the ids of another.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 
@@ -86,9 +86,10 @@ impl Event {
         self
     }
 
-    /// The first event of a stream: it has no message, and names the point from which its client may resume.
-    pub(crate) fn priming() -> Self {
-        Self::of_lines(b"retry: 3000\ndata:\n".to_vec(), Weight::Kept)
+    /// The first event of a stream: it has no message, and names the point from which its client may resume, after so long.
+    pub(crate) fn priming(retry: Duration) -> Self {
+        let lines = format!("retry: {}\ndata:\n", retry.as_millis());
+        Self::of_lines(lines.into_bytes(), Weight::Kept)
     }
 
     /// What may become of it.

@@ -18,7 +18,7 @@
 //! 8. **The answer.** A reader that missed such an event, and finds no answer at the end, gets an error in its place: the
 //!    event may have been the answer.
 
-use std::{collections::VecDeque, io::Write as _};
+use std::{collections::VecDeque, io::Write as _, time::Duration};
 
 use bytes::Bytes;
 
@@ -75,6 +75,8 @@ pub(crate) struct Ring {
 pub(crate) struct Most {
     pub(crate) events: usize,
     pub(crate) bytes: usize,
+    /// How long its clients are asked to wait before they come back.
+    pub(crate) retry: Duration,
 }
 
 #[derive(Debug)]
@@ -295,11 +297,16 @@ impl Ring {
         }
     }
 
+    /// Adds the event that names a place to resume from before there is any message.
+    pub(crate) fn prime(&mut self) {
+        self.push_paid(Event::priming(self.most.retry));
+    }
+
     /// An event without a message that names the last one before where this reader is. `None` if there is none.
     pub(crate) fn mark(&self, name: ReaderName) -> Option<Bytes> {
         let reader = self.reader.as_ref().filter(|reader| reader.name == name)?;
         let last = reader.at.checked_sub(1)?;
-        let mut lines = Event::priming().lines;
+        let mut lines = Event::priming(self.most.retry).lines;
         self.end_event(&mut lines, last);
         Some(lines.into())
     }

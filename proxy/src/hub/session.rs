@@ -130,6 +130,7 @@ impl Session {
         let most = Most {
             events: common.limits.events,
             bytes: common.limits.stream_bytes,
+            retry: common.limits.retry,
         };
         let name = StreamName::random()?;
         let number = common.next_stream.fetch_add(1, Ordering::Relaxed);

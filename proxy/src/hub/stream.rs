@@ -166,7 +166,7 @@ impl Stream {
     pub fn prime(&self) {
         let reader = {
             let mut state = self.state();
-            state.ring.push_paid(Event::priming());
+            state.ring.prime();
             state.reader.take()
         };
         if let Some(reader) = reader {

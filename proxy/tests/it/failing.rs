@@ -101,3 +101,20 @@ async fn a_response_that_is_cut_is_cut_for_the_client() {
     assert_eq!(client.data().await, None);
     assert!(!client.is_complete(), "it looks whole");
 }
+
+#[tokio::test]
+async fn an_answer_with_more_than_a_hundred_header_fields_is_named_as_such() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    for (fields, status) in [(90, 200), (101, 502)] {
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("7")).await;
+        let fields: String = (0..fields).map(|n| format!("\r\nx-{n}: 1")).collect();
+        let asked = upstream.asked().await;
+        asked.answer(&format!("200 OK{fields}"), "{}").await;
+        let reply = client.reply().await;
+        assert_eq!(reply.status, status);
+        let says_so = reply.text().contains("more than 100 header fields");
+        assert_eq!(says_so, status == 502, "{}", reply.text());
+    }
+}

@@ -91,7 +91,7 @@ async fn a_session_call_with_event_ids_is_cancelled_after_its_grace() {
 
 #[tokio::test]
 async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
-    for option in ["--exempt=work", "--tool-grace=work=1h"] {
+    for option in ["--exempt=work", "--tool-grace=work=always=1h"] {
         let upstream = Upstream::start().await;
         let proxy =
             Running::before(&upstream, &["--no-resumable", "--grace=immediate", option]).await;
@@ -107,6 +107,63 @@ async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
         }
         assert_eq!(proxy.calls.len(), 1, "{option}");
         assert!(!upstream.has_more().await, "{option}");
+    }
+}
+
+/// A time is how long clients are waited for that may come back, and no call without event ids has such a client.
+#[tokio::test]
+async fn a_grace_that_is_a_time_keeps_no_call_that_nobody_can_resume_and_always_does() {
+    for (grace, is_kept) in [("--grace=1h", false), ("--grace=always=1h", true)] {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, &["--no-resumable", grace]).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("1")).await;
+        let mut asked = upstream.asked().await;
+        asked.stream().await;
+        client.head().await;
+        client.fin();
+        asked.gone().await;
+        if is_kept {
+            while proxy.calls.detached() == 0 {
+                tokio::task::yield_now().await;
+            }
+        } else {
+            assert_eq!(cancel_of(&upstream).await, 1);
+        }
+        proxy.calls_reach(usize::from(is_kept)).await;
+    }
+}
+
+#[tokio::test]
+async fn clients_are_asked_to_come_back_within_a_quarter_of_the_grace() {
+    let initialize = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}"#;
+    for (options, retry) in [
+        (&[][..], "retry: 3000\n"),
+        (&["--grace=1h"], "retry: 3000\n"),
+        (&["--grace=4s"], "retry: 1000\n"),
+        (&["--grace=always=2s"], "retry: 500\n"),
+        (
+            &["--grace=immediate", "--tool-grace=other=6s"],
+            "retry: 1500\n",
+        ),
+    ] {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, options).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&post(initialize)).await;
+        let head = "200 OK\r\nmcp-session-id: s\r\ncontent-type: application/json";
+        upstream.asked().await.answer(head, "{}").await;
+        client.reply().await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("1")).await;
+        let mut asked = upstream.asked().await;
+        asked.stream().await;
+        client.head().await;
+        let first = client.data().await.expect("an event");
+        assert!(
+            first.starts_with(retry.as_bytes()),
+            "{options:?}: {first:?}"
+        );
     }
 }
 

@@ -6,6 +6,7 @@
 //! | `leaving` | What does the server hear of a hang-up? |
 //! | `http_2` | And of one where calls share a connection? |
 //! | `failing` | What does a client get if the server fails? |
+//! | `redirecting` | Where does a redirect lead? |
 //! | `refused` | What does not pass? |
 //! | `admin` | What do operators see? |
 //! | `draining` | Does it end in time? |
@@ -27,6 +28,7 @@ mod failing;
 mod http_2;
 mod leaving;
 mod passing;
+mod redirecting;
 mod refused;
 mod support;
 mod told;

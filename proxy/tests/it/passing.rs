@@ -99,6 +99,27 @@ async fn bodies_in_chunks_and_large_ones_pass() {
     }
 }
 
+/// RFC 9112, section 6.3: the length is of no meaning beside a coding of the transfer.
+#[tokio::test]
+async fn a_length_beside_chunks_does_not_cut_the_answer() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    for order in [
+        "content-length: 2\r\ntransfer-encoding: chunked",
+        "transfer-encoding: chunked\r\ncontent-length: 2",
+    ] {
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("1")).await;
+        let mut asked = upstream.asked().await;
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{order}\r\n\r\n");
+        asked.write(head).await;
+        asked.chunk("{\"a\":").await;
+        asked.chunk("1}").await;
+        asked.end().await;
+        assert_eq!(client.reply().await.text(), "{\"a\":1}", "{order}");
+    }
+}
+
 #[tokio::test]
 async fn statuses_pass_as_they_are() {
     let upstream = Upstream::start().await;

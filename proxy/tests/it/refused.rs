@@ -31,6 +31,21 @@ async fn only_requests_for_a_path_pass() {
 }
 
 #[tokio::test]
+async fn trace_and_other_methods_do_not_pass_so_no_server_repeats_a_configured_header() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--header=x-key: secret"]).await;
+    for method in ["TRACE", "PUT", "PATCH", "PROPFIND", "get"] {
+        for path in ["/mcp", "/.well-known/x"] {
+            let request = format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+            let head = said(&proxy, &request).await;
+            assert_eq!(head.status, 405, "{method} {path}");
+            assert_eq!(head.headers["allow"], "GET, POST, DELETE, OPTIONS, HEAD");
+        }
+    }
+    assert!(!upstream.has_more().await);
+}
+
+#[tokio::test]
 async fn only_requests_for_this_host_pass() {
     let upstream = Upstream::start().await;
     let options = ["--allow-host=mcp.example.com,other:81"];
@@ -61,7 +76,7 @@ async fn only_requests_for_this_host_pass() {
 #[tokio::test]
 async fn only_pages_of_this_host_or_of_allowed_origins_may_ask() {
     let upstream = Upstream::start().await;
-    let options = ["--allow-origin=https://app.example.com"];
+    let options = ["--allow-origin=https://app.example.com, https://plain.example.com:443"];
     let proxy = Running::before(&upstream, &options).await;
     for (origins, status) in [
         ("", 404),
@@ -77,6 +92,10 @@ async fn only_pages_of_this_host_or_of_allowed_origins_may_ask() {
             "origin: http://localhost\r\norigin: https://evil.example\r\n",
             403,
         ),
+        ("origin: evil://localhost\r\n", 403),
+        ("origin: vscode-webview://127.0.0.1\r\n", 403),
+        ("origin: https://app.example.com:443\r\n", 404),
+        ("origin: https://plain.example.com\r\n", 404),
         ("origin: \r\n", 403),
     ] {
         let request = format!("GET /other HTTP/1.1\r\nhost: localhost\r\n{origins}\r\n");

@@ -2,6 +2,8 @@
 
 use std::{fs, net::TcpListener, path::PathBuf};
 
+use rustix::process::Signal;
+
 use crate::support::*;
 
 const UPSTREAM: &str = "--upstream=http://127.0.0.1:1/mcp";
@@ -47,17 +49,28 @@ fn a_wrong_option_is_named_with_the_nearest() {
     let text = complaint(&["--upsteam=http://a/"]);
     assert!(text.contains("'--upstream'"), "{text}");
     for (wrong, hint) in [
-        ("--grace=20", "auto, immediate, never, or a time"),
+        (
+            "--grace=20",
+            "auto, immediate, never, a time such as 20s, or always=20s",
+        ),
         ("--keep-alive=soon", "20s, 500ms, 30m or 1h"),
         ("--buffer=1MB", "64MiB"),
         ("--tool-grace=report", "TOOL=GRACE"),
-        ("--listen=8000", "--listen"),
+        ("--listen=here", "such as 8000 or 127.0.0.1:8000"),
+        ("--host=example.com", "its name goes to --allow-host"),
+        ("--session-timeout=1e19s", "more than a year"),
+        ("--allow-host=*", "stands for no host"),
+        ("--allow-host=*.example.com", "stands for no host"),
+        ("--allow-origin=*", "stands for no origin"),
+        ("http://127.0.0.1:9000/mcp", "a URL comes after --upstream"),
+        ("npx", "a command comes after `--`"),
         ("--upstream=127.0.0.1:9000", "http://127.0.0.1:9000/mcp"),
         ("--upstream=http://me:secret@host/mcp", "--header"),
         ("--allow-origin=example.com", "https://app.example.com"),
         ("--commit-after=100ms", "250ms at least"),
         ("--kill-after=5s", "for a command"),
         ("--listen=0.0.0.0:0", "--allow-host"),
+        ("--host=0.0.0.0", "--allow-host"),
     ] {
         let server = if wrong.starts_with("--upstream") {
             None
@@ -68,6 +81,193 @@ fn a_wrong_option_is_named_with_the_nearest() {
         let text = complaint(&args);
         assert!(text.contains(hint), "{wrong}: {text}");
     }
+}
+
+#[test]
+fn no_secret_is_shown_whatever_is_wrong_with_it() {
+    for (option, value) in [
+        ("header", "s3cret"),
+        ("header", "a\u{7f}: s3cret"),
+        ("header", "x-key: s3cret\u{7f}"),
+        ("header", "content-length: s3cret"),
+        ("env", "s3cret"),
+        ("env", "=s3cret"),
+        ("upstream", "http://me:s3cret@up/mcp"),
+        ("upstream", "up/mcp?key=s3cret"),
+        ("upstream", "ftp://up/mcp?key=s3cret"),
+        ("upstream", "http://up/mcp?key=s3cret and more"),
+    ] {
+        let flag = format!("--{option}={value}");
+        let in_toml = value.replace('\u{7f}', "\\u007f");
+        let file = File::new("secret", &format!("{option} = \"{in_toml}\"\n"));
+        let variable = format!("MCP_PROXY_{}", option.to_uppercase());
+        let mut command = Program::command(&[]);
+        command.env(&variable, value);
+        let (code, by_variable) = Program::run(command);
+        assert_eq!(code, Some(2), "{by_variable}");
+        assert!(by_variable.contains(&variable), "{by_variable}");
+        let said = [
+            complaint(&[&flag]),
+            complaint(&[&format!("--{option}"), value]),
+            complaint(&[&file.option()]),
+            by_variable,
+        ];
+        for text in said {
+            assert!(!text.contains("s3cret"), "{text}");
+            assert!(text.contains(option) || text.contains(&variable), "{text}");
+        }
+    }
+    // What a shell makes of a value without quotes, and misspelt options.
+    for args in [
+        &["--header", "x-key:", "s3cret"][..],
+        &["--headers=x-key: s3cret"],
+        &["--headers", "x-key: s3cret"],
+        &["-H", "x-key: s3cret"],
+        &["-Hx-key: s3cret"],
+        &["http://up/mcp?key=s3cret"],
+        &["--env=A=s3cret", "--upstream=http://up/?key=s3cret"],
+        &["--header=x-key: s3cret", "--grace=s3", "--", "npx"],
+        &[
+            "--upstream=http://up/?key=s3cret",
+            "--upstream=http://up/?key=s3cret",
+        ],
+    ] {
+        let text = complaint(args);
+        assert!(!text.contains("s3cret"), "{args:?}: {text}");
+    }
+    for text in [
+        "headers = \"x-key: s3cret\"\n",
+        "header = { x-key = [\"s3cret\"] }\n",
+        "header = \"x-key: s3cret\n",
+        "[env]\nA = { B = \"s3cret\" }\n",
+    ] {
+        let file = File::new("secrets", text);
+        let said = complaint(&[UPSTREAM, &file.option()]);
+        assert!(!said.contains("s3cret"), "{text}: {said}");
+    }
+    let mut help = Program::command(&["--help"]);
+    help.env("MCP_PROXY_UPSTREAM", "http://up/?key=s3cret");
+    let help = help.output().expect("it starts");
+    assert!(!String::from_utf8_lossy(&help.stdout).contains("s3cret"));
+}
+
+#[test]
+fn a_variable_that_is_wrong_is_named_by_its_own_name() {
+    for (variable, value, hint) in [
+        ("MCP_PROXY_GRACE", "20", "auto, immediate, never, a time"),
+        ("MCP_PROXY_NO_RESUMABLE", "perhaps", "true or false"),
+        ("MCP_PROXY_LISTEN", "here", "no address"),
+        (
+            "MCP_PROXY_CONFIG",
+            "/nowhere.toml",
+            "/nowhere.toml: cannot be read",
+        ),
+    ] {
+        let mut command = Program::command(&[UPSTREAM]);
+        command.env(variable, value);
+        let (code, text) = Program::run(command);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains(hint), "{text}");
+        let is_named = text.contains(variable) || variable == "MCP_PROXY_CONFIG";
+        assert!(is_named, "{text}");
+    }
+}
+
+/// No error, because variables of other programs begin alike.
+#[tokio::test]
+async fn a_variable_that_is_misspelt_is_warned_of_with_the_nearest() {
+    let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
+    command.env("MCP_PROXY_GRAEC", "20s");
+    command.env("MCP_PROXY_SERVICE_HOST", "10.0.0.1");
+    command.env("MCP_PROXY_PORT", "tcp://10.0.0.1:8000");
+    let mut program = Program::start(command);
+    let line = program.line();
+    assert!(line.contains("listening on"), "{line}");
+    let line = program.line();
+    let hint = "did you mean MCP_PROXY_GRACE?";
+    assert!(
+        line.contains("MCP_PROXY_GRAEC") && line.contains(hint),
+        "{line}"
+    );
+    program.signal(Signal::TERM);
+    let (_, rest) = program.ended().await;
+    assert!(!rest.contains("MCP_PROXY"), "{rest}");
+}
+
+#[tokio::test]
+async fn a_grace_that_clients_cannot_meet_is_warned_of() {
+    for (option, is_short) in [
+        ("--grace=3s", true),
+        ("--grace=always=3s", true),
+        ("--tool-grace=a=3s", true),
+        ("--grace=4s", false),
+        ("--grace=immediate", false),
+    ] {
+        let args = ["--listen=127.0.0.1:0", UPSTREAM, option];
+        let mut program = Program::start(Program::command(&args));
+        program.addr();
+        program.signal(Signal::TERM);
+        let (_, line) = program.ended().await;
+        assert_eq!(
+            line.contains("of 3s is short"),
+            is_short,
+            "{option}: {line}"
+        );
+    }
+}
+
+#[test]
+fn an_address_may_be_a_port_a_name_of_this_machine_or_two_options() {
+    let free = || {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener
+            .local_addr()
+            .expect("an address")
+            .port()
+            .to_string()
+    };
+    for pattern in [
+        "--listen=P",
+        "--listen=:P",
+        "--listen=localhost:P",
+        "--port=P",
+        "--host=localhost --port=P",
+    ] {
+        let port = free();
+        let mut command = Program::command(&[UPSTREAM]);
+        command.args(pattern.replace('P', &port).split(' '));
+        let line = Program::start(command).line();
+        assert!(
+            line.contains(&format!("http://127.0.0.1:{port}/")),
+            "{pattern}: {line}"
+        );
+    }
+    // The flag comes first, whichever it is.
+    let file = File::new("port", "port = 1\nhost = \"127.0.0.2\"\n");
+    for (option, ip) in [("--listen", "127.0.0.1"), ("--port", "127.0.0.2")] {
+        let port = free();
+        let args = [UPSTREAM, &file.option(), option, &port];
+        let line = Program::start(Program::command(&args)).line();
+        assert!(line.contains(&format!("http://{ip}:{port}/")), "{line}");
+    }
+}
+
+#[test]
+fn a_command_in_the_file_may_be_a_text_of_words() {
+    let text = "command = \"sh  some-server\"\nlisten = \"127.0.0.1:0\"\n";
+    let file = File::new("words", text);
+    let mut program = Program::start(Program::command(&[&file.option()]));
+    let line = program.line();
+    assert!(line.contains("in front of `sh some-server`"), "{line}");
+    let line = program.line();
+    let words = "was read as [\"sh\", \"some-server\"]";
+    assert!(line.contains(words), "{line}");
+    let file = File::new("shell", "command = \"sh -c 'exit'\"\n");
+    let said = complaint(&[&file.option()]);
+    assert!(
+        said.contains("no shell runs `command`: write a list"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -158,7 +358,8 @@ fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means(
     for (grace, meaning) in [
         ("auto", "at once, or after 20s if its client may come back"),
         ("immediate", "a hang-up cancels its call at once"),
-        ("5s", "a hang-up cancels its call after 5s"),
+        ("5s", "at once, or after 5s if its client may come back"),
+        ("always=5s", "a hang-up cancels its call after 5s"),
     ] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
         command.env("MCP_PROXY_GRACE", grace);
@@ -239,6 +440,7 @@ async fn each_call_that_is_abandoned_or_cancelled_is_logged_and_what_clients_say
     let args = ["--listen=127.0.0.1:0", "--upstream", &url, "--grace=100ms"];
     let mut program = Program::start(Program::command(&args));
     let addr = program.addr();
+    assert!(program.line().contains("is short"));
     let call =
         r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a\nb\u001b[31m"}}"#;
     let mut client = Connection::open(addr).await;

@@ -6,6 +6,7 @@ use super::*;
 use crate::hub::budget::Budget;
 
 const MOST: Most = Most {
+    retry: std::time::Duration::from_secs(3),
     events: 4,
     bytes: 1_200,
 };

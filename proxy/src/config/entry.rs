@@ -1,0 +1,135 @@
+//! An option that is not said on the command line: each is read as if it were given as that flag.
+
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use super::{check_alone, value_is_secret};
+
+/// The key of what is given after `--` on the command line.
+pub(super) const COMMAND: &str = "command";
+
+/// An option with its values.
+#[derive(Debug)]
+pub(super) struct Entry {
+    option: String,
+    values: Vec<Value>,
+}
+
+/// A value of an option.
+#[derive(Debug)]
+pub(super) enum Value {
+    Text(OsString),
+    Switch(bool),
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// The option with these values, if there is such an option and it takes them. The error is for a person.
+    pub(super) fn new(option: &str, values: Vec<Value>) -> Result<Self, String> {
+        let option = option.to_owned();
+        let entry = Self { option, values };
+        entry.check().map(|()| entry)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match check_alone(self.args()) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::UnknownArgument => {
+                let nearest = suggested(&error)
+                    .map(|nearest| format!(", did you mean `{nearest}`?"))
+                    .unwrap_or_default();
+                Err(format!("there is no `{}`{nearest}", self.option))
+            }
+            Err(error) => {
+                let text = error.to_string();
+                let first = text.lines().next().unwrap_or_default();
+                Err(first.trim_start_matches("error: ").to_owned())
+            }
+        }
+    }
+
+    pub(super) fn option(&self) -> &str {
+        &self.option
+    }
+
+    pub(super) fn is_command(&self) -> bool {
+        self.option == COMMAND
+    }
+
+    pub(super) fn args(&self) -> Vec<OsString> {
+        let mut args = Vec::new();
+        if self.is_command() {
+            args.push("--".into());
+        }
+        for value in &self.values {
+            match value {
+                Value::Text(text) if self.is_command() => args.push(text.clone()),
+                Value::Text(text) => {
+                    let mut arg = OsString::from(format!("--{}=", self.option));
+                    arg.push(text);
+                    args.push(arg);
+                }
+                Value::Switch(true) => args.push(format!("--{}", self.option).into()),
+                Value::Switch(false) => {}
+            }
+        }
+        args
+    }
+}
+
+// === impl Value ===
+
+impl Value {
+    pub(super) fn text(self) -> OsString {
+        match self {
+            Self::Text(text) => text,
+            Self::Switch(switch) => switch.to_string().into(),
+        }
+    }
+}
+
+/// The option that is written most like this one, which there is not.
+pub(super) fn nearest(option: &str) -> Option<String> {
+    let error = check_alone([format!("--{option}").into()]).err()?;
+    suggested(&error)
+}
+
+fn suggested(error: &clap::Error) -> Option<String> {
+    match error.get(ContextKind::SuggestedArg) {
+        Some(ContextValue::String(flag)) => Some(flag.trim_start_matches('-').to_owned()),
+        _ => None,
+    }
+}
+
+/// What is wrong with arguments, without the values of options that have secrets.
+pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
+    let is_secret = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(arg)) => {
+            let name = arg.split([' ', '=']).next().unwrap_or_default();
+            value_is_secret(name.trim_start_matches('-'))
+        }
+        _ => false,
+    };
+    if is_secret {
+        let hidden = ContextValue::String("(not shown)".to_owned());
+        let _shown = error.insert(ContextKind::InvalidValue, hidden);
+    }
+    error
+}
+
+/// What a person should hear of an argument that is no option. It is not repeated: it may be a part of a secret.
+pub(super) fn hint(error: &clap::Error) -> Option<&'static str> {
+    let Some(ContextValue::String(arg)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    if error.kind() != ErrorKind::UnknownArgument || arg.starts_with('-') {
+        return None;
+    }
+    Some(if arg.contains("://") {
+        "a URL comes after --upstream: mcp-cancel-proxy [OPTIONS] --upstream <URL>"
+    } else {
+        "a command comes after `--`: mcp-cancel-proxy [OPTIONS] -- <COMMAND>... (and a value with blanks needs quotes)"
+    })
+}

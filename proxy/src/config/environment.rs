@@ -1,0 +1,84 @@
+//! The environment: each variable that begins with `MCP_PROXY_` is the option of that name.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::CommandFactory as _;
+
+use super::{
+    Config, ConfigError,
+    entry::{Entry, Value, nearest},
+};
+
+const PREFIX: &str = "MCP_PROXY_";
+
+/// What the environment says.
+#[derive(Debug, Default)]
+pub(super) struct Environment {
+    pub(super) entries: Vec<Entry>,
+    /// What a person should hear of variables that are no options.
+    pub(super) warnings: Vec<String>,
+}
+
+// === impl Environment ===
+
+impl Environment {
+    pub(super) fn read(
+        variables: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, ConfigError> {
+        let command = Config::command();
+        let mut its = Self::default();
+        for (name, value) in variables {
+            let Some(variable) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
+                continue;
+            };
+            let mut options = command.get_arguments();
+            let option = options.find(|arg| arg.get_env() == Some(&name));
+            let Some((option, flag)) = option.and_then(|arg| Some((arg, arg.get_long()?))) else {
+                its.warnings.extend(unknown(variable));
+                continue;
+            };
+            let value = if option.get_action().takes_values() {
+                Ok(Value::Text(value))
+            } else {
+                switch(&value).map(Value::Switch)
+            };
+            let entry = value.and_then(|value| Entry::new(flag, vec![value]));
+            its.entries
+                .push(entry.map_err(|message| ConfigError::Environment {
+                    variable: variable.to_owned(),
+                    message,
+                })?);
+        }
+        its.warnings.sort();
+        Ok(its)
+    }
+}
+
+fn switch(value: &OsStr) -> Result<bool, String> {
+    match value.to_str() {
+        Some("true" | "1") => Ok(true),
+        Some("false" | "0") => Ok(false),
+        _ => Err("it must be true or false".to_owned()),
+    }
+}
+
+/// No error: other programs have variables that begin like these.
+fn unknown(variable: &str) -> Option<String> {
+    let name = variable.strip_prefix(PREFIX)?;
+    if is_of_kubernetes(name) {
+        return None;
+    }
+    let option = name.to_lowercase().replace('_', "-");
+    let nearest = nearest(&option)
+        .map(|option| option.to_uppercase().replace('-', "_"))
+        .map(|name| format!(", did you mean {PREFIX}{name}?"))
+        .unwrap_or_default();
+    Some(format!(
+        "the variable {variable} of the environment is no option{nearest}"
+    ))
+}
+
+/// Whether Kubernetes gives it to each pod beside a service that is called `mcp-proxy`.
+fn is_of_kubernetes(name: &str) -> bool {
+    name == "PORT" || name.starts_with("PORT_") || name.starts_with("SERVICE_")
+}

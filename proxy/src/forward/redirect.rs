@@ -1,0 +1,191 @@
+//! Redirects of the server. A client that follows one stays with the proxy, and never learns what is configured.
+
+use http::{HeaderValue, StatusCode, Uri, header, response, uri::PathAndQuery};
+
+/// The place that a response redirects to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Redirect<'a>(&'a HeaderValue);
+
+// === impl Redirect ===
+
+impl<'a> Redirect<'a> {
+    /// Returns `None` if the response is no redirect.
+    pub(super) fn of(head: &'a response::Parts) -> Option<Self> {
+        let may_redirect = head.status.is_redirection() && head.status != StatusCode::NOT_MODIFIED;
+        head.headers
+            .get(header::LOCATION)
+            .filter(|_| may_redirect)
+            .map(Self)
+    }
+
+    /// Where it leads at the origin of `asked`, which is the URI that the server was asked for. Returns `None` if it leads
+    /// to another origin, or if its origin is not clear.
+    pub(super) fn at_origin(self, asked: &Uri) -> Option<PathAndQuery> {
+        let text = self.0.to_str().ok()?.trim();
+        let text = text.split('#').next().unwrap_or_default();
+        // Browsers read `\` as `/`: after it could stand another host.
+        if text.is_empty() || text.contains('\\') {
+            return None;
+        }
+        let scheme = asked.scheme_str()?;
+        let path = if text.starts_with("//") {
+            path_at(asked, &format!("{scheme}:{text}"))?
+        } else if text.starts_with('/') {
+            text.parse().ok()?
+        } else if text.starts_with('?') {
+            format!("{}{text}", asked.path()).parse().ok()?
+        } else if text.split(['/', '?']).next()?.contains(':') {
+            path_at(asked, text)?
+        } else {
+            let (folder, _) = asked.path().rsplit_once('/')?;
+            format!("{folder}/{text}").parse().ok()?
+        };
+        // As a `Location` it would name a host.
+        (!path.as_str().starts_with("//")).then_some(path)
+    }
+}
+
+/// What an absolute URI names, if its origin is that of `asked`.
+fn path_at(asked: &Uri, text: &str) -> Option<PathAndQuery> {
+    let uri: Uri = text.parse().ok()?;
+    let is_same = uri.scheme() == asked.scheme()
+        && port(&uri) == port(asked)
+        && uri.host()?.eq_ignore_ascii_case(asked.host()?)
+        && !uri.authority()?.as_str().contains('@');
+    let path = uri.into_parts().path_and_query;
+    is_same.then(|| path.unwrap_or(PathAndQuery::from_static("/")))
+}
+
+fn port(uri: &Uri) -> Option<u16> {
+    let default = match uri.scheme_str() {
+        Some("http") => Some(80),
+        Some("https") => Some(443),
+        _ => None,
+    };
+    uri.port_u16().or(default)
+}
+
+/// A query without the parameters that `own` has. Returns `None` if nothing is left of it.
+pub(super) fn without(query: &str, own: &str) -> Option<String> {
+    let names: Vec<Vec<u8>> = own.split('&').map(name).collect();
+    let rest: Vec<&str> = query
+        .split('&')
+        .filter(|parameter| !names.contains(&name(parameter)))
+        .collect();
+    (!rest.is_empty()).then(|| rest.join("&"))
+}
+
+/// The name of a parameter, decoded, because a server may write it in another way.
+fn name(parameter: &str) -> Vec<u8> {
+    decoded(parameter.split('=').next().unwrap_or_default())
+}
+
+/// Whether a text has the value of a parameter of `own`, in whatever way it is written.
+pub(super) fn shows(text: &str, own: &str) -> bool {
+    let text = decoded(text);
+    own.split('&').any(|parameter| {
+        let (_, value) = parameter.split_once('=').unwrap_or(("", parameter));
+        let value = decoded(value);
+        // Shorter ones are no secrets, and stand everywhere.
+        value.len() >= 4 && text.windows(value.len()).any(|part| part == value)
+    })
+}
+
+/// Without percent-encoding, however often it was done.
+fn decoded(text: &str) -> Vec<u8> {
+    let mut bytes = text.as_bytes().to_vec();
+    loop {
+        let once = decoded_once(&bytes);
+        if once == bytes {
+            return once;
+        }
+        bytes = once;
+    }
+}
+
+fn decoded_once(bytes: &[u8]) -> Vec<u8> {
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((first, after)) = rest.split_first() {
+        let (byte, after) = match (first, after) {
+            (b'%', [high, low, after @ ..]) => match (digit(*high), digit(*low)) {
+                (Some(high), Some(low)) => (high << 4 | low, after),
+                _ => (b'%', after),
+            },
+            (b'+', after) => (b' ', after),
+            (byte, after) => (*byte, after),
+        };
+        decoded.push(byte);
+        rest = after;
+    }
+    decoded
+}
+
+fn digit(hex: u8) -> Option<u8> {
+    let digit = char::from(hex).to_digit(16)?;
+    u8::try_from(digit).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Response;
+
+    use super::*;
+
+    fn led(location: &str) -> Option<String> {
+        let asked = Uri::from_static("http://up:9000/a/mcp?key=1");
+        let response = Response::builder()
+            .status(307)
+            .header(header::LOCATION, location);
+        let (head, ()) = response.body(()).unwrap().into_parts();
+        let path = Redirect::of(&head)?.at_origin(&asked)?;
+        Some(path.to_string())
+    }
+
+    #[test]
+    fn what_leads_to_the_origin_of_the_server_is_a_path() {
+        for (location, expected) in [
+            ("/a/mcp/", "/a/mcp/"),
+            ("/a/mcp/?key=1#part", "/a/mcp/?key=1"),
+            ("mcp/", "/a/mcp/"),
+            ("?b", "/a/mcp?b"),
+            ("//up:9000/b", "/b"),
+            ("http://UP:9000", "/"),
+            ("HTTP://up:9000/b?c=d:e", "/b?c=d:e"),
+        ] {
+            assert_eq!(led(location).as_deref(), Some(expected), "{location}");
+        }
+    }
+
+    #[test]
+    fn what_leads_elsewhere_or_is_not_clear_is_none() {
+        for location in [
+            "",
+            "#part",
+            "https://up:9000/b",
+            "http://up/b",
+            "http://up:9001/b",
+            "http://other:9000/b",
+            "http://up:9000@other/b",
+            "http://other@up:9000/b",
+            "//other/b",
+            "http://up:9000//other/b",
+            "/\\other/b",
+            "\\\\other/b",
+            "javascript:x",
+            "http:b",
+        ] {
+            assert_eq!(led(location), None, "{location}");
+        }
+    }
+
+    #[test]
+    fn a_query_loses_the_parameters_that_are_configured() {
+        let own = "key=s3cret&v=1";
+        assert_eq!(without("key=s3cret&v=1", own), None);
+        assert_eq!(without("v=1&a=b&k%65y=s3cret", own).as_deref(), Some("a=b"));
+        assert_eq!(without("keys=1", own).as_deref(), Some("keys=1"));
+        assert!(shows("/mcp/?next=%2Fmcp%3Fkey%3Ds3%2563ret", own));
+        assert!(!shows("/v/1?a=%zz%", own));
+    }
+}
