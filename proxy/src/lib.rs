@@ -42,6 +42,8 @@ pub mod front;
 pub mod head;
 pub mod hub;
 #[cfg(feature = "program")]
+mod listing;
+#[cfg(feature = "program")]
 pub mod log;
 pub mod message;
 #[cfg(feature = "program")]

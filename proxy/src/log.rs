@@ -6,6 +6,7 @@
 //! A thread of its own writes the lines. Where standard error is closed, full or not read, lines are dropped and counted.
 
 use std::{
+    env,
     io::{self, IsTerminal as _},
     panic,
     time::Duration,
@@ -42,9 +43,16 @@ pub struct Log(Queue);
 ///
 /// # Errors
 ///
-/// If the thread that writes cannot be started.
+/// If `RUST_LOG` cannot be read, or if the thread that writes cannot be started.
 pub fn init(format: LogFormat) -> io::Result<Log> {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT));
+    let told = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
+    let filter = match told {
+        Some(text) => EnvFilter::try_new(text.to_string_lossy()).map_err(|error| {
+            let text = format!("RUST_LOG in the environment: {error}");
+            io::Error::new(io::ErrorKind::InvalidInput, text)
+        })?,
+        None => EnvFilter::new(DEFAULT),
+    };
     let queue = Queue::start(io::stderr(), |lines| {
         warn!(
             lines,

@@ -51,7 +51,11 @@ async fn run() -> ExitCode {
         Ok(log) => log,
         Err(error) => {
             say(format_args!("error: {error}"));
-            return ExitCode::FAILURE;
+            return if error.kind() == io::ErrorKind::InvalidInput {
+                ExitCode::from(USAGE)
+            } else {
+                ExitCode::FAILURE
+            };
         }
     };
     let served = async {

@@ -30,6 +30,7 @@ use crate::{
     drain::{ENDING, LOOK, WHOLE},
     front::{Front, FrontLimits, Gate},
     hub::Hub,
+    listing::Listing,
     log,
     server::{Server, ServerError},
     stage::{Inside, Outside},
@@ -170,7 +171,9 @@ impl Proxy {
     /// Serves until `stop` is ready. Then calls may end, and after them what runs here, for a limited time.
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let calls = self.layer.calls();
-        let stage = Outside(self.layer.layer(Inside(self.server.clone())));
+        let named = named_tools(&self.config).map(str::to_owned);
+        let stage = Listing::new(self.server.clone(), named);
+        let stage = Outside(self.layer.layer(Inside(stage)));
         let (close, closing) = oneshot::channel();
         let ending = async {
             stop.await;
@@ -281,9 +284,7 @@ fn meaning(grace: Grace) -> String {
 
 /// For which tools it means something else.
 fn exceptions(config: &Config) -> String {
-    let exempt = config.exempt.iter().map(String::as_str);
-    let own = config.tool_grace.iter().map(|(tool, _)| tool.as_str());
-    let tools: BTreeSet<&str> = exempt.chain(own).collect();
+    let tools: BTreeSet<&str> = named_tools(config).collect();
     match tools.is_empty() {
         true => String::new(),
         false => {
@@ -291,6 +292,12 @@ fn exceptions(config: &Config) -> String {
             format!(", but as configured for {}", tools.join(", "))
         }
     }
+}
+
+/// The tools that options name.
+fn named_tools(config: &Config) -> impl Iterator<Item = &str> {
+    let exempt = config.exempt.iter().map(String::as_str);
+    exempt.chain(config.tool_grace.iter().map(|(tool, _)| tool.as_str()))
 }
 
 // === impl Ended ===

@@ -271,6 +271,78 @@ fn a_command_in_the_file_may_be_a_text_of_words() {
 }
 
 #[test]
+fn a_filter_of_log_lines_that_cannot_be_read_is_an_error() {
+    for (filter, expected) in [
+        ("mcp_cancel_proxy=loud", Some(2)),
+        ("a=b=c", Some(2)),
+        ("", None),
+    ] {
+        let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
+        command.env("RUST_LOG", filter);
+        match expected {
+            Some(_) => {
+                let (code, text) = Program::run(command);
+                assert_eq!(code, expected, "{text}");
+                assert!(text.contains("RUST_LOG in the environment: "), "{text}");
+            }
+            None => drop(Program::start(command).addr()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_named_tool_that_the_server_does_not_list_is_warned_of_once() {
+    let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
+    let page = |tools: &str, more: &str| {
+        format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"tools":[{tools}]{more}}}}}"#)
+    };
+    let first = page(r#"{"name":"there"},{"name":"a"}"#, r#","nextCursor":"2""#);
+    let last = page(r#"{"name":"b","description":"missing"}"#, "");
+    for is_stream in [false, true] {
+        let upstream = Upstream::start().await;
+        let url = format!("http://{}/mcp", upstream.addr);
+        let mut command = Program::command(&["--listen=127.0.0.1:0", "--upstream", &url]);
+        command.args(["--exempt=there,missing", "--tool-grace=b=1h,gone=1h"]);
+        let mut program = Program::start(command);
+        let addr = program.addr();
+        for (asked_for, answer) in [
+            (call("1").as_str(), &last),
+            (list, &first),
+            (list, &last),
+            (list, &last),
+        ] {
+            let mut client = Connection::open(addr).await;
+            let request = post(asked_for).header("mcp-session-id", "s");
+            client.send(&request).await;
+            let mut asked = upstream.asked().await;
+            if is_stream {
+                asked.stream().await;
+                asked
+                    .chunk(&format!("event: message\ndata: {answer}\n\n"))
+                    .await;
+                asked.end().await;
+            } else {
+                asked
+                    .answer("200 OK\r\ncontent-type: application/json", answer)
+                    .await;
+            }
+            assert!(client.reply().await.text().contains(answer.as_str()));
+        }
+        program.signal(Signal::TERM);
+        let (_, rest) = program.ended().await;
+        let warnings: Vec<&str> = rest
+            .lines()
+            .filter(|line| line.contains("does not list"))
+            .collect();
+        assert_eq!(warnings.len(), 2, "{rest}");
+        assert!(
+            warnings[0].contains("\"gone\"") && warnings[1].contains("\"missing\""),
+            "{rest}"
+        );
+    }
+}
+
+#[test]
 fn a_port_in_use_is_named_with_its_option() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = taken.local_addr().expect("an address");

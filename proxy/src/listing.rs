@@ -1,0 +1,214 @@
+//! Tools that options name and that the server does not list: their names may be misspelt, or of another server.
+//!
+//! The first whole list of tools decides, and costs a copy of it. From then on nothing is looked at.
+
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    mem,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+};
+
+use axum::body::{Body, Bytes, HttpBody};
+use futures_util::future::Either;
+use http::{Method, Request, Response};
+use http_body::{Frame, SizeHint};
+use serde::{Deserialize, de::IgnoredAny};
+use tower_service::Service;
+use tracing::warn;
+
+use crate::{
+    message::{MAX_BODY, Message},
+    stage::{Answering, Stage},
+};
+
+/// The longest request for a list that is recognised: 4 KiB.
+const LONGEST_REQUEST: usize = 4 * 1024;
+
+/// A stage whose lists of tools are compared with those that options name.
+#[derive(Debug, Clone)]
+pub(crate) struct Listing<S> {
+    inner: S,
+    named: Named,
+}
+
+/// Tools that no list has had so far. Empty once there is nothing left to say.
+#[derive(Debug, Clone)]
+struct Named(Arc<Mutex<BTreeSet<String>>>);
+
+/// Bytes of a body, as long as they are not too many.
+#[derive(Debug, Default)]
+struct Copied {
+    bytes: Vec<u8>,
+    is_cut: bool,
+}
+
+/// A body, and what is done with its data as it passes.
+struct Tee<F> {
+    body: Body,
+    see: F,
+}
+
+/// A response to `tools/list`, which is looked at when it is dropped.
+struct Page {
+    copied: Copied,
+    named: Named,
+}
+
+/// A response with a list of tools.
+#[derive(Deserialize)]
+struct Listed<'a> {
+    #[serde(borrow)]
+    result: Tools<'a>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Tools<'a> {
+    #[serde(borrow)]
+    tools: Vec<Tool<'a>>,
+    next_cursor: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+struct Tool<'a> {
+    #[serde(borrow)]
+    name: std::borrow::Cow<'a, str>,
+}
+
+// === impl Listing ===
+
+impl<S> Listing<S> {
+    /// Warns of those of `named` that the server behind `inner` does not list.
+    pub(crate) fn new(inner: S, named: impl IntoIterator<Item = String>) -> Self {
+        let named = Named(Arc::new(Mutex::new(named.into_iter().collect())));
+        Self { inner, named }
+    }
+}
+
+impl<S: Stage> Service<Request<Body>> for Listing<S> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Either<S::Future, Answering>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        if request.method() != Method::POST || self.named.is_over() {
+            return Either::Left(self.inner.call(request));
+        }
+        let copied = Arc::new(Mutex::new(Copied::default()));
+        let copy = copied.clone();
+        let see = move |data: &Bytes| locked(&copy).add(data, LONGEST_REQUEST);
+        let answering = self
+            .inner
+            .call(request.map(|body| Body::new(Tee { body, see })));
+        let named = self.named.clone();
+        Either::Right(Box::pin(async move {
+            let response = answering.await?;
+            let asked = mem::take(&mut *locked(&copied));
+            if !asked.is_for_tools() {
+                return Ok(response);
+            }
+            let copied = Copied::default();
+            let mut page = Page { copied, named };
+            let see = move |data: &Bytes| page.copied.add(data, MAX_BODY);
+            Ok(response.map(|body| Body::new(Tee { body, see })))
+        }))
+    }
+}
+
+// === impl Named ===
+
+impl Named {
+    fn is_over(&self) -> bool {
+        locked(&self.0).is_empty()
+    }
+
+    /// Takes note of a page of a list, and warns if it is the last one.
+    fn see(&self, page: &Tools<'_>) {
+        let mut unlisted = locked(&self.0);
+        for tool in &page.tools {
+            unlisted.remove(&*tool.name);
+        }
+        if page.next_cursor.is_some() {
+            return;
+        }
+        let unlisted = mem::take(&mut *unlisted);
+        for tool in unlisted {
+            warn!(
+                "--exempt or --tool-grace names the tool {tool:?}, which the server does not list"
+            );
+        }
+    }
+}
+
+// === impl Copied ===
+
+impl Copied {
+    fn add(&mut self, data: &Bytes, most: usize) {
+        self.is_cut |= self.bytes.len() + data.len() > most;
+        if self.is_cut {
+            self.bytes = Vec::new();
+        } else {
+            self.bytes.extend_from_slice(data);
+        }
+    }
+
+    fn is_for_tools(&self) -> bool {
+        let message = Message::read(&self.bytes);
+        message.is_some_and(|message| message.method.as_deref() == Some("tools/list"))
+    }
+}
+
+// === impl Page ===
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        let text = &self.copied.bytes;
+        let lines = text.split(|byte| matches!(byte, b'\n' | b'\r'));
+        let events = lines.filter_map(|line| line.strip_prefix(b"data:"));
+        for json in std::iter::once(text.as_slice()).chain(events) {
+            if let Ok(listed) = serde_json::from_slice::<Listed<'_>>(json) {
+                self.named.see(&listed.result);
+                return;
+            }
+        }
+    }
+}
+
+// === impl Tee ===
+
+impl<F: FnMut(&Bytes) + Unpin> HttpBody for Tee<F> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(data) = frame.data_ref()
+        {
+            (self.see)(data);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
