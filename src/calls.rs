@@ -226,7 +226,7 @@ impl Calls {
                 // Listens before it looks.
                 let mut ended = pin!(self.registry.ended().notified());
                 ended.as_mut().enable();
-                if is_drained(&self.registry) {
+                if is_drained(&self.registry) && !self.registry.is_delivering() {
                     return;
                 }
                 ended.await;

@@ -15,7 +15,8 @@ pub(crate) struct Fields<'a> {
     pub(crate) protocol_version: Field<'a>,
     pub(crate) content_type: Field<'a>,
     pub(crate) content_length: Field<'a>,
-    pub(crate) content_encoding: Field<'a>,
+    /// Whether a content coding was applied.
+    pub(crate) is_encoded: bool,
 }
 
 /// The values of one field.
@@ -40,7 +41,8 @@ impl<'a> Fields<'a> {
             } else if *name == header::CONTENT_LENGTH {
                 &mut fields.content_length
             } else if *name == header::CONTENT_ENCODING {
-                &mut fields.content_encoding
+                fields.is_encoded |= names_coding(value);
+                continue;
             } else if *name == SESSION_ID {
                 &mut fields.session_id
             } else if *name == PROTOCOL_VERSION {
@@ -60,10 +62,6 @@ impl<'a> Fields<'a> {
 // === impl Field ===
 
 impl<'a> Field<'a> {
-    pub(crate) fn is_absent(self) -> bool {
-        matches!(self, Self::Absent)
-    }
-
     pub(crate) fn first(self) -> Option<&'a HeaderValue> {
         match self {
             Self::Absent => None,
@@ -82,6 +80,36 @@ pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
         essence
             .trim_ascii()
             .eq_ignore_ascii_case(media_type.as_bytes())
+    })
+}
+
+/// Whether the `Accept` header names server-sent events, and does not rule them out (RFC 9110, section 12.5.1).
+pub(crate) fn accepts_events(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::ACCEPT).iter();
+    let mut ranges = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    ranges.any(|range| {
+        let mut parts = range.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+        let names_it = parts
+            .next()
+            .is_some_and(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"));
+        names_it && !parts.any(is_zero_weight)
+    })
+}
+
+fn is_zero_weight(parameter: &[u8]) -> bool {
+    let weight = parameter
+        .strip_prefix(b"q=")
+        .or(parameter.strip_prefix(b"Q="));
+    weight.is_some_and(|weight| weight.iter().all(|byte| matches!(byte, b'0' | b'.')))
+}
+
+/// Whether a `Content-Encoding` names a coding that changes the content. `identity` is none, nor is an empty element of the
+/// list (RFC 9110, sections 5.6.1 and 8.4.1).
+fn names_coding(value: &HeaderValue) -> bool {
+    let codings = value.as_bytes().split(|byte| *byte == b',');
+    codings.map(<[u8]>::trim_ascii).any(|coding| {
+        let is_identity = coding.eq_ignore_ascii_case(b"identity");
+        !coding.is_empty() && !is_identity
     })
 }
 
@@ -108,8 +136,38 @@ mod tests {
         let fields = Fields::of(&headers);
         assert!(matches!(fields.session_id, Field::One(value) if value == "c"));
         assert!(matches!(fields.content_type, Field::Several(first) if first == "b"));
-        assert!(matches!(fields.content_encoding, Field::One(value) if value == "f"));
-        assert!(fields.protocol_version.is_absent());
+        assert!(fields.is_encoded);
+        assert!(fields.protocol_version.first().is_none());
         assert!(fields.content_length.first().is_none());
+    }
+
+    #[test]
+    fn content_is_encoded_if_any_coding_but_identity_is_named() {
+        let is_encoded = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append("content-encoding", HeaderValue::from_static(value));
+            }
+            Fields::of(&headers).is_encoded
+        };
+        for plain in [
+            &[][..],
+            &[""],
+            &["identity"],
+            &["Identity"],
+            &[" , identity,"],
+            &["identity", ""],
+        ] {
+            assert!(!is_encoded(plain), "{plain:?}");
+        }
+        for encoded in [
+            &["gzip"][..],
+            &["identity, gzip"],
+            &["identity", "br"],
+            &["identity;q=1"],
+            &["?"],
+        ] {
+            assert!(is_encoded(encoded), "{encoded:?}");
+        }
     }
 }

@@ -9,6 +9,8 @@ use std::{
     },
 };
 
+use http::{Extensions, Uri};
+
 /// The `id` of a JSON-RPC request, read the way rmcp reads it.
 ///
 /// A number and a string never alias: `1` is not `"1"` (JSON-RPC 2.0, section 4). A number in float
@@ -77,7 +79,7 @@ pub(crate) struct SessionKey {
 pub(crate) enum Scope {
     /// A session manager of ours, by its instance.
     Manager(u64),
-    /// Whatever serves this request path.
+    /// Whatever serves this request path, see [`Scope::of_request`].
     Path(Box<str>),
 }
 
@@ -153,6 +155,17 @@ impl std::error::Error for ParseCallIdError {}
 // === impl Scope ===
 
 impl Scope {
+    /// The server that a request goes to, where no session manager of ours is known: by the path that its client asked
+    /// for, and by what a router left of that.
+    pub(crate) fn of_request(uri: &Uri, extensions: &Extensions) -> Self {
+        let path = uri.path();
+        match asked_path(extensions).filter(|asked| *asked != path) {
+            // A path has no space.
+            Some(asked) => Self::Path(format!("{asked} {path}").into()),
+            None => Self::Path(path.into()),
+        }
+    }
+
     /// The path, if no session manager of ours is known there.
     pub(crate) fn path(&self) -> Option<&str> {
         match self {
@@ -160,4 +173,17 @@ impl Scope {
             Self::Manager(_) => None,
         }
     }
+}
+
+/// The path before a nest of axum stripped a prefix of it, so that the servers of several nests are several.
+#[cfg(feature = "axum")]
+fn asked_path(extensions: &Extensions) -> Option<&str> {
+    let uri = extensions.get::<axum::extract::OriginalUri>()?;
+    Some(uri.path())
+}
+
+/// `None`: without the feature `axum`, its extension has no type here.
+#[cfg(not(feature = "axum"))]
+fn asked_path(_: &Extensions) -> Option<&str> {
+    None
 }

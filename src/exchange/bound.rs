@@ -96,7 +96,7 @@ impl Exchange {
         }
         let key = call.key(canceller.scope())?;
         if self.info().is_none() && !self.instance.registry.has_room() {
-            self.state().request = RequestBody::Settled(Settled::Plain);
+            self.state().request = RequestBody::Settled(Settled::Other);
             self.pass_by(&call, &key);
             return None;
         }

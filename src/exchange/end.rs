@@ -1,6 +1,9 @@
 //! The end of a call: answered, cancelled, or let go.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tokio::{sync::mpsc, time::Instant};
 
@@ -49,6 +52,9 @@ impl Exchange {
         cause: DetachCause,
         barren: bool,
     ) {
+        if self.maybe_answered.load(Ordering::Relaxed) {
+            return self.lose_stream(call.id(), generation);
+        }
         let now = Instant::now();
         let going = self.going(cause == DetachCause::EndedByServer);
         let (grace, deadline) = match call.policy().grace.verdict(call, going) {
@@ -91,6 +97,16 @@ impl Exchange {
                 self.untracked(call, limit);
                 self.left_unseen(call.id(), finished);
             }
+        }
+    }
+
+    /// A stream of a call has gone on which the answer may have passed. In doubt the call is not cancelled: with its last
+    /// stream it ends as unknown.
+    #[cold]
+    fn lose_stream(&self, id: CallId, generation: Generation) {
+        let finished = self.at_home(|core| core.lose_stream(id, generation));
+        if let Some(finished) = finished.flatten() {
+            self.left_unseen(id, finished);
         }
     }
 
@@ -230,7 +246,7 @@ impl Exchange {
     fn stop(&self, id: CallId, reason: CancelReason, finished: Finished) -> Outcome {
         let is_told = self.is_told(id, finished);
         self.tell_decided();
-        let older_stay = self.note_call_over();
+        let older_stay = self.note_call_over(false);
         self.fire(reason);
         if older_stay {
             self.hand_over();
@@ -250,10 +266,12 @@ impl Exchange {
         if call.ends_with_its_stream() || self.signal.is_heard() {
             return true;
         }
-        match self.state().canceller {
+        let state = self.state();
+        match state.canceller {
             Some(_) => finished.injectable,
-            // A session manager has not got it yet. If it still comes there, so does the cancel.
-            None => call.session().is_some(),
+            // A session manager has not got it yet. If it still comes there, so does the cancel. Once it was answered, it
+            // does not.
+            None => call.session().is_some() && !state.has_head,
         }
     }
 
@@ -359,7 +377,8 @@ impl Exchange {
     /// Goes through with the end of a call that was not cancelled.
     fn ended_as(&self, id: CallId, outcome: Outcome, finished: Finished) {
         self.tell_decided();
-        if self.note_call_over() {
+        let is_delivering = outcome == Outcome::Completed && finished.detachment.is_none();
+        if self.note_call_over(is_delivering) {
             self.hand_over();
         }
         self.signal.forget();

@@ -70,6 +70,8 @@ pub(crate) use self::{
     bound::{BEFORE_CLOSE, Reading},
     guard::Guard,
     inject::INJECTION_LIMIT,
+    outlet::Delivering,
     progress::{BodyPlan, Head},
     state::{Attachment, Copied, Exchange, Instance, Registry},
+    tap::Tap,
 };

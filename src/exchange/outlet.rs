@@ -2,9 +2,12 @@
 //!
 //! Before there is a head, the response future answers with it. After the head, every open stream of the call carries it: that
 //! of the POST, or of a resume. The inner service's body is dropped first, so that a client that does not read holds nothing up.
+//!
+//! A session manager sees the answer before the layer does. Until the stream that carries it has ended, a drain waits for it
+//! ([`Delivering`]).
 
 use std::{
-    sync::{Weak, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     task::Waker,
     time::Duration,
 };
@@ -20,14 +23,27 @@ use crate::{
     timer::{Ticket, Timed},
 };
 
+/// The answer of a call on its way from its session manager to its client. A drain waits as long as one lives.
+pub(crate) struct Delivering(Arc<Exchange>);
+
+// === impl Delivering ===
+
+impl Drop for Delivering {
+    fn drop(&mut self) {
+        self.0.instance.registry.end_delivery();
+    }
+}
+
 // === impl Exchange ===
 
 impl Exchange {
-    /// A stream of its call is open, or of the call that it resumes.
-    pub(crate) fn open(&self, outlet: Weak<dyn Outlet>) {
+    /// A stream of its call is open, or of the call that it resumes. Returns the exchange of the latter, if there is one.
+    pub(crate) fn open(&self, outlet: Weak<dyn Outlet>) -> Option<Arc<Exchange>> {
+        let mut resumed = None;
         match &self.kind {
             RequestKind::Resume(resume) => {
-                if let Some(exchange) = resume.target(&self.instance) {
+                resumed = resume.target(&self.instance);
+                if let Some(exchange) = &resumed {
                     exchange.add_outlet(outlet.clone());
                 }
             }
@@ -37,11 +53,12 @@ impl Exchange {
                 if self.is_call_over() || self.outlasts_the_server() {
                     self.hand_over();
                 }
-                return;
+                return None;
             }
             _ => self.add_outlet(outlet.clone()),
         }
         self.instance.registry.open(outlet);
+        resumed
     }
 
     /// Whether its call has ended. A stream of it that then has nothing to say would be nobody's.
@@ -51,18 +68,37 @@ impl Exchange {
 
     /// Its call has ended. `true` if older streams of it are open, which nothing may come to any more. (The newest
     /// is the one on which the answer came, or the one that its client left.)
-    pub(super) fn note_call_over(&self) -> bool {
+    pub(super) fn note_call_over(&self, is_delivering: bool) -> bool {
+        let mut state = self.state();
+        state.is_delivering = is_delivering && state.is_bound();
+        // After that: who sees that it is over sees how.
         self.call_over.store(true, Ordering::Release);
-        let state = self.state();
         state.last_words.has_older()
+    }
+
+    /// The answer of its call, if that is on its way to a client that is there.
+    pub(crate) fn delivering(self: &Arc<Self>) -> Option<Delivering> {
+        if !self.is_call_over() || !self.state().is_delivering {
+            return None;
+        }
+        self.instance.registry.begin_delivery();
+        Some(Delivering(self.clone()))
     }
 
     /// Has the registry keep its open streams as well: a drain would not find them by a call.
     #[cold]
     pub(crate) fn hand_over(&self) {
-        let outlets = self.state().last_words.open();
+        let (mut outlets, is_delivering) = {
+            let state = self.state();
+            (state.last_words.open(), state.is_delivering)
+        };
+        let registry = &self.instance.registry;
+        // The newest stream carries the answer, and ends with it.
+        if let Some(newest) = outlets.pop_if(|_| is_delivering) {
+            registry.keep(newest);
+        }
         for outlet in outlets {
-            self.instance.registry.open(outlet);
+            registry.open(outlet);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The progress of an exchange, from the response's head and body.
 
 use std::{
+    mem,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -10,7 +11,7 @@ use bytes::Bytes;
 use super::{
     request_body::{RequestBody, Settled},
     resuming::Accepted,
-    state::{Attachment, Exchange, Phase, RequestKind},
+    state::{Attachment, Exchange, Locked, Phase, RequestKind},
     tap::Tap,
 };
 use crate::{
@@ -42,8 +43,25 @@ pub(crate) enum BodyPlan {
     Pass,
     /// Passed on and read.
     Tap(Box<Tap>),
+    /// Passed on. It is the answer to this call, which ends with it.
+    Answer(Attachment),
     /// Replaced by one event: the call that is asked for was cancelled.
     Replace(Bytes),
+}
+
+// === impl Locked ===
+
+impl Locked {
+    /// Notes that the inner service has answered. A GET of a session has opened a stream, or is a plain request.
+    fn note_head(&mut self, kind: &RequestKind, head: Head) {
+        self.has_head = true;
+        if matches!(kind, RequestKind::Listen { .. } | RequestKind::Resume(_)) {
+            self.request = RequestBody::Settled(match head {
+                Head::Stream { .. } => Settled::Other,
+                Head::Answer | Head::Refusal => Settled::Plain,
+            });
+        }
+    }
 }
 
 // === impl Exchange ===
@@ -53,25 +71,47 @@ impl Exchange {
         if head != Head::Refusal {
             self.accepted_notice();
         }
-        let outcome = match head {
-            Head::Stream { readable } => return self.streaming(readable),
-            Head::Answer => Outcome::Completed,
-            Head::Refusal => Outcome::Failed,
-        };
-        self.release_hold();
-        if let Some(call) = self.info()
-            && !self.is_bound()
-        {
-            self.finish(call.id(), outcome);
+        match head {
+            Head::Stream { readable } => self.streaming(readable),
+            Head::Answer => {
+                self.state().note_head(&self.kind, head);
+                self.release_hold();
+                self.answering().map_or(BodyPlan::Pass, BodyPlan::Answer)
+            }
+            Head::Refusal => {
+                self.state().note_head(&self.kind, head);
+                self.release_hold();
+                if let Some(call) = self.info()
+                    && !self.is_bound()
+                {
+                    self.finish(call.id(), Outcome::Failed);
+                }
+                BodyPlan::Pass
+            }
         }
-        BodyPlan::Pass
+    }
+
+    /// The body is the answer to its call, if that is in flight and no session manager watches it.
+    fn answering(self: &Arc<Self>) -> Option<Attachment> {
+        self.call_in_flight()?;
+        {
+            let mut state = self.state();
+            if state.is_bound() || !state.phase.is_open() {
+                return None;
+            }
+            state.phase = Phase::Answering;
+        }
+        self.claim()
     }
 
     /// Whatever the request was, the inner service took it.
     fn accepted_notice(&self) {
         let registry = &self.instance.registry;
         if let RequestKind::Delete(session) = &self.kind {
-            for (id, exchange) in registry.take_session(session) {
+            let ended = registry.take_session(session);
+            // A call whose answer has no head yet is in flight as well.
+            let pending = registry.unaccepted_in(session);
+            for (id, exchange) in ended.into_iter().chain(pending) {
                 exchange.cancelled_elsewhere(id, CancelReason::SessionClosed);
             }
         }
@@ -84,7 +124,8 @@ impl Exchange {
             _ => return,
         };
         // Meanwhile that call may have ended, and another may have its id.
-        if let Some((id, exchange)) = registry.find(&key).filter(|(id, _)| *id == meant) {
+        // The server accepted the cancel. Whether it has accepted the call, shows for a JSON answer only at the end.
+        if let Some((id, exchange)) = registry.find_any(&key).filter(|(id, _)| *id == meant) {
             exchange.cancelled_elsewhere(id, CancelReason::ClientCancelled);
         }
     }
@@ -92,6 +133,7 @@ impl Exchange {
     fn streaming(self: &Arc<Self>, readable: bool) -> BodyPlan {
         let is_bound = {
             let mut state = self.state();
+            state.note_head(&self.kind, Head::Stream { readable });
             if state.phase == Phase::Open {
                 state.phase = Phase::Streaming;
             }
@@ -135,35 +177,37 @@ impl Exchange {
     pub(crate) fn complete(self: &Arc<Self>, tap: Option<Box<Tap>>) {
         match (self.over(), tap) {
             (Some(_), Some(tap)) => tap.gone(DetachCause::EndedByServer),
-            (Some(Some(call)), None) => self.finish(call, Outcome::Unknown),
-            (Some(None), None) | (None, _) => {}
+            (Some((Some(call), Phase::Answering)), None) => self.finish(call, Outcome::Completed),
+            (Some((Some(call), _)), None) => self.finish(call, Outcome::Unknown),
+            (Some((None, _)), None) | (None, _) => {}
         }
     }
 
     /// The inner service returned an error instead of a response.
     pub(crate) fn fail(self: &Arc<Self>) {
-        if let Some(Some(call)) = self.over() {
+        if let Some((Some(call), _)) = self.over() {
             self.finish(call, Outcome::Failed);
         }
     }
 
-    /// Gives its call, if that ends with it: no session manager watches it. `None` if it was over before.
-    fn over(self: &Arc<Self>) -> Option<Option<CallId>> {
+    /// Ends the exchange. Returns its call if no session manager watches that, and the phase until now; `None` if the
+    /// exchange had already ended.
+    fn over(self: &Arc<Self>) -> Option<(Option<CallId>, Phase)> {
         self.settle();
         self.release_hold();
-        let (call, is_bound) = {
+        let (call, is_bound, phase) = {
             let mut state = self.state();
             if !state.phase.is_open() {
                 return None;
             }
-            state.phase = Phase::Ended;
+            let phase = mem::replace(&mut state.phase, Phase::Ended);
             // Both under one lock: a session manager may bind a call in this moment.
-            (self.info().map(CallInfo::id), state.is_bound())
+            (self.info().map(CallInfo::id), state.is_bound(), phase)
         };
         if call.is_none() {
             self.signal.forget();
         }
-        Some(call.filter(|_| !is_bound))
+        Some((call.filter(|_| !is_bound), phase))
     }
 
     /// Nobody will read the rest. `tap` has read what there was.
@@ -178,13 +222,13 @@ impl Exchange {
     fn leave(self: &Arc<Self>, cause: DetachCause) {
         self.settle();
         self.release_hold();
-        let other = {
+        let is_plain = {
             let mut state = self.state();
             if !state.phase.is_open() {
                 return;
             }
             state.phase = Phase::Abandoned;
-            state.is_answered || state.request.is_other()
+            !state.is_answered && self.is_plain(&state.request)
         };
         if let Some(call) = self.info() {
             self.let_go(call, FIRST, cause, false);
@@ -194,12 +238,31 @@ impl Exchange {
             let observers = &self.instance.options.observers;
             observers.on_stalled_stream(self.session.id());
         }
-        match &self.kind {
-            RequestKind::Resume(resume) => resume.is_going(&self.instance, cause),
-            // No call and no session: a plain request, which nobody can resume.
-            _ if self.session.is_none() && !other => self.fire(cause.reason()),
-            _ => {}
+        if let RequestKind::Resume(resume) = &self.kind {
+            resume.is_going(&self.instance, cause);
         }
+        if is_plain {
+            self.fire(cause.reason());
+        }
+    }
+
+    /// Whether the request, which carries no call, has nothing to do with MCP: then its client cannot resume it, and to
+    /// disconnect is to abandon it. A session header alone says nothing: any client may send one on any route.
+    fn is_plain(&self, request: &RequestBody) -> bool {
+        match &self.kind {
+            RequestKind::Listen {
+                accepts_events: false,
+            } => !request.is_other(),
+            RequestKind::Resume(_) | RequestKind::Listen { .. } => request.is_plain(),
+            RequestKind::Delete(_) => false,
+            RequestKind::Post if !self.session.is_none() => request.is_plain(),
+            RequestKind::Post | RequestKind::Other => !request.is_other(),
+        }
+    }
+
+    /// Notes whether what passed of the response may have been the answer.
+    pub(super) fn set_maybe_answered(&self, maybe: bool) {
+        self.maybe_answered.store(maybe, Ordering::Relaxed);
     }
 
     fn release_hold(&self) {

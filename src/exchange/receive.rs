@@ -8,7 +8,10 @@ use super::{
     identity::{Revision, SessionHeader},
     state::{Exchange, Instance, RequestKind, Resume},
 };
-use crate::{call::Scope, fields::Fields};
+use crate::{
+    call::Scope,
+    fields::{Fields, accepts_events},
+};
 
 // === impl Exchange ===
 
@@ -29,27 +32,25 @@ impl Exchange {
 
 impl RequestKind {
     fn of<B>(instance: &Instance, request: &Request<B>, session: &SessionHeader) -> Self {
-        let path = request.uri().path();
+        let scope = || Scope::of_request(request.uri(), request.extensions());
         match *request.method() {
             Method::POST => Self::Post,
             Method::GET => {
                 let resume = session
-                    .key(|id| instance.scope_of(id, path))
+                    .key(|id| instance.registry.manager_of(id).unwrap_or_else(scope))
                     .and_then(|session| Resume::receive(instance, session, request.headers()));
-                resume.map_or(Self::Other, |resume| Self::Resume(Box::new(resume)))
+                match resume {
+                    Some(resume) => Self::Resume(Box::new(resume)),
+                    None if !session.is_none() => Self::Listen {
+                        accepts_events: accepts_events(request.headers()),
+                    },
+                    None => Self::Other,
+                }
             }
             Method::DELETE => session
-                .key(|_| Scope::Path(path.into()))
+                .key(|_| scope())
                 .map_or(Self::Other, |session| Self::Delete(Box::new(session))),
             _ => Self::Other,
         }
-    }
-}
-
-impl Instance {
-    /// Who gave out a session id that came to a path: the session manager that knows it, or the path's server.
-    fn scope_of(&self, id: &str, path: &str) -> Scope {
-        let manager = self.registry.manager_of(id);
-        manager.unwrap_or_else(|| Scope::Path(path.into()))
     }
 }

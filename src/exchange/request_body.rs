@@ -51,6 +51,15 @@ impl RequestBody {
         }
     }
 
+    /// Whether it was read, or need not be, and is not JSON-RPC beyond doubt.
+    pub(super) fn is_plain(&self) -> bool {
+        match self {
+            Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
+            Self::Ended(Err(body)) => !body.is_doubtful && body.why != Unreadable::NotRead,
+            Self::Settled(settled) => *settled == Settled::Plain,
+        }
+    }
+
     /// Whether that the client has gone means nothing for its request: it is, or may be, JSON-RPC without a call.
     pub(super) fn is_other(&self) -> bool {
         match self {

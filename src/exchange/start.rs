@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
-    envelope::{self, Frames, Message, NotKept, Request},
+    envelope::{self, Frames, Message, NotKept, Request, Unreadable},
     limits::Limit,
     observe::{Event, Remark},
     registry::{Later, report},
@@ -75,7 +75,8 @@ impl Exchange {
     /// It cannot be said which call the body carries, or whether it is JSON-RPC at all.
     #[cold]
     fn not_kept(&self, body: NotKept) {
-        self.settled(Settled::unread(body.is_doubtful));
+        let is_unread = body.why == Unreadable::NotRead && !self.session.is_none();
+        self.settled(Settled::unread(body.is_doubtful || is_unread));
         self.instance.report(&Event::Unwatched { why: body.why });
     }
 
@@ -98,7 +99,9 @@ impl Exchange {
             }
             let not_read = state.request.not_read();
             if let Some(body) = not_read {
-                state.request = RequestBody::Settled(Settled::unread(body.is_doubtful));
+                // In a session it may have been JSON-RPC.
+                let is_doubtful = body.is_doubtful || !self.session.is_none();
+                state.request = RequestBody::Settled(Settled::unread(is_doubtful));
             }
             not_read
         };

@@ -55,6 +55,8 @@ pub(crate) struct Exchange {
     pub(super) closed: AtomicBool,
     /// Its call has ended, see `outlet`.
     pub(super) call_over: AtomicBool,
+    /// What passed may have been the answer to its call, see `tap`.
+    pub(super) maybe_answered: AtomicBool,
     /// Its call is not handed over before a cancel on its way has arrived, which means an older call with its id.
     pub(super) is_behind_cancel: AtomicBool,
     /// The response future.
@@ -78,6 +80,11 @@ pub(super) enum RequestKind {
     Resume(Box<Resume>),
     /// A DELETE of its session.
     Delete(Box<SessionKey>),
+    /// Another GET that names a session: it may open the standalone stream. Before there is a head, it does if it
+    /// accepts events.
+    Listen {
+        accepts_events: bool,
+    },
     Other,
 }
 
@@ -93,11 +100,15 @@ pub(super) struct Resume {
 pub(super) struct Locked {
     pub(super) phase: Phase,
     pub(super) request: RequestBody,
+    /// The inner service has answered.
+    pub(super) has_head: bool,
     /// Somebody inside the layer has the answer to the request, whatever it carries (contract 5).
     pub(super) is_answered: bool,
     pub(super) canceller: Option<Arc<dyn Canceller>>,
     pub(super) handover: Handover,
     pub(super) passage: Passage,
+    /// The session manager has the answer to its call, and the response has not ended.
+    pub(super) is_delivering: bool,
     /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
     pub(super) going: Option<DetachCause>,
     pub(super) last_words: LastWords,
@@ -146,6 +157,8 @@ pub(super) enum Phase {
     Open,
     /// The inner service took the request.
     Streaming,
+    /// The response body is the answer to its call, which no session manager watches.
+    Answering,
     /// The client was told all there was to tell.
     Ended,
     /// The client went away, or nobody reads the rest.
@@ -157,7 +170,7 @@ pub(super) enum Phase {
 impl Phase {
     /// Whether the client still waits.
     pub(super) fn is_open(self) -> bool {
-        matches!(self, Self::Open | Self::Streaming)
+        matches!(self, Self::Open | Self::Streaming | Self::Answering)
     }
 }
 
@@ -189,6 +202,7 @@ impl Exchange {
             passed: AtomicU32::new(0),
             closed: AtomicBool::new(false),
             call_over: AtomicBool::new(false),
+            maybe_answered: AtomicBool::new(false),
             is_behind_cancel: AtomicBool::new(false),
             answerer: AtomicWaker::new(),
             decided: OnceLock::new(),

@@ -1,4 +1,7 @@
 //! The tap on a response's bytes, where no session manager watches the call.
+//!
+//! A message may pass that is perhaps the answer: the body is encoded, or the message is a batch. From then on the call counts as
+//! perhaps answered, and the end of its last stream, whatever the cause, ends it as unknown. It is not cancelled.
 
 use bytes::Bytes;
 
@@ -11,52 +14,94 @@ use crate::{
     sse::Reader,
 };
 
-/// Reads the events of a response body for a call that no session manager watches.
+/// Follows a response body for a call that no session manager watches.
 pub(crate) struct Tap {
-    reader: Option<Reader>,
+    content: Content,
     /// Until its answer has passed.
     call: Option<Attachment>,
     events: u32,
-    /// A message passed that may have been an answer, nobody can say whose.
-    unclear: bool,
+    /// The end of the body is the end of the call.
+    is_answer: bool,
+}
+
+enum Content {
+    Events(Reader),
+    /// The answer itself, as JSON.
+    Json,
+    /// It cannot be read.
+    Opaque,
 }
 
 // === impl Tap ===
 
 impl Tap {
     pub(super) fn new(call: Attachment) -> Self {
-        Self {
-            reader: Some(Reader::default()),
-            call: Some(call),
-            events: 0,
-            unclear: false,
-        }
+        Self::of(Content::Events(Reader::default()), call)
     }
 
-    /// For a body that cannot be read: it may well have ids, and the answer.
+    /// For a stream that cannot be read: it may well have ids, and the answer.
     pub(super) fn blind(call: Attachment) -> Self {
         call.exchange.mark_passed(true, None);
         call.exchange.at_home(|core| core.blur(call.id));
+        Self::of(Content::Opaque, call)
+    }
+
+    /// For a body that is the answer itself.
+    pub(crate) fn answer(call: Attachment, is_json: bool) -> Self {
+        let content = if is_json {
+            Content::Json
+        } else {
+            Content::Opaque
+        };
         Self {
-            reader: None,
+            is_answer: true,
+            ..Self::of(content, call)
+        }
+    }
+
+    /// For a body that is the answer itself, and is passed on as an event.
+    pub(crate) fn answer_as_event(call: Attachment) -> Self {
+        Self {
+            is_answer: true,
+            ..Self::new(call)
+        }
+    }
+
+    fn of(content: Content, call: Attachment) -> Self {
+        Self {
+            content,
             call: Some(call),
             events: 0,
-            unclear: true,
+            is_answer: false,
         }
     }
 
     /// Reads a frame of the body.
     pub(crate) fn read(&mut self, frame: &Bytes) {
         let Self {
-            reader,
+            content,
             call: attached,
             events,
-            unclear,
+            ..
         } = self;
-        let Some(reader) = reader else {
-            // Whatever it is, it is not nothing.
-            *events += 1;
-            return;
+        let reader = match content {
+            Content::Events(reader) => reader,
+            Content::Json => {
+                if let (Some(call), Some(last)) = (attached, frame.trim_ascii_end().last()) {
+                    // Only what closes a value may be the end of the answer.
+                    call.exchange
+                        .set_maybe_answered(matches!(last, b'}' | b']'));
+                }
+                return;
+            }
+            Content::Opaque => {
+                // Whatever it is, it is not nothing.
+                *events += 1;
+                if let Some(call) = attached {
+                    call.exchange.set_maybe_answered(true);
+                }
+                return;
+            }
         };
         reader.read(frame, |event| {
             *events += 1;
@@ -73,7 +118,11 @@ impl Tap {
                     .at_home(|core| core.name(call.id, id, Form::Any));
             }
             match event.answers {
-                Answers::Nothing => {}
+                Answers::Nothing | Answers::Unclear(_) => {
+                    if event.is_doubtful {
+                        call.exchange.set_maybe_answered(true);
+                    }
+                }
                 Answers::One(request) => {
                     let info = call.exchange.call(call.id);
                     if info.is_some_and(|info| *info.request_id() == request) {
@@ -81,7 +130,6 @@ impl Tap {
                         *attached = None;
                     }
                 }
-                Answers::Unclear(_) => *unclear = true,
             }
         });
     }
@@ -90,9 +138,8 @@ impl Tap {
         let Some(call) = self.call else {
             return;
         };
-        if self.unclear && cause == DetachCause::EndedByServer {
-            // The answer may have been in what could not be read.
-            call.exchange.finish(call.id, Outcome::Unknown);
+        if self.is_answer && cause == DetachCause::EndedByServer {
+            call.exchange.finish(call.id, Outcome::Completed);
         } else {
             let barren = self.events == 0 && call.generation != FIRST;
             call.detach(cause, barren);

@@ -268,6 +268,13 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
+    /// Removes a stream of a call that may have been answered. Ends the call if that was its last stream.
+    pub(crate) fn lose_stream(&mut self, id: CallId, stream: Generation) -> Option<Finished> {
+        let entry = self.calls.get_mut(id)?;
+        let is_last = entry.remove_stream(stream) && !entry.has_stream();
+        is_last.then(|| self.finish(id, None))?
+    }
+
     /// The limit that keeps another call without a client out, if one does. That of the session comes first. Else it
     /// is counted among all.
     fn beyond(&self, id: CallId) -> Option<Limit> {

@@ -19,6 +19,21 @@ impl<T: Tracked> Registry<T> {
         ended.saturating_sub(drained).saturating_sub(before)
     }
 
+    pub(crate) fn begin_delivery(&self) {
+        self.deliveries.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn end_delivery(&self) {
+        if self.deliveries.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.street.ended.notify_waiters();
+        }
+    }
+
+    /// Whether answers of calls that have ended are on their way to their clients.
+    pub(crate) fn is_delivering(&self) -> bool {
+        self.deliveries.load(Ordering::Acquire) > 0
+    }
+
     /// All that is left. Nothing new stays from now on.
     pub(crate) fn close(&self) -> (Vec<Call<T>>, Vec<Arc<dyn Outlet>>) {
         // Before anybody looks for calls and streams: one of the two sees the other.

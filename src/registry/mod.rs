@@ -59,6 +59,8 @@ pub(crate) struct Registry<T> {
     streams: Mutex<OpenStreams>,
     /// Nothing is to go on: the server is through.
     closed: AtomicBool,
+    /// How many answers are on their way from a session manager to their clients, as far as that lasts.
+    deliveries: AtomicUsize,
     /// How many calls were cancelled by drains.
     pub(crate) drained: AtomicUsize,
     managers: Managers,
@@ -75,6 +77,7 @@ impl<T: Tracked> Registry<T> {
             want_room: AtomicUsize::new(0),
             streams: Mutex::default(),
             closed: AtomicBool::new(false),
+            deliveries: AtomicUsize::new(0),
             drained: AtomicUsize::new(0),
             managers: Managers::default(),
             notes: Notes::default(),
@@ -147,6 +150,12 @@ impl<T: Tracked> Registry<T> {
         taken.unwrap_or_default()
     }
 
+    /// The calls of a session whose requests are not accepted yet.
+    pub(crate) fn unaccepted_in(&self, session: &SessionKey) -> Vec<Call<T>> {
+        let unaccepted = self.visit(&session.id, |core| core.unaccepted(&session.scope));
+        unaccepted.unwrap_or_default()
+    }
+
     pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call<T>> {
         let detached = self.visit(&session.id, |core| core.detached(&session.scope));
         detached.unwrap_or_default()
@@ -203,9 +212,14 @@ impl<T: Tracked> Registry<T> {
         self.len() < self.street.common.totals.most(Limit::Calls)
     }
 
+    /// Keeps a stream that ends by itself, to close it in the end if it does not.
+    pub(crate) fn keep(&self, stream: Weak<dyn Outlet>) {
+        self.streams().add(stream);
+    }
+
     /// Keeps a stream that no call keeps, to close it in the end.
     pub(crate) fn open(&self, stream: Weak<dyn Outlet>) {
-        self.streams().add(stream.clone());
+        self.keep(stream.clone());
         if let Some(stream) = stream.upgrade().filter(|_| self.is_closed()) {
             stream.close();
         }

@@ -120,7 +120,8 @@ where
         Poll::Ready(match polled {
             Some(Ok(frame)) => {
                 let frame = watch.pass(frame);
-                if this.source.is_end_stream() {
+                // Nothing follows trailers, and their reader may not ask.
+                if frame.is_trailers() || this.source.is_end_stream() {
                     watch.end();
                 }
                 Some(Ok(frame))
@@ -204,10 +205,10 @@ impl Capture {
             Field::Several(_) => return Self::not(Unreadable::ContentType, true),
             Field::One(_) | Field::Absent => return Self::not(Unreadable::ContentType, false),
         }
-        match fields.content_encoding {
-            Field::Absent => Self::On(Frames::default()),
-            _ => Self::not(Unreadable::ContentEncoding, true),
+        if fields.is_encoded {
+            return Self::not(Unreadable::ContentEncoding, true);
         }
+        Self::On(Frames::default())
     }
 
     fn not(why: Unreadable, is_doubtful: bool) -> Self {

@@ -124,7 +124,7 @@ where
     RB: Send + 'static,
 {
     fn scope(&self) -> Scope {
-        Scope::Path(self.uri.path().into())
+        Scope::of_request(&self.uri, &self.extensions)
     }
 
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection {

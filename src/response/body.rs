@@ -1,10 +1,11 @@
 //! The response body: from the head to the end.
 //!
-//! A body that is dropped before its end was abandoned. Three things count as the end, in the order in which hyper may see them:
+//! A body that is dropped before its end was abandoned. Four things count as the end, in the order in which hyper may see them:
 //!
 //! 1. the body says it is at its end ([`Body::is_end_stream`]), also before the first poll;
 //! 2. all bytes of a body of known length have passed: hyper polls it no more;
-//! 3. `None`.
+//! 3. a frame of trailers, after which hyper polls no more either: nothing may follow it (RFC 9110, section 6.5);
+//! 4. `None`.
 //!
 //! An error does not count as the end: the client did not get its answer and its connection is closed.
 
@@ -129,7 +130,7 @@ where
                 if let (Some(remaining), Some(data)) = (remaining.as_mut(), frame.data_ref()) {
                     *remaining = remaining.saturating_sub(data.remaining() as u64);
                 }
-                if *remaining == Some(0) || source.is_end_stream() {
+                if *remaining == Some(0) || frame.is_trailers() || source.is_end_stream() {
                     guard.complete();
                 }
             }

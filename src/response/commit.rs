@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     call::{DetachCause, RequestId},
-    exchange::{BodyPlan, Guard, Head},
+    exchange::{BodyPlan, Guard, Head, Tap},
     fields::Fields,
     jsonrpc, sse,
 };
@@ -82,13 +82,14 @@ where
                 }
                 CommitStage::Events(body) => return body.as_mut().poll_frame(cx),
                 CommitStage::Json(body) => {
-                    let data = match ready!(body.as_mut().poll_frame(cx)) {
-                        Some(Ok(frame)) => match frame.into_data() {
-                            Ok(mut data) => on_one_line(data.copy_to_bytes(data.remaining())),
-                            // Events have no trailers.
-                            Err(_trailers) => continue,
-                        },
-                        Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                    let frame = ready!(body.as_mut().poll_frame(cx)).transpose();
+                    let frame = match frame {
+                        Ok(frame) => frame,
+                        Err(error) => return Poll::Ready(Some(Err(error))),
+                    };
+                    // Events have no trailers, and nothing follows those of the body.
+                    let data = match frame.and_then(|frame| frame.into_data().ok()) {
+                        Some(mut data) => on_one_line(data.copy_to_bytes(data.remaining())),
                         None => {
                             self.stage = CommitStage::Ended;
                             Bytes::from_static(b"\n\n")
@@ -98,7 +99,7 @@ where
                 }
                 CommitStage::Refusal { status, body, read } => {
                     match ready!(body.as_mut().poll_frame(cx)) {
-                        Some(Ok(frame)) if read.len() <= MAX_REFUSAL => {
+                        Some(Ok(frame)) if frame.is_data() && read.len() <= MAX_REFUSAL => {
                             if let Ok(mut data) = frame.into_data() {
                                 read.extend_from_slice(&data.copy_to_bytes(data.remaining()));
                             }
@@ -126,12 +127,12 @@ where
         let (parts, body) = answer.into_parts();
         let fields = Fields::of(&parts.headers);
         let head = read_head(parts.status, &fields);
-        if let Some(exchange) = guard.exchange()
-            && let BodyPlan::Tap(tap) = exchange.head(head)
-        {
-            guard.set_tap(tap);
+        match guard.exchange().map(|exchange| exchange.head(head)) {
+            Some(BodyPlan::Tap(tap)) => guard.set_tap(tap),
+            Some(BodyPlan::Answer(call)) => guard.set_tap(Box::new(Tap::answer_as_event(call))),
+            Some(BodyPlan::Pass | BodyPlan::Replace(_)) | None => {}
         }
-        let is_encoded = !fields.content_encoding.is_absent();
+        let is_encoded = fields.is_encoded;
         self.stage = match head {
             Head::Stream { readable: true } => CommitStage::Events(Box::pin(body)),
             Head::Answer if has_type(&fields, "application/json") && !is_encoded => {

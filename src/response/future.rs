@@ -20,7 +20,7 @@ use super::{
     body::ResponseBody,
     commit::Committed,
     departure,
-    head::{accepts_events, content_length, has_no_content, read_head},
+    head::{content_length, has_no_content, has_type, read_head},
     is_ready,
     slot::Inner,
     stream::{Content, EventStream, Probes, set_unbuffered},
@@ -28,8 +28,8 @@ use super::{
 };
 use crate::{
     call::DetachCause,
-    exchange::{BodyPlan, Guard, Head},
-    fields::Fields,
+    exchange::{BodyPlan, Delivering, Guard, Head, Tap},
+    fields::{Fields, accepts_events},
     options::Options,
 };
 
@@ -73,6 +73,8 @@ pin_project! {
         #[pin]
         inner: Answering<F>,
         terms: Terms,
+        // Set while the answer waits inside for its head.
+        delivering: Option<Delivering>,
     }
 }
 
@@ -107,6 +109,7 @@ impl<F> ResponseFuture<F> {
             guard,
             inner,
             terms,
+            delivering: None,
         }
     }
 
@@ -169,7 +172,14 @@ where
                 let committed = Committed::new(request, answering);
                 Poll::Ready(Ok(this.terms.commit(guard, committed)))
             }
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => {
+                if this.delivering.is_none()
+                    && let Some(exchange) = this.guard.exchange()
+                {
+                    *this.delivering = exchange.delivering();
+                }
+                Poll::Pending
+            }
         }
     }
 }
@@ -237,21 +247,31 @@ impl Terms {
         };
         let keep_alive = exchange.keep_alive();
         let head = read_head(parts.status, &fields);
-        let plan = exchange.head(head);
-        if let BodyPlan::Replace(event) = plan {
-            guard.complete();
-            parts.headers.remove(header::CONTENT_LENGTH);
-            parts.headers.remove(header::CONTENT_ENCODING);
-            return Response::from_parts(parts, ResponseBody::bytes(event));
-        }
-        if let BodyPlan::Tap(tap) = plan {
-            guard.set_tap(tap);
+        let mut answered = None;
+        match exchange.head(head) {
+            BodyPlan::Replace(event) => {
+                guard.complete();
+                parts.headers.remove(header::CONTENT_LENGTH);
+                parts.headers.remove(header::CONTENT_ENCODING);
+                return Response::from_parts(parts, ResponseBody::bytes(event));
+            }
+            BodyPlan::Tap(tap) => guard.set_tap(tap),
+            BodyPlan::Answer(call) => answered = Some(call),
+            BodyPlan::Pass => {}
         }
         if self.head_only || has_no_content(parts.status) {
             // hyper drops these bodies unpolled.
             guard.complete();
         }
         let is_over = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
+        if let (Some(call), None, false) = (answered, length, is_over) {
+            // Its server may be at work until the end. Of a known length, every byte but the last says that.
+            let is_json = has_type(&fields, "application/json") && !fields.is_encoded;
+            guard.set_tap(Box::new(Tap::answer(call, is_json)));
+            let content = Content::answer(is_json);
+            let stream = EventStream::new(guard, Inner::Body { body }, content, self.peer.take());
+            return Response::from_parts(parts, ResponseBody::events(stream));
+        }
         let (Head::Stream { readable }, false) = (head, is_over) else {
             return Response::from_parts(parts, ResponseBody::plain(guard, body, length));
         };

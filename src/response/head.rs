@@ -1,31 +1,11 @@
 //! The parts of a request's and a response's head that matter to the response.
 
-use http::{HeaderMap, StatusCode, header};
+use http::StatusCode;
 
 use crate::{
     exchange::Head,
     fields::{self, Fields},
 };
-
-/// Whether the `Accept` header names server-sent events, and does not rule them out (RFC 9110, section 12.5.1).
-pub(super) fn accepts_events(headers: &HeaderMap) -> bool {
-    let values = headers.get_all(header::ACCEPT).iter();
-    let mut ranges = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    ranges.any(|range| {
-        let mut parts = range.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
-        let names_it = parts
-            .next()
-            .is_some_and(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"));
-        names_it && !parts.any(is_zero_weight)
-    })
-}
-
-fn is_zero_weight(parameter: &[u8]) -> bool {
-    let weight = parameter
-        .strip_prefix(b"q=")
-        .or(parameter.strip_prefix(b"Q="));
-    weight.is_some_and(|weight| weight.iter().all(|byte| matches!(byte, b'0' | b'.')))
-}
 
 pub(super) fn content_length(fields: &Fields<'_>) -> Option<u64> {
     let length = fields.content_length.first()?;
@@ -38,7 +18,7 @@ pub(super) fn read_head(status: StatusCode, fields: &Fields<'_>) -> Head {
     }
     match has_type(fields, "text/event-stream") {
         true => Head::Stream {
-            readable: fields.content_encoding.is_absent(),
+            readable: !fields.is_encoded,
         },
         false => Head::Answer,
     }

@@ -1,4 +1,4 @@
-//! A response body of server-sent events.
+//! A response body of server-sent events, or of an answer that comes in pieces.
 //!
 //! It passes the inner body on frame by frame. Between two events, and only there, the layer adds probes, which show whether the
 //! client is still there, and the last message for a client whose call was cancelled here.
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     call::DetachCause,
-    exchange::{Exchange, Guard},
+    exchange::{Delivering, Exchange, Guard},
     registry::Outlet,
     sse::{self, Boundary, Start},
 };
@@ -36,8 +36,12 @@ pub(super) struct EventStream<B> {
     content: Content,
     peer: Option<Departure>,
     start: Start,
+    /// The exchange of the call that it resumes.
+    resumed: Option<Arc<Exchange>>,
     /// Whether the registry was told that the stream stays open although its call has ended.
     outlives_call: bool,
+    /// Set while it is to bring the answer of a call that has ended.
+    delivering: Option<Delivering>,
     ended: bool,
 }
 
@@ -45,6 +49,8 @@ pub(super) struct EventStream<B> {
 pub(super) enum Content {
     /// Nothing is put in: it is encoded, or its length is known, and this much of it is to come.
     Sealed { remaining: Option<u64> },
+    /// The answer itself. As long as nothing but white space has passed, another can take its place.
+    Answer { is_untouched: bool },
     /// Between two events something can be put in.
     Open {
         boundary: Boundary,
@@ -70,10 +76,14 @@ impl<B: Send + 'static> EventStream<B> {
     ) -> Self {
         let exchange = guard.exchange().cloned();
         let stall_timeout = exchange.as_deref().and_then(Exchange::stall_timeout);
+        let stall_timeout = stall_timeout.filter(|_| !matches!(content, Content::Answer { .. }));
         let slot = Arc::new(Slot::new(guard, inner, stall_timeout));
+        let mut resumed = None;
+        let mut delivering = None;
         if let Some(exchange) = exchange {
             let outlet: Weak<dyn Outlet> = Arc::<Slot<B>>::downgrade(&slot);
-            exchange.open(outlet);
+            resumed = exchange.open(outlet);
+            delivering = resumed.as_ref().unwrap_or(&exchange).delivering();
             if let Some(timeout) = stall_timeout
                 && let Some(ticket) = exchange.watch(Arc::<Slot<B>>::downgrade(&slot), timeout)
             {
@@ -85,7 +95,9 @@ impl<B: Send + 'static> EventStream<B> {
             content,
             peer,
             start: Start::default(),
+            resumed,
             outlives_call: false,
+            delivering,
             ended: false,
         }
     }
@@ -125,12 +137,16 @@ where
     fn poll(&mut self, cx: &mut Context<'_>) -> Polled<B> {
         while !self.ended {
             match self.slot.next(self.content.is_at_boundary(), cx.waker()) {
-                Next::Message(message) => return self.put_in(sse::event(&message)),
+                Next::Message(message) => {
+                    let message = self.content.wrap(message);
+                    return self.put_in(message);
+                }
                 Next::Inner(mut held) => match held.as_mut().poll_frame(cx) {
                     Poll::Pending => {
                         let exchange = self.outlives_call_of(&mut held);
                         if self.slot.put_back(held) {
                             if let Some(exchange) = exchange {
+                                self.delivering = exchange.delivering();
                                 exchange.hand_over();
                             }
                             return self.poll_idle(cx);
@@ -154,12 +170,13 @@ where
     }
 
     fn pass(&mut self, mut held: Pin<Box<Held<B>>>, frame: Frame<B::Data>) -> Polled<B> {
+        let is_trailers = frame.is_trailers();
         let frame = match frame.into_data() {
             Ok(mut data) => Frame::data(self.read(&mut held, data.copy_to_bytes(data.remaining()))),
             Err(trailers) => trailers,
         };
         self.ended = held.is_end_stream();
-        if self.ended || self.content.has_passed() {
+        if self.ended || is_trailers || self.content.has_passed() {
             held.as_mut().guard().complete();
         }
         self.slot.put_back(held);
@@ -177,8 +194,11 @@ where
 
     /// The exchange whose calls have ended although the inner body has not, if that is news.
     fn outlives_call_of(&mut self, held: &mut Pin<Box<Held<B>>>) -> Option<Arc<Exchange>> {
-        let exchange = held.as_mut().guard().exchange();
-        let exchange = exchange.filter(|exchange| exchange.is_call_over())?;
+        let exchange = self
+            .resumed
+            .as_ref()
+            .or(held.as_mut().guard().exchange())
+            .filter(|exchange| exchange.is_call_over())?;
         let is_news = !mem::replace(&mut self.outlives_call, true);
         is_news.then(|| exchange.clone())
     }
@@ -225,10 +245,20 @@ impl Content {
         }
     }
 
+    /// An answer of unknown length. What is not JSON is not replaced.
+    pub(super) fn answer(is_json: bool) -> Self {
+        Self::Answer {
+            is_untouched: is_json,
+        }
+    }
+
     /// Follows the next frame of the body.
     fn pass(&mut self, frame: &[u8]) {
         match self {
             Self::Sealed { remaining: None } => {}
+            Self::Answer { is_untouched } => {
+                *is_untouched = *is_untouched && frame.trim_ascii().is_empty();
+            }
             Self::Sealed {
                 remaining: Some(remaining),
             } => *remaining = remaining.saturating_sub(frame.len() as u64),
@@ -253,7 +283,17 @@ impl Content {
     fn is_at_boundary(&self) -> bool {
         match self {
             Self::Sealed { .. } => false,
+            Self::Answer { is_untouched } => *is_untouched,
             Self::Open { boundary, .. } => boundary.is_here(),
+        }
+    }
+
+    /// A JSON-RPC message as what this content is made of.
+    #[cold]
+    fn wrap(&self, message: Bytes) -> Bytes {
+        match self {
+            Self::Answer { .. } => message,
+            Self::Sealed { .. } | Self::Open { .. } => sse::event(&message),
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) struct StreamEvent<'a> {
     pub(crate) retry: Option<Duration>,
     /// What its data answers.
     pub(crate) answers: Answers,
+    /// Its data may be an answer, and whose is not known.
+    pub(crate) is_doubtful: bool,
 }
 
 /// The fields that matter.
@@ -110,14 +112,26 @@ impl<'f> Block<'f> {
 
     /// What the block says once it has ended; `None` if nothing.
     pub(super) fn event(&self) -> Option<StreamEvent<'_>> {
-        self.says_something().then(|| StreamEvent {
+        if !self.says_something() {
+            return None;
+        }
+        let (answers, is_doubtful) = match &self.data {
+            None => (Answers::Nothing, false),
+            Some(Text::Whole(data)) => {
+                let answers = answers(data);
+                let is_doubtful = match answers {
+                    Answers::Nothing | Answers::One(_) => false,
+                    Answers::Unclear(why) => why.is_doubtful(data),
+                };
+                (answers, is_doubtful)
+            }
+            Some(Text::TooLong) => (Answers::Unclear(Unreadable::TooLarge), true),
+        };
+        Some(StreamEvent {
             id: self.id.as_deref(),
             retry: self.retry,
-            answers: match &self.data {
-                None => Answers::Nothing,
-                Some(Text::Whole(data)) => answers(data),
-                Some(Text::TooLong) => Answers::Unclear(Unreadable::TooLarge),
-            },
+            answers,
+            is_doubtful,
         })
     }
 

@@ -279,6 +279,17 @@ impl<T: Clone, A: Clone> Core<T, A> {
         })
     }
 
+    /// The calls of a session whose requests are not accepted yet.
+    pub(crate) fn unaccepted(&self, scope: &Scope) -> Vec<(CallId, T)> {
+        let Some(session) = self.session(scope) else {
+            return Vec::new();
+        };
+        self.calls_that(|entry| {
+            let place = entry.place.as_ref();
+            place.is_some_and(|place| place.session == session && !place.owns_id)
+        })
+    }
+
     /// Whether a session call is in flight whose request is not accepted yet.
     pub(crate) fn is_undecided(&self, id: CallId) -> bool {
         let entry = self.calls.get(id);

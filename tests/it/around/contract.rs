@@ -11,6 +11,7 @@ mod answered;
 mod clean_up;
 mod doubtful;
 mod elsewhere;
+mod endings;
 mod exchange;
 mod options;
 mod readiness;

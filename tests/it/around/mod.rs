@@ -5,3 +5,4 @@ mod cores;
 mod middleware;
 mod replayed;
 mod starved;
+mod trailers;

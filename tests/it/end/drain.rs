@@ -2,7 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::Router;
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    middleware::map_response,
+    response::Response,
+};
+use futures_util::StreamExt as _;
 use mcp_cancel_on_disconnect::{
     Calls, CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Grace, Outcome,
 };
@@ -10,7 +16,7 @@ use rmcp::transport::streamable_http_server::session::local::{LocalSessionManage
 use serde_json::json;
 use tokio::{
     net::TcpListener,
-    sync::oneshot,
+    sync::{oneshot, watch},
     task::JoinHandle,
     time::{Instant, timeout},
 };
@@ -48,6 +54,8 @@ for_servers!([
 for_servers!([wrapped_session = Wrapped, layer_only_session = LayerOnly] {
     a_drain_ends_standalone_streams_and_all_that_come,
     a_drain_ends_the_streams_of_calls_that_others_ended,
+    a_drain_waits_for_an_answer_that_is_held_inside,
+    a_drain_closes_what_holds_an_answer_for_too_long,
 });
 
 async fn a_drain_waits_for_calls_and_cancels_the_rest(server: Server) {
@@ -131,6 +139,78 @@ async fn a_drain_ends_the_streams_of_calls_that_others_ended(server: Server) {
     assert_eq!(newer.messages().await[0]["error"]["code"], -32800);
     assert_eq!(cancelled.messages().await, Vec::<serde_json::Value>::new());
     setup.witness.release("cancelled");
+}
+
+/// Something inside that holds the answers of calls back until it is let on.
+fn holding_answers(let_on: watch::Receiver<bool>) -> impl FnOnce(Router) -> Router {
+    move |router| {
+        router.layer(map_response(move |response: Response| {
+            let let_on = let_on.clone();
+            async move {
+                let (parts, body) = response.into_parts();
+                let held = body.into_data_stream().then(move |frame| {
+                    let mut let_on = let_on.clone();
+                    async move {
+                        let is_answer =
+                            |frame: &Bytes| frame.windows(5).any(|text| text == b"done:");
+                        if frame.as_ref().is_ok_and(is_answer) {
+                            let_on.wait_for(|on| *on).await.expect("the test holds it");
+                        }
+                        frame
+                    }
+                });
+                Response::from_parts(parts, Body::from_stream(held))
+            }
+        }))
+    }
+}
+
+async fn a_drain_waits_for_an_answer_that_is_held_inside(server: Server) {
+    for is_resumed in [false, true] {
+        let (let_on, held) = watch::channel(false);
+        let plan = Plan::of(server).grace(Grace::Never);
+        let setup = plan.inside(holding_answers(held)).start().await;
+        let mcp = setup.mcp().await;
+        let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+        if is_resumed {
+            call.head().await;
+            let id = call.event().await.expect("an event").id.expect("an id");
+            call.fin();
+            setup.events.detached(&mcp, 1).await;
+            call = mcp.resume(&id).await;
+            call.head().await;
+            setup.events.resumed(&mcp, 1, 1).await;
+        }
+        let mut drain = Box::pin(setup.calls.drain(MARGIN));
+        assert!(futures_util::poll!(&mut drain).is_pending());
+        setup.witness.release("a");
+        if server == Server::Wrapped {
+            assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+        }
+
+        let waits = timeout(Duration::from_millis(200), &mut drain).await;
+
+        assert!(waits.is_err(), "the answer is on its way: {waits:?}");
+        let_on.send(true).expect("it is held");
+        let (answer, report) = tokio::join!(call.answer(), drain);
+        assert_eq!(answer.expect("the answer")["id"], 1, "{is_resumed}");
+        assert_eq!((report.ended, report.cancelled), (1, 0), "{is_resumed}");
+    }
+}
+
+async fn a_drain_closes_what_holds_an_answer_for_too_long(server: Server) {
+    let (let_on, held) = watch::channel(false);
+    let plan = Plan::of(server).grace(Grace::Never);
+    let setup = plan.inside(holding_answers(held)).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    setup.witness.release("a");
+
+    setup.calls.drain(Duration::from_millis(200)).await;
+
+    call.head().await;
+    call.body_to_end().await;
+    drop(let_on);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,7 @@
 //! Isolation: nothing that one client does changes another's call, however alike the two look.
 
 use std::{
+    convert::Infallible,
     future::pending,
     sync::{
         Arc,
@@ -10,11 +11,13 @@ use std::{
 
 use axum::{
     Router,
-    body::{Body, to_bytes},
+    body::{Body, Bytes, to_bytes},
     extract::Request,
     middleware::{Next, from_fn},
     response::{IntoResponse, Response},
+    routing::post,
 };
+use futures_util::stream;
 use http::{StatusCode, header::AUTHORIZATION};
 use mcp_cancel_on_disconnect::{CancelReason, Outcome, observe::Unreadable};
 use serde_json::{Value, json};
@@ -22,7 +25,7 @@ use tokio::sync::Notify;
 use tower_http::validate_request::ValidateRequestHeaderLayer;
 
 use crate::{
-    setup::{EXCHANGE, Plan, Server, Setup, What, for_servers},
+    setup::{EXCHANGE, Plan, Server, Setup, What, arguments, for_servers},
     support::*,
 };
 
@@ -195,6 +198,27 @@ async fn a_request_refused_after_it_was_read_changes_nothing(server: Server) {
     setup.exchanges.over_for("stranger").await;
     let of_stranger = [What::Started, What::Ended(Outcome::Failed)];
     assert_untouched_beside(&setup, &mcp, call, &of_stranger).await;
+}
+
+/// No cancel of it goes anywhere: its session's manager never had it.
+#[tokio::test]
+async fn a_call_of_a_managers_session_that_another_route_answers_is_reported_as_abandoned() {
+    let other = |router: Router| {
+        let events = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+        let answer = async move |_: Bytes| ([("content-type", "text/event-stream")], events());
+        router.route("/other", post(answer))
+    };
+    let setup = Plan::of(Server::Wrapped).inside(other).start().await;
+    let mcp = setup.mcp().await;
+    let session = mcp.session_id().expect("a session").to_owned();
+    let elsewhere = Mcp::stateless(setup.served.addr, "/other").in_session(&session);
+    let mut call = elsewhere.call(7, "hold", arguments("a")).await;
+    assert_eq!(call.head().await.status, 200);
+
+    call.fin();
+
+    let abandoned = Outcome::Abandoned(CancelReason::ClientDisconnected);
+    assert_eq!(setup.events.ended(&mcp, 7).await, abandoned);
 }
 
 async fn hanging_up_before_the_refusal_changes_nothing(server: Server) {

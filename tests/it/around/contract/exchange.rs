@@ -156,7 +156,7 @@ pub(super) fn bodyless(method: Method) -> Request<Full<Bytes>> {
 }
 
 /// Polls a future once.
-pub(super) fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+pub(super) fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 

@@ -2,16 +2,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use http::{Method, Response, StatusCode};
+use http::{Method, StatusCode};
 use mcp_cancel_on_disconnect::{
     CancelReason::{self, ClientDisconnected, ResponseDropped, ServicePanicked},
     Outcome,
 };
 
 use super::{
-    exchange::{
-        Dying, Kind, LastWords, Tokens, bodyless, event_stream, exchange, immediate, respond,
-    },
+    exchange::{Dying, Kind, LastWords, bodyless, event_stream, exchange, immediate, respond},
     script::{
         End, Length,
         Reading::{self, NotAtAll, OneFrame, ToItsEnd},
@@ -230,18 +228,5 @@ fn the_token_has_fired_when_the_destructor_of_the_body_runs() {
         assert_eq!(words.said(), None, "the body lives");
         drop(response);
         assert_eq!(words.said(), Some(GONE), "{kind:?}");
-    }
-}
-
-#[test]
-fn a_call_whose_answer_is_the_whole_response_ends_with_the_head() {
-    for kind in [Kind::Stateless, Kind::Session] {
-        let (layer, log) = immediate();
-        let answer = |_: &Tokens| Response::new(Script::stalled().body());
-        let (response, token) = respond(&layer, kind.request(), answer);
-        assert_eq!(log.ends(&number(7)), [Outcome::Completed], "{kind:?}");
-        drop(response);
-        assert_eq!(token.reason(), None, "{kind:?}");
-        assert_eq!(log.ends(&number(7)), [Outcome::Completed], "{kind:?}");
     }
 }

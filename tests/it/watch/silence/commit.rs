@@ -201,6 +201,30 @@ async fn what_cannot_be_an_event_becomes_an_error_of_the_call() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_that_is_encoded_as_identity_becomes_an_event() {
+    let answer = r#"{"jsonrpc":"2.0","id":7,"result":{}}"#;
+    for coding in ["identity", "", "identity, "] {
+        let coded = |mut response: Response<Body>| {
+            let coding = header::HeaderValue::from_static(coding);
+            let headers = response.headers_mut();
+            headers.insert(header::CONTENT_ENCODING, coding);
+            response
+        };
+        for response in [
+            typed("application/json", Body::from(answer)),
+            events(Body::from(format!("data: {answer}\n\n"))),
+        ] {
+            let (layer, log) = committing();
+            let (mut body, asked) = committed(&layer, call()).await;
+            asked.answer(coded(response));
+            assert_eq!(message(&mut body).await["result"], json!({}), "{coding:?}");
+            drop(body);
+            assert_eq!(log.ends(&number(7)), [Outcome::Completed], "{coding:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_client_that_leaves_after_the_head_cancels_its_call() {
     let (layer, log) = committing();
     let (body, mut asked) = committed(&layer, call()).await;
