@@ -100,16 +100,6 @@ impl Exchange {
         }
     }
 
-    /// A stream of a call has gone on which the answer may have passed. In doubt the call is not cancelled: with its last
-    /// stream it ends as unknown.
-    #[cold]
-    fn lose_stream(&self, id: CallId, generation: Generation) {
-        let finished = self.at_home(|core| core.lose_stream(id, generation));
-        if let Some(finished) = finished.flatten() {
-            self.left_unseen(id, finished);
-        }
-    }
-
     /// Cancels a call, unless it has ended, or its client came back in this very moment (contract 3).
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         self.cancel_after(None, id, reason);

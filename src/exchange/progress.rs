@@ -17,7 +17,7 @@ use super::{
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Outcome},
     jsonrpc,
-    registry::{FIRST, report},
+    registry::{FIRST, Generation, report},
     sse,
     verdict::Going,
 };
@@ -263,6 +263,16 @@ impl Exchange {
     /// Notes whether what passed of the response may have been the answer.
     pub(super) fn set_maybe_answered(&self, maybe: bool) {
         self.maybe_answered.store(maybe, Ordering::Relaxed);
+    }
+
+    /// A stream of a call has gone on which the answer may have passed. In doubt the call is not cancelled: with its last
+    /// stream it ends as unknown.
+    #[cold]
+    pub(super) fn lose_stream(&self, id: CallId, generation: Generation) {
+        let finished = self.at_home(|core| core.lose_stream(id, generation));
+        if let Some(finished) = finished.flatten() {
+            self.left_unseen(id, finished);
+        }
     }
 
     fn release_hold(&self) {

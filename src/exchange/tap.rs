@@ -16,7 +16,7 @@ use crate::{
 
 /// Follows a response body for a call that no session manager watches.
 pub(crate) struct Tap {
-    content: Content,
+    reads: Reads,
     /// Until its answer has passed.
     call: Option<Attachment>,
     events: u32,
@@ -24,7 +24,8 @@ pub(crate) struct Tap {
     is_answer: bool,
 }
 
-enum Content {
+/// What it reads.
+enum Reads {
     Events(Reader),
     /// The answer itself, as JSON.
     Json,
@@ -36,26 +37,22 @@ enum Content {
 
 impl Tap {
     pub(super) fn new(call: Attachment) -> Self {
-        Self::of(Content::Events(Reader::default()), call)
+        Self::of(Reads::Events(Reader::default()), call)
     }
 
     /// For a stream that cannot be read: it may well have ids, and the answer.
     pub(super) fn blind(call: Attachment) -> Self {
         call.exchange.mark_passed(true, None);
         call.exchange.at_home(|core| core.blur(call.id));
-        Self::of(Content::Opaque, call)
+        Self::of(Reads::Opaque, call)
     }
 
     /// For a body that is the answer itself.
     pub(crate) fn answer(call: Attachment, is_json: bool) -> Self {
-        let content = if is_json {
-            Content::Json
-        } else {
-            Content::Opaque
-        };
+        let reads = if is_json { Reads::Json } else { Reads::Opaque };
         Self {
             is_answer: true,
-            ..Self::of(content, call)
+            ..Self::of(reads, call)
         }
     }
 
@@ -67,9 +64,9 @@ impl Tap {
         }
     }
 
-    fn of(content: Content, call: Attachment) -> Self {
+    fn of(reads: Reads, call: Attachment) -> Self {
         Self {
-            content,
+            reads,
             call: Some(call),
             events: 0,
             is_answer: false,
@@ -79,14 +76,14 @@ impl Tap {
     /// Reads a frame of the body.
     pub(crate) fn read(&mut self, frame: &Bytes) {
         let Self {
-            content,
+            reads,
             call: attached,
             events,
             ..
         } = self;
-        let reader = match content {
-            Content::Events(reader) => reader,
-            Content::Json => {
+        let reader = match reads {
+            Reads::Events(reader) => reader,
+            Reads::Json => {
                 if let (Some(call), Some(last)) = (attached, frame.trim_ascii_end().last()) {
                     // Only what closes a value may be the end of the answer.
                     call.exchange
@@ -94,7 +91,7 @@ impl Tap {
                 }
                 return;
             }
-            Content::Opaque => {
+            Reads::Opaque => {
                 // Whatever it is, it is not nothing.
                 *events += 1;
                 if let Some(call) = attached {
