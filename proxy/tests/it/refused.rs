@@ -196,6 +196,9 @@ async fn a_head_that_is_too_large_is_refused() {
     };
     assert_eq!(said(&proxy, &head(60_000)).await.status, 404);
     assert_eq!(said(&proxy, &head(66_000)).await.status, 431);
+    let fields: String = (0..101).map(|n| format!("x-{n}: 1\r\n")).collect();
+    let many = format!("GET /other HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n");
+    assert_eq!(said(&proxy, &many).await.status, 431);
 }
 
 #[tokio::test(start_paused = true)]
