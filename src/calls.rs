@@ -142,7 +142,8 @@ impl Calls {
         exchange.is_some_and(|exchange| exchange.end_here(id, reason))
     }
 
-    /// Cancels all calls of a session, and returns how many they were.
+    /// Cancels all calls of a session, and returns how many they were. It cancels none if there are calls of more than one
+    /// session, because two servers behind the layer gave out the same session id.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason};
@@ -151,6 +152,9 @@ impl Calls {
     /// assert_eq!(calls.cancel_session("a session", CancelReason::Requested), 0);
     /// ```
     pub fn cancel_session(&self, session: &str, reason: CancelReason) -> usize {
+        if self.registry.is_ambiguous(session) {
+            return 0;
+        }
         let calls = self.registry.calls_of(session);
         calls
             .filter(|(id, exchange)| exchange.end_here(*id, reason))

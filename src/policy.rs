@@ -108,8 +108,8 @@ impl Policy {
         self
     }
 
-    /// Cancels the call when its client sends the same call again (session, method, tool and arguments) while this one is
-    /// detached, unless it is [exempt](crate::CancelOnDisconnectLayer::exempt).
+    /// Cancels the call when its client sends the same call again (session, method and all parameters but `_meta`) while this
+    /// one is detached, unless it is [exempt](crate::CancelOnDisconnectLayer::exempt).
     ///
     /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. The layer has
     /// no such option: a call whose policy does not say so is not superseded.

@@ -3,20 +3,22 @@
 use std::{
     mem,
     sync::{Arc, atomic::Ordering},
-    task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use super::{
     identity::SessionHeader,
     request_body::{RequestBody, Settled},
-    state::{Attachment, Copied, Core, Exchange, Handover, Locked, Lodging, Passage, Phase},
+    state::{
+        Attachment, Attempts, Copied, Exchange, Handover, Locked, Lodging, Passage, PendingCancel,
+        Phase,
+    },
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, Key, SessionKey},
+    call::{CallId, CallInfo, CancelReason, DetachCause, Key},
     cancel::Canceller,
     limits::Limit,
-    registry::{FIRST, report},
+    registry::{FIRST, Generation, report},
     timer::in_time,
 };
 
@@ -71,8 +73,16 @@ impl Attachment {
 
 impl Locked {
     /// The session manager has the call. Gives out who would have cancelled it without one.
-    fn bind_to(&mut self, canceller: Arc<dyn Canceller>) -> Option<Arc<dyn Canceller>> {
-        self.handover = Handover::Opening(None);
+    fn bind_to(
+        &mut self,
+        canceller: Arc<dyn Canceller>,
+        contested: Option<Key>,
+    ) -> Option<Arc<dyn Canceller>> {
+        self.handover = Handover::Opening(Attempts {
+            attempts: 1,
+            contested: contested.map(Box::new),
+            ..Attempts::default()
+        });
         self.request = RequestBody::Settled(Settled::Plain);
         self.canceller.replace(canceller)
     }
@@ -81,20 +91,25 @@ impl Locked {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Takes a call from the typed message that the session manager was given. `None` if it is not to
-    /// be tracked. Calls that it supersedes are cancelled first.
+    /// Takes a call from the typed message that the session manager was given, and attaches it. `None` if it is not to
+    /// be tracked.
     ///
-    /// A cancel waits from here on until the session manager has taken the request, see [`opened`](Self::opened).
+    /// A cancel waits from here on until the session manager has taken the request, see [`opened`](Self::opened). Until then
+    /// the call changes nothing for others: it supersedes none, and an older one in flight keeps its id. The caller says next
+    /// whether it [waits for a cancel](Self::set_pending_cancel).
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
         canceller: Arc<dyn Canceller>,
         fingerprint: impl FnOnce() -> u64,
-    ) -> Option<CallId> {
+    ) -> Option<Attachment> {
         if matches!(self.session, SessionHeader::Doubtful) || call.method() == "initialize" {
             return None;
         }
         let key = call.key(canceller.scope())?;
+        if self.is_bound_by(&*canceller) {
+            return self.bind_again(call, &key, canceller, fingerprint);
+        }
         if self.info().is_none() && !self.instance.registry.has_room() {
             self.state().request = RequestBody::Settled(Settled::Other);
             self.pass_by(&call, &key);
@@ -106,10 +121,11 @@ impl Exchange {
         }
         if call.policy().supersede {
             call.set_fingerprint(fingerprint());
-            self.supersede(&key.session, &call);
         }
         self.take_span();
         let id = call.id();
+        // Before it can be found.
+        self.set_pending_cancel(PendingCancel::Unknown);
         let mut state = self.state();
         if self.info().is_some() {
             drop(state);
@@ -123,42 +139,31 @@ impl Exchange {
             return None;
         }
         let entered = self.enter(call, Some(key), true);
-        let replay = state.bind_to(canceller);
+        let contested = if entered.is_contested {
+            self.key_of_call(&*canceller)
+        } else {
+            None
+        };
+        let replay = state.bind_to(canceller, contested);
         // The body is not read any more.
         self.body_ended.store(false, Ordering::Relaxed);
         drop(state);
         // It owns a copy of the request's head, and whatever that owns.
         drop(replay);
         self.entered(entered);
-        Some(id)
+        Some(self.attachment(id, FIRST))
     }
 
-    /// The session manager took the request of a call, or gave it up: what waited for that is done now.
-    pub(crate) fn opened(self: &Arc<Self>, id: CallId) {
-        let (due, canceller, phase) = {
-            let mut state = self.state();
-            let Handover::Opening(due) = &mut state.handover else {
-                return;
-            };
-            let due = due.take();
-            state.handover = Handover::Open {
-                cancelled: due.is_some(),
-            };
-            (due, state.canceller.clone(), state.phase)
-        };
-        let Some(call) = self.call(id) else {
-            return;
-        };
-        match due.zip(canceller) {
-            Some(((reason, announced), canceller)) => {
-                self.inject(id, canceller.cancel(call, reason), self.span());
-                drop(announced);
-            }
-            None if phase == Phase::Abandoned => {
-                self.let_go(call, FIRST, DetachCause::HungUp, false)
-            }
-            None => {}
+    pub(super) fn attachment(self: &Arc<Self>, id: CallId, generation: Generation) -> Attachment {
+        Attachment {
+            exchange: self.clone(),
+            id,
+            generation,
         }
+    }
+
+    fn key_of_call(&self, canceller: &dyn Canceller) -> Option<Key> {
+        self.info()?.key(canceller.scope())
     }
 
     /// A call is not tracked, because there is no room for it.
@@ -186,17 +191,24 @@ impl Exchange {
         typed: CallInfo,
         key: Key,
         canceller: Arc<dyn Canceller>,
-    ) -> Option<CallId> {
+    ) -> Option<Attachment> {
         let Lodging { info: call, home } = self.call.get()?;
         if *call.request_id() != key.request || call.session_id() != Some(&key.session.id) {
             return None;
         }
         call.learn(typed);
-        let Key { session, request } = key;
         let mut state = self.state();
         // What cancels it from now on finds the name under which its server knows it.
-        let (left, later) = home.begin(|core| core.rename(call.id(), &session.scope, request));
-        let replay = state.bind_to(canceller);
+        let ((left, contested), later) = home.begin(|core| {
+            let Key { session, request } = &key;
+            let owner = core.find(&session.scope, request);
+            if owner.is_some_and(|(owner, _)| owner != call.id()) {
+                return (None, Some(key));
+            }
+            let Key { session, request } = key;
+            (core.rename(call.id(), &session.scope, request), None)
+        });
+        let replay = state.bind_to(canceller, contested);
         drop(state);
         later.done();
         drop(replay);
@@ -204,11 +216,11 @@ impl Exchange {
         self.tell_decided();
         if !self.is_in_flight(call.id())
             && let Some(reason) = self.signal.reason()
-            && let Handover::Opening(due) = &mut self.state().handover
+            && let Handover::Opening(opening) = &mut self.state().handover
         {
-            due.get_or_insert((reason, None));
+            opening.due.get_or_insert((reason, None));
         }
-        Some(call.id())
+        Some(self.attachment(call.id(), FIRST))
     }
 
     /// Cancels a call of a session that is being closed, and waits until the server took it.
@@ -224,37 +236,6 @@ impl Exchange {
             // A session that died by itself takes no message, and has stopped its handlers. Whatever
             // becomes of this, the session is closed next.
             let _result = in_time(BEFORE_CLOSE, injection).await;
-        }
-    }
-
-    /// Cancels the detached calls of a session that `call` repeats.
-    #[cold]
-    pub(super) fn supersede(&self, session: &SessionKey, call: &CallInfo) {
-        for (id, exchange) in self.instance.registry.detached_in(session) {
-            if exchange
-                .call(id)
-                .is_some_and(|older| call.supersedes(older))
-            {
-                exchange.cancel_ahead(id, CancelReason::Superseded);
-            }
-        }
-    }
-
-    /// Cancels a detached call, with its injection under way before this returns: a message that is sent to
-    /// the server next comes after it, unless the server has no room for either.
-    fn cancel_ahead(self: &Arc<Self>, id: CallId, reason: CancelReason) {
-        let span = self.span();
-        let finish = |core: &mut Core, ended| core.finish_detached(id, ended);
-        let Some(mut injection) = self.cancel_detached(None, id, reason, finish) else {
-            return;
-        };
-        match injection
-            .as_mut()
-            .poll(&mut Context::from_waker(Waker::noop()))
-        {
-            Poll::Ready(Ok(())) => {}
-            Poll::Ready(Err(error)) => span.in_scope(|| self.cancel_failed(id, &error)),
-            Poll::Pending => self.inject(id, injection, span),
         }
     }
 
@@ -287,13 +268,20 @@ impl Exchange {
         }
     }
 
-    /// Its call is about to wait for a cancel that means an older one, or has done so.
-    pub(crate) fn wait_behind_cancel(&self, waits: bool) {
-        self.is_behind_cancel.store(waits, Ordering::Release);
+    /// Sets whether its call waits for the pending cancel of an older call with its id. Cancels that wait for this look again.
+    pub(crate) fn set_pending_cancel(&self, pending: PendingCancel) {
+        self.pending_cancel.store(pending as u8, Ordering::Release);
+        if pending != PendingCancel::Unknown {
+            self.tell_decided();
+        }
     }
 
-    pub(crate) fn is_behind_cancel(&self) -> bool {
-        self.is_behind_cancel.load(Ordering::Acquire)
+    pub(crate) fn pending_cancel(&self) -> PendingCancel {
+        match self.pending_cancel.load(Ordering::Acquire) {
+            0 => PendingCancel::None,
+            1 => PendingCancel::Unknown,
+            _ => PendingCancel::Awaited,
+        }
     }
 
     /// Lets go of the streams that are open: what lies in them is read on elsewhere.

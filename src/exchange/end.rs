@@ -287,10 +287,10 @@ impl Exchange {
     ) -> Option<(JustCancelled, Option<Arc<dyn Canceller>>)> {
         let mut state = self.state();
         match &mut state.handover {
-            Handover::Opening(due) => {
+            Handover::Opening(opening) => {
                 // Unless who handed it over saw that it is cancelled.
-                if cancelled.finished.injectable && due.is_none() {
-                    *due = Some((reason, cancelled.announced));
+                if cancelled.finished.injectable && opening.due.is_none() {
+                    opening.due = Some((reason, cancelled.announced));
                 }
                 None
             }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tracing::{Instrument as _, Span};
 
-use super::state::Exchange;
+use super::state::{Exchange, PendingCancel};
 use crate::{
     call::CallId,
     cancel::{CancelError, Injection},
@@ -61,10 +61,10 @@ impl Exchange {
         };
         let registry = &self.instance.registry;
         while let Some((other, exchange)) = registry.find_any(&key).filter(|it| it.0 != id) {
-            if exchange.is_behind_cancel() {
+            exchange.until_decided(other).await;
+            if exchange.pending_cancel() == PendingCancel::Awaited {
                 return false;
             }
-            exchange.until_decided(other).await;
             if exchange.is_in_flight(other) {
                 return true;
             }

@@ -46,6 +46,7 @@
 //!    A call that becomes known only then is never in flight: it is reported as completed, and nobody finds it.
 //!    A cancel that was first stays one.
 
+mod attempts;
 mod bound;
 mod confirm;
 mod end;
@@ -72,6 +73,6 @@ pub(crate) use self::{
     inject::INJECTION_LIMIT,
     outlet::Delivering,
     progress::{BodyPlan, Head},
-    state::{Attachment, Copied, Exchange, Instance, Registry},
+    state::{Attachment, Copied, Exchange, Instance, PendingCancel, Registry},
     tap::Tap,
 };

@@ -48,6 +48,11 @@ impl Exchange {
                 }
             }
             _ if self.info().is_some() => {
+                if self.is_call_over()
+                    && let Some(next) = self.next_call()
+                {
+                    return next.open(outlet);
+                }
                 self.add_outlet(outlet);
                 // One of the two sees the other: who ends its call, and this.
                 if self.is_call_over() || self.outlasts_the_server() {

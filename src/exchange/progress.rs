@@ -232,6 +232,9 @@ impl Exchange {
         };
         if let Some(call) = self.info() {
             self.let_go(call, FIRST, cause, false);
+            if let Some(next) = self.next_call() {
+                next.leave(cause);
+            }
             return;
         }
         if cause == DetachCause::Stalled {

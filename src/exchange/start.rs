@@ -8,22 +8,23 @@ use std::{
 use super::{
     identity::{Revision, SessionHeader},
     request_body::{RequestBody, Settled},
-    state::{Exchange, Left, Lodging, Phase},
+    state::{Exchange, Lodging, Phase},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
     envelope::{self, Frames, Message, NotKept, Request, Unreadable},
     limits::Limit,
     observe::{Event, Remark},
-    registry::{Later, report},
+    registry::Later,
 };
 
 /// A call that has just been entered in its session.
 #[must_use]
 pub(super) struct Entered {
-    left: Option<Left>,
     later: Later<Exchange>,
     is_too_late: bool,
+    /// Another call in flight owns its id.
+    pub(super) is_contested: bool,
 }
 
 // === impl Exchange ===
@@ -167,32 +168,30 @@ impl Exchange {
         let session_id = call.session_id().cloned();
         let name = key.map(|key| (key.session.scope, key.request));
         let registry = &self.instance.registry;
-        let (left, later, is_too_late) = registry.start(id, session_id.as_ref(), |home, core| {
-            core.start(id, name, self.clone(), deadline);
-            // Who finds it at home finds it here, and the other way round: the home is locked. `get_or_init` is compiled
-            // for size: it would move it once more, byte by byte.
-            let _first = self.call.set(Lodging {
-                info: call,
-                home: home.clone(),
+        let (is_contested, later, is_too_late) =
+            registry.start(id, session_id.as_ref(), |home, core| {
+                core.start(id, name, self.clone(), deadline);
+                // Who finds it at home finds it here, and the other way round: the home is locked. `get_or_init` is compiled
+                // for size: it would move it once more, byte by byte.
+                let _first = self.call.set(Lodging {
+                    info: call,
+                    home: home.clone(),
+                });
+                is_accepted && !core.claim_free(id)
             });
-            is_accepted.then(|| core.claim(id)).flatten()
-        });
         Entered {
-            left,
             later,
             is_too_late,
+            is_contested,
         }
     }
 
-    /// Reports that its call has started, and who left for it. Nothing is locked any more.
+    /// Reports that its call has started. Nothing is locked any more.
     pub(super) fn entered(self: &Arc<Self>, entered: Entered) {
         let Entered {
-            left,
-            later,
-            is_too_late,
+            later, is_too_late, ..
         } = entered;
         later.done();
-        report(left);
         let Some(call) = self.info() else {
             return;
         };

@@ -4,8 +4,8 @@ use std::{
     any::Any,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU32},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU8, AtomicU32},
     },
 };
 
@@ -20,7 +20,7 @@ use super::{
     signal::Signal,
 };
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, RequestId, SessionKey},
+    call::{CallId, CallInfo, CancelReason, DetachCause, Key, RequestId, SessionKey},
     cancel::{Announced, Canceller},
     observe::Event,
     options::Options,
@@ -30,8 +30,6 @@ use crate::{
 pub(crate) type Registry = registry::Registry<Exchange>;
 
 pub(crate) type Core = registry::Core<Exchange>;
-
-pub(super) type Left = registry::Left<Exchange>;
 
 /// What all exchanges of one service share.
 #[derive(Debug)]
@@ -57,8 +55,8 @@ pub(crate) struct Exchange {
     pub(super) call_over: AtomicBool,
     /// What passed may have been the answer to its call, see `tap`.
     pub(super) maybe_answered: AtomicBool,
-    /// Its call is not handed over before a cancel on its way has arrived, which means an older call with its id.
-    pub(super) is_behind_cancel: AtomicBool,
+    /// Whether its call waits for the pending cancel of an older call with its id: see [`PendingCancel`].
+    pub(super) pending_cancel: AtomicU8,
     /// The response future.
     pub(super) answerer: AtomicWaker,
     /// Notified when a call of it was accepted or has ended, if anybody ever waited for that.
@@ -112,6 +110,8 @@ pub(super) struct Locked {
     /// How a resumed stream of its call is going just now, where the stream itself cannot tell.
     pub(super) going: Option<DetachCause>,
     pub(super) last_words: LastWords,
+    /// Tracks the call that a further attempt of the same request made, after the first had ended.
+    pub(super) next: Weak<Exchange>,
     /// In a box: where nobody subscribes to spans there is none.
     pub(super) span: Option<Box<Span>>,
 }
@@ -146,9 +146,32 @@ pub(super) enum Handover {
     #[default]
     None,
     /// It is bound, and its request is on the way. A cancel must not overtake that: it waits here.
-    Opening(Option<(CancelReason, Option<Announced>)>),
+    Opening(Attempts),
     /// The session manager took the request. `cancelled`: and a cancel that had waited for that.
     Open { cancelled: bool },
+}
+
+/// What waits until the session manager took the request of a call, or refused it.
+#[derive(Default)]
+pub(super) struct Attempts {
+    /// How many attempts of the request are on their way. A middleware may send a request again.
+    pub(super) attempts: u32,
+    /// Whether the session manager took an attempt before.
+    pub(super) was_accepted: bool,
+    /// The name to claim, if an older call in flight had it: a request that is refused changes nothing for that.
+    pub(super) contested: Option<Box<Key>>,
+    pub(super) due: Option<(CancelReason, Option<Announced>)>,
+}
+
+/// Whether a call waits for the pending cancel of an older call with its request id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum PendingCancel {
+    /// It does not. Such a cancel would meet it.
+    None = 0,
+    /// It is being looked for. The call can be found already.
+    Unknown = 1,
+    Awaited = 2,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -203,7 +226,7 @@ impl Exchange {
             closed: AtomicBool::new(false),
             call_over: AtomicBool::new(false),
             maybe_answered: AtomicBool::new(false),
-            is_behind_cancel: AtomicBool::new(false),
+            pending_cancel: AtomicU8::new(0),
             answerer: AtomicWaker::new(),
             decided: OnceLock::new(),
             state: Mutex::default(),
@@ -219,6 +242,12 @@ impl Exchange {
                 let registry = &self.instance.registry;
                 registry.manager_of(id).is_none()
             })
+    }
+
+    /// Uses the session of its session manager, if it has one, until what is returned is dropped.
+    #[cold]
+    pub(crate) fn use_session(&self) -> Option<Box<dyn Send + Sync>> {
+        self.instance.registry.use_session(self.session.id()?)
     }
 
     /// Takes the canceller for a call that no session manager binds.
@@ -243,6 +272,12 @@ impl Exchange {
     pub(crate) fn is_in_flight(&self, id: CallId) -> bool {
         let is_in_flight = self.at_home(|core| core.is_in_flight(id));
         is_in_flight.unwrap_or(false)
+    }
+
+    /// Whether a call is in flight that the inner service took.
+    pub(crate) fn is_accepted(&self, id: CallId) -> bool {
+        let is_accepted = |core: &mut Core| core.is_in_flight(id) && !core.is_undecided(id);
+        self.at_home(is_accepted).unwrap_or(false)
     }
 
     pub(crate) fn is_detached(&self, id: CallId) -> bool {

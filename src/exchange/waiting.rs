@@ -2,7 +2,7 @@
 
 use std::{pin::pin, time::Duration};
 
-use super::state::{Core, Exchange};
+use super::state::{Core, Exchange, PendingCancel};
 use crate::call::CallId;
 
 /// How long a resume waits for an answer that it has overtaken: 1 s. It takes a poll of the reader, or until
@@ -12,11 +12,15 @@ const ANSWER_UNDER_WAY: Duration = Duration::from_secs(1);
 // === impl Exchange ===
 
 impl Exchange {
-    /// Waits until a call is accepted, or not in flight any more.
+    /// Waits until a call is accepted, or not in flight any more, or waits for a pending cancel itself.
     pub(super) async fn until_decided(&self, id: CallId) {
         let is_undecided = |core: &mut Core| core.is_undecided(id);
-        self.until(|| !self.at_home(is_undecided).unwrap_or(false))
-            .await;
+        self.until(|| match self.pending_cancel() {
+            PendingCancel::Awaited => true,
+            PendingCancel::Unknown => !self.is_in_flight(id),
+            PendingCancel::None => !self.at_home(is_undecided).unwrap_or(false),
+        })
+        .await;
     }
 
     /// Waits for a change of a call, of which [`tell_decided`](Self::tell_decided) tells.

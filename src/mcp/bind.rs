@@ -2,19 +2,28 @@
 
 use std::{hash::BuildHasher, sync::Arc};
 
+use http::request::Parts;
 use rmcp::{
-    model::{ClientJsonRpcMessage, ClientRequest, GetExtensions, GetMeta},
+    model::{ClientJsonRpcMessage, ClientRequest, Extensions, GetExtensions, GetMeta},
     transport::streamable_http_server::{SessionManager, session::SessionId},
 };
+use serde_json::Value;
 
 use super::{shared::SharedManager, stream::BoundCall};
 use crate::{
     call::{CallId, CallInfo, CancelReason, RequestId},
-    exchange::Attachment,
+    exchange::Exchange,
     observe::Remark,
-    registry::FIRST,
     token::CallToken,
 };
+
+/// Has the handler of a further attempt find the call that this attempt made.
+#[cold]
+fn relink(extensions: &mut Extensions, exchange: &Arc<Exchange>) {
+    if let Some(parts) = extensions.get_mut::<Parts>() {
+        parts.extensions.insert(CallToken::new(exchange.clone()));
+    }
+}
 
 // === impl SharedManager ===
 
@@ -23,7 +32,7 @@ impl<M: SessionManager> SharedManager<M> {
     pub(super) fn bind(
         self: &Arc<Self>,
         session: &SessionId,
-        message: &ClientJsonRpcMessage,
+        message: &mut ClientJsonRpcMessage,
     ) -> Option<BoundCall> {
         let ClientJsonRpcMessage::Request(request) = message else {
             return None;
@@ -38,29 +47,31 @@ impl<M: SessionManager> SharedManager<M> {
             return None;
         }
         // rmcp has no `params.task`, so its handlers know of no task either.
-        let (tool, arguments) = match &request.request {
-            ClientRequest::CallToolRequest(call) => {
-                (Some(&*call.params.name), call.params.arguments.as_ref())
-            }
-            _ => (None, None),
+        let tool = match &request.request {
+            ClientRequest::CallToolRequest(call) => Some(&*call.params.name),
+            _ => None,
         };
         let progress = request.request.get_meta().get_progress_token();
         let mut call = CallInfo::new((&request.id).into(), request.request.method());
         call.set_tool(tool);
         call.set_session(Some(session.clone()));
         call.set_progress_token(progress.map(|token| (&token.0).into()));
-        // A keyed hash. An object that was parsed always serializes, and with sorted keys.
-        let fingerprint = || {
-            let arguments = serde_json::to_string(&arguments).unwrap_or_default();
-            self.hasher.hash_one(arguments)
-        };
-        let id = exchange.bind(call, self.clone(), fingerprint)?;
-        let attachment = Attachment {
-            exchange,
-            id,
-            generation: FIRST,
-        };
-        Some(BoundCall::new(attachment, self.form()))
+        let fingerprint = || self.fingerprint(&request.request);
+        let attachment = exchange.bind(call, self.clone(), fingerprint)?;
+        if !Arc::ptr_eq(&attachment.exchange, &exchange) {
+            relink(request.request.extensions_mut(), &attachment.exchange);
+        }
+        Some(BoundCall::opening(attachment, self.form()))
+    }
+
+    /// A keyed hash of a request: of its method, and its parameters without `_meta`, which is another one each time.
+    fn fingerprint(&self, request: &ClientRequest) -> u64 {
+        // A request that was parsed always serializes.
+        let mut request = serde_json::to_value(request).unwrap_or_default();
+        if let Some(params) = request.get_mut("params").and_then(Value::as_object_mut) {
+            params.remove("_meta");
+        }
+        self.hasher.hash_one(request.to_string())
     }
 
     /// The manager took the client's own cancel of a call. Meanwhile that may have ended, and another may have its id.

@@ -49,13 +49,18 @@ pub(super) struct Muted {
 struct MutedIds {
     names: RandomState,
     cancelled: VecDeque<MutedCall>,
+    /// Later calls that are not tracked: what has their ids is theirs.
+    untracked: VecDeque<MutedCall>,
+    /// There were too many of these: nothing can be told apart any more.
+    is_overrun: bool,
     asked: Asked,
 }
 
 /// The ids of a cancelled call, by keyed hashes: a client may choose ids of many MiB, and a session outlives its calls.
 #[derive(Debug)]
 struct MutedCall {
-    request_id: u64,
+    /// `None` if another call has it now. The same holds for the token.
+    request_id: Option<u64>,
     progress_token: Option<u64>,
 }
 
@@ -91,11 +96,32 @@ impl Muted {
         }
         self.change(|state| {
             let new = MutedCall::new(&state.names, call);
-            state.cancelled.retain(|cancelled| {
-                let token = new.progress_token;
-                cancelled.request_id != new.request_id
-                    && (token.is_none() || cancelled.progress_token != token)
-            });
+            new.take_from(&mut state.cancelled);
+            new.take_from(&mut state.untracked);
+        });
+    }
+
+    /// The same for a call that is not tracked: calls that are cancelled later are older, whatever ids they have.
+    #[cold]
+    pub(super) fn unmute_untracked(&self, call: &CallInfo) {
+        self.change(|state| {
+            let new = MutedCall::new(&state.names, call);
+            new.take_from(&mut state.cancelled);
+            new.take_from(&mut state.untracked);
+            state.is_overrun |= state.untracked.len() == REMEMBERED;
+            if !state.is_overrun {
+                state.untracked.push_back(new);
+            }
+        });
+    }
+
+    /// Lets progress with the token of a cancelled call be heard: another call has the token now.
+    #[cold]
+    pub(super) fn unmute_token(&self, call: &CallInfo) {
+        self.change(|state| {
+            let mut token = MutedCall::new(&state.names, call);
+            token.request_id = None;
+            token.take_from(&mut state.cancelled);
         });
     }
 
@@ -152,9 +178,12 @@ impl Muted {
         let mut state = self.state();
         let changed = change(&mut state);
         let MutedIds {
-            cancelled, asked, ..
+            cancelled,
+            untracked,
+            asked,
+            ..
         } = &*state;
-        let none = cancelled.is_empty() && asked.is_empty();
+        let none = cancelled.is_empty() && untracked.is_empty() && asked.is_empty();
         self.any.store(!none, Ordering::Release);
         changed
     }
@@ -179,16 +208,21 @@ impl MutedIds {
             }) => {
                 let token = RequestId::from(&progress.params.progress_token.0);
                 let token = Some(self.names.hash_one(token));
-                let mut cancelled = self.cancelled.iter();
-                cancelled.any(|call| call.progress_token == token)
+                self.is_of_cancelled(|call| call.progress_token == token)
             }
             other => answers(other).is_some_and(|id| self.has(&id.into())),
         }
     }
 
     fn has(&self, id: &RequestId) -> bool {
-        let id = self.names.hash_one(id);
-        self.cancelled.iter().any(|call| call.request_id == id)
+        let id = Some(self.names.hash_one(id));
+        self.is_of_cancelled(|call| call.request_id == id)
+    }
+
+    fn is_of_cancelled(&self, has_it: impl Fn(&MutedCall) -> bool) -> bool {
+        self.cancelled.iter().any(&has_it)
+            && !self.is_overrun
+            && !self.untracked.iter().any(&has_it)
     }
 
     /// Takes note of a message that goes to the client: a question, or the end of a call that may have had some.
@@ -222,9 +256,21 @@ impl MutedCall {
     fn new(names: &impl BuildHasher, call: &CallInfo) -> Self {
         let hash = |id: &RequestId| names.hash_one(id);
         Self {
-            request_id: hash(call.request_id()),
+            request_id: Some(hash(call.request_id())),
             progress_token: call.progress_token().map(hash),
         }
+    }
+
+    /// Takes its ids from calls that had them before.
+    fn take_from(&self, calls: &mut VecDeque<Self>) {
+        for call in calls.iter_mut() {
+            call.request_id = call
+                .request_id
+                .filter(|_| call.request_id != self.request_id);
+            let is_taken = call.progress_token == self.progress_token;
+            call.progress_token = call.progress_token.filter(|_| !is_taken);
+        }
+        calls.retain(|call| call.request_id.is_some() || call.progress_token.is_some());
     }
 }
 

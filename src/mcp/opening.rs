@@ -50,10 +50,10 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let opened = ready!(Pin::new(&mut self.opened).poll(cx));
-        let call = self.call.take();
+        let mut call = self.call.take();
         Poll::Ready(match opened {
             Ok(stream) => {
-                if let Some(call) = &call {
+                if let Some(call) = &mut call {
                     call.opened();
                 }
                 let sealed = Sealed::new(stream, self.seal.take());
@@ -61,7 +61,7 @@ where
             }
             Err(error) => {
                 if let Some(call) = call {
-                    call.failed();
+                    call.refused();
                 }
                 Err(error)
             }

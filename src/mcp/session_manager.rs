@@ -32,7 +32,12 @@ use super::{
     stream::{BoundCall, without_muted},
     transport::CancellableTransport,
 };
-use crate::{call::RequestId, exchange::INJECTION_LIMIT, observe::SessionEvent, token::CallToken};
+use crate::{
+    call::RequestId,
+    exchange::{INJECTION_LIMIT, PendingCancel},
+    observe::SessionEvent,
+    token::CallToken,
+};
 
 /// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
 ///
@@ -126,8 +131,8 @@ impl<M> CancellableSessionManager<M> {
     /// Closes sessions that nobody has used for this long. Their clients then get 404 and open new ones. It applies to sessions
     /// that are created from now on.
     ///
-    /// A session is used by every request, by every open stream (standalone ones too), and by every call that has not ended, even
-    /// if its client has gone. (Without a layer, calls whose client has gone are not known.) What the server sends does not
+    /// A session is used by every request, also while its body is still on its way through the layer, by every open stream
+    /// (standalone ones too), and by every call that has not ended, even if its client has gone. (Without a layer, calls whose client has gone are not known.) What the server sends does not
     /// count.
     ///
     /// ```
@@ -196,19 +201,14 @@ impl<M> CancellableSessionManager<M> {
 
     /// Sets the key that binds the event ids of an [`EventStore`] to their sessions. Without a store it has no effect.
     ///
-    /// A store replays to every client that names one of its events. So each event id is handed out with a MAC (HMAC-SHA256) of
-    /// itself and of its session, and an event is replayed only to that session. By default the key is random: all managers of a
-    /// process have the same, and nobody else knows it. Then an event that was handed out by another process, or before a restart,
-    /// is replayed to no client: its stream is empty.
-    ///
-    /// Processes that share a store, and those that outlive a restart with it, need the same key: at least 32 random bytes, kept as
-    /// a secret. An empty key is ignored.
+    /// Each event id carries a MAC of itself and its session, and an event is replayed only to that session. By default all
+    /// managers of a process have one random key, so an event from another process, or from before a restart, is replayed to no
+    /// client. Processes that share a store need the same key: at least 32 random bytes, secret. An empty key is ignored.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
     ///
-    /// # let secret = "made by `openssl rand -hex 32`";
-    /// let sessions = CancellableSessionManager::default().event_id_key(secret);
+    /// let sessions = CancellableSessionManager::default().event_id_key("made by `openssl rand -hex 32`");
     /// assert!(!format!("{sessions:?}").contains("openssl"), "it is not shown");
     /// ```
     pub fn event_id_key(mut self, key: impl AsRef<[u8]>) -> Self {
@@ -322,26 +322,31 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
     fn create_stream(
         &self,
         id: &SessionId,
-        message: ClientJsonRpcMessage,
+        mut message: ClientJsonRpcMessage,
     ) -> impl Future<
         Output = Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error>,
     > + Send {
         let used = self.shared.sessions.begin_use(id);
         let own_id = used.as_ref().map_or(id, |used| used.id());
-        let call = self.shared.bind(own_id, &message);
+        let call = self.shared.bind(own_id, &mut message);
         let shared = &self.shared;
         let info = call.as_ref().and_then(BoundCall::info);
         let awaited = info.and_then(|info| shared.awaits(id, info.request_id()));
+        if let Some(call) = &call {
+            call.exchange().set_pending_cancel(match &awaited {
+                Some(_) => PendingCancel::Awaited,
+                None => PendingCancel::None,
+            });
+        }
         let opened = match (awaited, &call, info) {
             // A cancel is on its way that would meet this call.
             (Some(session), Some(call), Some(info)) => {
                 let (exchange, info) = (call.exchange().clone(), info.clone());
-                exchange.wait_behind_cancel(true);
                 Either::Right(Box::pin(async move {
                     // As long as such a cancel may take.
                     let request = Some(info.request_id());
                     session.injected(request, INJECTION_LIMIT).await;
-                    exchange.wait_behind_cancel(false);
+                    exchange.set_pending_cancel(PendingCancel::None);
                     shared.unmute(id, &info);
                     shared.manager.create_stream(id, message).await
                 }))
@@ -349,6 +354,8 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             (_, _, info) => {
                 if let Some(info) = info {
                     shared.unmute(id, info);
+                } else {
+                    shared.unmute_untracked(id, &message);
                 }
                 Either::Left(Box::pin(shared.manager.create_stream(id, message)))
             }

@@ -14,7 +14,8 @@ use std::{
 use futures_util::future::{join, join_all};
 use rmcp::{
     model::{
-        CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification,
+        CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage,
+        ClientNotification, GetMeta,
     },
     transport::streamable_http_server::{
         SessionManager,
@@ -34,7 +35,7 @@ use super::{
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId, Scope, SessionKey},
     cancel::{Announced, CancelError, Canceller, Injection},
-    exchange::{BEFORE_CLOSE, Exchange, Registry},
+    exchange::{BEFORE_CLOSE, Exchange, PendingCancel, Registry},
     observe::Remarks,
     registry::{Answer, End, Form, Manager, Named},
     timer::{Moves, Timer},
@@ -147,16 +148,58 @@ impl<M> SharedManager<M> {
         // The lock of the session's home orders it: a cancel looks there after this, and a new call does so before it reads
         // this.
         self.cancels.store(true, Ordering::Relaxed);
-        if let Some(session) = self.sessions.find(session) {
-            session.muted.mute(call);
+        let Some(entered) = self.sessions.find(session) else {
+            return;
+        };
+        entered.muted.mute(call);
+        // Muted first: a call that comes after this look takes its token back itself.
+        if call.progress_token().is_some() && self.has_newer_with_token(session, call) {
+            entered.muted.unmute_token(call);
         }
     }
 
-    /// Whether another call has the id of a call that has ended.
-    fn is_reused(&self, session: &SessionId, call: &CallInfo) -> bool {
-        let owner = self.find(session, call.request_id().clone());
-        // A call that waits for this very cancel is not met by it.
-        owner.is_some_and(|(owner, exchange)| owner != call.id() && !exchange.is_behind_cancel())
+    /// Whether a newer call of the session has the progress token of this one.
+    fn has_newer_with_token(&self, session: &SessionId, call: &CallInfo) -> bool {
+        let Some(registry) = self.registry.get() else {
+            return false;
+        };
+        registry.calls_of(session).any(|(id, exchange)| {
+            let newer = exchange.call(id).filter(|_| id > call.id());
+            newer.is_some_and(|newer| newer.progress_token() == call.progress_token())
+        })
+    }
+
+    /// Lets a new call be heard that is not tracked. Without a layer nothing is muted at all.
+    #[cold]
+    pub(super) fn unmute_untracked(&self, session: &SessionId, message: &ClientJsonRpcMessage) {
+        if let ClientJsonRpcMessage::Request(request) = message
+            && self.registry.get().is_some()
+            && let Some(session) = self.sessions.find(session)
+        {
+            let mut call = CallInfo::new((&request.id).into(), request.request.method());
+            let token = request.request.get_meta().get_progress_token();
+            call.set_progress_token(token.map(|token| (&token.0).into()));
+            session.muted.unmute_untracked(&call);
+        }
+    }
+
+    /// Whether another call has the id of a call that has ended. `None` if that is not decided yet.
+    fn is_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
+        let key = Key {
+            session: self.key_of(session),
+            request: call.request_id().clone(),
+        };
+        let other = self.registry.get()?.find_any(&key);
+        let Some((other, exchange)) = other.filter(|(other, _)| *other != call.id()) else {
+            return Some(false);
+        };
+        match exchange.pending_cancel() {
+            // It waits for this very cancel.
+            PendingCancel::Awaited => Some(false),
+            PendingCancel::Unknown => None,
+            PendingCancel::None if exchange.is_accepted(other) => Some(true),
+            PendingCancel::None => None,
+        }
     }
 
     /// The session of a new call, if a cancel on its way means the call's id as well. The call has to wait for that cancel.
@@ -284,6 +327,10 @@ impl<M: SessionManager> Owner for SharedManager<M> {
 }
 
 impl<M: SessionManager> Manager for SharedManager<M> {
+    fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
+        Some(Box::new(self.sessions.begin_use(session)?))
+    }
+
     fn scope(&self) -> Scope {
         Scope::Manager(self.scope)
     }
@@ -319,10 +366,15 @@ impl<M: SessionManager> Canceller for SharedManager<M> {
         // reverse: it owns the key first, and then looks which cancels are on their way. So one of the two sees the other.
         self.cancels.store(true, Ordering::Relaxed);
         let injecting = self.announce(call);
-        if self.is_reused(&session, call) {
-            return Box::pin(async { Err(CancelError::REUSED) });
-        }
-        self.mute(&session, call);
+        let undecided = match self.is_reused(&session, call) {
+            Some(true) => return Box::pin(async { Err(CancelError::REUSED) }),
+            Some(false) => {
+                self.mute(&session, call);
+                None
+            }
+            // Who polls this waits for that first. Muted now, the other call would be silent as well.
+            None => Some(call.clone()),
+        };
         let cancelled = CancelledNotificationParam::new(
             Some(call.request_id().into()),
             Some(reason.to_string()),
@@ -331,6 +383,9 @@ impl<M: SessionManager> Canceller for SharedManager<M> {
             ClientNotification::CancelledNotification(CancelledNotification::new(cancelled)),
         );
         Box::pin(async move {
+            if let Some(call) = undecided {
+                self.mute(&session, &call);
+            }
             let accepted = self.manager.accept_message(&session, message).await;
             drop(injecting);
             accepted.map_err(|error| CancelError::failed(error.to_string()))

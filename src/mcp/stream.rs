@@ -14,7 +14,7 @@ use rmcp::transport::streamable_http_server::session::ServerSseMessage;
 
 use super::{answers, kept, session::InUse};
 use crate::{
-    call::{CallId, CallInfo, DetachCause, Outcome},
+    call::{CallId, CallInfo, DetachCause},
     exchange::{Attachment, Exchange},
     registry::{Form, NOBODYS, numbers},
     timer::Moves,
@@ -40,6 +40,8 @@ pub(super) struct BoundCall {
     /// The number of its stream, which rmcp's event ids have after the slash.
     stream: Option<u64>,
     watched: Watched,
+    /// Whether the session manager was given its request and has not answered.
+    is_opening: bool,
 }
 
 /// Who reads a stream.
@@ -161,7 +163,15 @@ impl BoundCall {
             form,
             stream: None,
             watched: Watched::ByClient,
+            is_opening: false,
         }
+    }
+
+    /// A call whose request is about to be given to the session manager.
+    pub(super) fn opening(attachment: Attachment, form: Form) -> Self {
+        let mut call = Self::new(attachment, form);
+        call.is_opening = true;
+        call
     }
 
     /// A call whose stream is read on for its end only.
@@ -185,7 +195,8 @@ impl BoundCall {
     }
 
     /// Notes that the manager took its request.
-    pub(super) fn opened(&self) {
+    pub(super) fn opened(&mut self) {
+        self.is_opening = false;
         self.attachment.exchange.opened(self.attachment.id);
     }
 
@@ -245,12 +256,11 @@ impl BoundCall {
         exchange.answered(*id, || kept::keep(event, shelf.map(|used| &used.shelf)));
     }
 
-    /// Ends the call whose stream the manager could not open.
-    pub(super) fn failed(mut self) {
+    /// Notes that the manager refused its request.
+    pub(super) fn refused(mut self) {
         self.watched = Watched::NoMore;
-        self.attachment
-            .exchange
-            .finish(self.attachment.id, Outcome::Failed);
+        self.is_opening = false;
+        self.attachment.exchange.refused(&self.attachment);
     }
 
     #[cold]
@@ -274,7 +284,8 @@ impl Drop for BoundCall {
             Watched::ByTask => exchange.lose_sight(*id),
             Watched::NoMore => {}
         }
-        // Nothing else says so if the request was given up on its way.
-        self.opened();
+        if self.is_opening {
+            exchange.given_up(*id);
+        }
     }
 }

@@ -210,6 +210,21 @@ impl<T: Clone, A: Clone> Core<T, A> {
         Some((older, call, self.finish(older, None)?))
     }
 
+    /// Makes an accepted call the owner of its id, unless another call in flight owns it. Returns whether it does.
+    pub(crate) fn claim_free(&mut self, id: CallId) -> bool {
+        let Some(place) = self.calls.get(id).and_then(|entry| entry.place.as_ref()) else {
+            return true;
+        };
+        let slot = self.common.names.request(place.session, &place.request);
+        let owner = self
+            .index
+            .get(slot)
+            .and_then(|owner| self.calls.get(*owner));
+        let is_owned = owner.is_some_and(|owner| owner.is(place.session, &place.request));
+        // No other call leaves: none owned the id.
+        !is_owned && self.claim(id).is_none()
+    }
+
     /// Claims another name for a call than the one it was started with, or than none. Its streams get new names.
     pub(crate) fn rename(
         &mut self,

@@ -2,7 +2,7 @@
 //! clone of a service a request comes through.
 
 use std::sync::{
-    Arc, OnceLock, PoisonError, RwLock, Weak,
+    OnceLock, PoisonError, RwLock, Weak,
     atomic::{AtomicBool, Ordering},
 };
 
@@ -15,6 +15,9 @@ const FEW: usize = 4;
 pub(crate) trait Manager: Send + Sync {
     /// Where its session ids are unique.
     fn scope(&self) -> Scope;
+
+    /// Uses a session until what is returned is dropped. `None` if it has none with this id.
+    fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>>;
 
     /// Whether it has a session with this id, or calls of one.
     fn has(&self, session: &str) -> bool;
@@ -46,24 +49,27 @@ impl Managers {
 
     /// The scope of a session that one of them has.
     pub(super) fn scope_of(&self, session: &str) -> Option<Scope> {
-        let first = self.first.iter().filter_map(OnceLock::get);
-        let found = find(first, session);
-        found.or_else(|| self.scope_of_others(session))
+        self.find_map(|manager| manager.has(session).then(|| manager.scope()))
     }
 
-    fn scope_of_others(&self, session: &str) -> Option<Scope> {
+    /// Uses a session that one of them has.
+    pub(super) fn begin_use(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
+        self.find_map(|manager| manager.begin_use(session))
+    }
+
+    fn find_map<R>(&self, find: impl Fn(&dyn Manager) -> Option<R>) -> Option<R> {
+        let in_one = |manager: &Weak<dyn Manager>| find(&*manager.upgrade()?);
+        let first = self.first.iter().filter_map(OnceLock::get);
+        let found = first.into_iter().find_map(in_one);
+        found.or_else(|| self.others().iter().find_map(in_one))
+    }
+
+    /// A copy: one that goes meanwhile is dropped without the lock.
+    fn others(&self) -> Vec<Weak<dyn Manager>> {
         if !self.has_others.load(Ordering::Acquire) {
-            return None;
+            return Vec::new();
         }
         let others = self.others.read().unwrap_or_else(PoisonError::into_inner);
-        // One that goes meanwhile is dropped without the lock.
-        let others: Vec<_> = others.clone();
-        find(others.iter(), session)
+        others.clone()
     }
-}
-
-fn find<'a>(managers: impl Iterator<Item = &'a Weak<dyn Manager>>, id: &str) -> Option<Scope> {
-    let mut managers = managers.filter_map(Weak::upgrade);
-    let manager: Arc<dyn Manager> = managers.find(|manager| manager.has(id))?;
-    Some(manager.scope())
 }

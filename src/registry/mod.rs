@@ -95,6 +95,11 @@ impl<T: Tracked> Registry<T> {
         self.managers.scope_of(session)
     }
 
+    /// Uses a session of a session manager until what is returned is dropped.
+    pub(crate) fn use_session(&self, session: &str) -> Option<Box<dyn Send + Sync>> {
+        self.managers.begin_use(session)
+    }
+
     pub(crate) fn timer(&self) -> &Arc<Timer> {
         &self.street.timer
     }
@@ -182,6 +187,12 @@ impl<T: Tracked> Registry<T> {
         let before = CallId::next();
         let homes = self.street.homes();
         homes.flat_map(move |home| home.look_at_calls(before, look.clone()))
+    }
+
+    /// Whether calls in flight that have this session id are of several servers, each of which gave it out.
+    pub(crate) fn is_ambiguous(&self, session_id: &str) -> bool {
+        self.visit(session_id, |core| core.has_several_sessions())
+            .unwrap_or(false)
     }
 
     /// The same, for those of a session id.

@@ -76,7 +76,45 @@ fn a_new_call_with_the_ids_of_a_cancelled_one_is_heard() {
     muted.mute(&call(8, Some(80)));
     muted.unmute(&call(7, None));
     muted.unmute(&call(9, Some(80)));
-    for message in [answer(7), progress(70), answer(8), progress(80)] {
+    for message in [answer(7), progress(80)] {
+        assert_eq!(muted.fate(&message), Fate::Sent);
+    }
+    for message in [progress(70), answer(8)] {
+        assert_eq!(muted.fate(&message), Fate::Dropped, "of the cancelled one");
+    }
+}
+
+#[test]
+fn a_call_that_is_not_tracked_is_heard_whenever_one_with_its_ids_is_cancelled() {
+    for is_cancelled_first in [true, false] {
+        let muted = Muted::default();
+        if is_cancelled_first {
+            muted.mute(&call(7, Some(70)));
+        }
+        muted.unmute_untracked(&call(7, Some(70)));
+        if !is_cancelled_first {
+            muted.mute(&call(7, Some(70)));
+        }
+        for message in [answer(7), progress(70)] {
+            assert_eq!(muted.fate(&message), Fate::Sent);
+        }
+        // A call that is tracked has them next, and is cancelled.
+        muted.unmute(&call(7, Some(70)));
+        muted.mute(&call(7, Some(70)));
+        for message in [answer(7), progress(70)] {
+            assert_eq!(muted.fate(&message), Fate::Dropped);
+        }
+    }
+}
+
+#[test]
+fn where_too_many_calls_are_not_tracked_nothing_is_muted() {
+    let muted = Muted::default();
+    for id in 0..=REMEMBERED as i64 {
+        muted.unmute_untracked(&call(id, Some(id)));
+    }
+    muted.mute(&call(0, Some(0)));
+    for message in [answer(0), progress(0)] {
         assert_eq!(muted.fate(&message), Fate::Sent);
     }
 }

@@ -271,6 +271,13 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
+    /// Whether calls in flight are of sessions in more than one scope.
+    pub(crate) fn has_several_sessions(&self) -> bool {
+        let mut sessions = self.calls().filter_map(|(_, entry)| entry.session());
+        let first = sessions.next();
+        self.sessions == SessionsOfId::Several && sessions.any(|other| Some(other) != first)
+    }
+
     /// Whether anything is known of a session.
     pub(crate) fn has(&self, scope: &Scope) -> bool {
         self.session(scope).is_some_and(|session| {

@@ -1,7 +1,7 @@
 //! Calls that end in other ways than by their answer or their client's absence: the client cancels
 //! them, closes their session, or sends them again.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -11,7 +11,16 @@ use axum::{
     response::Response,
 };
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, Policy};
-use rmcp::transport::streamable_http_server::session::SessionManager;
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, CustomRequest, CustomResult,
+        GetPromptRequestParams, GetPromptResponse, ListToolsResult, PaginatedRequestParams,
+        ReadResourceRequestParams, ReadResourceResponse,
+    },
+    service::RequestContext,
+    transport::streamable_http_server::session::SessionManager,
+};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -32,6 +41,52 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 const CLOSED: Outcome = Outcome::Cancelled(CancelReason::SessionClosed);
 const SUPERSEDED: Outcome = Outcome::Cancelled(CancelReason::Superseded);
+
+/// A server that answers nothing.
+#[derive(Clone)]
+struct Silent;
+
+impl ServerHandler for Silent {
+    async fn call_tool(
+        &self,
+        _request: CallToolRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        pending().await
+    }
+
+    async fn read_resource(
+        &self,
+        _request: ReadResourceRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        pending().await
+    }
+
+    async fn get_prompt(
+        &self,
+        _request: GetPromptRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<GetPromptResponse, ErrorData> {
+        pending().await
+    }
+
+    async fn list_tools(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        pending().await
+    }
+
+    async fn on_custom_request(
+        &self,
+        _request: CustomRequest,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<CustomResult, ErrorData> {
+        pending().await
+    }
+}
 
 for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     the_clients_own_cancel_ends_an_attached_call,
@@ -230,7 +285,7 @@ async fn a_call_that_is_sent_again_supersedes_the_one_that_has_no_client() {
 }
 
 #[tokio::test]
-async fn a_superseded_call_has_ended_before_its_successor_starts() {
+async fn the_token_of_a_superseded_call_says_why_it_fired() {
     let setup = superseding(Server::Wrapped).start().await;
     let mcp = setup.mcp().await;
     let mut first = mcp
@@ -248,16 +303,48 @@ async fn a_superseded_call_has_ended_before_its_successor_starts() {
 
     token.cancelled().await;
     assert_eq!(token.reason(), Some(CancelReason::Superseded));
-    setup.events.ended(&mcp, 1).await;
-    setup.assert_usable(&mcp).await;
-    let all = setup.events.all();
-    let end = all.iter().position(|what| *what == What::Ended(SUPERSEDED));
-    let starts = all
-        .iter()
-        .enumerate()
-        .filter(|(_, what)| **what == What::Started);
-    let second = starts.map(|(at, _)| at).nth(1);
-    assert!(end.is_some() && end < second, "{all:?}");
+    assert_eq!(setup.events.ended(&mcp, 1).await, SUPERSEDED);
+}
+
+#[tokio::test]
+async fn a_call_of_another_method_supersedes_only_what_has_the_same_parameters() {
+    let read = |uri: &str| json!({ "uri": uri, "_meta": { "progressToken": uri } });
+    let prompt = |b: &str| json!({ "name": "p", "arguments": { "a": "1", "b": b } });
+    let more = |state: &str| {
+        let arguments = json!({ "label": "same" });
+        json!({ "name": "hold", "arguments": arguments, "requestState": state })
+    };
+    for (method, older, other) in [
+        ("resources/read", read("file:///a"), read("file:///b")),
+        ("prompts/get", prompt("1"), prompt("2")),
+        ("tools/call", more("x"), more("y")),
+        (
+            "tools/list",
+            json!({ "cursor": "1" }),
+            json!({ "cursor": "2" }),
+        ),
+        ("custom/method", json!({ "x": 1 }), json!({ "x": 2 })),
+    ] {
+        let setup = superseding(Server::Wrapped);
+        let setup = setup.start_handler(Silent).await;
+        let mcp = setup.mcp().await;
+        let mut first = mcp.request(1, method, older.clone()).await;
+        first.head().await;
+        first.event().await.expect("the priming event");
+        first.fin();
+        setup.events.detached(&mcp, 1).await;
+
+        let mut second = mcp.request(2, method, other).await;
+        second.head().await;
+        let so_far = [What::Started, What::Detached(Some(GRACE))];
+        assert_eq!(setup.events.of(&mcp, 1), so_far, "{method}");
+
+        let mut again = older;
+        again["_meta"] = json!({ "progressToken": "another" });
+        let mut third = mcp.request(3, method, again).await;
+        third.head().await;
+        assert_eq!(setup.events.ended(&mcp, 1).await, SUPERSEDED, "{method}");
+    }
 }
 
 #[tokio::test]

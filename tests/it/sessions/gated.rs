@@ -25,7 +25,7 @@ use http::{Request, Response};
 use http_body_util::BodyExt;
 use mcp_cancel_on_disconnect::{
     Calls, CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace, Outcome,
-    Retain,
+    Policy, Retain,
 };
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
@@ -91,6 +91,8 @@ struct Gated {
     waiting: Semaphore,
     resumed: AtomicBool,
     log: Mutex<Vec<&'static str>>,
+    /// Whether calls are refused.
+    refuses: AtomicBool,
     /// Done once, when it is asked for its store.
     store_asked: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
@@ -285,6 +287,103 @@ async fn a_cancel_that_is_on_its_way_does_not_meet_a_new_call_with_the_same_id()
     assert!(calls.is_empty());
     let whole = String::from_utf8(whole.to_vec()).unwrap();
     assert!(whole.contains(r#""text":"done""#), "{whole:?}");
+}
+
+/// The cancel looks which call it would meet while the new one is about to wait for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_cancel_is_not_given_up_for_a_call_that_is_about_to_wait_for_it() {
+    let gated = Arc::new(Gated::new(At::Close));
+    let noting = Noting::default();
+    let starts = AtomicUsize::new(0);
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    let (_keep, never) = std::sync::mpsc::channel::<()>();
+    let never = Mutex::new(never);
+    let given_up = Arc::new(AtomicBool::new(false));
+    let is_given_up = given_up.clone();
+    let layer = CancelOnDisconnectLayer::new()
+        .grace(Grace::Immediate)
+        .observe(move |event: &Event<'_>| match event {
+            Event::Started { .. } if starts.fetch_add(1, Ordering::Relaxed) == 1 => {
+                // The cancel is let on, and has time to look.
+                unblock.send(()).unwrap();
+                let _in_time = never.lock().unwrap().recv_timeout(50 * TICK);
+            }
+            Event::CancelFailed { .. } => is_given_up.store(true, Ordering::Relaxed),
+            _ => {}
+        });
+    let sessions = CancellableSessionManager::new(Shared(gated));
+    let app = serve_with(sessions, noting.clone(), layer);
+    let session = open(&app).await;
+    let first = send(&app, post(call_of("note", 1), Some(&session))).await;
+    let noted = |what: &'static [&'static str]| {
+        let noted = noting.noted.clone();
+        within(format!("{what:?}"), async move {
+            while *noted.lock().unwrap() != what {
+                yield_now().await;
+            }
+        })
+    };
+    noted(&["started"]).await;
+    // The only worker has something else to do, so the cancel waits.
+    let (is_blocked, blocks) = std::sync::mpsc::channel();
+    let _blocking = Handle::current().spawn(async move {
+        is_blocked.send(()).unwrap();
+        blocked.recv().unwrap();
+    });
+    blocks.recv().unwrap();
+    drop(first);
+
+    let second = send(&app, post(call_of("wait", 1), Some(&session))).await;
+
+    noted(&["started", "cancelled"]).await;
+    assert!(!given_up.load(Ordering::Relaxed));
+    noting.floods.waits.0.notify_one();
+    assert!(whole(second).await.contains(r#""text":"done""#));
+}
+
+#[tokio::test]
+async fn a_request_that_the_manager_refuses_does_not_supersede_a_call() {
+    let gated = Arc::new(Gated::new(At::Close));
+    let policy = |_: &_| Policy::new().grace(Grace::After(GRACE)).supersede();
+    let (layer, log) = Log::of(CancelOnDisconnectLayer::new().policy(policy));
+    let calls = layer.calls();
+    let app = serve(&gated, Waits::default(), layer);
+    let session = open(&app).await;
+    cut(&app, &session).await;
+    gated.refuses.store(true, Ordering::Relaxed);
+
+    let refused = send(&app, post(call_of("wait", 2), Some(&session))).await;
+
+    assert!(refused.status().is_server_error(), "{}", refused.status());
+    assert_eq!(log.ends(&number(1)), []);
+    assert_eq!((calls.len(), calls.detached()), (1, 1));
+    gated.refuses.store(false, Ordering::Relaxed);
+    let accepted = send(&app, post(call_of("wait", 2), Some(&session))).await;
+    assert_eq!(accepted.status(), 200);
+    let superseded = Outcome::Cancelled(CancelReason::Superseded);
+    assert_eq!(log.ends(&number(1)), [superseded]);
+}
+
+#[tokio::test]
+async fn a_request_that_the_manager_refuses_does_not_take_an_older_call_with_its_id_out_of_sight() {
+    let gated = Arc::new(Gated::new(At::Close));
+    let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
+    let calls = layer.calls();
+    let app = serve(&gated, Waits::default(), layer);
+    let session = open(&app).await;
+    let response = call(&app, &session).await;
+    let older = calls.find(&session, &number(1)).unwrap();
+    gated.refuses.store(true, Ordering::Relaxed);
+
+    let refused = send(&app, post(call_of("wait", 1), Some(&session))).await;
+
+    assert!(refused.status().is_server_error(), "{}", refused.status());
+    assert_eq!(log.ends(&number(1)), [Outcome::Failed]);
+    assert_eq!(calls.find(&session, &number(1)), Some(older));
+    drop(response);
+    gated.did(&["cancelled"]).await;
+    let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
+    assert_eq!(log.ends(&number(1)), [Outcome::Failed, disconnected]);
 }
 
 /// The manager inside has done with the cancel, and says so late.
@@ -1148,6 +1247,7 @@ impl Gated {
             waiting: Semaphore::new(0),
             resumed: AtomicBool::new(false),
             log: Mutex::default(),
+            refuses: AtomicBool::new(false),
             store_asked: Mutex::default(),
         }
     }
@@ -1209,6 +1309,9 @@ impl SessionManager for Shared {
         id: &SessionId,
         message: ClientJsonRpcMessage,
     ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        if self.0.refuses.load(Ordering::Relaxed) {
+            return Err(LocalSessionManagerError::SessionNotFound(id.clone()));
+        }
         self.0.inner.create_stream(id, message).await
     }
 

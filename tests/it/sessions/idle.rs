@@ -100,6 +100,49 @@ async fn a_request_starts_the_time_anew() {
     closed(&setup, &mcp).await;
 }
 
+/// rmcp asks for the session once it has the body.
+#[tokio::test]
+async fn a_request_whose_body_is_on_its_way_for_long_keeps_its_session() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().start().await;
+    let mcp = setup.mcp().await;
+    let request = mcp.call_request(1, "echo", json!({ "text": "slow" }));
+    let mut upload = Connection::open(setup.served.addr).await;
+    upload.send_chunked_head(&request).await;
+    let half = request.body.len() / 2;
+    upload.chunk(&request.body[..half]).await;
+    settle(&setup).await;
+
+    clock.advance(2 * IDLE).await;
+    settle(&setup).await;
+    assert!(is_open(&setup, &mcp).await);
+
+    upload.chunk(&request.body[half..]).await;
+    upload.end_chunks().await;
+    let answer = upload.answer().await.expect("an answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "slow");
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_finished_does_not_keep_its_session_for_good() {
+    let clock = StoppedClock::stop();
+    let setup = by_default().start().await;
+    let mcp = setup.mcp().await;
+    let request = mcp.call_request(1, "echo", json!({ "text": "slow" }));
+    let mut upload = Connection::open(setup.served.addr).await;
+    upload.send_chunked_head(&request).await;
+    upload.chunk(&request.body[..10]).await;
+    settle(&setup).await;
+    clock.advance(IDLE).await;
+    settle(&setup).await;
+
+    drop(upload);
+    settle(&setup).await;
+    clock.advance(IDLE + TICK).await;
+
+    closed(&setup, &mcp).await;
+}
+
 #[tokio::test]
 async fn a_request_of_another_session_does_not() {
     let clock = StoppedClock::stop();

@@ -1,5 +1,6 @@
 //! Sessions: whose a call is, and what the wrapped session manager changes.
 
+mod attempts;
 mod forwarding;
 mod gated;
 mod idle;

@@ -1,8 +1,19 @@
 //! Calls seen and ended from outside: the operator's view.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
-use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome, RequestId, observe::CallState};
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    routing::post,
+};
+use futures_util::stream;
+use http::{Request, header::CONTENT_TYPE};
+use tower::ServiceExt;
+
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, CancelReason, Grace, Outcome, RequestId, observe::CallState,
+};
 use serde_json::{Value, json};
 
 use crate::setup::{Plan, Server, StoppedClock, for_servers};
@@ -214,4 +225,39 @@ async fn an_id_that_nobody_gave_out_keeps_nothing(server: Server) {
 
 fn cancelled(id: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32800, "message": "Request cancelled" } })
+}
+
+/// As with `find`: whose session is meant cannot be said.
+#[tokio::test]
+async fn the_calls_of_two_servers_that_gave_out_one_session_id_are_not_cancelled_together() {
+    let silent = async |body: Bytes| {
+        assert!(!body.is_empty());
+        let events = stream::pending::<Result<Bytes, Infallible>>();
+        let head = [(CONTENT_TYPE, "text/event-stream")];
+        (head, Body::from_stream(events))
+    };
+    let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
+    let calls = layer.calls();
+    let app = Router::new()
+        .route("/a", post(silent))
+        .route("/b", post(silent))
+        .layer(layer);
+    let call = |path: &str| {
+        let message =
+            json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": { "name": "t" } });
+        let request = Request::post(path)
+            .header(CONTENT_TYPE, "application/json")
+            .header("mcp-session-id", "s");
+        let request = request.body(Body::from(message.to_string())).unwrap();
+        app.clone().oneshot(request)
+    };
+    let (_a, b) = (call("/a").await.unwrap(), call("/b").await.unwrap());
+    assert_eq!(calls.in_session("s"), 2);
+
+    assert_eq!(calls.cancel_session("s", CancelReason::Requested), 0);
+
+    assert_eq!(calls.in_session("s"), 2);
+    drop(b);
+    assert_eq!(calls.in_session("s"), 1);
+    assert_eq!(calls.cancel_session("s", CancelReason::Requested), 1);
 }

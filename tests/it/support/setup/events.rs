@@ -123,6 +123,12 @@ impl Events {
         within(Wanted(self, &format!("event {count}"), &call), counted).await
     }
 
+    /// Waits until calls with this id have ended this many times.
+    pub(crate) async fn ended_times(&self, mcp: &Mcp, id: impl Into<Value>, times: usize) {
+        let kind = |what| matches!(what, What::Ended(_));
+        self.count(mcp, id, times, kind).await;
+    }
+
     /// Waits until a call was resumed this many times.
     pub(crate) async fn resumed(&self, mcp: &Mcp, id: impl Into<Value>, times: usize) -> Instant {
         let kind = |what| what == What::Resumed;

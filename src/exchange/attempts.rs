@@ -1,0 +1,221 @@
+//! The attempts of a request: a middleware between the layer and the session manager may send it more than once.
+//!
+//! Each attempt that the session manager takes is a stream of the call, or a call of its own if the first has ended. What an
+//! attempt means for other calls waits until it was taken: an older call keeps its id, and none is superseded.
+
+use std::{mem, sync::Arc};
+
+use super::state::{
+    Attachment, Attempts, Core, Exchange, Handover, Locked, Lodging, Phase, RequestKind,
+};
+use crate::{
+    call::{CallId, CallInfo, CancelReason, DetachCause, Key, Outcome},
+    cancel::Canceller,
+    registry::{FIRST, report},
+};
+
+/// What became of one attempt of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    Accepted,
+    Refused,
+    /// It may have been either.
+    GivenUp,
+}
+
+// === impl Locked ===
+
+impl Locked {
+    /// A further attempt of the request is on its way to the session manager.
+    fn begin_attempt(&mut self) {
+        if let Handover::Opening(opening) = &mut self.handover {
+            opening.attempts += 1;
+        } else {
+            self.handover = Handover::Opening(Attempts {
+                attempts: 1,
+                was_accepted: true,
+                ..Attempts::default()
+            });
+        }
+    }
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// Whether this very session manager has bound its call: a middleware sent the request again. (Another manager may be
+    /// around this one.)
+    pub(super) fn is_bound_by(&self, canceller: &dyn Canceller) -> bool {
+        self.info().is_some() && {
+            let state = self.state();
+            let bound = state.canceller.as_ref().filter(|_| state.is_bound());
+            bound.is_some_and(|bound| bound.scope() == canceller.scope())
+        }
+    }
+
+    /// A further attempt of the same request: another stream of its call, or a call of its own if that has ended.
+    #[cold]
+    pub(super) fn bind_again(
+        self: &Arc<Self>,
+        call: CallInfo,
+        key: &Key,
+        canceller: Arc<dyn Canceller>,
+        fingerprint: impl FnOnce() -> u64,
+    ) -> Option<Attachment> {
+        let Lodging { info, home } = self.call.get()?;
+        if *info.request_id() != key.request || info.session_id() != Some(&key.session.id) {
+            return None;
+        }
+        let id = info.id();
+        let mut state = self.state();
+        if state.is_answered {
+            return None;
+        }
+        // Under the lock of the state: a cancel that comes now waits until the server has this attempt too.
+        let ((detachment, generation), later) =
+            home.begin(|core| (core.detachment(id), core.attach(id)));
+        if generation.is_some() {
+            state.begin_attempt();
+        }
+        drop(state);
+        later.done();
+        if let Some(generation) = generation {
+            self.open_passage();
+            if detachment.is_some() {
+                self.resumed(id, detachment);
+            }
+            return Some(self.attachment(id, generation));
+        }
+        let next = {
+            let mut state = self.state();
+            state.next.upgrade().unwrap_or_else(|| {
+                let next = Self::of_parts(
+                    self.instance.clone(),
+                    self.session.clone(),
+                    self.revision,
+                    RequestKind::Post,
+                );
+                next.state().phase = state.phase;
+                let next = Arc::new(next);
+                state.next = Arc::downgrade(&next);
+                next
+            })
+        };
+        // In a box: it is this very function's.
+        next.bind(
+            call,
+            canceller,
+            Box::new(fingerprint) as Box<dyn FnOnce() -> u64 + '_>,
+        )
+    }
+
+    /// The exchange of the call that a further attempt made.
+    #[cold]
+    pub(super) fn next_call(&self) -> Option<Arc<Self>> {
+        self.state().next.upgrade()
+    }
+
+    /// The session manager took the request of a call: what waited for that is done now.
+    pub(crate) fn opened(self: &Arc<Self>, id: CallId) {
+        if let Some(call) = self.call(id).filter(|call| call.policy().supersede) {
+            self.supersede(call);
+        }
+        self.end_attempt(id, Attempt::Accepted);
+    }
+
+    /// The request of a call was given up on its way. The session manager may have taken it.
+    pub(crate) fn given_up(self: &Arc<Self>, id: CallId) {
+        self.end_attempt(id, Attempt::GivenUp);
+    }
+
+    /// The session manager refused the request of a call, which ends with that unless another attempt of it was accepted.
+    pub(crate) fn refused(self: &Arc<Self>, attachment: &Attachment) {
+        let is_sole = match &self.state().handover {
+            Handover::Opening(opening) => opening.attempts <= 1 && !opening.was_accepted,
+            Handover::None | Handover::Open { .. } => true,
+        };
+        if is_sole {
+            self.finish(attachment.id, Outcome::Failed);
+        } else {
+            attachment.detach(DetachCause::ResponseDropped, false);
+        }
+        self.end_attempt(attachment.id, Attempt::Refused);
+    }
+
+    fn end_attempt(self: &Arc<Self>, id: CallId, attempt: Attempt) {
+        let (contested, ended) = {
+            let mut state = self.state();
+            let Handover::Opening(opening) = &mut state.handover else {
+                return;
+            };
+            opening.attempts = opening.attempts.saturating_sub(1);
+            opening.was_accepted |= attempt != Attempt::Refused;
+            let contested = opening.contested.take_if(|_| attempt != Attempt::Refused);
+            let ended = (opening.attempts == 0).then(|| mem::take(opening));
+            let ended = ended.map(|opening| {
+                // A cancel of what the server never had would meet another call.
+                let due = opening.due.filter(|_| opening.was_accepted);
+                state.handover = Handover::Open {
+                    cancelled: due.is_some(),
+                };
+                (due, state.canceller.clone(), state.phase)
+            });
+            (contested, ended)
+        };
+        if let Some(name) = contested {
+            self.settle_contest(id, *name, attempt);
+        }
+        let Some(((due, canceller, phase), call)) = ended.zip(self.call(id)) else {
+            return;
+        };
+        match due.zip(canceller) {
+            Some(((reason, announced), canceller)) => {
+                self.inject(id, canceller.cancel(call, reason), self.span());
+                drop(announced);
+            }
+            None if phase == Phase::Abandoned => {
+                self.let_go(call, FIRST, DetachCause::HungUp, false)
+            }
+            None => {}
+        }
+    }
+
+    /// The session manager has the request of a call whose id an older call in flight has.
+    #[cold]
+    fn settle_contest(self: &Arc<Self>, id: CallId, name: Key, attempt: Attempt) {
+        if attempt == Attempt::GivenUp {
+            // Whose cancel the id would be now is not known: neither is cancelled in place of the other.
+            return self.finish(id, Outcome::Unknown);
+        }
+        let Key { session, request } = name;
+        report(
+            self.at_home(|core| core.rename(id, &session.scope, request))
+                .flatten(),
+        );
+        self.tell_decided();
+    }
+
+    /// Cancels the older detached calls of its session that `call` repeats.
+    #[cold]
+    fn supersede(&self, call: &CallInfo) {
+        let canceller = self.state().canceller.clone();
+        let Some(key) = canceller.and_then(|canceller| call.key(canceller.scope())) else {
+            return;
+        };
+        for (id, exchange) in self.instance.registry.detached_in(&key.session) {
+            let repeated = exchange.call(id).filter(|_| id < call.id());
+            if repeated.is_some_and(|older| call.supersedes(older)) {
+                exchange.cancel_superseded(id);
+            }
+        }
+    }
+
+    fn cancel_superseded(self: &Arc<Self>, id: CallId) {
+        let span = self.span();
+        let finish = |core: &mut Core, ended| core.finish_detached(id, ended);
+        let cancelled = self.cancel_detached(None, id, CancelReason::Superseded, finish);
+        if let Some(injection) = cancelled {
+            self.inject(id, injection, span);
+        }
+    }
+}
