@@ -84,6 +84,19 @@ impl CancelError {
         }
     }
 
+    /// Whether the same cancel may be accepted a little later: 429, 502, 503 or 504.
+    pub(crate) fn is_momentary(&self) -> bool {
+        matches!(
+            self.status(),
+            Some(
+                StatusCode::TOO_MANY_REQUESTS
+                    | StatusCode::BAD_GATEWAY
+                    | StatusCode::SERVICE_UNAVAILABLE
+                    | StatusCode::GATEWAY_TIMEOUT
+            )
+        )
+    }
+
     /// Whether the server did not take the cancel in time, as when its session is blocked.
     pub fn is_timeout(&self) -> bool {
         matches!(self.0, Kind::TimedOut)

@@ -9,10 +9,11 @@ use std::{
     env,
     io::{self, IsTerminal as _},
     panic,
+    sync::Once,
     time::Duration,
 };
 
-use mcp_cancel_on_disconnect::{CallInfo, Event};
+use mcp_cancel_on_disconnect::{CallInfo, Event, observe::Unreadable};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
@@ -33,6 +34,9 @@ const LONGEST_PANIC: usize = 1024;
 
 /// How long the last lines may take to be written: 200 ms.
 const LAST_LINES: Duration = Duration::from_millis(200);
+
+/// Whether it was logged that a call cannot be cancelled for its id.
+static BAD_ID: Once = Once::new();
 
 /// The log of this process.
 #[derive(Debug)]
@@ -108,6 +112,17 @@ pub(crate) fn comings_and_goings(event: &Event<'_>) {
                 }
                 None => info!(call = %call.id(), tool, cause, "client gone, its call runs on"),
             }
+        }
+        Event::Unwatched {
+            why: Unreadable::BadId,
+            ..
+        } => {
+            // A client may send many of these.
+            BAD_ID.call_once(|| {
+                warn!(
+                    "a request has an id that is no string and no integer of 64 bits: a hang-up does not cancel it, nor any other of the kind"
+                );
+            });
         }
         Event::Resumed { call, .. } => {
             info!(call = %call.id(), tool = tool(call), "client is back");

@@ -221,15 +221,18 @@ fn layer(config: &Config, hub: Option<Hub>) -> CancelOnDisconnectLayer {
     let mut layer = CancelOnDisconnectLayer::new()
         .grace(config.grace)
         .observe_fn(log::comings_and_goings);
-    if !config.tool_grace.is_empty() {
-        let graces: HashMap<String, Grace> = config.tool_grace.iter().cloned().collect();
-        layer = layer.policy(
-            move |call| match call.tool().and_then(|tool| graces.get(tool)) {
-                Some(grace) => Policy::new().grace(*grace),
-                None => Policy::new(),
-            },
-        );
-    }
+    let graces: HashMap<String, Grace> = config.tool_grace.iter().cloned().collect();
+    let (grace, is_upstream) = (config.grace, config.upstream.is_some());
+    layer = layer.policy(move |call| {
+        let own = call.tool().and_then(|tool| graces.get(tool)).copied();
+        match own.unwrap_or(grace) {
+            // An upstream sees the end of the connection, which cancels such a call: nothing waits for its client.
+            Grace::After(_) if is_upstream && call.session().is_none() => {
+                Policy::new().grace(Grace::Auto)
+            }
+            grace => Policy::new().grace(grace),
+        }
+    });
     if !config.exempt.is_empty() {
         let exempt = config.exempt.clone();
         layer = layer.exempt(move |call| {

@@ -1,6 +1,6 @@
 //! A cancel on its way to the server.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use tracing::{Instrument as _, Span};
 
@@ -16,6 +16,10 @@ use crate::{
 /// hold it back, and it must not be held for ever.
 pub(crate) const INJECTION_LIMIT: Duration = Duration::from_secs(10);
 
+/// Delays before the second and the third attempt of a cancel: 250 ms and 1 s. A server that restarts or sheds load often takes
+/// the cancel then, and all three attempts fit in [`INJECTION_LIMIT`].
+const BEFORE_REPEATS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
+
 /// A cancel on its way to the server. Reports when it is dropped, whatever became of it.
 struct Delivery {
     exchange: Arc<Exchange>,
@@ -26,7 +30,8 @@ struct Delivery {
 // === impl Exchange ===
 
 impl Exchange {
-    /// Has the injection run elsewhere, in a span, and reports if it fails. It is not repeated.
+    /// Has the injection run elsewhere, in a span, and reports if it fails. It is repeated twice if the server refuses it only
+    /// for the moment.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
         let delivery = Delivery {
             exchange: self.clone(),
@@ -34,12 +39,7 @@ impl Exchange {
             result: Err(CancelError::UNDELIVERED),
         };
         let delivered = async move {
-            let injected = async {
-                match delivery.exchange.is_reused(id).await {
-                    true => Err(CancelError::REUSED),
-                    false => injection.await,
-                }
-            };
+            let injected = delivery.exchange.injected(id, injection);
             let result = in_time(INJECTION_LIMIT, injected).await;
             delivery.end(result.unwrap_or(Err(CancelError::TIMED_OUT)));
         };
@@ -47,6 +47,31 @@ impl Exchange {
         registry
             .timer()
             .spawn(Moves::Always, delivered.instrument(span));
+    }
+
+    async fn injected(&self, id: CallId, mut injection: Injection) -> Result<(), CancelError> {
+        let mut delays = BEFORE_REPEATS.iter();
+        loop {
+            if self.is_reused(id).await {
+                return Err(CancelError::REUSED);
+            }
+            let result = injection.await;
+            let is_momentary = result.as_ref().is_err_and(CancelError::is_momentary);
+            let Some(delay) = delays.next().filter(|_| is_momentary) else {
+                return result;
+            };
+            let Some(again) = self.another_injection(id) else {
+                return result;
+            };
+            let _elapsed = in_time(*delay, pending::<()>()).await;
+            injection = again;
+        }
+    }
+
+    /// Returns the cancel of a call once more. `None` if no canceller is known or the call was not cancelled.
+    fn another_injection(&self, id: CallId) -> Option<Injection> {
+        let canceller = self.state().canceller.clone()?;
+        Some(canceller.cancel(self.call(id)?, self.signal.reason()?))
     }
 
     /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled. One that

@@ -54,6 +54,9 @@ const RETRY: RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::f
 /// How much of a refusal is read for a JSON-RPC error: 64 KiB.
 const MAX_REFUSAL: usize = 64 * 1024;
 
+const COMPRESSED: &str =
+    "the MCP server's answer is compressed, although the proxy asked for one that is not";
+
 /// The answer to come of the server.
 pub(super) type Answering = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
@@ -136,7 +139,11 @@ where
             Answer::Answering(answering) => {
                 let (head, body) = answering.await.into_parts();
                 let is_answer = head.status.is_success();
-                match is_answer && !head.headers.contains_key(header::CONTENT_ENCODING) {
+                if is_answer && head.headers.contains_key(header::CONTENT_ENCODING) {
+                    // A client that waits for the head gets such an answer as it is. This one has a stream already.
+                    return self.end_with_error(COMPRESSED);
+                }
+                match is_answer {
                     true if is_of_type(&head.headers, EVENT_STREAM) => body,
                     true if is_of_type(&head.headers, JSON) => {
                         Box::pin(self.json(body)).await;

@@ -37,7 +37,7 @@ use crate::{
         accepts, is_of_type, only,
     },
     hub::{Call, Hub},
-    message::{IdKey, Kind, MAX_BODY, Message, on_one_line},
+    message::{Kind, MAX_BODY, Message, on_one_line},
     refusal::{self, BUSY, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND},
 };
 
@@ -227,10 +227,12 @@ impl Stdio {
             let text = "the session is initialized already";
             return refusal::error(StatusCode::BAD_REQUEST, id, INVALID_REQUEST, text);
         }
+        // A client has the layer's token.
+        let is_layers = parts.extensions.get::<CallToken>().is_none();
         let sent = match message.kind {
             Kind::Request => request_in(&session, &message, &parts, line.clone()),
             Kind::Notification | Kind::Response => session
-                .tell(&message, in_own_words(&session, &message, &parts, &line))
+                .tell(&message, session.line(&message, &line, is_layers))
                 .map(|()| refusal::empty(StatusCode::ACCEPTED)),
         };
         sent.unwrap_or_else(|why| not_sent(id, why))
@@ -392,23 +394,6 @@ pub(super) fn request_in(
     session
         .request(message, call, line)
         .map(|stream| stream.respond())
-}
-
-/// The line of a notification or an answer. A cancel of the layer, which is a request without its token, names the call as
-/// the client wrote it: to a server `1` and `1.0` may differ.
-fn in_own_words(
-    session: &Session,
-    message: &Message<'_>,
-    parts: &http::request::Parts,
-    line: &Bytes,
-) -> Bytes {
-    let is_layers = parts.extensions.get::<CallToken>().is_none();
-    let id = message.params().request_id.filter(|_| is_layers);
-    let call = id
-        .and_then(IdKey::of)
-        .and_then(|id| session.streams.find(&id));
-    let own = call.and_then(|call| message.with_request_id(line, call.call_text()?));
-    own.unwrap_or_else(|| line.clone())
 }
 
 pub(super) fn not_sent(id: Option<&str>, why: NotSent) -> Response<Body> {

@@ -307,3 +307,18 @@ async fn an_answer_that_is_not_quite_right_has_no_second_one() {
         assert_eq!(in_time(waiting).await.unwrap().rest().await, ["", line]);
     }
 }
+
+/// The client has a stream of the proxy by then, in which nothing can be compressed.
+#[tokio::test(start_paused = true)]
+async fn a_compressed_answer_that_is_slow_ends_its_call_with_an_error_that_says_why() {
+    let mut setup = Setup::begun(NEW).await;
+    let waiting = setup.post(call(1));
+    let asked = setup.next().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let response = http::Response::builder()
+        .header("content-type", "application/json")
+        .header("content-encoding", "gzip");
+    asked.answer(response.body(axum::body::Body::from("x")).unwrap());
+    let rest = in_time(waiting).await.unwrap().rest().await;
+    assert!(rest[1].contains("is compressed"), "{rest:?}");
+}

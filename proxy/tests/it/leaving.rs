@@ -235,3 +235,62 @@ async fn a_silent_server_gives_its_client_a_stream_to_wait_on() {
         .await;
     assert_eq!(client.event().await.expect("the answer").data, answer);
 }
+
+/// The upstream sheds load, then closes the connection without an answer.
+#[tokio::test]
+async fn a_cancel_that_the_server_does_not_take_at_once_is_sent_again() {
+    for options in [&[][..], &["--no-resumable"]] {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, options).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&session_call("1")).await;
+        let _asked = upstream.asked().await;
+        client.fin();
+        upstream
+            .asked()
+            .await
+            .answer("503 Service Unavailable", "")
+            .await;
+        drop(upstream.asked().await);
+        assert_eq!(cancel_of(&upstream).await, 1, "{options:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_that_the_server_refuses_is_sent_once() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--no-resumable"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let _asked = upstream.asked().await;
+    client.fin();
+    upstream.asked().await.answer("401 Unauthorized", "").await;
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    assert!(!upstream.has_more().await);
+}
+
+/// Its connection is closed, and that cancels it.
+#[tokio::test]
+async fn a_call_without_a_session_shows_no_grace() {
+    for option in ["--grace=1h", "--tool-grace=work=1h"] {
+        for is_older in [true, false] {
+            let upstream = Upstream::start().await;
+            let proxy = Running::before(&upstream, &[option]).await;
+            let mut client = Connection::open(proxy.addr).await;
+            let request = match is_older {
+                true => post(&call("1")).header("mcp-protocol-version", "2025-11-25"),
+                // Of this revision no request is in a session.
+                false => stateless_call("1").header("mcp-session-id", "s"),
+            };
+            client.send(&request).await;
+            let mut asked = upstream.asked().await;
+            asked.stream().await;
+            asked.chunk("data: 1\n\n").await;
+            client.head().await;
+            client.event().await.expect("an event");
+            client.fin();
+            asked.gone().await;
+            proxy.calls_reach(0).await;
+        }
+    }
+}

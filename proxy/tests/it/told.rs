@@ -549,6 +549,28 @@ async fn each_call_that_is_abandoned_or_cancelled_is_logged_and_what_clients_say
     drop(program);
 }
 
+#[tokio::test]
+async fn a_call_that_is_not_cancelled_for_its_id_is_logged() {
+    let upstream = Upstream::start().await;
+    let url = format!("http://{}/mcp", upstream.addr);
+    let args = ["--listen=127.0.0.1:0", "--upstream", &url];
+    let mut program = Program::start(Program::command(&args));
+    let addr = program.addr();
+    for id in ["18446744073709551615", "0.5"] {
+        let mut client = Connection::open(addr).await;
+        client.send(&session_call(id)).await;
+        upstream.asked().await.answer("200 OK", "{}").await;
+        client.reply().await;
+    }
+    // Once: a client may send many of these.
+    program.signal(rustix::process::Signal::TERM);
+    let (_, log) = program.ended().await;
+    let lines = log
+        .lines()
+        .filter(|line| line.contains("no integer of 64 bits"));
+    assert_eq!(lines.count(), 1, "{log}");
+}
+
 #[test]
 fn help_names_every_option_and_shows_no_secret() {
     let mut command = Program::command(&["--help"]);

@@ -1,11 +1,16 @@
 //! A client hangs up in the middle of a call: the call is cancelled, once, and nothing else is.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
 
 use axum::{
     extract::Request,
     middleware::{Next, from_fn},
+    response::IntoResponse as _,
 };
+use http::StatusCode;
 use mcp_cancel_on_disconnect::{CallToken, CancelReason, Outcome};
 use rmcp::model::NumberOrString;
 use serde_json::json;
@@ -373,4 +378,33 @@ impl When {
             Self::HeadHeld | Self::NothingRead => "hold",
         }
     }
+}
+
+/// A server that sheds load for a moment, and a gateway that has lost it.
+#[tokio::test]
+async fn a_replayed_cancel_that_is_refused_for_the_moment_is_sent_again() {
+    static REFUSALS: [StatusCode; 2] = [StatusCode::SERVICE_UNAVAILABLE, StatusCode::BAD_GATEWAY];
+    let refused = Arc::new(AtomicUsize::new(0));
+    let count = refused.clone();
+    let plan = Plan::of(Server::LayerOnly).inside(move |router| {
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let is_replay = request.extensions().get::<CallToken>().is_none();
+            let attempt = is_replay.then(|| count.fetch_add(1, Ordering::Relaxed));
+            async move {
+                match attempt.and_then(|attempt| REFUSALS.get(attempt)) {
+                    Some(status) => status.into_response(),
+                    None => next.run(request).await,
+                }
+            }
+        }))
+    });
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+
+    setup.start_call(&mcp, 1, "hold", "a").await.fin();
+
+    assert!(setup.witness.ended("a").await.is_cancelled());
+    assert_eq!(refused.load(Ordering::Relaxed), 3);
+    let failed = |what: What| matches!(what, What::CancelFailed(_));
+    assert!(!setup.events.of(&mcp, 1).into_iter().any(failed));
 }
