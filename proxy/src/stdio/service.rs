@@ -232,7 +232,7 @@ impl Stdio {
         let sent = match message.kind {
             Kind::Request => request_in(&session, &message, &parts, line.clone()),
             Kind::Notification | Kind::Response => session
-                .tell(&message, session.line(&message, &line, is_layers))
+                .tell(&message, session.told_line(&message, &line, is_layers))
                 .map(|()| refusal::empty(StatusCode::ACCEPTED)),
         };
         sent.unwrap_or_else(|why| not_sent(id, why))

@@ -175,7 +175,7 @@ impl Session {
 
     /// The line of a notification or an answer. A cancel that `is_layers` names the call as the client wrote it: to a server
     /// `1` and `1.0` may differ.
-    pub(super) fn line(&self, message: &Message<'_>, line: &Bytes, is_layers: bool) -> Bytes {
+    pub(super) fn told_line(&self, message: &Message<'_>, line: &Bytes, is_layers: bool) -> Bytes {
         let id = message.params().request_id.filter(|_| is_layers);
         let call = id.and_then(key).and_then(|id| self.streams.find(&id));
         let own = call.and_then(|call| message.with_request_id(line, call.call_text()?));
