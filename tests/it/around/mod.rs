@@ -1,5 +1,6 @@
 //! Surroundings of the layer: other middleware, any caller, any runtime.
 
+mod compositions;
 mod contract;
 mod cores;
 mod middleware;
