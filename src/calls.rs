@@ -162,7 +162,8 @@ impl Calls {
     }
 
     /// Notes that the client of a session resumed a call on another server, where the sessions have an event store: the call
-    /// runs on, however long its client stays away from here. Returns `false` if no call in flight has that event id.
+    /// runs on, however long its client stays away from here. That holds as well if the loss of the old connection is noticed only
+    /// later; it ends when the client comes back here. Returns `false` if no call in flight has that event id.
     /// [Operating](crate::manual::operating#several-servers-and-event-stores) says when to use it.
     ///
     /// ```
@@ -172,13 +173,13 @@ impl Calls {
     /// assert!(!calls.resumed_elsewhere("a session", "0/1"), "no such call");
     /// ```
     pub fn resumed_elsewhere(&self, session: &str, last_event_id: &str) -> bool {
-        let kept = self.registry.visit(session, |core| {
-            let now = Instant::now();
-            let calls = core.that_may_have(last_event_id.as_bytes());
-            calls.iter().for_each(|(id, _)| core.spare(*id, now));
-            !calls.is_empty()
-        });
-        kept.unwrap_or(false)
+        let event_id = last_event_id.as_bytes();
+        let calls = self
+            .registry
+            .visit(session, |core| core.that_may_have(event_id));
+        let calls = calls.unwrap_or_default().into_iter();
+        // Each of them: `any` would stop at the first.
+        calls.filter(|(id, exchange)| exchange.spare(*id)).count() > 0
     }
 
     /// Brings everything to an end. It waits until all calls have ended, `limit` at most, and cancels the rest as

@@ -22,6 +22,11 @@ pub(crate) trait Canceller: Send + Sync {
         false
     }
 
+    /// Whether the answer of `call` is seen though nobody reads a stream of it.
+    fn sees_answers(&self, _call: &CallInfo) -> bool {
+        false
+    }
+
     /// Notes that `call` may be cancelled next. `None` if nothing would wait for that.
     fn announce(&self, _call: &CallInfo) -> Option<Announced> {
         None

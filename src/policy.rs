@@ -42,9 +42,11 @@ pub enum Grace {
     /// The call is cancelled when its client hangs up. This breaks clients that resume. If the *server* ended the stream, the
     /// call still waits as with `Auto`, because its client was told to come back.
     Immediate,
-    /// As `Auto`, but a client that may come back is waited for this long, whatever `retry` it was sent.
+    /// As `Auto`, but a client that may come back is waited for this long. If the server told it to wait longer, it is waited for
+    /// that long and a little more.
     AutoAfter(Duration),
-    /// The call goes on this long, counted from the hang-up, even if its client cannot resume.
+    /// The call goes on this long, counted from the hang-up, even if its client cannot resume. If the client can, and the server
+    /// told it to wait longer, the call goes on for that long and a little more.
     After(Duration),
     /// The call goes on to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT.
     Never,

@@ -10,8 +10,11 @@ use crate::{
     policy::{Grace, MIN_GRACE},
 };
 
-/// The longest `retry` that counts for a grace: 10 min. A server may say anything.
+/// The longest `retry` that counts several times for a grace: 10 min. A server may say anything.
 const MAX_RETRY: Duration = Duration::from_secs(600);
+
+/// How late a client may be that comes back after `retry`, for the network: 5 s, or `retry` if that is shorter.
+const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// What is known of a call's stream when it goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,15 +45,42 @@ impl Going {
         let without_session = call.session().is_none() && !call.ends_with_its_stream();
         self.replayable && (self.stored || without_session)
     }
+
+    /// How long the answer of a call that runs on is owed to its client.
+    pub(crate) fn patience(self) -> Duration {
+        if self.replayable {
+            after(self.retry)
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// How long a client stays away that does as it was told.
+    fn as_told(self) -> Duration {
+        as_told(self.retry.filter(|_| self.replayable))
+    }
+}
+
+// === impl Verdict ===
+
+impl Verdict {
+    /// How long the answer of a call is owed to a client that goes so.
+    pub(crate) fn patience(self, going: Going) -> Duration {
+        match self {
+            Self::CancelNow => Duration::ZERO,
+            Self::CancelAfter(grace) => grace,
+            Self::RunOn => going.patience(),
+        }
+    }
 }
 
 // === impl Grace ===
 
 impl Grace {
-    /// No verdict lets a call wait for longer than this.
+    /// No verdict owes an answer for longer than this.
     pub(crate) fn longest(self, retry: Option<Duration>) -> Duration {
         match self {
-            Self::After(grace) | Self::AutoAfter(grace) => grace,
+            Self::After(grace) | Self::AutoAfter(grace) => grace.max(after(retry)),
             Self::Auto | Self::Immediate | Self::Never => after(retry),
         }
     }
@@ -67,10 +97,10 @@ impl Grace {
             Self::Immediate if going.by_server => auto(call, going),
             Self::Immediate => Verdict::CancelNow,
             Self::AutoAfter(grace) => match auto(call, going) {
-                Verdict::CancelAfter(_) => Verdict::CancelAfter(grace),
+                Verdict::CancelAfter(_) => Verdict::CancelAfter(grace.max(going.as_told())),
                 verdict => verdict,
             },
-            Self::After(grace) => Verdict::CancelAfter(grace),
+            Self::After(grace) => Verdict::CancelAfter(grace.max(going.as_told())),
             Self::Never => Verdict::RunOn,
         }
     }
@@ -78,8 +108,15 @@ impl Grace {
 
 /// How long a client that may come back is waited for.
 fn after(retry: Option<Duration>) -> Duration {
-    let retry = retry.unwrap_or_default().min(MAX_RETRY);
-    MIN_GRACE.max(5 * retry + Duration::from_secs(5))
+    let counted = retry.unwrap_or_default().min(MAX_RETRY);
+    let attempts = 5 * counted + Duration::from_secs(5);
+    MIN_GRACE.max(attempts).max(as_told(retry))
+}
+
+/// How long a client stays away that comes back after `retry`.
+fn as_told(retry: Option<Duration>) -> Duration {
+    let retry = retry.unwrap_or_default();
+    retry.saturating_add(retry.min(MAX_DELAY))
 }
 
 fn auto(call: &CallInfo, going: Going) -> Verdict {
@@ -146,8 +183,9 @@ mod tests {
 
     #[test]
     fn auto_after_changes_how_long_a_client_is_waited_for_and_nothing_else() {
-        let after =
-            |session, going| Grace::AutoAfter(SECOND).verdict(&call("tools/call", session), going);
+        let after = |session, going| {
+            Grace::AutoAfter(9 * SECOND).verdict(&call("tools/call", session), going)
+        };
         let lost = Going {
             replayable: false,
             ..STREAMING
@@ -156,7 +194,7 @@ mod tests {
             by_server: true,
             ..lost
         };
-        assert_eq!(after(true, STREAMING), Verdict::CancelAfter(SECOND));
+        assert_eq!(after(true, STREAMING), Verdict::CancelAfter(9 * SECOND));
         for (session, going) in [
             (true, lost),
             (false, lost),
@@ -176,7 +214,9 @@ mod tests {
         };
         assert_eq!(auto(retry(0)), Verdict::CancelAfter(MIN_GRACE));
         assert_eq!(auto(retry(10)), Verdict::CancelAfter(55 * SECOND));
-        assert_eq!(auto(retry(u32::MAX)), Verdict::CancelAfter(3005 * SECOND));
+        assert_eq!(auto(retry(3_000)), Verdict::CancelAfter(3005 * SECOND));
+        // It counts once at least.
+        assert_eq!(auto(retry(4_000)), Verdict::CancelAfter(4005 * SECOND));
         assert_eq!(
             auto(Going {
                 retry: None,
@@ -218,8 +258,8 @@ mod tests {
             Grace::Immediate.verdict(&stateless, STREAMING),
             Verdict::CancelNow
         );
-        let after = Grace::After(SECOND).verdict(&stateless, STREAMING);
-        assert_eq!(after, Verdict::CancelAfter(SECOND));
+        let after = Grace::After(9 * SECOND).verdict(&stateless, STREAMING);
+        assert_eq!(after, Verdict::CancelAfter(9 * SECOND));
     }
 
     #[test]
@@ -242,14 +282,39 @@ mod tests {
     fn an_explicit_grace_replaces_the_table() {
         let call = call("tools/call", false);
         assert_eq!(
-            Grace::After(SECOND).verdict(&call, STREAMING),
-            Verdict::CancelAfter(SECOND)
+            Grace::After(9 * SECOND).verdict(&call, STREAMING),
+            Verdict::CancelAfter(9 * SECOND)
         );
         assert_eq!(Grace::Never.verdict(&call, STREAMING), Verdict::RunOn);
         assert_eq!(
             Grace::Immediate.verdict(&call, STREAMING),
             Verdict::CancelNow
         );
+    }
+
+    #[test]
+    fn no_grace_is_shorter_than_what_the_server_told_a_client_that_can_come_back() {
+        for grace in [Grace::After(30 * SECOND), Grace::AutoAfter(30 * SECOND)] {
+            let verdict = |retry, replayable| {
+                let going = Going {
+                    retry: Some(retry),
+                    replayable,
+                    ..STREAMING
+                };
+                grace.verdict(&call("tools/call", true), going)
+            };
+            let cancel_after = |seconds| Verdict::CancelAfter(seconds * SECOND);
+            assert_eq!(verdict(3 * SECOND, true), cancel_after(30));
+            assert_eq!(verdict(25 * SECOND, true), cancel_after(30));
+            assert_eq!(verdict(60 * SECOND, true), cancel_after(65));
+        }
+        let cannot = Going {
+            retry: Some(60 * SECOND),
+            replayable: false,
+            ..STREAMING
+        };
+        let after = Grace::After(SECOND).verdict(&call("tools/call", true), cannot);
+        assert_eq!(after, Verdict::CancelAfter(SECOND));
     }
 
     #[test]

@@ -260,6 +260,11 @@ impl Exchange {
         }
     }
 
+    /// Whether its answer is looked for where it comes by, and not in a stream.
+    pub(super) fn is_passage_closed(&self) -> bool {
+        matches!(self.state().passage, Passage::Closed)
+    }
+
     /// Its call has a stream again.
     pub(crate) fn open_passage(&self) {
         let passage = &mut self.state().passage;

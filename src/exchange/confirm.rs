@@ -12,13 +12,12 @@ use tokio::time::Instant;
 
 use super::state::{Core, Exchange};
 use crate::{
-    call::{CallId, CallInfo, CancelReason},
+    call::{CallId, CancelReason},
     confirm::{Confirm, Confirmation, Confirming, Orphan},
     policy::MIN_GRACE,
     quietly::quietly,
     registry::Expiry,
     timer::{Moves, in_time},
-    verdict::Verdict,
 };
 
 /// How long an answer may take: 10 s. Then the call is put off.
@@ -41,12 +40,13 @@ impl Exchange {
     /// Asks whether an orphan may be cancelled.
     #[cold]
     pub(super) fn ask(self: &Arc<Self>, id: CallId, confirm: &Confirm) {
-        let expiry = self.at_home(|core| core.expiry(id).zip(core.detachment(id)));
+        let asked =
+            self.at_home(|core| Some((core.expiry(id)?, core.detachment(id)?, core.grace(id)?)));
         // Else its client came back in this very moment.
-        let (Some((expiry, detachment)), Some(call)) = (expiry.flatten(), self.call(id)) else {
+        let (Some((expiry, detachment, grace)), Some(call)) = (asked.flatten(), self.call(id))
+        else {
             return;
         };
-        let grace = self.grace_of(call);
         let question = Question {
             exchange: self.clone(),
             id,
@@ -73,15 +73,6 @@ impl Exchange {
         };
         if let Some(injection) = self.cancel_detached(None, id, reason, finish) {
             self.inject(id, injection, span);
-        }
-    }
-
-    /// How long a call had to wait at first.
-    fn grace_of(&self, call: &CallInfo) -> Duration {
-        match call.policy().grace.verdict(call, self.going(false)) {
-            Verdict::CancelAfter(grace) => grace,
-            // What is known of its stream has changed since.
-            Verdict::CancelNow | Verdict::RunOn => MIN_GRACE,
         }
     }
 }

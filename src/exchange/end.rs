@@ -1,21 +1,17 @@
 //! The end of a call: answered, cancelled, or let go.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::Instant};
 
-use super::state::{Attachment, Core, Exchange, Handover};
+use super::state::{Core, Exchange, Handover};
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, Detachment, Outcome},
+    call::{CallId, CallInfo, CancelReason, Outcome},
     cancel::{Announced, Canceller, Injection},
     limits::Limit,
-    observe::{Event, Remark, log_dropped, log_limit},
+    observe::{Event, log_dropped, log_limit},
     options::Retain,
-    registry::{Answer, Detached, End, Ended, Finished, Generation, Tracked, UNSEEN_FOR, Wait},
-    verdict::Verdict,
+    registry::{Answer, End, Ended, Finished, Tracked},
 };
 
 /// The least that an ended call is remembered for its client: 60 s, which is also how long rmcp means to keep
@@ -29,83 +25,20 @@ pub(super) struct JustCancelled {
     announced: Option<Announced>,
 }
 
-// === impl Attachment ===
-
-impl Attachment {
-    /// Says that the stream has gone. `barren`: it was a resume that brought no event.
-    pub(crate) fn detach(&self, cause: DetachCause, barren: bool) {
-        if let Some(call) = self.exchange.call(self.id) {
-            self.exchange.let_go(call, self.generation, cause, barren);
-        }
-    }
-}
-
 // === impl Exchange ===
 
 impl Exchange {
-    /// A stream of a call has gone without its answer.
-    #[cold]
-    pub(super) fn let_go(
-        self: &Arc<Self>,
-        call: &CallInfo,
-        generation: Generation,
-        cause: DetachCause,
-        barren: bool,
-    ) {
-        if self.maybe_answered.load(Ordering::Relaxed) {
-            return self.lose_stream(call.id(), generation);
-        }
-        let now = Instant::now();
-        let going = self.going(cause == DetachCause::EndedByServer);
-        let (grace, deadline) = match call.policy().grace.verdict(call, going) {
-            Verdict::CancelNow => (Some(Duration::ZERO), Some(now)),
-            Verdict::CancelAfter(grace) => (Some(grace), now.checked_add(grace)),
-            Verdict::RunOn => (None, None),
-        };
-        if deadline.is_none() && going.may_be_resumed_elsewhere(call) {
-            self.instance
-                .registry
-                .remarks
-                .make(Remark::StoredCallsRunOn);
-        }
-        let wait = match deadline {
-            Some(deadline) => Wait::Until {
-                deadline,
-                retry: going.retry.unwrap_or_default(),
-            },
-            None if self.is_bound() && !going.by_server => Wait::ForItsEnd,
-            None if call.session().is_some() && (going.replayable || !going.by_server) => {
-                Wait::Unseen(now + UNSEEN_FOR)
-            }
-            // Nobody can come back for it, and its stream was all that was to be seen of it.
-            None => return self.finish(call.id(), Outcome::Unknown),
-        };
-        let (id, detachment) = (call.id(), Detachment::new(cause, now));
-        let detach = |core: &mut Core| core.detach(id, generation, wait, barren, detachment);
-        let detached = self.at_home(detach).unwrap_or(Detached::Stale);
-        let event = Event::Detached { call, cause, grace };
-        match detached {
-            Detached::Stale => {}
-            Detached::Waiting => {
-                self.report(&event);
-                if grace.is_some() {
-                    self.instance.registry.remarks.make(Remark::CallsWait);
-                }
-            }
-            Detached::Due => self.cancel_after(Some(&event), call.id(), cause.reason()),
-            Detached::Beyond(limit, finished) => {
-                self.untracked(call, limit);
-                self.left_unseen(call.id(), finished);
-            }
-        }
-    }
-
     /// Cancels a call, unless it has ended, or its client came back in this very moment (contract 3).
     pub(crate) fn cancel(self: &Arc<Self>, id: CallId, reason: CancelReason) {
         self.cancel_after(None, id, reason);
     }
 
-    fn cancel_after(self: &Arc<Self>, event: Option<&Event<'_>>, id: CallId, reason: CancelReason) {
+    pub(super) fn cancel_after(
+        self: &Arc<Self>,
+        event: Option<&Event<'_>>,
+        id: CallId,
+        reason: CancelReason,
+    ) {
         let span = self.span();
         let finish = |core: &mut Core, ended| core.finish_due(id, ended);
         if let Some(injection) = self.cancel_detached(event, id, reason, finish) {
@@ -214,7 +147,7 @@ impl Exchange {
         reason: CancelReason,
         finish: impl FnOnce(&mut Core, Ended<Answer>) -> Option<Finished>,
     ) -> Option<JustCancelled> {
-        let call = self.call(id)?;
+        let (call, now) = (self.call(id)?, Instant::now());
         let canceller = self.state().canceller.clone();
         // No session manager has it yet, so it has no key that could be another's. One may get it in this very moment.
         let is_on_its_way = canceller.is_none() && call.session().is_some();
@@ -222,7 +155,8 @@ impl Exchange {
         let ended = Ended {
             end: End::Cancelled(call.request_id().clone(), reason),
             weight: 0,
-            until: self.remembered_until(call),
+            at: now,
+            until: self.retain_until(call, now),
         };
         let mut finished = self.at_home(|core| finish(core, ended))??;
         finished.injectable |= is_on_its_way;
@@ -312,10 +246,12 @@ impl Exchange {
         let answer = if kept { answer() } else { None };
         let ended = answer.and_then(|(mut answer, weight)| {
             answer.retry = self.retry();
+            let now = Instant::now();
             Some(Ended {
                 end: End::Answered(answer),
                 weight,
-                until: self.remembered_until(self.call(id)?),
+                at: now,
+                until: self.retain_until(self.call(id)?, now),
             })
         });
         self.end(id, Outcome::Completed, ended);
@@ -365,7 +301,7 @@ impl Exchange {
     }
 
     /// Goes through with the end of a call that was not cancelled.
-    fn ended_as(&self, id: CallId, outcome: Outcome, finished: Finished) {
+    pub(super) fn ended_as(&self, id: CallId, outcome: Outcome, finished: Finished) {
         self.tell_decided();
         let is_delivering = outcome == Outcome::Completed && finished.detachment.is_none();
         if self.note_call_over(is_delivering) {
@@ -409,18 +345,18 @@ impl Exchange {
         }
     }
 
-    fn remembered_until(&self, call: &CallInfo) -> Instant {
-        let its_grace = call.policy().grace;
-        let grace = match its_grace.longest(self.retry()) {
+    /// How long the end of a call is kept at least, and if its client was there: as if it had gone just before.
+    fn retain_until(&self, call: &CallInfo, now: Instant) -> Instant {
+        let grace = call.policy().grace;
+        let patience = match grace.longest(self.retry()) {
             // Nearly always: no verdict says more.
             short if short <= REMEMBERED_FOR => short,
-            _ => match its_grace.verdict(call, self.going(false)) {
-                Verdict::CancelAfter(grace) => grace,
-                Verdict::CancelNow | Verdict::RunOn => Duration::ZERO,
-            },
+            _ => {
+                let going = self.going(false);
+                grace.verdict(call, going).patience(going)
+            }
         };
-        let now = Instant::now();
-        now.checked_add(grace.max(REMEMBERED_FOR))
+        now.checked_add(patience.max(REMEMBERED_FOR))
             .unwrap_or(now + REMEMBERED_FOR)
     }
 }

@@ -55,6 +55,7 @@ mod guard;
 mod identity;
 mod inject;
 mod last_words;
+mod loss;
 mod outlet;
 mod progress;
 mod receive;

@@ -17,7 +17,7 @@ use crate::{
     call::{CallId, CancelReason, DetachCause, Detachment, RequestId, SessionKey},
     fields::LAST_EVENT_ID,
     observe::Event,
-    registry::{End, Named},
+    registry::{End, Named, UNSEEN_FOR, Wait},
 };
 
 /// What an accepted resume is.
@@ -44,9 +44,22 @@ impl Exchange {
         })
     }
 
-    /// Lets a call run on, however long its client stays away: it may have come back where nobody can see it.
-    pub(crate) fn spare(&self, id: CallId) {
-        self.at_home(|core| core.spare(id, Instant::now()));
+    /// Lets a call run on, however long its client stays away: it may have come back where nobody can see it. If the loss of its
+    /// present stream is still to be noticed, that means nothing then. Returns `false` if the call has ended.
+    pub(crate) fn spare(&self, id: CallId) -> bool {
+        let Some(call) = self.call(id) else {
+            return false;
+        };
+        let now = Instant::now();
+        // As if no stream of it were read.
+        let going = self.going(true);
+        let unseen = Wait::Unseen {
+            until: now + UNSEEN_FOR,
+            patience: going.patience(),
+        };
+        let wait = self.run_on(call, going, now).unwrap_or(unseen);
+        let is_spared = self.at_home(|core| core.spare(id, wait));
+        is_spared.unwrap_or(false)
     }
 
     /// The client of a call came back for it, and was taken.

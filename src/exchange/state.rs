@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 use tracing::Span;
 
 use super::{
@@ -288,11 +288,6 @@ impl Exchange {
     /// A task reads a stream of its call on, to see its end.
     pub(crate) fn read_on(&self, id: CallId) {
         self.at_home(|core| core.read_on(id));
-    }
-
-    /// Such a task has ended.
-    pub(crate) fn lose_sight(&self, id: CallId) {
-        self.at_home(|core| core.lose_sight(id, Instant::now()));
     }
 
     /// Its call, if that has this id.

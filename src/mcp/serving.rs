@@ -58,7 +58,7 @@ impl Serving {
 
 #[cfg(test)]
 mod tests {
-    use tokio::runtime::Handle;
+    use tokio::{runtime::Handle, time::Instant};
 
     use super::*;
     use crate::{
@@ -70,7 +70,7 @@ mod tests {
     struct Nobody;
 
     impl Owner for Nobody {
-        fn has_calls(&self, _session: &SessionId) -> bool {
+        fn is_awaited(&self, _session: &SessionId, _now: Instant) -> bool {
             false
         }
 

@@ -1,7 +1,8 @@
 //! The sessions of a manager, and their uses.
 //!
 //! A request uses its session from when the manager is given it until it is answered. A stream uses it for as long as the
-//! stream lives, even if only a task reads it. The registry knows the calls without a stream.
+//! stream lives, even if only a task reads it. The registry knows the calls without a stream, and the answers that are kept
+//! for clients that were away.
 
 use std::{
     collections::HashMap,
@@ -83,8 +84,9 @@ pub(super) struct Injecting {
 
 /// What knows the calls of a session, and can close it: the session manager.
 pub(super) trait Owner: Send + Sync {
-    /// Whether a call of the session goes on without a stream.
-    fn has_calls(&self, session: &SessionId) -> bool;
+    /// Whether a client that is away may come back for something: a call of the session goes on without a stream, or its
+    /// answer is kept.
+    fn is_awaited(&self, session: &SessionId, now: Instant) -> bool;
 
     /// The call in flight with this JSON-RPC id.
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)>;
@@ -301,8 +303,8 @@ impl Timed for Session {
         let now = watch.now();
         let owner = self.owner.upgrade()?;
         let idle_timeout = self.idle_timeout?;
-        if owner.has_calls(&self.id) {
-            // Nobody may see when it ends.
+        if owner.is_awaited(&self.id, now) {
+            // Nobody may see when that ends.
             self.life.touch(now);
         }
         let left = match noticed {

@@ -132,8 +132,9 @@ impl<M> CancellableSessionManager<M> {
     /// that are created from now on.
     ///
     /// A session is used by every request, also while its body is still on its way through the layer, by every open stream
-    /// (standalone ones too), and by every call that has not ended, even if its client has gone. (Without a layer, calls whose client has gone are not known.) What the server sends does not
-    /// count.
+    /// (standalone ones too), and by every call that has not ended, even if its client has gone. An answer that is kept for a
+    /// client that was away uses it as well. (Without a layer, calls whose client has gone are not known.) What the server sends
+    /// does not count.
     ///
     /// ```
     /// use std::time::Duration;

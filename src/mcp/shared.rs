@@ -22,6 +22,7 @@ use rmcp::{
         session::{SessionId, local::LocalSessionManager},
     },
 };
+use tokio::time::Instant;
 use tracing::warn;
 
 use super::{
@@ -306,9 +307,9 @@ impl<M: SessionManager> SharedManager<M> {
 }
 
 impl<M: SessionManager> Owner for SharedManager<M> {
-    fn has_calls(&self, session: &SessionId) -> bool {
+    fn is_awaited(&self, session: &SessionId, now: Instant) -> bool {
         let registry = self.registry.get();
-        registry.is_some_and(|registry| !registry.detached_in(&self.key_of(session)).is_empty())
+        registry.is_some_and(|registry| registry.is_awaited(&self.key_of(session), now))
     }
 
     fn call(&self, session: &SessionId, request: RequestId) -> Option<(CallId, Arc<Exchange>)> {
@@ -351,6 +352,11 @@ impl<M: SessionManager> Canceller for SharedManager<M> {
 
     fn has_event_store(&self) -> bool {
         self.manager.event_store().is_some()
+    }
+
+    fn sees_answers(&self, call: &CallInfo) -> bool {
+        let session = call.session();
+        session.is_some_and(|session| self.sessions.find(session).is_some())
     }
 
     fn announce(&self, call: &CallInfo) -> Option<Announced> {

@@ -35,11 +35,13 @@
 //!    any unknown id of the session may be one of them.
 //! 9. **A reused id** makes the older call leave, untouched. It is returned once, to be reported, and never again.
 //! 10. **Server-side ends** of attached calls are the exchange's: see there.
-//! 11. **Memory.** An ended call is remembered by its streams at least until its time, see [`memory`].
+//! 11. **Memory.** An ended call is remembered by its streams at least until its time, see [`memory`]. If it had no client, that
+//!     is not before the end of its grace, and not before its patience is over: both were decided when the client went.
 //! 12. **The end of a session** ends its calls, and nothing of it is remembered ([`Core::take_accepted`]).
 //! 13. **Nothing stays** but calls in flight and the memory. A detached call without a deadline whose end
 //!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled. One beyond the limits leaves at once.
-//! 14. **In doubt, nothing is cancelled.**
+//! 14. **In doubt, nothing is cancelled.** A call that is [spared](Core::spare) runs on, be its client's loss noticed before or
+//!     after that, until its client comes back.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
@@ -93,6 +95,8 @@ pub(crate) enum Detached {
     Waiting,
     /// It has left: there are too many already.
     Beyond(Limit, Finished),
+    /// It has left: nobody can see its end.
+    Left(Finished),
 }
 
 /// A call that is gone without having been finished.
@@ -311,11 +315,25 @@ impl<T: Clone, A: Clone> Core<T, A> {
         its.filter(|(_, entry)| entry.clock().is_some()).count()
     }
 
+    /// Ends a call in place of a [`detach`](Self::detach): nobody can see its end any more.
+    pub(crate) fn leave(&mut self, id: CallId, stream: Generation) -> Detached {
+        let Some(entry) = self.calls.get_mut(id) else {
+            return Detached::Stale;
+        };
+        if !entry.remove_stream(stream) || entry.has_stream() {
+            return Detached::Stale;
+        }
+        let finished = self.finish(id, None);
+        finished.map_or(Detached::Stale, Detached::Left)
+    }
+
     /// Notes that a resume of a call was accepted: another stream of it lives from now on.
     pub(crate) fn attach(&mut self, id: CallId) -> Option<Generation> {
         let entry = self.calls.get_mut(id)?;
         let stream = entry.add_stream();
-        if entry.times_mut().clock.take().is_some() {
+        let times = entry.times_mut();
+        times.is_spared = false;
+        if times.clock.take().is_some() {
             self.remove_detached();
             self.schedule(id);
         }
@@ -340,13 +358,21 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    /// Lets a detached call run on unseen: its client may have come back, on a stream that is not known
-    /// to be this call's.
-    pub(crate) fn spare(&mut self, id: CallId, now: Instant) {
-        if let Some(times) = self.times_of(id) {
-            times.spare(now + UNSEEN_FOR);
-            self.schedule(id);
-        }
+    /// Lets a call run on: its client may have come back, on a stream that is not known to be this call's. An attached call is
+    /// [spared](Self::is_spared) when it is detached. Returns `false` if the call has ended.
+    pub(crate) fn spare(&mut self, id: CallId, wait: Wait) -> bool {
+        let Some(entry) = self.calls.get_mut(id) else {
+            return false;
+        };
+        entry.times_mut().spare(wait);
+        self.schedule(id);
+        true
+    }
+
+    /// Whether a call is to run on when it loses its client.
+    pub(crate) fn is_spared(&self, id: CallId) -> bool {
+        let times = self.calls.get(id).and_then(|entry| entry.times.as_deref());
+        times.is_some_and(|times| times.is_spared)
     }
 
     /// A task reads a stream of a call on, to see its end.
@@ -357,10 +383,11 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
     }
 
-    /// Such a task has ended. After the last of them nobody watches for the call's end any more.
-    pub(crate) fn lose_sight(&mut self, id: CallId, now: Instant) {
+    /// Such a task has ended. After the last of them nobody watches for the call's end any more, and the call is forgotten at
+    /// the given time. `None` if its end is seen elsewhere.
+    pub(crate) fn lose_sight(&mut self, id: CallId, unseen_until: Option<Instant>) {
         if let Some(times) = self.times_of(id) {
-            times.remove_reader(now + UNSEEN_FOR);
+            times.remove_reader(unseen_until);
             self.schedule(id);
         }
     }

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use self::{managers::Managers, notes::Notes, streams::OpenStreams, street::Street};
 use crate::{
@@ -164,6 +164,12 @@ impl<T: Tracked> Registry<T> {
     pub(crate) fn detached_in(&self, session: &SessionKey) -> Vec<Call<T>> {
         let detached = self.visit(&session.id, |core| core.detached(&session.scope));
         detached.unwrap_or_default()
+    }
+
+    /// Whether a client that is away may come for something to a session.
+    pub(crate) fn is_awaited(&self, session: &SessionKey, now: Instant) -> bool {
+        let awaited = self.visit(&session.id, |core| core.is_awaited(&session.scope, now));
+        awaited.unwrap_or(false)
     }
 
     /// Whether anything is known of a session: calls in flight, or some that ended.

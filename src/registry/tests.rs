@@ -18,6 +18,10 @@ use crate::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
+const FOR_ITS_END: Wait = Wait::ForItsEnd {
+    patience: Duration::ZERO,
+};
+
 /// What a registry tracks here. It notes what it hears.
 #[derive(Default)]
 struct Call {
@@ -93,11 +97,12 @@ fn end_with(registry: &Registry<Call>, key: &Key, bytes: usize, owed: bool) -> C
         core.name(id, b"event", Form::Any);
         if owed {
             let gone = Detachment::new(DetachCause::HungUp, now);
-            core.detach(id, FIRST, Wait::ForItsEnd, false, gone);
+            core.detach(id, FIRST, FOR_ITS_END, false, gone);
         }
         let ended = Ended {
             end: End::Cancelled(key.request.clone(), CancelReason::Orphaned),
             weight: bytes,
+            at: now,
             until: now + SECOND,
         };
         core.finish(id, Some(ended))
@@ -356,7 +361,7 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                             0 => drop(call.with(|core| core.attach(*id))),
                             1 | 2 => {
                                 let wait = match dice & 64 {
-                                    0 => Wait::ForItsEnd,
+                                    0 => FOR_ITS_END,
                                     _ => Wait::Until {
                                         deadline: now,
                                         retry: SECOND,
@@ -379,6 +384,7 @@ fn whatever_happens_to_calls_at_the_same_time_nothing_of_them_is_counted_in_the_
                                         CancelReason::Orphaned,
                                     ),
                                     weight: (dice >> 40) as usize % 4_000,
+                                    at: now,
                                     until: now + SECOND,
                                 };
                                 call.with(|core| core.name(*id, b"0/0", Form::Any));

@@ -11,8 +11,8 @@ const MAX_DATA: usize = 4 * 1024 * 1024;
 /// default hyper takes less than this for all headers together.
 const MAX_VALUE: usize = 512 * 1024;
 
-/// `retry` counts up to this.
-const MAX_RETRY: Duration = Duration::from_secs(10 * 60);
+/// `retry` counts up to this, in ms: as much as an exchange keeps, 24 days.
+const MAX_RETRY: Duration = Duration::from_millis(i32::MAX as u64);
 
 /// What one event says about the calls on its stream.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -295,8 +295,9 @@ fn a_retry_is_digits_only() {
         ("0", Some(0)),
         ("0003000", Some(3000)),
         ("599999", Some(599_999)),
-        ("600001", Some(600_000)),
-        ("18446744073709551620", Some(600_000)),
+        ("600001", Some(600_001)),
+        ("2147483648", Some(2_147_483_647)),
+        ("18446744073709551620", Some(2_147_483_647)),
         ("", None),
         ("-1", None),
         ("+1", None),
@@ -543,7 +544,7 @@ fn by_sse_stream(frames: &[&[u8]]) -> Vec<Seen> {
         .filter(|it| it.id.is_some() || it.retry.is_some() || it.data.is_some());
     told.map(|event| Seen {
         id: event.id.map(String::into_bytes),
-        retry: event.retry.map(|retry| retry.min(600_000)),
+        retry: event.retry.map(|retry| retry.min(2_147_483_647)),
         answers: answers(event.data.unwrap_or_default().as_bytes()),
     })
     .collect()
@@ -585,7 +586,7 @@ fn reference(text: &[u8]) -> Vec<Seen> {
             b"id" if !value.contains(&b'\0') => id = Some(value.to_vec()),
             b"retry" if !value.is_empty() && value.iter().all(u8::is_ascii_digit) => {
                 let number = str::from_utf8(value).unwrap().parse::<u64>();
-                retry = Some(number.unwrap_or(u64::MAX).min(600_000));
+                retry = Some(number.unwrap_or(u64::MAX).min(2_147_483_647));
             }
             _ => {}
         }
@@ -735,7 +736,7 @@ impl Part {
         }
         Some(Seen {
             id: id.clone().map(String::into_bytes),
-            retry: retry.map(|retry| retry.min(600_000)),
+            retry: retry.map(|retry| retry.min(2_147_483_647)),
             answers: data
                 .clone()
                 .map_or(Answers::Nothing, |(_, answers)| answers),

@@ -12,6 +12,7 @@
 //! | `handlers` | What does a handler feel of a cancel, and does its work stop? |
 //! | `attacks` | What may one client try against the calls of another? |
 //! | `steps` | What if something happens at step n, for every n? |
+//! | `timelines` | What if all of this lasts for hours? |
 //! | `support` | What do all of these share? |
 
 #![allow(
@@ -31,6 +32,7 @@ mod resume;
 mod sessions;
 mod steps;
 mod support;
+mod timelines;
 mod watch;
 mod wire;
 

@@ -20,7 +20,7 @@ use crate::{
     ids::{Owner, Ownership},
 };
 
-const GRACE: Duration = Duration::from_secs(3);
+const GRACE: Duration = Duration::from_secs(6);
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -20,7 +20,7 @@ use crate::{
     heart::SETTLED,
 };
 
-const GRACE: Duration = Duration::from_secs(3);
+const GRACE: Duration = Duration::from_secs(6);
 
 /// How long the clock of a call is looked at after its cancel was confirmed, and a moment.
 const GLANCE: Duration = Duration::from_millis(150);

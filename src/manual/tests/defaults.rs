@@ -17,10 +17,15 @@ use crate::{
 const PAGE: &str = include_str!("../defaults.md");
 
 const GRACE: &str = "grace of a call that its client can resume";
-const LONGEST_RETRY: &str = "longest `retry` that makes a grace longer";
+const LONGEST_RETRY: &str = "longest `retry` that counts five times for a grace";
 
 /// Where the code has what no type shows: a row, and the constant that it is about.
-const CONSTANTS: [(&str, &str, &str); 9] = [
+const CONSTANTS: [(&str, &str, &str); 10] = [
+    (
+        "time for the network that a grace leaves after `retry`",
+        "src/verdict.rs",
+        "MAX_DELAY",
+    ),
     (
         "time that a cancelled handler has to end by itself",
         "src/mcp/abort/mod.rs",
@@ -163,6 +168,8 @@ fn the_grace_of_the_defaults_page_is_what_the_verdict_says() {
     }
     assert_eq!(grace(longest), page.at(longest));
     assert_eq!(grace(2 * longest), page.at(longest));
+    // What comes after that counts once.
+    assert_eq!(grace(9 * longest), 9 * longest + Duration::from_secs(5));
 }
 
 #[cfg(feature = "rmcp")]

@@ -1,5 +1,9 @@
 //! The calls in flight of a session and all their names.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use super::{
     Core,
     entry::{Entry, Place},
@@ -319,6 +323,21 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// Since when and how a call has no client.
     pub(crate) fn detachment(&self, id: CallId) -> Option<Detachment> {
         self.calls.get(id)?.detachment()
+    }
+
+    /// How long the client of a detached call may stay away, as was decided when it went.
+    pub(crate) fn grace(&self, id: CallId) -> Option<Duration> {
+        Some(self.calls.get(id)?.clock()?.patience)
+    }
+
+    /// Whether a client that is away may come for something to a session: for a call in flight, or for an answer.
+    pub(crate) fn is_awaited(&self, scope: &Scope, now: Instant) -> bool {
+        self.session(scope).is_some_and(|session| {
+            let is_away =
+                |entry: &Entry<T>| entry.session() == Some(session) && entry.clock().is_some();
+            let mut calls = self.calls();
+            calls.any(|(_, entry)| is_away(entry)) || self.memory.owes_answers(session, now)
+        })
     }
 
     /// The calls of a session that have no client.

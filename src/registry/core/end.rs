@@ -21,6 +21,14 @@ impl<T: Clone, A: Clone> Core<T, A> {
         let entry = self.take(id)?;
         self.has_finished = true;
         let detachment = entry.detachment();
+        let times = entry.times.as_ref();
+        let remember = remember.map(|ended| {
+            let owed = times.and_then(|times| times.retained_until(ended.at));
+            Ended {
+                until: owed.map_or(ended.until, |owed| ended.until.max(owed)),
+                ..ended
+            }
+        });
         let (mut injectable, mut is_too_much) = (false, false);
         if let Some(place) = entry.place {
             injectable = self.free_id(id, &place);

@@ -138,7 +138,7 @@ impl<T> Entry<T> {
     pub(crate) fn waits_to(&self) -> Option<Instant> {
         match self.clock()?.wait {
             Wait::Until { .. } => self.times.as_ref()?.grace_ends(),
-            Wait::ForItsEnd | Wait::Unseen(_) => None,
+            Wait::ForItsEnd { .. } | Wait::Unseen { .. } => None,
         }
     }
 

@@ -129,6 +129,12 @@ impl<A> Memory<A> {
         ranks.any(|records| records.have(session))
     }
 
+    /// Whether it owes an answer to a client of a session.
+    pub(super) fn owes_answers(&self, session: NameHash, now: Instant) -> bool {
+        let kept = self.0.as_ref();
+        kept.is_some_and(|kept| kept.records.of(Rank::Owed).have_answers(session, now))
+    }
+
     /// When the first of the oldest is to be forgotten.
     pub(super) fn next_end(&self) -> Option<Instant> {
         let kept = self.0.as_ref()?;

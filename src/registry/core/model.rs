@@ -256,7 +256,7 @@ impl Run {
                 run.model.release(id, run.now);
             }),
             Op::Spare(call) => self.on(call, |run, id| {
-                run.core.spare(id, run.now);
+                run.core.spare(id, unseen(run.now));
                 run.model.spare(id, run.now);
             }),
             Op::ReadOn(call) => self.on(call, |run, id| {
@@ -264,7 +264,8 @@ impl Run {
                 run.model.read_on(id);
             }),
             Op::LoseSight(call) => self.on(call, |run, id| {
-                run.core.lose_sight(id, run.now);
+                let unseen_until = run.now + UNSEEN_FOR;
+                run.core.lose_sight(id, Some(unseen_until));
                 run.model.lose_sight(id, run.now);
             }),
             Op::Finish(call, remember) => self.on(call, |run, id| run.finish(id, remember)),
@@ -613,6 +614,7 @@ impl Run {
             let expected = model.get(*id).map(|_| payload as u32);
             assert_eq!(core.call(*id).copied(), expected);
             assert_eq!(core.detachment(*id), model.detachment(*id));
+            assert_eq!(core.is_spared(*id), model.is_spared(*id));
         }
         for scope in SCOPES {
             let at = scope_of(scope);
@@ -689,8 +691,13 @@ impl Waiting {
                 deadline: now + Duration::from_millis(after_ms),
                 retry: Duration::from_millis(retry_ms),
             },
-            Self::ForItsEnd => Wait::ForItsEnd,
-            Self::Unseen { after_ms } => Wait::Unseen(now + Duration::from_millis(after_ms)),
+            Self::ForItsEnd => Wait::ForItsEnd {
+                patience: Duration::ZERO,
+            },
+            Self::Unseen { after_ms } => Wait::Unseen {
+                until: now + Duration::from_millis(after_ms),
+                patience: Duration::ZERO,
+            },
         }
     }
 }
@@ -705,8 +712,17 @@ impl Remembering {
                 false => End::Cancelled(RequestId::Number(answer.into()), CancelReason::Orphaned),
             },
             units: if self.answered { self.units } else { 0 },
+            at: now,
             until: now + Duration::from_secs(self.for_s),
         }
+    }
+}
+
+/// What a call waits for that runs on unseen from now on.
+pub(super) fn unseen(now: Instant) -> Wait {
+    Wait::Unseen {
+        until: now + UNSEEN_FOR,
+        patience: Duration::ZERO,
     }
 }
 
@@ -714,6 +730,7 @@ fn ended(remember: &Remember) -> Ended<Answer> {
     Ended {
         end: remember.end.clone(),
         weight: remember.units * UNIT,
+        at: remember.at,
         until: remember.until,
     }
 }

@@ -24,6 +24,8 @@ pub(crate) struct Ended<A> {
     pub(crate) end: End<A>,
     /// The size of the answer in bytes.
     pub(crate) weight: usize,
+    pub(crate) at: Instant,
+    /// It is kept so long at least. Where its client was away, what was decided then may be longer.
     pub(crate) until: Instant,
 }
 
@@ -150,6 +152,12 @@ impl<A> Records<A> {
     pub(super) fn latest_with(&self, session: NameHash, event: EventId) -> Option<&Record<A>> {
         let mut kept = self.kept.iter().rev();
         kept.find(|record| record.session == session && record.streams.have(event))
+    }
+
+    /// Whether an answer of a session is among them whose time is not over.
+    pub(super) fn have_answers(&self, session: NameHash, now: Instant) -> bool {
+        let mut its = self.kept.iter().filter(|record| record.session == session);
+        its.any(|record| matches!(record.end, End::Answered(_)) && record.until > now)
     }
 
     pub(super) fn have(&self, session: NameHash) -> bool {

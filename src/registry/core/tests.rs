@@ -1,6 +1,6 @@
 use super::{
     index::StreamId,
-    model::{assert_empty, scope_of, session_id},
+    model::{assert_empty, scope_of, session_id, unseen},
     streams::MAX_EVENT_IDS,
     times::{JITTER, MAX_BARREN, MAX_HOLD},
     *,
@@ -15,6 +15,10 @@ type TestCore = Core<&'static str, &'static str>;
 
 const SECOND: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(3);
+
+const FOR_ITS_END: Wait = Wait::ForItsEnd {
+    patience: Duration::ZERO,
+};
 
 /// The core of a session.
 fn core() -> TestCore {
@@ -73,6 +77,7 @@ fn answered(answer: &'static str, until: Instant) -> Option<Ended<&'static str>>
     Some(Ended {
         end: End::Answered(answer),
         weight: answer.len(),
+        at: until - SECOND,
         until,
     })
 }
@@ -1038,6 +1043,7 @@ fn invariant_11_what_goes_though_a_client_may_come_for_it_is_told_once() {
     let ended = Ended {
         end: End::Cancelled(RequestId::Number(1), CancelReason::Orphaned),
         weight: 0,
+        at: now,
         until: now + SECOND,
     };
     core.finish(cancelled, Some(ended));
@@ -1125,7 +1131,7 @@ fn invariant_13_an_unseen_call_is_forgotten_not_cancelled() {
     let now = Instant::now();
     let mut core = core();
     let id = accepted(&mut core, request(7), "unseen");
-    core.detach(id, FIRST, Wait::Unseen(now + UNSEEN_FOR), false, gone(now));
+    core.detach(id, FIRST, unseen(now), false, gone(now));
     assert_forgotten(&mut core, id, now);
 }
 
@@ -1135,7 +1141,7 @@ fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
     let mut core = core();
     let id = accepted(&mut core, request(7), "call");
     core.read_on(id);
-    core.lose_sight(id, now);
+    core.lose_sight(id, Some(now + UNSEEN_FOR));
     assert_eq!(
         core.next_deadline(),
         None,
@@ -1143,14 +1149,14 @@ fn invariant_13_a_call_that_nobody_watches_any_more_is_forgotten() {
     );
     core.read_on(id);
     core.read_on(id);
-    core.detach(id, FIRST, Wait::ForItsEnd, false, gone(now));
-    core.lose_sight(id, now);
+    core.detach(id, FIRST, FOR_ITS_END, false, gone(now));
+    core.lose_sight(id, Some(now + UNSEEN_FOR));
     assert_eq!(core.next_deadline(), None, "another task reads on");
-    core.lose_sight(id, now);
+    core.lose_sight(id, Some(now + UNSEEN_FOR));
     assert_eq!(core.next_deadline(), Some(now + UNSEEN_FOR));
     core.read_on(id);
     assert_eq!(core.next_deadline(), None, "somebody reads on again");
-    core.lose_sight(id, now);
+    core.lose_sight(id, Some(now + UNSEEN_FOR));
     assert_forgotten(&mut core, id, now);
 }
 
@@ -1160,9 +1166,62 @@ fn invariant_14_a_spared_call_runs_on() {
     let mut core = core();
     let id = accepted(&mut core, request(1), "call");
     detach(&mut core, id, now);
-    core.spare(id, now);
+    core.spare(id, unseen(now));
     assert!(core.expire(now + 60 * SECOND).is_empty());
     assert_eq!(core.len(), 1);
+}
+
+#[test]
+fn invariant_14_a_call_that_is_spared_while_it_is_attached_is_so_until_its_client_comes_back() {
+    let now = Instant::now();
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
+    assert!(core.spare(id, unseen(now)));
+    assert!(core.is_spared(id));
+    core.detach(id, FIRST, unseen(now), false, gone(now));
+    assert!(core.is_spared(id));
+    core.attach(id);
+    assert!(!core.is_spared(id));
+    core.finish(id, None);
+    assert!(!core.spare(id, unseen(now)), "it has ended");
+}
+
+#[test]
+fn invariant_13_a_call_whose_end_is_seen_elsewhere_is_not_forgotten() {
+    let now = Instant::now();
+    let mut core = core();
+    let id = accepted(&mut core, request(1), "call");
+    core.read_on(id);
+    core.detach(id, FIRST, FOR_ITS_END, false, gone(now));
+    core.lose_sight(id, None);
+    assert_eq!(core.next_deadline(), None);
+}
+
+#[test]
+fn invariant_11_an_answer_is_kept_for_as_long_as_its_client_was_to_be_waited_for() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    let now = Instant::now();
+    let later = now + 60 * SECOND;
+    for (wait, expected) in [
+        (until(now + HOUR), later + HOUR),
+        (Wait::ForItsEnd { patience: HOUR }, later + HOUR),
+        (FOR_ITS_END, later + SECOND),
+    ] {
+        let mut core = core();
+        let id = accepted(&mut core, request(1), "call");
+        core.name(id, b"0/1", Form::Rmcp);
+        core.detach(id, FIRST, wait, false, gone(now));
+        let ended = Ended {
+            end: End::Answered("done"),
+            weight: 4,
+            at: later,
+            until: later + SECOND,
+        };
+        core.finish(id, Some(ended));
+        assert_eq!(core.next_deadline(), Some(expected), "{wait:?}");
+        assert!(core.is_awaited(&here(), expected - SECOND / 2));
+        assert!(!core.is_awaited(&here(), expected));
+    }
 }
 
 #[test]

@@ -27,10 +27,10 @@ pub(crate) enum Wait {
     /// Cancelled at `deadline` if it is still detached then. `retry` is how long its client waits before
     /// it comes back.
     Until { deadline: Instant, retry: Duration },
-    /// Runs on. Its end will be seen.
-    ForItsEnd,
+    /// Runs on. Its end will be seen. The answer is kept so long for its client.
+    ForItsEnd { patience: Duration },
     /// Runs on unseen, forgotten at this time.
-    Unseen(Instant),
+    Unseen { until: Instant, patience: Duration },
 }
 
 /// When a call is to be looked at.
@@ -49,6 +49,8 @@ pub(super) struct Times {
     /// How many tasks read a stream of it on, and will see its end.
     readers: u32,
     barren: u32,
+    /// Its client may have come back already where nobody sees it, so the loss of its stream means nothing.
+    pub(super) is_spared: bool,
     /// How often somebody was told to cancel it.
     dues: u32,
     last_deadline: Option<Instant>,
@@ -59,6 +61,8 @@ pub(super) struct Times {
 pub(super) struct Clock {
     pub(super) detachment: Detachment,
     pub(super) wait: Wait,
+    /// How long its client may stay away, as was decided when it went: the grace of a call that has one.
+    pub(super) patience: Duration,
     /// It was put off for long.
     put_off: bool,
     /// Not before this time is it over: that it was, was noticed late.
@@ -91,6 +95,17 @@ pub(super) enum Judged {
     Forget,
 }
 
+// === impl Wait ===
+
+impl Wait {
+    fn patience(self, since: Instant) -> Duration {
+        match self {
+            Self::Until { deadline, .. } => deadline.saturating_duration_since(since),
+            Self::ForItsEnd { patience } | Self::Unseen { patience, .. } => patience,
+        }
+    }
+}
+
 // === impl Times ===
 
 impl Times {
@@ -109,6 +124,7 @@ impl Times {
         barren: bool,
         detachment: Detachment,
     ) -> Option<Instant> {
+        let patience = wait.patience(detachment.since());
         self.barren = if barren { self.barren + 1 } else { 0 };
         if let Wait::Until { deadline, .. } = &mut wait {
             if self.barren > MAX_BARREN {
@@ -119,6 +135,7 @@ impl Times {
         self.clock = Some(Clock {
             detachment,
             wait,
+            patience,
             put_off: false,
             again: None,
             glances: 0,
@@ -195,8 +212,8 @@ impl Times {
                 };
                 Some(clock.again.unwrap_or(at).max(at))
             }
-            Wait::Unseen(at) => Some(at),
-            Wait::ForItsEnd => clock.unwatched,
+            Wait::Unseen { until, .. } => Some(until),
+            Wait::ForItsEnd { .. } => clock.unwatched,
         }
     }
 
@@ -233,12 +250,25 @@ impl Times {
         }
     }
 
-    /// Lets a detached call run on unseen.
-    pub(super) fn spare(&mut self, until: Instant) {
+    /// Lets a call run on, now if it is detached.
+    pub(super) fn spare(&mut self, wait: Wait) {
         self.take_back();
-        if let Some(clock) = &mut self.clock {
-            clock.wait = Wait::Unseen(until);
+        match &mut self.clock {
+            Some(clock) => clock.wait = wait,
+            None => self.is_spared = true,
         }
+    }
+
+    /// How long the end of a detached call is kept that comes at `at`: for as long as its client may stay away, and to the end
+    /// of its grace, however often that was put off. `None` if it has a client.
+    pub(super) fn retained_until(&self, at: Instant) -> Option<Instant> {
+        let clock = self.clock.as_ref()?;
+        let whole = at.checked_add(clock.patience);
+        let waits_to = match clock.wait {
+            Wait::Until { deadline, .. } => Some(deadline),
+            Wait::ForItsEnd { .. } | Wait::Unseen { .. } => None,
+        };
+        whole.max(waits_to)
     }
 
     /// A task reads a stream of the call on.
@@ -250,10 +280,11 @@ impl Times {
     }
 
     /// Such a task has ended without having seen the call's end.
-    pub(super) fn remove_reader(&mut self, unseen_until: Instant) {
+    pub(super) fn remove_reader(&mut self, unseen_until: Option<Instant>) {
         self.readers = self.readers.saturating_sub(1);
         if self.readers == 0
             && let Some(clock) = &mut self.clock
+            && let Some(unseen_until) = unseen_until
         {
             clock.unwatched.get_or_insert(unseen_until);
         }
@@ -282,7 +313,7 @@ impl Times {
                     false => Judged::Orphan,
                 }
             }
-            Some(Wait::Unseen(_) | Wait::ForItsEnd) => Judged::Forget,
+            Some(Wait::Unseen { .. } | Wait::ForItsEnd { .. }) => Judged::Forget,
             None => Judged::PutOff,
         }
     }

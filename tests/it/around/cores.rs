@@ -208,12 +208,19 @@ impl Cores {
         let layer = CancelOnDisconnectLayer::new().grace(grace);
         let layer = layer.observe(events.observer());
         let calls = layer.calls();
+        let mut config = SessionConfig::default();
+        // No grace is shorter than what it says.
+        config.sse_retry = Some(SOON / 2);
         let router = match server {
             Server::Wrapped => {
-                let sessions = CancellableSessionManager::local(SessionConfig::default());
+                let sessions = CancellableSessionManager::local(config);
                 router(tools.service(Mode::Session, Arc::new(sessions)))
             }
-            _ => router(tools.service(Mode::Session, Arc::new(LocalSessionManager::default()))),
+            _ => {
+                let mut sessions = LocalSessionManager::default();
+                sessions.session_config = config;
+                router(tools.service(Mode::Session, Arc::new(sessions)))
+            }
         };
         let router = router.layer(layer);
         let (first, second) = (Core::of(router.clone()), Core::of(router));

@@ -58,7 +58,13 @@ fn resumes_that_queue_keep_their_calls(server: Server, busy: Duration) {
         .enable_all()
         .build()
         .expect("a runtime for the clients");
-    let setup = serving.block_on(Plan::of(server).grace(Grace::After(GRACE)).start());
+    let plan = Plan::of(server).grace(Grace::After(GRACE));
+    let plan = plan.sessions(|mut local| {
+        // No grace is shorter than what it says.
+        local.session_config.sse_retry = Some(GRACE / 2);
+        local
+    });
+    let setup = serving.block_on(plan.start());
     let mcp = clients.block_on(async {
         let mcp = setup.mcp().await;
         let mut calls = Vec::new();

@@ -81,6 +81,11 @@ async fn cycles(server: Server, clock: Clock) {
     let ledger = Ledger::default();
     let setup = Plan::of(server)
         .grace(Grace::After(GRACE))
+        .sessions(|mut local| {
+            // No grace is shorter than what it says.
+            local.session_config.sse_retry = Some(GRACE / 2);
+            local
+        })
         .layer(|layer| layer.observe(ledger.observer()))
         .start()
         .await;

@@ -162,6 +162,50 @@ async fn a_replay_of_a_foreign_server_does_not_end_a_call_whose_first_stream_liv
     assert_eq!(foreign.log.cancelled().len(), 1);
 }
 
+/// The old connection is missed last. Two streams number alike, so nobody can say which of the calls is meant.
+#[tokio::test(start_paused = true)]
+async fn a_resume_that_may_mean_two_calls_keeps_both_though_their_old_connections_are_missed_later()
+{
+    for grace in [Grace::After(GRACE), Grace::Immediate] {
+        let foreign = Foreign::with(grace);
+        let mut streams = Vec::new();
+        for call in [1, 2] {
+            let mut stream = foreign.call(call).await;
+            foreign.says_to_last("id: 1\ndata:\n\n");
+            Foreign::frame(&mut stream).await;
+            streams.push(stream);
+        }
+
+        let resumed = foreign.resume("1").await;
+        drop(streams);
+
+        tokio::time::sleep(3 * GRACE).await;
+        assert_eq!(foreign.log.cancelled().len(), 0, "{grace:?}");
+        assert_eq!(foreign.layer.calls().len(), 2, "{grace:?}");
+        drop(resumed);
+    }
+}
+
+/// Not all of its event ids are known any more.
+#[tokio::test(start_paused = true)]
+async fn a_resume_in_the_middle_of_a_long_stream_keeps_its_call_though_the_old_connection_is_missed_later()
+ {
+    let foreign = Foreign::with(Grace::After(GRACE));
+    let mut stream = foreign.call(1).await;
+    for event in 0..3_000 {
+        foreign.says_to_last(&format!("id: event-{event}\ndata:\n\n"));
+        Foreign::frame(&mut stream).await;
+    }
+
+    let resumed = foreign.resume("event-1500").await;
+    drop(stream);
+
+    tokio::time::sleep(3 * GRACE).await;
+    assert_eq!(foreign.log.cancelled().len(), 0);
+    assert_eq!(foreign.layer.calls().len(), 1);
+    drop(resumed);
+}
+
 /// `<counter>/<constant>`, which is rmcp's form and means something else.
 #[tokio::test(start_paused = true)]
 async fn ids_that_only_look_like_rmcps_join_no_two_calls() {

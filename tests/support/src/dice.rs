@@ -22,8 +22,17 @@ impl Dice {
     /// Seeded by [`SEED`] if that is set.
     pub fn new() -> Self {
         let given = env::var(SEED).ok().map(|seed| parse(&seed));
-        let seed = given.unwrap_or_else(|| RandomState::new().build_hasher().finish());
+        Self::seeded(given.unwrap_or_else(|| RandomState::new().build_hasher().finish()))
+    }
+
+    /// Seeded so.
+    pub fn seeded(seed: u64) -> Self {
         Self { seed, state: seed }
+    }
+
+    /// Its seed, by which it can be repeated.
+    pub fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Any number, each as likely as the others.

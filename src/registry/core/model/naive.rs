@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     super::{Detached, End, Expired, UNSEEN_FOR, Wait, times::MAX_BARREN},
-    Answering,
+    Answering, unseen,
 };
 use crate::call::{CallId, Detachment, RequestId};
 
@@ -47,6 +47,7 @@ pub(super) enum Named {
 pub(super) struct Remember {
     pub(super) end: End<Answer>,
     pub(super) units: usize,
+    pub(super) at: Instant,
     pub(super) until: Instant,
 }
 
@@ -75,6 +76,10 @@ pub(super) struct Call {
     /// The streams that live: the POST's is 0, that of each resume the next.
     streams: Vec<usize>,
     wait: Option<Wait>,
+    /// How long its client may stay away.
+    patience: Duration,
+    /// It is to run on when its client goes.
+    spared: bool,
     detachment: Option<Detachment>,
     put_off: bool,
     /// When it was, or is, looked at again because somebody noticed late that its time was over.
@@ -152,6 +157,8 @@ impl Model {
             resumes: 0,
             streams: vec![0],
             wait: None,
+            patience: Duration::ZERO,
+            spared: false,
             detachment: None,
             put_off: false,
             looks: Vec::new(),
@@ -233,6 +240,10 @@ impl Model {
         call.released = None;
         call.unwatched = None;
         call.wait = Some(wait);
+        call.patience = match wait {
+            Wait::Until { deadline, .. } => deadline - detachment.since(),
+            Wait::ForItsEnd { patience } | Wait::Unseen { patience, .. } => patience,
+        };
         call.detachment = Some(detachment);
         if let Wait::Until { deadline, retry } = wait {
             let renewed = call.barren <= MAX_BARREN;
@@ -259,6 +270,7 @@ impl Model {
         };
         call.resumes += 1;
         call.streams.push(call.resumes);
+        call.spared = false;
         call.wait = None;
         call.detachment = None;
         call.given_out = false;
@@ -296,12 +308,20 @@ impl Model {
     }
 
     pub(super) fn spare(&mut self, id: CallId, now: Instant) {
-        if let Some(call) = self.get_mut(id)
-            && call.wait.is_some()
-        {
-            call.wait = Some(Wait::Unseen(now + UNSEEN_FOR));
-            call.given_out = false;
+        let Some(call) = self.get_mut(id) else {
+            return;
+        };
+        match call.wait {
+            Some(_) => {
+                call.wait = Some(unseen(now));
+                call.given_out = false;
+            }
+            None => call.spared = true,
         }
+    }
+
+    pub(super) fn is_spared(&self, id: CallId) -> bool {
+        self.get(id).is_some_and(|call| call.spared)
     }
 
     pub(super) fn read_on(&mut self, id: CallId) {
@@ -376,7 +396,13 @@ impl Model {
         let call = self.remove(id)?;
         let is_for_it = |other: &Call| other.is(call.scope, &call.request);
         let injectable = call.accepted || !self.calls.iter().any(is_for_it);
-        if let Some(remember) = remember.filter(|_| !call.names.is_empty()) {
+        if let Some(mut remember) = remember.filter(|_| !call.names.is_empty()) {
+            if call.wait.is_some() {
+                remember.until = remember.until.max(remember.at + call.patience);
+            }
+            if let Some(Wait::Until { deadline, .. }) = call.wait {
+                remember.until = remember.until.max(deadline);
+            }
             let names = call.known_names();
             let answered = matches!(remember.end, End::Answered(_));
             self.keep(Kept {
@@ -451,7 +477,7 @@ impl Model {
             if !call.is_due(now) {
                 return true;
             }
-            if let Some(Wait::Unseen(_) | Wait::ForItsEnd) = call.wait {
+            if let Some(Wait::Unseen { .. } | Wait::ForItsEnd { .. }) = call.wait {
                 return false;
             }
             if !call.waits_on(now) {
@@ -570,8 +596,8 @@ impl Call {
                 let look = self.looks.last().copied();
                 others.chain(look).chain([deadline]).max()
             }
-            Wait::Unseen(at) => Some(at),
-            Wait::ForItsEnd => self.unwatched,
+            Wait::Unseen { until, .. } => Some(until),
+            Wait::ForItsEnd { .. } => self.unwatched,
         }
     }
 

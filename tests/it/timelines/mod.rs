@@ -1,0 +1,158 @@
+//! Timelines: hours of calls and clients in a moment, on a clock that jumps from one time to the next. Real rmcp in process.
+//!
+//! A [`Story`] says how the server is set up and what is to happen, and [`play`] notes what did. The oracle knows the
+//! manual: a client that returns within its grace, or as long as its answer is kept, gets its call or its answer; a call that
+//! may run on ends by itself; nothing is reported twice, and nothing stays.
+//!
+//! The generated stories are a sample. `TIMELINES` sets how many, and `TEST_SEED` the first one.
+
+mod oracle;
+mod story;
+mod world;
+
+use std::{env, time::Duration};
+
+use mcp_cancel_on_disconnect::Grace;
+use test_support::Dice;
+
+use self::{
+    story::{Confirm, How, Loss, Story},
+    world::play,
+};
+use crate::setup::Server;
+
+/// How many stories are generated where nothing else is said.
+const SAMPLE: u64 = 100;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+const ENDED_BY_SERVER: How = How::EndedByServer { retry: None };
+
+const BOTH: [Server; 2] = [Server::Wrapped, Server::LayerOnly];
+
+#[test]
+fn whatever_happens_in_hours_no_client_that_returns_in_time_has_lost_anything() {
+    let count = env::var("TIMELINES").map_or(SAMPLE, |count| count.parse().expect("a number"));
+    let first = Dice::new().seed();
+    for seed in (0..count).map(|nth| first.wrapping_add(nth)) {
+        // They say how to repeat a failure.
+        let mut dice = Dice::seeded(seed);
+        is_right(&Story::roll(&mut dice));
+    }
+}
+
+#[test]
+fn an_answer_that_is_kept_for_a_client_that_was_away_keeps_its_session() {
+    let story = Story::of(Server::Wrapped, Grace::After(HOUR));
+    is_right(&story.call(MINUTE, &[hangs_up(10 * MINUTE)]));
+    let mut told = Story::of(Server::Wrapped, Grace::Auto);
+    told.retry = Some(10 * MINUTE);
+    is_right(&told.call(MINUTE, &[hangs_up(590 * SECOND)]));
+}
+
+#[test]
+fn a_call_that_may_run_on_ends_by_itself_although_its_server_ended_the_stream() {
+    let ended = Loss::after_a_second(ENDED_BY_SERVER, SECOND);
+    let never = Story::of(Server::Wrapped, Grace::Never);
+    let mut exempt = Story::of(Server::Wrapped, Grace::Auto);
+    exempt.is_exempt = true;
+    for story in [never, exempt] {
+        is_right(&story.clone().call(3 * HOUR, &[ended]).gives_up());
+        let twice = [hangs_up(SECOND), ended];
+        is_right(&story.call(3 * HOUR, &twice).gives_up());
+    }
+}
+
+#[test]
+fn a_call_whose_stream_ended_before_any_event_id_ends_by_itself() {
+    for grace in [Grace::Auto, Grace::Never] {
+        let mut story = Story::of(Server::Wrapped, grace);
+        story.retry = None;
+        let ended = Loss::after_a_second(ENDED_BY_SERVER, SECOND);
+        is_right(&story.call(20 * MINUTE, &[ended]));
+    }
+}
+
+#[test]
+fn a_stored_call_ends_by_itself_although_its_client_came_back_one_time() {
+    let mut story = Story::of(Server::Wrapped, Grace::Auto);
+    story.is_stored = true;
+    let losses = [hangs_up(30 * SECOND), hangs_up(SECOND)];
+    is_right(&story.call(3 * HOUR, &losses).gives_up());
+}
+
+#[test]
+fn a_call_that_was_resumed_elsewhere_ends_by_itself() {
+    let after = Loss::after_a_second(How::TakenElsewhere { first: false }, SECOND);
+    let story = Story::of(Server::Wrapped, Grace::After(MINUTE));
+    is_right(&story.call(3 * HOUR, &[after]).gives_up());
+}
+
+/// The usual order where a network vanishes: the old connection is missed last.
+#[test]
+fn a_call_that_was_resumed_elsewhere_before_its_old_connection_is_missed_is_not_cancelled() {
+    let first = Loss::after_a_second(How::TakenElsewhere { first: true }, SECOND);
+    for grace in [Grace::Auto, Grace::Immediate, Grace::After(MINUTE)] {
+        let story = Story::of(Server::Wrapped, grace);
+        is_right(&story.call(3 * HOUR, &[first]).gives_up());
+        // Not seen any more after an hour, and not cancelled then.
+        let story = Story::of(Server::LayerOnly, grace);
+        is_right(&story.call(30 * MINUTE, &[first]).gives_up());
+    }
+}
+
+#[test]
+fn a_client_that_is_back_after_it_was_taken_elsewhere_has_a_grace_again() {
+    let first = Loss::after_a_second(How::TakenElsewhere { first: true }, MINUTE);
+    for server in BOTH {
+        let story = Story::of(server, Grace::After(MINUTE));
+        let losses = [first, hangs_up(SECOND)];
+        is_right(&story.call(HOUR / 2, &losses).gives_up());
+    }
+}
+
+#[test]
+fn an_answer_is_kept_for_as_long_as_the_retry_that_the_server_sent_lasts() {
+    let retry = Some(300 * SECOND);
+    let ended = Loss::after_a_second(How::EndedByServer { retry }, 290 * SECOND);
+    for grace in [Grace::Immediate, Grace::Never] {
+        let story = Story::of(Server::Wrapped, grace);
+        is_right(&story.call(MINUTE, &[ended]));
+    }
+}
+
+#[test]
+fn an_answer_is_kept_for_as_long_as_its_call_was_put_off() {
+    let mut story = Story::of(Server::Wrapped, Grace::After(20 * SECOND));
+    story.confirm = Some(Confirm {
+        times: 2,
+        wait: 20 * MINUTE,
+    });
+    is_right(&story.call(MINUTE, &[hangs_up(15 * MINUTE)]));
+}
+
+#[test]
+fn a_grace_is_not_shorter_than_the_retry_that_the_server_sent() {
+    for server in BOTH {
+        for retry in [MINUTE, HOUR] {
+            for grace in [Grace::Auto, Grace::After(30 * SECOND)] {
+                let mut story = Story::of(server, grace);
+                story.retry = Some(retry);
+                is_right(&story.call(3 * HOUR, &[hangs_up(retry + SECOND)]));
+            }
+        }
+    }
+}
+
+fn hangs_up(away: Duration) -> Loss {
+    Loss::after_a_second(How::HangsUp, away)
+}
+
+fn is_right(story: &Story) {
+    let history = play(story);
+    if let Some(fault) = oracle::fault(story, &history) {
+        panic!("{fault}\n{story:#?}\n{history:#?}");
+    }
+}

@@ -1,0 +1,253 @@
+//! What a story has to come to, from what the manual says of graces and of kept answers, and from nothing else.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{Grace, MIN_GRACE, Outcome};
+
+use super::{
+    story::{CallStory, Story},
+    world::{CallHistory, ClientFact, HandlerEnd, History, Report},
+};
+use crate::setup::Server;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Two times that are closer are not judged: either may come first.
+const CLOSE: Duration = Duration::from_millis(1_500);
+
+/// How long an answer is kept at least.
+const KEPT: Duration = Duration::from_secs(60);
+
+/// The loss of a client.
+struct Away<'a> {
+    story: &'a Story,
+    since: Duration,
+    by_server: bool,
+    retry: Duration,
+    can_return: bool,
+    is_spared: bool,
+}
+
+/// How a handler has to end.
+#[derive(Clone, Copy, Debug)]
+enum Expected {
+    CompletedAt(Duration),
+    CancelledAt(Duration),
+    /// Two things are too close to one another.
+    Anything,
+}
+
+/// What is wrong with a history. `None` if nothing is.
+pub(super) fn fault(story: &Story, history: &History) -> Option<String> {
+    let calls = story.calls.iter().zip(&history.calls).enumerate();
+    let fault = calls.filter_map(|(id, (call, its))| {
+        let fault = fault_of_call(story, call, its).or_else(|| fault_of_reports(story, its));
+        fault.map(|fault| format!("call {id}: {fault}"))
+    });
+    let mut fault = fault.take(1);
+    fault.next().or_else(|| {
+        if history.left > 0 {
+            return Some(format!("{} calls are left", history.left));
+        }
+        let is_open = story.server == Server::Wrapped && history.sessions > 0;
+        is_open.then(|| "its session is never closed".to_owned())
+    })
+}
+
+fn fault_of_call(story: &Story, call: &CallStory, its: &CallHistory) -> Option<String> {
+    let Some((asked, ClientFact::Asked)) = its.client.first() else {
+        return Some("it was never sent".to_owned());
+    };
+    let completes = *asked + call.lasts;
+    let mut expected = Expected::CompletedAt(completes);
+    let mut asked_times = 0;
+    for (at, fact) in its.client.windows(2).map(|pair| (pair, &pair[0].1)) {
+        let (since, next) = (at[0].0, &at[1]);
+        let ClientFact::Lost {
+            by_server,
+            retry,
+            can_return,
+            is_spared,
+        } = fact
+        else {
+            continue;
+        };
+        let away = Away {
+            story,
+            since,
+            by_server: *by_server,
+            retry: retry.unwrap_or_default(),
+            can_return: *can_return,
+            is_spared: *is_spared,
+        };
+        let back = match next {
+            (back, ClientFact::Back { status }) => Some((*back, *status)),
+            _ => None,
+        };
+        if completes < since {
+            // Nothing is promised to a client that comes again after that.
+            break;
+        }
+        let until = back.map_or(Duration::MAX, |(back, _)| back.min(completes));
+        let is_close = |one: Duration| {
+            one.abs_diff(completes) < CLOSE
+                || back.is_some_and(|(back, _)| one.abs_diff(back) < CLOSE)
+        };
+        // Else it cannot be said.
+        let deadline = away.deadline(until.min(completes), &mut asked_times, is_close)?;
+        if deadline.is_some_and(|deadline| deadline < until.min(completes)) {
+            expected = Expected::CancelledAt(deadline.unwrap_or_default());
+            break;
+        }
+        let Some((back, status)) = back else {
+            break;
+        };
+        if back.abs_diff(completes) < CLOSE {
+            expected = Expected::Anything;
+            break;
+        }
+        if back < completes {
+            if status != 200 {
+                return Some(format!("back in time at {back:?}, and got {status}"));
+            }
+            continue;
+        }
+        // It completed while its client was away.
+        if story.server == Server::LayerOnly {
+            break;
+        }
+        let whole = completes + away.patience().max(KEPT);
+        let kept_until = whole.max(deadline.unwrap_or_default());
+        if back + CLOSE > kept_until {
+            break;
+        }
+        let answered = its
+            .client
+            .iter()
+            .any(|(at, fact)| *at >= back && *fact == ClientFact::Answered);
+        if status != 200 || !answered {
+            return Some(format!(
+                "back at {back:?} with status {status} for an answer that is kept to {kept_until:?}"
+            ));
+        }
+        break;
+    }
+    let is_right = match (expected, its.handler) {
+        (Expected::Anything, _) => true,
+        (Expected::CompletedAt(at), Some((ended, HandlerEnd::Completed)))
+        | (Expected::CancelledAt(at), Some((ended, HandlerEnd::Cancelled))) => {
+            at.abs_diff(ended) < CLOSE
+        }
+        _ => false,
+    };
+    (!is_right).then(|| {
+        format!(
+            "expected {expected:?}, but the handler has {:?}",
+            its.handler
+        )
+    })
+}
+
+/// Nothing is reported twice, and each report fits to the one before.
+fn fault_of_reports(story: &Story, its: &CallHistory) -> Option<String> {
+    let mut is_attached = false;
+    let mut is_over = false;
+    for (nth, (at, report)) in its.reports.iter().enumerate() {
+        let is_right = match report {
+            Report::Started => nth == 0,
+            Report::Detached(_) => is_attached && !is_over,
+            Report::Resumed => nth > 0 && !is_over,
+            Report::Ended(_) => nth > 0 && !is_over,
+        };
+        if !is_right {
+            return Some(format!("{report:?} at {at:?} in {:?}", its.reports));
+        }
+        is_attached = matches!(report, Report::Started | Report::Resumed);
+        is_over = matches!(report, Report::Ended(_));
+    }
+    let outcome = match its.reports.last() {
+        Some((_, Report::Ended(outcome))) => *outcome,
+        _ => return Some(format!("its end is not reported: {:?}", its.reports)),
+    };
+    let is_right = match its.handler {
+        // The layer alone does not see an answer whose client is away.
+        Some((_, HandlerEnd::Completed)) => {
+            outcome == Outcome::Completed || story.server == Server::LayerOnly
+        }
+        Some((_, HandlerEnd::Cancelled)) => matches!(outcome, Outcome::Cancelled(_)),
+        None => false,
+    };
+    (!is_right).then(|| format!("{outcome:?} is reported of {:?}", its.handler))
+}
+
+// === impl Away ===
+
+impl Away<'_> {
+    /// When the call is cancelled, if its client is not back, and has no answer, by `until`: `Some(None)` if never. `None` if
+    /// that is too close to something else to be said.
+    fn deadline(
+        &self,
+        until: Duration,
+        asked: &mut u32,
+        is_close: impl Fn(Duration) -> bool,
+    ) -> Option<Option<Duration>> {
+        let Some(grace) = self.grace() else {
+            return Some(None);
+        };
+        let mut deadline = self.since + grace;
+        if is_close(deadline) {
+            return None;
+        }
+        if grace.is_zero() {
+            return Some(Some(deadline));
+        }
+        if let Some(confirm) = self.story.confirm {
+            while *asked < confirm.times && deadline < until {
+                *asked += 1;
+                deadline += confirm.wait;
+                if is_close(deadline) {
+                    return None;
+                }
+            }
+        }
+        Some(Some(deadline))
+    }
+
+    /// `None` if the call runs on.
+    fn grace(&self) -> Option<Duration> {
+        if self.is_spared || self.story.is_exempt {
+            return None;
+        }
+        match self.story.grace {
+            Grace::Never => None,
+            Grace::Immediate if !self.by_server => Some(Duration::ZERO),
+            Grace::After(grace) => Some(grace.max(self.as_told())),
+            _ if !self.can_return => (!self.by_server).then_some(Duration::ZERO),
+            _ if self.story.is_stored => None,
+            _ => Some(self.for_a_resume()),
+        }
+    }
+
+    /// How long its answer is owed to the client.
+    fn patience(&self) -> Duration {
+        match self.grace() {
+            Some(grace) => grace,
+            None if self.can_return => self.for_a_resume(),
+            None => Duration::ZERO,
+        }
+    }
+
+    fn for_a_resume(&self) -> Duration {
+        let attempts = 5 * self.retry.min(600 * SECOND) + 5 * SECOND;
+        MIN_GRACE.max(attempts).max(self.as_told())
+    }
+
+    /// `retry`, and time for the network.
+    fn as_told(&self) -> Duration {
+        if self.can_return {
+            self.retry + self.retry.min(5 * SECOND)
+        } else {
+            Duration::ZERO
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! A story: how a server is set up, and what its clients and handlers do in the hours to come.
+
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::Grace;
+use test_support::Dice;
+
+use crate::setup::Server;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+pub(super) struct Story {
+    pub(super) server: Server,
+    pub(super) grace: Grace,
+    pub(super) is_exempt: bool,
+    pub(super) confirm: Option<Confirm>,
+    /// How long a session may be idle, where a session manager is wrapped.
+    pub(super) idle: Duration,
+    /// What every stream says first. Without it no event has an id before a message.
+    pub(super) retry: Option<Duration>,
+    /// The events of all calls go through a store, which also ends each resumed stream.
+    pub(super) is_stored: bool,
+    pub(super) calls: Vec<CallStory>,
+}
+
+/// Orphans are put off so often, by so much.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Confirm {
+    pub(super) times: u32,
+    pub(super) wait: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct CallStory {
+    pub(super) starts: Duration,
+    /// How long its handler works.
+    pub(super) lasts: Duration,
+    /// How its client is lost, one time after the other.
+    pub(super) losses: Vec<Loss>,
+    /// After the last of them it does not come back.
+    pub(super) gives_up: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Loss {
+    /// How long its client stays connected before.
+    pub(super) stays: Duration,
+    pub(super) how: How,
+    /// How long its client stays away.
+    pub(super) away: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    HangsUp,
+    /// The server ends the stream, and may say how long to wait (SEP-1699).
+    EndedByServer {
+        retry: Option<Duration>,
+    },
+    /// The client hangs up. Another server tells that it came back there, before or after the old connection is missed.
+    TakenElsewhere {
+        first: bool,
+    },
+}
+
+// === impl Story ===
+
+impl Story {
+    /// Nothing special, and no call.
+    pub(super) fn of(server: Server, grace: Grace) -> Self {
+        Self {
+            server,
+            grace,
+            is_exempt: false,
+            confirm: None,
+            idle: 300 * SECOND,
+            retry: Some(3 * SECOND),
+            is_stored: false,
+            calls: Vec::new(),
+        }
+    }
+
+    /// With a call that lasts so long and loses its client in these ways.
+    pub(super) fn call(mut self, lasts: Duration, losses: &[Loss]) -> Self {
+        self.calls.push(CallStory {
+            starts: Duration::ZERO,
+            lasts,
+            losses: losses.to_vec(),
+            gives_up: false,
+        });
+        self
+    }
+
+    /// After the last loss the client of the last call does not come back.
+    pub(super) fn gives_up(mut self) -> Self {
+        if let Some(call) = self.calls.last_mut() {
+            call.gives_up = true;
+        }
+        self
+    }
+
+    pub(super) fn roll(dice: &mut Dice) -> Self {
+        let server = pick(dice, &[Server::Wrapped, Server::Wrapped, Server::LayerOnly]);
+        let is_wrapped = server == Server::Wrapped;
+        let graces = [
+            Grace::Auto,
+            Grace::Auto,
+            Grace::Immediate,
+            Grace::Never,
+            Grace::After(time(dice, 8 * SECOND, 7_200 * SECOND)),
+            Grace::After(time(dice, 8 * SECOND, 7_200 * SECOND)),
+        ];
+        let grace = pick(dice, &graces);
+        let confirm = Confirm {
+            times: (dice.roll() % 4) as u32,
+            wait: time(dice, SECOND, 3_600 * SECOND),
+        };
+        let is_stored = is_wrapped && dice.one_in(4);
+        let retry = time(dice, SECOND, 900 * SECOND);
+        let calls = 1 + dice.roll() % 3;
+        let mut story = Self {
+            server,
+            grace,
+            is_exempt: dice.one_in(8),
+            confirm: dice.one_in(4).then_some(confirm),
+            idle: time(dice, 10 * SECOND, 1_200 * SECOND),
+            retry: Some(pick(dice, &[3 * SECOND, retry])),
+            is_stored,
+            calls: Vec::new(),
+        };
+        // A session that nobody has used yet must not be over.
+        let latest = story.idle.mul_f64(0.8);
+        story.calls = (0..calls)
+            .map(|_| CallStory::roll(dice, latest, &story))
+            .collect();
+        story
+    }
+
+    /// About how long a client may stay away.
+    fn patience(&self) -> Duration {
+        let retry = self.retry.unwrap_or_default();
+        match self.grace {
+            Grace::After(grace) => grace.max(retry),
+            _ => 5 * retry + 60 * SECOND,
+        }
+    }
+}
+
+// === impl CallStory ===
+
+impl CallStory {
+    fn roll(dice: &mut Dice, latest: Duration, story: &Story) -> Self {
+        let losses = 1 + dice.roll() % 4;
+        let losses: Vec<_> = (0..losses).map(|_| Loss::roll(dice, story)).collect();
+        let ends_in = &losses[..=(dice.roll() % losses.len() as u64) as usize];
+        let lasts = match dice.roll() % 4 {
+            // It is answered while its client is away.
+            0 | 1 => {
+                let passed: Duration = ends_in.iter().map(|loss| loss.stays + loss.away).sum();
+                let away = ends_in.last().map_or(Duration::ZERO, |loss| loss.away);
+                passed.saturating_sub(away.mul_f64(part(dice)))
+            }
+            2 => (6 * 3_600 * SECOND).mul_f64(part(dice)),
+            _ => time(dice, SECOND, 4 * 3_600 * SECOND),
+        };
+        Self {
+            starts: time(dice, SECOND / 100, latest),
+            lasts,
+            losses,
+            gives_up: dice.one_in(3),
+        }
+    }
+}
+
+// === impl Loss ===
+
+impl Loss {
+    fn roll(dice: &mut Dice, story: &Story) -> Self {
+        let retry = dice.coin().then(|| time(dice, SECOND, 900 * SECOND));
+        let is_wrapped = story.server == Server::Wrapped;
+        let how = match dice.roll() % 5 {
+            // Where a store makes the ids they do not tell which stream it is.
+            0 | 1 if !story.is_stored => How::EndedByServer { retry },
+            2 if is_wrapped => How::TakenElsewhere { first: dice.coin() },
+            _ => How::HangsUp,
+        };
+        // Five times what it was told to wait, as the manual has it.
+        let told = match (how, story.grace) {
+            (_, Grace::After(_)) => Duration::ZERO,
+            (How::EndedByServer { retry }, _) => 5 * retry.unwrap_or_default(),
+            _ => Duration::ZERO,
+        };
+        let away = if dice.one_in(4) {
+            time(dice, SECOND / 10, 7_200 * SECOND)
+        } else {
+            story.patience().max(told).mul_f64(part(dice))
+        };
+        Self {
+            stays: time(dice, SECOND / 10, 900 * SECOND),
+            how,
+            away,
+        }
+    }
+
+    /// A client that stays for a second and is lost so.
+    pub(super) fn after_a_second(how: How, away: Duration) -> Self {
+        Self {
+            stays: SECOND,
+            how,
+            away,
+        }
+    }
+}
+
+/// Between 0 and 1.
+fn part(dice: &mut Dice) -> f64 {
+    (dice.roll() >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// A time between two, short ones as likely as long ones.
+fn time(dice: &mut Dice, least: Duration, most: Duration) -> Duration {
+    least.mul_f64((most.as_secs_f64() / least.as_secs_f64()).powf(part(dice)))
+}
+
+fn pick<T: Copy>(dice: &mut Dice, among: &[T]) -> T {
+    among[(dice.roll() % among.len() as u64) as usize]
+}
