@@ -128,8 +128,7 @@ impl<M> CancellableSessionManager<M> {
         }
     }
 
-    /// Closes sessions that nobody has used for this long. Their clients then get 404 and open new ones. It applies to sessions
-    /// that are created from now on.
+    /// Closes sessions that were not used for this long, of those created from now on. Their clients get 404 and open new ones.
     ///
     /// A session is used by every request, also while its body is still on its way through the layer, by every open stream
     /// (standalone ones too), and by every call that has not ended, even if its client has gone. An answer that is kept for a
