@@ -10,7 +10,7 @@
 //! the options on every accepted socket.
 //!
 //! To see it, call the tool `wait` (`examples/README.md` has curl lines; this server keeps no sessions) and let its packets
-//! vanish: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 46 s.
+//! vanish: `iptables -I INPUT -p tcp --dport 8766 -j DROP`. The tool is cancelled within 106 s.
 
 use std::{error::Error, io, sync::Arc, time::Duration};
 

@@ -1,11 +1,6 @@
 //! A handle to all calls of a layer, which shows them, cancels them, and drains them before the process ends.
 
-use std::{
-    fmt,
-    pin::pin,
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::mpsc,
@@ -73,7 +68,8 @@ pub struct Calls {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DrainReport {
-    /// How many calls ended by themselves while the drain waited.
+    /// How many calls ended by themselves while the drain waited. A call that was cancelled meanwhile, by its client or for any other
+    /// reason, does not count.
     pub ended: usize,
     /// How many calls were cancelled.
     pub cancelled: usize,
@@ -255,13 +251,8 @@ impl Calls {
                 exchange.hand_over();
                 continue;
             }
-            // Before it ends: another drain must not take it for a call that ended by itself.
-            self.registry.drained.fetch_add(1, Ordering::AcqRel);
-            match exchange.end_at_shutdown(id, &told) {
-                true => cancelled += 1,
-                false => {
-                    self.registry.drained.fetch_sub(1, Ordering::AcqRel);
-                }
+            if exchange.end_at_shutdown(id, &told) {
+                cancelled += 1;
             }
         }
         for stream in streams {

@@ -16,6 +16,9 @@ use crate::{
     service::CancelOnDisconnect,
 };
 
+/// The least [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout): 100 ms. Chosen because each stream is looked at this often.
+const MIN_STALL: Duration = Duration::from_millis(100);
+
 /// Cancels the calls of clients that hang up. See the [crate docs](crate).
 ///
 /// ```
@@ -214,7 +217,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Answers calls whose handler stays silent: if the inner service has not answered after this long, the client gets
+    /// Answers calls whose handler stays silent: if the inner service has not answered this long after the request body, the client gets
     /// `200 text/event-stream` and probes, and the answer as an event when it is there.
     ///
     /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler says something. Proxies cut
@@ -250,13 +253,36 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Takes a client for gone if it is connected and has not read from its stream for this long. This is off by default.
+    /// Takes a client for gone if it is connected and has not read from its stream for this long, at least 100 ms. This is off by
+    /// default, and [`Duration::ZERO`] turns it off.
     ///
     /// The streams of a session share its worker, which waits for the slowest: one client that does not read holds up all
     /// calls of its session, cancels included. A stream is stalled when its last frame was taken this long ago and the next
-    /// has not been asked for. A quiet stream is not stalled. The buffers of the kernel and of hyper hide the first megabytes.
+    /// has not been asked for. A quiet stream is not stalled.
+    ///
+    /// # What counts as reading
+    ///
+    /// A large frame is handed on in pieces of 16 KiB, so a client that takes it slowly counts as reading. Between two pieces are
+    /// the buffers of hyper and of the kernel. On Linux the kernel reports room in its send buffer, which grows to 4 MB, when a
+    /// third of it is free. A [`WatchedListener`] limits the unsent part to about 100 KiB, so that a client at 10 KB/s makes progress
+    /// within seconds.
+    ///
+    /// On HTTP/2 a client may stop reading one stream, and so fill the flow-control window of the whole connection. Then no stream
+    /// of that connection can advance, and all streams that wait to send count as stalled. The layer cannot see which of them filled
+    /// the window. Use a timeout that is longer than any pause of a correct client.
+    ///
+    /// [`WatchedListener`]: https://docs.rs/mcp-cancel-on-disconnect/latest/mcp_cancel_on_disconnect/socket/struct.WatchedListener.html
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
+    ///
+    /// let layer = CancelOnDisconnectLayer::new().stall_timeout(Duration::from_secs(60));
+    /// assert!(format!("{layer:?}").contains("stall_timeout: Some(60s)"));
+    /// assert!(format!("{:?}", layer.stall_timeout(Duration::ZERO)).contains("stall_timeout: None"));
+    /// ```
     pub fn stall_timeout(mut self, timeout: Duration) -> Self {
-        self.options.stall_timeout = Some(timeout);
+        self.options.stall_timeout = (!timeout.is_zero()).then_some(timeout.max(MIN_STALL));
         self
     }
 

@@ -105,6 +105,7 @@ impl Admin {
             body: BODY,
             bodies: CONNECTIONS * BODY,
             lifetime: Some(LIFETIME),
+            ..FrontLimits::default()
         };
         let front = Front::bind(address, gate.or_addresses(), limits).await?;
         let prometheus = recorder().map_err(io::Error::other)?;

@@ -64,6 +64,9 @@ const MAX_CONNECTIONS: usize = 1 << 20;
 /// The lifetime of a connection whose lifetime is not limited.
 const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
 
+/// How much longer than the stall timeout the kernel waits for a client to read: 30 s, so that the layer ends such a client first.
+const BEYOND_STALL: Duration = Duration::from_secs(30);
+
 /// A listener and what it lets pass.
 #[derive(Debug)]
 pub struct Front {
@@ -84,6 +87,8 @@ pub struct FrontLimits {
     pub bodies: usize,
     /// How long a connection may be open, if that is limited. Requests under way may take [`CLOSING`] longer.
     pub lifetime: Option<Duration>,
+    /// How long a client may leave a stream unread, if that is limited. The kernel gives up a connection 30 s later.
+    pub stall_timeout: Option<Duration>,
 }
 
 /// What the connections of a listener share.
@@ -106,6 +111,7 @@ impl Default for FrontLimits {
             body: MAX_BODY,
             bodies: 16 * MAX_BODY,
             lifetime: None,
+            stall_timeout: Some(Duration::from_secs(60)),
         }
     }
 }
@@ -117,7 +123,7 @@ impl Front {
     pub async fn bind(address: SocketAddr, gate: Gate, limits: FrontLimits) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         // What the kernel does not know it goes on without.
-        let applied = DeadPeer::new().apply(&listener)?;
+        let applied = dead_peer(limits.stall_timeout).apply(&listener)?;
         debug!("{applied}");
         Ok(Self {
             listener: WatchedListener::new(listener),
@@ -201,6 +207,14 @@ impl Shared {
     fn is_full(&self) -> bool {
         self.places.available_permits() == 0
     }
+}
+
+/// The socket options for clients that may leave a stream unread for `stall_timeout`, or for ever. The kernel does not tell a client
+/// that does not read from one that has vanished, so it must wait for longer.
+fn dead_peer(stall_timeout: Option<Duration>) -> DeadPeer {
+    let user_timeout =
+        stall_timeout.map_or(Duration::ZERO, |stall| stall.saturating_add(BEYOND_STALL));
+    DeadPeer::new().user_timeout(user_timeout)
 }
 
 /// Serves a connection, until it ends or the sender of `closed` is dropped and it has no request under way.
@@ -315,5 +329,32 @@ fn join_cookies(headers: &mut HeaderMap) {
         && let Ok(joined) = HeaderValue::from_bytes(&fields.join(&b"; "[..]))
     {
         headers.insert(header::COOKIE, joined);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_waits_longer_than_a_client_may_leave_a_stream_unread() {
+        let minute = Duration::from_secs(60);
+        for stall in [Duration::from_secs(1), minute, 10 * minute] {
+            let expected = DeadPeer::new().user_timeout(stall + BEYOND_STALL);
+            assert_eq!(dead_peer(Some(stall)), expected);
+        }
+        assert_eq!(
+            dead_peer(Some(minute)),
+            DeadPeer::new(),
+            "the defaults agree"
+        );
+    }
+
+    #[test]
+    fn the_kernel_ends_no_client_that_may_leave_a_stream_unread_for_ever() {
+        assert_eq!(
+            dead_peer(None),
+            DeadPeer::new().user_timeout(Duration::ZERO)
+        );
     }
 }

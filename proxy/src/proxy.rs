@@ -83,6 +83,7 @@ impl Proxy {
         let descriptors = Descriptors::raise(sessions);
         let limits = FrontLimits {
             connections: descriptors.connections(),
+            stall_timeout: config.stall_timeout.0,
             ..FrontLimits::default()
         };
         let front = Front::bind(config.listen, gate, limits).await;

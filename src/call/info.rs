@@ -213,8 +213,9 @@ impl CallInfo {
         self.session.as_deref()
     }
 
-    /// The protocol revision that the request's body named, as requests of 2026-07-28 do. It is not known of calls that a
-    /// session manager bound.
+    /// The protocol revision of the call: what the request's body names, as requests of 2026-07-28 do, or else its
+    /// `MCP-Protocol-Version` header, which clients send since 2025-06-18. Returns `None` for older clients, and if the header is not
+    /// a date.
     pub fn protocol_version(&self) -> Option<&str> {
         self.protocol_version.as_deref()
     }

@@ -93,6 +93,7 @@ impl Exchange {
                     self.instance.clone(),
                     self.session.clone(),
                     self.revision,
+                    self.revision_date,
                     RequestKind::Post,
                 );
                 next.state().phase = state.phase;

@@ -106,6 +106,7 @@ impl Exchange {
         if matches!(self.session, SessionHeader::Doubtful) || call.method() == "initialize" {
             return None;
         }
+        call.set_protocol_version(self.protocol_version());
         let key = call.key(canceller.scope())?;
         if self.is_bound_by(&*canceller) {
             return self.bind_again(call, &key, canceller, fingerprint);

@@ -14,7 +14,6 @@ use super::state::{Core, Exchange};
 use crate::{
     call::{CallId, CancelReason},
     confirm::{Confirm, Confirmation, Confirming, Orphan},
-    policy::MIN_GRACE,
     quietly::quietly,
     registry::Expiry,
     timer::{Moves, in_time},
@@ -25,6 +24,9 @@ pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The least that a call is put off: 100 ms, so that an answer that says nothing does not keep a processor busy.
 pub(crate) const MIN_PUT_OFF: Duration = Duration::from_millis(100);
+
+/// The most that a call is put off: 10 years. Chosen because every clock can be set to it.
+const MAX_PUT_OFF: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// A question that was not answered yet. Dropped, it puts its call off.
 struct Question {
@@ -95,8 +97,7 @@ impl Drop for Question {
                 self.exchange.at_home(|core| core.confirm(id, expiry, now));
             }
             Confirmation::PutOff(wait) => {
-                let until = now.checked_add(wait.max(MIN_PUT_OFF));
-                let until = until.unwrap_or(now + MIN_GRACE);
+                let until = now + wait.clamp(MIN_PUT_OFF, MAX_PUT_OFF);
                 self.exchange
                     .at_home(|core| core.put_off(id, expiry, until));
             }

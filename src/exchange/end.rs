@@ -80,6 +80,7 @@ impl Exchange {
         if reason == CancelReason::ClientCancelled {
             self.keep_due(reason, cancelled);
         }
+        self.release_canceller();
     }
 
     /// Cancels a call, attached or not, here. What is to be told of it, and to whom, is left to the caller, who may
@@ -208,7 +209,10 @@ impl Exchange {
     ) -> Option<Injection> {
         // What was announced stays so until there is an injection.
         let (cancelled, canceller) = self.keep_due(reason, cancelled)?;
-        let canceller = canceller.filter(|_| cancelled.finished.injectable)?;
+        let Some(canceller) = canceller.filter(|_| cancelled.finished.injectable) else {
+            self.release_canceller();
+            return None;
+        };
         Some(canceller.cancel(self.call(id)?, reason))
     }
 
@@ -308,6 +312,7 @@ impl Exchange {
             self.hand_over();
         }
         self.signal.forget();
+        self.release_canceller();
         self.report_end(id, outcome, finished);
     }
 

@@ -77,6 +77,15 @@ impl Revision {
         }
     }
 
+    /// The date in the header, if it is one.
+    pub(super) fn date(field: Field<'_>) -> Option<[u8; 10]> {
+        let Field::One(version) = field else {
+            return None;
+        };
+        let is_date = Self::from_version(version.as_bytes()) != Self::Doubtful;
+        is_date.then(|| version.as_bytes().try_into().ok())?
+    }
+
     /// Revisions are named by their ISO 8601 date, so the order of the text is the order in time.
     pub(super) fn from_version(version: &[u8]) -> Self {
         let [_, _, _, _, b'-', _, _, b'-', _, _] = version else {

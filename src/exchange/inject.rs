@@ -6,8 +6,8 @@ use tracing::{Instrument as _, Span};
 
 use super::state::{Exchange, PendingCancel};
 use crate::{
-    call::CallId,
-    cancel::{CancelError, Injection},
+    call::{CallId, Key},
+    cancel::{CancelError, Canceller, Injection},
     observe::Event,
     timer::{Moves, in_time},
 };
@@ -33,13 +33,15 @@ impl Exchange {
     /// Has the injection run elsewhere, in a span, and reports if it fails. It is repeated twice if the server refuses it only
     /// for the moment.
     pub(super) fn inject(self: &Arc<Self>, id: CallId, injection: Injection, span: Span) {
+        let canceller = self.state().canceller.clone();
+        self.release_canceller();
         let delivery = Delivery {
             exchange: self.clone(),
             id,
             result: Err(CancelError::UNDELIVERED),
         };
         let delivered = async move {
-            let injected = delivery.exchange.injected(id, injection);
+            let injected = delivery.exchange.injected(id, canceller, injection);
             let result = in_time(INJECTION_LIMIT, injected).await;
             delivery.end(result.unwrap_or(Err(CancelError::TIMED_OUT)));
         };
@@ -49,10 +51,18 @@ impl Exchange {
             .spawn(Moves::Always, delivered.instrument(span));
     }
 
-    async fn injected(&self, id: CallId, mut injection: Injection) -> Result<(), CancelError> {
+    async fn injected(
+        &self,
+        id: CallId,
+        canceller: Option<Arc<dyn Canceller>>,
+        mut injection: Injection,
+    ) -> Result<(), CancelError> {
+        let key = canceller
+            .as_ref()
+            .and_then(|canceller| self.call(id)?.key(canceller.scope()));
         let mut delays = BEFORE_REPEATS.iter();
         loop {
-            if self.is_reused(id).await {
+            if self.is_reused(id, key.as_ref()).await {
                 return Err(CancelError::REUSED);
             }
             let result = injection.await;
@@ -60,7 +70,7 @@ impl Exchange {
             let Some(delay) = delays.next().filter(|_| is_momentary) else {
                 return result;
             };
-            let Some(again) = self.another_injection(id) else {
+            let Some(again) = self.another_injection(id, canceller.as_ref()) else {
                 return result;
             };
             let _elapsed = in_time(*delay, pending::<()>()).await;
@@ -69,23 +79,26 @@ impl Exchange {
     }
 
     /// Returns the cancel of a call once more. `None` if no canceller is known or the call was not cancelled.
-    fn another_injection(&self, id: CallId) -> Option<Injection> {
-        let canceller = self.state().canceller.clone()?;
-        Some(canceller.cancel(self.call(id)?, self.signal.reason()?))
+    fn another_injection(
+        &self,
+        id: CallId,
+        canceller: Option<&Arc<dyn Canceller>>,
+    ) -> Option<Injection> {
+        Some(
+            canceller?
+                .clone()
+                .cancel(self.call(id)?, self.signal.reason()?),
+        )
     }
 
     /// Whether another call has come meanwhile that has the id of a call that has ended: it would be cancelled. One that
     /// is not accepted yet is waited for. It may be refused, and then the cancel must not be lost for it.
-    async fn is_reused(&self, id: CallId) -> bool {
-        let canceller = self.state().canceller.clone();
-        let key = canceller
-            .zip(self.call(id))
-            .and_then(|(canceller, call)| call.key(canceller.scope()));
+    async fn is_reused(&self, id: CallId, key: Option<&Key>) -> bool {
         let Some(key) = key else {
             return false;
         };
         let registry = &self.instance.registry;
-        while let Some((other, exchange)) = registry.find_any(&key).filter(|it| it.0 != id) {
+        while let Some((other, exchange)) = registry.find_any(key).filter(|it| it.0 != id) {
             exchange.until_decided(other).await;
             if exchange.pending_cancel() == PendingCancel::Awaited {
                 return false;
@@ -95,6 +108,20 @@ impl Exchange {
             }
         }
         false
+    }
+
+    /// Drops what would replay a cancel: its call has ended, and nothing is left to be told. It owns the request's head, its
+    /// extensions and a clone of the inner service, and handlers may keep a `CallToken`, and with it the exchange, for ever.
+    pub(super) fn release_canceller(&self) {
+        let canceller = {
+            let mut state = self.state();
+            if state.is_bound() {
+                // A session manager, which is shared by all its calls.
+                return;
+            }
+            state.canceller.take()
+        };
+        drop(canceller);
     }
 
     pub(super) fn cancel_failed(&self, id: CallId, error: &CancelError) {

@@ -206,8 +206,17 @@ impl Exchange {
         };
         if call.is_none() {
             self.signal.forget();
+            self.release_unused();
         }
         Some((call.filter(|_| !is_bound), phase))
+    }
+
+    /// Drops what would replay a cancel, if the request is known to carry no call.
+    fn release_unused(&self) {
+        let has_passed = matches!(self.state().request, RequestBody::Settled(_));
+        if has_passed && self.info().is_none() {
+            self.release_canceller();
+        }
     }
 
     /// Nobody will read the rest. `tap` has read what there was.
@@ -237,6 +246,7 @@ impl Exchange {
             }
             return;
         }
+        self.release_unused();
         if cause == DetachCause::Stalled {
             let observers = &self.instance.options.observers;
             observers.on_stalled_stream(self.session.id());
@@ -290,7 +300,8 @@ impl Exchange {
             self.passed.fetch_or(REPLAYABLE, Ordering::Relaxed);
         }
         if let Some(retry) = retry {
-            let retry = u32::try_from(retry.as_millis()).map_or(!REPLAYABLE, |ms| ms & !REPLAYABLE);
+            let retry =
+                u32::try_from(retry.as_millis()).map_or(!REPLAYABLE, |ms| ms.min(!REPLAYABLE));
             let with_retry = |passed| Some((passed & REPLAYABLE) | retry);
             // Fails only if the closure does.
             let _former =

@@ -24,7 +24,8 @@ impl Exchange {
         let session = SessionHeader::of(fields.session_id);
         let revision = Revision::of(fields.protocol_version);
         let kind = RequestKind::of(&instance, request, &session);
-        Self::of_parts(instance, session, revision, kind)
+        let date = Revision::date(fields.protocol_version);
+        Self::of_parts(instance, session, revision, date, kind)
     }
 }
 

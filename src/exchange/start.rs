@@ -231,7 +231,7 @@ impl Exchange {
         let mut call = CallInfo::new(request.id, &request.method);
         call.set_tool(request.tool);
         call.set_session(session);
-        call.set_protocol_version(in_body);
+        call.set_protocol_version(in_body.or(self.protocol_version()));
         call.set_must_run_on(request.task);
         call.set_ends_with_its_stream(revision == Revision::Stateless);
         call.set_policy(self.instance.options.policy_for(&call));

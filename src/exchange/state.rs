@@ -42,6 +42,8 @@ pub(crate) struct Exchange {
     pub(super) instance: Arc<Instance>,
     pub(super) session: SessionHeader,
     pub(super) revision: Revision,
+    /// The date of the revision in the header.
+    pub(super) revision_date: Option<[u8; 10]>,
     pub(super) kind: RequestKind,
     pub(super) call: OnceLock<Lodging>,
     pub(crate) signal: Signal,
@@ -212,12 +214,14 @@ impl Exchange {
         instance: Arc<Instance>,
         session: SessionHeader,
         revision: Revision,
+        revision_date: Option<[u8; 10]>,
         kind: RequestKind,
     ) -> Self {
         Self {
             instance,
             session,
             revision,
+            revision_date,
             kind,
             call: OnceLock::new(),
             signal: Signal::default(),
@@ -253,6 +257,11 @@ impl Exchange {
     /// Takes the canceller for a call that no session manager binds.
     pub(crate) fn set_replay(&self, replay: Arc<dyn Canceller>) {
         self.state().canceller = Some(replay);
+    }
+
+    /// The protocol revision that the request's header names.
+    pub(super) fn protocol_version(&self) -> Option<&str> {
+        str::from_utf8(self.revision_date.as_ref()?).ok()
     }
 
     pub(crate) fn registry(&self) -> &Arc<Registry> {

@@ -238,14 +238,16 @@ fn describe() {
 
 /// The name of a request that clients send in some revision, or [`OTHER`].
 fn method(name: &str) -> &'static str {
-    const KNOWN: [&str; 18] = [
+    const KNOWN: [&str; 21] = [
         "tools/call",
         "tools/list",
         "resources/list",
         "resources/templates/list",
         "resources/read",
+        "resources/directory/read",
         "resources/subscribe",
         "resources/unsubscribe",
+        "skills/list",
         "prompts/list",
         "prompts/get",
         "completion/complete",
@@ -256,6 +258,7 @@ fn method(name: &str) -> &'static str {
         "tasks/get",
         "tasks/result",
         "tasks/list",
+        "tasks/update",
         "tasks/cancel",
     ];
     KNOWN

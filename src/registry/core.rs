@@ -395,9 +395,9 @@ impl<T: Clone, A: Clone> Core<T, A> {
     // --- The parts ---
 
     /// Takes a call out of everything but the index.
-    fn take(&mut self, id: CallId) -> Option<Entry<T>> {
+    fn take(&mut self, id: CallId, is_cancelled: bool) -> Option<Entry<T>> {
         let mut entry = self.calls.remove(id)?;
-        self.common.totals.remove_call();
+        self.common.totals.remove_call(is_cancelled);
         if let Some(times) = &mut entry.times {
             if let Some(at) = times.due.take() {
                 self.due.remove(&(at, id));

@@ -15,8 +15,7 @@ impl<T: Tracked> Registry<T> {
 
     pub(crate) fn ended_since(&self, before: usize) -> usize {
         let ended = self.street.common.totals.ended();
-        let drained = self.drained.load(Ordering::Acquire);
-        ended.saturating_sub(drained).saturating_sub(before)
+        ended.saturating_sub(before)
     }
 
     pub(crate) fn begin_delivery(&self) {

@@ -61,8 +61,6 @@ pub(crate) struct Registry<T> {
     closed: AtomicBool,
     /// How many answers are on their way from a session manager to their clients, as far as that lasts.
     deliveries: AtomicUsize,
-    /// How many calls were cancelled by drains.
-    pub(crate) drained: AtomicUsize,
     managers: Managers,
     pub(crate) notes: Notes,
     pub(crate) remarks: Remarks,
@@ -78,7 +76,6 @@ impl<T: Tracked> Registry<T> {
             streams: Mutex::default(),
             closed: AtomicBool::new(false),
             deliveries: AtomicUsize::new(0),
-            drained: AtomicUsize::new(0),
             managers: Managers::default(),
             notes: Notes::default(),
             remarks: Remarks::default(),

@@ -15,7 +15,7 @@ pub(crate) struct Totals {
     detached: AtomicUsize,
     /// The bytes that are remembered.
     bytes: Ranked<AtomicUsize>,
-    /// Whether the calls that end are counted.
+    /// Whether the calls that end by themselves are counted.
     counts_ends: AtomicBool,
     ended: AtomicUsize,
 }
@@ -72,14 +72,14 @@ impl Totals {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn remove_call(&self) {
+    pub(super) fn remove_call(&self, is_cancelled: bool) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if self.counts_ends() {
+        if !is_cancelled && self.counts_ends() {
             self.ended.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Counts the calls that end from now on.
+    /// Counts the calls that end by themselves from now on.
     pub(super) fn count_ends(&self) {
         self.counts_ends.store(true, Ordering::Relaxed);
     }

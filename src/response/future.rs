@@ -14,6 +14,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Body;
 use pin_project_lite::pin_project;
+use tokio::time::Instant;
 
 use super::{
     Departure, Sleeper,
@@ -27,7 +28,7 @@ use super::{
     timer,
 };
 use crate::{
-    call::DetachCause,
+    call::{CallInfo, DetachCause},
     exchange::{BodyPlan, Delivering, Guard, Head, Tap},
     fields::{Fields, accepts_events},
     options::Options,
@@ -38,6 +39,13 @@ use crate::{
 ///
 /// [`keep_alive`]: crate::CancelOnDisconnectLayer::keep_alive
 const PROBE_COMMITTED: Duration = Duration::from_secs(15);
+
+/// How often a call is looked for whose body is not known to have passed: every 100 ms, or less often with a longer
+/// [`commit_after`](crate::CancelOnDisconnectLayer::commit_after).
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// In place of a time that no clock can be set to: 10 years.
+const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// The status that nginx logs for a client that left before its response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -91,8 +99,15 @@ pin_project! {
 #[derive(Default)]
 pub(crate) struct Terms {
     head_only: bool,
-    commit: Option<Sleeper>,
+    commit: Option<Silence>,
     peer: Option<Departure>,
+}
+
+/// How long the inner service is silent, counted from when its call is known: a client may upload a request slowly.
+struct Silence {
+    limit: Duration,
+    timer: Sleeper,
+    is_known: bool,
 }
 
 // === impl ResponseFuture ===
@@ -156,14 +171,21 @@ where
                 this.guard.abandon(DetachCause::PeerGone);
                 Poll::Ready(Ok(nobody_there()))
             }
-            Poll::Pending if is_ready(&mut this.terms.commit, cx) => {
+            Poll::Pending => {
+                if this.delivering.is_none()
+                    && let Some(exchange) = this.guard.exchange()
+                {
+                    *this.delivering = exchange.delivering();
+                }
                 let call = this
                     .guard
                     .exchange()
                     .and_then(|exchange| exchange.call_in_flight());
-                let Some(request) = call.map(|call| call.request_id().clone()) else {
+                let silence = this.terms.commit.as_mut();
+                let Some(call) = silence.and_then(|silence| silence.is_over(call, cx)) else {
                     return Poll::Pending;
                 };
+                let request = call.request_id().clone();
                 let Some(future) = this.inner.as_mut().take() else {
                     return Poll::Pending;
                 };
@@ -171,14 +193,6 @@ where
                 let guard = mem::replace(this.guard, Guard::inert());
                 let committed = Committed::new(request, answering);
                 Poll::Ready(Ok(this.terms.commit(guard, committed)))
-            }
-            Poll::Pending => {
-                if this.delivering.is_none()
-                    && let Some(exchange) = this.guard.exchange()
-                {
-                    *this.delivering = exchange.delivering();
-                }
-                Poll::Pending
             }
         }
     }
@@ -211,6 +225,45 @@ impl<F: Future> Answering<F> {
     }
 }
 
+// === impl Silence ===
+
+impl Silence {
+    /// `None` without a runtime.
+    fn new(limit: Duration) -> Option<Self> {
+        Some(Self {
+            limit,
+            timer: timer(limit)?,
+            is_known: false,
+        })
+    }
+
+    /// Returns the call once the inner service was silent for long enough. `None` if it was not, or has no call in flight.
+    fn is_over<'a>(
+        &mut self,
+        call: Option<&'a CallInfo>,
+        cx: &mut Context<'_>,
+    ) -> Option<&'a CallInfo> {
+        if let Some(call) = call
+            && !mem::replace(&mut self.is_known, true)
+        {
+            self.wait(call.started_at(), self.limit);
+        }
+        while self.timer.as_mut().poll(cx).is_ready() {
+            if self.is_known {
+                return call;
+            }
+            // The inner service may have another task read the body, so this future need not be polled when it has passed.
+            self.wait(Instant::now(), self.limit.max(LOOK_AGAIN));
+        }
+        None
+    }
+
+    fn wait(&mut self, from: Instant, time: Duration) {
+        let at = from.checked_add(time).unwrap_or(from + FAR);
+        self.timer.as_mut().reset(at);
+    }
+}
+
 // === impl Terms ===
 
 impl Terms {
@@ -220,7 +273,7 @@ impl Terms {
             .filter(|_| request.method() == Method::POST && accepts_events(request.headers()));
         Self {
             head_only: request.method() == Method::HEAD,
-            commit: commit_after.and_then(timer),
+            commit: commit_after.and_then(Silence::new),
             peer: departure(request.extensions()),
         }
     }

@@ -125,6 +125,16 @@ impl<B> Slot<B> {
         }
     }
 
+    /// Whether the time is limited in which the client must read.
+    pub(super) fn is_timed(&self) -> bool {
+        self.stall.is_some()
+    }
+
+    /// Whether the inner body was dropped because its client was told how its call ended.
+    pub(super) fn was_told(&self) -> bool {
+        matches!(self.state().closing(), Some(Closing::Told))
+    }
+
     /// Notes that the reader is here.
     pub(super) fn came(&self) {
         if let Some(stall) = &self.stall {

@@ -12,6 +12,10 @@ use std::{fmt, io, time::Duration};
 
 use socket2::{SockRef, TcpKeepalive};
 
+/// The longest user timeout: 24 days. The kernel counts milliseconds in 31 bits.
+#[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
+
 /// Makes the kernel notice that a peer is dead although no packet says so, as when a cable was pulled, a NAT forgot the
 /// connection, or a machine lost its power.
 ///
@@ -36,9 +40,9 @@ use socket2::{SockRef, TcpKeepalive};
 ///
 /// The time counts from the last packet of the peer; *w* is the time until the first write after it:
 ///
-/// - nothing is written: idle + interval × probes, 30 s by default;
+/// - nothing is written: idle + interval × probes, 90 s by default;
 /// - something is written: *w* + user timeout, and up to half a second for the first retransmission. A server that
-///   writes a keep-alive every 15 s finds out within 46 s by default.
+///   writes a keep-alive every 15 s finds out within 106 s by default.
 ///
 /// Keep the user timeout at idle + interval × probes. Linux lets it override the number of probes: it gives up
 /// at the first probe after the user timeout, be that early or late.
@@ -60,6 +64,14 @@ use socket2::{SockRef, TcpKeepalive};
 /// to cut connections after an outage of 4.5 s that was already over, and clients that stopped reading for 8 s.
 /// The default outlasts a change of networks, a laptop lid and a long pause of a debugger's step.
 ///
+/// # Clients that do not read
+///
+/// `TCP_USER_TIMEOUT` also counts while the peer's receive window is full, although the peer acknowledges each probe. So the kernel
+/// resets a client that is alive and does not read for the user timeout, whatever
+/// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) allows. Keep the user timeout above the stall timeout: the
+/// default of 90 s suits the recommended 60 s. Without a stall timeout, a zero user timeout lets clients pause as they
+/// like. The kernel then gives up a dead peer after its own retries, about 15 min.
+///
 /// # HTTP/2
 ///
 /// hyper's keep-alive pings do not replace these options. They end the streams of a dead peer, but the connection's task
@@ -80,7 +92,7 @@ pub struct DeadPeer {
 ///
 /// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// let applied = DeadPeer::new().apply(&listener)?;
-/// assert!(applied.to_string().starts_with("keep-alive after 15s"));
+/// assert!(applied.to_string().starts_with("keep-alive after 30s"));
 /// assert_eq!(applied.is_complete(), cfg!(any(target_os = "linux", target_os = "android", target_os = "fuchsia")));
 /// # Ok::<(), std::io::Error>(())
 /// ```
@@ -94,14 +106,14 @@ pub struct Applied {
 // === impl DeadPeer ===
 
 impl DeadPeer {
-    /// Options that probe after 15 s of silence, every 5 s, three times, and give up on unacknowledged data after 30 s.
+    /// Options that probe after 30 s of silence, every 10 s, six times, and give up on unacknowledged data after 90 s.
     /// [`DeadPeer`] has an example.
     pub fn new() -> Self {
         Self {
-            idle: Duration::from_secs(15),
-            interval: Duration::from_secs(5),
-            probes: 3,
-            user_timeout: Duration::from_secs(30),
+            idle: Duration::from_secs(30),
+            interval: Duration::from_secs(10),
+            probes: 6,
+            user_timeout: Duration::from_secs(90),
         }
     }
 
@@ -111,7 +123,7 @@ impl DeadPeer {
     /// use std::time::Duration;
     /// use mcp_cancel_on_disconnect::socket::DeadPeer;
     ///
-    /// let rounded = DeadPeer::new().idle(Duration::from_millis(14_100));
+    /// let rounded = DeadPeer::new().idle(Duration::from_millis(29_100));
     /// assert_eq!(rounded, DeadPeer::new());
     /// ```
     pub fn idle(mut self, idle: Duration) -> Self {
@@ -131,7 +143,8 @@ impl DeadPeer {
         self
     }
 
-    /// Sets how long sent data may stay unacknowledged (`TCP_USER_TIMEOUT`). Zero leaves the kernel's own limit.
+    /// Sets how long sent data may stay unacknowledged, or unread by a peer whose receive window is full (`TCP_USER_TIMEOUT`). Zero
+    /// leaves the kernel's own limit.
     pub fn user_timeout(mut self, user_timeout: Duration) -> Self {
         self.user_timeout = user_timeout;
         self
@@ -170,7 +183,9 @@ impl DeadPeer {
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         {
             // The kernel counts milliseconds, and reads none of them as "no limit".
-            let limit = self.user_timeout.max(Duration::from_millis(1));
+            let limit = self
+                .user_timeout
+                .clamp(Duration::from_millis(1), MAX_USER_TIMEOUT);
             socket.set_tcp_user_timeout((!self.user_timeout.is_zero()).then_some(limit))?;
             applied.user_timeout = true;
         }
@@ -269,7 +284,7 @@ mod tests {
         let socket = SockRef::from(&accepted);
         assert!(socket.keepalive().expect("keep-alive"));
         let limit = socket.tcp_user_timeout().expect("limit");
-        assert_eq!(limit, Some(Duration::from_secs(30)));
+        assert_eq!(limit, Some(Duration::from_secs(90)));
     }
 
     #[test]
@@ -307,7 +322,7 @@ mod tests {
             probes: true,
             user_timeout: true,
         };
-        let line = "keep-alive after 15s, every 5s, 3 probes; user timeout 30s";
+        let line = "keep-alive after 30s, every 10s, 6 probes; user timeout 90s";
         assert_eq!(everything.to_string(), line);
 
         let without = Applied {

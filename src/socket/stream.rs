@@ -31,6 +31,12 @@ const IS_EDGE_TRIGGERED: bool = cfg!(any(
     target_vendor = "apple"
 ));
 
+/// The number of unsent bytes from which on the kernel takes no more: 32 KiB (`TCP_NOTSENT_LOWAT`), and up to one segment of
+/// 64 KiB beyond. Chosen because a client that reads 10 KB/s takes them in 10 s. The bytes under way to the client, which decide
+/// the throughput, do not count.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const MAX_UNSENT: u32 = 32 * 1024;
+
 /// A TCP stream whose peer can be watched. [`WatchedListener`](super::WatchedListener) accepts such streams.
 ///
 /// An accept loop of your own, around hyper for example, puts the [`Peer`] into the extensions of the requests, where the layer
@@ -69,7 +75,14 @@ pub struct WatchedStream {
 
 impl WatchedStream {
     /// Takes over a stream, with the address that came with it from `accept`.
+    ///
+    /// On Linux and Android the kernel then holds about 100 KiB at most that it has not sent (`TCP_NOTSENT_LOWAT`). So a slow client is
+    /// seen reading by [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout), and an answer for a client that does not
+    /// read takes little memory of the kernel.
     pub fn new(stream: TcpStream, addr: SocketAddr) -> Self {
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        // A kernel without it only buffers more.
+        let _best_effort = SockRef::from(&stream).set_tcp_notsent_lowat(MAX_UNSENT);
         let let_go = AtomicBool::new(false);
         Self {
             shared: Arc::new(SharedStream { stream, let_go }),

@@ -8,7 +8,7 @@ use super::{
     Core,
     entry::{Finished, Place},
     memory::Dropped,
-    records::{Ended, Leaving, Rank},
+    records::{End, Ended, Leaving, Rank},
 };
 use crate::call::{CallId, Scope};
 
@@ -18,7 +18,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// Ends a call. `None` if it has ended before, or left (invariants 2 and 9). What `remember` says stays
     /// known under its streams.
     pub(crate) fn finish(&mut self, id: CallId, remember: Option<Ended<A>>) -> Option<Finished> {
-        let entry = self.take(id)?;
+        let is_cancelled = remember
+            .as_ref()
+            .is_some_and(|ended| matches!(ended.end, End::Cancelled(..)));
+        let entry = self.take(id, is_cancelled)?;
         self.has_finished = true;
         let detachment = entry.detachment();
         let times = entry.times.as_ref();

@@ -27,6 +27,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     nobody_is_asked_before_the_grace_is_over,
     a_confirmed_orphan_is_cancelled,
     what_is_put_off_waits_and_is_asked_about_again,
+    what_is_put_off_for_ever_is_not_asked_about_again,
     a_call_of_another_servers_session_ends_as_its_session_closed,
     a_client_that_comes_back_while_somebody_is_asked_has_its_call,
     an_answer_for_the_grace_before_means_nothing,
@@ -131,6 +132,25 @@ async fn what_is_put_off_waits_and_is_asked_about_again(server: Server) {
     setup.assert_usable(&mcp).await;
     clock.advance(GLANCE + TICK).await;
     assert_eq!(setup.events.ended(&mcp, 1).await, ORPHANED);
+}
+
+async fn what_is_put_off_for_ever_is_not_asked_about_again(server: Server) {
+    let clock = StoppedClock::stop();
+    let (setup, mut askings) = asking(server).await;
+    let mcp = setup.mcp().await;
+    detach(&setup, &mcp).await;
+    clock.advance(GRACE + TICK).await;
+    askings
+        .next()
+        .await
+        .answer(Confirmation::PutOff(Duration::MAX));
+    setup.assert_usable(&mcp).await;
+    for _ in 0..5 {
+        clock.advance(10 * GRACE).await;
+        setup.assert_usable(&mcp).await;
+    }
+    assert!(askings.is_empty(), "put off for ever");
+    assert!(!setup.tokens.of("a").is_cancelled());
 }
 
 async fn a_call_of_another_servers_session_ends_as_its_session_closed(server: Server) {

@@ -3,5 +3,9 @@
 mod bad_bodies;
 mod batches;
 #[cfg(all(feature = "axum", feature = "socket"))]
+mod partial;
+#[cfg(all(feature = "axum", feature = "socket"))]
+mod slow;
+#[cfg(all(feature = "axum", feature = "socket"))]
 mod socket;
 mod transparency;

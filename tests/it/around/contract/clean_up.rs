@@ -258,3 +258,31 @@ async fn a_destructor_that_panics_gets_nowhere() {
     response.into_body().collect().await.expect("a body");
     assert!(!owns());
 }
+
+#[tokio::test]
+async fn a_token_that_is_kept_keeps_neither_the_request_nor_the_service_after_the_end() {
+    let answered = || Script::new([Step::data(ANSWER)]);
+    for (script, how) in [(answered(), "answered"), (Script::stalled(), "hung up")] {
+        let (layer, _log) = immediate();
+        let secret = Arc::new(());
+        let mut request = Kind::Session.request();
+        request.extensions_mut().insert(secret.clone());
+        let (response, token) = exchange(&layer, request, &script);
+        assert_eq!(
+            Arc::strong_count(&secret),
+            2,
+            "{how}: what a cancel would be sent with"
+        );
+        match how {
+            "answered" => drop(response.into_body().collect().await),
+            _ => drop(response),
+        }
+        let freed = async {
+            while Arc::strong_count(&secret) > 1 {
+                tokio::task::yield_now().await;
+            }
+        };
+        within("the request to be freed", freed).await;
+        assert_eq!(token.is_cancelled(), how == "hung up");
+    }
+}

@@ -332,3 +332,47 @@ async fn the_inner_service_is_not_asked_to_encode_what_may_become_an_event() {
         );
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_uploaded_slowly_keeps_the_status_of_its_refusal() {
+    let (layer, _log) = committing();
+    let (client, mut server) = between(&layer);
+    let (upload, body) = Feed::new();
+    let request = call().map(|_| body);
+    let uploaded = async {
+        for piece in [
+            r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params""#,
+            r#":{"name":"a"}}"#,
+        ] {
+            tokio::time::sleep(30 * SECOND).await;
+            upload.write(piece);
+        }
+        drop(upload);
+        let asked = server.asked().await;
+        tokio::time::sleep(9 * SECOND).await;
+        asked.answer(status(403, "text/plain", "no"));
+    };
+    let (response, ()) = tokio::join!(client.send(request), uploaded);
+    assert_eq!(response.status(), 403);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_call_that_was_uploaded_slowly_is_answered_with_a_stream_all_the_same() {
+    let (layer, _log) = committing();
+    let (client, mut server) = between(&layer);
+    let (upload, body) = Feed::new();
+    let request = call().map(|_| body);
+    let begun = Instant::now();
+    let uploaded = async {
+        tokio::time::sleep(30 * SECOND).await;
+        upload.write(r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}"#);
+        drop(upload);
+        server.asked().await
+    };
+    let (response, _asked) = tokio::join!(client.send(request), uploaded);
+    assert_eq!(
+        response.headers()[header::CONTENT_TYPE],
+        "text/event-stream"
+    );
+    assert_eq!(begun.elapsed().as_secs(), 40, "10 s after the upload");
+}

@@ -1,7 +1,7 @@
 //! Streams on which nothing comes any more end with a drain, whatever their calls came to.
 
 use mcp_cancel_on_disconnect::{
-    CancelReason::{ClientDisconnected, ShuttingDown},
+    CancelReason::{self, ClientDisconnected, ShuttingDown},
     Limits, Outcome,
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -317,8 +317,12 @@ async fn a_drain_after_a_drain_waits_for_the_tasks_that_went_on() {
         taken(&client, &mut server, cancelled()).await;
     };
     let (report, ()) = tokio::join!(calls.drain(100 * SECOND), cancel);
-    assert_eq!(begun.elapsed().as_secs(), 3);
-    assert_eq!((report.ended, report.cancelled), (1, 0));
+    assert_eq!(begun.elapsed().as_secs(), 3, "it waits");
+    assert_eq!(
+        (report.ended, report.cancelled),
+        (0, 0),
+        "its client ended it"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -380,4 +384,25 @@ async fn taking_cancels(server: &mut Server) {
     let mut accepted = Response::new(Body::empty());
     *accepted.status_mut() = http::StatusCode::ACCEPTED;
     server.asked().await.answer(accepted);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_does_not_count_a_call_as_ended_that_was_cancelled_meanwhile() {
+    let (layer, _log) = immediate();
+    let (client, mut server) = between(&layer);
+    let calls = layer.calls();
+    let (_cancelled, _feed, _) = open(&client, &mut server, call()).await;
+    let id = calls.snapshot()[0].info().id();
+    let (mut ends, answering, _) = open(&client, &mut server, call()).await;
+    let (left, _feed, _) = open(&client, &mut server, call()).await;
+    let happens = async {
+        sleep(SECOND).await;
+        assert!(calls.cancel(id, CancelReason::Requested));
+        drop(left);
+        answering.write(ANSWER);
+        drop(answering);
+        rest(&mut ends).await
+    };
+    let (report, _) = tokio::join!(calls.drain(60 * SECOND), happens);
+    assert_eq!((report.ended, report.cancelled), (1, 0));
 }

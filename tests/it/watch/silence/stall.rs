@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use http_body::Body as _;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason::ClientDisconnected};
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer,
+    CancelReason::{ClientDisconnected, Requested},
+};
 use tokio::time::sleep;
 
 use super::*;
@@ -58,6 +61,81 @@ async fn a_slow_client_is_not_stalled() {
         assert_eq!(frame(&mut body).await.as_deref(), Some(EVENT));
     }
     assert!(!token.is_cancelled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_a_large_event_slowly_is_not_stalled() {
+    let (mut body, feed, token) = unread(&impatient()).await;
+    let large = format!("data: {}\n\n", "x".repeat(1024 * 1024));
+    feed.write(large.clone());
+    feed.write(EVENT);
+    let (mut taken, mut frames) = (String::new(), 0);
+    while taken.len() < large.len() {
+        sleep(LIMIT - SECOND).await;
+        taken += &frame(&mut body).await.expect("a piece");
+        frames += 1;
+    }
+    assert_eq!(taken, large);
+    assert!(frames > 60, "{frames} pieces of 1 MiB");
+    assert_eq!(frame(&mut body).await.as_deref(), Some(EVENT));
+    assert!(!token.is_cancelled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_stops_in_a_large_event_is_taken_for_gone() {
+    let (mut body, feed, token) = unread(&impatient()).await;
+    feed.write(format!("data: {}\n\n", "x".repeat(1024 * 1024)));
+    frame(&mut body).await.expect("a piece");
+    sleep(LIMIT + SECOND).await;
+    assert_eq!(token.reason(), Some(ClientDisconnected));
+    assert_eq!(frame(&mut body).await, None, "no more pieces");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_event_without_the_option_is_passed_on_whole() {
+    let (mut body, feed, _token) = unread(&immediate().0).await;
+    let large = format!("data: {}\n\n", "x".repeat(1024 * 1024));
+    feed.write(large.clone());
+    assert_eq!(frame(&mut body).await, Some(large));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_cancelled_within_a_large_event_ends_behind_it() {
+    let layer = impatient();
+    let (mut body, feed, _token) = unread(&layer).await;
+    let large = format!("data: {}\n\n", "x".repeat(100_000));
+    feed.write(large.clone());
+    let first = frame(&mut body).await.expect("a piece");
+    for call in layer.calls().snapshot() {
+        assert!(layer.calls().cancel(call.info().id(), Requested));
+    }
+    let rest = rest(&mut body).await;
+    let (event, error) = (first + &rest)
+        .split_at_checked(large.len())
+        .map(|(event, error)| (event.to_owned(), error.to_owned()))
+        .expect("all of it");
+    assert_eq!(event, large);
+    assert!(
+        error.starts_with("data: ") && error.contains("-32800"),
+        "{error}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_timeout_of_zero_is_no_limit() {
+    let (mut body, feed, token) = unread(&immediate().0.stall_timeout(Duration::ZERO)).await;
+    sleep(1_000 * LIMIT).await;
+    assert!(!token.is_cancelled() && !feed.is_dropped());
+    feed.write(EVENT);
+    assert_eq!(frame(&mut body).await.as_deref(), Some(EVENT));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_least_timeout_does_not_end_a_quiet_stream() {
+    let (mut body, feed, token) =
+        unread(&immediate().0.stall_timeout(Duration::from_nanos(1))).await;
+    assert!(is_silent(&mut body, 100 * LIMIT).await);
+    assert!(!token.is_cancelled() && !feed.is_dropped());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,234 @@
+//! Clients that read slowly, pause or do not read, and the verdict of `stall_timeout` on each.
+//!
+//! A table over real sockets: the size of the event, of the frames in which the inner service writes it, how the client reads, and
+//! the verdict. A sample with short times runs in `cargo test`. With `MCP_SWEEP=full` in the environment all rows run.
+
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::Path,
+    response::Response,
+    routing::post,
+};
+use futures_util::{future::join_all, stream};
+use mcp_cancel_on_disconnect::{
+    CancelOnDisconnectLayer, CancelReason, Event, Outcome,
+    socket::{Peer, WatchedListener},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpSocket},
+    sync::mpsc,
+    time::{Instant, sleep, timeout_at},
+};
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+const SECOND: Duration = Duration::from_secs(1);
+const MS: Duration = Duration::from_millis(1);
+
+/// How often a client reads that reads without a pause.
+const TICK: Duration = Duration::from_millis(20);
+
+/// The end of each stream.
+const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    event: usize,
+    frame: usize,
+    reads: Reads,
+    stall_timeout: Duration,
+    watch_for: Duration,
+    verdict: Verdict,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Reads {
+    /// This many bytes a second, without a pause.
+    Rate(usize),
+    /// This many bytes, and then again after a pause.
+    Pauses(usize, Duration),
+    /// This many bytes, and then nothing.
+    Stops(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// The call ended with its answer.
+    Answered,
+    /// The client was taken for gone.
+    Gone,
+    /// The client still reads.
+    Reading,
+}
+
+fn row(event: usize, frame: usize, reads: Reads, stall_timeout: Duration, verdict: Verdict) -> Row {
+    Row {
+        event,
+        frame,
+        reads,
+        stall_timeout,
+        watch_for: 20 * SECOND,
+        verdict,
+    }
+}
+
+fn sample() -> Vec<Row> {
+    use Reads::{Pauses, Rate, Stops};
+    use Verdict::{Answered, Gone};
+    let half = 500 * MS;
+    vec![
+        row(2_000, 1, Rate(10_000), SECOND, Answered),
+        row(200 * KIB, KIB, Rate(100_000), 2 * SECOND, Answered),
+        row(MIB, MIB, Rate(400_000), half, Answered),
+        row(20 * MIB, 20 * MIB, Rate(10_000_000), half, Answered),
+        row(MIB, MIB, Pauses(200 * KIB, 600 * MS), SECOND, Answered),
+        row(20 * MIB, 20 * MIB, Stops(0), SECOND, Gone),
+        row(20 * MIB, 64 * KIB, Stops(300 * KIB), SECOND, Gone),
+        row(20 * MIB, 20 * MIB, Stops(300 * KIB), SECOND, Gone),
+        row(20 * MIB, KIB, Rate(50), SECOND, Gone),
+        row(20 * MIB, MIB, Pauses(200 * KIB, 5 * SECOND), SECOND, Gone),
+    ]
+}
+
+fn full() -> Vec<Row> {
+    use Reads::{Rate, Stops};
+    use Verdict::{Answered, Gone, Reading};
+    let minute = 60 * SECOND;
+    let mut rows = sample();
+    for frame in [1, KIB, 16 * KIB, 64 * KIB, MIB, 20 * MIB] {
+        for rate in [20_000, 50_000, 100_000, 400_000] {
+            let slow = row(20 * MIB, frame, Rate(rate), 10 * SECOND, Reading);
+            rows.push(Row {
+                watch_for: 35 * SECOND,
+                ..slow
+            });
+        }
+        rows.push(row(20 * MIB, frame, Stops(MIB), SECOND, Gone));
+    }
+    for (event, rate, verdict, seconds) in [
+        (20 * MIB, 10_000, Reading, 150),
+        (20_000_000, 300_000, Answered, 90),
+        (20 * MIB, 5_000, Reading, 150),
+    ] {
+        let slow = row(event, event, Rate(rate), minute, verdict);
+        rows.push(Row {
+            watch_for: seconds * SECOND,
+            ..slow
+        });
+    }
+    rows
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_is_taken_for_gone_if_it_does_not_read_and_not_if_it_reads_slowly() {
+    let rows = match std::env::var("MCP_SWEEP").as_deref() {
+        Ok("full") => full(),
+        _ => sample(),
+    };
+    let verdicts = join_all(rows.iter().map(|row| row.play())).await;
+    let wrong: Vec<String> = rows
+        .iter()
+        .zip(verdicts)
+        .filter(|(row, verdict)| row.verdict != *verdict)
+        .map(|(row, verdict)| format!("{row:?}: {verdict:?}"))
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+// === impl Row ===
+
+impl Row {
+    async fn play(&self) -> Verdict {
+        let (ended, mut ends) = mpsc::unbounded_channel();
+        let layer = CancelOnDisconnectLayer::new()
+            .stall_timeout(self.stall_timeout)
+            .observe_fn(move |event| {
+                if let Event::Ended { outcome, .. } = event {
+                    let _the_test_is_over = ended.send(*outcome);
+                }
+            });
+        let addr = serve(layer).await;
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket
+            .set_recv_buffer_size(16 * 1024)
+            .expect("a receive buffer");
+        let mut client = socket.connect(addr).await.expect("connect");
+        let request = request(&format!("/{}/{}", self.event, self.frame));
+        client.write_all(request.as_bytes()).await.expect("write");
+        let reading = async {
+            let mut read = 0;
+            loop {
+                let (bytes, pause) = match self.reads {
+                    Reads::Rate(rate) => ((rate / 50).max(1), TICK),
+                    Reads::Pauses(bytes, pause) => (bytes, pause),
+                    Reads::Stops(at) if read < at => (at - read, TICK),
+                    Reads::Stops(_) => return std::future::pending().await,
+                };
+                let begun = Instant::now();
+                let mut left = vec![0; bytes];
+                let mut got = 0;
+                while got < bytes {
+                    match client.read(&mut left[got..]).await {
+                        Ok(0) | Err(_) => return std::future::pending::<()>().await,
+                        Ok(more) => got += more,
+                    }
+                }
+                read += got;
+                sleep(pause.saturating_sub(begun.elapsed())).await;
+            }
+        };
+        let until = Instant::now() + self.watch_for;
+        tokio::select! {
+            () = reading => unreachable!("it reads until its call has ended"),
+            ended = timeout_at(until, ends.recv()) => match ended {
+                Err(_) => Verdict::Reading,
+                Ok(Some(Outcome::Completed)) => Verdict::Answered,
+                Ok(Some(Outcome::Cancelled(CancelReason::ClientDisconnected)
+                    | Outcome::Abandoned(CancelReason::ClientDisconnected))) => Verdict::Gone,
+                Ok(other) => panic!("{self:?}: {other:?}"),
+            },
+        }
+    }
+}
+
+/// A server that writes one event, of the length and in frames of the size that the path says, and then the answer.
+async fn serve(layer: CancelOnDisconnectLayer) -> SocketAddr {
+    let answer = async |Path((event, frame)): Path<(usize, usize)>, _request: Bytes| {
+        let mut text = format!("data: {}\n\n", "x".repeat(event)).into_bytes();
+        text.extend_from_slice(ANSWER.as_bytes());
+        let frames = stream::unfold(Bytes::from(text), move |mut left| async move {
+            if left.is_empty() {
+                return None;
+            }
+            let next = left.split_to(frame.min(left.len()));
+            Some((Ok::<_, Infallible>(next), left))
+        });
+        Response::builder()
+            .header("content-type", "text/event-stream")
+            .body(Body::from_stream(frames))
+            .expect("a response")
+    };
+    let router = Router::new()
+        .route("/{event}/{frame}", post(answer))
+        .layer(layer);
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let addr = listener.local_addr().expect("bound");
+    let app = router.into_make_service_with_connect_info::<Peer>();
+    let server = axum::serve(WatchedListener::new(listener), app);
+    #[allow(clippy::disallowed_methods, reason = "a test's own server")]
+    let _serving = tokio::spawn(async move { server.await });
+    addr
+}
+
+fn request(path: &str) -> String {
+    let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}"#;
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\naccept: application/json, text/event-stream\r\n\
+         mcp-protocol-version: 2026-07-28\r\ncontent-length: {}\r\n\r\n{call}",
+        call.len()
+    )
+}
