@@ -225,6 +225,10 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
+    /// Show what a hang-up means, with a server that is included (alone)
+    #[arg(long, exclusive = true)]
+    pub demo: bool,
+
     /// What was understood, and is still to be said.
     #[arg(skip)]
     warnings: Vec<String>,
@@ -311,6 +315,12 @@ impl Config {
 
     fn check(&self, told: &ArgMatches) -> Result<(), ConfigError> {
         let together = |message: &str| Err(ConfigError::Together(message.to_owned()));
+        if let Some(admin) = self.admin.filter(|admin| overlap(self.listen, *admin)) {
+            return together(&format!(
+                "--listen {} and --admin {admin} have the same port: give --admin another one",
+                self.listen
+            ));
+        }
         let foreign = match (&self.upstream, self.command.is_empty()) {
             (None, true) => {
                 return together(
@@ -346,6 +356,12 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// Returns `true` if two listeners cannot have these addresses at the same time.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || is_any)
 }
 
 fn matches(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {

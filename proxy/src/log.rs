@@ -6,16 +6,26 @@
 //! A thread of its own writes the lines. Where standard error is closed, full or not read, lines are dropped and counted.
 
 use std::{
-    env,
+    env, fmt,
     io::{self, IsTerminal as _},
     panic,
     sync::Once,
     time::Duration,
 };
 
-use mcp_cancel_on_disconnect::{CallInfo, Event, observe::Unreadable};
-use tracing::{error, info, warn};
-use tracing_subscriber::EnvFilter;
+use mcp_cancel_on_disconnect::{
+    Event, Outcome,
+    observe::{SessionIds, Unreadable},
+};
+use tracing::{Subscriber, error, field::debug, info, warn};
+use tracing_subscriber::{
+    EnvFilter,
+    fmt::{
+        FmtContext, FormatEvent, FormatFields,
+        format::{Format, Writer},
+    },
+    registry::LookupSpan,
+};
 
 use self::queue::Queue;
 use crate::{config::LogFormat, message::shown};
@@ -37,6 +47,15 @@ const LAST_LINES: Duration = Duration::from_millis(200);
 
 /// Whether it was logged that a call cannot be cancelled for its id.
 static BAD_ID: Once = Once::new();
+
+/// The target of what a command writes to its standard error.
+const SERVER: &str = "mcp_server";
+
+/// Lines for people. Those of a command are marked as such.
+struct Lines {
+    own: Format,
+    of_server: Format,
+}
 
 /// The log of this process.
 #[derive(Debug)]
@@ -72,7 +91,10 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
     match format {
         LogFormat::Text => log
             .with_ansi(io::stderr().is_terminal())
-            .with_target(false)
+            .event_format(Lines {
+                own: Format::default().with_target(false),
+                of_server: Format::default(),
+            })
             .init(),
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
@@ -99,18 +121,32 @@ impl Log {
     }
 }
 
-/// Logs what the layer itself logs at debug only: that clients go and come. Of cancels the layer writes at info.
-pub(crate) fn comings_and_goings(event: &Event<'_>) {
-    match event {
+/// Logs what the layer itself logs at debug only: clients that disconnect and resume. The layer logs cancels at info. The answer
+/// of a call in a session is kept for its client as long as `kept_for`, if at all.
+pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + Send + Sync {
+    // With the names and the values of the layer's own lines.
+    macro_rules! log_call {
+        ($call:ident, $($rest:tt)+) => {
+            info!(
+                call = %$call.id(),
+                jsonrpc.request.id = text(&$call.request_id().to_string()),
+                mcp.method.name = text($call.method()),
+                gen_ai.tool.name = $call.tool().map(text),
+                mcp.session.id = $call.session().and_then(|id| SessionIds::Hashed.shown(id)).as_deref(),
+                $($rest)+
+            )
+        };
+    }
+    move |event| match event {
         Event::Detached {
             call, cause, grace, ..
         } if grace.is_none_or(|grace| !grace.is_zero()) => {
-            let (tool, cause) = (tool(call), cause.to_string());
+            let cause = cause.to_string();
             match grace {
                 Some(grace) => {
-                    info!(call = %call.id(), tool, cause, ?grace, "client gone, its call waits for it")
+                    log_call!(call, cause, ?grace, "client gone, its call waits for it");
                 }
-                None => info!(call = %call.id(), tool, cause, "client gone, its call runs on"),
+                None => log_call!(call, cause, "client gone, its call runs on"),
             }
         }
         Event::Unwatched {
@@ -124,15 +160,56 @@ pub(crate) fn comings_and_goings(event: &Event<'_>) {
                 );
             });
         }
-        Event::Resumed { call, .. } => {
-            info!(call = %call.id(), tool = tool(call), "client is back");
+        Event::Resumed {
+            call, detachment, ..
+        } => {
+            let away = detachment.map(|detachment| debug(detachment.lasted()));
+            log_call!(call, away, "client is back");
+        }
+        Event::Ended {
+            call,
+            outcome: Outcome::Completed,
+            detachment: Some(detachment),
+            ..
+        } => {
+            let away = detachment.lasted();
+            match kept_for.filter(|_| call.session().is_some()) {
+                Some(kept_for) => {
+                    log_call!(
+                        call,
+                        ?away,
+                        ?kept_for,
+                        "call ended, its answer waits for its client"
+                    );
+                }
+                None => log_call!(call, ?away, "call ended while its client was away"),
+            }
         }
         _ => {}
     }
 }
 
-/// What a call is of: the tool, or else the method.
-fn tool(call: &CallInfo) -> String {
-    let name = call.tool().unwrap_or_else(|| call.method());
-    shown(name.as_bytes(), LONGEST)
+fn text(text: &str) -> String {
+    shown(text.as_bytes(), LONGEST)
+}
+
+// === impl Lines ===
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        writer: Writer<'_>,
+        event: &tracing::Event<'_>,
+    ) -> fmt::Result {
+        if event.metadata().target() == SERVER {
+            self.of_server.format_event(context, writer, event)
+        } else {
+            self.own.format_event(context, writer, event)
+        }
+    }
 }

@@ -89,7 +89,9 @@ impl Proxy {
         let front = Front::bind(config.listen, gate, limits).await;
         let front = front.map_err(|error| StartError::listen("--listen", config.listen, error))?;
         let ended = Ended::default();
-        let mut layer = layer(&config, server.hub()).observe_fn(ended.counting());
+        let mut layer = layer(&config, server.hub())
+            .observe_fn(ended.counting())
+            .observe_fn(log::disconnects(server.keeps_for()));
         let admin = match config.admin {
             Some(address) => {
                 let shown = Shown {
@@ -219,9 +221,7 @@ async fn all_read(server: &Server) {
 }
 
 fn layer(config: &Config, hub: Option<Hub>) -> CancelOnDisconnectLayer {
-    let mut layer = CancelOnDisconnectLayer::new()
-        .grace(config.grace)
-        .observe_fn(log::comings_and_goings);
+    let mut layer = CancelOnDisconnectLayer::new().grace(config.grace);
     let graces: HashMap<String, Grace> = config.tool_grace.iter().cloned().collect();
     let (grace, is_upstream) = (config.grace, config.upstream.is_some());
     layer = layer.policy(move |call| {

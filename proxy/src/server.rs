@@ -124,6 +124,11 @@ impl Server {
         !matches!(self, Self::Forward(_))
     }
 
+    /// How long an answer is kept for a client that is away, if it is.
+    pub fn keeps_for(&self) -> Option<Duration> {
+        self.is_resumable().then(|| Limits::default().kept_for)
+    }
+
     /// Where the streams of a server are kept that speaks HTTP and may be asked who came back.
     pub fn hub(&self) -> Option<Hub> {
         match self {

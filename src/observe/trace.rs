@@ -261,7 +261,21 @@ impl HandlerEnd {
 // === impl SessionIds ===
 
 impl SessionIds {
-    fn shown(self, id: &str) -> Option<Cow<'_, str>> {
+    /// Returns a session id as the log shows it. Returns `None` for [`SessionIds::Omitted`].
+    ///
+    /// What else is logged or shown of a session can be joined with the layer's lines by this text. A hash is the same for the
+    /// same id in this process, and another one in every other.
+    ///
+    /// ```
+    /// use mcp_cancel_on_disconnect::observe::SessionIds;
+    ///
+    /// let shown = SessionIds::Hashed.shown("a session");
+    /// assert_eq!(shown, SessionIds::Hashed.shown("a session"));
+    /// assert_eq!(shown.expect("a hash").len(), 8);
+    /// assert_eq!(SessionIds::Omitted.shown("a session"), None);
+    /// ```
+    #[must_use]
+    pub fn shown(self, id: &str) -> Option<Cow<'_, str>> {
         static KEY: OnceLock<RandomState> = OnceLock::new();
         match self {
             Self::Hashed => {

@@ -10,7 +10,7 @@
 //! 1. Only a POST changes something, and only one from the page itself ([`SameOrigin`]).
 //! 2. Method, tool and ids come from clients. They are cut, escaped, and shown as text ([`html`]).
 //! 3. The page loads its own style and script and nothing else; nothing inline ever runs.
-//! 4. Session ids are secrets. A keyed hash shows which calls belong together.
+//! 4. Session ids are secrets. A keyed hash shows which calls belong together, and which lines of the log.
 //! 5. A page that another process made cancels nothing: there the numbers of calls mean others.
 //! 6. A button that has just come under the pointer cannot be pressed: who clicks twice, or aims at a row that goes, means another.
 
@@ -44,7 +44,7 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; c
 #[derive(Clone)]
 struct Page {
     calls: Calls,
-    /// Makes the hashes of sessions, and the mark of the page: other ones in each process.
+    /// Makes the mark of the page: another one in each process.
     key: Arc<RandomState>,
 }
 
@@ -135,7 +135,7 @@ async fn protected(mut response: Response) -> Response {
 impl Page {
     fn rows(&self) -> Vec<Row> {
         let calls = self.calls.snapshot();
-        calls.iter().map(|call| Row::of(call, &*self.key)).collect()
+        calls.iter().map(Row::of).collect()
     }
 
     fn mark(&self) -> String {

@@ -1,23 +1,29 @@
 //! A call as it is shown, and sent as JSON.
 
-use std::{hash::BuildHasher, time::Duration};
+use std::time::Duration;
 
-use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState};
+use mcp_cancel_on_disconnect::observe::{CallSnapshot, CallState, SessionIds};
 use serde::Serialize;
 use serde_json::Value;
 
 /// Clients choose names, of any length.
 const LONGEST: usize = 120;
 
-/// Times are milliseconds. What is not there is `null`.
+/// Times are milliseconds. What is not there is `null`. Names and hashes are those of the layer's log, so that its lines can be
+/// joined with this.
 #[derive(Serialize)]
 pub(super) struct Row {
+    #[serde(rename = "call")]
     pub(super) id: String,
     /// A keyed hash of the session id.
+    #[serde(rename = "mcp.session.id")]
     pub(super) session: Option<String>,
     /// The JSON-RPC id.
+    #[serde(rename = "jsonrpc.request.id")]
     pub(super) request: Value,
+    #[serde(rename = "mcp.method.name")]
     pub(super) method: String,
+    #[serde(rename = "gen_ai.tool.name")]
     pub(super) tool: Option<String>,
     pub(super) state: State,
     pub(super) age_ms: u64,
@@ -39,7 +45,7 @@ pub(super) enum State {
 // === impl Row ===
 
 impl Row {
-    pub(super) fn of(call: &CallSnapshot, key: &impl BuildHasher) -> Self {
+    pub(super) fn of(call: &CallSnapshot) -> Self {
         let info = call.info();
         let (state, since, grace_left) = match call.state() {
             CallState::Detached {
@@ -49,7 +55,7 @@ impl Row {
         };
         Self {
             id: info.id().to_string(),
-            session: info.session().map(|id| hash(id, key)),
+            session: info.session().and_then(hash),
             request: match Value::from(info.request_id()) {
                 Value::String(id) => cut(&id).into(),
                 number => number,
@@ -65,8 +71,8 @@ impl Row {
     }
 }
 
-fn hash(session: &str, key: &impl BuildHasher) -> String {
-    format!("{:08x}", key.hash_one(session) >> 32)
+fn hash(session: &str) -> Option<String> {
+    SessionIds::Hashed.shown(session).map(Into::into)
 }
 
 fn cut(text: &str) -> String {

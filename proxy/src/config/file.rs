@@ -10,7 +10,7 @@ use super::{
 };
 
 /// Options that are for the command line alone.
-const NOT_IN_FILES: [&str; 3] = ["config", "help", "version"];
+const NOT_IN_FILES: [&str; 4] = ["config", "demo", "help", "version"];
 
 /// Options that may be a table, and what stands between a name and its value where they are a list.
 const TABLES: [(&str, &str); 3] = [("env", "="), ("header", ": "), ("tool-grace", "=")];

@@ -194,7 +194,7 @@ fn every_option_is_documented_and_has_its_variable() {
     for arg in Config::command().get_arguments() {
         let Some(name) = arg
             .get_long()
-            .filter(|name| !["help", "version"].contains(name) && !arg.is_hide_set())
+            .filter(|name| !["demo", "help", "version"].contains(name) && !arg.is_hide_set())
         else {
             continue;
         };

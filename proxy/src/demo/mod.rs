@@ -12,6 +12,22 @@ use tokio::{
     time::{Instant, sleep},
 };
 
+/// Writes a line to standard output, if that can be written.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _written = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+
+/// Writes a line to standard error, if that can be written.
+macro_rules! complain {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _written = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod bridge;
 mod client;
 mod scenario;
@@ -40,16 +56,14 @@ pub async fn instead(mut arguments: impl Iterator<Item = OsString>) -> Option<Ex
 
 /// Plays all scenarios, shows what came of them, and judges.
 pub async fn run() -> ExitCode {
-    println!(
-        "A tool works for {WORK:?}; clients hang up after 0.3 s. Times count from the hang-up."
-    );
-    println!(
+    say!("A tool works for {WORK:?}; clients hang up after 0.3 s. Times count from the hang-up.");
+    say!(
         "Behind the bridge and behind the proxy stands the same server, which speaks on stdin and stdout.\n"
     );
     let cells = match play_all().await {
         Ok(cells) => cells,
         Err(error) => {
-            eprintln!("{error}");
+            complain!("{error}");
             return ExitCode::FAILURE;
         }
     };
@@ -59,12 +73,12 @@ pub async fn run() -> ExitCode {
         .filter(|cell| !cell.is_as_expected())
         .peekable();
     if unexpected.peek().is_none() {
-        println!("\nAll {} calls ended as expected.", cells.len());
+        say!("\nAll {} calls ended as expected.", cells.len());
         return ExitCode::SUCCESS;
     }
-    eprintln!("\nNot as expected:");
+    complain!("\nNot as expected:");
     for cell in unexpected {
-        eprintln!("- {cell}; expected: {}", cell.expected);
+        complain!("- {cell}; expected: {}", cell.expected);
     }
     ExitCode::FAILURE
 }
@@ -86,7 +100,7 @@ async fn play_all() -> Result<Vec<Cell>, Error> {
     let mut cells = Vec::new();
     while let Some(played) = plays.join_next().await {
         for cell in played?? {
-            println!("{:4.1} s  {cell}", begun.elapsed().as_secs_f32());
+            say!("{:4.1} s  {cell}", begun.elapsed().as_secs_f32());
             cells.push(cell);
         }
     }
@@ -94,8 +108,8 @@ async fn play_all() -> Result<Vec<Cell>, Error> {
 }
 
 fn print_table(cells: &[Cell]) {
-    println!("\n{:40} | {:20} | {}", "", SetUp::Bridge, SetUp::Proxy);
-    println!("{:-<40} | {:-<20} | {:-<20}", "", "", "");
+    say!("\n{:40} | {:20} | {}", "", SetUp::Bridge, SetUp::Proxy);
+    say!("{:-<40} | {:-<20} | {:-<20}", "", "", "");
     for (row, _) in SCENARIOS.iter().flat_map(|scenario| scenario.clients) {
         let fate = |set_up| {
             let cell = cells
@@ -103,7 +117,7 @@ fn print_table(cells: &[Cell]) {
                 .find(|cell| cell.row == *row && cell.set_up == set_up);
             cell.map(|cell| cell.fate.to_string()).unwrap_or_default()
         };
-        println!(
+        say!(
             "{row:40} | {:20} | {}",
             fate(SetUp::Bridge),
             fate(SetUp::Proxy)

@@ -121,7 +121,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Some("--stubborn") => behaviour.is_stubborn = true,
             Some(HOLD) => wait_for_ever(),
             _ => {
-                eprintln!("{COMMAND}: unknown argument {}", argument.display());
+                complain!("{COMMAND}: unknown argument {}", argument.display());
                 return ExitCode::FAILURE;
             }
         }
@@ -133,7 +133,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     match Server::new(behaviour).serve() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("{COMMAND}: {error}");
+            complain!("{COMMAND}: {error}");
             ExitCode::FAILURE
         }
     }
@@ -163,7 +163,7 @@ impl Server {
             self.write(b"Starting the server...\n\xff\xfe not text\n{\"half\": \n\n")?;
         }
         if self.behaviour.crashes {
-            eprintln!("it crashes as it was told");
+            complain!("it crashes as it was told");
             return Ok(ExitCode::from(7));
         }
         if self.behaviour.is_deaf {
@@ -180,7 +180,7 @@ impl Server {
 
     fn receive(self: &Arc<Self>, line: &[u8]) -> io::Result<()> {
         let Ok(message) = serde_json::from_slice::<Message<'_>>(line) else {
-            eprintln!("not a message: {}", line.escape_ascii());
+            complain!("not a message: {}", line.escape_ascii());
             return Ok(());
         };
         let params: Params<'_> = message
@@ -251,7 +251,7 @@ impl Server {
             let done = server.tool(&name, &call);
             lock(&server.calls).remove(&call.id);
             if let Err(error) = done {
-                eprintln!("{name}: {error}");
+                complain!("{name}: {error}");
             }
         });
     }
@@ -275,7 +275,7 @@ impl Server {
             }
             "chat" => {
                 for line in 0..arguments.lines {
-                    eprintln!("line {line} {}", "x".repeat(arguments.length));
+                    complain!("line {line} {}", "x".repeat(arguments.length));
                 }
             }
             "fork" => {
@@ -381,7 +381,7 @@ impl Server {
         let file = OpenOptions::new().create(true).append(true).open(path);
         let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
         if let Err(error) = written {
-            eprintln!("{}: {error}", path.display());
+            complain!("{}: {error}", path.display());
         }
     }
 }

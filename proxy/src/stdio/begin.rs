@@ -3,7 +3,7 @@
 use std::{
     fmt::Write as _,
     io,
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{Arc, PoisonError, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -32,6 +32,9 @@ use crate::{
 
 /// How long a late client still gets what a session has sent, after its end: 60 s.
 const KEPT_FOR: Duration = Duration::from_secs(60);
+
+/// Time for which no second line says that sessions are refused: 10 s.
+const REFUSED_AGAIN: Duration = Duration::from_secs(10);
 
 /// How long a session may be unused that may be so for ever.
 const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
@@ -134,6 +137,26 @@ impl Stdio {
             response.headers_mut().insert(SESSION_ID, value);
         }
         Ok(response)
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    /// A session was refused for want of a place. It is logged every 10 s at most.
+    fn refused(&self) {
+        let now = Instant::now();
+        let mut last = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| now < last + REFUSED_AGAIN) {
+            return;
+        }
+        *last = Some(now);
+        drop(last);
+        let max_sessions = self.options.max_sessions;
+        tracing::warn!(
+            max_sessions,
+            "a client got 503: there are as many sessions as --max-sessions allows"
+        );
     }
 }
 

@@ -1,11 +1,8 @@
 //! Log lines of what a process writes besides its messages: not too many, and not too long.
 
-use std::{
-    fmt,
-    hash::{BuildHasher as _, RandomState},
-    sync::OnceLock,
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
+
+use mcp_cancel_on_disconnect::observe::SessionIds;
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
@@ -27,9 +24,9 @@ const LONGEST: usize = 4 * 1024;
 /// How much of a line is logged that is no message.
 const BEGINNING: usize = 200;
 
-/// A session in the log, where its id must not stand: who knows that can use it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Name(u64);
+/// A session in the log, as the layer logs it. Its id must not stand there: a client that knows the id can use it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Name(Arc<str>);
 
 /// Allows so many lines in a period, and counts the others.
 #[derive(Debug, Default)]
@@ -44,14 +41,13 @@ pub(super) struct Rate {
 impl Name {
     /// The same for the same id, in this process only.
     pub(super) fn of(id: &str) -> Self {
-        static KEY: OnceLock<RandomState> = OnceLock::new();
-        Self(KEY.get_or_init(RandomState::new).hash_one(id))
+        Self(SessionIds::Hashed.shown(id).unwrap_or_default().into())
     }
 }
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}", self.0 >> 32)
+        f.write_str(&self.0)
     }
 }
 
@@ -73,10 +69,11 @@ impl Rate {
     }
 
     /// Logs a line that is no message, if it may.
-    pub(super) fn unreadable(&mut self, session: Name, why: &str, line: &[u8]) {
+    pub(super) fn unreadable(&mut self, session: &Name, why: &str, line: &[u8]) {
         if let Some(left_out) = self.allows(Instant::now()) {
             let beginning = shown(line, BEGINNING);
-            warn!(%session, left_out, "the MCP server wrote {why} to its stdout: {beginning}");
+            let left_out = (left_out > 0).then_some(left_out);
+            warn!(mcp.session.id = %session, left_out, "the MCP server wrote {why} to its stdout: {beginning}");
         }
     }
 }
@@ -87,24 +84,26 @@ pub(super) async fn stderr(session: Name, mut from: impl AsyncRead + Unpin) {
     loop {
         let read = from.read_buf(lines.buffer()).await;
         while let Some(line) = lines.next_line() {
-            said(session, &mut rate, &line);
+            said(&session, &mut rate, &line);
         }
         if !matches!(read, Ok(1..)) {
             if let Some(line) = lines.last_line() {
-                said(session, &mut rate, &line);
+                said(&session, &mut rate, &line);
             }
-            return debug!(%session, "the MCP server's stderr has ended");
+            return debug!(mcp.session.id = %session, "the MCP server's stderr has ended");
         }
     }
 }
 
-fn said(session: Name, rate: &mut Rate, line: &Line) {
+fn said(session: &Name, rate: &mut Rate, line: &Line) {
     if let Some(left_out) = rate.allows(Instant::now()) {
         let (text, cut) = match line {
-            Line::Whole(text) => (text, false),
-            Line::TooLong { beginning, .. } => (beginning, true),
+            Line::Whole(text) => (text, None),
+            Line::TooLong { beginning, .. } => (beginning, Some(true)),
         };
-        info!(target: "mcp_server", %session, left_out, cut, "{}", shown(text, LONGEST));
+        let left_out = (left_out > 0).then_some(left_out);
+        let text = shown(text, LONGEST);
+        info!(target: "mcp_server", left_out, cut, mcp.session.id = %session, "{text}");
     }
 }
 

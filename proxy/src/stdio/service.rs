@@ -23,7 +23,6 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tower_service::Service;
-use tracing::warn;
 
 use super::{
     Options, Program,
@@ -40,9 +39,6 @@ use crate::{
     message::{Kind, MAX_BODY, Message, on_one_line},
     refusal::{self, BUSY, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND},
 };
-
-/// Time for which no second line says that sessions are refused: 10 s.
-const REFUSED_AGAIN: Duration = Duration::from_secs(10);
 
 /// No system has so many processes.
 const MAX_PLACES: usize = 1 << 24;
@@ -78,7 +74,7 @@ pub(super) struct Inner {
     pub(super) places: Arc<Semaphore>,
     crashes: Mutex<Crashes>,
     /// The last time that a session was refused for want of a place, and logged.
-    refused: Mutex<Option<Instant>>,
+    pub(super) refused: Mutex<Option<Instant>>,
     /// Not what `places` lacks: who waits for all of them has them.
     pub(super) children: AtomicUsize,
     kills: AtomicU64,
@@ -328,22 +324,6 @@ impl Inner {
 
     pub(super) fn crashes(&self) -> MutexGuard<'_, Crashes> {
         self.crashes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A session was refused for want of a place. It is logged every 10 s at most.
-    pub(super) fn refused(&self) {
-        let now = Instant::now();
-        let mut last = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|last| now < last + REFUSED_AGAIN) {
-            return;
-        }
-        *last = Some(now);
-        drop(last);
-        let max_sessions = self.options.max_sessions;
-        warn!(
-            max_sessions,
-            "a client got 503: there are as many sessions as --max-sessions allows"
-        );
     }
 
     /// A session's process has ended.

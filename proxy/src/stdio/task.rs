@@ -76,10 +76,10 @@ enum Ended {
 impl Session {
     /// Runs the session to its end: nothing of its process is left then.
     pub(super) async fn run(&self, mut group: Group, pipes: Pipes, waiting: Waiting) -> End {
-        let session = self.name;
-        info!(%session, pid = group.pid(), "session begun");
+        let session = &self.name;
+        info!(mcp.session.id = %session, pid = group.pid(), "session begun");
         let mut reading = pin!(maybe_done(self.read(pipes.stdout)));
-        let mut logging = pin!(maybe_done(said::stderr(session, pipes.stderr)));
+        let mut logging = pin!(maybe_done(said::stderr(session.clone(), pipes.stderr)));
         let why = {
             // Its end closes stdin.
             let writing = waiting.write(pipes.stdin, &self.jam);
@@ -124,8 +124,10 @@ impl Session {
         };
         self.finish(why, &text);
         match why {
-            Why::Deleted | Why::Idle | Why::Shutdown(_) => info!(%session, "session over: {text}"),
-            _ => warn!(%session, "session over: {text}"),
+            Why::Deleted | Why::Idle | Why::Shutdown(_) => {
+                info!(mcp.session.id = %session, "session over: {text}")
+            }
+            _ => warn!(mcp.session.id = %session, "session over: {text}"),
         }
         let was_killed = ended == Ended::Killed;
         End {
@@ -156,7 +158,7 @@ impl Session {
         let text = match line {
             Line::Whole(text) => on_one_line(text),
             Line::TooLong { beginning, answers } => {
-                rate.unreadable(self.name, "a line that is too long", &beginning);
+                rate.unreadable(&self.name, "a line that is too long", &beginning);
                 if let Some(call) = answers {
                     self.answer_is_lost(&call, TOO_LONG);
                 }
@@ -167,7 +169,7 @@ impl Session {
             .ok()
             .and_then(|text| Message::read(text.as_bytes()));
         let Some(message) = message else {
-            rate.unreadable(self.name, "a line that is not a message", &text);
+            rate.unreadable(&self.name, "a line that is not a message", &text);
             if let Some(call) = Skim::of(&text).answers() {
                 self.answer_is_lost(&call, UNREADABLE);
             }
@@ -183,7 +185,7 @@ impl Session {
             Route::Call(stream) => (stream, false),
             Route::Standalone => (&self.standalone, false),
             Route::Nobody => {
-                return debug!(session = %self.name, "the MCP server sent what is for nobody");
+                return debug!(mcp.session.id = %self.name, "the MCP server sent what is for nobody");
             }
         };
         let _end = is_answer.then(|| EndOnDrop(stream));

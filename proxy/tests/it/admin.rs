@@ -24,7 +24,7 @@ async fn health_metrics_and_calls_are_shown() {
     assert_eq!(get(admin, "/healthz").await.status, 200);
     assert_eq!(get(admin, "/readyz").await.status, 200);
     let calls = get(admin, "/calls.json").await.json();
-    assert_eq!(calls["calls"][0]["tool"], "work");
+    assert_eq!(calls["calls"][0]["gen_ai.tool.name"], "work");
     let page = get(admin, "/calls").await;
     assert!(page.text().contains("1 in flight"), "{}", page.text());
     let metrics = get(admin, "/metrics").await;
@@ -42,7 +42,10 @@ async fn the_button_of_a_call_cancels_it() {
     asked.stream().await;
     client.head().await;
     let calls = get(admin, "/calls.json").await.json();
-    let id = calls["calls"][0]["id"].as_str().expect("an id").to_owned();
+    let id = calls["calls"][0]["call"]
+        .as_str()
+        .expect("an id")
+        .to_owned();
     let press = Request::new("POST", "/calls")
         .header("content-type", "application/x-www-form-urlencoded")
         .body(format!("call={id}"));
@@ -203,7 +206,7 @@ async fn the_sessions_of_a_command_its_processes_and_what_is_kept_are_counted() 
 
     let calls = get(admin, "/calls.json").await.json();
     assert_eq!(
-        (&calls["calls"][0]["tool"], &calls["calls"][1]),
+        (&calls["calls"][0]["gen_ai.tool.name"], &calls["calls"][1]),
         (&"work".into(), &json!(null))
     );
     assert!(get(admin, "/calls").await.text().contains("1 in flight"));
@@ -289,7 +292,7 @@ async fn a_proxy_that_drains_is_not_ready_and_still_shows_its_calls() {
 
     while get(admin, "/readyz").await.status != 503 {}
     assert_eq!(
-        get(admin, "/calls.json").await.json()["calls"][0]["tool"],
+        get(admin, "/calls.json").await.json()["calls"][0]["gen_ai.tool.name"],
         "work"
     );
     assert_eq!(get(admin, "/healthz").await.status, 200);

@@ -3,6 +3,7 @@
 use std::{fs, net::TcpListener, path::PathBuf};
 
 use rustix::process::Signal;
+use serde_json::json;
 
 use crate::support::*;
 
@@ -70,6 +71,13 @@ fn a_wrong_option_is_named_with_the_nearest() {
         ("--commit-after=100ms", "250ms at least"),
         ("--kill-after=5s", "for a command"),
         ("--listen=0.0.0.0:0", "--allow-host"),
+        (
+            "--admin=127.0.0.1:8000",
+            "--listen 127.0.0.1:8000 and --admin 127.0.0.1:8000 have the same port",
+        ),
+        ("--admin=0.0.0.0:8000", "give --admin another one"),
+        ("--demo", "--demo' cannot be used with"),
+        ("--session-timeout=10000000000000000000s", ""),
         ("--host=0.0.0.0", "--allow-host"),
     ] {
         let server = if wrong.starts_with("--upstream") {
@@ -504,6 +512,82 @@ fn lines_for_machines_are_json() {
     );
 }
 
+/// The value of a field in a line.
+fn value<'a>(line: &'a str, field: &str) -> &'a str {
+    let (_, rest) = line
+        .split_once(field)
+        .unwrap_or_else(|| panic!("{field} {line}"));
+    rest.split([' ', '\n'])
+        .next()
+        .expect("a value")
+        .trim_matches('"')
+}
+
+#[tokio::test]
+async fn one_session_has_one_name_in_all_lines_and_among_the_calls() {
+    let server = [
+        "--",
+        env!("CARGO_BIN_EXE_mcp-cancel-proxy"),
+        "scripted-server",
+    ];
+    let options = ["--listen=127.0.0.1:0", "--admin=127.0.0.1:0"];
+    let args = [&options[..], &server].concat();
+    let mut program = Program::start(Program::command(&args));
+    let addr = program.addr();
+    let admin_line = program.line();
+    let (_, admin) = admin_line.split_once("http://").expect("an address");
+    let admin = admin
+        .trim_end()
+        .trim_end_matches('/')
+        .parse()
+        .expect("an address");
+    let client = Mcp::stateless(addr, "/mcp")
+        .version("2025-11-25")
+        .connect()
+        .await;
+    let mut call = client.call(7, "work", json!({ "seconds": 1 })).await;
+    call.head().await;
+    call.event().await.expect("an event");
+    let calls = Connection::fetch(admin, &Request::new("GET", "/calls.json")).await;
+    let row = calls.json()["calls"][0].take();
+    call.rst();
+    let mut chat = client.call(8, "chat", json!({ "lines": 1 })).await;
+    chat.answer().await.expect("an answer");
+    let read = move || {
+        let mut lines = Vec::new();
+        while !lines
+            .last()
+            .is_some_and(|line: &String| line.contains("answer waits"))
+        {
+            lines.push(program.line());
+        }
+        lines
+    };
+    let lines = tokio::task::spawn_blocking(read).await.expect("no panic");
+    let session = row["mcp.session.id"].as_str().expect("a hash");
+    for text in [
+        "session begun",
+        "client gone",
+        "mcp_server: line 0",
+        "answer waits",
+    ] {
+        let line = lines.iter().find(|line| line.contains(text)).expect(text);
+        assert_eq!(value(line, "mcp.session.id="), session, "{lines:?}");
+        assert!(
+            !line.contains("left_out=") && !line.contains("cut="),
+            "{line}"
+        );
+    }
+    let waits = lines.last().expect("a line");
+    assert_eq!(value(waits, "jsonrpc.request.id="), "7");
+    assert_eq!(
+        value(waits, "gen_ai.tool.name="),
+        row["gen_ai.tool.name"].as_str().expect("a name")
+    );
+    assert_eq!(value(waits, "kept_for="), "60s");
+    assert_ne!(value(waits, "away="), "");
+}
+
 #[tokio::test]
 async fn each_call_that_is_abandoned_or_cancelled_is_logged_and_what_clients_say_stays_on_its_line()
 {
@@ -536,10 +620,17 @@ async fn each_call_that_is_abandoned_or_cancelled_is_logged_and_what_clients_say
         "{lines:?}"
     );
     assert!(
-        lines[0].contains("tool=") && lines[0].contains("grace=100ms"),
+        lines[0].contains("gen_ai.tool.name=") && lines[0].contains("grace=100ms"),
         "{lines:?}"
     );
     assert!(lines[1].contains("call cancelled"), "{lines:?}");
+    for field in ["call=", "jsonrpc.request.id=", "mcp.session.id="] {
+        assert_eq!(
+            value(&lines[0], field),
+            value(&lines[1], field),
+            "{lines:?}"
+        );
+    }
     for line in &lines {
         assert!(
             !line.contains("the-secret") && !line.contains('\u{1b}'),

@@ -43,7 +43,10 @@ async fn the_page_and_its_json_tell_of_each_call() {
     let page = get(&admin, "/calls").await.body;
 
     assert_eq!(
-        (&calls[0]["request"], &calls[1]["request"]),
+        (
+            &calls[0]["jsonrpc.request.id"],
+            &calls[1]["jsonrpc.request.id"]
+        ),
         (&json!(1), &json!("two"))
     );
     assert_eq!(
@@ -53,15 +56,15 @@ async fn the_page_and_its_json_tell_of_each_call() {
     assert_eq!(calls[0]["detached_ms"], Value::Null);
     assert!(calls[1]["detached_ms"].is_u64());
     assert_eq!(calls[1]["grace_left_ms"], Value::Null);
-    assert_eq!(calls[0]["session"], calls[1]["session"]);
+    assert_eq!(calls[0]["mcp.session.id"], calls[1]["mcp.session.id"]);
     for call in calls.as_array().expect("two calls") {
-        for name in ["tool", "method", "session"] {
+        for name in ["gen_ai.tool.name", "mcp.method.name", "mcp.session.id"] {
             let said = call[name].as_str().expect("text");
             assert!(page.contains(&format!(">{said}</")), "{name}: {page}");
         }
         assert!(page.contains(&format!(
             "value=\"{}\"",
-            call["id"].as_str().expect("an id")
+            call["call"].as_str().expect("an id")
         )));
     }
     assert!(page.contains("runs on"));
@@ -230,7 +233,7 @@ async fn what_clients_say_is_only_text() {
     let listing = get(&admin, "/calls.json").await;
     assert_eq!(listing.headers[header::CONTENT_TYPE], "application/json");
     let calls: Value = serde_json::from_str(&listing.body).expect("JSON");
-    assert_eq!(calls["calls"][0]["tool"], MARKUP);
+    assert_eq!(calls["calls"][0]["gen_ai.tool.name"], MARKUP);
 }
 
 #[tokio::test]
