@@ -6,10 +6,14 @@
 //! | module | table |
 //! |---|---|
 //! | `output` | standard output and standard error that cannot be written |
+//! | `processes` | processes of sessions that exit, fork, flood and the like |
+//! | `upstreams` | upstreams that fail |
 //! | `resources` | descriptors and memory that are used up |
 //! | `signals` | signals |
 //! | `started` | the program in a phase, and what is judged of it |
 //! | `table` | which cells run |
+//!
+//! The clock is no row: the program keeps time by the monotonic clock only, and the wall clock stands in log lines alone.
 //!
 //! `cargo test` runs one cell of each row. `MCP_PROXY_TEST_CELLS=all` runs them all.
 
@@ -23,6 +27,7 @@
 )]
 
 mod output;
+mod processes;
 mod resources;
 mod signals;
 mod started;
@@ -30,3 +35,4 @@ mod started;
 #[path = "../it/support/mod.rs"]
 mod support;
 mod table;
+mod upstreams;

@@ -119,6 +119,11 @@ impl Started {
     }
 
     async fn start(setup: Setup) -> Self {
+        Self::before(setup, &[]).await
+    }
+
+    /// Starts the program in front of a command, or of the scripted server if it is empty.
+    pub(crate) async fn before(setup: Setup, other: &[&str]) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("mcp-cancel-proxy-{}-cell-{number}", std::process::id());
@@ -141,12 +146,18 @@ impl Started {
             .args(["-c", &script, binary])
             .args([format!("--listen={addr}"), format!("--admin={admin}")])
             .args(setup.options)
-            .args(["--", binary, "scripted-server", "--notes"])
-            .arg(&notes)
+            .arg("--")
             .envs(setup.variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        if other.is_empty() {
+            command
+                .args([binary, "scripted-server", "--notes"])
+                .arg(&notes);
+        } else {
+            command.args(other);
+        }
         let mut program = command.spawn().expect("it starts");
         let log = Arc::default();
         let stderr = program.stderr.take();
@@ -300,6 +311,30 @@ impl Started {
                 }
             };
             within("the processes of the session to be gone", gone).await;
+        }
+    }
+
+    /// No process is left in the group of a session. What has ended may wait for the init process to take it.
+    pub(crate) fn no_child_is_left(&self) {
+        let log = self.logged();
+        let begun: Vec<&str> = log
+            .lines()
+            .filter(|line| line.contains("session begun"))
+            .collect();
+        assert!(!begun.is_empty(), "{log}");
+        for line in begun {
+            let (_, group) = line.split_once("pid=").expect("a process");
+            let group = group.split(' ').next().expect("a number");
+            let left: Vec<String> = fs::read_dir("/proc")
+                .expect("processes")
+                .filter_map(|entry| fs::read_to_string(entry.ok()?.path().join("stat")).ok())
+                .filter(|stat| {
+                    let (_, rest) = stat.rsplit_once(") ").unwrap_or_default();
+                    let fields: Vec<&str> = rest.split(' ').collect();
+                    fields.first() != Some(&"Z") && fields.get(2) == Some(&group)
+                })
+                .collect();
+            assert!(left.is_empty(), "{line}: {left:?}");
         }
     }
 

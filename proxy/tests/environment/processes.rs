@@ -1,0 +1,157 @@
+//! Processes of sessions that do what no server should.
+//!
+//! The process of the session under test serves as usual. The fault happens to the process of another session, or to a second
+//! call, so that the table also says whether one session harms another.
+
+use serde_json::{Value, json};
+
+use crate::{
+    started::{Setup, Started},
+    support::{Mcp, within},
+    table::{Phase, run},
+};
+
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    Exits,
+    Aborts,
+    Forks,
+    FloodsStderr,
+    FloodsStdout,
+    WritesHalfLines,
+    WritesLongLines,
+}
+
+// === impl Fault ===
+
+impl Fault {
+    const ALL: [Self; 7] = [
+        Self::Exits,
+        Self::Aborts,
+        Self::Forks,
+        Self::FloodsStderr,
+        Self::FloodsStdout,
+        Self::WritesHalfLines,
+        Self::WritesLongLines,
+    ];
+
+    /// The tool that does it, and its arguments.
+    fn tool(self) -> (&'static str, Value) {
+        match self {
+            Self::Exits => ("exit", json!({ "code": 3 })),
+            Self::Aborts => ("abort", json!({})),
+            Self::Forks => ("fork", json!({})),
+            Self::FloodsStderr => ("chat", json!({ "lines": 20_000, "length": 100 })),
+            Self::FloodsStdout => ("notify", json!({ "lines": 5_000 })),
+            Self::WritesHalfLines => (
+                "say",
+                json!({ "text": "{\"jsonrpc\":\"2.0\",\"id\":1,\n\n" }),
+            ),
+            Self::WritesLongLines => ("say", json!({ "length": 20 << 20 })),
+        }
+    }
+
+    /// The process ends, and the call with an error that says so.
+    fn ends(self) -> bool {
+        matches!(self, Self::Exits | Self::Aborts)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_misbehaves_harms_no_other_session() {
+    run(&Fault::ALL, cell).await;
+}
+
+async fn cell(fault: Fault, phase: Phase) {
+    // A session cannot be begun while the program drains.
+    let is_draining = phase == Phase::Draining;
+    let before = if is_draining {
+        Phase::CallInFlight
+    } else {
+        phase
+    };
+    let mut started = Started::in_phase(Setup::default(), before).await;
+    let other = Mcp::stateless(started.addr, "/mcp").version("2025-11-25");
+    let other = within("another session", other.connect()).await;
+    if is_draining {
+        started.signal(rustix::process::Signal::TERM);
+        started.is_draining().await;
+    }
+    let (tool, arguments) = fault.tool();
+    let mut call = other.call(1, tool, arguments).await;
+    let answer = within("an answer to the other", call.answer()).await;
+    let answer = answer.expect("an answer to the other");
+    if fault.ends() {
+        let message = answer["error"]["message"].as_str().expect("an error");
+        assert!(message.contains("has exited"), "{answer}");
+        let mut late = other.call(2, "pid", json!({})).await;
+        assert_eq!(late.head().await.status, 404);
+    } else {
+        assert!(answer["result"].is_object(), "{answer}");
+    }
+    drop(call);
+    started.client_is_served(phase).await;
+    if is_draining {
+        return started.drains().await;
+    }
+    if !fault.ends() {
+        assert_eq!(within("DELETE", other.delete()).await, 204);
+    }
+    started.nothing_is_left_of_the_session().await;
+    started.ends_by_sigterm().await;
+}
+
+/// What a shell does in the place of a server.
+#[derive(Debug, Clone, Copy)]
+enum Script {
+    ExitsAtOnce,
+    ClosesItsStdout,
+    LeavesItsGroup,
+    IgnoresSignals,
+    IsSlowToStart,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_is_no_server_ends_in_an_error_and_leaves_nothing() {
+    for script in [
+        Script::ExitsAtOnce,
+        Script::ClosesItsStdout,
+        Script::LeavesItsGroup,
+        Script::IgnoresSignals,
+        Script::IsSlowToStart,
+    ] {
+        no_server(script).await;
+    }
+}
+
+async fn no_server(script: Script) {
+    let answers = r#"read line; echo '{"jsonrpc":"2.0","id":"i","result":{}}'"#;
+    let text = match script {
+        Script::ExitsAtOnce => "exit 3".to_owned(),
+        Script::ClosesItsStdout => "exec >&-; sleep 600".to_owned(),
+        Script::LeavesItsGroup => format!("setsid sleep 2 & {answers}; cat >/dev/null"),
+        Script::IgnoresSignals => format!("trap '' TERM HUP INT; {answers}; sleep 600"),
+        Script::IsSlowToStart => format!("sleep 3; {answers}; cat >/dev/null"),
+    };
+    let mut started = Started::before(Setup::default(), &["/bin/sh", "-c", &text]).await;
+    let client = Mcp::stateless(started.addr, "/mcp");
+    let mut first = client.request("i", "initialize", json!({})).await;
+    let answer = within("an answer", first.answer())
+        .await
+        .expect("an answer");
+    let is_server = !matches!(script, Script::ExitsAtOnce | Script::ClosesItsStdout);
+    assert_eq!(
+        answer["result"].is_object(),
+        is_server,
+        "{script:?}: {answer}"
+    );
+    if !is_server {
+        assert_eq!(answer["id"], "i");
+        assert!(answer["error"]["message"].is_string(), "{answer}");
+    }
+    drop(first);
+    let metrics = started.metrics().await;
+    assert!(metrics.contains("mcp_proxy_children"), "{metrics}");
+    started.ends_by_sigterm().await;
+    started.no_child_is_left();
+}
