@@ -1,12 +1,15 @@
 //! The three set-ups, and what they have in common.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use axum::Router;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
 use rmcp::transport::streamable_http_server::{
     StreamableHttpServerConfig, StreamableHttpService,
-    session::{SessionManager, local::LocalSessionManager},
+    session::{
+        SessionManager,
+        local::{LocalSessionManager, SessionConfig},
+    },
 };
 
 use crate::tool::{Log, Worker};
@@ -19,6 +22,9 @@ pub(crate) enum SetUp {
     LayerAndWrapper,
 }
 
+/// The reconnect delay that the server sends. Chosen because the graces of the demo are short.
+const RETRY: Duration = Duration::from_millis(500);
+
 /// How rmcp serves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -30,13 +36,26 @@ pub(crate) enum Mode {
 pub(crate) fn router(set_up: SetUp, mode: Mode, grace: Grace, log: &Log) -> Router {
     let layer = CancelOnDisconnectLayer::new().grace(grace);
     match set_up {
-        SetUp::Bare => mcp(mode, log, LocalSessionManager::default()),
-        SetUp::Layer => mcp(mode, log, LocalSessionManager::default()).layer(layer),
+        SetUp::Bare => mcp(mode, log, bare_sessions()),
+        SetUp::Layer => mcp(mode, log, bare_sessions()).layer(layer),
         SetUp::LayerAndWrapper => {
-            let sessions = CancellableSessionManager::default();
+            let sessions = CancellableSessionManager::local(session_config());
             mcp(mode, log, sessions).layer(layer)
         }
     }
+}
+
+fn bare_sessions() -> LocalSessionManager {
+    let mut sessions = LocalSessionManager::default();
+    sessions.session_config = session_config();
+    sessions
+}
+
+/// Asks clients to reconnect soon: no grace is shorter than that.
+fn session_config() -> SessionConfig {
+    let mut config = SessionConfig::default();
+    config.sse_retry = Some(RETRY);
+    config
 }
 
 fn mcp(mode: Mode, log: &Log, sessions: impl SessionManager) -> Router {

@@ -15,7 +15,7 @@ use crate::{
 /// order.
 ///
 /// ```
-/// use axum::{Router, body::{Body, Bytes}, routing::post};
+/// use axum::{Router, body::{Body, Bytes, to_bytes}, routing::post};
 /// use http::Request;
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};
 /// use tower::ServiceExt;
@@ -33,7 +33,9 @@ use crate::{
 /// let app: Router = Router::new().route("/mcp", post(async |_: Bytes| "{}")).layer(layer);
 /// let call = r#"{"jsonrpc":"2.0","id":7,"method":"prompts/list"}"#;
 /// let request = Request::post("/mcp").header("content-type", "application/json");
-/// app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
+/// let response = app.oneshot(request.body(Body::from(call)).unwrap()).await.unwrap();
+/// // The call ends with the last byte of its answer.
+/// to_bytes(response.into_body(), 1024).await.unwrap();
 /// assert_eq!(said.try_iter().collect::<Vec<_>>(), ["prompts/list starts", "Completed"]);
 /// # }
 /// ```

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WRAPPED = {
     "ServerHandler": ("src/mcp/abort/forward.rs", "AbortOnCancel"),
     "SessionManager": ("src/mcp/session_manager.rs", "CancellableSessionManager"),
-    "EventStore": ("src/mcp/event_owners.rs", "Sessionless"),
+    "EventStore": ("src/mcp/event_ids.rs", "Sessionless"),
     "Transport": ("src/mcp/transport.rs", "CancellableTransport"),
 }
 MANIFEST = """

@@ -33,6 +33,9 @@ const STAYS: Duration = Duration::from_millis(300);
 /// How long a client stays away that comes back in time, or after the tool's end.
 const AWAY: Duration = Duration::from_secs(1);
 
+/// The reconnect delay that the proxy sends. Chosen because the graces here are short.
+const RETRY: Duration = Duration::from_millis(500);
+
 /// How much later than due a cancel may come. Ample: the machine may be busy.
 const TOLERANCE: Duration = Duration::from_secs(1);
 
@@ -145,7 +148,11 @@ impl Scenario {
         match set_up {
             SetUp::Bridge => self.play_behind(Bridge::new(program), set_up, &notes).await,
             SetUp::Proxy => {
-                let stdio = Stdio::new(Options::new(program), Hub::new(Limits::default()))?;
+                let limits = Limits {
+                    retry: RETRY,
+                    ..Limits::default()
+                };
+                let stdio = Stdio::new(Options::new(program), Hub::new(limits))?;
                 let layer = CancelOnDisconnectLayer::new().grace(self.grace);
                 let stage = Outside(layer.layer(Inside(stdio.clone())));
                 let cells = self.play_behind(stage, set_up, &notes).await;
