@@ -89,7 +89,8 @@ fn route(calls: &[&str], lines: &[Line]) {
             Route::Answer(stream) => {
                 assert!(open.remove(&stream), "it is answered twice");
                 assert_eq!(message.kind, Kind::Response);
-                assert_eq!(message.id.and_then(IdKey::of), id_of(stream));
+                let (answered, call) = (message.id.zip(calls.get(stream))).expect("ids");
+                assert!(answers(answered, call, calls), "it is another's");
             }
             Route::Call(stream) => {
                 assert!(open.contains(&stream), "it is over");
@@ -107,4 +108,18 @@ fn route(calls: &[&str], lines: &[Line]) {
     let mut open: Vec<_> = open.into_iter().collect();
     open.sort_unstable();
     assert_eq!(left, open, "a call was forgotten");
+}
+
+/// Whether an answer with this id is one to the call: a number and its text are the same if no call has an id of the answer's kind.
+fn answers(id: &str, call: &str, calls: &[&str]) -> bool {
+    let is_text = |id: &str| id.starts_with('"');
+    if IdKey::of(id) == IdKey::of(call) {
+        return true;
+    }
+    if calls.iter().any(|call| is_text(call) == is_text(id)) {
+        return false;
+    }
+    let (text, number) = if is_text(id) { (id, call) } else { (call, id) };
+    let text: String = serde_json::from_str(text).expect("a string");
+    IdKey::of(&text) == IdKey::of(number)
 }
