@@ -32,7 +32,7 @@ use tower_service::Service as _;
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest `retry` that the crate counts.
-const MAX_RETRY_MS: u64 = 600_000;
+const MAX_RETRY_MS: u64 = (1 << 31) - 1;
 
 const MARK: &[u8] = b"\xef\xbb\xbf";
 

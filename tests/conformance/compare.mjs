@@ -78,8 +78,8 @@ function comparable(checks) {
   const text = JSON.stringify(checks, withoutTimes, 2)
     .replace(/127\.0\.0\.1:\d+/g, "<server>")
     .replace(/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/g, (session) => nth("session", session))
-    .replace(/\bmcp-[0-9a-f]{16}-(\d+)\.(\d+)\b/g, (_, stream, index) => `${index}/${stream}`)
-    .replace(/\b(\d+)\/(\d+)\b/g, (_, index, stream) => `${index}/${nth("stream", stream)}`);
+    .replace(/\bmcp-[0-9a-f]{8}-([0-9a-f]{32})\.(\d+)\b/g, (_, stream, index) => `${index}/${stream}`)
+    .replace(/\b(\d+)\/(\d+|[0-9a-f]{32})\b/g, (_, index, stream) => `${index}/${nth("stream", stream)}`);
   return `${text}\n`;
 }
 
@@ -169,8 +169,8 @@ function calls() {
 /** The server that is wrong on purpose must be told apart. */
 function control() {
   const { server, scenario } = CONTROL;
-  console.log(`\n${scenario} without any grace: ${summary(results[server].get(scenario))}`);
+  console.log(`\n${scenario} with a call timeout: ${summary(results[server].get(scenario))}`);
   if (!results[server].has(scenario) || !differs(scenario, server)) {
-    problems.push(`${scenario} does not notice a server that cancels at once`);
+    problems.push(`${scenario} does not notice a server that cancels`);
   }
 }

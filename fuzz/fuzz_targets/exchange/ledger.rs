@@ -276,9 +276,9 @@ impl Ledger {
                 continue;
             };
             assert!(
-                // Not a stream: there is nothing more to come.
-                head.is_stream() || call.ended.is_some(),
-                "a head that is no stream ends its call"
+                // An answer that is no stream ends its call with its body.
+                head.is_stream() || seat.holds == Holds::Body || call.ended.is_some(),
+                "an answer that was sent ends its call"
             );
             if seat.is_post && head.is_readable_stream() && !adds.heads {
                 let is_answered = seat.answered().contains(&call.request);

@@ -7,7 +7,7 @@
 use std::{error::Error, io, process::ExitCode, sync::Arc, time::Duration};
 
 use axum::Router;
-use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager};
 use rmcp::transport::streamable_http_server::{SessionManager, StreamableHttpService};
 use tokio::{
     net::TcpListener,
@@ -28,17 +28,17 @@ mod tally;
 mod tools;
 
 const USAGE: &str = "\
-usage: conformance-server --tier bare|layer|wrapped [--port <port>] [--grace <ms>]
+usage: conformance-server --tier bare|layer|wrapped [--port <port>] [--call-timeout <ms>]
 
-  --tier   rmcp alone, with the layer, or with the layer and the session manager's wrapper
-  --port   of 127.0.0.1; 0, the default, is any that is free
-  --grace  instead of the layer's default
+  --tier          rmcp alone, with the layer, or with the layer and the session manager's wrapper
+  --port          of 127.0.0.1; 0, the default, is any that is free
+  --call-timeout  cancels calls that last longer
 ";
 
 struct Options {
     tier: Tier,
     port: u16,
-    grace: Grace,
+    call_timeout: Option<Duration>,
 }
 
 enum Tier {
@@ -60,9 +60,10 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
         .init();
 
     let tally = Arc::new(Tally::default());
-    let layer = CancelOnDisconnectLayer::new()
-        .grace(options.grace)
-        .observe(tally.clone().observer());
+    let mut layer = CancelOnDisconnectLayer::new().observe(tally.clone().observer());
+    if let Some(timeout) = options.call_timeout {
+        layer = layer.call_timeout(timeout);
+    }
     let calls = layer.calls();
     let app = match options.tier {
         Tier::Bare => serving(Sessions::default()),
@@ -91,20 +92,24 @@ impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Option<Self> {
         let mut tier = None;
         let mut port = 0;
-        let mut grace = Grace::Auto;
+        let mut call_timeout = None;
         while let Some(arg) = args.next() {
             match arg.as_str() {
                 "--tier" => tier = Some(Tier::parse(&args.next()?)?),
                 "--port" => port = args.next()?.parse().ok()?,
-                "--grace" => {
+                "--call-timeout" => {
                     let ms = args.next()?.parse().ok()?;
-                    grace = Grace::After(Duration::from_millis(ms));
+                    call_timeout = Some(Duration::from_millis(ms));
                 }
                 _ => return None,
             }
         }
         let tier = tier?;
-        Some(Self { tier, port, grace })
+        Some(Self {
+            tier,
+            port,
+            call_timeout,
+        })
     }
 }
 
