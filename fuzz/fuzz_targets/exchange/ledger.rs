@@ -276,8 +276,11 @@ impl Ledger {
                 continue;
             };
             assert!(
-                // An answer that is no stream ends its call with its body.
-                head.is_stream() || seat.holds == Holds::Body || call.ended.is_some(),
+                // An answer that is no stream ends its call with its body, or its client left before that.
+                head.is_stream()
+                    || seat.holds == Holds::Body
+                    || call.detached
+                    || call.ended.is_some(),
                 "an answer that was sent ends its call"
             );
             if seat.is_post && head.is_readable_stream() && !adds.heads {
