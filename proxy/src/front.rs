@@ -85,7 +85,7 @@ pub struct FrontLimits {
     pub body: usize,
     /// Maximum size of all bodies that are being received. A request beyond it is answered with 503.
     pub bodies: usize,
-    /// How long a connection may be open, if that is limited. Requests under way may take [`CLOSING`] longer.
+    /// How long a connection may be open, if that is limited. Requests under way may take `CLOSING` longer.
     pub lifetime: Option<Duration>,
     /// How long a client may leave a stream unread, if that is limited. The kernel gives up a connection 30 s later.
     pub stall_timeout: Option<Duration>,

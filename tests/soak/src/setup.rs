@@ -45,6 +45,8 @@ pub const GRACE: Micros = 2 * SECOND;
 pub const RETRY: Duration = Duration::from_millis(300);
 /// After this much idleness a session is closed. No call is silent for as long.
 pub const IDLE: Duration = Duration::from_secs(10);
+/// How long an answer is kept for a client that was away. It keeps its session.
+pub const KEPT: Duration = Duration::from_secs(60);
 /// How long the calls of a drained server may go on.
 pub const DRAIN: Duration = Duration::from_millis(1_500);
 /// How long rmcp lets the handlers of a deleted session go on, if nobody cancels them first.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use soak::{
     fact::{Fact, Log},
     pulse,
-    setup::IDLE,
+    setup::{IDLE, KEPT},
 };
 use tokio::{
     runtime::Builder,
@@ -104,7 +104,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
             .await
             .map_err(|_| "some clients do not come to an end")?;
         // Whoever ended has closed; sessions that were left behind have this long.
-        sleep(IDLE + Duration::from_secs(6)).await;
+        sleep(KEPT + IDLE + Duration::from_secs(6)).await;
         world.log.write(Fact::Quiet);
         sleep(GAUGES).await;
     }
