@@ -165,9 +165,10 @@ fn answer(question: Question) -> Result<(), Failure> {
 }
 
 fn expect(response: &str, text: &str) -> Result<(), Failure> {
-    match response.contains(text) {
-        true => Ok(()),
-        false => Err(format!("{text:?} is not in {response:?}").into()),
+    if response.contains(text) {
+        Ok(())
+    } else {
+        Err(format!("{text:?} is not in {response:?}").into())
     }
 }
 

@@ -134,9 +134,10 @@ impl CancelOnDisconnectLayer {
     /// let layer = CancelOnDisconnectLayer::new().confirm(move |orphan| {
     ///     let (front_is_up, grace) = (front_is_up.clone(), orphan.grace());
     ///     async move {
-    ///         match front_is_up.load(Ordering::Relaxed) {
-    ///             true => Confirmation::Cancel,
-    ///             false => Confirmation::PutOff(grace), // nobody could have come back
+    ///         if front_is_up.load(Ordering::Relaxed) {
+    ///             Confirmation::Cancel
+    ///         } else {
+    ///             Confirmation::PutOff(grace) // no client could have come back
     ///         }
     ///     }
     /// });

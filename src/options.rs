@@ -61,9 +61,10 @@ impl Options {
         let policy = policy.and_then(|policy| quietly(|| policy(call)));
         let rules = policy.unwrap_or_default().or(self.rules);
         let mut exempt = self.exempt.iter();
-        match exempt.any(|exempt| quietly(|| exempt(call)).unwrap_or(false)) {
-            true => rules.exempt(),
-            false => rules,
+        if exempt.any(|exempt| quietly(|| exempt(call)).unwrap_or(false)) {
+            rules.exempt()
+        } else {
+            rules
         }
     }
 }

@@ -122,9 +122,10 @@ fn as_told(retry: Option<Duration>) -> Duration {
 fn auto(call: &CallInfo, going: Going) -> Verdict {
     if call.ends_with_its_stream() || !going.replayable {
         // A stream that the server ended on purpose was not hung up.
-        return match going.by_server {
-            true => Verdict::RunOn,
-            false => Verdict::CancelNow,
+        return if going.by_server {
+            Verdict::RunOn
+        } else {
+            Verdict::CancelNow
         };
     }
     if going.may_be_resumed_elsewhere(call) {

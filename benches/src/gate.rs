@@ -40,11 +40,14 @@ impl Limits {
     /// The file has them in this order, each with its figure on a line of its own.
     fn put_into(&self, text: &str) -> String {
         let mut limits = self.limit.iter();
-        let line = |line: &str| match line.starts_with("most = ") {
-            true => limits
-                .next()
-                .map(|limit| format!("most = {}\n", limit.most)),
-            false => Some(format!("{line}\n")),
+        let line = |line: &str| {
+            if line.starts_with("most = ") {
+                limits
+                    .next()
+                    .map(|limit| format!("most = {}\n", limit.most))
+            } else {
+                Some(format!("{line}\n"))
+            }
         };
         text.lines().filter_map(line).collect()
     }

@@ -237,9 +237,10 @@ fn profile(
         if took > BUSY {
             eprintln!("{arguments:?} took {took:?}: the machine is too busy for a good count");
         }
-        let profile = match is_locked {
-            true => Profile::read(&fs::read_to_string(file)?)?,
-            false => Profile::default(),
+        let profile = if is_locked {
+            Profile::read(&fs::read_to_string(file)?)?
+        } else {
+            Profile::default()
         };
         Ok((
             String::from_utf8_lossy(&output.stderr).into_owned(),

@@ -294,9 +294,10 @@ fn text(answer: &Value) -> Value {
 }
 
 fn expect<T: PartialEq + std::fmt::Debug>(found: &T, expected: &T) -> Result<(), Failure> {
-    match found == expected {
-        true => Ok(()),
-        false => Err(format!("{expected:?} was expected, and {found:?} came").into()),
+    if found == expected {
+        Ok(())
+    } else {
+        Err(format!("{expected:?} was expected, and {found:?} came").into())
     }
 }
 

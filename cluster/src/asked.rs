@@ -62,9 +62,10 @@ impl Asked {
     /// Takes the body back, if nobody has asked for it.
     pub(crate) fn take_back(&self) -> Option<Body> {
         let mut body = self.body();
-        match self.0.is_asked.load(Ordering::Acquire) {
-            true => None,
-            false => body.take(),
+        if self.0.is_asked.load(Ordering::Acquire) {
+            None
+        } else {
+            body.take()
         }
     }
 

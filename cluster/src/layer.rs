@@ -324,9 +324,10 @@ fn unless_failed(
     served: Response<Body>,
     has_failed: bool,
 ) -> Response<Body> {
-    match has_failed && session.is_some() && !router.lives_here(session) {
-        true => Refusal::NotSound.into(),
-        false => served,
+    if has_failed && session.is_some() && !router.lives_here(session) {
+        Refusal::NotSound.into()
+    } else {
+        served
     }
 }
 
@@ -363,9 +364,10 @@ async fn serve<S: Inner>(
         Localized::Here(call) => Ok(resuming(call, served).await?.into_response()),
         Localized::Lost(lost) => {
             let response = served.await?.into_response();
-            match resume::is_accepted(&response) {
-                true => Ok(router.answer(&lost, response).await),
-                false => Ok(response),
+            if resume::is_accepted(&response) {
+                Ok(router.answer(&lost, response).await)
+            } else {
+                Ok(response)
             }
         }
     }

@@ -58,9 +58,10 @@ async fn judge(router: &Router, session: SessionHash, grace: Duration) -> Confir
         }
         // It is not one of the cluster's, so it can be nobody else's.
         Found::Nobody(absence) if !router.sessions.is_here(session) => {
-            match router.heart.proves(&absence) {
-                true => may_go,
-                false => Confirmation::PutOff(grace),
+            if router.heart.proves(&absence) {
+                may_go
+            } else {
+                Confirmation::PutOff(grace)
             }
         }
         Found::Nobody(_) => {

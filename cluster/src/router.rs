@@ -201,9 +201,10 @@ impl Router {
     pub(crate) fn hand_out(&self, response: Response<Body>) -> Response<Body> {
         let opened = response.headers().get(&SESSION_ID);
         let opened = opened.and_then(|id| id.to_str().ok());
-        match opened.is_none_or(|id| self.sessions.hand_out(id)) {
-            true => response,
-            false => not_begun(),
+        if opened.is_none_or(|id| self.sessions.hand_out(id)) {
+            response
+        } else {
+            not_begun()
         }
     }
 

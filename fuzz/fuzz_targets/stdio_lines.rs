@@ -57,9 +57,10 @@ fn cut<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Vec<Line> {
 fn compare(text: &[u8], lines: &[Line]) {
     let expected = text.split(|byte| *byte == b'\n').filter_map(|line| {
         let trimmed = line.trim_ascii();
-        match line.len() > LONGEST {
-            true => Some(None),
-            false => (!trimmed.is_empty()).then_some(Some(trimmed)),
+        if line.len() > LONGEST {
+            Some(None)
+        } else {
+            (!trimmed.is_empty()).then_some(Some(trimmed))
         }
     });
     let got = lines.iter().map(|line| match line {

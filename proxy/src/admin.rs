@@ -149,12 +149,11 @@ fn router(shown: Shown, prometheus: PrometheusHandle, is_local: bool) -> Router 
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready).with_state(shown.readiness))
         .route("/metrics", get(metrics));
-    match is_local {
-        true => {
-            let page = calls_page::routes(shown.calls);
-            router.merge(page.layer(from_fn(calls_page::local_names_only)))
-        }
-        false => router,
+    if is_local {
+        let page = calls_page::routes(shown.calls);
+        router.merge(page.layer(from_fn(calls_page::local_names_only)))
+    } else {
+        router
     }
 }
 
@@ -174,9 +173,10 @@ fn index(is_local: bool) -> String {
 }
 
 async fn ready(State(readiness): State<Readiness>) -> (StatusCode, &'static str) {
-    match readiness.is_ready() {
-        true => (StatusCode::OK, "ready\n"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "about to end\n"),
+    if readiness.is_ready() {
+        (StatusCode::OK, "ready\n")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "about to end\n")
     }
 }
 

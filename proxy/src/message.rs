@@ -326,9 +326,10 @@ impl Value {
         let _is_json: Number = serde_json::from_str(text).ok()?;
         let float: f64 = text.parse().ok()?;
         let integral = float.fract() == 0.0 && float.abs() < FIRST_SHARED;
-        Some(match integral {
-            true => Self::Integer(float as i128),
-            false => Self::Number(text.into()),
+        Some(if integral {
+            Self::Integer(float as i128)
+        } else {
+            Self::Number(text.into())
         })
     }
 }
@@ -348,9 +349,12 @@ pub fn on_one_line(json: Bytes) -> Bytes {
 /// The beginning of a text on one line, without control characters.
 pub(crate) fn shown(text: &[u8], longest: usize) -> String {
     let beginning = text.get(..longest).unwrap_or(text);
-    let clean = |char: char| match char.is_control() {
-        true => char::REPLACEMENT_CHARACTER,
-        false => char,
+    let clean = |char: char| {
+        if char.is_control() {
+            char::REPLACEMENT_CHARACTER
+        } else {
+            char
+        }
     };
     let mut shown: String = String::from_utf8_lossy(beginning)
         .chars()

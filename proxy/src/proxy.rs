@@ -152,20 +152,22 @@ impl Proxy {
             self.server,
             meaning(self.config.grace),
             exceptions(&self.config),
-            match self.server.is_resumable() {
-                true => "what its client misses is kept here",
-                false => "what its client misses is not kept here",
+            if self.server.is_resumable() {
+                "what its client misses is kept here"
+            } else {
+                "what its client misses is not kept here"
             }
         );
         for warning in self.config.warnings() {
             warn!("{warning}");
         }
         if let Some(admin) = self.admin_addr()? {
-            match admin.ip().is_loopback() {
-                true => info!("health, metrics and calls on http://{admin}/"),
-                false => warn!(
+            if admin.ip().is_loopback() {
+                info!("health, metrics and calls on http://{admin}/")
+            } else {
+                warn!(
                     "health and metrics on http://{admin}; the calls are shown on a loopback address only"
-                ),
+                )
             }
         }
         Ok(())
@@ -289,12 +291,11 @@ fn meaning(grace: Grace) -> String {
 /// For which tools it means something else.
 fn exceptions(config: &Config) -> String {
     let tools: BTreeSet<&str> = named_tools(config).collect();
-    match tools.is_empty() {
-        true => String::new(),
-        false => {
-            let tools: Vec<&str> = tools.into_iter().collect();
-            format!(", but as configured for {}", tools.join(", "))
-        }
+    if tools.is_empty() {
+        String::new()
+    } else {
+        let tools: Vec<&str> = tools.into_iter().collect();
+        format!(", but as configured for {}", tools.join(", "))
     }
 }
 

@@ -76,13 +76,12 @@ impl Server {
             Target::Http(upstream) => {
                 let forward = Forward::new(upstream, config.header.clone());
                 let forward = forward.map_err(ServerError::Upstream)?;
-                Ok(match config.no_resumable {
-                    true => Self::Forward(forward),
-                    false => {
-                        let hub = Hub::in_front_of(&forward.to_string(), limits);
-                        let resumable = Resumable::new(forward, hub);
-                        Self::Resumable(resumable.commit_after(config.commit_after))
-                    }
+                Ok(if config.no_resumable {
+                    Self::Forward(forward)
+                } else {
+                    let hub = Hub::in_front_of(&forward.to_string(), limits);
+                    let resumable = Resumable::new(forward, hub);
+                    Self::Resumable(resumable.commit_after(config.commit_after))
                 })
             }
             Target::Command(command) => {

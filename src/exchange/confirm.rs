@@ -69,9 +69,12 @@ impl Exchange {
     /// Cancels an orphan of which somebody said so, if that still holds.
     fn cancel_confirmed(self: &Arc<Self>, id: CallId, expiry: Expiry, reason: CancelReason) {
         let span = self.span();
-        let finish = |core: &mut Core, ended| match core.expiry(id) == Some(expiry) {
-            true => core.finish_due(id, ended),
-            false => None,
+        let finish = |core: &mut Core, ended| {
+            if core.expiry(id) == Some(expiry) {
+                core.finish_due(id, ended)
+            } else {
+                None
+            }
         };
         if let Some(injection) = self.cancel_detached(None, id, reason, finish) {
             self.inject(id, injection, span);

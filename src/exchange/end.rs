@@ -176,9 +176,10 @@ impl Exchange {
         if older_stay {
             self.hand_over();
         }
-        match is_told {
-            true => Outcome::Cancelled(reason),
-            false => Outcome::Abandoned(reason),
+        if is_told {
+            Outcome::Cancelled(reason)
+        } else {
+            Outcome::Abandoned(reason)
         }
     }
 

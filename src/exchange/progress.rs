@@ -156,9 +156,10 @@ impl Exchange {
         let Some(attached) = attached else {
             return BodyPlan::Pass;
         };
-        BodyPlan::Tap(Box::new(match readable {
-            true => Tap::new(attached),
-            false => Tap::blind(attached),
+        BodyPlan::Tap(Box::new(if readable {
+            Tap::new(attached)
+        } else {
+            Tap::blind(attached)
         }))
     }
 

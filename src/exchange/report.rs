@@ -42,9 +42,10 @@ impl Exchange {
     /// Reports what happened to its call.
     pub(super) fn report(&self, event: &Event<'_>) {
         let report = || self.instance.report(event);
-        match is_subscribed() {
-            true => self.span().in_scope(report),
-            false => report(),
+        if is_subscribed() {
+            self.span().in_scope(report)
+        } else {
+            report()
         }
     }
 

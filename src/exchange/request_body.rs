@@ -33,9 +33,10 @@ pub(super) enum Settled {
 impl Settled {
     /// A body that could not be read.
     pub(super) fn unread(is_doubtful: bool) -> Self {
-        match is_doubtful {
-            true => Self::Other,
-            false => Self::Plain,
+        if is_doubtful {
+            Self::Other
+        } else {
+            Self::Plain
         }
     }
 }

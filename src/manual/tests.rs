@@ -232,9 +232,10 @@ impl Line {
             return None;
         }
         let arguments = arguments(after);
-        let level = match is_bare {
-            true => name,
-            false => arguments.split(',').next()?.trim(),
+        let level = if is_bare {
+            name
+        } else {
+            arguments.split(',').next()?.trim()
         };
         // Inside of a macro the level is still to come.
         if !LEVELS.contains(&level) {

@@ -120,9 +120,10 @@ impl Sessions {
     pub(super) fn touch(&self, id: &str) -> Option<Arc<Session>> {
         let sessions = self.read(id);
         let session = sessions.get(id)?;
-        match session.life.touch(Instant::now()) {
-            true => None,
-            false => Some(session.clone()),
+        if session.life.touch(Instant::now()) {
+            None
+        } else {
+            Some(session.clone())
         }
     }
 

@@ -235,9 +235,10 @@ impl<M: SessionManager> SharedManager<M> {
 
     /// The form of the manager's event ids.
     pub(super) fn form(&self) -> Form {
-        match is_rmcps::<M>() && self.manager.event_store().is_none() {
-            true => Form::Rmcp,
-            false => Form::Any,
+        if is_rmcps::<M>() && self.manager.event_store().is_none() {
+            Form::Rmcp
+        } else {
+            Form::Any
         }
     }
 

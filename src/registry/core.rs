@@ -281,9 +281,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
         }
         self.detached += 1;
         self.schedule(id);
-        match is_due {
-            true => Detached::Due,
-            false => Detached::Waiting,
+        if is_due {
+            Detached::Due
+        } else {
+            Detached::Waiting
         }
     }
 

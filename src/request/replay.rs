@@ -133,9 +133,10 @@ where
             let template = self.service.lock();
             let mut service = template.unwrap_or_else(PoisonError::into_inner).clone();
             let ready = poll_fn(|cx| service.poll_ready(cx)).await.is_ok();
-            let sent = match ready {
-                true => service.call(request).await.ok(),
-                false => None,
+            let sent = if ready {
+                service.call(request).await.ok()
+            } else {
+                None
             };
             match sent.map(|response| response.status()) {
                 Some(status) if status.is_success() => Ok(()),

@@ -16,11 +16,12 @@ pub(super) fn read_head(status: StatusCode, fields: &Fields<'_>) -> Head {
     if !status.is_success() {
         return Head::Refusal;
     }
-    match has_type(fields, "text/event-stream") {
-        true => Head::Stream {
+    if has_type(fields, "text/event-stream") {
+        Head::Stream {
             readable: !fields.is_encoded,
-        },
-        false => Head::Answer,
+        }
+    } else {
+        Head::Answer
     }
 }
 

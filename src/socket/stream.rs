@@ -162,9 +162,10 @@ fn poll_transfer(
     mut io: impl FnMut() -> io::Result<usize>,
 ) -> Poll<io::Result<usize>> {
     loop {
-        ready!(match interest.is_readable() {
-            true => stream.poll_read_ready(cx),
-            false => stream.poll_write_ready(cx),
+        ready!(if interest.is_readable() {
+            stream.poll_read_ready(cx)
+        } else {
+            stream.poll_write_ready(cx)
         })?;
         match transfer(stream, interest, wanted, &mut io) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

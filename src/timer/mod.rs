@@ -276,9 +276,10 @@ impl Keeper {
         }
         let is_first = self.shared.state().is_first(self.runtime);
         let behind = self.behind.take();
-        let deadline = match is_first {
-            true => self.turn(timer, now, behind),
-            false => self.stand_by(timer, now),
+        let deadline = if is_first {
+            self.turn(timer, now, behind)
+        } else {
+            self.stand_by(timer, now)
         };
         ControlFlow::Continue(deadline.into_iter().chain(next_errand).min())
     }
@@ -319,9 +320,10 @@ impl Drop for Keeper {
             let mut state = self.shared.state();
             state.leave(self.runtime);
             self.shared.roll.renew();
-            match state.keepers.is_empty() {
-                true => state.errands.take_free(),
-                false => Vec::new(),
+            if state.keepers.is_empty() {
+                state.errands.take_free()
+            } else {
+                Vec::new()
             }
         };
         self.shared.wake.notify_waiters();

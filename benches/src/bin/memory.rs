@@ -58,9 +58,10 @@ fn main() -> Result<()> {
 
 /// How many calls are in flight, and how many are in a storm.
 fn sizes() -> (usize, usize) {
-    match is_quick() {
-        true => (2_000, 500),
-        false => (100_000, 10_000),
+    if is_quick() {
+        (2_000, 500)
+    } else {
+        (100_000, 10_000)
     }
 }
 

@@ -83,9 +83,10 @@ type Raged = (Duration, Vec<Group>, Vec<Group>);
 
 fn main() -> Result<()> {
     let runtime = runtime()?;
-    let (calls, bystanders, grace, busy) = match is_quick() {
-        true => (400, 20, 4, 4),
-        false => (10_000, 500, 40, 12),
+    let (calls, bystanders, grace, busy) = if is_quick() {
+        (400, 20, 4, 4)
+    } else {
+        (10_000, 500, 40, 12)
     };
     let (grace, busy) = (Duration::from_secs(grace), Duration::from_secs(busy));
     let size = Size {

@@ -172,9 +172,10 @@ impl Caller {
                 None => drop(self.client.ask(request).await?),
             }
             let now = Instant::now();
-            match (begun..end).contains(&now) {
-                true => between += 1,
-                false => outside += 1,
+            if (begun..end).contains(&now) {
+                between += 1
+            } else {
+                outside += 1
             }
             if now >= end {
                 return Ok((self, outside, between));

@@ -236,9 +236,10 @@ impl Directory for MemoryDirectory {
     ) -> Result<Alive, DirectoryError> {
         let state = self.state();
         let now = Instant::now();
-        Ok(match state.has_lease(incarnation, now) {
-            true => Alive::Yes,
-            false => Alive::No(state.absence(asker, now)),
+        Ok(if state.has_lease(incarnation, now) {
+            Alive::Yes
+        } else {
+            Alive::No(state.absence(asker, now))
         })
     }
 

@@ -301,12 +301,13 @@ impl Directory for RedisDirectory {
         let answer = look.query_async(&mut self.connection()).await?;
         let (is_alive, asker_is_alive, info): (bool, bool, String) = answer;
         let run = read_run(&info)?;
-        Ok(match is_alive {
-            true => Alive::Yes,
-            false => Alive::No(Absence {
+        Ok(if is_alive {
+            Alive::Yes
+        } else {
+            Alive::No(Absence {
                 run,
                 asker_is_alive,
-            }),
+            })
         })
     }
 

@@ -234,9 +234,10 @@ fn a_session_that_is_on_its_way_to_the_directory_when_it_is_refused_is_removed_t
         sessions.initialized("a", params());
         let batch = sessions.take_batch();
         assert!(!sessions.hand_out("a"));
-        match is_written {
-            true => sessions.wrote(&batch, &[]),
-            false => sessions.put_back(&batch),
+        if is_written {
+            sessions.wrote(&batch, &[])
+        } else {
+            sessions.put_back(&batch)
         }
         assert!(!sessions.is_here(hash("a")));
         assert_eq!(sessions.deleted_sessions(), [hash("a")]);

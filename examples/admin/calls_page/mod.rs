@@ -109,9 +109,10 @@ async fn cancel(
     Form(Cancel { call }): Form<Cancel>,
 ) -> Response {
     let is_ours = source.page.is_none_or(|mark| mark == page.mark());
-    let to = match is_ours && page.cancel(call) {
-        true => "calls".to_owned(),
-        false => format!("calls?missed={call}"),
+    let to = if is_ours && page.cancel(call) {
+        "calls".to_owned()
+    } else {
+        format!("calls?missed={call}")
     };
     (StatusCode::SEE_OTHER, [(header::LOCATION, to)]).into_response()
 }

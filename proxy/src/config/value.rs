@@ -158,9 +158,10 @@ pub(super) fn host(text: &str) -> Parsed<String> {
         return Err(format!("`{text}` stands for no host: name each of them"));
     }
     let authority: Authority = text.parse().map_err(|_| wrong())?;
-    match authority.as_str().contains('@') {
-        true => Err(wrong()),
-        false => Ok(text.to_ascii_lowercase()),
+    if authority.as_str().contains('@') {
+        Err(wrong())
+    } else {
+        Ok(text.to_ascii_lowercase())
     }
 }
 
@@ -220,8 +221,9 @@ pub(super) fn header(text: &str) -> Parsed<(HeaderName, HeaderValue)> {
 
 pub(super) fn variable(text: &str) -> Parsed<(String, String)> {
     let (name, value) = text.split_once('=').ok_or("it must be NAME=VALUE")?;
-    match name.is_empty() || text.contains('\0') {
-        true => Err("this is no name of a variable".to_owned()),
-        false => Ok((name.to_owned(), value.to_owned())),
+    if name.is_empty() || text.contains('\0') {
+        Err("this is no name of a variable".to_owned())
+    } else {
+        Ok((name.to_owned(), value.to_owned()))
     }
 }

@@ -95,9 +95,10 @@ impl Drop for Lent {
 impl Passed {
     fn add(&mut self, data: &Bytes) {
         self.bytes = self.bytes.saturating_add(data.len());
-        match self.bytes <= LONGEST {
-            true => self.frames.push(data.clone()),
-            false => self.frames = Vec::new(),
+        if self.bytes <= LONGEST {
+            self.frames.push(data.clone())
+        } else {
+            self.frames = Vec::new()
         }
     }
 }

@@ -135,9 +135,10 @@ fn address(host: &str) -> Option<IpAddr> {
 
 /// The host that a request is for. HTTP/2 has it in the URI, and may have it twice.
 fn host(request: &Parts) -> Option<Authority> {
-    let named = match request.headers.contains_key(header::HOST) {
-        true => Some(one(&request.headers, &header::HOST)?.parse().ok()?),
-        false => None,
+    let named = if request.headers.contains_key(header::HOST) {
+        Some(one(&request.headers, &header::HOST)?.parse().ok()?)
+    } else {
+        None
     };
     let host: Authority = match (request.uri.authority().cloned(), named) {
         (Some(one), Some(other)) if one != other => return None,

@@ -161,9 +161,10 @@ impl Weight {
 
     /// The same of one that was read as it passed.
     pub(super) fn of_skimmed(skim: Skim, call: Option<&IdKey>) -> Self {
-        match skim.is_droppable() {
-            true => Self::Droppable,
-            false => Self::of_answer(skim.answers(), call),
+        if skim.is_droppable() {
+            Self::Droppable
+        } else {
+            Self::of_answer(skim.answers(), call)
         }
     }
 

@@ -131,9 +131,10 @@ impl Reader {
             _ => 0,
         };
         let length = self.lines.len() + begun + bytes + ROOM_FOR_ID;
-        match length <= self.lines.capacity() {
-            true => self.lines.capacity(),
-            false => length.max(most.min(2 * self.lines.capacity())),
+        if length <= self.lines.capacity() {
+            self.lines.capacity()
+        } else {
+            length.max(most.min(2 * self.lines.capacity()))
         }
     }
 

@@ -257,9 +257,10 @@ where
         let says_so = one(request.headers(), &PROTOCOL_VERSION)
             .is_some_and(|revision| revision >= FIRST_PRIMED);
         let known = self.hub.session(id);
-        let _unused = match known.is_none() && says_so {
-            true => Some(Unused(self.hub.clone(), id)),
-            false => None,
+        let _unused = if known.is_none() && says_so {
+            Some(Unused(self.hub.clone(), id))
+        } else {
+            None
         };
         let session = match known {
             None if says_so => self.hub.begin(id, None),
@@ -286,11 +287,12 @@ where
                 Err(never) => match never {},
             }
         });
-        let response = match may_commit {
-            true => tokio::time::timeout(self.commit_after, &mut answering)
+        let response = if may_commit {
+            tokio::time::timeout(self.commit_after, &mut answering)
                 .await
-                .ok(),
-            false => Some((&mut answering).await),
+                .ok()
+        } else {
+            Some((&mut answering).await)
         };
         let Some(response) = response else {
             let Some(stream) = reserved.0.take() else {

@@ -188,19 +188,18 @@ impl Ring {
         }
         let cost = event.lines.len() + ROOM_FOR_ID + EVENT_OVERHEAD;
         loop {
-            let short = match self.has_place() {
-                true => {
-                    // What was granted while it was read is a part of that.
-                    let room = event.room.get_or_insert_with(|| self.grant.another());
-                    match room.fit(cost) {
-                        Ok(()) => {
-                            self.append(event);
-                            return Pushed::Done;
-                        }
-                        Err(short) => Some(short),
+            let short = if self.has_place() {
+                // What was granted while it was read is a part of that.
+                let room = event.room.get_or_insert_with(|| self.grant.another());
+                match room.fit(cost) {
+                    Ok(()) => {
+                        self.append(event);
+                        return Pushed::Done;
                     }
+                    Err(short) => Some(short),
                 }
-                false => None,
+            } else {
+                None
             };
             if self.drop_droppable() {
                 continue;

@@ -149,9 +149,10 @@ impl Hub {
             let session = self.session(id)?;
             session.find(&IdKey::of_call(call.request_id()))
         });
-        match stream.is_some_and(|stream| stream.is_in_question()) {
-            true => Confirmation::PutOff(UNTIL_ASKED_AGAIN),
-            false => Confirmation::Cancel,
+        if stream.is_some_and(|stream| stream.is_in_question()) {
+            Confirmation::PutOff(UNTIL_ASKED_AGAIN)
+        } else {
+            Confirmation::Cancel
         }
     }
 

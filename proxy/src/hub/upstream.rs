@@ -209,11 +209,12 @@ where
                 self.stream.begin_pass().await;
             }
             let read = self.reader.read(&mut step);
-            bytes = match step.is_empty() {
-                true => rest,
-                false => bytes
+            bytes = if step.is_empty() {
+                rest
+            } else {
+                bytes
                     .get(bytes.len() - rest.len() - step.len()..)
-                    .unwrap_or_default(),
+                    .unwrap_or_default()
             };
             match (read, self.way) {
                 (Read::Bytes, Way::Kept) => {}
@@ -258,9 +259,10 @@ where
         if self.way != Way::Through || lines.is_empty() || self.stream.pass(lines.into()).await {
             return Ok(());
         }
-        match self.reader.skim().is_some_and(Skim::is_droppable) {
-            true => self.way = Way::Dropped,
-            false => self.stream.lose()?,
+        if self.reader.skim().is_some_and(Skim::is_droppable) {
+            self.way = Way::Dropped
+        } else {
+            self.stream.lose()?
         }
         Ok(())
     }
@@ -269,9 +271,10 @@ where
     async fn end_pass(&mut self) -> Result<(), Refused> {
         let weight = Weight::of_skimmed(self.reader.end_skim(), self.stream.call());
         let passed = mem::take(&mut self.way) == Way::Through && self.stream.end_pass(weight).await;
-        match passed || weight == Weight::Droppable {
-            true => Ok(()),
-            false => self.stream.lose(),
+        if passed || weight == Weight::Droppable {
+            Ok(())
+        } else {
+            self.stream.lose()
         }
     }
 

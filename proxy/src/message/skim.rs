@@ -139,10 +139,11 @@ impl Skim {
             }
             Some(Member::Id | Member::Method) | None => {}
         }
-        match self.text.len() + bytes.len() <= MAX_TEXT {
-            true => self.text.extend_from_slice(bytes),
+        if self.text.len() + bytes.len() <= MAX_TEXT {
+            self.text.extend_from_slice(bytes)
+        } else {
             // A name or a method that is none of ours, or an id that no call has.
-            false => self.text = vec![0; MAX_TEXT],
+            self.text = vec![0; MAX_TEXT]
         }
     }
 

@@ -85,9 +85,10 @@ impl Program {
         let name = PathBuf::from(&self.name);
         let from = self.directory.clone().unwrap_or_default();
         if name.components().count() > 1 {
-            return match from.join(&name).is_file() {
-                true => Ok(()),
-                false => Err(self.not_there("")),
+            return if from.join(&name).is_file() {
+                Ok(())
+            } else {
+                Err(self.not_there(""))
             };
         }
         let own = self
@@ -99,9 +100,10 @@ impl Program {
             .map(|(_, value)| value.clone())
             .or_else(|| std::env::var_os("PATH"));
         let mut places = std::env::split_paths(path.as_deref().unwrap_or_default());
-        match places.any(|place| from.join(place).join(&name).is_file()) {
-            true => Ok(()),
-            false => Err(self.not_there(" in PATH")),
+        if places.any(|place| from.join(place).join(&name).is_file()) {
+            Ok(())
+        } else {
+            Err(self.not_there(" in PATH"))
         }
     }
 

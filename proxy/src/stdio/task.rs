@@ -233,14 +233,16 @@ impl Session {
                 let due = state.routes.due(now, is_held);
                 let idle = self.idle_at(&mut state, now);
                 let next = state.routes.next_due().map_or(idle, |due| due.min(idle));
-                let next = match is_held {
+                let next = if is_held {
                     // What would be overdue now is not, as long as this lasts.
-                    true => next.max(now + WHILE_HELD),
-                    false => next,
+                    next.max(now + WHILE_HELD)
+                } else {
+                    next
                 };
-                let ends = match due.overdue {
-                    true => Some(Why::Overdue),
-                    false => (idle <= now).then_some(Why::Idle),
+                let ends = if due.overdue {
+                    Some(Why::Overdue)
+                } else {
+                    (idle <= now).then_some(Why::Idle)
                 };
                 let mut left = Vec::new();
                 if ends == Some(Why::Idle) {
@@ -270,14 +272,16 @@ impl Session {
 
     /// When the session is idle for too long, if nothing happens.
     fn idle_at(&self, state: &mut State, now: Instant) -> Instant {
-        let timeout = match state.is_begun {
-            true => self.timeout,
-            false => self.timeout.min(UNUSED),
+        let timeout = if state.is_begun {
+            self.timeout
+        } else {
+            self.timeout.min(UNUSED)
         };
         // Nobody cancels an `initialize` whose client has gone.
-        let works = match state.is_begun {
-            true => !state.routes.is_idle(),
-            false => state.routes.streams().any(Stream::is_attached),
+        let works = if state.is_begun {
+            !state.routes.is_idle()
+        } else {
+            state.routes.streams().any(Stream::is_attached)
         };
         // An answer that waits for its client is no open call any more.
         if works || self.jam.is_on() || self.standalone.is_attached() {

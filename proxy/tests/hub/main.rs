@@ -162,9 +162,10 @@ async fn a_stream_that_is_cut_without_ids_ends_its_call_with_an_error() {
         let mut setup = Setup::begun(OLD).await;
         let (mut client, server) = setup.call(7).await;
         server.progress(1).await;
-        match error {
-            true => server.cut().await,
-            false => drop(server),
+        if error {
+            server.cut().await
+        } else {
+            drop(server)
         }
         let rest = client.rest().await;
         assert_eq!(rest.len(), 2, "{rest:?}");

@@ -277,10 +277,11 @@ async fn a_call_without_a_session_shows_no_grace() {
             let upstream = Upstream::start().await;
             let proxy = Running::before(&upstream, &[option]).await;
             let mut client = Connection::open(proxy.addr).await;
-            let request = match is_older {
-                true => post(&call("1")).header("mcp-protocol-version", "2025-11-25"),
+            let request = if is_older {
+                post(&call("1")).header("mcp-protocol-version", "2025-11-25")
+            } else {
                 // Of this revision no request is in a session.
-                false => stateless_call("1").header("mcp-session-id", "s"),
+                stateless_call("1").header("mcp-session-id", "s")
             };
             client.send(&request).await;
             let mut asked = upstream.asked().await;

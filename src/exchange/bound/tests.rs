@@ -194,9 +194,10 @@ fn who_waits_for_a_call_to_be_accepted_hears_that_a_session_manager_bound_it() {
 fn a_call_that_two_session_managers_bind_ends() {
     for is_read_first in [false, true] {
         let registry = Arc::new(Registry::new());
-        let exchange = match is_read_first {
-            false => unread(&registry),
-            true => settled(&registry),
+        let exchange = if !is_read_first {
+            unread(&registry)
+        } else {
+            settled(&registry)
         };
         let outer = exchange.bind(typed(), Arc::new(Counts::of(7)), || 0);
         let inner = exchange.bind(typed(), Arc::new(Counts::of(8)), || 0);
@@ -453,9 +454,10 @@ fn a_call_that_was_answered_before_a_session_manager_got_it_is_not_in_flight() {
         let manager = Arc::new(Counts::of(7));
         let older = unread(&registry);
         let older_id = older.bind(typed(), manager.clone(), || 0).unwrap().id;
-        let exchange = match is_read_first {
-            false => unread(&registry),
-            true => settled(&registry),
+        let exchange = if !is_read_first {
+            unread(&registry)
+        } else {
+            settled(&registry)
         };
         exchange.answered_elsewhere();
         exchange.bind(typed(), manager.clone(), || 0);

@@ -149,9 +149,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
     fn named_in(&self, session: NameHash, event_id: &[u8]) -> Named<T, A> {
         let is_its = |entry: &Entry<T>| entry.session() == Some(session);
         let event = self.common.names.event_id(event_id);
-        let mut calls = match self.has_rivals {
-            true => self.calls_that(|entry| is_its(entry) && entry.streams.have(event)),
-            false => self.on(session, event).into_iter().collect(),
+        let mut calls = if self.has_rivals {
+            self.calls_that(|entry| is_its(entry) && entry.streams.have(event))
+        } else {
+            self.on(session, event).into_iter().collect()
         };
         if let Some((id, call)) = calls.pop() {
             if calls.is_empty() {
@@ -164,13 +165,15 @@ impl<T: Clone, A: Clone> Core<T, A> {
             return Named::Ended(end.clone());
         }
         // A late client asks for what is forgotten: that must not take longer the more calls there are.
-        let blurred = match self.has_blurred {
-            true => self.calls_that(|entry| is_its(entry) && entry.streams.are_blurred()),
-            false => Vec::new(),
+        let blurred = if self.has_blurred {
+            self.calls_that(|entry| is_its(entry) && entry.streams.are_blurred())
+        } else {
+            Vec::new()
         };
-        match blurred.is_empty() {
-            true => Named::Nothing,
-            false => Named::OneOf(blurred),
+        if blurred.is_empty() {
+            Named::Nothing
+        } else {
+            Named::OneOf(blurred)
         }
     }
 

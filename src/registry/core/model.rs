@@ -707,9 +707,10 @@ impl Waiting {
 impl Remembering {
     fn with(self, answer: u32, now: Instant) -> Remember {
         Remember {
-            end: match self.answered {
-                true => End::Answered(answer),
-                false => End::Cancelled(RequestId::Number(answer.into()), CancelReason::Orphaned),
+            end: if self.answered {
+                End::Answered(answer)
+            } else {
+                End::Cancelled(RequestId::Number(answer.into()), CancelReason::Orphaned)
             },
             units: if self.answered { self.units } else { 0 },
             at: now,

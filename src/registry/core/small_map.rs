@@ -129,10 +129,7 @@ mod tests {
         ) {
             let (mut small, mut map) = (SmallMap::default(), BTreeMap::new());
             for (step, (key, inserts)) in steps.into_iter().enumerate() {
-                match inserts {
-                    true => prop_assert_eq!(small.insert(key, step), map.insert(key, step)),
-                    false => prop_assert_eq!(small.remove(key), map.remove(&key)),
-                }
+                if inserts { prop_assert_eq!(small.insert(key, step), map.insert(key, step)) } else { prop_assert_eq!(small.remove(key), map.remove(&key)) }
                 prop_assert_eq!(small.len(), map.len());
                 prop_assert_eq!(small.is_empty(), map.is_empty());
                 prop_assert_eq!(small.get(key), map.get(&key));

@@ -205,10 +205,11 @@ impl Times {
         let clock = self.clock.as_ref()?;
         match clock.wait {
             Wait::Until { deadline, .. } => {
-                let at = match self.is_held() {
-                    true => hold_ends(deadline),
+                let at = if self.is_held() {
+                    hold_ends(deadline)
+                } else {
                     // A deadline that passed meanwhile could not be noticed before.
-                    false => clock.released.unwrap_or(deadline).max(deadline),
+                    clock.released.unwrap_or(deadline).max(deadline)
                 };
                 Some(clock.again.unwrap_or(at).max(at))
             }
@@ -308,9 +309,10 @@ impl Times {
             }
             Some(Wait::Until { .. }) => {
                 self.give_out();
-                match self.clock.is_some_and(|clock| clock.confirmed) {
-                    true => Judged::ConfirmedOrphan,
-                    false => Judged::Orphan,
+                if self.clock.is_some_and(|clock| clock.confirmed) {
+                    Judged::ConfirmedOrphan
+                } else {
+                    Judged::Orphan
                 }
             }
             Some(Wait::Unseen { .. } | Wait::ForItsEnd { .. }) => Judged::Forget,
@@ -331,9 +333,10 @@ impl Times {
         let Wait::Until { deadline, retry } = &mut clock.wait else {
             return false;
         };
-        let tolerated = match clock.again == Some(at) {
-            true => ON_TIME,
-            false => JITTER,
+        let tolerated = if clock.again == Some(at) {
+            ON_TIME
+        } else {
+            JITTER
         };
         let ends = if (starved || late > LATE) && !clock.put_off {
             clock.put_off = true;

@@ -56,9 +56,10 @@ async fn a_cancel_passes_a_service_that_answers_a_request_which_it_has_seen() {
                 named.into_iter().all(|named| seen.insert(named))
             };
             async move {
-                match is_new {
-                    true => next.run(request).await,
-                    false => StatusCode::ACCEPTED.into_response(),
+                if is_new {
+                    next.run(request).await
+                } else {
+                    StatusCode::ACCEPTED.into_response()
                 }
             }
         }))
@@ -91,9 +92,10 @@ async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
         let by_host = move |request: Request| {
             let asked = request.headers()["host"].to_str().expect("text");
             let is_managed = asked == *host.lock().unwrap();
-            let inner = match is_managed {
-                true => with_manager.clone(),
-                false => alone.clone(),
+            let inner = if is_managed {
+                with_manager.clone()
+            } else {
+                alone.clone()
             };
             inner.oneshot(request)
         };
@@ -103,9 +105,10 @@ async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
             .observe(events.observer());
         let app = Router::new().fallback(by_host).layer(layer);
         let (one, other) = (serve(app.clone()).await, serve(app).await);
-        let (managed, plain) = match wrapped_first {
-            true => (one.addr, other.addr),
-            false => (other.addr, one.addr),
+        let (managed, plain) = if wrapped_first {
+            (one.addr, other.addr)
+        } else {
+            (other.addr, one.addr)
         };
         *managed_host.lock().unwrap() = managed.to_string();
         let clients = [

@@ -89,9 +89,10 @@ async fn guarded(server: Server, side: Side) -> (Setup, Mcp, Mcp) {
 #[allow(clippy::result_large_err, reason = "the signature is tower-http's")]
 fn refusing(router: Router) -> Router {
     router.layer(ValidateRequestHeaderLayer::custom(
-        |request: &mut Request| match request.headers().contains_key(AUTHORIZATION) {
-            true => Ok(()),
-            false => {
+        |request: &mut Request| {
+            if request.headers().contains_key(AUTHORIZATION) {
+                Ok(())
+            } else {
                 let mut refused = http::Response::new(axum::body::Body::empty());
                 *refused.status_mut() = StatusCode::UNAUTHORIZED;
                 Err(refused)

@@ -181,9 +181,10 @@ async fn start(setup: &Setup, sessions: &[Mcp], round: usize, dice: &mut Dice) -
 impl Call {
     /// Hangs up, one way or the other.
     fn leave(self, dice: &mut Dice) -> (Mcp, usize, String) {
-        match dice.coin() {
-            true => self.connection.fin(),
-            false => self.connection.rst(),
+        if dice.coin() {
+            self.connection.fin()
+        } else {
+            self.connection.rst()
         }
         (self.mcp, self.id, self.label)
     }

@@ -221,9 +221,10 @@ async fn assert_orphaned_in_the_end(setup: &Setup, mcp: &Mcp, clock: &StoppedClo
 
 fn refusing_resumes(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
-        match request.method() == Method::GET {
-            true => StatusCode::UNAUTHORIZED.into_response(),
-            false => next.run(request).await,
+        if request.method() == Method::GET {
+            StatusCode::UNAUTHORIZED.into_response()
+        } else {
+            next.run(request).await
         }
     }))
 }

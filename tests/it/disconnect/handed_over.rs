@@ -41,9 +41,10 @@ impl Spawning {
                         return next.run(request).await;
                     }
                     let (parts, body) = request.into_parts();
-                    let body = match reads_first {
-                        true => Body::from(to_bytes(body, usize::MAX).await.expect("a body")),
-                        false => body,
+                    let body = if reads_first {
+                        Body::from(to_bytes(body, usize::MAX).await.expect("a body"))
+                    } else {
+                        body
                     };
                     let request = Request::from_parts(parts, body);
                     let served = async move {

@@ -93,10 +93,11 @@ async fn a_call_that_comes_after_the_drain_ends_at_once(server: Server) {
 
     let mut late = mcp.call(1, "stubborn", arguments("late")).await;
 
-    let expected = match server.has_sessions() {
-        true => SHUT_DOWN,
+    let expected = if server.has_sessions() {
+        SHUT_DOWN
+    } else {
         // Its handler never had its token.
-        false => Outcome::Abandoned(CancelReason::ShuttingDown),
+        Outcome::Abandoned(CancelReason::ShuttingDown)
     };
     assert_eq!(setup.events.ended(&mcp, 1).await, expected);
     let messages = late.messages().await;

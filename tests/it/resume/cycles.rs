@@ -311,9 +311,10 @@ impl Call {
 
     fn hang_up(&mut self) {
         if let Some(connection) = self.connection.take() {
-            match self.resets {
-                true => connection.rst(),
-                false => connection.fin(),
+            if self.resets {
+                connection.rst()
+            } else {
+                connection.fin()
             }
         }
     }

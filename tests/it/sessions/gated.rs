@@ -462,11 +462,12 @@ async fn a_call_whose_client_leaves_before_its_session_has_room_does_not_run_for
         let make = move || Ok(handler.clone());
         let service = StreamableHttpService::new(make, sessions.into(), Default::default());
         let router = Router::new().nest_service("/mcp", service);
-        let router = match comes_all_the_same {
-            true => router.layer(from_fn(async |request, next: Next| {
+        let router = if comes_all_the_same {
+            router.layer(from_fn(async |request, next: Next| {
                 Handle::current().spawn(next.run(request)).await.unwrap()
-            })),
-            false => router,
+            }))
+        } else {
+            router
         };
         let (layer, log) = Log::of(CancelOnDisconnectLayer::new().grace(Grace::Immediate));
         let calls = layer.calls();
@@ -494,9 +495,10 @@ async fn a_call_whose_client_leaves_before_its_session_has_room_does_not_run_for
         within("both calls to end", over).await;
         a_while().await;
         let noted = tools.noted.lock().unwrap().clone();
-        match comes_all_the_same {
-            true => assert_eq!(noted, ["started", "cancelled"]),
-            false => assert_eq!(noted, [] as [&str; 0]),
+        if comes_all_the_same {
+            assert_eq!(noted, ["started", "cancelled"])
+        } else {
+            assert_eq!(noted, [] as [&str; 0])
         }
         let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
         assert_eq!(log.ends(&number(3)), [disconnected]);

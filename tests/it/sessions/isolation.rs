@@ -82,10 +82,11 @@ async fn hanging_up_spares_the_call_of_another_client_with_the_same_id(server: S
     setup.exchanges.over_for("leaving").await;
     setup.assert_usable(&stayer).await;
     assert_eq!(setup.calls.len(), 1);
-    let expected = match server.has_sessions() {
-        true => vec![What::Started],
+    let expected = if server.has_sessions() {
+        vec![What::Started]
+    } else {
         // Neither has a session, so both are found here.
-        false => vec![What::Started, What::Started, What::Ended(DISCONNECTED)],
+        vec![What::Started, What::Started, What::Ended(DISCONNECTED)]
     };
     assert_eq!(setup.events.of(&stayer, 7), expected);
     setup.assert_completes("staying", &mut staying).await;
@@ -400,10 +401,11 @@ async fn spares_its_look_alike(server: Server, leaving: Value, staying: Value) {
 
 /// The call `victim`, id 7, was left alone.
 async fn assert_untouched(setup: &Setup, mcp: &Mcp, call: Connection) {
-    let untouched = match setup.server.has_sessions() {
-        true => setup.events.of(mcp, 7),
+    let untouched = if setup.server.has_sessions() {
+        setup.events.of(mcp, 7)
+    } else {
         // Calls of strangers would be found as well, and there are none.
-        false => setup.events.all(),
+        setup.events.all()
     };
     assert_eq!(untouched, [What::Started]);
     assert_untouched_beside(setup, mcp, call, &[]).await;
@@ -458,9 +460,12 @@ async fn unauthorized(setup: &Setup, victim: &Mcp) -> Connection {
 #[allow(clippy::result_large_err, reason = "the signature is tower-http's")]
 fn refusing_unread(router: Router) -> Router {
     router.layer(ValidateRequestHeaderLayer::custom(
-        |request: &mut Request| match request.headers().contains_key(AUTHORIZATION) {
-            true => Ok(()),
-            false => Err(unauthorized_response()),
+        |request: &mut Request| {
+            if request.headers().contains_key(AUTHORIZATION) {
+                Ok(())
+            } else {
+                Err(unauthorized_response())
+            }
         },
     ))
 }
@@ -545,9 +550,10 @@ impl Refusal {
             router.layer(from_fn(move |request: Request, next: Next| {
                 let refusal = self.clone();
                 async move {
-                    match request.headers().contains_key(AUTHORIZATION) {
-                        true => next.run(request).await,
-                        false => refusal.refuse(request.into_body()).await,
+                    if request.headers().contains_key(AUTHORIZATION) {
+                        next.run(request).await
+                    } else {
+                        refusal.refuse(request.into_body()).await
                     }
                 }
             }))

@@ -111,9 +111,10 @@ impl Responses {
             return true;
         }
         let kind = field(&headers, "content-type");
-        let content = match kind.is_some_and(|it| it.starts_with("text/event-stream")) {
-            true => Content::Stream(SseReader::default()),
-            false => Content::Json(Vec::new()),
+        let content = if kind.is_some_and(|it| it.starts_with("text/event-stream")) {
+            Content::Stream(SseReader::default())
+        } else {
+            Content::Json(Vec::new())
         };
         self.body = Some(Body {
             decoder: BodyDecoder::announced(&headers),

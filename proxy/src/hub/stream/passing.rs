@@ -54,9 +54,10 @@ impl Stream {
     pub(super) async fn send_through(&self, event: Event) -> Result<(), Refused> {
         let weight = event.weight;
         self.begin_pass().await;
-        match self.pass(event.into_bytes()).await && self.end_pass(weight).await {
-            true => Ok(()),
-            false => self.lose(),
+        if self.pass(event.into_bytes()).await && self.end_pass(weight).await {
+            Ok(())
+        } else {
+            self.lose()
         }
     }
 

@@ -145,9 +145,10 @@ impl<S: Clone> Routes<S> {
             return Err(Refused::TooMany.into());
         }
         let stream = stream()?;
-        match id.is_text() {
-            true => self.had_text = true,
-            false => self.had_number = true,
+        if id.is_text() {
+            self.had_text = true
+        } else {
+            self.had_number = true
         }
         if let Some(token) = &token {
             let owner = self.tokens.entry(token.clone());
@@ -200,9 +201,10 @@ impl<S: Clone> Routes<S> {
 
     /// Where the answer to the request with this id goes. It ends its call.
     pub fn answered(&mut self, id: &IdKey) -> Route<S> {
-        let has_own_kind = match id.is_text() {
-            true => self.had_text,
-            false => self.had_number,
+        let has_own_kind = if id.is_text() {
+            self.had_text
+        } else {
+            self.had_number
         };
         match id.counterpart().filter(|_| !has_own_kind) {
             Some(counterpart) => self.answered_by(&counterpart),
@@ -240,9 +242,10 @@ impl<S: Clone> Routes<S> {
             return None;
         }
         let call = call.remove();
-        let forgotten = match self.owed.len() >= MAX_OWED {
-            true => self.forget_oldest(),
-            false => None,
+        let forgotten = if self.owed.len() >= MAX_OWED {
+            self.forget_oldest()
+        } else {
+            None
         };
         let owed = Owed {
             id: call.id,

@@ -312,9 +312,10 @@ impl Model {
             .calls
             .iter()
             .any(|(other, ..)| is_text(other) == is_text(id));
-        let other_kind = match is_text(id) {
-            true => id.trim_matches('"').to_owned(),
-            false => format!("\"{}\"", id.trim_end_matches(".0")),
+        let other_kind = if is_text(id) {
+            id.trim_matches('"').to_owned()
+        } else {
+            format!("\"{}\"", id.trim_end_matches(".0"))
         };
         let id = if had_kind { id } else { &other_kind };
         let found = self.calls.iter_mut().enumerate();

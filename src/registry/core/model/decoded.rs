@@ -135,11 +135,12 @@ impl Choices<'_> {
     }
 
     fn answering(&mut self) -> Answering {
-        match self.coin() {
-            true => Answering::Cancel,
-            false => Answering::PutOff {
+        if self.coin() {
+            Answering::Cancel
+        } else {
+            Answering::PutOff {
                 wait_ms: 1 + self.ms(30_000),
-            },
+            }
         }
     }
 

@@ -257,9 +257,10 @@ impl Model {
         call.confirmed = false;
         call.given_out = call.due().is_some_and(|at| at <= detachment.since());
         call.dues += usize::from(call.given_out);
-        match call.given_out {
-            true => Detached::Due,
-            false => Detached::Waiting,
+        if call.given_out {
+            Detached::Due
+        } else {
+            Detached::Waiting
         }
     }
 
@@ -483,9 +484,10 @@ impl Model {
             if !call.waits_on(now) {
                 call.given_out = true;
                 call.dues += 1;
-                over.push(match call.confirmed {
-                    true => (call.id, Expired::Confirmed),
-                    false => (call.id, Expired::Grace),
+                over.push(if call.confirmed {
+                    (call.id, Expired::Confirmed)
+                } else {
+                    (call.id, Expired::Grace)
                 });
             }
             true
@@ -538,9 +540,10 @@ impl Model {
         let overflowed = its().filter(|call| call.names.len() > 2 * MAX_EVENT_IDS);
         let mut overflowed: Vec<_> = overflowed.map(|call| call.id).collect();
         overflowed.sort_unstable();
-        allowed.push(match overflowed.is_empty() {
-            true => Named::Nothing,
-            false => Named::OneOf(overflowed),
+        allowed.push(if overflowed.is_empty() {
+            Named::Nothing
+        } else {
+            Named::OneOf(overflowed)
         });
         allowed
     }
@@ -643,15 +646,14 @@ impl Call {
 
     fn known_names(&self) -> Vec<Stream> {
         let names = self.names.iter().copied();
-        match self.names.len() > 2 * MAX_EVENT_IDS {
-            true => {
-                let latest = &self.names[self.names.len() - MAX_EVENT_IDS..];
-                names
-                    .take(MAX_EVENT_IDS)
-                    .chain(latest.iter().copied())
-                    .collect()
-            }
-            false => names.collect(),
+        if self.names.len() > 2 * MAX_EVENT_IDS {
+            let latest = &self.names[self.names.len() - MAX_EVENT_IDS..];
+            names
+                .take(MAX_EVENT_IDS)
+                .chain(latest.iter().copied())
+                .collect()
+        } else {
+            names.collect()
         }
     }
 }

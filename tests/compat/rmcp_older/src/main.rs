@@ -39,9 +39,10 @@ macro_rules! on_rmcp {
                     let arguments = request.arguments.unwrap_or_default().into();
                     let label = compat::label(&arguments);
                     let cancelled = context.ct.cancelled();
-                    match compat::work(&self.0, label, cancelled, token.cloned()).await {
-                        true => Ok(CallToolResult::success(Vec::new())),
-                        false => Err(ErrorData::internal_error("cancelled", None)),
+                    if compat::work(&self.0, label, cancelled, token.cloned()).await {
+                        Ok(CallToolResult::success(Vec::new()))
+                    } else {
+                        Err(ErrorData::internal_error("cancelled", None))
                     }
                 }
             }

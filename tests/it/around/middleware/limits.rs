@@ -79,9 +79,10 @@ async fn a_layer_outside_of_a_refusal_keeps_nothing() {
             let refuse =
                 axum::middleware::from_fn(async |request, next: axum::middleware::Next| {
                     let request: axum::extract::Request = request;
-                    match request.headers().contains_key("x-refuse") {
-                        true => Err(StatusCode::TOO_MANY_REQUESTS),
-                        false => Ok(next.run(request).await),
+                    if request.headers().contains_key("x-refuse") {
+                        Err(StatusCode::TOO_MANY_REQUESTS)
+                    } else {
+                        Ok(next.run(request).await)
                     }
                 });
             rmcp.layer(refuse).layer(cancel)

@@ -140,9 +140,10 @@ async fn only_what_changes_nothing_is_stopped() {
         wire.cancel(1);
         // What is to be dropped is dropped by then: its task is woken before the one that answers.
         wire.assert_usable().await;
-        match heard.was_dropped(name) {
-            true => dropped.insert(name),
-            false => running.insert(name),
+        if heard.was_dropped(name) {
+            dropped.insert(name)
+        } else {
+            running.insert(name)
         };
     }
     let stopped = [

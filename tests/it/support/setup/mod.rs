@@ -376,9 +376,10 @@ impl Setup {
     /// A client: in a session of its own where there are sessions.
     pub(crate) async fn mcp(&self) -> Mcp {
         let mcp = Mcp::stateless(self.served.addr, PATH);
-        match self.server.has_sessions() {
-            true => mcp.connect().await,
-            false => mcp,
+        if self.server.has_sessions() {
+            mcp.connect().await
+        } else {
+            mcp
         }
     }
 

@@ -18,21 +18,21 @@ pub(crate) fn stalled(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let stalls = request.headers().contains_key(EXCHANGE);
         let response = next.run(request).await;
-        match stalls {
-            true => response.map(|body| {
+        if stalls {
+            response.map(|body| {
                 let first = (body.into_data_stream(), true);
                 Body::from_stream(stream::unfold(first, async |(mut body, first)| {
-                    match first {
-                        true => Some((body.next().await?, (body, false))),
+                    if first {
+                        Some((body.next().await?, (body, false)))
+                    } else {
                         // Holds the body all the while.
-                        false => {
-                            pending::<()>().await;
-                            Some((body.next().await?, (body, false)))
-                        }
+                        pending::<()>().await;
+                        Some((body.next().await?, (body, false)))
                     }
                 }))
-            }),
-            false => response,
+            })
+        } else {
+            response
         }
     }))
 }

@@ -178,10 +178,11 @@ async fn an_inner_service_that_lets_go_is_told_from_a_hang_up(server: Server) {
         router.layer(from_fn(async |request: Request, next: Next| {
             let is_call = request.headers().contains_key(EXCHANGE);
             let response = next.run(request).await;
-            match is_call {
+            if is_call {
                 // The stream is dropped, and the client is told nothing.
-                true => response.map(|_| Body::from_stream(broken())),
-                false => response,
+                response.map(|_| Body::from_stream(broken()))
+            } else {
+                response
             }
         }))
     };

@@ -177,9 +177,10 @@ fn refusing_replays(router: Router) -> Router {
         let is_call = request.headers().contains_key(EXCHANGE);
         let again = is_call && seen.fetch_add(1, Ordering::Relaxed) > 0;
         async move {
-            match again {
-                true => StatusCode::FORBIDDEN.into_response(),
-                false => next.run(request).await,
+            if again {
+                StatusCode::FORBIDDEN.into_response()
+            } else {
+                next.run(request).await
             }
         }
     }))

@@ -25,9 +25,10 @@ pub(super) fn expected((frames, last): &Script) -> Vec<Piece> {
     let first = first.map_or(*last, |(silence, _)| *silence);
     let probed_first = first > 0 || before.into_iter().any(|(silence, _)| *silence > 0);
     // Of the start of a body a mark is part, of what comes after a probe it is not.
-    let mut skip = match probed_first {
-        true => text.len() - without_mark(&text).len(),
-        false => 0,
+    let mut skip = if probed_first {
+        text.len() - without_mark(&text).len()
+    } else {
+        0
     };
     let mut expected = Vec::new();
     let mut length = 0;
@@ -52,9 +53,10 @@ fn put_probes(pieces: &mut Vec<Piece>, silence: u32, text: &[u8]) {
 pub(super) fn pieces(frames: &[Bytes]) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for frame in frames {
-        match is_probe(frame) {
-            true => pieces.push(Piece::Probe),
-            false => append(&mut pieces, frame),
+        if is_probe(frame) {
+            pieces.push(Piece::Probe)
+        } else {
+            append(&mut pieces, frame)
         }
     }
     pieces
@@ -75,9 +77,10 @@ pub(super) fn is_probe(frame: &[u8]) -> bool {
 
 /// The body without its mark, or what of one is all of it.
 pub(super) fn without_mark(text: &[u8]) -> &[u8] {
-    match MARK.starts_with(text) {
-        true => &[],
-        false => text.strip_prefix(MARK).unwrap_or(text),
+    if MARK.starts_with(text) {
+        &[]
+    } else {
+        text.strip_prefix(MARK).unwrap_or(text)
     }
 }
 

@@ -12,8 +12,9 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     for failure in &failures {
         println!("FAILED: {failure}");
     }
-    Ok(match failures.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if failures.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }

@@ -78,11 +78,12 @@ async fn main() {
 }
 
 async fn serve(call: Call, close: Arc<Notify>, modern: bool) {
-    let lifecycle = match modern {
-        true => ClientLifecycleMode::Discover {
+    let lifecycle = if modern {
+        ClientLifecycleMode::Discover {
             preferred_versions: vec![ProtocolVersion::V_2026_07_28],
-        },
-        false => ClientLifecycleMode::Initialize,
+        }
+    } else {
+        ClientLifecycleMode::Initialize
     };
     let progress = Progress::default();
     let client = match connect(&call, lifecycle, progress.clone()).await {

@@ -199,9 +199,10 @@ impl Calling {
         let ends_always = self.session.setup.store == Some(Store::Replays);
         let mut resumes = 0;
         while self.read(for_so_long).await == Seen::End {
-            let is_enough = match ends_always {
-                true => Instant::now() > until,
-                false => resumes == 4,
+            let is_enough = if ends_always {
+                Instant::now() > until
+            } else {
+                resumes == 4
             };
             resumes += 1;
             sleep(Duration::from_millis(200)).await;

@@ -50,9 +50,10 @@ impl Only {
         let is_asked_for = |choice: T| self.0.iter().any(|it| it == name(choice).as_ref());
         let asked_for = choices.iter().filter(|(_, choice)| is_asked_for(*choice));
         let asked_for: Vec<_> = asked_for.copied().collect();
-        match asked_for.is_empty() {
-            true => choices.to_vec(),
-            false => asked_for,
+        if asked_for.is_empty() {
+            choices.to_vec()
+        } else {
+            asked_for
         }
     }
 }

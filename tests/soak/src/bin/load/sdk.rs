@@ -130,9 +130,10 @@ pub(crate) async fn run(
     let mut turn = 0;
     while Instant::now() < end {
         turn += 1;
-        let routes: &[_] = match sdk.program.sessions {
-            true => &[(4, "wrapped"), (3, "layer"), (1, "abort")],
-            false => &[(2, "wrapped"), (1, "layer"), (2, "stateless")],
+        let routes: &[_] = if sdk.program.sessions {
+            &[(4, "wrapped"), (3, "layer"), (1, "abort")]
+        } else {
+            &[(2, "wrapped"), (1, "layer"), (2, "stateless")]
         };
         let setup = Setup::of(weighted(&mut dice, routes)).expect("a route of the server");
         let job = Job {

@@ -182,11 +182,12 @@ impl Sessions {
         if let Some(kind) = setup.store {
             manager = manager.with_event_store(Arc::new(Events::new(kind)));
         }
-        match wrapped {
-            true => Self::Wrapped(Arc::new(
+        if wrapped {
+            Self::Wrapped(Arc::new(
                 CancellableSessionManager::new(manager).idle_timeout(IDLE),
-            )),
-            false => Self::Plain(Arc::new(manager)),
+            ))
+        } else {
+            Self::Plain(Arc::new(manager))
         }
     }
 
