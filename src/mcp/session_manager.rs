@@ -39,6 +39,9 @@ use crate::{
     token::CallToken,
 };
 
+/// The least [`idle_timeout`](CancellableSessionManager::idle_timeout): 100 ms. A session that is in use is looked at this often.
+const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
+
 /// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
 ///
 /// It forwards everything to the manager inside. With it, the layer parses no bodies and sees the answers of calls. It reads on
@@ -91,6 +94,7 @@ impl CancellableSessionManager<LocalSessionManager> {
     /// ```
     pub fn local(mut config: SessionConfig) -> Self {
         let idle_timeout = config.keep_alive.take();
+        let idle_timeout = idle_timeout.map(|timeout| timeout.max(MIN_IDLE_TIMEOUT));
         let mut manager = LocalSessionManager::default();
         manager.session_config = config;
         Self {
@@ -128,7 +132,8 @@ impl<M> CancellableSessionManager<M> {
         }
     }
 
-    /// Closes sessions that were not used for this long, of those created from now on. Their clients get 404 and open new ones.
+    /// Closes sessions that were not used for this long, at least 100 ms, of those created from now on. Their clients get 404 and
+    /// open new ones.
     ///
     /// A session is used by every request, also while its body is still on its way through the layer, by every open stream
     /// (standalone ones too), and by every call that has not ended, even if its client has gone. An answer that is kept for a
@@ -146,7 +151,7 @@ impl<M> CancellableSessionManager<M> {
     /// assert!(format!("{sessions:?}").contains("idle_timeout: Some(900s)"));
     /// ```
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
-        self.idle_timeout = Some(timeout);
+        self.idle_timeout = Some(timeout.max(MIN_IDLE_TIMEOUT));
         self
     }
 

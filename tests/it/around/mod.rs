@@ -3,6 +3,7 @@
 mod compositions;
 mod contract;
 mod cores;
+mod extremes;
 mod middleware;
 mod replayed;
 mod starved;

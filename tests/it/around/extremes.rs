@@ -1,0 +1,744 @@
+//! Every duration and every number of a public option at its extremes: alone, and in pairs, in both orders of the builder.
+//!
+//! The oracle has four sentences. A call whose client is there is answered, unless a `call_timeout` ends it. A client that
+//! returns within the reconnect delay of its server gets its answer. A call whose client does not return ends by itself. Nothing
+//! polls without an end.
+//!
+//! `cargo test` runs each option alone and a sample of the pairs, which `TEST_SEED` repeats. `EXTREMES=all` runs all cells, and
+//! `EXTREMES=TEXT` those whose name contains the text. [`the_list_is_complete`] compares the list with the public API.
+
+use std::{
+    env, fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, HttpBody as _},
+    response::Response,
+};
+use futures_util::future::poll_fn;
+use http::Request as Asked;
+use mcp_cancel_on_disconnect::{
+    AbortOnCancel, Calls, CancelOnDisconnectLayer, CancellableSessionManager, Confirmation, Grace,
+    Limits, Policy,
+};
+use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
+use serde_json::{Value as Json, json};
+use tokio::time::{sleep, timeout};
+use tower::ServiceExt as _;
+
+use crate::{
+    setup::{Scripted, Server, Sessions},
+    support::{Dice, Mode, PATH},
+};
+
+/// How many pairs `cargo test` runs.
+const SAMPLE: usize = 300;
+
+/// How many cells run at the same time.
+const THREADS: usize = 2;
+
+/// A cell that takes longer than this, in real time, is a busy loop.
+const REAL_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a call works while its client reads.
+const WORK: Duration = Duration::from_millis(100);
+
+/// The work of a call whose client leaves and returns.
+const LONG_WORK: Duration = Duration::from_secs(10);
+
+/// A client is connected for this long before it leaves, and away for this long: less than the reconnect delay of rmcp (3 s).
+const AWAY: Duration = Duration::from_secs(1);
+
+/// The work of a call whose client leaves for good.
+const ABANDONED_WORK: Duration = Duration::from_secs(3_600);
+
+/// Longer than the layer waits for anything here.
+const VERY_LONG: Duration = Duration::from_secs(24 * 3_600);
+
+/// How often the body of a call may be polled while it works for [`WORK`]. An interval of 1 ms needs 100 polls.
+const MOST_POLLS: usize = 300;
+
+/// How often the cancel of an orphan is put off.
+const MOST_QUESTIONS: usize = 100;
+
+const TIMED_OUT: i64 = -32001;
+
+const SERVERS: [Server; 4] = [
+    Server::Wrapped,
+    Server::LayerOnly,
+    Server::StatelessSse,
+    Server::StatelessJson,
+];
+
+const EXTREMES: [Extreme; 4] = [Extreme::Zero, Extreme::Least, Extreme::Small, Extreme::Most];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extreme {
+    Zero,
+    /// 1 ns, or 1.
+    Least,
+    /// 1 ms, or 1,000.
+    Small,
+    Most,
+}
+
+/// What a cell sets options of.
+struct Options {
+    layer: CancelOnDisconnectLayer,
+    policy: Policy,
+    limits: Limits,
+    idle_timeout: Option<Duration>,
+    window: Option<Duration>,
+    questions: Arc<AtomicUsize>,
+}
+
+/// A public option with a number.
+#[derive(Clone, Copy)]
+struct Knob {
+    /// Its path in `tests/public_api/api.txt`.
+    path: &'static str,
+    set: fn(Options, Extreme) -> Options,
+}
+
+#[derive(Clone, Copy)]
+struct Cell {
+    server: Server,
+    first: (&'static Knob, Extreme),
+    second: Option<(&'static Knob, Extreme)>,
+}
+
+struct World {
+    router: Router,
+    calls: Calls,
+    session: Option<String>,
+}
+
+/// The stream of a call, and what its client has read of it.
+struct Reading {
+    body: Body,
+    text: String,
+    polls: usize,
+}
+
+// === The list ===
+
+static KNOBS: &[Knob] = &[
+    Knob {
+        path: "AbortOnCancel::after",
+        set: |options, extreme| Options {
+            window: Some(extreme.duration()),
+            ..options
+        },
+    },
+    Knob {
+        path: "CancelOnDisconnectLayer::call_timeout",
+        set: |options, extreme| options.layer(|layer| layer.call_timeout(extreme.duration())),
+    },
+    Knob {
+        path: "CancelOnDisconnectLayer::commit_after",
+        set: |options, extreme| options.layer(|layer| layer.commit_after(extreme.duration())),
+    },
+    Knob {
+        path: "CancelOnDisconnectLayer::keep_alive",
+        set: |options, extreme| options.layer(|layer| layer.keep_alive(extreme.duration())),
+    },
+    Knob {
+        path: "CancelOnDisconnectLayer::stall_timeout",
+        set: |options, extreme| options.layer(|layer| layer.stall_timeout(extreme.duration())),
+    },
+    Knob {
+        path: "CancellableSessionManager::idle_timeout",
+        set: |options, extreme| Options {
+            idle_timeout: Some(extreme.duration()),
+            ..options
+        },
+    },
+    Knob {
+        path: "Confirmation::PutOff",
+        set: |options, extreme| {
+            let questions = options.questions.clone();
+            options.layer(|layer| {
+                layer.confirm(move |_| {
+                    let former = questions.fetch_add(1, Ordering::Relaxed);
+                    std::future::ready(if former < MOST_QUESTIONS {
+                        Confirmation::PutOff(extreme.duration())
+                    } else {
+                        Confirmation::Cancel
+                    })
+                })
+            })
+        },
+    },
+    Knob {
+        path: "Grace::After",
+        set: |options, extreme| {
+            options.layer(|layer| layer.grace(Grace::After(extreme.duration())))
+        },
+    },
+    Knob {
+        path: "Grace::AutoAfter",
+        set: |options, extreme| {
+            options.layer(|layer| layer.grace(Grace::AutoAfter(extreme.duration())))
+        },
+    },
+    Knob {
+        path: "Limits::calls",
+        set: |options, extreme| options.limits(|limits| limits.calls(extreme.number())),
+    },
+    Knob {
+        path: "Limits::detached",
+        set: |options, extreme| options.limits(|limits| limits.detached(extreme.number())),
+    },
+    Knob {
+        path: "Limits::detached_of_session",
+        set: |options, extreme| {
+            options.limits(|limits| limits.detached_of_session(extreme.number()))
+        },
+    },
+    Knob {
+        path: "Limits::retained",
+        set: |options, extreme| options.limits(|limits| limits.retained(extreme.number())),
+    },
+    Knob {
+        path: "Limits::retained_of_session",
+        set: |options, extreme| {
+            options.limits(|limits| limits.retained_of_session(extreme.number()))
+        },
+    },
+    Knob {
+        path: "Policy::call_timeout",
+        set: |options, extreme| {
+            let policy = options.policy.call_timeout(extreme.duration());
+            Options { policy, ..options }
+        },
+    },
+];
+
+/// What has a number and is not in [`KNOBS`], and the reason.
+const OTHERS: &[(&str, &str)] = &[
+    ("Calls::drain", "a_drain_with_an_extreme_limit_returns"),
+    ("CallState::Detached", "reported, not set"),
+    ("Event::AnswerDropped", "reported, not set"),
+    ("Event::Detached", "reported, not set"),
+    ("RequestId::Number", "reported, not set"),
+    ("DeadPeer::idle", "no_extreme_of_the_socket_options_panics"),
+    (
+        "DeadPeer::interval",
+        "no_extreme_of_the_socket_options_panics",
+    ),
+    (
+        "DeadPeer::probes",
+        "no_extreme_of_the_socket_options_panics",
+    ),
+    (
+        "DeadPeer::user_timeout",
+        "no_extreme_of_the_socket_options_panics",
+    ),
+];
+
+// === impl Extreme ===
+
+impl Extreme {
+    fn duration(self) -> Duration {
+        match self {
+            Self::Zero => Duration::ZERO,
+            Self::Least => Duration::from_nanos(1),
+            Self::Small => Duration::from_millis(1),
+            Self::Most => Duration::MAX,
+        }
+    }
+
+    fn number(self) -> usize {
+        match self {
+            Self::Zero => 0,
+            Self::Least => 1,
+            Self::Small => 1_000,
+            Self::Most => usize::MAX,
+        }
+    }
+}
+
+// === impl Options ===
+
+impl Options {
+    fn new() -> Self {
+        Self {
+            layer: CancelOnDisconnectLayer::new(),
+            policy: Policy::new(),
+            limits: Limits::default(),
+            idle_timeout: None,
+            window: None,
+            questions: Arc::default(),
+        }
+    }
+
+    fn layer(
+        self,
+        change: impl FnOnce(CancelOnDisconnectLayer) -> CancelOnDisconnectLayer,
+    ) -> Self {
+        let layer = change(self.layer);
+        Self { layer, ..self }
+    }
+
+    fn limits(self, change: impl FnOnce(Limits) -> Limits) -> Self {
+        let limits = change(self.limits);
+        Self { limits, ..self }
+    }
+}
+
+// === impl Cell ===
+
+impl Cell {
+    fn settings(self) -> impl Iterator<Item = (&'static Knob, Extreme)> {
+        [self.first].into_iter().chain(self.second)
+    }
+
+    fn has(self, path: &str, extremes: &[Extreme]) -> bool {
+        self.settings()
+            .any(|(knob, extreme)| knob.path == path && extremes.contains(&extreme))
+    }
+
+    /// Whether a call that works for `time` is over its `call_timeout`. The policy's goes before the layer's.
+    fn times_out(self) -> bool {
+        use Extreme::{Least, Most, Small, Zero};
+        let is_short = |path| self.has(path, &[Zero, Least, Small]);
+        let is_tracked = !self.has("Limits::calls", &[Zero]);
+        let by_policy = is_short("Policy::call_timeout");
+        let by_layer = is_short("CancelOnDisconnectLayer::call_timeout");
+        is_tracked && (by_policy || (by_layer && !self.has("Policy::call_timeout", &[Most])))
+    }
+
+    /// Whether its sessions may be over between two requests.
+    fn loses_sessions(self) -> bool {
+        use Extreme::{Least, Small, Zero};
+        self.server == Server::Wrapped
+            && self.has(
+                "CancellableSessionManager::idle_timeout",
+                &[Zero, Least, Small],
+            )
+    }
+
+    /// Whether a call without a client is beyond a limit. It then runs on as without the layer, and does not keep its session.
+    fn forgets_detached_calls(self) -> bool {
+        ["calls", "detached", "detached_of_session"]
+            .iter()
+            .any(|limit| self.has(&format!("Limits::{limit}"), &[Extreme::Zero]))
+    }
+
+    fn run(self) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            self.answers_a_client_that_stays().await;
+            if self.server.has_sessions() && !self.times_out() {
+                self.answers_a_client_that_returns().await;
+            }
+            self.forgets_a_client_that_leaves().await;
+        });
+    }
+
+    async fn answers_a_client_that_stays(self) {
+        let Some(world) = World::start(self).await else {
+            return;
+        };
+        let Some(mut stream) = world.call(1, WORK).await else {
+            assert!(self.loses_sessions(), "the call was refused");
+            return;
+        };
+        self.check(&stream.read_to_end().await);
+        assert!(stream.polls <= MOST_POLLS, "{} polls", stream.polls);
+        sleep(AWAY).await;
+        assert_eq!(world.calls.len(), 0);
+    }
+
+    async fn answers_a_client_that_returns(self) {
+        let Some(world) = World::start(self).await else {
+            return;
+        };
+        let Some(mut stream) = world.call(1, LONG_WORK).await else {
+            assert!(self.loses_sessions(), "the call was refused");
+            return;
+        };
+        assert!(timeout(AWAY, stream.read_to_end()).await.is_err());
+        let id = stream.last_event_id().expect("an event").to_owned();
+        drop(stream);
+        sleep(AWAY).await;
+        let last = [("last-event-id", id.as_str())];
+        let resumed = world.send("GET", &last, String::new()).await;
+        if self.forgets_detached_calls() && self.loses_sessions() {
+            return;
+        }
+        assert_eq!(resumed.status(), 200);
+        let mut resumed = Reading::of(resumed);
+        self.check(&resumed.read_to_end().await);
+    }
+
+    async fn forgets_a_client_that_leaves(self) {
+        let Some(world) = World::start(self).await else {
+            return;
+        };
+        {
+            // Its head may come with the answer only.
+            let call = pin!(world.call(1, ABANDONED_WORK));
+            match timeout(AWAY, call).await {
+                Ok(Some(mut stream)) => {
+                    let _left_or_timed_out = timeout(AWAY, stream.read_to_end()).await;
+                }
+                Ok(None) => assert!(self.loses_sessions(), "the call was refused"),
+                Err(_) => {}
+            }
+        }
+        sleep(VERY_LONG).await;
+        // The operator put the cancel off without an end, and only a session manager shows when the call has ended.
+        let is_put_off = self.has("Confirmation::PutOff", &[Extreme::Most]);
+        if self.server == Server::Wrapped || !is_put_off {
+            assert_eq!(world.calls.len(), 0, "it is known for ever");
+        }
+    }
+
+    fn check(self, answer: &Json) {
+        if self.times_out() {
+            assert_eq!(answer["error"]["code"], TIMED_OUT, "{answer}");
+        } else {
+            assert_eq!(answer["result"]["content"][0]["text"], "done", "{answer}");
+        }
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.server)?;
+        for (knob, extreme) in self.settings() {
+            write!(f, " {}({extreme:?})", knob.path)?;
+        }
+        Ok(())
+    }
+}
+
+// === impl World ===
+
+impl World {
+    /// `None` if its session was over before the client could use it.
+    async fn start(cell: Cell) -> Option<Self> {
+        let mut options = Options::new();
+        for (knob, extreme) in cell.settings() {
+            options = (knob.set)(options, extreme);
+        }
+        let mut local = LocalSessionManager::default();
+        local.session_config = SessionConfig::default();
+        local.session_config.keep_alive = None;
+        let sessions = match (cell.server, options.idle_timeout) {
+            (Server::Wrapped, Some(idle)) => Sessions::Wrapped(Arc::new(
+                CancellableSessionManager::new(local).idle_timeout(idle),
+            )),
+            (Server::Wrapped, None) => {
+                Sessions::Wrapped(Arc::new(CancellableSessionManager::new(local)))
+            }
+            _ => Sessions::Local(Arc::new(local)),
+        };
+        let handler = Scripted::labelled(async |ms, context| {
+            let works = sleep(Duration::from_millis(ms.parse().expect("a number")));
+            tokio::select! {
+                () = context.ct.cancelled() => {}
+                () = works => {}
+            }
+            Ok("done".to_owned())
+        });
+        let mode = match cell.server {
+            Server::StatelessSse => Mode::StatelessSse,
+            Server::StatelessJson => Mode::StatelessJson,
+            _ => Mode::Session,
+        };
+        let config = mode.config().with_sse_keep_alive(None);
+        let policy = options.policy;
+        let layer = options.layer.policy(move |_| policy).limits(options.limits);
+        let calls = layer.calls();
+        let router = match options.window {
+            Some(window) => sessions.router(AbortOnCancel::new(handler).after(window), config),
+            None => sessions.router(handler, config),
+        };
+        let mut world = Self {
+            router: router.layer(layer),
+            calls,
+            session: None,
+        };
+        if cell.server.has_sessions() {
+            let is_there = world.connect().await;
+            assert!(is_there || cell.loses_sessions(), "its session is over");
+            return is_there.then_some(world);
+        }
+        Some(world)
+    }
+
+    async fn connect(&mut self) -> bool {
+        let initialize = json!({
+            "jsonrpc": "2.0", "id": "init", "method": "initialize",
+            "params": {
+                "protocolVersion": "2025-11-25",
+                "capabilities": {},
+                "clientInfo": { "name": "extremes", "version": "0" },
+            },
+        });
+        let response = self.send("POST", &[], initialize.to_string()).await;
+        let session = response.headers().get("mcp-session-id");
+        self.session = session.map(|id| id.to_str().expect("visible").to_owned());
+        let mut stream = Reading::of(response);
+        stream.read_to_end().await;
+        let initialized = json!({ "jsonrpc": "2.0", "method": "notifications/initialized" });
+        let response = self.send("POST", &[], initialized.to_string()).await;
+        response.status() == 202
+    }
+
+    /// `None` if its session was over.
+    async fn call(&self, id: u64, work: Duration) -> Option<Reading> {
+        let message = json!({
+            "jsonrpc": "2.0", "id": id, "method": "tools/call",
+            "params": { "name": "work", "arguments": { "label": work.as_millis().to_string() } },
+        });
+        let response = self.send("POST", &[], message.to_string()).await;
+        if response.status() == 404 {
+            return None;
+        }
+        assert_eq!(response.status(), 200);
+        Some(Reading::of(response))
+    }
+
+    async fn send(&self, method: &str, headers: &[(&str, &str)], body: String) -> Response {
+        let mut request = Asked::builder()
+            .method(method)
+            .uri(PATH)
+            .header("host", "localhost")
+            .header("accept", "application/json, text/event-stream")
+            .header("content-type", "application/json")
+            .header("mcp-protocol-version", "2025-11-25");
+        if let Some(session) = &self.session {
+            request = request.header("mcp-session-id", session);
+        }
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::from(body)).expect("a request");
+        let Ok(response) = self.router.clone().oneshot(request).await;
+        response
+    }
+}
+
+// === impl Reading ===
+
+impl Reading {
+    fn of(response: Response) -> Self {
+        Self {
+            body: response.into_body(),
+            text: String::new(),
+            polls: 0,
+        }
+    }
+
+    /// Its answer, or null.
+    async fn read_to_end(&mut self) -> Json {
+        let (body, polls) = (&mut self.body, &mut self.polls);
+        let mut body = pin!(body);
+        while let Some(frame) = poll_fn(|cx| {
+            *polls += 1;
+            body.as_mut().poll_frame(cx)
+        })
+        .await
+        {
+            let data = frame.expect("a frame").into_data().unwrap_or_default();
+            self.text += str::from_utf8(&data).expect("whole characters");
+        }
+        let lines = self.text.lines().map(|line| line.strip_prefix("data: "));
+        let mut messages = lines
+            .map(|data| data.unwrap_or(&self.text))
+            .filter_map(|data| serde_json::from_str::<Json>(data).ok());
+        let answer = messages.find(|message| message.get("method").is_none());
+        answer.unwrap_or_default()
+    }
+
+    fn last_event_id(&self) -> Option<&str> {
+        let mut ids = self
+            .text
+            .lines()
+            .filter_map(|line| line.strip_prefix("id: "));
+        ids.next_back()
+    }
+}
+
+// === The tests ===
+
+fn alone() -> Vec<Cell> {
+    let servers = SERVERS.into_iter();
+    let cells = servers.flat_map(|server| {
+        settings().map(move |first| Cell {
+            server,
+            first,
+            second: None,
+        })
+    });
+    cells.collect()
+}
+
+fn pairs() -> Vec<Cell> {
+    let pairs = alone().into_iter().flat_map(|cell| {
+        let others = settings().filter(move |(knob, _)| knob.path != cell.first.0.path);
+        others.map(move |second| Cell {
+            second: Some(second),
+            ..cell
+        })
+    });
+    pairs.collect()
+}
+
+fn settings() -> impl Iterator<Item = (&'static Knob, Extreme)> {
+    KNOBS
+        .iter()
+        .flat_map(|knob| EXTREMES.into_iter().map(move |extreme| (knob, extreme)))
+}
+
+#[test]
+fn no_extreme_of_an_option_ends_a_call_whose_client_is_there() {
+    let chosen = env::var("EXTREMES").unwrap_or_default();
+    let (mut cells, mut pairs) = (alone(), pairs());
+    let mut dice = Dice::new();
+    if chosen.is_empty() {
+        dice.shuffle(&mut pairs);
+        pairs.truncate(SAMPLE);
+    }
+    cells.append(&mut pairs);
+    if !["", "all"].contains(&&*chosen) {
+        cells.retain(|cell| cell.to_string().contains(&chosen));
+    }
+    assert!(!cells.is_empty(), "no cell is called {chosen:?}");
+
+    let count = cells.len();
+    let (send, results) = mpsc::channel();
+    let mut running = Vec::new();
+    for nth in 0..THREADS {
+        let its: Vec<Cell> = cells.iter().skip(nth).step_by(THREADS).copied().collect();
+        running.push(its.clone());
+        let send = send.clone();
+        thread::spawn(move || {
+            for cell in its {
+                let has_failed = catch_unwind(AssertUnwindSafe(|| cell.run())).is_err();
+                send.send((nth, has_failed.then(|| cell.to_string())))
+                    .expect("the test waits");
+            }
+        });
+    }
+    drop(send);
+    let mut failed = Vec::new();
+    let mut done = [0; THREADS];
+    for _ in 0..count {
+        let Ok((nth, failure)) = results.recv_timeout(REAL_LIMIT) else {
+            let stuck = running
+                .iter()
+                .zip(done)
+                .filter_map(|(its, done)| its.get(done));
+            let stuck: Vec<String> = stuck.map(ToString::to_string).collect();
+            panic!("these cells do not end: {stuck:#?}");
+        };
+        done[nth] += 1;
+        failed.extend(failure);
+    }
+    let failures = failed.len();
+    assert!(failed.is_empty(), "{failures} of {count}: {failed:#?}");
+}
+
+#[test]
+fn the_list_is_complete() {
+    let api = include_str!("../../public_api/api.txt");
+    let mut found = Vec::new();
+    for line in api.lines() {
+        let given = line.split(" -> ").next().unwrap_or(line);
+        let numbers = ["Duration", "usize", "u16", "u32", "u64", "i64", "NonZero"];
+        let is_setter = ["fn ", "async fn ", "variant "]
+            .iter()
+            .any(|kind| given.starts_with(kind));
+        let Some((path, parameters)) = given.split_once('(') else {
+            continue;
+        };
+        if is_setter && numbers.iter().any(|number| parameters.contains(number)) {
+            let path: Vec<&str> = path.rsplitn(3, "::").collect();
+            found.push(format!("{}::{}", path[1], path[0]));
+        }
+    }
+    let mut listed: Vec<&str> = KNOBS.iter().map(|knob| knob.path).collect();
+    listed.extend(OTHERS.iter().map(|(path, _)| *path));
+    listed.sort_unstable();
+    found.sort_unstable();
+    assert_eq!(listed, found);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_with_an_extreme_limit_returns() {
+    for server in SERVERS {
+        for extreme in EXTREMES {
+            let knob = KNOBS.last().expect("an option");
+            let cell = Cell {
+                server,
+                first: (knob, Extreme::Most),
+                second: None,
+            };
+            let world = World::start(cell).await.expect("a session");
+            let call = world.call(1, WORK);
+            let drain = async {
+                sleep(Duration::from_millis(10)).await;
+                world.calls.drain(extreme.duration()).await
+            };
+            let (stream, report) = tokio::join!(
+                async { call.await.expect("a response").read_to_end().await },
+                drain
+            );
+            let (ended, cancelled) = if extreme == Extreme::Most {
+                assert_eq!(stream["result"]["content"][0]["text"], "done");
+                (1, 0)
+            } else {
+                (0, 1)
+            };
+            assert_eq!(
+                (report.ended, report.cancelled),
+                (ended, cancelled),
+                "{server:?} {extreme:?}"
+            );
+        }
+    }
+}
+
+#[cfg(feature = "socket")]
+#[test]
+fn no_extreme_of_the_socket_options_panics() {
+    use mcp_cancel_on_disconnect::socket::DeadPeer;
+
+    let set: [fn(DeadPeer, Extreme) -> DeadPeer; 4] = [
+        |options, extreme| options.idle(extreme.duration()),
+        |options, extreme| options.interval(extreme.duration()),
+        |options, extreme| options.user_timeout(extreme.duration()),
+        |options, extreme| options.probes(u32::try_from(extreme.number()).unwrap_or(u32::MAX)),
+    ];
+    for first in set {
+        for second in set {
+            for extremes in EXTREMES.into_iter().flat_map(|a| EXTREMES.map(|b| (a, b))) {
+                let options = second(first(DeadPeer::new(), extremes.0), extremes.1);
+                let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+                match options.apply(&listener) {
+                    Ok(applied) => assert!(applied.to_string().contains("keep-alive")),
+                    // The kernel refuses numbers out of its range.
+                    Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput),
+                }
+            }
+        }
+    }
+}
