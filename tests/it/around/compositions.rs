@@ -240,7 +240,13 @@ impl Cell {
             Trait::HoldsResponses if matches!(self.deed, ResumesInTime | ResumesLate) => {
                 Some("something that holds back a whole response")
             }
-            Trait::Repeats if self.deed != Completes || self.server.has_sessions() => {
+            // With an immediate grace the first attempt is cancelled before the second comes.
+            Trait::Repeats if self.deed == Completes && without_session => None,
+            Trait::Repeats
+                if self.server != Server::Wrapped
+                    || self.side == Side::Outside
+                    || self.deed == HangsUp =>
+            {
                 Some("something that sends a request twice")
             }
             Trait::Answers if self.deed != Completes => Some("the call is over at once"),
@@ -258,6 +264,7 @@ impl Cell {
         let grace = match self.deed {
             ResumesInTime => Grace::After(LONG),
             ResumesLate => Grace::After(SHORT),
+            _ if self.middleware.trait_of == Trait::Repeats => Grace::After(LONG),
             _ => Grace::Immediate,
         };
         let plan = Plan::of(self.server).grace(grace);
@@ -290,7 +297,9 @@ impl Cell {
     async fn run(self) {
         let setup = self.start().await;
         let mcp = setup.mcp().await;
-        if matches!(self.middleware.trait_of, Trait::Repeats | Trait::Answers) {
+        let is_repeated = self.middleware.trait_of == Trait::Repeats;
+        let is_at_once = is_repeated && !self.server.has_sessions();
+        if is_at_once || self.middleware.trait_of == Trait::Answers {
             return self.completes_at_once(&setup, &mcp).await;
         }
         let call = mcp.call_request(1, "hold", arguments("a"));
@@ -375,7 +384,7 @@ impl Cell {
         assert!(setup.witness.ended("a").await.is_completed());
     }
 
-    /// A call that whatever is in its way answers, or sends twice.
+    /// A call that a middleware answers, or repeats without a session.
     async fn completes_at_once(self, setup: &Setup, mcp: &Mcp) {
         let echo = mcp.call_request(1, "echo", json!({ "text": "a" }));
         let mut call = self.send(setup, &echo).await;
