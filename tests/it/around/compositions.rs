@@ -261,10 +261,11 @@ impl Cell {
 
     async fn start(self) -> Setup {
         let wrap = self.middleware.wrap;
+        let is_repeated = self.middleware.trait_of == Trait::Repeats;
         let grace = match self.deed {
             ResumesInTime => Grace::After(LONG),
             ResumesLate => Grace::After(SHORT),
-            _ if self.middleware.trait_of == Trait::Repeats => Grace::After(LONG),
+            _ if is_repeated && self.server == Server::Wrapped => Grace::After(LONG),
             _ => Grace::Immediate,
         };
         let plan = Plan::of(self.server).grace(grace);
