@@ -1,5 +1,7 @@
 //! The JSON-RPC messages that this crate writes itself.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use serde_json::{Value, json};
 
@@ -8,11 +10,12 @@ use crate::call::{CancelReason, RequestId};
 /// An error of the server's own (JSON-RPC 2.0, section 5.1).
 pub(crate) const INTERNAL_ERROR: i32 = -32603;
 
-/// The code and the message of the error that the client of a cancelled call gets.
-pub(crate) fn error_for(reason: CancelReason) -> (i32, &'static str) {
+/// The code and the message of the error that the client of a cancelled call gets: the reason if it is known.
+pub(crate) fn error_for(reason: Option<CancelReason>) -> (i32, Cow<'static, str>) {
     match reason {
-        CancelReason::TimedOut => (-32001, "Request timed out"),
-        _ => (-32800, "Request cancelled"),
+        Some(CancelReason::TimedOut) => (-32001, "Request timed out".into()),
+        Some(reason) => (-32800, format!("Request cancelled: {reason}").into()),
+        None => (-32800, "Request cancelled".into()),
     }
 }
 
@@ -24,7 +27,7 @@ pub(crate) fn error(id: Value, error: Value) -> Bytes {
 
 /// The error response to a call that was cancelled.
 pub(crate) fn cancelled(request: &RequestId, reason: CancelReason) -> Bytes {
-    let (code, message) = error_for(reason);
+    let (code, message) = error_for(Some(reason));
     error(request.into(), json!({ "code": code, "message": message }))
 }
 

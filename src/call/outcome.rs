@@ -90,10 +90,10 @@ impl CancelReason {
             Self::Orphaned => "client disconnected and did not come back within its grace",
             Self::Superseded => "superseded by the same call",
             Self::TimedOut => "timed out",
-            Self::Requested => "cancelled on request",
+            Self::Requested => "requested by the server",
             Self::ShuttingDown => "server shutting down",
             Self::SessionClosed => "session closed",
-            Self::ClientCancelled => "cancelled by the client",
+            Self::ClientCancelled => "requested by the client",
             Self::ResponseDropped => "response dropped by the server",
             Self::ServicePanicked => "service panicked",
         }

@@ -163,7 +163,7 @@ fn message_of(content: AnswerContent) -> Option<Arc<ServerJsonRpcMessage>> {
 }
 
 fn cancelled(request: &RequestId, reason: CancelReason) -> ServerSseMessage {
-    let error = error_for(reason);
+    let error = error_for(Some(reason));
     let id = NumberOrString::from(request);
     ServerSseMessage::from_message(ServerJsonRpcMessage::error(error, Some(id)))
 }

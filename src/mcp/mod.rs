@@ -55,8 +55,8 @@ impl From<&RequestId> for NumberOrString {
     }
 }
 
-/// The error for a call that was cancelled.
-fn error_for(reason: CancelReason) -> ErrorData {
+/// The error for a call that was cancelled, with the reason if it is known.
+fn error_for(reason: Option<CancelReason>) -> ErrorData {
     let (code, message) = jsonrpc::error_for(reason);
     ErrorData::new(ErrorCode(code), message, None)
 }

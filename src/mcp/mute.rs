@@ -31,7 +31,7 @@ use rmcp::{
 };
 
 use super::{answers, asked::Asked, error_for};
-use crate::call::{CallInfo, CancelReason, RequestId};
+use crate::call::{CallInfo, RequestId};
 
 /// How many cancelled calls a session remembers: 256. A handler that outlives so many others is heard again.
 const REMEMBERED: usize = 256;
@@ -159,7 +159,7 @@ impl Muted {
     #[cold]
     pub(super) fn answer(&self) -> Option<RxJsonRpcMessage<RoleServer>> {
         let id = self.change(|state| state.asked.next_vain())?;
-        let error = error_for(CancelReason::Requested);
+        let error = error_for(None);
         Some(JsonRpcMessage::error(error, Some(id)))
     }
 

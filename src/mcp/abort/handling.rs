@@ -13,11 +13,7 @@ use tokio::time::{Sleep, sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::{
-    call::{CallInfo, CancelReason},
-    mcp::error_for,
-    observe::HandlerEnd,
-    quietly::quietly,
-    token::CallToken,
+    call::CallInfo, mcp::error_for, observe::HandlerEnd, quietly::quietly, token::CallToken,
 };
 
 pin_project! {
@@ -93,7 +89,7 @@ where
         }
         let_go(this.handler);
         this.handled.say(HandlerEnd::Stopped);
-        Poll::Ready(Err(error_for(CancelReason::ClientDisconnected)))
+        Poll::Ready(Err(error_for(None)))
     }
 }
 

@@ -40,7 +40,11 @@ async fn no_id_breaks_the_event_that_tells_of_a_cancel(server: Server) {
         let label = format!("call {nth}");
         let mut call = setup.start_call(&mcp, hostile, "hold", &label).await;
         assert_eq!(cancel_all(&setup), 1);
-        assert_eq!(call.messages().await, [cancelled(hostile)], "{hostile:?}");
+        assert_eq!(
+            call.messages().await,
+            [cancelled(hostile, CancelReason::Requested)],
+            "{hostile:?}"
+        );
         assert!(setup.witness.ended(&label).await.is_cancelled());
     }
 }
@@ -54,7 +58,10 @@ async fn an_id_of_a_megabyte_is_told_whole_and_logged_in_short(server: Server) {
 
     assert_eq!(cancel_all(&setup), 1);
 
-    assert_eq!(call.messages().await, [cancelled(&id)]);
+    assert_eq!(
+        call.messages().await,
+        [cancelled(&id, CancelReason::Requested)]
+    );
     let lines = lines.of_layer();
     assert!(lines.len() >= 2, "{lines:#?}");
     assert!(lines.iter().all(|line| line.len() < 1_000), "{lines:#?}");
@@ -75,7 +82,11 @@ async fn no_id_breaks_the_event_that_a_late_client_gets(server: Server) {
 
         let mut late = mcp.resume(&first.id.expect("an id")).await;
 
-        assert_eq!(late.messages().await, [cancelled(hostile)], "{hostile:?}");
+        assert_eq!(
+            late.messages().await,
+            [cancelled(hostile, CancelReason::ClientCancelled)],
+            "{hostile:?}"
+        );
     }
 }
 
@@ -125,7 +136,8 @@ fn cancel_all(setup: &Setup) -> usize {
     cancelled.count()
 }
 
-fn cancelled(id: &str) -> Value {
-    let error = json!({ "code": -32_800, "message": "Request cancelled" });
+fn cancelled(id: &str, reason: CancelReason) -> Value {
+    let text = format!("Request cancelled: {reason}");
+    let error = json!({ "code": -32_800, "message": text });
     json!({ "jsonrpc": "2.0", "id": id, "error": error })
 }

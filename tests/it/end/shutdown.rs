@@ -32,7 +32,7 @@ async fn ctrl_c_ends_the_process_while_calls_and_streams_are_open() {
         (code, &*said),
         (Some(0), "0 calls ended, 1 were cancelled\n")
     );
-    let error = json!({ "code": -32800, "message": "Request cancelled" });
+    let error = json!({ "code": -32800, "message": "Request cancelled: server shutting down" });
     let told = json!({ "jsonrpc": "2.0", "id": 1, "error": error });
     assert_eq!(call.messages().await, [told]);
     assert_eq!(standalone.messages().await, Vec::<Value>::new());

@@ -211,7 +211,10 @@ async fn with_retain_off_nothing_is_kept_but_that_a_call_was_cancelled() {
     assert_eq!(setup.events.ended(&mcp, 2).await, ORPHANED);
 
     assert_eq!(events(&mcp, FIRST_EVENT).await, []);
-    assert_eq!(events(&mcp, "0/1").await, [cancelled(json!(2))]);
+    assert_eq!(
+        events(&mcp, "0/1").await,
+        [cancelled(json!(2), CancelReason::Orphaned)]
+    );
 }
 
 #[tokio::test]
@@ -321,12 +324,18 @@ async fn a_resume_of_an_orphan_gets_the_error_alone(server: Server) {
 
     for wait in [Duration::ZERO, REMEMBERED - TICK * 2] {
         clock.advance(wait).await;
-        assert_eq!(events(&mcp, FIRST_EVENT).await, [cancelled(json!(1))]);
+        assert_eq!(
+            events(&mcp, FIRST_EVENT).await,
+            [cancelled(json!(1), CancelReason::Orphaned)]
+        );
     }
 
     clock.advance(TICK * 4).await;
     let late = events(&mcp, FIRST_EVENT).await;
-    assert!(!late.contains(&cancelled(json!(1))), "forgotten by then");
+    assert!(
+        !late.contains(&cancelled(json!(1), CancelReason::Orphaned)),
+        "forgotten by then"
+    );
 }
 
 async fn a_resume_of_a_call_that_its_client_cancelled_gets_the_error_alone(server: Server) {
@@ -336,7 +345,10 @@ async fn a_resume_of_a_call_that_its_client_cancelled_gets_the_error_alone(serve
     assert_eq!(mcp.cancel(1).await, 202);
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::ClientCancelled);
 
-    assert_eq!(events(&mcp, FIRST_EVENT).await, [cancelled(json!(1))]);
+    assert_eq!(
+        events(&mcp, FIRST_EVENT).await,
+        [cancelled(json!(1), CancelReason::ClientCancelled)]
+    );
 }
 
 async fn the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it(server: Server) {
@@ -357,7 +369,7 @@ async fn the_error_of_a_cancelled_call_has_the_id_that_its_client_gave_it(server
 
         let resumed = events(&mcp, &format!("0/{stream}")).await;
 
-        assert_eq!(resumed, [cancelled(id)]);
+        assert_eq!(resumed, [cancelled(id, CancelReason::ClientCancelled)]);
     }
 }
 
@@ -490,8 +502,9 @@ fn delivered(last_event_id: &str, label: &str) -> Vec<SseEvent> {
     ]
 }
 
-fn cancelled(id: Value) -> SseEvent {
-    let error = json!({ "code": -32_800, "message": "Request cancelled" });
+fn cancelled(id: Value, reason: CancelReason) -> SseEvent {
+    let text = format!("Request cancelled: {reason}");
+    let error = json!({ "code": -32_800, "message": text });
     message(&json!({ "jsonrpc": "2.0", "id": id, "error": error }))
 }
 

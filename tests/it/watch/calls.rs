@@ -224,7 +224,7 @@ async fn an_id_that_nobody_gave_out_keeps_nothing(server: Server) {
 }
 
 fn cancelled(id: Value) -> Value {
-    json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32800, "message": "Request cancelled" } })
+    json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32800, "message": "Request cancelled: requested by the server" } })
 }
 
 /// As with `find`: whose session is meant cannot be said.

@@ -87,7 +87,7 @@ async fn a_cancel_by_the_client_is_logged_as_one(server: Server) {
     let life = life(&lines);
     let end = life.last().expect("a line");
     assert!(end.starts_with("INFO … call cancelled call=…"), "{end}");
-    assert!(end.ends_with(r#" reason="cancelled by the client""#));
+    assert!(end.ends_with(r#" reason="requested by the client""#));
 }
 
 async fn a_cancel_is_never_an_error(server: Server) {
