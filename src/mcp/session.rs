@@ -13,11 +13,12 @@ use std::{
     time::Duration,
 };
 
-use rmcp::{model::ServerJsonRpcMessage, transport::streamable_http_server::session::SessionId};
-use tokio::{
-    sync::{OnceCell, watch},
-    time::Instant,
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
 };
+use rmcp::{model::ServerJsonRpcMessage, transport::streamable_http_server::session::SessionId};
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     answers,
@@ -61,7 +62,7 @@ pub(super) struct Session {
     watchers: Arc<[Watcher]>,
     told: Mutex<Told>,
     /// Set when it was closed for being idle, and the manager inside no longer knows it.
-    closed: OnceCell<()>,
+    closed: OnceLock<Shared<BoxFuture<'static, ()>>>,
 }
 
 /// What was told of a session last. It can be found, and closed, before it is told that it has opened.
@@ -203,7 +204,7 @@ impl Session {
             owner,
             watchers,
             told: Mutex::new(Told::Nothing),
-            closed: OnceCell::new(),
+            closed: OnceLock::new(),
         }
     }
 
@@ -256,9 +257,10 @@ impl Session {
         self.life.is_closed()
     }
 
-    /// Runs `close` to its end once. Every caller waits for that.
-    pub(super) async fn close_once(&self, close: impl Future<Output = ()>) {
-        self.closed.get_or_init(|| close).await;
+    /// Runs what `close` returns to its end once. Every caller waits for that end and polls it: the runtime of another caller may
+    /// not be driven.
+    pub(super) async fn close_once(&self, close: impl FnOnce() -> BoxFuture<'static, ()>) {
+        self.closed.get_or_init(|| close().shared()).clone().await;
     }
 
     /// Notes an answer that comes by on its way to the client.

@@ -3,6 +3,7 @@
 use std::{
     any::TypeId,
     collections::hash_map::RandomState,
+    panic::AssertUnwindSafe,
     pin::Pin,
     sync::{
         Arc, OnceLock, Weak,
@@ -11,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::{join, join_all};
+use futures_util::{
+    FutureExt as _,
+    future::{join, join_all},
+};
 use rmcp::{
     model::{
         CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage,
@@ -294,16 +298,23 @@ impl<M: SessionManager> SharedManager<M> {
     }
 
     async fn close(self: Arc<Self>, session: Arc<Session>) {
+        let closed = session.clone();
+        let close = move || async move { self.close_idle_session(&closed).await }.boxed();
+        session.close_once(close).await;
+    }
+
+    async fn close_idle_session(&self, session: &Arc<Session>) {
         let close = async {
             let id = session.id();
             self.end_calls(id).await;
             if let Err(error) = self.manager.close_session(id).await {
                 warn!(target: "mcp_cancel_on_disconnect", %error, "idle session not closed");
             }
-            // Last: until here the manager inside may still take calls, so a request for the session has to wait.
-            self.sessions.remove_this(&session);
         };
-        session.close_once(close).await;
+        // The manager inside may panic, and other requests wait for this end.
+        let _panicked = AssertUnwindSafe(close).catch_unwind().await;
+        // Last: until here the manager inside may still take calls, so a request for the session has to wait.
+        self.sessions.remove_this(session);
     }
 }
 

@@ -13,10 +13,11 @@ use axum::{
 };
 use http::StatusCode;
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancelReason, Grace, Outcome};
+use serde_json::json;
 use tower::ServiceExt as _;
 
 use crate::{
-    setup::{EXCHANGE, Events, Plan, Server, arguments},
+    setup::{EXCHANGE, Events, Plan, SavedSessions, Server, What, arguments},
     stack::{bare, wrapped},
     support::*,
 };
@@ -135,6 +136,101 @@ async fn two_servers_by_host_cancel_the_calls_of_their_own_clients() {
                     assert!(witness.is_running(&labels[plain]), "{label}");
                 }
             }
+        }
+    }
+}
+
+/// A DPoP proof (RFC 9449) is good for one request, and so no replay has a good one.
+#[tokio::test]
+async fn a_cancel_that_is_refused_for_its_repeated_proof_is_reported_as_failed() {
+    let seen: Arc<Mutex<HashSet<Vec<u8>>>> = Arc::default();
+    let once = move |router: Router| {
+        router.layer(from_fn(move |request: Request, next: Next| {
+            let is_new = request.headers().get("dpop").is_none_or(|proof| {
+                let mut seen = seen.lock().unwrap();
+                seen.insert(proof.as_bytes().to_vec())
+            });
+            async move {
+                if is_new {
+                    next.run(request).await
+                } else {
+                    StatusCode::UNAUTHORIZED.into_response()
+                }
+            }
+        }))
+    };
+    let setup = Plan::of(Server::LayerOnly).inside(once).start().await;
+    let mcp = setup.mcp().await;
+    let proven = mcp.clone().header("dpop", "a proof");
+    let call = setup.start_call(&proven, 1, "stubborn", "runs on").await;
+
+    call.fin();
+
+    let failed = What::CancelFailed(Some(StatusCode::UNAUTHORIZED));
+    setup.events.count(&mcp, 1, 1, |what| what == failed).await;
+    let expected = [What::Started, What::Ended(DISCONNECTED), failed];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+    assert!(setup.tokens.of("runs on").is_cancelled());
+    setup.assert_usable(&mcp).await;
+    assert!(setup.witness.is_running("runs on"));
+    setup.witness.release("runs on");
+    assert!(setup.witness.ended("runs on").await.is_completed());
+}
+
+/// Both servers restore sessions from one store, so a session that one of them opened is known to the other under the same id.
+#[tokio::test]
+async fn one_of_two_servers_with_the_same_session_id_does_not_end_the_call_of_the_other() {
+    for managed_leaves in [true, false] {
+        for how in ["hangs up", "cancels", "deletes"] {
+            let witness = Witness::new();
+            let tools = Tools::new(&witness);
+            let store = Arc::new(SavedSessions::default());
+            let config = || {
+                let mut config = Mode::Session.config();
+                config.session_store = Some(store.clone());
+                config
+            };
+            let with_manager = router(tools.service_with(config(), wrapped()));
+            let alone = router(tools.service_with(config(), bare()));
+            let managed_host: Arc<Mutex<String>> = Arc::default();
+            let host = managed_host.clone();
+            let by_host = move |request: Request| {
+                let asked = request.headers()["host"].to_str().expect("text");
+                let is_managed = asked == *host.lock().unwrap();
+                let inner = if is_managed { &with_manager } else { &alone };
+                inner.clone().oneshot(request)
+            };
+            let layer = CancelOnDisconnectLayer::new().grace(Grace::Immediate);
+            let app = Router::new().fallback(by_host).layer(layer);
+            let (managed, plain) = (serve(app.clone()).await, serve(app).await);
+            *managed_host.lock().unwrap() = managed.addr.to_string();
+            let (from, to) = if managed_leaves {
+                (managed.addr, plain.addr)
+            } else {
+                (plain.addr, managed.addr)
+            };
+            let leaver = Mcp::session(from, PATH).await;
+            let stayer = leaver.at(to);
+            let leaving = leaver.call(7, "hold", arguments("leaving")).await;
+            witness.started("leaving").await;
+            let mut staying = stayer.call(7, "hold", arguments("staying")).await;
+            witness.started("staying").await;
+
+            match how {
+                "hangs up" => leaving.fin(),
+                "cancels" => assert_eq!(leaver.cancel(7).await, 202),
+                _ => assert!((200..300).contains(&leaver.delete().await)),
+            }
+
+            let case = format!("the managed one leaves: {managed_leaves}, {how}");
+            let left = witness.ended("leaving").await;
+            assert!(left.is_cancelled() || how == "deletes", "{case}: {left:?}");
+            let mut echo = stayer.call("echo", "echo", json!({ "text": "hi" })).await;
+            assert!(echo.answer().await.is_some(), "{case}");
+            assert!(witness.is_running("staying"), "{case}");
+            witness.release("staying");
+            let answer = staying.answer().await.expect("an answer");
+            assert_eq!(answer["result"]["content"][0]["text"], "done:staying");
         }
     }
 }

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{ID, lost, resumed, with_grace};
+use mcp_cancel_on_disconnect::Outcome;
+
+use super::{GRACE, ID, lost, resumed, with_grace};
 use crate::{
-    setup::{SavedSessions, Server, Setup},
+    setup::{SavedSessions, Server, Setup, StoppedClock, What},
     support::*,
 };
 
@@ -62,9 +64,68 @@ async fn a_kept_answer_reaches_no_restored_session_of_another_client() {
     assert!(kept.contains("done:victim"), "{kept}");
 }
 
+/// With the layer alone: the event id of the older call, which is lost, is one of the newer call, too.
+#[tokio::test]
+async fn a_resume_after_a_restore_does_not_give_a_call_the_end_of_another() {
+    let clock = StoppedClock::stop();
+    let setup = saved_by(Server::LayerOnly).await;
+    let mcp = setup.mcp().await;
+    lost(&setup, &mcp).await;
+    expire(&setup, &mcp).await;
+    let mut call = setup.start_call(&mcp, "new", "hold", "new").await;
+    call.head().await;
+    let first = call.event().await.expect("the priming event");
+    assert_eq!(first.id.as_deref(), Some(FIRST_EVENT));
+    call.fin();
+    setup.events.detached(&mcp, "new").await;
+
+    let mut resumed = mcp.resume(FIRST_EVENT).await;
+    assert_eq!(resumed.head().await.status, 200);
+    for _ in 0..3 {
+        clock.advance(GRACE).await;
+        setup.assert_usable(&mcp).await;
+    }
+
+    assert!(setup.witness.is_running("new"));
+    assert!(!setup.tokens.of("new").is_cancelled());
+    setup.witness.release("new");
+    let answer = resumed.answer().await.expect("an answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:new");
+    assert!(setup.witness.ended("new").await.is_completed());
+    let of_victim = setup.events.of(&mcp, ID);
+    let is_told_completed = of_victim.contains(&What::Ended(Outcome::Completed));
+    assert!(!is_told_completed, "{of_victim:?}");
+    println!(
+        "victim {of_victim:?} new {:?}",
+        setup.events.of(&mcp, "new")
+    );
+}
+
+/// The id of the lost call is another's now, and that one is not told of the end of the lost one.
+#[tokio::test]
+async fn the_cancel_of_a_lost_call_does_not_meet_one_with_its_id_in_the_restored_session() {
+    let clock = StoppedClock::stop();
+    let setup = saved_by(Server::LayerOnly).await;
+    let mcp = setup.mcp().await;
+    lost(&setup, &mcp).await;
+    expire(&setup, &mcp).await;
+    let mut call = setup.start_call(&mcp, ID, "hold", "new").await;
+
+    for _ in 0..3 {
+        clock.advance(GRACE).await;
+        setup.assert_usable(&mcp).await;
+    }
+
+    setup.assert_completes("new", &mut call).await;
+}
+
 async fn saved() -> Setup {
+    saved_by(Server::Wrapped).await
+}
+
+async fn saved_by(server: Server) -> Setup {
     let store = Arc::new(SavedSessions::default());
-    let plan = with_grace(Server::Wrapped).config(|mut config| {
+    let plan = with_grace(server).config(|mut config| {
         config.session_store = Some(store);
         config
     });
@@ -76,6 +137,22 @@ async fn answered(setup: &Setup, mcp: &Mcp) {
     lost(setup, mcp).await;
     setup.witness.release("victim");
     setup.events.ended(mcp, ID).await;
+}
+
+/// The session of the lost call ends, as for its age, and rmcp has closed it. It may be restored.
+async fn expire(setup: &Setup, mcp: &Mcp) {
+    let id = mcp.session_id().expect("a session");
+    let sessions = &setup.sessions.local().sessions;
+    let handle = sessions.read().await.get(id).cloned();
+    let closed = handle.expect("it lives").close().await;
+    closed.expect("it is open");
+    setup.witness.ended("victim").await;
+    let forgotten = async {
+        while sessions.read().await.contains_key(id) {
+            tokio::task::yield_now().await;
+        }
+    };
+    within("rmcp to close the session", forgotten).await;
 }
 
 /// As if another process had the session last.

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use mcp_cancel_on_disconnect::{Limits, observe::Limit};
 use rmcp::{
     RoleServer,
     model::{NumberOrString, PingRequest, ProgressNotificationParam, ProgressToken, ServerRequest},
@@ -12,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
-    setup::{Plan, Scripted, Server, Setup, arguments, stalled},
+    setup::{Plan, Scripted, Server, Setup, What, arguments, stalled},
     support::*,
 };
 
@@ -85,6 +86,100 @@ async fn an_answer_that_was_on_its_way_at_the_cancel_does_not_come_out() {
             .expect("an answer");
         let late = until_last(&mut standalone).await;
         assert_eq!(late, [] as [Value; 0], "round {round}");
+    }
+}
+
+/// rmcp forgets the route of a progress token with the first of its calls that ends. From then on the progress is in the
+/// session's standalone stream, and bare rmcp has it there, too.
+#[tokio::test]
+async fn a_call_that_took_over_the_progress_token_of_a_cancelled_one_gets_its_progress() {
+    for server in [Server::Wrapped, Server::Bare] {
+        let (handler, goes_on) = progressing();
+        let setup = Plan::of(server).start_scripted(handler).await;
+        let mcp = setup.mcp().await;
+        let mut standalone = standalone(&mcp).await;
+        let older = with_token(&setup, &mcp, 7, "older").await;
+        let mut newer = with_token(&setup, &mcp, 8, "newer").await;
+
+        end(&setup, &mcp, older).await;
+        goes_on.notify_one();
+
+        let [progress] = &until_last(&mut standalone).await[..] else {
+            panic!("the progress comes out, {server:?}");
+        };
+        assert_eq!(progress["params"]["progressToken"], "shared", "{server:?}");
+        let answer = newer.answer().await.expect("an answer");
+        assert_eq!(answer["result"]["content"][0]["text"], "done", "{server:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_not_tracked_gets_the_progress_under_the_token_of_a_cancelled_one() {
+    for server in [Server::Wrapped, Server::Bare] {
+        let (handler, goes_on) = progressing();
+        let plan = Plan::of(server).layer(|layer| layer.limits(Limits::default().calls(1)));
+        let setup = plan.start_scripted(handler).await;
+        let mcp = setup.mcp().await;
+        let older = with_token(&setup, &mcp, 7, "older").await;
+        end(&setup, &mcp, older).await;
+        let _tracked = setup.start_call(&mcp, 9, "any", "older").await;
+        let mut newer = with_token(&setup, &mcp, 8, "newer").await;
+        if server == Server::Wrapped {
+            assert_eq!(setup.calls.len(), 1);
+            assert_eq!(setup.events.of(&mcp, 8), [What::Untracked(Limit::Calls)]);
+        }
+
+        goes_on.notify_one();
+
+        let messages = newer.messages().await;
+        let [progress, answer] = &messages[..] else {
+            panic!("progress and an answer, {server:?}: {messages:?}");
+        };
+        assert_eq!(progress["params"]["progressToken"], "shared", "{server:?}");
+        assert_eq!(answer["result"]["content"][0]["text"], "done", "{server:?}");
+    }
+}
+
+/// A handler that waits for its cancel, or under the label `newer` for the notice returned with it: then it sends progress under
+/// its call's token, and [`LAST`].
+fn progressing() -> (Scripted, Arc<Notify>) {
+    let goes_on = Arc::new(Notify::new());
+    let notice = goes_on.clone();
+    let handler = Scripted::labelled(move |label, context| {
+        let notice = notice.clone();
+        async move {
+            if label == "newer" {
+                notice.notified().await;
+                let own = context.meta.get_progress_token().expect("a progress token");
+                progress(&context, own).await.expect("sent");
+                last(&context).await.expect("sent");
+            } else {
+                context.ct.cancelled().await;
+            }
+            Ok("done".to_owned())
+        }
+    });
+    (handler, goes_on)
+}
+
+/// Starts a call whose progress token is `shared`.
+async fn with_token(setup: &Setup, mcp: &Mcp, id: u64, label: &str) -> Connection {
+    let mut message = mcp.call_message(id, "any", arguments(label));
+    message["params"]["_meta"]["progressToken"] = "shared".into();
+    let call = mcp.send(&mcp.message_request(&message)).await;
+    setup.witness.started(label).await;
+    call
+}
+
+/// Cancels the call 7, of the label `older`, by a hang-up or, on bare rmcp, by its client's notification.
+async fn end(setup: &Setup, mcp: &Mcp, call: Connection) {
+    if setup.server == Server::Bare {
+        assert_eq!(mcp.cancel(7).await, 202);
+    }
+    call.fin();
+    assert!(setup.witness.ended("older").await.is_completed());
+    if setup.server == Server::Wrapped {
+        setup.events.ended(mcp, 7).await;
     }
 }
 

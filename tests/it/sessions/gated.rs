@@ -581,6 +581,30 @@ async fn an_idle_session_is_closed_once_though_who_waits_for_that_leaves() {
     assert_eq!(response.status(), 404);
 }
 
+/// The close has begun on the first runtime.
+#[test]
+fn a_request_does_not_wait_for_a_runtime_that_stands_still_while_it_closes_a_session() {
+    let paused = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().start_paused(true).build().unwrap()
+    };
+    let gated = Arc::new(Gated::new(At::Close));
+    let sessions = CancellableSessionManager::new(Shared(gated.clone())).idle_timeout(IDLE);
+    let (first, second) = (paused(), paused());
+    let (id, _transport) = first.block_on(async {
+        let created = sessions.create_session().await.unwrap();
+        gated.waiting.acquire().await.unwrap().forget();
+        created
+    });
+
+    gated.gate.add_permits(9);
+    let has_session = within("an answer", sessions.has_session(&id));
+    assert!(!second.block_on(has_session).unwrap());
+
+    assert_eq!(*gated.log.lock().unwrap(), ["closed"]);
+    drop(first);
+}
+
 /// A machine that is never on time: each look at a stream comes a moment late.
 #[tokio::test]
 async fn a_stream_that_nobody_reads_is_let_go_though_no_look_at_it_is_on_time() {
