@@ -146,6 +146,8 @@ async fn expire(setup: &Setup, mcp: &Mcp) {
     let handle = sessions.read().await.get(id).cloned();
     let closed = handle.expect("it lives").close().await;
     closed.expect("it is open");
+    // rmcp waits for its handlers.
+    setup.witness.release("victim");
     setup.witness.ended("victim").await;
     let forgotten = async {
         while sessions.read().await.contains_key(id) {

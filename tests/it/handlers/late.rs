@@ -1,7 +1,7 @@
 //! Messages of a handler that ignores its token, sent after its call was cancelled: with the wrapper they
 //! go nowhere, from bare rmcp they come out of the session's standalone stream.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use mcp_cancel_on_disconnect::{Limits, observe::Limit};
 use rmcp::{
@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
-    setup::{Plan, Scripted, Server, Setup, What, arguments, stalled},
+    setup::{Plan, Scripted, Server, Setup, StoppedClock, What, arguments, stalled},
     support::*,
 };
 
@@ -181,6 +181,39 @@ async fn end(setup: &Setup, mcp: &Mcp, call: Connection) {
     if setup.server == Server::Wrapped {
         setup.events.ended(mcp, 7).await;
     }
+}
+
+/// rmcp's worker takes nothing while a stream of its session is full and not read.
+#[tokio::test]
+async fn a_call_with_the_id_of_one_whose_cancel_was_never_taken_gets_its_answer() {
+    let clock = StoppedClock::stop();
+    let (setup, answers) = blockable().await;
+    let mcp = setup.mcp().await;
+    let call = setup.start_call(&mcp, 7, "any", "answering").await;
+    let blocker = setup.start_call(&mcp, 8, "any", "blocking").await;
+    settle().await;
+    let fillers = [90, 91, 92].map(|id| {
+        let mcp = mcp.clone();
+        tokio::spawn(async move { mcp.cancel(id).await })
+    });
+    settle().await;
+
+    call.fin();
+    setup.events.ended(&mcp, 7).await;
+    clock.advance_past(Duration::from_secs(10)).await;
+    let failed = |what| what == What::CancelFailed(None);
+    setup.events.count(&mcp, 7, 1, failed).await;
+    blocker.fin();
+    setup.events.ended(&mcp, 8).await;
+    for filler in fillers {
+        assert_eq!(filler.await.expect("no panic"), 202);
+    }
+    answers.notify_one();
+    assert!(setup.witness.ended("answering").await.is_completed());
+
+    let mut later = mcp.call(7, "any", arguments("later")).await;
+    let answer = later.answer().await.expect("an answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done");
 }
 
 /// A session whose worker one call can block: its channels hold one message, and streams are not read inside the layer.
