@@ -10,7 +10,10 @@ use rmcp::{
     service::{PeerRequestOptions, RequestContext, ServiceError},
 };
 use serde_json::Value;
-use tokio::sync::{Notify, mpsc};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, mpsc},
+};
 
 use crate::{
     setup::{Plan, Scripted, Server, Setup, StoppedClock, What, arguments, stalled},
@@ -194,7 +197,7 @@ async fn a_call_with_the_id_of_one_whose_cancel_was_never_taken_gets_its_answer(
     settle().await;
     let fillers = [90, 91, 92].map(|id| {
         let mcp = mcp.clone();
-        tokio::spawn(async move { mcp.cancel(id).await })
+        Handle::current().spawn(async move { mcp.cancel(id).await })
     });
     settle().await;
 
