@@ -1,7 +1,8 @@
 //! Clients that read slowly, pause or do not read, and the verdict of `stall_timeout` on each.
 //!
 //! A table over real sockets: the size of the event, of the frames in which the inner service writes it, how the client reads, and
-//! the verdict. A sample with short times runs in `cargo test`. With `MCP_SWEEP=full` in the environment all rows run.
+//! the verdict. Each row is played on HTTP/1.1 and on HTTP/2. A sample with short times runs in `cargo test`. With
+//! `MCP_SWEEP=full` in the environment all rows run.
 
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
@@ -19,10 +20,12 @@ use mcp_cancel_on_disconnect::{
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpSocket},
+    net::{TcpListener, TcpSocket, TcpStream},
     sync::mpsc,
     time::{Instant, sleep, timeout_at},
 };
+
+use crate::support::{H2, H2Stream, Request};
 
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
@@ -31,6 +34,11 @@ const MS: Duration = Duration::from_millis(1);
 
 /// How often a client reads that reads without a pause.
 const TICK: Duration = Duration::from_millis(20);
+
+/// How much of a stream its client takes without reading: the receive buffer of its socket, or the window of its stream.
+const WINDOW: usize = 16 * KIB;
+
+const CALL: &str = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}"#;
 
 /// The end of each stream.
 const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}}\n\n";
@@ -43,6 +51,23 @@ struct Row {
     stall_timeout: Duration,
     watch_for: Duration,
     verdict: Verdict,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Http {
+    One,
+    Two,
+}
+
+/// The client's side of the stream.
+enum Reader {
+    One(TcpStream),
+    Two {
+        stream: H2Stream,
+        /// What came and was not taken yet.
+        rest: Bytes,
+        _connection: H2,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -129,12 +154,14 @@ async fn a_client_is_taken_for_gone_if_it_does_not_read_and_not_if_it_reads_slow
         Ok("full") => full(),
         _ => sample(),
     };
-    let verdicts = join_all(rows.iter().map(|row| row.play())).await;
-    let wrong: Vec<String> = rows
-        .iter()
-        .zip(verdicts)
-        .filter(|(row, verdict)| row.verdict != *verdict)
-        .map(|(row, verdict)| format!("{row:?}: {verdict:?}"))
+    let plays = rows.iter().flat_map(|row| {
+        [Http::One, Http::Two].map(|http| async move { (row, http, row.play(http).await) })
+    });
+    let wrong: Vec<String> = join_all(plays)
+        .await
+        .into_iter()
+        .filter(|(row, _, verdict)| row.verdict != *verdict)
+        .map(|(row, http, verdict)| format!("HTTP/{http:?} {row:?}: {verdict:?}"))
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -142,7 +169,7 @@ async fn a_client_is_taken_for_gone_if_it_does_not_read_and_not_if_it_reads_slow
 // === impl Row ===
 
 impl Row {
-    async fn play(&self) -> Verdict {
+    async fn play(&self, http: Http) -> Verdict {
         let (ended, mut ends) = mpsc::unbounded_channel();
         let layer = CancelOnDisconnectLayer::new()
             .stall_timeout(self.stall_timeout)
@@ -152,13 +179,8 @@ impl Row {
                 }
             });
         let addr = serve(layer).await;
-        let socket = TcpSocket::new_v4().expect("a socket");
-        socket
-            .set_recv_buffer_size(16 * 1024)
-            .expect("a receive buffer");
-        let mut client = socket.connect(addr).await.expect("connect");
-        let request = request(&format!("/{}/{}", self.event, self.frame));
-        client.write_all(request.as_bytes()).await.expect("write");
+        let path = format!("/{}/{}", self.event, self.frame);
+        let mut client = Reader::open(http, addr, &path).await;
         let reading = async {
             let mut read = 0;
             loop {
@@ -169,15 +191,14 @@ impl Row {
                     Reads::Stops(_) => return std::future::pending().await,
                 };
                 let begun = Instant::now();
-                let mut left = vec![0; bytes];
-                let mut got = 0;
-                while got < bytes {
-                    match client.read(&mut left[got..]).await {
-                        Ok(0) | Err(_) => return std::future::pending::<()>().await,
-                        Ok(more) => got += more,
+                let mut left = bytes;
+                while left > 0 {
+                    match client.read(left).await {
+                        0 => return std::future::pending::<()>().await,
+                        more => left -= more,
                     }
                 }
-                read += got;
+                read += bytes;
                 sleep(pause.saturating_sub(begun.elapsed())).await;
             }
         };
@@ -191,6 +212,60 @@ impl Row {
                     | Outcome::Abandoned(CancelReason::ClientDisconnected))) => Verdict::Gone,
                 Ok(other) => panic!("{self:?}: {other:?}"),
             },
+        }
+    }
+}
+
+// === impl Reader ===
+
+impl Reader {
+    async fn open(http: Http, addr: SocketAddr, path: &str) -> Self {
+        let headers = [
+            ("content-type", "application/json"),
+            ("accept", "application/json, text/event-stream"),
+            ("mcp-protocol-version", "2026-07-28"),
+        ];
+        match http {
+            Http::One => {
+                let socket = TcpSocket::new_v4().expect("a socket");
+                socket
+                    .set_recv_buffer_size(WINDOW as u32)
+                    .expect("a receive buffer");
+                let mut stream = socket.connect(addr).await.expect("connect");
+                let mut head = format!("POST {path} HTTP/1.1\r\nhost: a\r\n");
+                for (name, value) in headers {
+                    head += &format!("{name}: {value}\r\n");
+                }
+                let request = format!("{head}content-length: {}\r\n\r\n{CALL}", CALL.len());
+                stream.write_all(request.as_bytes()).await.expect("write");
+                Self::One(stream)
+            }
+            Http::Two => {
+                let mut connection = H2::open_with_window(addr, WINDOW as u32).await;
+                let request = Request::new("POST", path).headers(headers).body(CALL);
+                let stream = connection.send(&request).await;
+                Self::Two {
+                    stream,
+                    rest: Bytes::new(),
+                    _connection: connection,
+                }
+            }
+        }
+    }
+
+    /// Takes up to `most` bytes. Returns 0 at the end.
+    async fn read(&mut self, most: usize) -> usize {
+        match self {
+            Self::One(stream) => {
+                let mut bytes = vec![0; most];
+                stream.read(&mut bytes).await.unwrap_or(0)
+            }
+            Self::Two { stream, rest, .. } => {
+                if rest.is_empty() {
+                    *rest = stream.data().await.unwrap_or_default();
+                }
+                rest.split_to(most.min(rest.len())).len()
+            }
         }
     }
 }
@@ -222,13 +297,4 @@ async fn serve(layer: CancelOnDisconnectLayer) -> SocketAddr {
     #[allow(clippy::disallowed_methods, reason = "a test's own server")]
     let _serving = tokio::spawn(async move { server.await });
     addr
-}
-
-fn request(path: &str) -> String {
-    let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}"#;
-    format!(
-        "POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\naccept: application/json, text/event-stream\r\n\
-         mcp-protocol-version: 2026-07-28\r\ncontent-length: {}\r\n\r\n{call}",
-        call.len()
-    )
 }
