@@ -295,3 +295,36 @@ async fn a_call_without_a_session_shows_no_grace() {
         }
     }
 }
+
+/// For longer than the 30 s after which the kernel once gave such a client up.
+#[tokio::test]
+#[ignore = "takes 35 s"]
+async fn a_client_that_does_not_read_is_still_there_if_the_stall_timeout_allows_it() {
+    let options = [["--stall-timeout", "off"], ["--stall-timeout", "10m"]];
+    let waits = options.map(async |options| {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, &options).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&stateless_call("1")).await;
+        let mut asked = upstream.asked().await;
+        asked.stream().await;
+        // More than the client's receive buffer and what is unsent in the proxy's socket.
+        let event = format!("data: {}\n\n", "x".repeat(1 << 20));
+        let (client, ()) = tokio::join!(
+            async {
+                tokio::time::sleep(std::time::Duration::from_secs(35)).await;
+                proxy.calls_reach(1).await;
+                client.head().await;
+                client.event().await.expect("the event");
+                client
+            },
+            asked.chunk(&event)
+        );
+        let answer = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+        asked.chunk(&format!("data: {answer}\n\n")).await;
+        asked.end().await;
+        let mut client = client;
+        assert_eq!(client.answer().await.expect("the answer")["id"], 1);
+    });
+    futures_util::future::join_all(waits).await;
+}

@@ -62,12 +62,8 @@ enum Http {
 /// The client's side of the stream.
 enum Reader {
     One(TcpStream),
-    Two {
-        stream: H2Stream,
-        /// What came and was not taken yet.
-        rest: Bytes,
-        _connection: H2,
-    },
+    /// With what came and was not taken yet.
+    Two(Box<(H2, H2Stream)>, Bytes),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -244,11 +240,7 @@ impl Reader {
                 let mut connection = H2::open_with_window(addr, WINDOW as u32).await;
                 let request = Request::new("POST", path).headers(headers).body(CALL);
                 let stream = connection.send(&request).await;
-                Self::Two {
-                    stream,
-                    rest: Bytes::new(),
-                    _connection: connection,
-                }
+                Self::Two(Box::new((connection, stream)), Bytes::new())
             }
         }
     }
@@ -260,9 +252,9 @@ impl Reader {
                 let mut bytes = vec![0; most];
                 stream.read(&mut bytes).await.unwrap_or(0)
             }
-            Self::Two { stream, rest, .. } => {
+            Self::Two(connected, rest) => {
                 if rest.is_empty() {
-                    *rest = stream.data().await.unwrap_or_default();
+                    *rest = connected.1.data().await.unwrap_or_default();
                 }
                 rest.split_to(most.min(rest.len())).len()
             }
