@@ -37,6 +37,9 @@ use crate::{
     timer::{LATE, NextLook, Noticed, Ticket, Timed, Timer, Watch, in_time},
 };
 
+/// The least idle timeout: 100 ms. The timer looks this often at a session that is in use.
+const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
+
 /// The open sessions of a manager.
 #[derive(Default)]
 pub(super) struct Sessions(Shards<RwLock<ById>>);
@@ -199,7 +202,7 @@ impl Session {
             shelf: Shelf::default(),
             life: Life::new(Instant::now()),
             injections: watch::Sender::new(Vec::new()),
-            idle_timeout,
+            idle_timeout: idle_timeout.map(|timeout| timeout.max(MIN_IDLE_TIMEOUT)),
             ticket: OnceLock::new(),
             owner,
             watchers,

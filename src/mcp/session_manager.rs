@@ -39,9 +39,6 @@ use crate::{
     token::CallToken,
 };
 
-/// The least [`idle_timeout`](CancellableSessionManager::idle_timeout): 100 ms. A session that is in use is looked at this often.
-const MIN_IDLE_TIMEOUT: Duration = Duration::from_millis(100);
-
 /// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
 ///
 /// It forwards everything to the manager inside. With it, the layer parses no bodies and sees the answers of calls. It reads on
@@ -94,7 +91,6 @@ impl CancellableSessionManager<LocalSessionManager> {
     /// ```
     pub fn local(mut config: SessionConfig) -> Self {
         let idle_timeout = config.keep_alive.take();
-        let idle_timeout = idle_timeout.map(|timeout| timeout.max(MIN_IDLE_TIMEOUT));
         let mut manager = LocalSessionManager::default();
         manager.session_config = config;
         Self {
@@ -151,7 +147,7 @@ impl<M> CancellableSessionManager<M> {
     /// assert!(format!("{sessions:?}").contains("idle_timeout: Some(900s)"));
     /// ```
     pub fn idle_timeout(mut self, timeout: Duration) -> Self {
-        self.idle_timeout = Some(timeout.max(MIN_IDLE_TIMEOUT));
+        self.idle_timeout = Some(timeout);
         self
     }
 
