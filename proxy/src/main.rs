@@ -4,6 +4,8 @@ use std::{
     fmt,
     io::{self, Write as _},
     process::ExitCode,
+    sync::mpsc,
+    thread,
     time::Duration,
 };
 
@@ -17,6 +19,9 @@ use tokio::runtime::Runtime;
 
 /// What is wrong is what the program was told.
 const USAGE: u8 = 2;
+
+/// How long the last line to standard error may take: 1 s.
+const SAYING: Duration = Duration::from_secs(1);
 
 /// How long the runtime may take to drop its tasks: 200 ms. With them what was started is killed. A name that is looked up
 /// cannot be dropped, and is not waited for.
@@ -75,7 +80,10 @@ async fn run() -> ExitCode {
     }
 }
 
-/// Writes a line to standard error, if that can be written.
+/// Writes a line to standard error. If that is a pipe that is full, the program ends without it.
 fn say(line: impl fmt::Display) {
-    let _written = writeln!(io::stderr(), "{line}");
+    let line = line.to_string();
+    let (done, written) = mpsc::channel();
+    thread::spawn(move || done.send(writeln!(io::stderr(), "{line}")));
+    let _in_time = written.recv_timeout(SAYING);
 }

@@ -1,5 +1,13 @@
 //! Standard output and standard error that cannot be written: nothing changes but that lines are missing.
 
+use std::{
+    io::{Write as _, pipe},
+    net::TcpListener,
+    process::Command,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
 use crate::{
     started::{Reader, Setup, Started},
     table::{Phase, run},
@@ -79,4 +87,35 @@ async fn nothing_depends_on_what_becomes_of_the_output() {
         started.ends_by_sigterm().await;
     })
     .await;
+}
+
+/// What a pipe takes that is not read: 64 KiB on Linux.
+const PIPE: usize = 64 * 1024;
+
+#[test]
+fn a_program_that_cannot_start_ends_although_nothing_reads_its_error() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let addr = taken.local_addr().expect("bound");
+    let (unread, mut stderr) = pipe().expect("a pipe");
+    stderr.write_all(&[b'x'; PIPE]).expect("room");
+
+    let mut program = Command::new(env!("CARGO_BIN_EXE_mcp-cancel-proxy"));
+    program.args(["--listen", &addr.to_string(), "--", "true"]);
+    let mut program = program.stderr(stderr).spawn().expect("the program");
+
+    let limit = Instant::now() + Duration::from_secs(10);
+    let status = loop {
+        if let Some(status) = program.try_wait().expect("a child") {
+            break Some(status);
+        }
+        if Instant::now() > limit {
+            program.kill().expect("a child");
+            program.wait().expect("a child");
+            break None;
+        }
+        sleep(Duration::from_millis(10));
+    };
+    drop(unread);
+    let code = status.expect("it waits for its error to be read").code();
+    assert_eq!(code, Some(1));
 }
