@@ -3,13 +3,13 @@
 use std::{
     io::{Write as _, pipe},
     net::TcpListener,
-    process::Command,
-    thread::sleep,
-    time::{Duration, Instant},
 };
+
+use tokio::process::Command;
 
 use crate::{
     started::{Reader, Setup, Started},
+    support::within,
     table::{Phase, run},
 };
 
@@ -92,8 +92,8 @@ async fn nothing_depends_on_what_becomes_of_the_output() {
 /// What a pipe takes that is not read: 64 KiB on Linux.
 const PIPE: usize = 64 * 1024;
 
-#[test]
-fn a_program_that_cannot_start_ends_although_nothing_reads_its_error() {
+#[tokio::test]
+async fn a_program_that_cannot_start_ends_although_nothing_reads_its_error() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("bind");
     let addr = taken.local_addr().expect("bound");
     let (unread, mut stderr) = pipe().expect("a pipe");
@@ -101,21 +101,10 @@ fn a_program_that_cannot_start_ends_although_nothing_reads_its_error() {
 
     let mut program = Command::new(env!("CARGO_BIN_EXE_mcp-cancel-proxy"));
     program.args(["--listen", &addr.to_string(), "--", "true"]);
-    let mut program = program.stderr(stderr).spawn().expect("the program");
+    program.stderr(stderr).kill_on_drop(true);
+    let mut program = program.spawn().expect("the program");
 
-    let limit = Instant::now() + Duration::from_secs(10);
-    let status = loop {
-        if let Some(status) = program.try_wait().expect("a child") {
-            break Some(status);
-        }
-        if Instant::now() > limit {
-            program.kill().expect("a child");
-            program.wait().expect("a child");
-            break None;
-        }
-        sleep(Duration::from_millis(10));
-    };
+    let status = within("the program to end", program.wait()).await;
+    assert_eq!(status.expect("a child").code(), Some(1));
     drop(unread);
-    let code = status.expect("it waits for its error to be read").code();
-    assert_eq!(code, Some(1));
 }
