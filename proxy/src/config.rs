@@ -5,7 +5,7 @@
 
 use std::{
     ffi::OsString,
-    iter,
+    fmt, iter,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     time::Duration,
@@ -86,7 +86,7 @@ const OF_AN_UPSTREAM: &[(&str, &str)] = &[
 ];
 
 /// Everything that may be set.
-#[derive(Debug, Clone, Parser)]
+#[derive(Clone, Parser)]
 #[command(
     name = "mcp-cancel-proxy",
     version,
@@ -374,6 +374,16 @@ fn matches(args: &Vec<OsString>) -> Result<ArgMatches, ConfigError> {
         (ErrorKind::DisplayHelp, _) => Ok(Config::command().try_get_matches_from(args)?),
         (_, Some(hint)) => Err(ConfigError::Together(hint.to_owned())),
         (_, None) => Err(entry::without_secrets(error).into()),
+    }
+}
+
+/// Shows the addresses only: the upstream, the command, its environment and the headers may contain secrets.
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("listen", &self.listen)
+            .field("admin", &self.admin)
+            .finish_non_exhaustive()
     }
 }
 

@@ -121,10 +121,21 @@ fn lists_may_have_several_values_and_graces_a_tool() {
     let config = with("--header=Authorization: Bearer a: b").unwrap();
     assert_eq!(config.header[0].0, "authorization");
     assert_eq!(config.header[0].1, "Bearer a: b");
-    assert!(
-        !format!("{config:?}").contains("Bearer"),
-        "a secret is shown"
-    );
+}
+
+#[test]
+fn no_secret_is_in_the_debug_text() {
+    let config = read(&[
+        HTTP[0],
+        "--header=Authorization: Bearer secret-1",
+        "--upstream=http://127.0.0.1:9000/mcp?key=secret-2",
+    ]);
+    let command = read(&[HTTP[0], "--env=KEY=secret-3", "--", "server", "secret-4"]);
+    for config in [config, command] {
+        let text = format!("{:?}", config.unwrap());
+        assert!(!text.contains("secret"), "{text}");
+        assert!(text.contains("127.0.0.1:8000"), "{text}");
+    }
 }
 
 #[test]
