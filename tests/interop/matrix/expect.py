@@ -17,6 +17,8 @@ PYTHON = {"py1", "py2-legacy"}
 DELETES = {"py1", "py2-legacy", "rmcp"}
 # How long rmcp lets the handlers of a session that was deleted go on.
 DRAIN = 5.0
+# The reason of a call that its client cancelled.
+BY_ITS_CLIENT = "requested by the client"
 
 
 @dataclass
@@ -69,7 +71,7 @@ def expected(cell):
         return result()
     if scenario == "closed" and client in DELETES:
         if cell.tier == "wrapped":
-            return at_once("session closed", "cancelled by the client")
+            return at_once("session closed", BY_ITS_CLIENT)
         return Expectation("cancelled", latest=DRAIN + TOLERANCE)
     assert scenario in NEVER_BACK | {"three-cuts", "closed"}
     return ran_on() if bare else orphan(cell)
