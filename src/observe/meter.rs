@@ -278,3 +278,16 @@ fn snake_case(variant: &impl fmt::Debug) -> SharedString {
     }
     name.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn methods_of_extensions_have_their_own_names_and_made_up_ones_have_none() {
+        for name in ["tasks/update", "skills/list", "resources/directory/read"] {
+            assert_eq!(method(name), name);
+        }
+        assert_eq!(method("tools/made-up"), OTHER);
+    }
+}

@@ -310,14 +310,18 @@ async fn the_token_of_a_superseded_call_says_why_it_fired() {
 async fn a_call_of_another_method_supersedes_only_what_has_the_same_parameters() {
     let read = |uri: &str| json!({ "uri": uri, "_meta": { "progressToken": uri } });
     let prompt = |b: &str| json!({ "name": "p", "arguments": { "a": "1", "b": b } });
-    let more = |state: &str| {
-        let arguments = json!({ "label": "same" });
-        json!({ "name": "hold", "arguments": arguments, "requestState": state })
+    let more = |key: &str, value: serde_json::Value| {
+        let mut more = json!({ "name": "hold", "arguments": { "label": "same" } });
+        more[key] = value;
+        more
     };
+    let state = |state: &str| more("requestState", json!(state));
+    let input = |answer: &str| more("inputResponses", json!({ "who": { "action": answer } }));
     for (method, older, other) in [
         ("resources/read", read("file:///a"), read("file:///b")),
         ("prompts/get", prompt("1"), prompt("2")),
-        ("tools/call", more("x"), more("y")),
+        ("tools/call", state("x"), state("y")),
+        ("tools/call", input("accept"), input("decline")),
         (
             "tools/list",
             json!({ "cursor": "1" }),

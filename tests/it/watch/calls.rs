@@ -60,6 +60,7 @@ async fn a_snapshot_tells_what_each_call_is_and_since_when(server: Server) {
             let info = call.info();
             assert_eq!(info.method(), "tools/call");
             assert_eq!(info.session(), mcp.session_id());
+            assert_eq!(info.protocol_version(), Some(mcp.revision()));
             assert_eq!(call.state(), CallState::Attached);
             let left = call.time_left().expect("a limit");
             assert!(

@@ -99,6 +99,11 @@ impl Mcp {
         self
     }
 
+    /// The protocol revision that its requests name.
+    pub fn revision(&self) -> &str {
+        self.version
+    }
+
     /// The id of the session, if there is one.
     pub fn session_id(&self) -> Option<&str> {
         self.session.as_deref()
