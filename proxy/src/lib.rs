@@ -50,6 +50,8 @@ pub mod message;
 mod proxy;
 pub mod refusal;
 #[cfg(feature = "program")]
+mod runs_on;
+#[cfg(feature = "program")]
 pub mod server;
 pub mod stage;
 pub mod stdio;

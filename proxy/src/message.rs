@@ -132,6 +132,8 @@ enum Presence {
 #[serde(rename_all = "camelCase")]
 struct ParamMembers<'a> {
     #[serde(borrow)]
+    name: Option<&'a RawValue>,
+    #[serde(borrow)]
     request_id: Option<&'a RawValue>,
     #[serde(borrow)]
     progress_token: Option<&'a RawValue>,
@@ -214,6 +216,15 @@ impl<'a> Message<'a> {
         let start = (own.as_ptr() as usize).checked_sub(text.as_ptr() as usize)?;
         let (before, after) = (text.get(..start)?, text.get(start + own.len()..)?);
         Some([before, id.as_bytes(), after].concat().into())
+    }
+
+    /// The tool that a `tools/call` names.
+    pub fn tool(&self) -> Option<Cow<'a, str>> {
+        if self.method.as_deref() == Some("tools/call") {
+            string(object::<ParamMembers<'a>>(self.params)?.name)
+        } else {
+            None
+        }
     }
 
     /// Reads its `params`. What is missing or of another type is `None`.

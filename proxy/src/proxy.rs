@@ -1,7 +1,7 @@
 //! All parts together: from the configuration to a program that serves.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     fmt,
     future::{pending, ready},
     io,
@@ -32,6 +32,7 @@ use crate::{
     hub::Hub,
     listing::Listing,
     log,
+    runs_on::{Graces, RunsOn},
     server::{Server, ServerError},
     stage::{Inside, Outside},
 };
@@ -177,7 +178,8 @@ impl Proxy {
     pub async fn serve(self, stop: impl Future<Output = ()>) {
         let calls = self.layer.calls();
         let named = named_tools(&self.config).map(str::to_owned);
-        let stage = Listing::new(self.server.clone(), named);
+        let stage = RunsOn::new(self.server.clone(), Graces::new(&self.config));
+        let stage = Listing::new(stage, named);
         let stage = Outside(self.layer.layer(Inside(stage)));
         let (close, closing) = oneshot::channel();
         let ending = async {
@@ -224,11 +226,10 @@ async fn all_read(server: &Server) {
 
 fn layer(config: &Config, hub: Option<Hub>) -> CancelOnDisconnectLayer {
     let mut layer = CancelOnDisconnectLayer::new().grace(config.grace);
-    let graces: HashMap<String, Grace> = config.tool_grace.iter().cloned().collect();
-    let (grace, is_upstream) = (config.grace, config.upstream.is_some());
+    let (graces, is_upstream) = (Graces::new(config), config.upstream.is_some());
+    let exempt = graces.clone();
     layer = layer.policy(move |call| {
-        let own = call.tool().and_then(|tool| graces.get(tool)).copied();
-        match own.unwrap_or(grace) {
+        match graces.of(call.tool()) {
             // An upstream sees the end of the connection, which cancels such a call: nothing waits for its client.
             Grace::After(_) if is_upstream && call.session().is_none() => {
                 Policy::new().grace(Grace::Auto)
@@ -237,11 +238,7 @@ fn layer(config: &Config, hub: Option<Hub>) -> CancelOnDisconnectLayer {
         }
     });
     if !config.exempt.is_empty() {
-        let exempt = config.exempt.clone();
-        layer = layer.exempt(move |call| {
-            call.tool()
-                .is_some_and(|tool| exempt.iter().any(|it| it == tool))
-        });
+        layer = layer.exempt(move |call| exempt.is_exempt(call.tool()));
     }
     if let Some(timeout) = config.call_timeout {
         layer = layer.call_timeout(timeout);

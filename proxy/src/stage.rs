@@ -10,8 +10,11 @@ use axum::{
     BoxError,
     body::{Body, Bytes, HttpBody},
 };
-use futures_util::{TryFutureExt as _, future::MapOk};
+use bytes::BytesMut;
+use futures_util::{StreamExt as _, TryFutureExt as _, future::MapOk, stream};
 use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
 use mcp_cancel_on_disconnect::body::TeeBody;
 use tower_service::Service;
 
@@ -87,4 +90,38 @@ where
             .call(request)
             .map_ok(|response| response.map(Body::new))
     }
+}
+
+// === Bodies ===
+
+/// The whole body, or one that goes on as this one would have, if it is longer than `most` bytes or fails.
+pub(crate) async fn read_whole(mut body: Body, most: usize) -> Result<Bytes, Body> {
+    let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
+    let (mut length, mut plain) = (0, true);
+    while plain && length <= most {
+        let Some(frame) = body.frame().await else {
+            return Ok(join(frames, length));
+        };
+        let data = frame.as_ref().ok().and_then(|frame| frame.data_ref());
+        (length, plain) = (length + data.map_or(0, Bytes::len), data.is_some());
+        frames.push(frame);
+    }
+    let rest = stream::unfold(body, async |mut body| Some((body.frame().await?, body)));
+    let all = stream::iter(frames).chain(rest);
+    Err(Body::new(StreamBody::new(all)))
+}
+
+fn join(frames: Vec<Result<Frame<Bytes>, axum::Error>>, length: usize) -> Bytes {
+    let mut pieces = frames
+        .into_iter()
+        .flatten()
+        .filter_map(|frame| frame.into_data().ok());
+    let first = pieces.next().unwrap_or_default();
+    if first.len() == length {
+        return first;
+    }
+    let mut whole = BytesMut::with_capacity(length);
+    whole.extend_from_slice(&first);
+    pieces.for_each(|piece| whole.extend_from_slice(&piece));
+    whole.freeze()
 }

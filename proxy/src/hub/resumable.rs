@@ -25,10 +25,8 @@ use std::{
 };
 
 use axum::body::Body;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
-use http_body::Frame;
-use http_body_util::{BodyExt, StreamBody};
 use mcp_cancel_on_disconnect::CallToken;
 use tower_service::Service;
 use tracing::Instrument as _;
@@ -47,6 +45,7 @@ use crate::{
         has_sessions, is_of_type, one,
     },
     message::{IdKey, Kind, MAX_BODY, Message},
+    stage::read_whole,
 };
 
 /// The shortest silence before an event stream begins: 250 ms. What a server refuses it refuses faster, and its head
@@ -190,7 +189,7 @@ where
             return self.pass(request).await;
         }
         let (parts, body) = request.into_parts();
-        let body = match read_whole(body).await {
+        let body = match read_whole(body, MAX_BODY).await {
             Ok(body) => body,
             Err(body) => return self.pass(Request::from_parts(parts, body)).await,
         };
@@ -391,39 +390,6 @@ fn may_be_older(headers: &HeaderMap) -> bool {
 fn is_older(message: &Message<'_>) -> bool {
     let revision = message.params().revision;
     revision.is_none_or(|revision| has_sessions(&revision))
-}
-
-/// The whole body, or one that goes on as this one would have if it is too large, or fails.
-async fn read_whole(mut body: Body) -> Result<Bytes, Body> {
-    let mut frames: Vec<Result<Frame<Bytes>, axum::Error>> = Vec::new();
-    let (mut length, mut plain) = (0, true);
-    while plain && length <= MAX_BODY {
-        let Some(frame) = body.frame().await else {
-            return Ok(join(frames, length));
-        };
-        let data = frame.as_ref().ok().and_then(|frame| frame.data_ref());
-        (length, plain) = (length + data.map_or(0, Bytes::len), data.is_some());
-        frames.push(frame);
-    }
-    let rest =
-        futures_util::stream::unfold(body, async |mut body| Some((body.frame().await?, body)));
-    let all = futures_util::StreamExt::chain(futures_util::stream::iter(frames), rest);
-    Err(Body::new(StreamBody::new(all)))
-}
-
-fn join(frames: Vec<Result<Frame<Bytes>, axum::Error>>, length: usize) -> Bytes {
-    let mut pieces = frames
-        .into_iter()
-        .flatten()
-        .filter_map(|frame| frame.into_data().ok());
-    let first = pieces.next().unwrap_or_default();
-    if first.len() == length {
-        return first;
-    }
-    let mut whole = BytesMut::with_capacity(length);
-    whole.extend_from_slice(&first);
-    pieces.for_each(|piece| whole.extend_from_slice(&piece));
-    whole.freeze()
 }
 
 // === impl Unused ===

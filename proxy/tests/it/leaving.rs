@@ -1,5 +1,9 @@
 //! Hang-ups, as the server hears of them.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use serde_json::Value;
 
 use crate::support::*;
@@ -108,6 +112,84 @@ async fn an_exempt_tool_and_one_with_a_grace_of_its_own_run_on() {
         assert_eq!(proxy.calls.len(), 1, "{option}");
         assert!(!upstream.has_more().await, "{option}");
     }
+}
+
+/// To a server without sessions the end of the connection is the cancel.
+#[tokio::test]
+async fn what_runs_on_without_a_session_keeps_its_connection_to_the_end() {
+    for option in ["--exempt=work", "--tool-grace=work=never", "--grace=never"] {
+        for has_head in [false, true] {
+            let upstream = Upstream::start().await;
+            let proxy = Running::before(&upstream, &[option]).await;
+            let mut client = Connection::open(proxy.addr).await;
+            client.send(&stateless_call("1")).await;
+            let mut asked = upstream.asked().await;
+            if has_head {
+                asked.stream().await;
+                client.head().await;
+            }
+            client.fin();
+            // Of a call without a head the layer sees the last here.
+            while proxy.calls.len() > proxy.calls.detached() {
+                tokio::task::yield_now().await;
+            }
+            if !has_head {
+                asked.stream().await;
+            }
+            // More than the buffers between hold: the proxy reads.
+            for _ in 0..64 {
+                asked
+                    .chunk(&format!(": {}\n\n", "x".repeat(64 * 1024)))
+                    .await;
+            }
+            asked
+                .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
+                .await;
+            asked.end().await;
+            proxy.calls_reach(0).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_runs_on_without_a_session_reaches_its_client_as_it_is() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--exempt=work"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let asked = upstream.asked().await;
+    assert!(asked.body().contains("work"), "{}", asked.body());
+    asked.answer("200 OK", "{}").await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status, &*reply.body), (200, &b"{}"[..]));
+    proxy.calls_reach(0).await;
+}
+
+#[tokio::test]
+async fn a_tool_beside_an_exempt_one_ends_with_its_connection() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &["--exempt=other"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    client.fin();
+    asked.gone().await;
+    proxy.calls_reach(0).await;
+}
+
+#[tokio::test]
+async fn a_timeout_closes_the_connection_of_what_runs_on() {
+    let upstream = Upstream::start().await;
+    let options = ["--exempt=work", "--call-timeout=1s"];
+    let proxy = Running::before(&upstream, &options).await;
+    let mut client = Connection::open(proxy.addr).await;
+    let begun = Instant::now();
+    client.send(&stateless_call("1")).await;
+    let mut asked = upstream.asked().await;
+    client.fin();
+    asked.gone().await;
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    proxy.calls_reach(0).await;
 }
 
 /// A time is how long clients are waited for that may come back, and no call without event ids has such a client.

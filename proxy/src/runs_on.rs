@@ -1,0 +1,201 @@
+//! Calls without a session that a hang-up does not cancel.
+//!
+//! To a server without sessions the end of a connection is the cancel of its call. So the connection of a call that may run on
+//! without its client is kept, and its response is read to the end. Only the call's token closes it before that.
+
+use std::{
+    convert::Infallible,
+    mem,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::{Body, Bytes};
+use futures_util::{
+    future::{Either, OptionFuture},
+    stream,
+};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use mcp_cancel_on_disconnect::{CallToken, Grace};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::sleep,
+};
+use tower_service::Service;
+use tracing::Instrument as _;
+
+use crate::{
+    config::Config,
+    head::{PROTOCOL_VERSION, SESSION_ID, has_sessions, one},
+    message::{Kind, MAX_BODY, Message},
+    refusal,
+    stage::{Answering, Stage, read_whole},
+};
+
+/// What a hang-up means for the calls of each tool.
+#[derive(Debug, Clone)]
+pub(crate) struct Graces(Arc<Config>);
+
+/// A stage that keeps the connections of the calls that run on.
+#[derive(Debug, Clone)]
+pub(crate) struct RunsOn<S> {
+    inner: S,
+    /// `None` if no call runs on without a session.
+    graces: Option<Graces>,
+}
+
+/// The response of a call that runs on, for its client as long as that is there.
+struct Kept {
+    token: CallToken,
+    answering: Answering,
+    /// How long it may last. The layer does not see the end of a call whose client left before the head.
+    call_timeout: Option<Duration>,
+    head: oneshot::Sender<Response<Body>>,
+}
+
+// === impl Graces ===
+
+impl Graces {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self(Arc::new(config.clone()))
+    }
+
+    pub(crate) fn of(&self, tool: Option<&str>) -> Grace {
+        let mut named = self.0.tool_grace.iter().rev();
+        let own = named.find(|(name, _)| Some(name.as_str()) == tool);
+        own.map_or(self.0.grace, |(_, grace)| *grace)
+    }
+
+    pub(crate) fn is_exempt(&self, tool: Option<&str>) -> bool {
+        tool.is_some_and(|tool| self.0.exempt.iter().any(|name| name == tool))
+    }
+
+    /// Whether no hang-up cancels the calls of a tool.
+    fn run_on(&self, tool: Option<&str>) -> bool {
+        self.is_exempt(tool) || self.of(tool) == Grace::Never
+    }
+
+    /// The response of a call that runs on.
+    async fn keep(&self, token: CallToken, answering: Answering) -> Response<Body> {
+        let (head, response) = oneshot::channel();
+        let kept = Kept {
+            token,
+            answering,
+            call_timeout: self.0.call_timeout,
+            head,
+        };
+        tokio::spawn(kept.read().in_current_span());
+        response.await.unwrap_or_else(|_| {
+            // The layer answers for a call whose token has fired.
+            refusal::plain(StatusCode::SERVICE_UNAVAILABLE, "cancelled\n")
+        })
+    }
+
+    fn any_runs_on(&self) -> bool {
+        let graces = self.0.tool_grace.iter().map(|(_, grace)| grace);
+        let mut graces = graces.chain([&self.0.grace]);
+        !self.0.exempt.is_empty() || graces.any(|grace| *grace == Grace::Never)
+    }
+}
+
+// === impl RunsOn ===
+
+impl<S> RunsOn<S> {
+    /// `inner` is a server that speaks HTTP, or one whose calls do not end with their connections.
+    pub(crate) fn new(inner: S, graces: Graces) -> Self {
+        let is_needed = graces.0.upstream.is_some() && graces.any_runs_on();
+        let graces = is_needed.then_some(graces);
+        Self { inner, graces }
+    }
+}
+
+impl<S: Stage> Service<Request<Body>> for RunsOn<S> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Either<S::Future, Answering>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let token = request.extensions().get::<CallToken>();
+        let (Some(graces), Some(token)) = (&self.graces, token) else {
+            return Either::Left(self.inner.call(request));
+        };
+        if request.method() != Method::POST || has_session(request.headers()) {
+            return Either::Left(self.inner.call(request));
+        }
+        let (graces, token) = (graces.clone(), token.clone());
+        let inner = self.inner.clone();
+        // The readied one is the one to be called.
+        let mut inner = mem::replace(&mut self.inner, inner);
+        Either::Right(Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            let (runs_on, body) = match read_whole(body, MAX_BODY).await {
+                Ok(body) => {
+                    let message =
+                        Message::read(&body).filter(|message| message.kind == Kind::Request);
+                    let runs_on =
+                        message.is_some_and(|message| graces.run_on(message.tool().as_deref()));
+                    (runs_on, Body::from(body))
+                }
+                Err(body) => (false, body),
+            };
+            let answering = inner.call(Request::from_parts(parts, body));
+            if runs_on {
+                Ok(graces.keep(token, Box::pin(answering)).await)
+            } else {
+                answering.await
+            }
+        }))
+    }
+}
+
+/// Whether a request may be one of a session.
+fn has_session(headers: &HeaderMap) -> bool {
+    headers.contains_key(SESSION_ID) && one(headers, &PROTOCOL_VERSION).is_none_or(has_sessions)
+}
+
+// === impl Kept ===
+
+impl Kept {
+    async fn read(self) {
+        let token = self.token.clone();
+        let ended_by = OptionFuture::from(self.call_timeout.map(sleep));
+        tokio::select! {
+            () = self.read_whole() => {}
+            () = token.cancelled() => {}
+            Some(()) = ended_by => {}
+        }
+    }
+
+    async fn read_whole(self) {
+        let response = match self.answering.await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        };
+        let (head, mut body) = response.into_parts();
+        let (frames, passed) = mpsc::channel::<Result<Frame<Bytes>, axum::Error>>(1);
+        let passed = stream::unfold(passed, async |mut passed| {
+            Some((passed.recv().await?, passed))
+        });
+        let response = Response::from_parts(head, Body::new(StreamBody::new(passed)));
+        // Its client may be gone from here on.
+        drop(self.head.send(response));
+        while let Some(frame) = body.frame().await {
+            let is_last = frame.is_err();
+            drop(frames.send(frame).await);
+            if is_last {
+                return;
+            }
+        }
+        // The last frame was taken, or never will be.
+        if frames.reserve().await.is_err() {
+            self.token.answered();
+        }
+    }
+}
