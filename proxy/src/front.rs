@@ -13,10 +13,7 @@ use std::{
     convert::Infallible,
     io,
     net::SocketAddr,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -37,11 +34,15 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use self::body::{Room, Timely};
+use self::{
+    body::{Room, Timely},
+    under_way::UnderWay,
+};
 use crate::{drain::CLOSING, message::MAX_BODY, refusal, stage::Stage};
 
 mod body;
 mod gate;
+mod under_way;
 
 pub use self::gate::Gate;
 
@@ -53,6 +54,10 @@ const HEAD_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long a head may take while other clients wait for a connection: 1 s.
 const HEAD_IF_FULL: Duration = Duration::from_secs(1);
+
+/// How long a connection of HTTP/2 may be without a request after its first one: 60 s. To HTTP/1 the limit of the next head
+/// applies.
+const IDLE_WITHIN: Duration = Duration::from_secs(60);
 
 /// How many requests may be under way on a connection of HTTP/2: 2,048. These are all calls that a session of a command may have
 /// open, and an answer or a cancel for each.
@@ -228,17 +233,18 @@ async fn connection(
     // Events are small, and are not to wait for one another.
     let _best_effort = stream.tcp().set_nodelay(true);
     let peer = stream.peer();
-    let has_asked = Arc::new(AtomicBool::new(false));
-    let asked = has_asked.clone();
+    let under_way = UnderWay::default();
+    let requests = under_way.clone();
     let full = shared.clone();
     let lifetime = shared.limits.lifetime.unwrap_or(FOR_EVER);
     let service = service_fn(move |mut request: Request<Incoming>| {
-        asked.store(true, Ordering::Relaxed);
+        let request_under_way = requests.begin();
         request.extensions_mut().insert(peer.clone());
         let (shared, mut stage, begun) = (shared.clone(), stage.clone(), begun.clone());
         async move {
             let answer = answer(&shared, &mut stage, request).await?;
-            Ok::<_, Infallible>(answer.map(|body| counted(body, begun.upgrade())))
+            let held = (request_under_way, begun.upgrade());
+            Ok::<_, Infallible>(answer.map(|body| holding(body, held)))
         }
     });
     let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -254,10 +260,11 @@ async fn connection(
         .max_header_list_size(u32::try_from(HEAD_SIZE).unwrap_or(u32::MAX));
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
     // hyper's own limit only begins when it is known which version of HTTP this is.
-    let mut first = std::pin::pin!(sleep(HEAD_IF_FULL));
-    let first_until = Instant::now() + HEAD_WITHIN;
+    let mut look = std::pin::pin!(sleep(HEAD_IF_FULL));
+    let mut idle_until = Instant::now() + HEAD_WITHIN;
     let mut old = std::pin::pin!(sleep(lifetime));
-    let (mut is_young, mut is_open) = (true, true);
+    let mut begun_before = 0;
+    let (mut is_idle, mut is_open) = (true, true);
     loop {
         tokio::select! {
             ended = &mut connection => {
@@ -266,13 +273,28 @@ async fn connection(
                 }
                 return;
             }
-            () = &mut first, if is_young => {
+            () = &mut look, if is_idle => {
                 let now = Instant::now();
-                is_young = !has_asked.load(Ordering::Relaxed);
-                if is_young && (now >= first_until || full.is_full()) {
-                    return;
+                if under_way.begun() != begun_before {
+                    begun_before = under_way.begun();
+                    idle_until = now + IDLE_WITHIN;
                 }
-                first.as_mut().reset(now + HEAD_IF_FULL);
+                is_idle = under_way.is_none();
+                if is_idle && (now >= idle_until || full.is_full()) {
+                    if !is_open {
+                        return;
+                    }
+                    // A request that crosses with this is answered, or may be sent again.
+                    is_open = false;
+                    connection.as_mut().graceful_shutdown();
+                }
+                look.as_mut().reset(now + HEAD_IF_FULL);
+            }
+            () = under_way.ended(), if !is_idle => {
+                let now = Instant::now();
+                is_idle = true;
+                idle_until = now + IDLE_WITHIN;
+                look.as_mut().reset(now + HEAD_IF_FULL);
             }
             _closed = closed.changed(), if is_open => {
                 is_open = false;
@@ -314,9 +336,9 @@ async fn answer(
 }
 
 /// The same body, which has this until it has ended or is dropped.
-fn counted(body: Body, begun: Option<Arc<()>>) -> Body {
+fn holding(body: Body, held: impl Send + 'static) -> Body {
     Body::new(body.map_err(move |error| {
-        let _held = &begun;
+        let _held = &held;
         error
     }))
 }

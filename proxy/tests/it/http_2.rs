@@ -1,6 +1,9 @@
 //! Clients that speak HTTP/2: many calls on one connection, of which some leave and some do not read.
 
+use std::time::Duration;
+
 use serde_json::Value;
+use tokio::{task::yield_now, time};
 
 use crate::support::*;
 
@@ -184,4 +187,37 @@ async fn a_client_that_is_silent_and_waits_for_nothing_does_not_hold_up_the_end(
 
     // It never says that it has got what tells it to go.
     proxy.ended().await;
+}
+
+#[tokio::test]
+async fn a_connection_without_a_request_is_closed_and_one_with_a_call_is_not() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let mut idle = H2::open(proxy.addr).await;
+    let mut past = idle.send(&stateless_call("1")).await;
+    upstream.asked().await.answer("200 OK", "{}").await;
+    assert_eq!(past.head().await.status, 200);
+    past.body_to_end().await;
+    let mut busy = H2::open(proxy.addr).await;
+    let (mut stream, mut asked) = begun(&upstream, &mut busy, "2").await;
+
+    time::pause();
+    let mut open_for = 0;
+    while !idle.is_closed() {
+        assert!(open_for < 120, "it stays open");
+        time::advance(Duration::from_secs(1)).await;
+        open_for += 1;
+        // For the packets between the two.
+        for _ in 0..100 {
+            yield_now().await;
+        }
+    }
+    time::resume();
+
+    assert!(open_for >= 60, "closed after {open_for} s");
+    assert!(!busy.is_closed());
+    asked
+        .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":2,\"result\":{}}\n\n")
+        .await;
+    assert!(stream.answer().await.expect("an answer")["result"].is_object());
 }

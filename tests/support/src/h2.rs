@@ -89,6 +89,11 @@ impl H2 {
 
     /// Closes the socket, and with it all streams.
     pub fn hang_up(self) {}
+
+    /// Whether the server has closed the connection, or is about to.
+    pub fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
 }
 
 impl Drop for H2 {

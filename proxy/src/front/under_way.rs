@@ -1,0 +1,60 @@
+//! The requests of a connection that are under way: from their heads to the ends of their responses.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tokio::sync::Notify;
+
+/// Their number.
+#[derive(Debug, Clone, Default)]
+pub(super) struct UnderWay(Arc<Requests>);
+
+#[derive(Debug, Default)]
+struct Requests {
+    count: AtomicUsize,
+    begun: AtomicUsize,
+    none_left: Notify,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub(super) struct RequestUnderWay(UnderWay);
+
+// === impl UnderWay ===
+
+impl UnderWay {
+    pub(super) fn begin(&self) -> RequestUnderWay {
+        self.0.begun.fetch_add(1, Ordering::Relaxed);
+        self.0.count.fetch_add(1, Ordering::AcqRel);
+        RequestUnderWay(self.clone())
+    }
+
+    /// How many there have been.
+    pub(super) fn begun(&self) -> usize {
+        self.0.begun.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.0.count.load(Ordering::Acquire) == 0
+    }
+
+    /// Waits until none is left.
+    pub(super) async fn ended(&self) {
+        while !self.is_none() {
+            self.0.none_left.notified().await;
+        }
+    }
+}
+
+// === impl RequestUnderWay ===
+
+impl Drop for RequestUnderWay {
+    fn drop(&mut self) {
+        let requests = &*self.0.0;
+        if requests.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            requests.none_left.notify_one();
+        }
+    }
+}
