@@ -8,7 +8,7 @@ use std::{
     process::{Child, ChildStderr, Command, ExitStatus, Stdio},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU16, AtomicU32, Ordering},
     },
     thread,
     time::Duration,
@@ -406,10 +406,18 @@ impl Drop for Started {
     }
 }
 
-/// An address with a port that was free just now: a program whose log cannot be read cannot say which it has.
+/// An address with a port of its own: a program whose log cannot be read cannot say which it has. The kernel gives such ports to
+/// no connection (its range begins at 32,768), so that the port is still free when the program listens.
 fn free_address() -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address")
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 10_000 + u16::try_from(std::process::id() % 20_000).expect("below 20,000");
+    loop {
+        let port = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let addr = SocketAddr::from(([127, 0, 0, 1], port));
+        if std::net::TcpListener::bind(addr).is_ok() {
+            return addr;
+        }
+    }
 }
 
 fn collect(mut from: ChildStderr, log: Arc<Mutex<String>>) {
