@@ -129,7 +129,8 @@ impl Started {
         let name = format!("mcp-cancel-proxy-{}-cell-{number}", std::process::id());
         let notes = std::env::temp_dir().join(name);
         let [addr, admin] = [free_address(), free_address()];
-        let mut command = Command::new("/bin/bash");
+        // Whoever runs the tests may ignore SIGHUP, as under `nohup`, and no shell can change that for what it starts.
+        let mut command = Command::new("/usr/bin/env");
         // Nothing of the program's options is in the environment of a test.
         let clean = Program::command(&[]);
         for (name, value) in clean.get_envs() {
@@ -143,7 +144,7 @@ impl Started {
             setup.before, setup.redirections
         );
         command
-            .args(["-c", &script, binary])
+            .args(["--default-signal=HUP", "/bin/bash", "-c", &script, binary])
             .args([format!("--listen={addr}"), format!("--admin={admin}")])
             .args(setup.options)
             .arg("--")
