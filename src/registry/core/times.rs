@@ -346,7 +346,8 @@ impl Times {
             *deadline
         } else if (starved || late > tolerated) && clock.glances < MAX_GLANCES {
             clock.glances += 1;
-            *clock.again.insert(now + GLANCE)
+            // The longer it stood still, the more there is to hear.
+            *clock.again.insert(now + late.clamp(GLANCE, LATE))
         } else {
             return false;
         };

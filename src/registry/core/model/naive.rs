@@ -633,8 +633,9 @@ impl Call {
         if on_time || self.looks.len() == MAX_LOOKS {
             return false;
         }
-        self.looks.push(now + LOOK_AGAIN);
-        self.last_deadline = Some(now + LOOK_AGAIN);
+        let again = now + (now - due).clamp(LOOK_AGAIN, LATE);
+        self.looks.push(again);
+        self.last_deadline = Some(again);
         true
     }
 
