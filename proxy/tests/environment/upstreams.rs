@@ -1,6 +1,235 @@
 //! An upstream that fails.
+//!
+//! The fault happens to a call of another session, so that the table also says whether one session harms another.
 
-use crate::support::{Connection, Running, Upstream, call, post, session_call, within};
+use crate::{
+    support::{
+        Asked, Connection, Reply, Request, Running, Upstream, call, post, session_call, within,
+    },
+    table::{Phase, run},
+};
+
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    /// No connection, for a while.
+    Refuses,
+    /// After it received the request.
+    Resets,
+    /// Receives the request, and never answers.
+    Hangs,
+    /// To another host.
+    Redirects,
+    Unavailable,
+    /// Answers, and closes its connection while nothing is under way on it.
+    ClosesKeptAlive,
+}
+
+/// A proxy in a phase: its upstream has call 7 of the session `s`, or not yet, or not any more.
+struct Served {
+    upstream: Upstream,
+    proxy: Running,
+    client: Option<Connection>,
+    asked: Option<Asked>,
+    first_event: String,
+}
+
+const ANSWER: &str = r#"{"jsonrpc":"2.0","id":7,"result":{}}"#;
+
+#[tokio::test]
+async fn an_upstream_that_fails_one_call_harms_no_other() {
+    let faults = [
+        Fault::Refuses,
+        Fault::Resets,
+        Fault::Hangs,
+        Fault::Redirects,
+        Fault::Unavailable,
+        Fault::ClosesKeptAlive,
+    ];
+    run(&faults, cell).await;
+}
+
+async fn cell(fault: Fault, phase: Phase) {
+    let mut served = Served::in_phase(phase).await;
+    match fault {
+        Fault::Refuses => {
+            served.upstream.refuse().await;
+            let refused = served.fails(None).await;
+            served.upstream.accept_again().await;
+            assert_eq!((refused.status, &refused.json()["id"]), (502, &8.into()));
+        }
+        Fault::Resets => {
+            let reset = served.fails(Some(Asked::reset)).await;
+            assert_eq!((reset.status, &reset.json()["id"]), (502, &8.into()));
+            assert!(!served.upstream.has_more().await, "it is sent twice");
+        }
+        Fault::Hangs => {
+            let other = served.begin_other().await;
+            let hangs = served.upstream.asked().await;
+            other.fin();
+            // It has no event to come back with.
+            served.other_is_cancelled().await;
+            drop(hangs);
+        }
+        Fault::Redirects => {
+            let mut other = served.begin_other().await;
+            let head = "307 Temporary Redirect\r\nlocation: https://other.example/mcp";
+            served.upstream.asked().await.answer(head, "").await;
+            let reply = within("a reply", other.reply()).await;
+            assert_eq!((reply.status, &reply.json()["id"]), (502, &8.into()));
+        }
+        Fault::Unavailable => {
+            let mut other = served.begin_other().await;
+            let head = "503 Service Unavailable\r\nretry-after: 7";
+            served.upstream.asked().await.answer(head, "why").await;
+            let reply = within("a reply", other.reply()).await;
+            assert_eq!((reply.status, reply.text()), (503, "why"));
+            assert_eq!(reply.headers["retry-after"], "7");
+        }
+        Fault::ClosesKeptAlive => {
+            for _ in 0..20 {
+                let mut other = served.begin_other().await;
+                let mut asked = served.upstream.asked().await;
+                let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length";
+                let answer = ANSWER.replace('7', "8");
+                asked
+                    .write(format!("{head}: {}\r\n\r\n{answer}", answer.len()))
+                    .await;
+                let reply = within("a reply", other.reply()).await;
+                assert_eq!((reply.status, reply.text()), (200, answer.as_str()));
+            }
+        }
+    }
+    served.client_is_served(phase).await;
+    served.ends().await;
+}
+
+// === impl Served ===
+
+impl Served {
+    async fn in_phase(phase: Phase) -> Self {
+        let upstream = Upstream::start().await;
+        let proxy = Running::before(&upstream, &[]).await;
+        let mut served = Self {
+            upstream,
+            proxy,
+            client: None,
+            asked: None,
+            first_event: String::new(),
+        };
+        if phase == Phase::BeforeInitialize {
+            return served;
+        }
+        served.begin().await;
+        match phase {
+            Phase::Idle => served.gets_its_answer().await,
+            Phase::ClientAway => served.leave().await,
+            Phase::AnswerWaits => {
+                served.leave().await;
+                served.answer().await;
+                served.proxy.calls_reach(0).await;
+            }
+            Phase::Draining => served.proxy.stop(),
+            Phase::BeforeInitialize | Phase::CallInFlight => {}
+        }
+        served
+    }
+
+    /// Begins the call, up to its first event.
+    async fn begin(&mut self) {
+        let mut client = Connection::open(self.proxy.addr).await;
+        client.send(&session_call("7")).await;
+        let mut asked = self.upstream.asked().await;
+        asked.stream().await;
+        let progress = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{}}"#;
+        asked.chunk(&format!("data: {progress}\n\n")).await;
+        assert_eq!(within("a head", client.head()).await.status, 200);
+        let first = within("an event", client.event()).await;
+        self.first_event = first.expect("an event").id.expect("an id");
+        self.client = Some(client);
+        self.asked = Some(asked);
+    }
+
+    async fn leave(&mut self) {
+        self.client.take().expect("a client").rst();
+    }
+
+    async fn answer(&mut self) {
+        let mut asked = self.asked.take().expect("a call");
+        asked.chunk(&format!("data: {ANSWER}\n\n")).await;
+        asked.end().await;
+    }
+
+    async fn gets_its_answer(&mut self) {
+        self.answer().await;
+        let mut client = self.client.take().expect("a client");
+        let answer = within("the answer", client.answer()).await;
+        assert!(answer.expect("the answer")["result"].is_object());
+    }
+
+    /// The client gets what belongs to this phase: as if nothing had happened.
+    async fn client_is_served(&mut self, phase: Phase) {
+        match phase {
+            Phase::BeforeInitialize | Phase::Idle => {
+                self.begin().await;
+                self.gets_its_answer().await;
+            }
+            Phase::CallInFlight | Phase::Draining => self.gets_its_answer().await,
+            Phase::ClientAway | Phase::AnswerWaits => {
+                let resume = Request::new("GET", "/mcp")
+                    .header("accept", "text/event-stream")
+                    .header("mcp-session-id", "s")
+                    .header("mcp-protocol-version", "2025-11-25")
+                    .header("last-event-id", &self.first_event);
+                let mut back = Connection::open(self.proxy.addr).await;
+                back.send(&resume).await;
+                assert_eq!(within("a head", back.head()).await.status, 200);
+                if phase == Phase::ClientAway {
+                    self.answer().await;
+                }
+                let answer = within("the answer", back.answer()).await;
+                assert!(answer.expect("the answer")["result"].is_object());
+            }
+        }
+    }
+
+    /// Sends call 8 of the session `t`.
+    async fn begin_other(&self) -> Connection {
+        let mut other = Connection::open(self.proxy.addr).await;
+        let request = post(&call("8"))
+            .header("mcp-protocol-version", "2025-11-25")
+            .header("mcp-session-id", "t");
+        other.send(&request).await;
+        other
+    }
+
+    /// What its client gets if the upstream does so, or nothing.
+    async fn fails(&self, upstream: Option<fn(Asked)>) -> Reply {
+        let mut other = self.begin_other().await;
+        if let Some(upstream) = upstream {
+            upstream(self.upstream.asked().await);
+        }
+        within("a reply", other.reply()).await
+    }
+
+    /// The cancel is for call 8, once, and for nothing else.
+    async fn other_is_cancelled(&self) {
+        let cancel = self.upstream.asked().await;
+        let message: serde_json::Value = serde_json::from_slice(&cancel.body).expect("JSON");
+        assert_eq!(message["method"], "notifications/cancelled");
+        assert_eq!(message["params"]["requestId"], 8);
+        assert_eq!(cancel.headers["mcp-session-id"], "t");
+        cancel.answer("202 Accepted", "").await;
+    }
+
+    /// The proxy ends in time, and nothing is left.
+    async fn ends(mut self) {
+        self.proxy.calls_reach(0).await;
+        assert!(!self.upstream.has_more().await, "one more request");
+        drop(self.upstream);
+        self.proxy.stop();
+        self.proxy.ended().await;
+    }
+}
 
 /// What the client gets for each status of the upstream: the same, with the same body.
 #[tokio::test]

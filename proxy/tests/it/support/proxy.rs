@@ -54,9 +54,11 @@ impl Running {
         }
     }
 
-    /// Tells it to end.
+    /// Tells it to end. A second time changes nothing.
     pub(crate) fn stop(&mut self) {
-        let _stopped = self.stop.take().expect("once").send(());
+        if let Some(stop) = self.stop.take() {
+            let _stopped = stop.send(());
+        }
     }
 
     /// Waits until it has.

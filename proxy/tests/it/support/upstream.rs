@@ -8,6 +8,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::{Mutex, mpsc},
+    task::JoinHandle,
 };
 
 use super::within;
@@ -20,6 +21,8 @@ use test_support::{
 pub(crate) struct Upstream {
     pub(crate) addr: SocketAddr,
     asked: Mutex<mpsc::UnboundedReceiver<Asked>>,
+    give: mpsc::UnboundedSender<Asked>,
+    accepts: JoinHandle<()>,
 }
 
 /// A request, and its connection. Dropped it closes that.
@@ -38,21 +41,26 @@ impl Upstream {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let addr = listener.local_addr().expect("an address");
         let (give, asked) = mpsc::unbounded_channel();
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let give = give.clone();
-                tokio::spawn(async move {
-                    if let Some(asked) = Asked::read(stream).await {
-                        // The test may have seen enough.
-                        let _gone = give.send(asked);
-                    }
-                });
-            }
-        });
         Self {
             addr,
             asked: asked.into(),
+            accepts: accept(listener, give.clone()),
+            give,
         }
+    }
+
+    /// Refuses connections. Those that it has stay.
+    #[allow(dead_code, reason = "not all tests need it")]
+    pub(crate) async fn refuse(&mut self) {
+        self.accepts.abort();
+        let _aborted = (&mut self.accepts).await;
+    }
+
+    /// Accepts connections again.
+    #[allow(dead_code, reason = "not all tests need it")]
+    pub(crate) async fn accept_again(&mut self) {
+        let listener = TcpListener::bind(self.addr).await.expect("its port");
+        self.accepts = accept(listener, self.give.clone());
     }
 
     /// The next request.
@@ -66,6 +74,20 @@ impl Upstream {
     pub(crate) async fn has_more(&self) -> bool {
         self.asked.lock().await.try_recv().is_ok()
     }
+}
+
+fn accept(listener: TcpListener, give: mpsc::UnboundedSender<Asked>) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let give = give.clone();
+            tokio::spawn(async move {
+                if let Some(asked) = Asked::read(stream).await {
+                    // The test may have seen enough.
+                    let _gone = give.send(asked);
+                }
+            });
+        }
+    })
 }
 
 // === impl Asked ===
@@ -108,6 +130,12 @@ impl Asked {
         within("the proxy to read", written)
             .await
             .expect("it reads");
+    }
+
+    /// Resets the connection.
+    #[allow(dead_code, reason = "not all tests need it")]
+    pub(crate) fn reset(self) {
+        self.stream.set_zero_linger().expect("a socket");
     }
 
     /// Answers with a whole response of these lines and a body, and closes.
