@@ -24,8 +24,8 @@ use futures_util::{
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use mcp_cancel_on_disconnect::{
-    Calls, CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace, Outcome,
-    Policy, Retain,
+    Calls, CancelOnDisconnectLayer, CancelReason, CancellableSessionManager, Event, Grace, Limits,
+    Outcome, Policy, Retain,
 };
 use rmcp::{
     ErrorData, RoleServer, ServerHandler,
@@ -343,9 +343,21 @@ async fn a_cancel_is_not_given_up_for_a_call_that_is_about_to_wait_for_it() {
 
 #[tokio::test]
 async fn a_request_that_the_manager_refuses_does_not_supersede_a_call() {
+    let superseded = Outcome::Cancelled(CancelReason::Superseded);
+    refused_it_supersedes_nothing(CancelOnDisconnectLayer::new(), &[superseded]).await;
+}
+
+#[tokio::test]
+async fn a_request_without_room_supersedes_no_call_be_it_refused_or_not() {
+    let layer = CancelOnDisconnectLayer::new().limits(Limits::default().calls(1));
+    refused_it_supersedes_nothing(layer, &[]).await;
+}
+
+/// `accepted`: how the call ends once the request was accepted.
+async fn refused_it_supersedes_nothing(layer: CancelOnDisconnectLayer, accepted: &[Outcome]) {
     let gated = Arc::new(Gated::new(At::Close));
     let policy = |_: &_| Policy::new().grace(Grace::After(GRACE)).supersede();
-    let (layer, log) = Log::of(CancelOnDisconnectLayer::new().policy(policy));
+    let (layer, log) = Log::of(layer.policy(policy));
     let calls = layer.calls();
     let app = serve(&gated, Waits::default(), layer);
     let session = open(&app).await;
@@ -358,10 +370,9 @@ async fn a_request_that_the_manager_refuses_does_not_supersede_a_call() {
     assert_eq!(log.ends(&number(1)), []);
     assert_eq!((calls.len(), calls.detached()), (1, 1));
     gated.refuses.store(false, Ordering::Relaxed);
-    let accepted = send(&app, post(call_of("wait", 2), Some(&session))).await;
-    assert_eq!(accepted.status(), 200);
-    let superseded = Outcome::Cancelled(CancelReason::Superseded);
-    assert_eq!(log.ends(&number(1)), [superseded]);
+    let second = send(&app, post(call_of("wait", 2), Some(&session))).await;
+    assert_eq!(second.status(), 200);
+    assert_eq!(log.ends(&number(1)), accepted);
 }
 
 #[tokio::test]
