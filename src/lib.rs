@@ -125,6 +125,7 @@ pub mod fuzzing;
 mod jsonrpc;
 mod layer;
 mod limits;
+mod lock;
 pub mod manual;
 #[cfg(feature = "rmcp")]
 mod mcp;

@@ -15,7 +15,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -34,6 +34,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 
 use crate::{
     front::{Front, FrontLimits, Gate},
+    lock::lock,
     log,
     server::Server,
 };
@@ -247,7 +248,7 @@ fn own_metric(name: &str, kind: &str, help: &str, lines: &str) -> String {
 /// The recorder of this process, installed once.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
     static INSTALLED: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
-    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut installed = lock(&INSTALLED);
     if let Some(handle) = &*installed {
         return Ok(handle.clone());
     }

@@ -43,6 +43,7 @@ pub mod head;
 pub mod hub;
 #[cfg(feature = "program")]
 mod listing;
+mod lock;
 #[cfg(feature = "program")]
 pub mod log;
 pub mod message;

@@ -7,7 +7,7 @@ use std::{
     convert::Infallible,
     mem,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     task::{Context, Poll},
 };
 
@@ -20,6 +20,7 @@ use tower_service::Service;
 use tracing::warn;
 
 use crate::{
+    lock::lock,
     message::{MAX_BODY, Message},
     stage::{Answering, Stage},
 };
@@ -103,14 +104,14 @@ impl<S: Stage> Service<Request<Body>> for Listing<S> {
         }
         let copied = Arc::new(Mutex::new(Copied::default()));
         let copy = copied.clone();
-        let see = move |data: &Bytes| locked(&copy).add(data, LONGEST_REQUEST);
+        let see = move |data: &Bytes| lock(&copy).add(data, LONGEST_REQUEST);
         let answering = self
             .inner
             .call(request.map(|body| Body::new(Tee { body, see })));
         let named = self.named.clone();
         Either::Right(Box::pin(async move {
             let response = answering.await?;
-            let asked = mem::take(&mut *locked(&copied));
+            let asked = mem::take(&mut *lock(&copied));
             if !asked.is_for_tools() {
                 return Ok(response);
             }
@@ -126,12 +127,12 @@ impl<S: Stage> Service<Request<Body>> for Listing<S> {
 
 impl Named {
     fn is_over(&self) -> bool {
-        locked(&self.0).is_empty()
+        lock(&self.0).is_empty()
     }
 
     /// Takes note of a page of a list, and warns if it is the last one.
     fn see(&self, page: &Tools<'_>) {
-        let mut unlisted = locked(&self.0);
+        let mut unlisted = lock(&self.0);
         for tool in &page.tools {
             unlisted.remove(&*tool.name);
         }
@@ -207,8 +208,4 @@ impl<F: FnMut(&Bytes) + Unpin> HttpBody for Tee<F> {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,7 +6,7 @@
 
 use std::{
     mem,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use http::HeaderMap;
@@ -16,6 +16,7 @@ use super::state::{Attachment, Exchange, Instance, Resume};
 use crate::{
     call::{CallId, CancelReason, DetachCause, Detachment, RequestId, SessionKey},
     fields::LAST_EVENT_ID,
+    lock::lock,
     observe::Event,
     registry::{End, Named, UNSEEN_FOR, Wait},
 };
@@ -150,7 +151,7 @@ impl Resume {
 
     /// Lets the clocks go on that it stopped.
     pub(super) fn release(&self) {
-        let holds = mem::take(&mut *self.holds.lock().unwrap_or_else(PoisonError::into_inner));
+        let holds = mem::take(&mut *lock(&self.holds));
         for (id, exchange) in holds {
             exchange.at_home(|core| core.release(id, Instant::now()));
         }

@@ -12,14 +12,14 @@ use std::{
     mem,
     pin::Pin,
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use tokio_util::sync::CancellationToken;
 
-use crate::{call::CancelReason, quietly::quietly};
+use crate::{call::CancelReason, lock::lock, quietly::quietly};
 
 /// Fires when the call of an exchange is cancelled.
 #[derive(Default)]
@@ -130,7 +130,7 @@ impl Signal {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Pending> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.waiting)
     }
 }
 

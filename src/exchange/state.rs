@@ -4,7 +4,7 @@ use std::{
     any::Any,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU8, AtomicU32},
     },
 };
@@ -22,6 +22,7 @@ use super::{
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Key, RequestId, SessionKey},
     cancel::{Announced, Canceller},
+    lock::lock,
     observe::Event,
     options::Options,
     registry::{self, Generation, Home},
@@ -313,7 +314,7 @@ impl Exchange {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, Locked> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -5,11 +5,13 @@
 //!    that it is closed.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
 use tokio::time::Instant;
+
+use crate::lock::lock;
 
 #[derive(Debug)]
 pub(super) struct Life(Mutex<OpenOrClosed>);
@@ -73,7 +75,7 @@ impl Life {
     }
 
     fn state(&self) -> MutexGuard<'_, OpenOrClosed> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

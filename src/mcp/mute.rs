@@ -14,7 +14,7 @@ use std::{
     collections::{VecDeque, hash_map::RandomState},
     hash::BuildHasher,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
@@ -32,6 +32,8 @@ use rmcp::{
 
 use super::{answers, asked::Asked, error_for};
 use crate::call::{CallInfo, RequestId};
+
+use crate::lock::lock;
 
 /// How many cancelled calls a session remembers: 256. A handler that outlives so many others is heard again.
 const REMEMBERED: usize = 256;
@@ -189,7 +191,7 @@ impl Muted {
     }
 
     fn state(&self) -> MutexGuard<'_, MutedIds> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -5,13 +5,14 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use rmcp::transport::streamable_http_server::session::SessionId;
 use tokio::task;
 
 use super::session::Session;
+use crate::lock::lock;
 
 /// The tasks that serve sessions, and what each serves or has served.
 #[derive(Default)]
@@ -29,7 +30,7 @@ impl Serving {
     /// The current task serves a session.
     pub(super) fn begin(&self, session: &Arc<Session>) {
         if let Some(task) = task::try_id() {
-            let mut serving = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut serving = lock(&self.0);
             if serving.len() == serving.capacity() {
                 // Before it grows, so that this is rare.
                 serving.retain(|_, served| served.session.strong_count() > 0);
@@ -48,7 +49,7 @@ impl Serving {
     /// session that is gone was closed.
     pub(super) fn end(&self, id: &str) -> Option<Weak<Session>> {
         let task = task::try_id()?;
-        let mut serving = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut serving = lock(&self.0);
         if *serving.get(&task)?.id != *id {
             return None;
         }

@@ -31,6 +31,7 @@ use super::{
 use crate::{
     call::{CallId, RequestId},
     exchange::Exchange,
+    lock::lock,
     observe::SessionEvent,
     quietly::quietly,
     shards::Shards,
@@ -241,7 +242,7 @@ impl Session {
 
     /// Notes what is told of it now. Returns what was told before.
     fn was_told(&self, now: Told) -> Told {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = lock(&self.told);
         mem::replace(&mut *told, now)
     }
 

@@ -6,13 +6,13 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{call::CallId, timer::in_time};
+use crate::{call::CallId, lock::lock, timer::in_time};
 
 /// How long a resume waits for the one before it: 4 s. It holds its call's clock for 5 s past the deadline, and the manager
 /// is to be asked within that time, or the call would be cancelled although its client came back in time.
@@ -43,7 +43,7 @@ pub(super) struct Turn {
 
 impl Turns {
     pub(super) fn enter(self: &Arc<Self>, call: CallId) -> Turn {
-        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = lock(&self.0);
         let queue = turns.entry(call).or_insert_with(|| Queue {
             semaphore: Arc::new(Semaphore::new(1)),
             turns: 0,
@@ -58,7 +58,7 @@ impl Turns {
     }
 
     fn leave(&self, call: CallId) {
-        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = lock(&self.0);
         if let Entry::Occupied(mut queue) = turns.entry(call) {
             let left = queue.get().turns.saturating_sub(1);
             queue.get_mut().turns = left;

@@ -7,7 +7,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -18,6 +18,7 @@ use self::{managers::Managers, notes::Notes, streams::OpenStreams, street::Stree
 use crate::{
     call::{CallId, Key, Scope, SessionKey},
     limits::{Limit, Limits},
+    lock::lock,
     observe::Remarks,
     timer::Timer,
 };
@@ -245,7 +246,7 @@ impl<T: Tracked> Registry<T> {
     }
 
     fn streams(&self) -> MutexGuard<'_, OpenStreams> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.streams)
     }
 }
 

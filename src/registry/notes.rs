@@ -1,14 +1,10 @@
 //! Notes of limits that were met, which are logged from time to time.
 
-use std::{
-    mem,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{mem, sync::Mutex, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::limits::Limit;
+use crate::{limits::Limit, lock::lock};
 
 /// How often a limit that is reached is logged: once a minute. A flood of calls is no flood of lines.
 const SAID_EVERY: Duration = Duration::from_secs(60);
@@ -32,14 +28,14 @@ struct Unsaid {
 impl Notes {
     /// A call met a limit. How many did since that was said last, if it is time to say so.
     pub(crate) fn reached(&self, limit: Limit, now: Instant) -> Option<u64> {
-        let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reached = lock(&self.reached);
         let of = Limit::ALL.iter().position(|one| *one == limit);
         reached.get_mut(of?)?.add(1, now)
     }
 
     /// Answers were dropped. How many were since that was said last, if it is time to say so.
     pub(crate) fn dropped(&self, answers: usize, now: Instant) -> Option<u64> {
-        let mut dropped = self.dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut dropped = lock(&self.dropped);
         dropped.add(answers as u64, now)
     }
 }

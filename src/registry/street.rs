@@ -6,7 +6,7 @@
 use std::{
     collections::hash_map,
     iter,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
 };
 
 use tokio::{sync::Notify, time::Instant};
@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     call::{CallId, CancelReason},
+    lock::lock,
     quietly::quietly,
     shards::Shards,
     timer::{NextLook, Noticed, Ticket, Timed, Timer, Watch},
@@ -191,10 +192,6 @@ impl<T: Tracked> Street<T> {
     }
 }
 
-fn lock<T>(shard: &Mutex<Shard<T>>) -> MutexGuard<'_, Shard<T>> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 // === impl Later ===
 
 impl<T: Tracked> Later<T> {
@@ -325,7 +322,7 @@ impl<T: Tracked> Home<T> {
     }
 
     fn state(&self) -> MutexGuard<'_, Inside<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

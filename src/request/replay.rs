@@ -7,7 +7,7 @@
 use std::{
     future::poll_fn,
     marker::PhantomData,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use http::{Extensions, HeaderName, HeaderValue, Method, Request, Response, Uri, Version, header};
@@ -19,6 +19,7 @@ use crate::{
     cancel::{CancelError, Canceller, Injection},
     fields::LAST_EVENT_ID,
     jsonrpc,
+    lock::lock,
 };
 
 /// Headers that describe the original body or connection, or that let a service answer in the server's place what it
@@ -130,8 +131,7 @@ where
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection {
         let request = self.request(call, reason);
         Box::pin(async move {
-            let template = self.service.lock();
-            let mut service = template.unwrap_or_else(PoisonError::into_inner).clone();
+            let mut service = lock(&self.service).clone();
             let ready = poll_fn(|cx| service.poll_ready(cx)).await.is_ok();
             let sent = if ready {
                 service.call(request).await.ok()

@@ -9,7 +9,7 @@ use std::{
     collections::VecDeque,
     pin::Pin,
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        Mutex, MutexGuard, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Waker},
@@ -25,6 +25,7 @@ use super::{Polled, commit::Committed};
 use crate::{
     call::DetachCause,
     exchange::Guard,
+    lock::lock,
     registry::Outlet,
     timer::{NextLook, Noticed, Ticket, Timed, Watch},
 };
@@ -199,7 +200,7 @@ impl<B> Slot<B> {
     }
 
     fn state(&self) -> MutexGuard<'_, State<B>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -18,7 +18,7 @@
 use std::{
     ops::ControlFlow,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
 
@@ -35,7 +35,7 @@ use self::{
     runner::Runner,
     shared::{Keepers, SLACK},
 };
-use crate::quietly::quietly;
+use crate::{lock::lock, quietly::quietly};
 
 mod alarms;
 mod errand;
@@ -195,7 +195,7 @@ impl Timer {
     }
 
     fn alarms(&self) -> MutexGuard<'_, Alarms> {
-        self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.alarms)
     }
 }
 

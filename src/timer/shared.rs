@@ -1,13 +1,14 @@
 //! The state that a timer shares with its tasks: the runtimes that keep time, and the tasks that wait for one.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
 use tokio::{runtime::Id, sync::Notify};
 
 use super::{errand::Errands, roll::Roll};
+use crate::lock::lock;
 
 /// How long a runtime has to do its own work before another one does it: 100 ms. A thread that polls its tasks as it
 /// should comes to each of them sooner.
@@ -40,7 +41,7 @@ pub(super) struct Member {
 
 impl Keepers {
     pub(super) fn state(&self) -> MutexGuard<'_, Roster> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     convert::Infallible,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
     task::{Context, Poll},
@@ -24,6 +24,7 @@ use tokio::{
 use tower_service::Service;
 
 use crate::{
+    lock::lock,
     message::{Kind, Message},
     stage::Answering,
     stdio::{Program, process::Group},
@@ -173,8 +174,4 @@ impl Service<Request<Body>> for Bridge {
             }))
         })
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,7 +11,7 @@ use std::{
     path::PathBuf,
     process::{Command, ExitCode, Stdio},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         mpsc::{self, RecvTimeoutError},
     },
     thread,
@@ -21,6 +21,8 @@ use std::{
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use tokio::signal::unix::{SignalKind, signal};
+
+use crate::lock::lock;
 
 /// The hidden sub-command that runs the server.
 pub const COMMAND: &str = "scripted-server";
@@ -384,8 +386,4 @@ impl Server {
             complain!("{}: {error}", path.display());
         }
     }
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

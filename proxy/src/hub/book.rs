@@ -6,7 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -17,7 +17,7 @@ use super::{
     budget::{Budget, Grant},
     event::StreamName,
 };
-use crate::message::IdKey;
+use crate::{lock::lock, message::IdKey};
 
 /// The streams of one session.
 #[derive(Debug)]
@@ -225,7 +225,7 @@ impl<S: Clone> Book<S> {
 
 impl<S> Book<S> {
     fn pages(&self) -> MutexGuard<'_, Pages<S>> {
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pages)
     }
 }
 
@@ -296,7 +296,7 @@ impl<S> Over<S> {
     }
 
     fn ends(&self) -> MutexGuard<'_, Ends<S>> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ends)
     }
 }
 

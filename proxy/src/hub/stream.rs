@@ -3,7 +3,7 @@
 use std::{
     fmt,
     future::pending,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::AtomicUsize},
+    sync::{Arc, Mutex, MutexGuard, Weak, atomic::AtomicUsize},
     task::Waker,
     time::Duration,
 };
@@ -20,7 +20,7 @@ use super::{
     event::{Event, answer_with, error},
     ring::{Pushed, Ring, Start},
 };
-use crate::message::IdKey;
+use crate::{lock::lock, message::IdKey};
 
 mod forgetting;
 mod judging;
@@ -426,7 +426,7 @@ impl Stream {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.state)
     }
 }
 

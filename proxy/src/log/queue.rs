@@ -17,6 +17,8 @@ use std::{
     time::Duration,
 };
 
+use crate::lock::lock;
+
 /// Maximum number of bytes that wait: 1 MiB. Chosen because a line for each of 4,096 calls that a drain cancels fits.
 const MOST: usize = 1024 * 1024;
 
@@ -111,7 +113,7 @@ impl fmt::Debug for Queue {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn is_writer(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::{
     fmt::Write as _,
     io,
-    sync::{Arc, PoisonError, Weak, atomic::Ordering},
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     head::SESSION_ID,
+    lock::lock,
     message::Message,
     refusal::{self, BUSY, SERVER_ERROR},
 };
@@ -146,7 +147,7 @@ impl Inner {
     /// A session was refused for want of a place. It is logged every 10 s at most.
     fn refused(&self) {
         let now = Instant::now();
-        let mut last = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.refused);
         if last.is_some_and(|last| now < last + REFUSED_AGAIN) {
             return;
         }

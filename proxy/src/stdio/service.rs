@@ -6,7 +6,7 @@ use std::{
     io,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
@@ -36,6 +36,7 @@ use crate::{
         accepts, is_of_type, only,
     },
     hub::{Call, Hub},
+    lock::lock,
     message::{Kind, MAX_BODY, Message, on_one_line},
     refusal::{self, BUSY, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, SESSION_NOT_FOUND},
 };
@@ -319,11 +320,11 @@ impl Inner {
     }
 
     pub(super) fn live(&self) -> MutexGuard<'_, Live> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.live)
     }
 
     pub(super) fn crashes(&self) -> MutexGuard<'_, Crashes> {
-        self.crashes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.crashes)
     }
 
     /// A session's process has ended.

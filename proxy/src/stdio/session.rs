@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     hub::{self, Stream},
+    lock::lock,
     message::{IdKey, Kind, Message},
     refusal::SERVER_ERROR,
 };
@@ -229,7 +230,7 @@ impl Session {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

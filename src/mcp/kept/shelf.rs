@@ -3,9 +3,11 @@
 //! An answer kept as it is would be a handful of small blocks that lie for a minute among those that come and go with every
 //! call. That slows an allocator down by more than all of this crate costs.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use bytes::{Bytes, BytesMut};
+
+use crate::lock::lock;
 
 /// How many bytes of texts share an allocation, which lives as long as the last of them.
 const BOARD: usize = 4096;
@@ -17,7 +19,7 @@ pub(in crate::mcp) struct Shelf(Mutex<BytesMut>);
 
 impl Shelf {
     pub(in crate::mcp) fn put(&self, text: &str) -> Bytes {
-        let mut board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut board = lock(&self.0);
         if board.capacity() < text.len() {
             *board = BytesMut::with_capacity(BOARD.max(text.len()));
         }
