@@ -40,22 +40,34 @@ pub fn part(section: &Section) -> String {
     part
 }
 
-/// The lines of the README: what a target measures, and how the figure goes on.
-const HEADLINES: [(&str, &str); 4] = [
+/// How the README shows a figure.
+#[derive(Clone, Copy)]
+enum Shown {
+    AsItIs,
+    /// A ratio, as per cent more or fewer.
+    Change,
+}
+
+/// The lines of the README: what a target measures, how its figure is shown, and how the line goes on.
+const HEADLINES: [(&str, Shown, &str); 4] = [
     (
         "instructions of a call in a session (100 B arguments), layer and session manager, to bare",
-        "times the instructions for a small call in a session",
+        Shown::Change,
+        "instructions for a small call in a session",
     ),
     (
         "calls a second, session, wrapped, to bare",
-        "times the calls a second, in sessions, with tools that do nothing",
+        Shown::Change,
+        "calls a second, in sessions, with tools that do nothing",
     ),
     (
         "wrapped, session, Fin, 1 alone: p50 (ms)",
+        Shown::AsItIs,
         "ms from the client's close to the token (median, one client)",
     ),
     (
         "wrapped, session: added to a call in flight (B)",
+        Shown::AsItIs,
         "B more for a call in flight",
     ),
 ];
@@ -65,12 +77,22 @@ pub fn summary(sections: &[Section]) -> String {
     let mut page = "With layer and session manager, compared with bare rmcp ([the report](benches/report/README.md) has all of \
                     it):\n"
         .to_owned();
-    for (what, text) in HEADLINES {
+    for (what, shown, text) in HEADLINES {
         let mut targets = sections.iter().flat_map(|section| &section.targets);
         let target = targets.find(|target| target.what == what);
-        page.extend(target.map(|target| format!("- {} {text}\n", figure(target.measured))));
+        page.extend(target.map(|target| format!("- {} {text}\n", shown.figure(target.measured))));
     }
     page
+}
+
+impl Shown {
+    fn figure(self, measured: f64) -> String {
+        match self {
+            Self::AsItIs => figure(measured),
+            Self::Change if measured < 1.0 => format!("{:.0} % fewer", (1.0 - measured) * 100.0),
+            Self::Change => format!("{:.0} % more", (measured - 1.0) * 100.0),
+        }
+    }
 }
 
 /// `readme` with `summary` between its two marks. `None` if it has no marks.
@@ -145,7 +167,7 @@ mod tests {
         section.targets[0].what = HEADLINES[0].0.into();
         let new = put_between_marks(&readme, &summary(&[section])).unwrap();
         assert!(new.starts_with("# Crate\n\n") && new.ends_with("\n\nmore\n"));
-        assert!(new.contains("\n- 1.200 times the instructions for a small call in a session\n"));
+        assert!(new.contains("\n- 20 % more instructions for a small call in a session\n"));
         assert!(!new.contains("what was there"));
         assert_eq!(put_between_marks("# Crate\n", "summary"), None);
     }
@@ -155,12 +177,13 @@ mod tests {
         let readme = include_str!("../../../README.md");
         let report = include_str!("../../report/README.md");
         assert!(put_between_marks(readme, "summary").is_some());
-        for (what, text) in HEADLINES {
+        for (what, shown, text) in HEADLINES {
             let row = report.lines().find_map(|line| {
                 let cells = line.strip_prefix(&format!("| {what} | "))?;
                 cells.split(' ').next()
             });
             let figure = row.unwrap_or_else(|| panic!("the report has no {what:?}"));
+            let figure = shown.figure(figure.parse().expect("a number"));
             let line = format!("\n- {figure} {text}\n");
             assert!(readme.contains(&line), "{line:?} is not in the README");
         }
