@@ -26,8 +26,8 @@
 //! 7. **Late wake-ups.** The end of a grace that is noticed late is not acted on: the runtime stood still, and the
 //!    resumes wait in the accept queue. More than [`LATE`](crate::timer::LATE) late, or noticed by another
 //!    runtime because its own stands still, it is put off for long, once. Else more than [`times::JITTER`] late, it is
-//!    looked at again after as long as it was late, at least [`GLANCE`](crate::timer::GLANCE), until that look is not more
-//!    than [`ON_TIME`](crate::timer::ON_TIME) late itself, [`MAX_GLANCES`](crate::timer::MAX_GLANCES) times at most. A hold
+//!    looked at again [`GLANCE`](crate::timer::GLANCE) later, until that look is not more than
+//!    [`ON_TIME`](crate::timer::ON_TIME) late itself, [`MAX_GLANCES`](crate::timer::MAX_GLANCES) times at most. A hold
 //!    may be what notices; its own time is not late. Nor is what the timer comes to late because it has much to do, while
 //!    it lets the runtime serve its clients ([`Watch`]).
 //! 8. **Names.** An event id names the stream that it was seen on; only rmcp's own also name the stream by their number

@@ -14,7 +14,7 @@ use super::watch::{GLANCE, Noticed, ON_TIME, Watch};
 pub(crate) const LATE: Duration = Duration::from_secs(1);
 
 /// How often something is looked at again at most: 10 times. A machine that is never on time then takes about a second
-/// longer to end an idle session or a stream that is not read, and up to 20 s longer to end an orphan.
+/// longer to end an orphan, an idle session, or a stream that is not read.
 pub(crate) const MAX_GLANCES: u8 = 10;
 
 /// Something that has a time.

@@ -22,7 +22,7 @@ const ROWS: [Row; 8] = [
     ),
     ("`subscriptions/listen`", |call, _| call.method() == LISTEN),
     (
-        "the server ended its stream, and nobody can resume it",
+        "the server ended its stream, and no client can resume it",
         |call, going| going.by_server && (call.ends_with_its_stream() || !going.replayable),
     ),
     ("protocol revision 2026-07-28 or later", |call, _| {

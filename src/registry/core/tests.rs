@@ -545,7 +545,7 @@ fn invariant_7_a_starved_runtime_puts_a_deadline_off_once() {
     assert_eq!(core.next_deadline(), Some(noticed + 2 * RETRY));
     let again = noticed + 60 * SECOND;
     assert!(core.expire(again).is_empty());
-    assert_eq!(core.next_deadline(), Some(again + LATE), "not as long");
+    assert_eq!(core.next_deadline(), Some(again + GLANCE), "not as long");
     assert_eq!(
         look(&mut core, Duration::ZERO),
         [(id, "call", Expired::Grace)]
@@ -629,7 +629,7 @@ fn invariant_7_what_fell_due_while_a_runtime_stood_still_between_two_turns_is_la
 
 #[test]
 fn invariant_7_what_was_put_off_is_not_cancelled_by_the_next_resume_that_brings_nothing() {
-    for (late, put_off) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, SECOND / 2)] {
+    for (late, put_off) in [(2 * SECOND, 2 * RETRY), (SECOND / 2, GLANCE)] {
         let mut now = Instant::now();
         let mut core = core();
         let id = accepted(&mut core, request(1), "polled in vain");
@@ -669,7 +669,7 @@ fn invariant_7_a_deadline_that_is_noticed_a_little_late_is_looked_at_again() {
         detach(&mut core, id, now);
         let noticed = now + SECOND + late;
         assert!(core.expire(noticed).is_empty(), "{late:?}");
-        let again = Some(noticed + late.max(GLANCE));
+        let again = Some(noticed + GLANCE);
         assert_eq!(core.next_deadline(), again);
         let (_, entry) = core.calls().next().unwrap();
         assert_eq!(entry.waits_to(), again, "which is what is said of it");
@@ -698,7 +698,7 @@ fn invariant_7_a_resume_that_waited_while_the_deadline_passed_keeps_its_call() {
 #[test]
 fn invariant_7_a_resume_that_is_refused_meanwhile_leaves_the_others_their_time() {
     let now = Instant::now();
-    let noticed = now + SECOND + GLANCE;
+    let noticed = now + SECOND + 3 * SECOND / 10;
     let refused = noticed + GLANCE / 2;
     for who_notices in ["the timer", "the resume"] {
         let mut core = core();

@@ -346,8 +346,7 @@ impl Times {
             *deadline
         } else if (starved || late > tolerated) && clock.glances < MAX_GLANCES {
             clock.glances += 1;
-            // The longer it stood still, the more there is to hear.
-            *clock.again.insert(now + late.clamp(GLANCE, LATE))
+            *clock.again.insert(now + GLANCE)
         } else {
             return false;
         };

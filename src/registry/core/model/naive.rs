@@ -633,9 +633,8 @@ impl Call {
         if on_time || self.looks.len() == MAX_LOOKS {
             return false;
         }
-        let again = now + (now - due).clamp(LOOK_AGAIN, LATE);
-        self.looks.push(again);
-        self.last_deadline = Some(again);
+        self.looks.push(now + LOOK_AGAIN);
+        self.last_deadline = Some(now + LOOK_AGAIN);
         true
     }
 
