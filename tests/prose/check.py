@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Checks that documentation and comments name their actors, and that machines in them do not speak or walk.
+
+    tests/prose/check.py          fails if a page or the comments of a folder have more of WORDS than they may
+    tests/prose/check.py --list   prints every line that has one
+
+Code, names in backticks and links do not count. The numbers in ALLOWED may fall and must not rise.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WORDS = re.compile(
+    r"\b(nobody|somebody|anybody|whoever|told|tells|says|say|said|hears|heard|comes|come|goes|gone|leaves"
+    r"|so many|so long|as much as|as many as)\b",
+    re.IGNORECASE,
+)
+
+# How many a page, or the comments below a folder, may have.
+ALLOWED = {
+    "README.md": 0,
+    "SECURITY.md": 1,
+    "ARCHITECTURE.md": 84,
+    "CONTRIBUTING.md": 1,
+    "CHANGELOG.md": 19,
+    "src/manual/defaults.md": 2,
+    "src/manual/deploying.md": 8,
+    "src/manual/disconnect.md": 8,
+    "src/manual/operating.md": 2,
+    "src/manual/several_servers.md": 2,
+    "proxy/README.md": 13,
+    "cluster/README.md": 17,
+    "examples/README.md": 6,
+    "tests/README.md": 3,
+    "src": 729,
+    "proxy/src": 283,
+    "cluster/src": 417,
+    "tests": 510,
+    "proxy/tests": 80,
+    "cluster/tests": 18,
+    "examples": 45,
+    "benches": 91,
+    "fuzz": 34,
+}
+NOT_OURS = {"target", "node_modules"}
+
+
+def main():
+    wrong = False
+    for place, allowed in ALLOWED.items():
+        found = list(lines(ROOT / place))
+        count = sum(len(WORDS.findall(text)) for _, _, text in found)
+        too_many = count > allowed
+        wrong |= too_many
+        if too_many:
+            print(f"{place}: {count} of the words of tests/prose/check.py, and may have {allowed}")
+        if "--list" in sys.argv or (too_many and place.endswith(".md")):
+            for path, number, text in found:
+                print(f"{path.relative_to(ROOT)}:{number}: {text.strip()}")
+    return 1 if wrong else 0
+
+
+def lines(place):
+    """The lines below `place` that have one of the words: path, number and text, without what does not count."""
+    for path in [place] if place.is_file() else sorted(place.rglob("*.rs")):
+        if NOT_OURS & set(path.parts):
+            continue
+        read = page if path.suffix == ".md" else comments
+        for number, text in read(path.read_text()):
+            text = re.sub(r"`[^`]*`|\]\([^)]*\)|\]\[[^\]]*\]", "", text)
+            if WORDS.search(text):
+                yield path, number, text
+
+
+def page(text):
+    """The lines of a page that are no code."""
+    is_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        is_code ^= line.startswith("```")
+        if not is_code:
+            yield number, line
+
+
+def comments(text):
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.search(r"(?:^|\s)//[/!]?\s(.*)", line)
+        if found:
+            yield number, found[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
