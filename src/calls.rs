@@ -101,7 +101,7 @@ impl Calls {
         self.len() == 0
     }
 
-    /// The number of calls whose client has gone.
+    /// The number of calls whose client has left.
     pub fn detached(&self) -> usize {
         self.registry.detached()
     }
@@ -131,7 +131,7 @@ impl Calls {
         found.flatten()
     }
 
-    /// Cancels a call, attached or not: its token fires, its server is told, and its client, if it is still there, gets the
+    /// Cancels a call, attached or not: its token fires, its server is notified, and its client, if it is still there, gets the
     /// JSON-RPC error -32800. Returns `false` if the call has ended, or runs as a task, which only its client may end.
     pub fn cancel(&self, id: CallId, reason: CancelReason) -> bool {
         let exchange = self.registry.call(id);
@@ -159,8 +159,8 @@ impl Calls {
 
     /// Notes that the client of a session resumed a call on another server, where the sessions have an event store: the call
     /// runs on, however long its client stays away from here. That holds as well if the loss of the old connection is noticed only
-    /// later; it ends when the client comes back here. Returns `false` if no call in flight has that event id.
-    /// [Operating](crate::manual::operating#several-servers-and-event-stores) says when to use it.
+    /// later; it ends when the client resumes here. Returns `false` if no call in flight has that event id.
+    /// [Operating](crate::manual::operating#several-servers-and-event-stores) describes when to use it.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancelOnDisconnectLayer;
@@ -184,7 +184,7 @@ impl Calls {
     /// subscriptions to end.
     ///
     /// Without it, `axum::serve(…).with_graceful_shutdown(…)` never ends while an event stream is open. Let both begin at the
-    /// same time, so that nothing new comes in while the calls end. A drain cannot end a connection on which half a request
+    /// same time, so that no new call arrives while the calls end. A drain cannot end a connection on which half a request
     /// came in: give axum's future a limit of its own, as the example `shutdown` does.
     ///
     /// ```
@@ -247,7 +247,7 @@ impl Calls {
         let mut cancelled = 0;
         for (id, exchange) in calls {
             if exchange.call(id).is_some_and(CallInfo::must_run_on) {
-                // Its client may come back for it, elsewhere.
+                // Its client may resume it elsewhere.
                 exchange.hand_over();
                 continue;
             }

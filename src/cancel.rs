@@ -37,7 +37,7 @@ pub(crate) trait Canceller: Send + Sync {
     fn cancel(self: Arc<Self>, call: &CallInfo, reason: CancelReason) -> Injection;
 }
 
-/// The error of a cancel that the server could not be told of. The call's [`CallToken`](crate::CallToken) has fired.
+/// The error of a cancel that the server could not be notified of. The call's [`CallToken`](crate::CallToken) has fired.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event};

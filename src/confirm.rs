@@ -4,7 +4,7 @@ use std::{pin::Pin, time::Duration};
 
 use crate::call::{CallInfo, Detachment};
 
-/// A call whose client did not come back within its grace, as [`confirm`](crate::CancelOnDisconnectLayer::confirm) gets it.
+/// A call whose client did not resume within its grace, as [`confirm`](crate::CancelOnDisconnectLayer::confirm) gets it.
 ///
 /// ```
 /// use std::future::ready;
@@ -41,11 +41,11 @@ pub struct Orphan<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Confirmation {
-    /// It may: nobody will come for it.
+    /// It may: no client will resume it.
     Cancel,
-    /// Not yet. It waits for this much longer, at least 100 ms, and then the question comes again.
+    /// Not yet. It waits for this much longer, at least 100 ms, and then the question is asked again.
     PutOff(Duration),
-    /// Its session lives elsewhere by now, so nobody will come for it here: it is cancelled as
+    /// Its session is elsewhere by now, so no client will resume it here: it is cancelled as
     /// [`SessionClosed`](crate::CancelReason::SessionClosed).
     SessionClosed,
 }

@@ -91,7 +91,7 @@ impl CancelOnDisconnectLayer {
         }
     }
 
-    /// Sets how long a call goes on after its client went away, unless its [`policy`](Self::policy) says otherwise.
+    /// Sets how long a call runs on after its client left, unless its [`policy`](Self::policy) sets another time.
     pub fn grace(mut self, grace: Grace) -> Self {
         self.options.rules.grace = grace;
         self
@@ -110,18 +110,18 @@ impl CancelOnDisconnectLayer {
     /// [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) still does, and so do
     /// [`Calls::cancel`], [`Calls::drain`] and the end of their session. A subscription still ends with its stream.
     ///
-    /// With several closures, a call is exempt if one of them says so. A closure that panics says no.
+    /// With several closures, a call is exempt if one of them returns `true`. A closure that panics counts as `false`.
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
         self.options.exempt.push(Arc::new(exempt));
         self
     }
 
-    /// Asks before a call is cancelled because its client did not come back within its grace. A second closure replaces the
+    /// Asks before a call is cancelled because its client did not resume within its grace. A second closure replaces the
     /// first.
     ///
-    /// For what the layer cannot know: a client that may have come back to another server, or a service that is away just now and
-    /// would have said so. Until the answer is there the call waits, and a client that comes back meanwhile has it. If the
-    /// closure panics, or has no answer after 10 s, the call waits for another grace. Nobody is asked about calls without a
+    /// For what the layer cannot know: a client that may have resumed on another server, or a service that is away just now and
+    /// would have known. Until the answer is there the call waits, and a client that resumes meanwhile has it. If the
+    /// closure panics, or has no answer after 10 s, the call waits for another grace. The closure is not called for calls without a
     /// grace, and none of the other cancels is held up: [`call_timeout`](Self::call_timeout), [`Calls`], the end of a session.
     ///
     /// The future is polled on the runtime that keeps the deadline. It keeps neither the call nor its session open.
@@ -154,7 +154,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets how long a call may last, unless its [`policy`](Self::policy) says otherwise, see
+    /// Sets how long a call may last, unless its [`policy`](Self::policy) sets another limit, see
     /// [`Policy::call_timeout`]. There is no limit by default.
     ///
     /// ```
@@ -184,9 +184,9 @@ impl CancelOnDisconnectLayer {
     /// Probes clients: puts a comment into every response stream (`text/event-stream`) that was quiet for this long, at least
     /// 1 ms. This is off by default; rmcp does the same every 15 s.
     ///
-    /// If a client goes without a word, that shows only when something is written to it. A comment is not an event: clients
+    /// If a client vanishes, that shows only when something is written to it. A comment is not an event: clients
     /// ignore it, and proxies take it for traffic. It stands between two events, never inside one. The response gets
-    /// `X-Accel-Buffering: no` and `Cache-Control: no-cache`, unless the inner service has said otherwise. A body that is
+    /// `X-Accel-Buffering: no` and `Cache-Control: no-cache`, unless the inner service has set them. A body that is
     /// encoded, or whose length is known, gets no probes.
     ///
     /// ```
@@ -221,9 +221,9 @@ impl CancelOnDisconnectLayer {
     /// Answers calls whose handler stays silent: if the inner service has not answered this long after the request body, the client gets
     /// `200 text/event-stream` and probes, and the answer as an event when it is there.
     ///
-    /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler says something. Proxies cut
-    /// such a call at their idle limit, and nobody notices a client that vanished. It is off by default, because what the
-    /// inner service says in its head is lost: its headers, and its status (an error status becomes the JSON-RPC error -32603,
+    /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler sends something. Proxies cut
+    /// such a call at their idle limit, and a client that vanished is not noticed. It is off by default, because what the
+    /// inner service sends in its head is lost: its headers, and its status (an error status becomes the JSON-RPC error -32603,
     /// with `data.status`). The inner future is boxed.
     ///
     /// It applies to a POST with one call (never `initialize`) from a client that accepts events. Such a request is passed on
@@ -254,7 +254,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Takes a client for gone if it is connected and has not read from its stream for this long, at least 100 ms. This is off by
+    /// Takes a client for disconnected if it is connected and has not read from its stream for this long, at least 100 ms. This is off by
     /// default, and [`Duration::ZERO`] turns it off.
     ///
     /// The streams of a session share its worker, which waits for the slowest: one client that does not read holds up all
@@ -287,7 +287,7 @@ impl CancelOnDisconnectLayer {
         self
     }
 
-    /// Sets which answers are kept for clients that come back.
+    /// Sets which answers are kept for clients that resume.
     pub fn retain(mut self, retain: Retain) -> Self {
         self.options.retain = retain;
         self

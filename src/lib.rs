@@ -1,8 +1,8 @@
 //! Cancels an in-flight MCP call when its client hangs up, and only then.
 //!
 //! An MCP server written with [rmcp](https://docs.rs/rmcp) keeps a tool running when its client closes the connection in
-//! the middle of a call: in session mode, the default, its cancellation token never fires, and the work goes on for
-//! nobody. This crate is a tower layer that cancels such a call.
+//! the middle of a call: in session mode, the default, its cancellation token never fires, and the work continues
+//! without a client. This crate is a tower layer that cancels such a call.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -27,15 +27,15 @@
 //!
 //! | | what for |
 //! |---|---|
-//! | [`CancelOnDisconnectLayer`] | goes around the service; its options say what a disconnect means |
-//! | [`CancellableSessionManager`] | goes into rmcp's service in place of its session manager, and makes cancels exact and cheap |
-//! | [`Grace`] | how long a call waits for a client that may come back: by default 20 s or more if the client can resume it, else not at all |
-//! | [`CallToken`] | tells a handler that its call is cancelled, and why, where rmcp's `RequestContext::ct` does not say enough |
+//! | [`CancelOnDisconnectLayer`] | wraps the service; its options decide what a disconnect means |
+//! | [`CancellableSessionManager`] | replaces the session manager of rmcp's service, and makes cancels exact and cheap |
+//! | [`Grace`] | how long a call waits for a client that may resume: by default 20 s or more if the client can resume it, else not at all |
+//! | [`CallToken`] | notifies a handler that its call is cancelled, and why, where rmcp's `RequestContext::ct` is not enough |
 //!
 //! The layer works without the session manager too, over any MCP server: then it cancels with a `notifications/cancelled`
 //! POST into the inner service.
 //!
-//! # What comes later
+//! # What you may need later
 //!
 //! | | what for |
 //! |---|---|
@@ -44,7 +44,7 @@
 //! | [`Calls`] | the calls in flight: to see them, to cancel them, to drain them before a shutdown |
 //! | [`Confirmation`], [`Orphan`] | what is asked before an orphan is cancelled, and the answers |
 //! | [`Event`], [`Observer`] | everything that happens to a call |
-//! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | what events and snapshots say of a call |
+//! | [`CallInfo`], [`CallId`], [`RequestId`], [`CancelReason`], [`Outcome`] | what events and snapshots have of a call |
 //! | [`observe`] | the rest of what events and snapshots have, and metrics |
 //! | `socket` | clients that hyper does not see go (feature `socket`) |
 //! | [`body`], [`transport`] | types that pass through the layer and the session manager, for services of your own |
@@ -66,17 +66,17 @@
 //! | waits for a silent handler that has sent no head | [`commit_after`](CancelOnDisconnectLayer::commit_after) |
 //! | is connected and does not read | [`stall_timeout`](CancelOnDisconnectLayer::stall_timeout) |
 //!
-//! [Deploying](manual::deploying) says how long each takes at worst, and what proxies make of it.
+//! [Deploying](manual::deploying) lists how long each takes at worst, and what proxies make of it.
 //!
 //! # What a disconnect means
 //!
 //! [`Grace`] decides, and [the manual](manual::disconnect) has the table of all cases. By default a call that its client can
-//! resume waits for it, because real clients do come back; a call that nobody can resume is cancelled at once. A client that
-//! comes back late gets its answer all the same, or learns that its call was cancelled. When in doubt, nothing is cancelled:
+//! resume waits for it, because real clients do resume; a call that no client can resume is cancelled at once. A client that
+//! resumes late gets its answer all the same, or the error of a cancelled call. When in doubt, nothing is cancelled:
 //! see [`Unreadable`](observe::Unreadable).
 //!
-//! Revisions of the specification up to 2025-11-25 say that a disconnect SHOULD NOT be read as a cancel. A grace that ends
-//! only when nobody came back narrows that, and [`Grace::Never`] keeps to the letter. From 2026-07-28 on a disconnect MUST
+//! Up to revision 2025-11-25 of the specification a disconnect SHOULD NOT be read as a cancel. A grace that ends
+//! only when no client resumed narrows that, and [`Grace::Never`] keeps to the letter. From 2026-07-28 on a disconnect MUST
 //! cancel, and it does.
 //!
 //! # Runtimes

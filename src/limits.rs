@@ -1,6 +1,6 @@
 //! Limits of what is kept track of. One session reaches its own limit long before all sessions together reach theirs.
 
-/// How many calls a layer keeps track of, and how many bytes of answers it keeps for clients that come back.
+/// How many calls a layer keeps track of, and how many bytes of answers it keeps for clients that resume.
 ///
 /// A call beyond a limit runs on as it would without the layer: it is neither refused nor cancelled, and no other call makes
 /// room for it. [`Event::Untracked`](crate::Event::Untracked) reports every such call, and the log warns once a minute.

@@ -10,7 +10,7 @@ use crate::{
     quietly::quietly,
 };
 
-/// Which answers are kept for clients that come back for them. This needs
+/// Which answers are kept for clients that resume their calls. This needs
 /// [`CancellableSessionManager`](crate::CancellableSessionManager), which sees the answers. Keeping one costs a reference
 /// count, not a copy.
 ///
@@ -28,9 +28,9 @@ pub enum Retain {
     /// go when there is no room.
     #[default]
     All,
-    /// The answers that came while nobody was there to take them.
+    /// The answers that were sent while no client was connected to take them.
     Detached,
-    /// No answers: a client that comes back too late gets what rmcp gives, an empty stream.
+    /// No answers: a client that resumes too late gets what rmcp gives, an empty stream.
     Off,
 }
 

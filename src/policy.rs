@@ -17,7 +17,7 @@ use std::time::Duration;
 /// ```
 pub const MIN_GRACE: Duration = Duration::from_secs(20);
 
-/// How long a call goes on after its client went away.
+/// How long a call runs on after its client left.
 ///
 /// This is how long the *layer* lets the call go on. rmcp itself stops the handler of a stateless call as soon as its stream
 /// is dropped.
@@ -35,20 +35,20 @@ pub const MIN_GRACE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Grace {
-    /// The call goes on as long as its client may come back for the answer. [The manual](crate::manual::disconnect) has the
+    /// The call runs on as long as its client may resume it for the answer. [The manual](crate::manual::disconnect) has the
     /// table of all cases.
     #[default]
     Auto,
     /// The call is cancelled when its client hangs up. This breaks clients that resume. If the *server* ended the stream, the
-    /// call still waits as with `Auto`, because its client was told to come back.
+    /// call still waits as with `Auto`, because its server asked it to resume.
     Immediate,
-    /// As `Auto`, but a client that may come back is waited for this long. If the server told it to wait longer, it is waited for
+    /// As `Auto`, but a client that may come back is waited for this long. If the server asked it to wait longer, it is waited for
     /// that long and a little more.
     AutoAfter(Duration),
-    /// The call goes on this long, counted from the hang-up, even if its client cannot resume. If the client can, and the server
-    /// told it to wait longer, the call goes on for that long and a little more.
+    /// The call runs on this long, counted from the hang-up, even if its client cannot resume. If the client can, and the server
+    /// asked it to wait longer, the call runs on for that long and a little more.
     After(Duration),
-    /// The call goes on to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT.
+    /// The call runs on to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT.
     Never,
 }
 
@@ -88,12 +88,12 @@ pub(crate) struct Rules {
 // === impl Policy ===
 
 impl Policy {
-    /// A policy that sets nothing: the call is treated as the layer says.
+    /// A policy that sets nothing: the layer's options apply.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets how long the call goes on after its client went away, in place of the layer's
+    /// Sets how long the call runs on after its client left, in place of the layer's
     /// [`grace`](crate::CancelOnDisconnectLayer::grace).
     pub fn grace(mut self, grace: Grace) -> Self {
         self.grace = Some(grace);
@@ -114,7 +114,7 @@ impl Policy {
     /// one is detached, unless it is [exempt](crate::CancelOnDisconnectLayer::exempt).
     ///
     /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. The layer has
-    /// no such option: a call whose policy does not say so is not superseded.
+    /// no such option: a call whose policy does not set it is not superseded.
     pub fn supersede(mut self) -> Self {
         self.supersede = true;
         self

@@ -1,4 +1,4 @@
-//! The token of a request, which tells a handler that its call is cancelled.
+//! The token of a request, which notifies a handler that its call is cancelled.
 
 use std::{fmt, sync::Arc};
 
@@ -150,14 +150,14 @@ impl CallToken {
         self.0.on_cancel(clean_up);
     }
 
-    /// Says that the answer to the call is here: for a gateway or a proxy that stands between the layer and its server, reads on
-    /// when the client has gone, and gives the answer to a client that comes back for it.
+    /// Marks the call as answered. For a gateway or a proxy that stands between the layer and its server, reads on
+    /// when the client has left, and gives the answer to a client that resumes it.
     ///
     /// The call ends as completed. Its grace is over, so is a hold of it, nothing is injected for it, the token will not fire and
-    /// clean-ups are dropped. A resume that comes later passes through untouched: what it gets is the gateway's to say. A
+    /// clean-ups are dropped. A later resume passes through untouched: what it gets is the gateway's decision. A
     /// cancel that came first stays one, also where its token fires only in this moment.
     ///
-    /// It may be said at any time and more than once: before the response has a head, between two events, while the client is
+    /// It may be called at any time and more than once: before the response has a head, between two events, while the client is
     /// away, beside a deadline that passes. Where the layer has not read the request's body yet, it is remembered: the call is
     /// reported as started and completed then, and is never in flight. On a request that carries no call (a plain route,
     /// `initialize`, a notification, a body that cannot be read) the token will not fire any more, and nothing else changes; a

@@ -40,7 +40,7 @@ pub(crate) enum Verdict {
 // === impl Going ===
 
 impl Going {
-    /// Whether its client may come back to another server, unseen by this one.
+    /// Whether its client may resume on another server, unseen by this one.
     pub(crate) fn may_be_resumed_elsewhere(self, call: &CallInfo) -> bool {
         let without_session = call.session().is_none() && !call.ends_with_its_stream();
         self.replayable && (self.stored || without_session)

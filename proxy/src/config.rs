@@ -143,7 +143,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_TOOL_GRACE", value_name = "TOOL=GRACE", value_delimiter = ',', value_parser = value::tool_grace)]
     pub tool_grace: Vec<(String, Grace)>,
 
-    /// Keep nothing for clients that come back, which then only an upstream may do (with --upstream)
+    /// Keep nothing for clients that resume, which then only an upstream may do (with --upstream)
     #[arg(long, env = "MCP_PROXY_NO_RESUMABLE")]
     pub no_resumable: bool,
 
@@ -151,7 +151,7 @@ pub struct Config {
     #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::time)]
     pub commit_after: Duration,
 
-    /// How many bytes of events are kept in all for clients that come back
+    /// How many bytes of events are kept in all for clients that resume
     #[arg(long, env = "MCP_PROXY_BUFFER", value_name = "SIZE", default_value = "64MiB", value_parser = value::size)]
     pub buffer: usize,
 

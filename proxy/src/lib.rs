@@ -13,7 +13,7 @@
 //! | [`front`] | takes connections, and refuses what is none of the server's business |
 //! | [`forward`] | hands requests on to a server that speaks HTTP |
 //! | [`stdio`] | starts servers that speak on stdin and stdout, and speaks HTTP for them |
-//! | [`hub`] | keeps what a server sent, for clients that come back |
+//! | [`hub`] | keeps what a server sent, for clients that resume |
 //! | [`message`], [`head`] | read of a message and of a head what routes them |
 //! | [`server`] | one of these, as it is configured |
 //! | [`admin`] | shows health, metrics and calls, on another address |

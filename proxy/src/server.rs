@@ -42,7 +42,7 @@ pub struct Stats {
     pub sessions: usize,
     /// Processes of sessions, with those that are about to end.
     pub children: usize,
-    /// Bytes that are kept for clients that come back, with what it costs to keep them.
+    /// Bytes that are kept for clients that resume, with what it costs to keep them.
     pub buffer_bytes: usize,
     /// How often a client came back to a stream.
     pub resumes: u64,

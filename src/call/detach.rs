@@ -31,8 +31,8 @@ pub enum DetachCause {
     /// The client is connected and has not read for as long as
     /// [`stall_timeout`](crate::CancelOnDisconnectLayer::stall_timeout) allows.
     Stalled,
-    /// The server ended the stream, and its client is expected to come back for the answer (SEP-1699). rmcp also ends a stream
-    /// just before it accepts the resume of a client that has already come back.
+    /// The server ended the stream, and its client is expected to resume for the answer (SEP-1699). rmcp also ends a stream
+    /// just before it accepts the resume of a client that is already back.
     EndedByServer,
     /// A service between the layer and the handler let go of the stream, or its body failed.
     ResponseDropped,

@@ -17,7 +17,7 @@ pub(crate) const LISTEN: &str = "subscriptions/listen";
 
 /// What is known of a call. Observers get it with every event, and a policy decides by it.
 ///
-/// `Debug` leaves out the session id, because anybody who knows it can speak for the session.
+/// `Debug` leaves out the session id, because a client that knows it can speak for the session.
 ///
 /// ```
 /// use axum::{Router, body::{Body, Bytes}, routing::post};
@@ -198,12 +198,12 @@ impl CallInfo {
         &self.request_id
     }
 
-    /// The JSON-RPC method, such as `tools/call`. It comes from the client, which may choose any text of any length.
+    /// The JSON-RPC method, such as `tools/call`. It is sent by the client, which may choose any text of any length.
     pub fn method(&self) -> &str {
         &self.method
     }
 
-    /// The name of the called tool, for `tools/call`. It comes from the client too.
+    /// The name of the called tool, for `tools/call`. It is sent by the client too.
     pub fn tool(&self) -> Option<&str> {
         self.tool.as_deref()
     }

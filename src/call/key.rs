@@ -155,7 +155,7 @@ impl std::error::Error for ParseCallIdError {}
 // === impl Scope ===
 
 impl Scope {
-    /// The server that a request goes to, where no session manager of ours is known: by the path that its client asked
+    /// The server that a request is sent to, where no session manager of ours is known: by the path that its client asked
     /// for, and by what a router left of that.
     pub(crate) fn of_request(uri: &Uri, extensions: &Extensions) -> Self {
         let path = uri.path();

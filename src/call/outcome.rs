@@ -15,7 +15,7 @@ use std::fmt;
 pub enum CancelReason {
     /// The client closed its connection or reset its stream, and the call had no grace.
     ClientDisconnected,
-    /// The client went away and did not come back within its grace.
+    /// The client left and did not resume within its grace.
     Orphaned,
     /// The client sent the same call again while this one had no client.
     Superseded,
@@ -51,7 +51,7 @@ pub enum Outcome {
     /// The call was cancelled. With the layer alone it may have completed before, unseen, while its client was away.
     Cancelled(CancelReason),
     /// The call was given up for this reason, and only the end of its stream tells its server: it has no session into which a
-    /// cancel could be injected, nobody took its [`CallToken`](crate::CallToken), and its revision does not make the end of its
+    /// cancel could be injected, no handler took its [`CallToken`](crate::CallToken), and its revision does not make the end of its
     /// stream a cancel. A server that stops a call whose stream is dropped stops this one, as rmcp 3 does. With any other server
     /// it runs on.
     Abandoned(CancelReason),

@@ -50,7 +50,7 @@ impl Drop for Reading {
 // === impl Attachment ===
 
 impl Attachment {
-    /// Says that nobody reads the stream, because its client has gone or because something inside let
+    /// Says that nobody reads the stream, because its client has left or because something inside let
     /// go of it.
     pub(crate) fn drop_stream(&self) {
         let (client_left, going) = {

@@ -1,6 +1,6 @@
 //! The question before an orphan is cancelled, where the layer has somebody to ask.
 //!
-//! 1. Nothing happens to the call while it is asked: a client that comes back has it, and the answer then means nothing
+//! 1. Nothing happens to the call while it is asked: a client that resumes has it, and the answer then means nothing
 //!    ([`Expiry`]).
 //! 2. No answer is an answer: the call is put off. That holds for a panic, for one that takes too long, and for a runtime that
 //!    ends meanwhile.

@@ -27,7 +27,7 @@
 //! | `confirm` | whether an orphan may be cancelled, where the layer has somebody to ask |
 //! | `waiting` | who waits for what becomes of a call |
 //! | `fire` | what fires with its token |
-//! | `inject` | how its server is told |
+//! | `inject` | how its server is notified |
 //! | `outlet` | how its client is told of a cancel that it did not ask for |
 //! | `report` | in which span events are reported |
 //! | `guard` | tells of drops and panics |

@@ -61,7 +61,7 @@ impl RequestBody {
         }
     }
 
-    /// Whether that the client has gone means nothing for its request: it is, or may be, JSON-RPC without a call.
+    /// Whether that the client has left means nothing for its request: it is, or may be, JSON-RPC without a call.
     pub(super) fn is_other(&self) -> bool {
         match self {
             Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,

@@ -187,7 +187,7 @@ pub(super) enum Phase {
     Answering,
     /// The client was told all there was to tell.
     Ended,
-    /// The client went away, or nobody reads the rest.
+    /// The client left, or nobody reads the rest.
     Abandoned,
 }
 

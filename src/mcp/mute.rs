@@ -227,7 +227,7 @@ impl MutedIds {
             && !self.untracked.iter().any(&has_it)
     }
 
-    /// Takes note of a message that goes to the client: a question, or the end of a call that may have had some.
+    /// Takes note of a message that is sent to the client: a question, or the end of a call that may have had some.
     fn note(&mut self, message: &ServerJsonRpcMessage) {
         match message {
             ServerJsonRpcMessage::Request(message) => {

@@ -43,7 +43,7 @@ type Reply<E> = (Result<Resumed, E>, Option<MyTurn>);
 /// Also counts as a reader of the call: the manager may take the stream from the present reader and give it to this one.
 type MyTurn = (Turn, Reading);
 
-/// How long a resume may take whose client has gone: 10 s. A manager whose client does not read may hold it back.
+/// How long a resume may take whose client has left: 10 s. A manager whose client does not read may hold it back.
 const UNREAD_LIMIT: Duration = Duration::from_secs(10);
 
 // === impl ResumeRequest ===
@@ -164,8 +164,8 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         CallStream::new(stream, call, self.used.as_ref().map(InUse::again))
     }
 
-    /// Reads the stream that the manager may have given the call already, although the client went away meanwhile: what
-    /// comes out of it, the answer too, comes out nowhere else. Nothing else is changed, as the client did not come back.
+    /// Reads the stream that the manager may have given the call already, although the client left meanwhile: what
+    /// comes out of it, the answer too, comes out nowhere else. Nothing else is changed, as the client did not resume.
     fn read_unread(&self, asked: Pin<Box<impl Future<Output = Reply<M::Error>> + Send + 'static>>) {
         let Some((id, exchange)) = self.call() else {
             return;

@@ -131,8 +131,8 @@ impl<M> CancellableSessionManager<M> {
     /// open new ones.
     ///
     /// A session is used by every request, also while its body is still on its way through the layer, by every open stream
-    /// (standalone ones too), and by every call that has not ended, even if its client has gone. An answer that is kept for a
-    /// client that was away uses it as well. (Without a layer, calls whose client has gone are not known.) What the server sends
+    /// (standalone ones too), and by every call that has not ended, even if its client has left. An answer that is kept for a
+    /// client that was away uses it as well. (Without a layer, calls whose client has left are not known.) What the server sends
     /// does not count.
     ///
     /// ```
@@ -162,10 +162,10 @@ impl<M> CancellableSessionManager<M> {
         self
     }
 
-    /// Tells a closure of every session that opens and closes, from now on. A manager may have several.
+    /// Calls a closure for every session that opens and closes, from now on. A manager may have several.
     ///
-    /// It is called where that happens, with no lock held: a session that opens is told of before its first message, and one that
-    /// closes once its calls are cancelled and no request finds it any more. Of each session the first is told before the second. What holds for an
+    /// It is called where that happens, with no lock held: a session that opens is reported before its first message, and one that
+    /// closes once its calls are cancelled and no request finds it any more. Of each session the opening is reported before the closing. What holds for an
     /// [`Observer`](crate::Observer) holds for it too: it must not block, and a panic of it is caught. Sessions that the manager
     /// inside makes or ends by itself are not seen.
     ///
@@ -223,7 +223,7 @@ impl<M> CancellableSessionManager<M> {
     /// stream the event was. `None` if the call has not ended with an answer, if the event is that of the answer itself, or if
     /// the answer is not kept any more. Nothing changes by asking.
     ///
-    /// An observer that is told of an [`Event::Ended`](crate::Event::Ended) can keep the answer elsewhere in this way.
+    /// An observer that gets an [`Event::Ended`](crate::Event::Ended) can keep the answer elsewhere in this way.
     ///
     /// ```
     /// use mcp_cancel_on_disconnect::CancellableSessionManager;
@@ -241,7 +241,7 @@ impl<M> CancellableSessionManager<M> {
 
     /// The manager inside.
     ///
-    /// Its owner can end the stream of a call that goes on (SEP-1699), and rmcp drops the answer of such a call. So from the first
+    /// Its owner can end the stream of a call that runs on (SEP-1699), and rmcp drops the answer of such a call. So from the first
     /// use of this method on, answers are copied as they pass, and kept if their stream has ended.
     pub fn inner(&self) -> &M {
         self.shared.early_ends.store(true, Ordering::Relaxed);

@@ -22,7 +22,7 @@ use crate::{
 
 /// The inner manager's stream of a call.
 ///
-/// Dropped before its end, while the call goes on, it is read on by a task: then the call is known to
+/// Dropped before its end, while the call runs on, it is read on by a task: then the call is known to
 /// complete, and its session is never blocked by a channel that nobody reads.
 pub(super) struct CallStream<S: Stream<Item = ServerSseMessage> + Send + 'static> {
     // Boxed because a drop must be able to hand it to the task, and it may not be `Unpin`. One
@@ -220,7 +220,7 @@ impl BoundCall {
         }
     }
 
-    /// Notes what its client may come back with.
+    /// Notes what its client may resume with.
     fn note(&mut self, event: &ServerSseMessage) {
         let Some(id) = &event.event_id else {
             return;

@@ -1,4 +1,4 @@
-//! Events, and the trait of those who are told.
+//! Events, and the trait of their observers.
 
 use std::time::Duration;
 
@@ -63,10 +63,10 @@ pub enum Event<'a> {
     Resumed {
         /// The call.
         call: &'a CallInfo,
-        /// The time without a client, unless the client was back before it was known to be gone.
+        /// The time without a client, unless the client was back before its loss was noticed.
         detachment: Option<Detachment>,
     },
-    /// A call ended. If it was cancelled, its token has fired and the server is being told.
+    /// A call ended. If it was cancelled, its token has fired and the server is being notified.
     #[non_exhaustive]
     Ended {
         /// The call.
@@ -76,12 +76,12 @@ pub enum Event<'a> {
         /// The time without a client, if the call had none at its end.
         detachment: Option<Detachment>,
     },
-    /// A call was cancelled, but the server could not be told. This is not tried again.
+    /// A call was cancelled, but the server could not be notified. This is not tried again.
     #[non_exhaustive]
     CancelFailed {
         /// The call.
         call: &'a CallInfo,
-        /// Why the server could not be told.
+        /// Why the server could not be notified.
         error: &'a CancelError,
     },
     /// There is no room for a call among those that are tracked, so it runs on as without the layer. If it was tracked so far,
@@ -94,9 +94,9 @@ pub enum Event<'a> {
         limit: Limit,
     },
     /// The record of an ended call had to go, or could not be kept, because there is no room. Its client was away when the
-    /// answer came, or had its call cancelled, and may now come back in vain.
+    /// answer came, or had its call cancelled, and may now resume in vain.
     ///
-    /// The observers of the call that needed the room are told, which is mostly another call.
+    /// This is reported to the observers of the call that needed the room, which is mostly another call.
     #[non_exhaustive]
     AnswerDropped {
         /// The call.

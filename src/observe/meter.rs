@@ -37,7 +37,7 @@ const OTHER: &str = "other";
 /// | `mcp_calls_ended_total` | counter | `method`, `outcome`, and `reason` of the cancelled | ends: as many as starts, less what is in flight |
 /// | `mcp_call_detaches_total` | counter | `method`, `cause` | times that a call lost its client, also if it is cancelled at once |
 /// | `mcp_call_resumes_total` | counter | `method` | times that a client came back for its call |
-/// | `mcp_call_cancels_failed_total` | counter | `method` | cancels of which the server could not be told |
+/// | `mcp_call_cancels_failed_total` | counter | `method` | cancels of which the server could not be notified |
 /// | `mcp_calls_untracked_total` | counter | `limit` | calls for which there was no room, see [`Limits`](crate::Limits) |
 /// | `mcp_answers_dropped_total` | counter | `outcome` | answers that were not kept for clients that are away, for want of room |
 /// | `mcp_requests_unwatched_total` | counter | `why` | request bodies that could not be read as JSON-RPC |

@@ -21,7 +21,7 @@
 /// # }
 /// ```
 ///
-/// `Debug` shows the session id, and anybody who knows it can speak for the session.
+/// `Debug` shows the session id, and a client that knows it can speak for the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SessionEvent<'a> {

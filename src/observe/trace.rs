@@ -22,7 +22,7 @@ use crate::{
 /// may have 4 MiB.
 const MAX_TEXT: usize = 128;
 
-/// How the layer's log shows session ids. Anybody who knows such an id can speak for the session.
+/// How the layer's log shows session ids. A client that knows such an id can speak for the session.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, observe::SessionIds};

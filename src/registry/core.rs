@@ -41,7 +41,7 @@
 //! 13. **Nothing stays** but calls in flight and the memory. A detached call without a deadline whose end
 //!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled. One beyond the limits leaves at once.
 //! 14. **In doubt, nothing is cancelled.** A call that is [spared](Core::spare) runs on, be its client's loss noticed before or
-//!     after that, until its client comes back.
+//!     after that, until its client resumes.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 

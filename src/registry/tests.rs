@@ -554,7 +554,7 @@ fn a_call_in_flight_is_seen_once_whatever_comes_and_goes() {
     });
 }
 
-/// Much is due, and whenever the tasks of the runtime have a turn they take 9 ms. A client comes back a millisecond before its
+/// Much is due, and whenever the tasks of the runtime have a turn they take 9 ms. A client resumes a millisecond before its
 /// call's grace ends, and its resume needs a few of these turns to get through.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_was_in_time_is_heard_while_much_is_due() {

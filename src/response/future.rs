@@ -1,6 +1,6 @@
 //! The response future: from the request to the head.
 //!
-//! It ends before the inner service answers if the call was cancelled here, if the head goes out early, or if the client is gone
+//! It ends before the inner service answers if the call was cancelled here, if the head goes out early, or if the client has left
 //! and hyper does not see it.
 
 use std::{

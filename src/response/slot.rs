@@ -181,7 +181,7 @@ impl<B> Slot<B> {
         drop(held);
     }
 
-    /// Lets go of the inner body, because the client is gone or does not read.
+    /// Lets go of the inner body, because the client has left or does not read.
     pub(super) fn abandon(&self, cause: DetachCause) {
         self.shut(Closing::Gone(cause));
     }

@@ -16,7 +16,7 @@ use socket2::{SockRef, TcpKeepalive};
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const MAX_USER_TIMEOUT: Duration = Duration::from_millis(i32::MAX as u64);
 
-/// Makes the kernel notice that a peer is dead although no packet says so, as when a cable was pulled, a NAT forgot the
+/// Makes the kernel notice that a peer is dead although no packet shows it, as when a cable was pulled, a NAT forgot the
 /// connection, or a machine lost its power.
 ///
 /// On Linux, set it once on the listening socket: accepted sockets inherit the options. Elsewhere set it on each accepted
@@ -85,7 +85,7 @@ pub struct DeadPeer {
     user_timeout: Duration,
 }
 
-/// The options that [`DeadPeer::apply`] has set. Its `Display` also says what this platform lacks, for the log.
+/// The options that [`DeadPeer::apply`] has set. Its `Display` also lists what this platform lacks, for the log.
 ///
 /// ```
 /// use mcp_cancel_on_disconnect::socket::DeadPeer;

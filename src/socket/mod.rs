@@ -1,8 +1,8 @@
-//! The sockets below HTTP. The kernel can look for dead peers, and knows before hyper that a client has gone.
+//! The sockets below HTTP. The kernel can look for dead peers, and knows before hyper that a client has left.
 //!
-//! hyper learns that a client is gone by reading from, or writing to, its socket. That leaves two gaps:
+//! hyper learns that a client has left by reading from, or writing to, its socket. That leaves two gaps:
 //!
-//! 1. The network swallows packets. Nothing arrives, and nothing tells the kernel to look. [`DeadPeer`] sets the
+//! 1. The network swallows packets. Nothing arrives, and nothing makes the kernel look. [`DeadPeer`] sets the
 //!    socket options that make it look, and that make it give up.
 //! 2. hyper does not read. It has stopped because bytes of a next request are in its buffer, or because the
 //!    handler leaves its request body unread; then neither FIN nor RST reaches it. [`Peer::gone`] asks the kernel
@@ -12,7 +12,7 @@
 //! 1. A [`Peer`] never keeps a connection open. It holds the socket only while [`Peer::gone`] is being awaited, and
 //!    lets go in the first poll after the [`WatchedStream`] was dropped.
 //! 2. [`Peer::gone`] returns because of what the peer or the network did, never because of what this side did.
-//! 3. Nothing is read from the socket and nothing polls by time: while nobody closes, nobody is woken.
+//! 3. Nothing is read from the socket and nothing polls by time: while no peer closes, no task is woken.
 
 mod dead_peer;
 mod listener;

@@ -88,14 +88,14 @@ impl Peer {
         self.addr
     }
 
-    /// Waits until the kernel says that nothing more comes from the peer, because it closed the connection or reset it, or because
+    /// Waits until the kernel reports that the peer sends nothing more, because it closed the connection or reset it, or because
     /// the kernel gave it up (see [`DeadPeer`](super::DeadPeer)).
     ///
-    /// Nobody needs to read or write for that, and unread bytes of the peer do not matter. The example of
+    /// No read or write is needed for that, and unread bytes of the peer do not matter. The example of
     /// [`WatchedStream`](super::WatchedStream) awaits it.
     ///
     /// - It never returns if this side ends the connection first. It holds nothing then.
-    /// - A peer that closes only its own direction and still reads counts as gone, as it does for hyper. Do not await this on a
+    /// - A peer that closes only its own direction and still reads counts as disconnected, as it does for hyper. Do not await this on a
     ///   server that sets hyper's `half_close`.
     /// - It works on Linux and Android. Elsewhere it never returns.
     ///
@@ -157,7 +157,7 @@ impl SharedStream {
         }
     }
 
-    /// Says the same of this moment, without waiting.
+    /// Returns the same for this moment, without waiting.
     pub(super) fn is_closed_by_peer(&self) -> bool {
         let closed = self.stream.try_io(Interest::PRIORITY, || Ok(()));
         closed.is_ok() && !self.let_go.load(Ordering::Acquire)

@@ -12,7 +12,7 @@
 //! What passes is not altered. Of a call whose answer is JSON, and fast, the answer passes as well. If it is slow, and the
 //! client can be told of an event id to come back with, an event stream begins without waiting for the server's head.
 //!
-//! A client that comes back with other credentials than the call had (it may have got a fresh token) gets its stream only if
+//! A client that resumes with other credentials than the call had (it may have got a fresh token) gets its stream only if
 //! the server accepts a `ping` with these. Credentials are all header fields that are not known to be harmless. The latest that
 //! were accepted are those with which the rest of the answer is asked for, and with which the layer's cancel is sent.
 
@@ -200,7 +200,7 @@ where
                 .await;
         };
         let is = |method: &str| message.method.as_deref() == Some(method);
-        // A client has the layer's token. A request without one is the layer's own, about a call whose client has gone.
+        // A client has the layer's token. A request without one is the layer's own, about a call whose client has left.
         let is_layers = parts.extensions.get::<CallToken>().is_none();
         let again = |body: &Bytes| Request::from_parts(parts, Body::from(body.clone()));
         match (message.kind, session) {

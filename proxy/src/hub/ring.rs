@@ -358,7 +358,7 @@ impl Ring {
         !self.cleared && after < self.next.saturating_sub(1)
     }
 
-    /// Whether there ever was an event. Only then a client may come back.
+    /// Whether there ever was an event. Only then a client may resume.
     pub(crate) fn has_events(&self) -> bool {
         self.next > 0
     }

@@ -118,7 +118,7 @@ impl Hub {
         }
     }
 
-    /// The response to a client that comes back for what is after an event. `None` if the id is not one of this hub's,
+    /// The response to a client that resumes for what is after an event. `None` if the id is not one of this hub's,
     /// and the server may know it.
     pub fn resume(&self, session: &str, last_event_id: &str) -> Option<Response<Body>> {
         let is_ours = self.owns(last_event_id);

@@ -247,7 +247,7 @@ impl Stream {
         }
     }
 
-    /// Nothing more comes. Its events are kept for a while, for a client that comes back.
+    /// Nothing more comes. Its events are kept for a while, for a client that resumes.
     pub fn end(&self) {
         self.finish(None);
     }

@@ -4,7 +4,7 @@
 //!    cancelled or answered.
 //! 2. A server that cuts its stream before the answer, and gave ids of its own, is asked for the rest, a few times. Else
 //!    the call ends with an error. If the server refuses the credentials of the call, the client's response ends, so that the
-//!    client comes back with fresh ones; the rest is asked for with these.
+//!    client resumes with fresh ones; the rest is asked for with these.
 //! 3. An answer that is no stream of events becomes one: JSON as it is, and anything else as an error.
 //! 4. What an event takes while it is read is counted. One that is too large goes straight through, in pieces.
 

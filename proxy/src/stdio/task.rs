@@ -277,7 +277,7 @@ impl Session {
         } else {
             self.timeout.min(UNUSED)
         };
-        // Nobody cancels an `initialize` whose client has gone.
+        // Nobody cancels an `initialize` whose client has left.
         let works = if state.is_begun {
             !state.routes.is_idle()
         } else {

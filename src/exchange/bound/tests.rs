@@ -371,7 +371,7 @@ fn two_managers(first: u64) -> (Arc<Registry>, [Arc<HasSession>; 2]) {
     (registry, managers)
 }
 
-/// The call is the one of scope 8. Its client comes back while its grace lasts, and is answered a second after that.
+/// The call is the one of scope 8. Its client resumes while its grace lasts, and is answered a second after that.
 async fn a_resume_on_its_way_keeps_the_call(first: u64) {
     let (registry, _managers) = two_managers(first);
     let (exchange, attachment) = bound(&registry, 8);

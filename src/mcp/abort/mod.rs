@@ -71,7 +71,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// # Panics in handlers
 ///
 /// With rmcp, a handler that panics leaves its call open, and the client waits without end. Here the client gets the error
-/// -32603. The panic itself goes to the panic hook as always, and affects nothing else.
+/// -32603. The panic itself is sent to the panic hook as always, and affects nothing else.
 #[derive(Debug, Clone)]
 pub struct AbortOnCancel<H> {
     handler: H,

@@ -1,4 +1,4 @@
-//! Calls of a session that have ended, for clients that come back for them.
+//! Calls of a session that have ended, for clients that resume their calls.
 //!
 //! A client that was cut off asks again for a stream whose call has ended meanwhile. The memory has what it then gets: the
 //! answer, or that the call was cancelled. The client may ask as often as it likes.

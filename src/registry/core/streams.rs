@@ -1,4 +1,4 @@
-//! The event ids of a call: what its client may come back with.
+//! The event ids of a call: what its client may resume with.
 //!
 //! rmcp writes `<index>/<stream>`, and any event of a stream names that stream. Ids of other servers may look the same and mean
 //! something else (`<stream>/<index>`, or a constant behind the slash), so they name only the stream they were seen on

@@ -310,7 +310,7 @@ fn invariant_6_an_answer_counts_only_for_the_clock_that_was_asked_about() {
     assert_eq!(core.expiry(id), None, "its time is not over");
     core.expire(now + SECOND);
     let due = core.expiry(id).unwrap();
-    // Its client comes back and goes again, and that grace ends as well.
+    // Its client resumes and goes again, and that grace ends as well.
     let second = core.attach(id).unwrap();
     let later = now + 2 * SECOND;
     core.detach(id, second, until(later), false, gone(now + SECOND));

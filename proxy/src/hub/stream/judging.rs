@@ -41,7 +41,7 @@ impl Stream {
         self.0.renewed.notify_waiters();
     }
 
-    /// The server has refused these credentials. Ends the response that its client reads, so that the client comes back, and
+    /// The server has refused these credentials. Ends the response that its client reads, so that the client resumes, and
     /// waits for credentials that the server accepts. Returns `false` at once if the client cannot come back, because it has no
     /// event id.
     ///

@@ -2,11 +2,11 @@
 //!
 //! On stdio all calls of a session share one pipe, and few lines say whose they are. The rules:
 //!
-//! 1. **An answer** goes to the call whose id it has, by its value, and ends it. There is one at most: a request is refused while the
-//!    server owes an answer to one with an id that it may take for the same. A second answer goes to nobody. `"7"` answers 7, and 7
+//! 1. **An answer** is sent to the call whose id it has, by its value, and ends it. There is one at most: a request is refused while the
+//!    server owes an answer to one with an id that it may take for the same. A second answer is dropped. `"7"` answers 7, and 7
 //!    answers `"7"`, if the client has never sent an id of that other kind: else it may be a second answer.
-//! 2. **Progress** goes to the call with its token. A token that two calls have belongs to none of them, until both are over.
-//! 3. **Anything else** goes to the only call that is open, beyond doubt, else to the standalone stream.
+//! 2. **Progress** is sent to the call with its token. A token that two calls have belongs to none of them, until both are over.
+//! 3. **Anything else** is sent to the only call that is open, beyond doubt, else to the standalone stream.
 //! 4. **A cancel** of the client closes its call: from then on nothing but its answer is for it, and that only for
 //!    [`LET_GO_AFTER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Nothing is owed for ever.** Of calls that were cancelled and never answered the newest [`MAX_OWED`] are known.
@@ -49,7 +49,7 @@ pub struct Routes<S> {
 pub enum Route<S> {
     /// It is the answer of a call, which is over now.
     Answer(S),
-    /// It is for a call that goes on.
+    /// It is for a call that runs on.
     Call(S),
     /// It is for whoever listens to the session.
     Standalone,
@@ -231,7 +231,7 @@ impl<S: Clone> Routes<S> {
         Route::Nobody
     }
 
-    /// The client has cancelled the call with this id, and the server is told. Returns the stream of a call that is
+    /// The client has cancelled the call with this id, and the server is notified. Returns the stream of a call that is
     /// forgotten for it, if nothing more comes on that.
     pub fn cancelled(&mut self, id: &IdKey, now: Instant) -> Option<S> {
         let key = id.blurred();
