@@ -65,6 +65,16 @@ pub fn is_of_type(headers: &HeaderMap, media_type: &str) -> bool {
     value.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(media_type.as_bytes()))
 }
 
+/// Returns `true` if a body has a coding. `identity` is none, nor is an empty element of the list (RFC 9110, sections 5.6.1 and
+/// 8.4.1).
+pub fn is_coded(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::CONTENT_ENCODING).iter();
+    let mut codings = values
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .map(<[u8]>::trim_ascii);
+    codings.any(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
+}
+
 /// A media type without its parameters (RFC 9110, section 8.3.1).
 fn essence(value: &[u8]) -> &[u8] {
     let essence = value.split(|byte| *byte == b';').next();
@@ -132,6 +142,26 @@ mod tests {
             );
         }
         assert!(!is_of_type(&HeaderMap::new(), JSON));
+    }
+
+    #[test]
+    fn a_body_that_is_marked_as_identity_is_not_coded() {
+        for value in ["identity", "Identity", "", ", identity ,"] {
+            let marked = headers(&[("content-encoding", value)]);
+            assert!(!is_coded(&marked), "{value:?}");
+        }
+        assert!(!is_coded(&HeaderMap::new()));
+        for value in ["gzip", "identity, br", "x"] {
+            assert!(
+                is_coded(&headers(&[("content-encoding", value)])),
+                "{value:?}"
+            );
+        }
+        let twice = headers(&[
+            ("content-encoding", "identity"),
+            ("content-encoding", "gzip"),
+        ]);
+        assert!(is_coded(&twice));
     }
 
     #[test]

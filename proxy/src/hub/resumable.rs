@@ -42,7 +42,7 @@ use super::{
 use crate::{
     head::{
         EVENT_STREAM, FIRST_PRIMED, LAST_EVENT_ID, PROTOCOL_VERSION, SESSION_ID, accepts,
-        has_sessions, is_of_type, one,
+        has_sessions, is_coded, is_of_type, one,
     },
     message::{IdKey, Kind, MAX_BODY, Message},
     stage::read_whole,
@@ -305,7 +305,7 @@ where
         let (mut head, body) = response.into_parts();
         let is_readable = head.status.is_success()
             && is_of_type(&head.headers, EVENT_STREAM)
-            && !head.headers.contains_key(header::CONTENT_ENCODING);
+            && !is_coded(&head.headers);
         if !is_readable {
             return Response::from_parts(head, body);
         }

@@ -12,7 +12,7 @@ use std::{convert::Infallible, mem, ops::RangeInclusive, pin::Pin, time::Duratio
 
 use axum::body::Body;
 use bytes::BytesMut;
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -28,7 +28,7 @@ use super::{
     stream::{INTERNAL_ERROR, Refused, Stream},
 };
 use crate::{
-    head::{EVENT_STREAM, JSON, is_of_type},
+    head::{EVENT_STREAM, JSON, is_coded, is_of_type},
     message::{Skim, on_one_line},
 };
 
@@ -139,7 +139,7 @@ where
             Answer::Answering(answering) => {
                 let (head, body) = answering.await.into_parts();
                 let is_answer = head.status.is_success();
-                if is_answer && head.headers.contains_key(header::CONTENT_ENCODING) {
+                if is_answer && is_coded(&head.headers) {
                     // A client that waits for the head gets such an answer as it is. This one has a stream already.
                     return self.end_with_error(COMPRESSED);
                 }

@@ -550,6 +550,38 @@ async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
     );
 }
 
+/// Servers mark their streams so to keep compressing middleware off.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
+    let marked = |content_type: &str, body: String| {
+        Response::builder()
+            .header(header::CONTENT_TYPE, content_type)
+            .header(header::CONTENT_ENCODING, "identity")
+            .body(Body::from(body))
+            .unwrap()
+    };
+    let event = format!("data: {}\n\n", answer(1));
+    for (content_type, body) in [
+        ("application/json", answer(1)),
+        ("text/event-stream", event.clone()),
+    ] {
+        let mut setup = Setup::begun(NEW).await;
+        let waiting = setup.post(call(1));
+        let asked = setup.next().await;
+        let mut client = in_time(waiting).await.unwrap();
+        let primed = client.event().await.unwrap();
+        drop(client);
+        asked.answer(marked(content_type, body));
+        assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
+    }
+    let mut setup = Setup::begun(NEW).await;
+    let waiting = setup.post(call(1));
+    let asked = setup.next().await;
+    asked.answer(marked("text/event-stream", event));
+    let primed = in_time(waiting).await.unwrap().event().await.unwrap();
+    assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_slow_refusal_becomes_an_error_with_what_the_server_said() {
     let mut setup = Setup::begun(NEW).await;
