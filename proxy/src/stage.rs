@@ -102,6 +102,10 @@ pub(crate) async fn read_whole(mut body: Body, most: usize) -> Result<Bytes, Bod
         let Some(frame) = body.frame().await else {
             return Ok(join(frames, length));
         };
+        // They are of one connection, as what announces them is.
+        if frame.as_ref().is_ok_and(Frame::is_trailers) {
+            continue;
+        }
         let data = frame.as_ref().ok().and_then(|frame| frame.data_ref());
         (length, plain) = (length + data.map_or(0, Bytes::len), data.is_some());
         frames.push(frame);

@@ -185,7 +185,7 @@ where
     }
 
     async fn post(&mut self, request: Request<Body>) -> Response<Body> {
-        if request.headers().contains_key(header::CONTENT_ENCODING) {
+        if is_coded(request.headers()) {
             return self.pass(request).await;
         }
         let (parts, body) = request.into_parts();

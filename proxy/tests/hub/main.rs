@@ -15,7 +15,8 @@ mod short;
 use std::time::Duration;
 
 use axum::body::Body;
-use http::{Request, Response, header};
+use http::{HeaderMap, Request, Response, header};
+use http_body_util::StreamBody;
 use mcp_cancel_on_disconnect::{CancelReason, Outcome};
 use mcp_cancel_proxy::hub::{Event as HubEvent, Hub, Limits};
 
@@ -716,6 +717,33 @@ async fn what_is_no_call_of_a_session_passes_with_the_ids_of_the_server() {
         assert_eq!(client.text().await, events);
     }
     assert_eq!(setup.hub.stats().streams, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_with_trailers_or_that_is_marked_as_not_compressed_can_be_resumed() {
+    let trailers = HeaderMap::from_iter([(header::EXPIRES, header::HeaderValue::from_static("0"))]);
+    let frames = [
+        Ok::<_, std::io::Error>(http_body::Frame::data(call(1).into())),
+        Ok(http_body::Frame::trailers(trailers)),
+    ];
+    let body = StreamBody::new(futures_util::stream::iter(frames));
+    let with_trailers = posted(SESSION, "").map(|_| Body::new(body));
+    let mut marked = posted(SESSION, call(1));
+    let identity = header::HeaderValue::from_static("identity");
+    marked
+        .headers_mut()
+        .insert(header::CONTENT_ENCODING, identity);
+    for request in [with_trailers, marked] {
+        let mut setup = Setup::begun(NEW).await;
+        let waiting = setup.send(request);
+        let asked = setup.next().await;
+        assert_eq!(asked.body, call(1));
+        let server = asked.events();
+        let primed = in_time(waiting).await.unwrap().event().await.unwrap();
+        server.message(&answer(1)).await;
+        drop(server);
+        assert_eq!(setup.resumed(&primed).await.rest().await, [answer(1)]);
+    }
 }
 
 #[tokio::test(start_paused = true)]
