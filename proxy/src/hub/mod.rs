@@ -26,6 +26,7 @@ mod budget;
 mod call;
 mod credentials;
 mod event;
+mod pong;
 mod read;
 mod resumable;
 mod ring;

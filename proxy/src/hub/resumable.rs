@@ -13,7 +13,7 @@
 //! client can be told of an event id to come back with, an event stream begins without waiting for the server's head.
 //!
 //! A client that resumes with other credentials than the call had (it may have got a fresh token) gets its stream only if
-//! the server accepts a `ping` with these. Credentials are all header fields that are not known to be harmless. The latest that
+//! the server answers a `ping` with these, with a result and not with an error. Credentials are all header fields that are not known to be harmless. The latest that
 //! were accepted are those with which the rest of the answer is asked for, and with which the layer's cancel is sent.
 
 use std::{
@@ -35,6 +35,7 @@ use super::{
     again::Again,
     call::Call,
     credentials::Credentials,
+    pong,
     sessions::{Hub, Lookup, unknown_event},
     stream::Stream,
     upstream::{Answer, Answering, Writer},
@@ -176,8 +177,8 @@ where
             let headers = headers.clone();
             let _question = stream.question();
             let answer = self.pass(ping(request)).await;
-            if !answer.status().is_success() {
-                return answer;
+            if let Some(refused) = pong::refused(answer).await {
+                return refused;
             }
             stream.accept(&headers);
         }
@@ -352,7 +353,8 @@ fn with_request_id(
 
 /// Has the server judge who comes back.
 fn ping(resume: Request<Body>) -> Request<Body> {
-    let ping = Bytes::from_static(br#"{"jsonrpc":"2.0","id":"mcp-cancel-proxy","method":"ping"}"#);
+    let id = pong::ID;
+    let ping = Bytes::from(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#));
     let (mut head, _) = resume.into_parts();
     head.method = Method::POST;
     // It is no call of the client's.

@@ -62,6 +62,62 @@ async fn a_client_with_another_key_or_none_gets_no_answer_of_a_call_without_its_
     }
 }
 
+/// Servers refuse in their JSON-RPC, and gateways with a page to log in.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_has_its_key() {
+    let response = |content_type: &str, body: &str| {
+        http::Response::builder()
+            .header("content-type", content_type)
+            .body(Body::from(body.to_owned()))
+            .unwrap()
+    };
+    let error = PONG.replace(r#""result":{}"#, r#""error":{"code":-32001,"message":"no"}"#);
+    let without_ping = error.replace("-32001", "-32601");
+    let log = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{}}"#;
+    let too_long = format!("{}{PONG}", " ".repeat(64 * 1024));
+    let stream = |message: &str| format!(": hi\n\ndata: {log}\n\ndata: {message}\n\n");
+    for (content_type, body, accepted) in [
+        ("application/json", &*error, false),
+        ("text/event-stream", &stream(&error), false),
+        ("text/event-stream", ": nothing\n\n", false),
+        ("text/html", "<html>log in</html>", false),
+        ("text/html", PONG, false),
+        ("application/json", &too_long, false),
+        ("application/json", PONG, true),
+        ("application/json", &without_ping, true),
+        ("text/event-stream", &stream(PONG), true),
+    ] {
+        let mut setup = Setup::begun(NEW).await;
+        let (client, server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
+        drop(client);
+        let other = with(resumed(SESSION, &last), &[("x-api-key", "other")]);
+        let waiting = setup.send(other);
+        let ping = setup.next().await;
+        ping.answer(response(content_type, body));
+        let mut back = in_time(waiting).await.unwrap();
+        let status = if accepted { 200 } else { 403 };
+        assert_eq!(back.status, status, "{content_type} {body:.100}");
+        if accepted {
+            server.message(&answer(1)).await;
+            assert_eq!(back.event().await.unwrap().data, answer(1));
+        } else {
+            let cancel = setup.next().await;
+            assert_eq!(cancel.headers["x-api-key"], "owner");
+        }
+    }
+}
+
+/// A gateway that never ends its answer does not hold the client up.
+#[tokio::test(start_paused = true)]
+async fn an_answer_to_the_question_who_came_back_that_never_ends_is_a_refusal() {
+    let mut setup = Setup::begun(NEW).await;
+    let (_client, _server, last) = begun(&mut setup, &[("x-api-key", "owner")]).await;
+    let waiting = setup.resume(&last);
+    let _unended = setup.next().await.events();
+    let back = tokio::time::timeout(Duration::from_secs(11), waiting).await;
+    assert_eq!(back.unwrap().unwrap().status, 403);
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_id_of_an_event_tells_nothing_about_the_ids_of_other_streams() {
     let hub = Hub::new(Limits::default());
