@@ -69,7 +69,7 @@ impl<S> Again<S> {
         );
         headers.insert(LAST_EVENT_ID, last.clone());
         if let Some(credentials) = credentials {
-            credentials.put_on(headers);
+            credentials.put_on(&mut request);
         }
         request
     }

@@ -1,11 +1,12 @@
-//! The header fields by which a server may know who sent a request.
+//! The header fields by which a server may know who sent a request, and the path and query of its URL.
 //!
 //! A server authenticates by any field: `Authorization`, a key of its own, a cookie, what a gateway in front adds. So every
-//! field counts, except for those of [`HARMLESS`], which say nothing of a client or differ between its requests.
+//! field counts, except for those of [`HARMLESS`], which say nothing of a client or differ between its requests. Other servers
+//! have their keys in the path or in the query.
 
 use std::fmt;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, Request, Uri, uri::PathAndQuery};
 
 /// The fields that are no credentials: of one connection, of one body, of a browser, of a trace, and of MCP itself. A field
 /// is listed only if no server can be expected to tell two clients apart by it. The session is compared elsewhere.
@@ -69,9 +70,12 @@ const OF_ONE_MESSAGE: [&str; 8] = [
     "x-idempotency-key",
 ];
 
-/// The credentials of a request: all its fields but the harmless ones.
+/// The credentials of a request: its path and query, and all its fields but the harmless ones.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Credentials(Box<[(HeaderName, HeaderValue)]>);
+pub(super) struct Credentials {
+    target: Option<PathAndQuery>,
+    fields: Box<[(HeaderName, HeaderValue)]>,
+}
 
 /// Returns `true` if a field says nothing of who sent it.
 pub(super) fn is_harmless(name: &HeaderName) -> bool {
@@ -81,18 +85,29 @@ pub(super) fn is_harmless(name: &HeaderName) -> bool {
 // === impl Credentials ===
 
 impl Credentials {
-    pub(super) fn of(headers: &HeaderMap) -> Self {
+    pub(super) fn of<B>(request: &Request<B>) -> Self {
+        let headers = request.headers();
         let fields = headers.iter().filter(|(name, _)| !is_harmless(name));
         let mut fields: Vec<_> = fields
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
         // The order of fields with one name means something, and no other order does.
         fields.sort_by(|one, other| one.0.as_str().cmp(other.0.as_str()));
-        Self(fields.into())
+        Self {
+            // HTTP/2 has the host in the URL as well.
+            target: request.uri().path_and_query().cloned(),
+            fields: fields.into(),
+        }
     }
 
     /// Gives a request these credentials in place of its own.
-    pub(super) fn put_on(&self, headers: &mut HeaderMap) {
+    pub(super) fn put_on<B>(&self, request: &mut Request<B>) {
+        let mut parts = request.uri().clone().into_parts();
+        parts.path_and_query.clone_from(&self.target);
+        if let Ok(uri) = Uri::from_parts(parts) {
+            *request.uri_mut() = uri;
+        }
+        let headers = request.headers_mut();
         let own: Vec<HeaderName> = headers
             .keys()
             .filter(|name| !is_harmless(name))
@@ -101,7 +116,7 @@ impl Credentials {
         for name in own {
             headers.remove(name);
         }
-        for (name, value) in &self.0 {
+        for (name, value) in &self.fields {
             if !OF_ONE_MESSAGE.contains(&name.as_str()) {
                 headers.append(name.clone(), value.clone());
             }
@@ -112,7 +127,7 @@ impl Credentials {
 /// Without the values, and without the names of what a server calls its keys.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Credentials({} fields)", self.0.len())
+        write!(f, "Credentials({} fields)", self.fields.len())
     }
 }
 
@@ -120,11 +135,17 @@ impl fmt::Debug for Credentials {
 mod tests {
     use super::*;
 
+    fn request(fields: &[(&str, &str)]) -> Request<()> {
+        let mut request = Request::new(());
+        for (name, value) in fields {
+            let name: HeaderName = name.parse().unwrap();
+            request.headers_mut().append(name, value.parse().unwrap());
+        }
+        request
+    }
+
     fn of(fields: &[(&str, &str)]) -> Credentials {
-        let fields = fields
-            .iter()
-            .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
-        Credentials::of(&fields.collect())
+        Credentials::of(&request(fields))
     }
 
     #[test]
@@ -159,11 +180,13 @@ mod tests {
 
     #[test]
     fn credentials_replace_those_of_a_request_and_nothing_else() {
-        let mut headers = HeaderMap::new();
-        headers.insert("cookie", "old".parse().unwrap());
-        headers.insert("accept", "*/*".parse().unwrap());
-        of(&[("x-key", "new"), ("signature", "of another message")]).put_on(&mut headers);
-        let text: Vec<_> = headers
+        let mut other = request(&[("cookie", "old"), ("accept", "*/*")]);
+        let mut own = request(&[("x-key", "new"), ("signature", "of another message")]);
+        *own.uri_mut() = Uri::from_static("/mcp?key=new");
+        Credentials::of(&own).put_on(&mut other);
+        assert_eq!(other.uri(), "/mcp?key=new");
+        let text: Vec<_> = other
+            .headers()
             .iter()
             .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
             .collect();

@@ -13,8 +13,9 @@
 //! client can be told of an event id to come back with, an event stream begins without waiting for the server's head.
 //!
 //! A client that resumes with other credentials than the call had (it may have got a fresh token) gets its stream only if
-//! the server answers a `ping` with these, with a result and not with an error. Credentials are all header fields that are not known to be harmless. The latest that
-//! were accepted are those with which the rest of the answer is asked for, and with which the layer's cancel is sent.
+//! the server answers a `ping` with these, with a result and not with an error. Credentials are the path and the query of
+//! its URL, and all header fields that are not known to be harmless. The latest that were accepted are those with which the
+//! rest of the answer is asked for, and with which the layer's cancel is sent.
 
 use std::{
     convert::Infallible,
@@ -26,7 +27,9 @@ use std::{
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, header, uri::PathAndQuery,
+};
 use mcp_cancel_on_disconnect::CallToken;
 use tower_service::Service;
 use tracing::Instrument as _;
@@ -173,14 +176,14 @@ where
         let Lookup::Stream(stream, seq) = self.hub.look_up(session, last) else {
             return unknown_event();
         };
-        if !stream.is_of(headers) {
-            let headers = headers.clone();
+        if !stream.is_of(&request) {
+            let credentials = Credentials::of(&request);
             let _question = stream.question();
             let answer = self.pass(ping(request)).await;
             if let Some(refused) = pong::refused(answer).await {
                 return refused;
             }
-            stream.accept(&headers);
+            stream.accept(credentials);
         }
         self.hub.respond_after(&stream, seq)
     }
@@ -223,7 +226,7 @@ where
                 let mut request = again(&body);
                 if let Some(stream) = stream.as_ref().filter(|_| is_layers) {
                     if let Some(credentials) = stream.credentials() {
-                        credentials.put_on(request.headers_mut());
+                        credentials.put_on(&mut request);
                     }
                     if let Some(id) = stream.call_text() {
                         request = with_request_id(request, &body, &message, id);
@@ -251,7 +254,7 @@ where
     async fn call_in(&mut self, id: &str, call: Call, request: Request<Body>) -> Response<Body> {
         let call = call
             .token(request.extensions().get::<CallToken>().cloned())
-            .credentials(Credentials::of(request.headers()))
+            .credentials(Credentials::of(&request))
             .besides(size_of_head(&request));
         // The proxy may have been started since the session began. A client of this revision knows events without a message.
         let says_so = one(request.headers(), &PROTOCOL_VERSION)
@@ -378,7 +381,10 @@ fn size_of_head(request: &Request<Body>) -> usize {
     let of_header =
         |(name, value): (&HeaderName, &HeaderValue)| 96 + name.as_str().len() + value.len();
     let headers: usize = request.headers().iter().map(of_header).sum();
-    headers + request.uri().path().len() + request.uri().query().map_or(0, str::len)
+    headers
+        + size_of::<PathAndQuery>()
+        + request.uri().path().len()
+        + request.uri().query().map_or(0, str::len)
 }
 
 /// Whether a request can be of a revision with sessions. One that names something else than a date is not known to be.

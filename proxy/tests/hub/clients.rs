@@ -62,6 +62,55 @@ async fn a_client_with_another_key_or_none_gets_no_answer_of_a_call_without_its_
     }
 }
 
+/// Hosted servers take their key in the query (`?api_key=`), or in the path.
+#[tokio::test(start_paused = true)]
+async fn a_client_with_another_key_in_its_url_gets_no_answer_without_its_server() {
+    for (own, other) in [
+        ("/mcp?key=owner", "/mcp?key=other"),
+        ("/mcp?key=owner", "/mcp"),
+        ("/mcp/owner", "/mcp/other"),
+    ] {
+        let at = |mut request: Request<Body>, target: &str| {
+            *request.uri_mut() = target.parse().unwrap();
+            request
+        };
+        let mut setup = Setup::begun(NEW).await;
+        let waiting = setup.send(at(posted(SESSION, call(1)), own));
+        let server = setup.next().await.events();
+        let last = in_time(waiting).await.unwrap().event().await.unwrap().id;
+        let last = last.unwrap();
+        let waiting = setup.send(at(resumed(SESSION, &last), other));
+        let ping = setup.next().await;
+        assert_eq!(ping.uri, other);
+        ping.status(401);
+        assert_eq!(in_time(waiting).await.unwrap().status, 401);
+        server.message(&answer(1)).await;
+        let waiting = setup.send(at(resumed(SESSION, &last), own));
+        let mut back = in_time(waiting).await.unwrap();
+        assert_eq!(back.event().await.unwrap().data, answer(1));
+        assert!(setup.arrived.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_cancel_goes_where_the_client_was_accepted_last() {
+    let mut setup = Setup::begun(NEW).await;
+    let mut request = posted(SESSION, call(1));
+    *request.uri_mut() = "/mcp?key=old".parse().unwrap();
+    let waiting = setup.send(request);
+    let _server = setup.next().await.events();
+    let last = in_time(waiting).await.unwrap().event().await.unwrap().id;
+    let mut back = resumed(SESSION, &last.unwrap());
+    *back.uri_mut() = "/mcp?key=new".parse().unwrap();
+    let waiting = setup.send(back);
+    setup.next().await.json(PONG);
+    drop(in_time(waiting).await.unwrap());
+    let cancel = setup.next().await;
+    assert!(cancel.body.contains("notifications/cancelled"));
+    assert_eq!(cancel.uri, "/mcp?key=new");
+    cancel.status(202);
+}
+
 /// Servers refuse in their JSON-RPC, and gateways with a page to log in.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_has_its_key() {
@@ -71,7 +120,10 @@ async fn a_client_that_is_refused_with_status_200_gets_no_answer_and_no_cancel_h
             .body(Body::from(body.to_owned()))
             .unwrap()
     };
-    let error = PONG.replace(r#""result":{}"#, r#""error":{"code":-32001,"message":"no"}"#);
+    let error = PONG.replace(
+        r#""result":{}"#,
+        r#""error":{"code":-32001,"message":"no"}"#,
+    );
     let without_ping = error.replace("-32001", "-32601");
     let log = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{}}"#;
     let too_long = format!("{}{PONG}", " ".repeat(64 * 1024));

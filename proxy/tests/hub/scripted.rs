@@ -9,7 +9,7 @@ use std::{
 
 use axum::body::Body;
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, StreamBody};
 use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, Event, Outcome};
 use mcp_cancel_proxy::hub::{Hub, Limits, Resumable};
@@ -27,6 +27,7 @@ pub struct Server(mpsc::UnboundedSender<Arrived>);
 /// A request that has come to the server.
 pub struct Arrived {
     pub method: Method,
+    pub uri: Uri,
     pub headers: HeaderMap,
     pub body: String,
     answer: oneshot::Sender<Response<Body>>,
@@ -77,6 +78,7 @@ impl Service<Request<Body>> for Server {
             let (answer, answered) = oneshot::channel();
             let arrived = Arrived {
                 method: head.method,
+                uri: head.uri,
                 headers: head.headers,
                 body: String::from_utf8(body.into()).unwrap(),
                 answer,

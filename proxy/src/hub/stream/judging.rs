@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use http::HeaderMap;
+use http::Request;
 
 use super::Stream;
 use crate::hub::credentials::Credentials;
@@ -22,17 +22,17 @@ impl Stream {
     }
 
     /// Returns `true` if a request has the credentials that the server accepted last.
-    pub(in crate::hub) fn is_of(&self, headers: &HeaderMap) -> bool {
+    pub(in crate::hub) fn is_of<B>(&self, request: &Request<B>) -> bool {
         let state = self.state();
         let known = state.credentials.clone();
         let is_doubted = state.is_doubted;
         drop(state);
-        !is_doubted && known.is_some_and(|known| *known == Credentials::of(headers))
+        !is_doubted && known.is_some_and(|known| *known == Credentials::of(request))
     }
 
     /// The server has accepted these credentials.
-    pub(in crate::hub) fn accept(&self, headers: &HeaderMap) {
-        let credentials = Arc::new(Credentials::of(headers));
+    pub(in crate::hub) fn accept(&self, credentials: Credentials) {
+        let credentials = Arc::new(credentials);
         {
             let mut state = self.state();
             state.credentials = Some(credentials);
