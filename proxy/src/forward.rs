@@ -35,7 +35,7 @@ use tracing::warn;
 use self::{
     lent::{Back, Lent},
     redirect::Redirect,
-    small_reads::SmallReads,
+    small_reads::{CONNECT_WITHIN, SmallReads},
 };
 use crate::{
     head::{EVENT_STREAM, accepts},
@@ -47,9 +47,6 @@ use crate::{
 mod lent;
 mod redirect;
 mod small_reads;
-
-/// How long a connection to the server may take: 5 s.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long an unused connection is kept: 4 s. Node and uvicorn close theirs after 5 s, and a request that crosses with that is
 /// lost.

@@ -1,4 +1,6 @@
-//! Connections that are read a little at a time.
+//! Connections that are opened in bounded time, and read a little at a time.
+//!
+//! The limit of the TCP connector is of the TCP handshake alone. Here it covers the look-up of the name and the TLS handshake too.
 //!
 //! hyper doubles its buffer each time that a read has filled it, up to 400 KiB. Behind a client that does not read, a connection
 //! to the server holds up to three such buffers. Here no read fills even the smallest, so it stays. How long a head may be is
@@ -9,16 +11,21 @@ use std::{
     mem::MaybeUninit,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
-use futures_util::{TryFutureExt as _, future::MapOk};
+use axum::BoxError;
 use http::Uri;
 use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection};
+use tokio::time::timeout;
 use tower_service::Service;
 
 /// The most that is read at a time: a byte less than hyper's smallest buffer.
 const MOST: usize = 8 * 1024 - 1;
+
+/// How long a connection to the server may take: 5 s.
+pub(super) const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// Has connections read a little at a time; and one of those.
 #[derive(Debug, Clone)]
@@ -26,17 +33,29 @@ pub(super) struct SmallReads<T>(pub(super) T);
 
 // === impl SmallReads ===
 
-impl<C: Service<Uri>> Service<Uri> for SmallReads<C> {
+impl<C> Service<Uri> for SmallReads<C>
+where
+    C: Service<Uri, Error: Into<BoxError>, Future: Send + 'static>,
+{
     type Response = SmallReads<C::Response>;
-    type Error = C::Error;
-    type Future = MapOk<C::Future, fn(C::Response) -> SmallReads<C::Response>>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), C::Error>> {
-        self.0.poll_ready(cx)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.0.poll_ready(cx).map_err(Into::into)
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        self.0.call(uri).map_ok(SmallReads)
+        let connecting = self.0.call(uri);
+        Box::pin(async move {
+            match timeout(CONNECT_WITHIN, connecting).await {
+                Ok(connection) => connection.map(SmallReads).map_err(Into::into),
+                Err(_) => {
+                    let text = "a connection, with its TLS handshake, took longer than 5 s";
+                    Err(io::Error::new(io::ErrorKind::TimedOut, text).into())
+                }
+            }
+        })
     }
 }
 

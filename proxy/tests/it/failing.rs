@@ -66,6 +66,17 @@ async fn a_server_of_https_is_greeted_in_tls_and_not_asked_without() {
 }
 
 #[tokio::test]
+async fn a_tls_handshake_that_never_ends_is_not_waited_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let port = listener.local_addr().expect("an address").port();
+    let proxy = Running::before_url(&format!("https://localhost:{port}/mcp"), &[]).await;
+    let get = Request::new("GET", "/mcp").header("accept", "text/event-stream");
+    let (reply, _silent) = tokio::join!(Connection::fetch(proxy.addr, &get), listener.accept());
+    assert_eq!(reply.status, 502);
+    assert!(reply.text().contains("cannot be reached"));
+}
+
+#[tokio::test]
 async fn a_server_that_closes_before_it_answers_is_answered_for() {
     let upstream = Upstream::start().await;
     let proxy = Running::before(&upstream, &[]).await;
