@@ -35,6 +35,9 @@ pub(crate) use self::skim::Skim;
 /// The largest body of a request: 4 MiB, as with the servers of the SDKs, and the most that the layer reads.
 pub const MAX_BODY: usize = 4 * 1024 * 1024;
 
+/// Maximum number of messages of a batch that is read. Chosen as the number of calls that a session of a command may have open.
+const MAX_BATCH: usize = 1024;
+
 /// One JSON-RPC message.
 #[derive(Debug, Clone)]
 pub struct Message<'a> {
@@ -243,6 +246,24 @@ impl<'a> Message<'a> {
             revision: string(meta.revision),
         }
     }
+}
+
+/// Returns the messages of a batch, which revision 2025-03-26 has, as they stand in its text. `None` if it is no batch: an array
+/// of one value at least, and of [`MAX_BATCH`] at most.
+pub(crate) fn batch(text: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut rest = text.trim_ascii().strip_prefix(b"[")?;
+    let mut messages = Vec::new();
+    while messages.len() < MAX_BATCH {
+        let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&RawValue>();
+        messages.push(values.next()?.ok()?.get().as_bytes());
+        rest = rest.get(values.byte_offset()..)?.trim_ascii_start();
+        match rest.split_first()? {
+            (b',', more) => rest = more,
+            (b']', []) => return Some(messages),
+            _ => return None,
+        }
+    }
+    None
 }
 
 /// Whether notifications with this method may be lost without harm.
@@ -462,6 +483,26 @@ mod tests {
             let text = format!(r#"{{"id":{id},"method":"a"}}"#);
             assert_eq!(Message::read(text.as_bytes()).unwrap().id, Some(id));
         }
+    }
+
+    #[test]
+    fn a_batch_is_an_array_of_values_that_stay_as_they_were_written() {
+        let messages = |text: &'static str| batch(text.as_bytes());
+        let two = [&br#"{"id":1.0,"a":[1,{}]}"#[..], b"7"];
+        assert_eq!(
+            messages(" [ {\"id\":1.0,\"a\":[1,{}]} , 7 ]\n").unwrap(),
+            two
+        );
+        for none in [
+            "", "{}", "[]", "[", "[1", "[1,", "[1,]", "[1]]", "[1] 2", "[1 2]", "[,1]", "[x]",
+        ] {
+            assert_eq!(messages(none), None, "{none}");
+        }
+        let many = format!("[{}1]", "1,".repeat(MAX_BATCH - 1));
+        assert_eq!(batch(many.as_bytes()).unwrap().len(), MAX_BATCH);
+        let more = format!("[{}1]", "1,".repeat(MAX_BATCH));
+        assert_eq!(batch(more.as_bytes()), None);
+        assert_eq!(batch(b"[\"\xff\"]"), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 
 use super::budget::Grant;
-use crate::message::{IdKey, Message, Skim};
+use crate::message::{IdKey, Message, Skim, batch};
 
 /// One event, without its id.
 #[derive(Debug)]
@@ -148,8 +148,21 @@ impl AsRef<[u8]> for Kept {
 
 impl Weight {
     /// What may become of this message on the stream of this call. What cannot be read is kept, and is the answer if it passes
-    /// for it: the client may read more than the proxy does, and an answer has no second one.
+    /// for it: the client may read more than the proxy does, and an answer has no second one. A batch is the answer if one of its
+    /// messages is.
     pub fn of(json: &[u8], call: Option<&IdKey>) -> Self {
+        let Some(messages) = batch(json) else {
+            return Self::of_one(json, call);
+        };
+        let is_answer = |message: &&[u8]| Self::of_one(message, call) == Self::Answer;
+        if messages.iter().any(is_answer) {
+            Self::Answer
+        } else {
+            Self::Kept
+        }
+    }
+
+    fn of_one(json: &[u8], call: Option<&IdKey>) -> Self {
         let answered = match Message::read(json) {
             Some(message) if message.is_droppable() => return Self::Droppable,
             Some(message) => message.answered(),

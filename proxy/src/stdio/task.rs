@@ -2,6 +2,7 @@
 
 use std::{convert::Infallible, pin::pin, time::Duration};
 
+use bytes::Bytes;
 use futures_util::future::{join, maybe_done};
 use rustix::process::Signal;
 use tokio::{
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::{
     hub::{Event, Stream},
-    message::{IdKey, Kind, Message, Skim, on_one_line},
+    message::{IdKey, Kind, Message, Skim, batch, on_one_line},
     refusal::SERVER_ERROR,
 };
 
@@ -165,6 +166,23 @@ impl Session {
                 return;
             }
         };
+        let messages = batch(&text).map(|messages| {
+            let messages = messages.into_iter();
+            messages
+                .map(|message| text.slice_ref(message))
+                .collect::<Vec<_>>()
+        });
+        let Some(messages) = messages else {
+            return self.message(text, rate).await;
+        };
+        drop(text);
+        for message in messages {
+            self.message(message, rate).await;
+        }
+    }
+
+    /// One message. A client gets those of a batch one by one: they may be for several of its calls.
+    async fn message(&self, text: Bytes, rate: &mut Rate) {
         let message = str::from_utf8(&text)
             .ok()
             .and_then(|text| Message::read(text.as_bytes()));

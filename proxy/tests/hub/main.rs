@@ -551,6 +551,28 @@ async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
     );
 }
 
+/// Revision 2025-03-26 lets a server batch its answers.
+#[tokio::test(start_paused = true)]
+async fn a_batch_with_the_answer_is_the_answer() {
+    let batch = format!("[{},{}]", progress_of(1), answer(1));
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    drop(client);
+    server.message(&batch).await;
+    drop(server);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(rest, std::slice::from_ref(&batch));
+    let mut setup = Setup::begun(NEW).await;
+    let waiting = setup.post(call(1));
+    let asked = setup.next().await;
+    let mut client = in_time(waiting).await.unwrap();
+    client.event().await.unwrap();
+    asked.json(&batch);
+    assert_eq!(client.rest().await, [batch]);
+}
+
 /// Servers mark their streams so to keep compressing middleware off.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_is_marked_as_not_compressed_can_be_resumed() {
