@@ -20,7 +20,8 @@ pub(super) const MAX_ID: usize = 512;
 /// How long a `retry` may be.
 const MAX_RETRY: usize = 16;
 
-const MARK: &[u8] = b"\xef\xbb\xbf";
+/// A byte order mark.
+pub(super) const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Reads one stream.
 #[derive(Debug, Default)]

@@ -17,6 +17,9 @@ const KEPT: usize = 64 * 1024;
 /// How much is read at a time.
 const CHUNK: usize = 16 * 1024;
 
+/// A byte order mark, with which servers in .NET and PowerShell begin their output. It is no part of a line.
+const MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// Cuts what a process writes into lines. It keeps at most one line of [`MAX_LINE`] and what was read with its end.
 #[derive(Debug)]
 pub struct Lines {
@@ -123,7 +126,7 @@ impl Lines {
             skipped.skim.read(&text);
             return Some(skipped.end());
         }
-        let line = text.trim_ascii();
+        let line = text.strip_prefix(MARK).unwrap_or(&text).trim_ascii();
         (!line.is_empty()).then(|| Line::Whole(text.slice_ref(line)))
     }
 }
@@ -180,6 +183,16 @@ mod tests {
     fn lines_end_with_either_line_break_and_empty_ones_are_none() {
         let lines = cut(100, [&b"one\r\n\n  \r\n two \nthr"[..], b"ee"]);
         assert_eq!(lines, [whole("one"), whole("two"), whole("three")]);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_line() {
+        let lines = cut(
+            100,
+            [&b"\xef\xbb"[..], b"\xbf{}\r\n\xef\xbb\xbf\n\xef\xbb\n"],
+        );
+        let other = Line::Whole(Bytes::from_static(b"\xef\xbb"));
+        assert_eq!(lines, [whole("{}"), other]);
     }
 
     #[test]

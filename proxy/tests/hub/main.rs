@@ -551,6 +551,17 @@ async fn a_slow_answer_of_json_becomes_an_event_that_can_be_resumed() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_slow_answer_of_json_with_a_byte_order_mark_is_an_event_without_it() {
+    let mut setup = Setup::begun(NEW).await;
+    let waiting = setup.post(call(1));
+    let asked = setup.next().await;
+    let mut client = in_time(waiting).await.unwrap();
+    client.event().await.unwrap();
+    asked.json(&format!("\u{feff}{}", answer(1)));
+    assert_eq!(client.rest().await, [answer(1)]);
+}
+
 /// Revision 2025-03-26 lets a server batch its answers.
 #[tokio::test(start_paused = true)]
 async fn a_batch_with_the_answer_is_the_answer() {

@@ -77,6 +77,12 @@ async fn an_answer_that_is_too_long_ends_its_call_with_an_error_and_no_other() {
     assert!(other.answer().await["result"].is_object());
 }
 
+#[tokio::test]
+async fn a_server_that_begins_with_a_byte_order_mark_is_understood() {
+    let script = r#"read line; printf '\357\273\277{"jsonrpc":"2.0","id":0,"result":{}}\n'; cat"#;
+    Client::begin(&serve(shell(script)), NEW).await;
+}
+
 /// Revision 2025-03-26 has them, also for answers to calls that were no batch.
 #[tokio::test]
 async fn the_messages_of_a_batch_reach_the_calls_that_they_are_for() {
@@ -86,12 +92,8 @@ async fn the_messages_of_a_batch_reach_the_calls_that_they_are_for() {
         echo '[{"jsonrpc":"2.0","id":1.0,"result":{"a":1}}, 7 ,{"jsonrpc":"2.0","id":2,"result":{"b":2}}]'
         read line"#;
     let client = Client::begin(&serve(shell(script)), "2025-03-26").await;
-    let mut one = client
-        .ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#)
-        .await;
-    let mut other = client
-        .ask(r#"{"jsonrpc":"2.0","id":2,"method":"x"}"#)
-        .await;
+    let mut one = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
+    let mut other = client.ask(r#"{"jsonrpc":"2.0","id":2,"method":"x"}"#).await;
     assert_eq!(
         one.rest().await,
         [r#"{"jsonrpc":"2.0","id":1.0,"result":{"a":1}}"#]
