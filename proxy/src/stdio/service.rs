@@ -249,7 +249,9 @@ impl Stdio {
             Err(text) => return bad(text),
         };
         let session = self.0.session(id).filter(|session| session.touch());
-        let Some(last) = headers.get(LAST_EVENT_ID) else {
+        // An empty id is none (WHATWG HTML, section 9.2.6).
+        let last = headers.get(LAST_EVENT_ID).filter(|last| !last.is_empty());
+        let Some(last) = last else {
             return session.map_or_else(
                 || not_found(None),
                 |session| session.streams.listen(&session.standalone),
