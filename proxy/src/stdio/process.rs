@@ -25,6 +25,8 @@ use tokio::{
     signal::unix::{self, SignalKind},
 };
 
+use crate::message::shown;
+
 /// What is started for each session: never through a shell.
 #[derive(Debug, Clone)]
 pub struct Program {
@@ -128,13 +130,14 @@ impl Program {
     }
 }
 
-/// The command line, to be read and not to be run.
+/// The command line on one line, to be read and not to be run.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.name.display())?;
+        let word = |word: &OsString| shown(word.as_encoded_bytes(), usize::MAX);
+        f.write_str(&word(&self.name))?;
         self.arguments
             .iter()
-            .try_for_each(|argument| write!(f, " {}", argument.display()))
+            .try_for_each(|argument| write!(f, " {}", word(argument)))
     }
 }
 

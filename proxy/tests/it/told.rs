@@ -479,6 +479,14 @@ fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means(
 }
 
 #[test]
+fn a_command_with_line_breaks_is_on_the_first_line() {
+    let args = ["--listen=127.0.0.1:0", "--", "sh", "-c", "exit\n2026 forged"];
+    let line = Program::start(Program::command(&args)).line();
+    assert!(line.contains("`sh -c exit\u{fffd}2026 forged`"), "{line}");
+    assert!(line.contains("a hang-up"), "{line}");
+}
+
+#[test]
 fn a_command_that_is_not_there_is_named() {
     for (args, hint) in [
         (
