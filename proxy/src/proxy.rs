@@ -151,7 +151,7 @@ impl Proxy {
             "listening on http://{at}{} in front of {}; {}{}; {}",
             self.server.path(),
             self.server,
-            meaning(self.config.grace),
+            meaning(self.config.grace, self.config.upstream.is_some()),
             exceptions(&self.config),
             if self.server.is_resumable() {
                 "what its client misses is kept here"
@@ -268,7 +268,7 @@ fn may_be_anothers(id: &RequestId) -> bool {
 }
 
 /// What a hang-up means.
-fn meaning(grace: Grace) -> String {
+fn meaning(grace: Grace, is_upstream: bool) -> String {
     let after = |grace| {
         format!(
             "a hang-up cancels its call at once, or after {grace:?} if its client may come back for it and does not"
@@ -277,6 +277,10 @@ fn meaning(grace: Grace) -> String {
     match grace {
         Grace::Immediate => "a hang-up cancels its call at once".to_owned(),
         Grace::Never => "a hang-up cancels nothing".to_owned(),
+        // The end of its connection cancels it.
+        Grace::After(grace) if is_upstream => format!(
+            "a hang-up cancels its call after {grace:?}, or at once if it has no session, unless its client comes back"
+        ),
         Grace::After(grace) => {
             format!("a hang-up cancels its call after {grace:?}, unless its client comes back")
         }

@@ -439,7 +439,10 @@ fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means(
         ("auto", "at once, or after 20s if its client may come back"),
         ("immediate", "a hang-up cancels its call at once"),
         ("5s", "at once, or after 5s if its client may come back"),
-        ("always=5s", "a hang-up cancels its call after 5s"),
+        (
+            "always=5s",
+            "a hang-up cancels its call after 5s, or at once if it has no session, unless",
+        ),
     ] {
         let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
         command.env("MCP_PROXY_GRACE", grace);
