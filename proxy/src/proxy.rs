@@ -154,9 +154,9 @@ impl Proxy {
             meaning(self.config.grace, self.config.upstream.is_some()),
             exceptions(&self.config),
             if self.server.is_resumable() {
-                "what its client misses is kept here"
+                "what a client misses of its calls is kept here"
             } else {
-                "what its client misses is not kept here"
+                "what a client misses of its calls is not kept here"
             }
         );
         for warning in self.config.warnings() {

@@ -454,7 +454,7 @@ fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means(
         );
         assert!(line.contains(meaning), "{line}");
         assert!(
-            line.contains("; what its client misses is kept here"),
+            line.contains("; what a client misses of its calls is kept here"),
             "{line}"
         );
     }
@@ -470,7 +470,7 @@ fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means(
     let bare = Program::command(&["--listen=127.0.0.1:0", UPSTREAM, "--no-resumable"]);
     let line = Program::start(bare).line();
     assert!(
-        line.contains("; what its client misses is not kept here"),
+        line.contains("; what a client misses of its calls is not kept here"),
         "{line}"
     );
     let command = Program::command(&["--listen=127.0.0.1:0", "--", "sh", "-c", "exit"]);
