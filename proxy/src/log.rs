@@ -17,7 +17,7 @@ use mcp_cancel_on_disconnect::{
     Event, Outcome,
     observe::{SessionIds, Unreadable},
 };
-use tracing::{Subscriber, error, field::debug, info, warn};
+use tracing::{Subscriber, error, field::debug, info, level_filters::LevelFilter, warn};
 use tracing_subscriber::{
     EnvFilter,
     fmt::{
@@ -32,8 +32,8 @@ use crate::{config::LogFormat, message::shown};
 
 mod queue;
 
-/// Unless `RUST_LOG` says otherwise. `mcp_server` is what a command writes to its stderr. The layer's remarks speak to who calls
-/// its methods, and not to who sets options of a program.
+/// What is logged unless `RUST_LOG` names another level for it. `mcp_server` is what a command writes to its stderr. The layer's
+/// remarks are for callers of its methods, and not for users of a program.
 const DEFAULT: &str = "warn,mcp_cancel_proxy=info,mcp_cancel_on_disconnect=info,mcp_cancel_on_disconnect::remarks=off,mcp_server=info";
 
 /// How many bytes of a name from a client are logged: 128.
@@ -70,7 +70,7 @@ pub struct Log(Queue);
 pub fn init(format: LogFormat) -> io::Result<Log> {
     let told = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
     let filter = match told {
-        Some(text) => EnvFilter::try_new(text.to_string_lossy()).map_err(|error| {
+        Some(text) => EnvFilter::try_new(with_default(&text.to_string_lossy())).map_err(|error| {
             let text = format!("RUST_LOG in the environment: {error}");
             io::Error::new(io::ErrorKind::InvalidInput, text)
         })?,
@@ -104,6 +104,19 @@ pub fn init(format: LogFormat) -> io::Result<Log> {
         error!("a bug: {}", shown(text.as_bytes(), LONGEST_PANIC));
     }));
     Ok(Log(queue))
+}
+
+/// A filter with what is logged by default. One with a level for all targets is complete without that.
+fn with_default(filter: &str) -> String {
+    let is_for_all = |part: &str| {
+        let part = part.trim();
+        !part.is_empty() && part.parse::<LevelFilter>().is_ok()
+    };
+    if filter.split(',').any(is_for_all) {
+        filter.to_owned()
+    } else {
+        format!("{DEFAULT},{filter}")
+    }
 }
 
 /// Returns the number of lines that were dropped so far.
@@ -210,6 +223,21 @@ where
             self.of_server.format_event(context, writer, event)
         } else {
             self.own.format_event(context, writer, event)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_with_a_level_for_all_targets_stands_for_itself() {
+        for filter in ["debug", "off,mcp_server=info", "hyper=debug, WARN"] {
+            assert_eq!(with_default(filter), filter);
+        }
+        for filter in ["hyper=debug", "verbose", "mcp_cancel_proxy=error,"] {
+            assert_eq!(with_default(filter), format!("{DEFAULT},{filter}"));
         }
     }
 }

@@ -298,6 +298,16 @@ fn a_filter_of_log_lines_that_cannot_be_read_is_an_error() {
     }
 }
 
+#[test]
+fn a_filter_of_log_lines_for_another_target_leaves_those_of_the_program() {
+    // The second is a typo, which is taken for the name of a target.
+    for filter in ["hyper=debug", "verbose", "mcp_server=off"] {
+        let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
+        command.env("RUST_LOG", filter);
+        Program::start(command).addr();
+    }
+}
+
 #[tokio::test]
 async fn a_named_tool_that_the_server_does_not_list_is_warned_of_once() {
     let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
