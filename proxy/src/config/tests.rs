@@ -124,6 +124,20 @@ fn lists_may_have_several_values_and_graces_a_tool() {
 }
 
 #[test]
+fn an_upstream_may_have_a_port_or_none() {
+    for upstream in [
+        "http://a/mcp",
+        "http://a:9000/mcp",
+        "https://[::1]:9000",
+        "http://[::1]/mcp",
+    ] {
+        let option = format!("--upstream={upstream}");
+        assert!(read(&[HTTP[0], &option]).is_ok(), "{upstream}");
+    }
+    assert!(with("--allow-host=[::1]:80,[::1],a.example").is_ok());
+}
+
+#[test]
 fn no_secret_is_in_the_debug_text() {
     let config = read(&[
         HTTP[0],

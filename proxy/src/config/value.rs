@@ -121,7 +121,19 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
                 .to_owned(),
         );
     }
-    Ok(uri)
+    if is_complete(authority) {
+        Ok(uri)
+    } else {
+        Err(wrong())
+    }
+}
+
+/// Returns `true` if an authority without a user has a host, and nothing after it but a port that there can be. [`Authority`]
+/// takes others, and whoever connects takes the default port then.
+fn is_complete(authority: &Authority) -> bool {
+    let host = authority.host();
+    let has_port = authority.port_u16().is_some();
+    !host.is_empty() && (authority.as_str() == host || has_port)
 }
 
 /// An address to listen on. A port alone is one of this machine.
@@ -158,7 +170,7 @@ pub(super) fn host(text: &str) -> Parsed<String> {
         return Err(format!("`{text}` stands for no host: name each of them"));
     }
     let authority: Authority = text.parse().map_err(|_| wrong())?;
-    if authority.as_str().contains('@') {
+    if authority.as_str().contains('@') || !is_complete(&authority) {
         Err(wrong())
     } else {
         Ok(text.to_ascii_lowercase())
@@ -174,7 +186,9 @@ pub(super) fn origin(text: &str) -> Parsed<String> {
     let wrong = || format!("`{text}` is no origin, such as https://app.example.com");
     let uri: Uri = text.parse().map_err(|_| wrong())?;
     match (uri.scheme(), uri.authority(), uri.path(), uri.query()) {
-        (Some(_), Some(_), "/" | "", None) => Ok(normal_origin(&uri)),
+        (Some(_), Some(authority), "/" | "", None) if is_complete(authority) => {
+            Ok(normal_origin(&uri))
+        }
         _ => Err(wrong()),
     }
 }
