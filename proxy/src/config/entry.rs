@@ -2,9 +2,12 @@
 
 use std::ffi::OsString;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{
+    Arg,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 
-use super::{check_alone, value_is_secret};
+use super::{bare_command, check_alone, value_is_secret};
 
 /// The key of what is given after `--` on the command line.
 pub(super) const COMMAND: &str = "command";
@@ -34,20 +37,31 @@ impl Entry {
     }
 
     fn check(&self) -> Result<(), String> {
-        match check_alone(self.args()) {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == ErrorKind::UnknownArgument => {
-                let nearest = suggested(&error)
-                    .map(|nearest| format!(", did you mean `{nearest}`?"))
-                    .unwrap_or_default();
-                Err(format!("there is no `{}`{nearest}", self.option))
-            }
-            Err(error) => {
-                let text = error.to_string();
-                let first = text.lines().next().unwrap_or_default();
-                Err(first.trim_start_matches("error: ").to_owned())
-            }
+        let option = &self.option;
+        let command = bare_command();
+        let mut options = command.get_arguments();
+        let is_this = |arg: &&Arg| arg.get_long().unwrap_or(COMMAND) == option;
+        let Some(arg) = options.find(is_this) else {
+            let nearest = nearest(option)
+                .map(|nearest| format!(", did you mean `{nearest}`?"))
+                .unwrap_or_default();
+            return Err(format!("there is no `{option}`{nearest}"));
+        };
+        // `false` is no argument at all, and so nothing that clap could refuse.
+        let has_switch = || {
+            let mut values = self.values.iter();
+            values.any(|value| matches!(value, Value::Switch(_)))
+        };
+        if arg.get_action().takes_values() && has_switch() {
+            return Err(format!(
+                "`{option}` has a value, which is neither true nor false (a time that may be off is \"off\")"
+            ));
         }
+        check_alone(self.args()).map_err(|error| {
+            let text = error.to_string();
+            let first = text.lines().next().unwrap_or_default();
+            first.trim_start_matches("error: ").to_owned()
+        })
     }
 
     pub(super) fn option(&self) -> &str {
