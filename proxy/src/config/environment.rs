@@ -34,7 +34,7 @@ impl Environment {
             let mut options = command.get_arguments();
             let option = options.find(|arg| arg.get_env() == Some(&name));
             let Some((option, flag)) = option.and_then(|arg| Some((arg, arg.get_long()?))) else {
-                its.warnings.extend(unknown(variable));
+                its.warnings.extend(unknown(variable, &value));
                 continue;
             };
             let value = if option.get_action().takes_values() {
@@ -63,13 +63,18 @@ fn switch(value: &OsStr) -> Result<bool, String> {
 }
 
 /// No error: other programs have variables that begin like these.
-fn unknown(variable: &str) -> Option<String> {
+fn unknown(variable: &str, value: &OsStr) -> Option<String> {
     let name = variable.strip_prefix(PREFIX)?;
-    if is_of_kubernetes(name) {
+    if is_of_kubernetes(name, value) {
         return None;
     }
     let option = name.to_lowercase().replace('_', "-");
-    let nearest = nearest(&option)
+    let nearest = match name {
+        // Flags, which are parts of another option.
+        "HOST" | "PORT" => Some("listen".to_owned()),
+        _ => nearest(&option),
+    };
+    let nearest = nearest
         .map(|option| option.to_uppercase().replace('-', "_"))
         .map(|name| format!(", did you mean {PREFIX}{name}?"))
         .unwrap_or_default();
@@ -78,7 +83,9 @@ fn unknown(variable: &str) -> Option<String> {
     ))
 }
 
-/// Whether Kubernetes gives it to each pod beside a service that is called `mcp-proxy`.
-fn is_of_kubernetes(name: &str) -> bool {
-    name == "PORT" || name.starts_with("PORT_") || name.starts_with("SERVICE_")
+/// Whether Kubernetes gives it to each pod beside a service that is called `mcp-proxy`. Its `PORT` is a URL, such as
+/// `tcp://10.0.0.1:8000`.
+fn is_of_kubernetes(name: &str, value: &OsStr) -> bool {
+    let is_url = || value.to_str().is_some_and(|value| value.contains("://"));
+    (name == "PORT" && is_url()) || name.starts_with("PORT_") || name.starts_with("SERVICE_")
 }

@@ -210,6 +210,19 @@ async fn a_variable_that_is_misspelt_is_warned_of_with_the_nearest() {
     assert!(!rest.contains("MCP_PROXY"), "{rest}");
 }
 
+#[test]
+fn a_variable_for_a_part_of_the_address_is_warned_of() {
+    for (variable, value) in [("MCP_PROXY_PORT", "9000"), ("MCP_PROXY_HOST", "0.0.0.0")] {
+        let mut command = Program::command(&["--listen=127.0.0.1:0", UPSTREAM]);
+        command.env(variable, value);
+        let mut program = Program::start(command);
+        program.addr();
+        let line = program.line();
+        let hint = "did you mean MCP_PROXY_LISTEN?";
+        assert!(line.contains(variable) && line.contains(hint), "{line}");
+    }
+}
+
 #[tokio::test]
 async fn a_grace_that_clients_cannot_meet_is_warned_of() {
     for (option, is_short) in [
