@@ -29,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 type Parsed<T> = Result<T, String>;
 
 pub(super) fn time(text: &str) -> Parsed<Duration> {
-    let wrong = || format!("`{text}` is no time, such as 20s, 500ms, 30m or 1h");
+    let wrong = || no_time(text);
     let digits = text.trim_end_matches(|char: char| char.is_ascii_alphabetic());
     let unit = text.get(digits.len()..).unwrap_or_default();
     let number: f64 = digits.parse().map_err(|_| wrong())?;
@@ -50,6 +50,10 @@ pub(super) fn time(text: &str) -> Parsed<Duration> {
     Ok(time)
 }
 
+fn no_time(text: &str) -> String {
+    format!("`{text}` is no time, such as 20s, 500ms, 30m or 1h")
+}
+
 pub(super) fn limit(text: &str) -> Parsed<Limit> {
     match text {
         "off" => Ok(Limit(None)),
@@ -63,14 +67,20 @@ pub(super) fn grace(text: &str) -> Parsed<Grace> {
         "immediate" => Ok(Grace::Immediate),
         "never" => Ok(Grace::Never),
         text => {
-            let waiting = match text.strip_prefix("always=") {
-                Some(text) => time(text).map(Grace::After),
-                None => time(text).map(Grace::AutoAfter),
-            };
-            waiting.map_err(|_| {
-                format!(
-                    "`{text}` is no grace: auto, immediate, never, a time such as 20s, or always=20s"
-                )
+            let always = text.strip_prefix("always=");
+            let as_time = always.unwrap_or(text);
+            let grace = time(as_time).map_err(|error| {
+                if error == no_time(as_time) {
+                    format!(
+                        "`{text}` is no grace: auto, immediate, never, a time such as 20s, or always=20s"
+                    )
+                } else {
+                    error
+                }
+            })?;
+            Ok(match always {
+                Some(_) => Grace::After(grace),
+                None => Grace::AutoAfter(grace),
             })
         }
     }
@@ -129,7 +139,7 @@ pub(super) fn upstream(text: &str) -> Parsed<Uri> {
 }
 
 /// Returns `true` if an authority without a user has a host, and nothing after it but a port that there can be. [`Authority`]
-/// takes others, and whoever connects takes the default port then.
+/// takes others, and a connector takes the default port then.
 fn is_complete(authority: &Authority) -> bool {
     let host = authority.host();
     let has_port = authority.port_u16().is_some();
