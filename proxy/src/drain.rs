@@ -3,8 +3,8 @@
 //! 1. It says that it is not ready any more. Clients may still come back for their answers.
 //! 2. Calls may go on for `--drain`, and so may clients that read what was kept for them. Then the calls that are left are
 //!    cancelled, and their clients and servers are told.
-//! 3. No connection is accepted any more, and those that are open may close: soon, or in what is left of `--drain` where an answer
-//!    has begun. At the same time the processes of sessions end: the less time the calls have left of `WHOLE`, the sooner they
+//! 3. No connection is accepted any more, and those that are open may close: soon, or in what is left of `--drain` where a request
+//!    other than a GET is under way, or an answer has begun. At the same time the processes of sessions end: the less time the calls have left of `WHOLE`, the sooner they
 //!    are signalled.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal ends it at once, and what is left then is killed with the

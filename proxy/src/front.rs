@@ -18,7 +18,7 @@ use std::{
 };
 
 use axum::body::Body;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::BodyExt as _;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -142,8 +142,8 @@ impl Front {
         self.listener.local_addr()
     }
 
-    /// Serves until `stop` is ready. It says how long clients may still read answers that have begun. Connections without one
-    /// have 500 ms to end.
+    /// Serves until `stop` is ready. It says how long clients may still wait for answers, and read them. Connections without a
+    /// request, and with a GET that has no head, have 500 ms to end.
     pub async fn serve(self, stage: impl Stage, stop: impl Future<Output = Duration>) {
         let (close, closed) = watch::channel(());
         let mut connections = JoinSet::new();
@@ -241,9 +241,13 @@ async fn connection(
         let request_under_way = requests.begin();
         request.extensions_mut().insert(peer.clone());
         let (shared, mut stage, begun) = (shared.clone(), stage.clone(), begun.clone());
+        // A GET listens. Some servers have no head for it before there is an event.
+        let early = begun
+            .upgrade()
+            .filter(|_| request.method() != Method::GET);
         async move {
             let answer = answer(&shared, &mut stage, request).await?;
-            let held = (request_under_way, begun.upgrade());
+            let held = (request_under_way, early.or_else(|| begun.upgrade()));
             Ok::<_, Infallible>(answer.map(|body| holding(body, held)))
         }
     });

@@ -146,6 +146,44 @@ async fn an_answer_that_is_no_stream_may_take_as_long() {
     }
 }
 
+/// Nothing but its connection knows of a request that the layer does not watch.
+#[tokio::test]
+async fn an_answer_without_a_head_may_take_as_long() {
+    let initialize = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}"#;
+    let batch = format!("[{},{}]", call("1"), call("2"));
+    for request in [
+        post(initialize),
+        post(&batch).header("mcp-session-id", "s"),
+        stateless_call("0.5"),
+    ] {
+        let upstream = Upstream::start().await;
+        let mut proxy = Running::before(&upstream, &[]).await;
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&request).await;
+        let asked = upstream.asked().await;
+
+        proxy.stop();
+
+        sleep(PAST_CLOSING).await;
+        let head = "200 OK\r\ncontent-type: application/json";
+        asked.answer(head, "{}").await;
+        assert_eq!(client.reply().await.text(), "{}");
+        proxy.ended().await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_without_a_head_does_not_hold_it_up() {
+    let upstream = Upstream::start().await;
+    let mut proxy = Running::before(&upstream, &["--drain=1h"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    let listen = Request::new("GET", "/mcp").header("mcp-session-id", "s");
+    client.send(&listen).await;
+    let _silent = upstream.asked().await;
+    proxy.stop();
+    proxy.ended().await;
+}
+
 #[tokio::test]
 async fn a_call_that_does_not_is_cancelled_and_its_client_is_told() {
     let upstream = Upstream::start().await;
