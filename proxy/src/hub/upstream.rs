@@ -240,15 +240,31 @@ where
             self.reader.reserve(allowed);
             return true;
         }
-        let needed = self.reader.needs(more, MAX_EVENT);
+        let least = self.reader.needs(more, 0);
         let Some(room) = &mut self.room else {
             return false;
         };
-        let missing = (needed + EVENT_OVERHEAD).saturating_sub(room.bytes());
-        if needed > MAX_EVENT || !self.stream.widen(room, missing) {
+        if least > MAX_EVENT {
             return false;
         }
-        self.reader.reserve(needed);
+        let missing = |needed: usize, room: &Grant| {
+            let needed = needed + EVENT_OVERHEAD;
+            needed.saturating_sub(room.bytes())
+        };
+        // What is doubled is copied rarely. It grows by less where there is no room for that, and what may be dropped goes only
+        // for what is needed.
+        for part in [1, 8, 64] {
+            let most = MAX_EVENT.min(least + least / part);
+            let needed = self.reader.needs(more, most);
+            if room.grow(missing(needed, room)).is_ok() {
+                self.reader.reserve(needed);
+                return true;
+            }
+        }
+        if !self.stream.widen(room, missing(least, room)) {
+            return false;
+        }
+        self.reader.reserve(least);
         true
     }
 
@@ -381,7 +397,7 @@ where
 }
 
 /// Skips the byte order mark at the beginning of a body, which clients skip where they read it as JSON. `mark` is what may still
-/// come of it.
+/// follow of it.
 fn skip_mark(mark: &mut &[u8], bytes: &mut Bytes) {
     while let (Some((first, rest)), Some(byte)) = (mark.split_first(), bytes.first()) {
         if first == byte {

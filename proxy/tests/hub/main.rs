@@ -329,23 +329,36 @@ async fn an_event_too_large_to_keep_goes_through_to_a_client_that_reads() {
 
 #[tokio::test(start_paused = true)]
 async fn an_event_of_some_megabytes_is_kept() {
-    let mut setup = Setup::begun(NEW).await;
-    let (mut client, server) = setup.call(1).await;
-    let primed = client.event().await.unwrap();
-    drop(client);
-    let large = format!(
-        r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#,
-        "x".repeat(1 << 20)
-    );
-    for piece in [b"data: " as &[u8], large.as_bytes(), b"\r\n\r\n"] {
-        for piece in piece.chunks(100_000) {
-            server.send(piece).await;
+    let small = Limits {
+        bytes: 1 << 20,
+        ..Limits::default()
+    };
+    for (length, limits) in [
+        (1 << 20, Limits::default()),
+        (5 << 19, Limits::default()),
+        (3 << 20, Limits::default()),
+        ((4 << 20) - 1024, Limits::default()),
+        (700_000, small),
+    ] {
+        let mut setup = Setup::begun_with(NEW, limits).await;
+        let (mut client, server) = setup.call(1).await;
+        let primed = client.event().await.unwrap();
+        drop(client);
+        let large = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#,
+            "x".repeat(length)
+        );
+        for piece in [b"data: " as &[u8], large.as_bytes(), b"\r\n\r\n"] {
+            for piece in piece.chunks(100_000) {
+                server.send(piece).await;
+            }
         }
-    }
-    drop(server);
-    assert_eq!(setup.outcome().await, Outcome::Completed);
-    for _ in 0..2 {
-        assert!(setup.resumed(&primed).await.rest().await == [large.clone()]);
+        drop(server);
+        assert_eq!(setup.outcome().await, Outcome::Completed);
+        for _ in 0..2 {
+            let rest = setup.resumed(&primed).await.rest().await;
+            assert!(rest == [large.clone()], "{length}: {:.200}", rest[0]);
+        }
     }
 }
 
