@@ -342,6 +342,11 @@ impl Ring {
         self.reader.is_some()
     }
 
+    /// Returns `true` if it had readers, and all of them have left.
+    pub(crate) fn was_left(&self) -> bool {
+        self.readers > 0 && self.reader.is_none()
+    }
+
     /// Whether this is who reads, has taken everything, and nothing more comes.
     pub(crate) fn is_over_for(&self, name: ReaderName) -> bool {
         let reader = self.reader.as_ref().filter(|reader| reader.name == name);

@@ -308,6 +308,16 @@ impl Stream {
         self.state().ring.has_reader()
     }
 
+    /// Returns `true` if all clients that read it have left.
+    pub(crate) fn was_left(&self) -> bool {
+        self.state().ring.was_left()
+    }
+
+    /// Returns `true` if there ever was an event, from which a client may resume.
+    pub(crate) fn has_events(&self) -> bool {
+        self.state().ring.has_events()
+    }
+
     /// Whether there is an event after this one.
     pub(super) fn has_more(&self, after: u64) -> bool {
         self.state().ring.has_more(after)

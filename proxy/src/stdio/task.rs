@@ -198,8 +198,17 @@ impl Session {
             state.has_answered |= message.kind == Kind::Response;
             state.routes.route(&message)
         };
+        let is_progress = message.method.as_deref() == Some("notifications/progress");
         let (stream, is_answer) = match &route {
             Route::Answer(stream) => (stream, true),
+            // It is for the session. The client has left this stream, and listens elsewhere or cannot resume it.
+            Route::Call(stream)
+                if !is_progress
+                    && stream.was_left()
+                    && (self.standalone.is_attached() || !stream.has_events()) =>
+            {
+                (&self.standalone, false)
+            }
             Route::Call(stream) => (stream, false),
             Route::Standalone => (&self.standalone, false),
             Route::Nobody => {

@@ -66,6 +66,49 @@ async fn a_client_that_comes_back_gets_the_answer_and_a_new_one_is_primed() {
     }
 }
 
+/// The only open call has lost its client, which still listens to its session.
+#[tokio::test]
+async fn what_is_for_the_session_does_not_go_to_a_call_that_was_left() {
+    let script = r#"
+        read line; echo '{"jsonrpc":"2.0","id":0,"result":{}}'
+        read line; read line; read line
+        echo '{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}'
+        echo '{"jsonrpc":"2.0","id":"q","method":"elicitation/create"}'
+        read line
+        echo '{"jsonrpc":"2.0","id":1,"result":{}}'
+        read line"#;
+    let go_on = r#"{"jsonrpc":"2.0","method":"x"}"#;
+    for (revision, listens_before) in [(NEW, true), (OLD, true), (OLD, false)] {
+        let client = Client::begin(&serve(shell(script)), revision).await;
+        let mut session = None;
+        if listens_before {
+            session = Some(Events::of(client.get(None).await));
+        }
+        let mut call = client.ask(r#"{"jsonrpc":"2.0","id":1,"method":"x"}"#).await;
+        let first = if revision == NEW {
+            call.next().await.unwrap().id
+        } else {
+            None
+        };
+        drop(call);
+        assert_eq!(client.tell(go_on).await, StatusCode::ACCEPTED);
+        let mut session = match session {
+            Some(session) => session,
+            None => Events::of(client.get(None).await),
+        };
+        session.event_with("list_changed").await;
+        session.event_with("elicitation/create").await;
+        assert_eq!(client.tell(go_on).await, StatusCode::ACCEPTED);
+        if first.is_some() {
+            let mut back = Events::of(client.get(first.as_deref()).await);
+            assert_eq!(
+                back.rest().await,
+                [r#"{"jsonrpc":"2.0","id":1,"result":{}}"#]
+            );
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_client_with_an_empty_event_id_listens_to_its_session() {
     let client = Client::begin(&serve(scripted(&[])), NEW).await;

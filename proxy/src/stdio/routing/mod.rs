@@ -6,7 +6,8 @@
 //!    server owes an answer to one with an id that it may take for the same. A second answer is dropped. `"7"` answers 7, and 7
 //!    answers `"7"`, if the client has never sent an id of that other kind: else it may be a second answer.
 //! 2. **Progress** is sent to the call with its token. A token that two calls have belongs to none of them, until both are over.
-//! 3. **Anything else** is sent to the only call that is open, beyond doubt, else to the standalone stream.
+//! 3. **Anything else** is sent to the only call that is open, beyond doubt, else to the standalone stream. The task of the session
+//!    sends it there as well while the client has left that call.
 //! 4. **A cancel** of the client closes its call: from then on nothing but its answer is for it, and that only for
 //!    [`LET_GO_AFTER`]. Its id and its token stay taken, because the server may still use them.
 //! 5. **Nothing is owed for ever.** Of calls that were cancelled and never answered the newest [`MAX_OWED`] are known.
