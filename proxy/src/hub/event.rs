@@ -11,7 +11,7 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 
 use super::budget::Grant;
-use crate::message::{IdKey, Message, Skim, batch};
+use crate::message::{IdKey, Kind, Message, Skim, batch};
 
 /// One event, without its id.
 #[derive(Debug)]
@@ -34,8 +34,10 @@ struct Kept {
 pub enum Weight {
     /// Progress, or a log line. The oldest of these are dropped first, and a comment says so.
     Droppable,
-    /// Must reach the client: a request of the server, or any other notification.
+    /// Must reach the client: any other notification, or what cannot be read.
     Kept,
+    /// A request of the server. It must reach the client as well, and its sender waits for an answer.
+    Request,
     /// The answer of the call, which must be kept as well. Once it is, the call is completed.
     Answer,
 }
@@ -63,7 +65,7 @@ impl Event {
     /// let call = IdKey::of("7").unwrap();
     /// let weight = |json: &str| Event::message(json.as_bytes(), Some(&call)).weight();
     /// assert_eq!(weight(r#"{"method":"notifications/progress"}"#), Weight::Droppable);
-    /// assert_eq!(weight(r#"{"id":1,"method":"roots/list"}"#), Weight::Kept);
+    /// assert_eq!(weight(r#"{"id":1,"method":"roots/list"}"#), Weight::Request);
     /// assert_eq!(weight(r#"{"id":7,"result":{}}"#), Weight::Answer);
     /// ```
     pub fn message(json: &[u8], call: Option<&IdKey>) -> Self {
@@ -154,17 +156,20 @@ impl Weight {
         let Some(messages) = batch(json) else {
             return Self::of_one(json, call);
         };
-        let is_answer = |message: &&[u8]| Self::of_one(message, call) == Self::Answer;
-        if messages.iter().any(is_answer) {
-            Self::Answer
-        } else {
-            Self::Kept
-        }
+        let weights: Vec<Self> = messages
+            .into_iter()
+            .map(|message| Self::of_one(message, call))
+            .collect();
+        let mut heavy = [Self::Answer, Self::Request].into_iter();
+        heavy
+            .find(|weight| weights.contains(weight))
+            .unwrap_or(Self::Kept)
     }
 
     fn of_one(json: &[u8], call: Option<&IdKey>) -> Self {
         let answered = match Message::read(json) {
             Some(message) if message.is_droppable() => return Self::Droppable,
+            Some(message) if message.kind == Kind::Request => return Self::Request,
             Some(message) => message.answered(),
             None if call.is_some() => Skim::of(json).answers(),
             None => None,
@@ -176,6 +181,8 @@ impl Weight {
     pub(super) fn of_skimmed(skim: Skim, call: Option<&IdKey>) -> Self {
         if skim.is_droppable() {
             Self::Droppable
+        } else if skim.is_request() {
+            Self::Request
         } else {
             Self::of_answer(skim.answers(), call)
         }

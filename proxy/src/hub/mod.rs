@@ -7,9 +7,9 @@
 //! 1. **Bounded.** A stream keeps 256 events and 1 MiB, a session 2,048 streams and 4 MiB of events, all together [`Limits::bytes`]. What is counted
 //!    includes what it costs to keep it. Where no room is left for a stream, there is none: its call passes without event
 //!    ids, and is then one that cannot be resumed.
-//! 2. **What may be dropped** are progress and log lines, the oldest first; a comment in the stream says so. Answers,
-//!    errors and requests of the server are kept: their writer waits for the client to read, and where there is none the
-//!    call ends with an error.
+//! 2. **What may be dropped** are progress and log lines, the oldest first, and then what the client that is there has been sent,
+//!    requests of the server last; a comment in the stream says so. Answers, errors and requests of the server are kept: their
+//!    writer waits for the client to read, and where there is none the call ends with an error.
 //! 3. **How long.** A stream is kept for 60 s after its end. One whose client has all of it, or whose call was cancelled, makes
 //!    room for others before that. A client that reads a stream when its session ends gets what the stream has, and an error in
 //!    place of an answer that has not come.

@@ -7,7 +7,7 @@
 //!    not there any more it gets a comment that says how many. One that names none, and is not the first, gets those that
 //!    no reader has taken.
 //! 3. **What goes.** Where room is short the oldest droppable event goes first, then, if the reader that is there has taken
-//!    them, the oldest kept ones. Nothing else goes before the ring does.
+//!    them, the oldest notifications, and after these the oldest of the others. Nothing else goes before the ring does.
 //! 4. **Limits.** A ring has at most so many events. It takes one only while it has less than so many bytes: so it has at
 //!    most one event more than that, however large. All of it is covered by a grant at any time, and what a reader took
 //!    stays covered until nobody has it any more.
@@ -83,7 +83,7 @@ pub(crate) struct Most {
 struct Entry {
     seq: u64,
     bytes: Bytes,
-    droppable: bool,
+    weight: Weight,
     cost: usize,
 }
 
@@ -394,7 +394,7 @@ impl Ring {
         self.cost += cost;
         self.events.push_back(Entry {
             seq,
-            droppable: event.weight == Weight::Droppable,
+            weight: event.weight,
             bytes: event.into_bytes(),
             cost,
         });
@@ -415,15 +415,19 @@ impl Ring {
         // Not the one that the reader has a part of.
         let begun = self.reader.as_ref().filter(|reader| reader.taken > 0);
         let begun = begun.map(|reader| reader.at);
-        let may_go = |entry: &Entry| entry.droppable && Some(entry.seq) != begun;
+        let may_go = |entry: &Entry| entry.weight == Weight::Droppable && Some(entry.seq) != begun;
         let oldest = self.events.iter().position(may_go);
         oldest.is_some_and(|at| self.remove(at))
     }
 
+    /// Drops the oldest notification that the reader has taken, or else the oldest event. `false` if it has taken none. What was
+    /// taken is lost with a connection that breaks, and no server sends a request again.
     fn drop_taken(&mut self) -> bool {
         let at = self.reader.as_ref().map_or(0, |reader| reader.at);
-        let taken = self.events.front().is_some_and(|oldest| oldest.seq < at);
-        taken && self.remove(0)
+        let taken = self.events.partition_point(|entry| entry.seq < at);
+        let mut entries = self.events.iter().take(taken);
+        let oldest = entries.position(|entry| entry.weight == Weight::Kept);
+        taken > 0 && self.remove(oldest.unwrap_or(0))
     }
 
     fn remove(&mut self, at: usize) -> bool {

@@ -92,6 +92,11 @@ impl Skim {
         !is_else && method.is_some_and(|method| is_droppable(&method))
     }
 
+    /// Returns `true` if it is a request, once all of it has passed.
+    pub(crate) fn is_request(&self) -> bool {
+        self.ended && !self.unclear && self.id.is_some() && self.method.is_some()
+    }
+
     fn step(&mut self, byte: u8) {
         if self.in_string {
             self.keep(&[byte]);

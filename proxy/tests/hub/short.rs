@@ -21,6 +21,29 @@ fn large_answer(id: u32, size: usize) -> String {
     )
 }
 
+/// Its connection breaks before the client has received more than the first event.
+#[tokio::test(start_paused = true)]
+async fn a_question_of_the_server_is_not_lost_with_the_connection() {
+    let mut setup = Setup::begun(NEW).await;
+    let (mut client, server) = setup.call(1).await;
+    let primed = client.event().await.unwrap();
+    server.message(&request_of(7)).await;
+    for count in 0..300 {
+        let updated = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{{"uri":"x:{count}"}}}}"#
+        );
+        server.message(&updated).await;
+        client.some().await;
+    }
+    server.message(&answer(1)).await;
+    drop(server);
+    assert_eq!(setup.outcome().await, Outcome::Completed);
+    drop(client);
+    let rest = setup.resumed(&primed).await.rest().await;
+    assert_eq!(rest[0], request_of(7));
+    assert_eq!(rest[rest.len() - 1], answer(1));
+}
+
 /// Calls fill what a session may keep with log lines; then an answer comes.
 #[tokio::test(start_paused = true)]
 async fn log_lines_go_before_an_answer_whatever_its_length() {

@@ -52,7 +52,7 @@ struct Model {
 #[derive(Debug)]
 struct Item {
     text: String,
-    droppable: bool,
+    weight: Weight,
     cost: usize,
     is_here: bool,
 }
@@ -85,12 +85,14 @@ impl Model {
         let droppable = weight == Weight::Droppable;
         while !self.has_room(cost) {
             let at = self.reader.as_ref().map_or(0, |reader| reader.at);
-            let oldest = self.events.iter().position(|item| item.is_here);
-            let taken = oldest.filter(|oldest| *oldest < at && !droppable);
-            let gone = self
-                .events
-                .iter()
-                .position(|item| item.is_here && item.droppable);
+            let oldest = |is_it: &dyn Fn(&Item) -> bool| {
+                let mut events = self.events.iter();
+                events.position(|item| item.is_here && is_it(item))
+            };
+            let is_taken = |oldest: &usize| *oldest < at && !droppable;
+            let notification = oldest(&|item| item.weight == Weight::Kept).filter(is_taken);
+            let taken = notification.or(oldest(&|_| true).filter(is_taken));
+            let gone = oldest(&|item| item.weight == Weight::Droppable);
             match gone.or(taken) {
                 Some(gone) => self.events[gone].is_here = false,
                 None if droppable => break,
@@ -108,7 +110,7 @@ impl Model {
         }
         self.events.push(Item {
             text,
-            droppable: weight == Weight::Droppable,
+            weight,
             cost,
             is_here,
         });
@@ -170,6 +172,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let weight = prop_oneof![
         4 => Just(Weight::Droppable),
         4 => Just(Weight::Kept),
+        2 => Just(Weight::Request),
         1 => Just(Weight::Answer),
     ];
     let op = prop_oneof![
