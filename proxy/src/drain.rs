@@ -1,11 +1,11 @@
 //! The end of the program: in bounded time, whatever its clients and servers do.
 //!
 //! 1. It says that it is not ready any more. Clients may still come back for their answers.
-//! 2. Calls may go on for `--drain`, and so may clients that read what was kept for them. Then the calls that are left are
-//!    cancelled, and their clients and servers are told.
+//! 2. Calls may go on for `--drain`, and so may clients that read what was kept for them, or were asked to wait before they
+//!    resume, and have an answer since. Then the calls that are left are cancelled, and their clients and servers are told.
 //! 3. No connection is accepted any more, and those that are open may close: soon, or in what is left of `--drain` where a request
-//!    other than a GET is under way, or an answer has begun. At the same time the processes of sessions end: the less time the calls have left of `WHOLE`, the sooner they
-//!    are signalled.
+//!    other than a GET is under way, or an answer has begun. At the same time the processes of sessions end: the less time the
+//!    calls have left of `WHOLE`, the sooner they are signalled.
 //!
 //! SIGTERM, SIGINT, SIGQUIT and SIGHUP begin it. A second signal ends it at once, and what is left then is killed with the
 //! runtime. A second SIGHUP does not: a terminal that closes sends several.

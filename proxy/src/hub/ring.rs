@@ -337,6 +337,17 @@ impl Ring {
         !(self.ended || self.is_answered()) || self.reader.as_ref().is_some_and(is_unread)
     }
 
+    /// Returns `true` if there is an answer that no reader has taken, and no reader.
+    pub(crate) fn has_unread_answer(&self) -> bool {
+        let is_unread = self.answer.is_some_and(|answer| answer >= self.unread);
+        is_unread && self.reader.is_none() && !self.cleared
+    }
+
+    /// How long its clients are asked to wait before they resume.
+    pub(crate) fn retry(&self) -> Duration {
+        self.most.retry
+    }
+
     /// Whether somebody reads.
     pub(crate) fn has_reader(&self) -> bool {
         self.reader.is_some()

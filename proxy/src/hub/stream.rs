@@ -37,6 +37,9 @@ const ANSWER_IS_GONE: &str = "the answer was sent once, and was too large for th
 /// How long a call that was cancelled, or answered, may still have its server's stream: 1 s. Some servers never end it.
 pub const LET_GO_AFTER: Duration = Duration::from_secs(1);
 
+/// How much longer than it was asked to wait a client may take to resume while the program ends: 1 s.
+const RESUME_WITHIN: Duration = Duration::from_secs(1);
+
 /// A stream of events that outlives its clients.
 ///
 /// It is a handle: clones are the same stream. Whoever writes it ends it.
@@ -328,9 +331,18 @@ impl Stream {
         self.state().ring.is_answered()
     }
 
-    /// Whether it is for a call whose answer is still to come, or to be read by the client that is there.
+    /// Whether it is for a call whose answer is still to come, or to be read by the client that is there, or that has not had
+    /// the time to resume.
     pub(super) fn is_under_way(&self) -> bool {
-        self.0.call.is_some() && self.state().ring.is_under_way()
+        if self.0.call.is_none() {
+            return false;
+        }
+        let state = self.state();
+        let has_time = state.until.is_none_or(|until| {
+            Instant::now() + self.0.kept_for < until + state.ring.retry() + RESUME_WITHIN
+        });
+        let is_awaited = !state.is_cancelled && state.ring.has_unread_answer();
+        state.ring.is_under_way() || (is_awaited && has_time)
     }
 
     /// Has [`released`](Self::released) return [soon](LET_GO_AFTER): the call was cancelled, or answered.

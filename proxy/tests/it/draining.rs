@@ -103,6 +103,37 @@ async fn a_client_that_is_back_for_its_answer_gets_it() {
     proxy.ended().await;
 }
 
+/// The proxy has asked it to wait for 1 s.
+#[tokio::test]
+async fn a_client_that_was_asked_to_wait_gets_its_answer() {
+    let upstream = Upstream::start().await;
+    let mut proxy = Running::before(&upstream, &["--grace=4s"]).await;
+    let mut client = Connection::open(proxy.addr).await;
+    client.send(&session_call("1")).await;
+    let mut asked = upstream.asked().await;
+    asked.stream().await;
+    client.head().await;
+    let last = client.event().await.and_then(|event| event.id);
+    client.rst();
+    proxy.stop();
+    asked
+        .chunk("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n")
+        .await;
+    asked.end().await;
+    proxy.calls_reach(0).await;
+
+    sleep(Duration::from_secs(1)).await;
+    let resume = Request::new("GET", "/mcp")
+        .header("accept", "text/event-stream")
+        .header("mcp-session-id", "s")
+        .header("last-event-id", &last.expect("an id"));
+    let mut back = Connection::open(proxy.addr).await;
+    back.send(&resume).await;
+
+    assert!(back.answer().await.expect("the answer")["result"].is_object());
+    proxy.ended().await;
+}
+
 #[tokio::test]
 async fn a_session_that_a_client_begins_is_begun() {
     let script = r#"read line; sleep 1; echo '{"jsonrpc":"2.0","id":"a","result":{}}'; cat"#;
