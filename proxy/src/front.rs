@@ -63,6 +63,9 @@ const IDLE_WITHIN: Duration = Duration::from_secs(60);
 /// open, and an answer or a cancel for each.
 const REQUESTS: u32 = 2_048;
 
+/// How long the body of a request that is refused is read: 5 s.
+const DISCARD_WITHIN: Duration = Duration::from_secs(5);
+
 /// Maximum number of connections, however many descriptors there are: 1,048,576.
 const MAX_CONNECTIONS: usize = 1 << 20;
 
@@ -242,9 +245,7 @@ async fn connection(
         request.extensions_mut().insert(peer.clone());
         let (shared, mut stage, begun) = (shared.clone(), stage.clone(), begun.clone());
         // A GET listens. Some servers have no head for it before there is an event.
-        let early = begun
-            .upgrade()
-            .filter(|_| request.method() != Method::GET);
+        let early = begun.upgrade().filter(|_| request.method() != Method::GET);
         async move {
             let answer = answer(&shared, &mut stage, request).await?;
             let held = (request_under_way, early.or_else(|| begun.upgrade()));
@@ -328,6 +329,10 @@ async fn answer(
             let allow = HeaderValue::from_static(gate::ALLOW);
             refused.headers_mut().insert(header::ALLOW, allow);
         }
+        // A client with this field waits before it sends the body.
+        if !parts.headers.contains_key(header::EXPECT) {
+            discard(body);
+        }
         return Ok(refused);
     }
     if parts.version == Version::HTTP_2 {
@@ -337,6 +342,13 @@ async fn answer(
     let request = Request::from_parts(parts, Body::new(body));
     std::future::poll_fn(|cx| stage.poll_ready(cx)).await?;
     stage.call(request).await
+}
+
+/// Reads the body of a request that is refused, for 5 s at most. A connection that is closed with bytes unread is reset, and its
+/// client may lose the refusal (RFC 9112, section 9.6).
+fn discard(mut body: Incoming) {
+    let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
+    tokio::spawn(timeout(DISCARD_WITHIN, rest));
 }
 
 /// The same body, which has this until it has ended or is dropped.

@@ -131,6 +131,19 @@ async fn a_body_that_is_too_large_is_refused() {
     );
 }
 
+/// A client that sends before it reads would lose the answer with a connection that is reset.
+#[tokio::test]
+async fn a_body_that_is_too_large_may_be_sent_to_its_end() {
+    let upstream = Upstream::start().await;
+    let proxy = Running::before(&upstream, &[]).await;
+    let large = post(&" ".repeat(20 << 20));
+    for _ in 0..10 {
+        let mut client = Connection::open(proxy.addr).await;
+        client.send(&large).await;
+        assert_eq!(client.reply().await.status, 413);
+    }
+}
+
 /// Its length is not announced, as HTTP/2 does not need it.
 #[tokio::test]
 async fn a_body_that_is_too_large_for_a_command_is_refused_in_the_same_way() {
