@@ -9,7 +9,7 @@ use std::{
     env, fmt,
     io::{self, IsTerminal as _},
     panic,
-    sync::Once,
+    sync::Mutex,
     time::Duration,
 };
 
@@ -28,7 +28,7 @@ use tracing_subscriber::{
 };
 
 use self::queue::Queue;
-use crate::{config::LogFormat, message::shown};
+use crate::{config::LogFormat, lock::lock, message::shown};
 
 mod queue;
 
@@ -44,9 +44,6 @@ const LONGEST_PANIC: usize = 1024;
 
 /// How long the last lines may take to be written: 200 ms.
 const LAST_LINES: Duration = Duration::from_millis(200);
-
-/// Whether it was logged that a call cannot be cancelled for its id.
-static BAD_ID: Once = Once::new();
 
 /// The target of what a command writes to its standard error.
 const SERVER: &str = "mcp_server";
@@ -70,10 +67,12 @@ pub struct Log(Queue);
 pub fn init(format: LogFormat) -> io::Result<Log> {
     let told = env::var_os(EnvFilter::DEFAULT_ENV).filter(|text| !text.is_empty());
     let filter = match told {
-        Some(text) => EnvFilter::try_new(with_default(&text.to_string_lossy())).map_err(|error| {
-            let text = format!("RUST_LOG in the environment: {error}");
-            io::Error::new(io::ErrorKind::InvalidInput, text)
-        })?,
+        Some(text) => {
+            EnvFilter::try_new(with_default(&text.to_string_lossy())).map_err(|error| {
+                let text = format!("RUST_LOG in the environment: {error}");
+                io::Error::new(io::ErrorKind::InvalidInput, text)
+            })?
+        }
         None => EnvFilter::new(DEFAULT),
     };
     let queue = Queue::start(io::stderr(), |lines| {
@@ -150,6 +149,7 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
             )
         };
     }
+    let logged = Mutex::new(Vec::new());
     move |event| match event {
         Event::Detached {
             call, cause, grace, ..
@@ -162,16 +162,22 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
                 None => log_call!(call, cause, "client gone, its call runs on"),
             }
         }
-        Event::Unwatched {
-            why: Unreadable::BadId,
-            ..
-        } => {
+        Event::Unwatched { why, .. } => {
+            let Some(what) = unwatched(*why) else {
+                return;
+            };
             // A client may send many of these.
-            BAD_ID.call_once(|| {
-                warn!(
-                    "a request has an id that is no string and no integer of 64 bits: a hang-up does not cancel it, nor any other of the kind"
-                );
-            });
+            let is_first = {
+                let mut logged = lock(&logged);
+                let is_first = !logged.contains(why);
+                if is_first {
+                    logged.push(*why);
+                }
+                is_first
+            };
+            if is_first {
+                warn!("{what}: a hang-up does not cancel it, nor any other of the kind");
+            }
         }
         Event::Resumed {
             call, detachment, ..
@@ -200,6 +206,23 @@ pub(crate) fn disconnects(kept_for: Option<Duration>) -> impl Fn(&Event<'_>) + S
         }
         _ => {}
     }
+}
+
+/// What is wrong with a request that the layer does not watch, although a server may take it for a call.
+fn unwatched(why: Unreadable) -> Option<&'static str> {
+    Some(match why {
+        Unreadable::BadId => "a request has an id that is no string and no integer of 64 bits",
+        Unreadable::EscapedKey => {
+            "a request has an escape in the name of a member of the message or of its params"
+        }
+        Unreadable::DuplicateKey => "a request has a member twice",
+        Unreadable::WrongType => "a request has params that are no object",
+        Unreadable::NotAMessage => "a request is no message of JSON-RPC 2.0",
+        Unreadable::TooDeep => "a request is nested too deep",
+        Unreadable::Batch => "a request is a batch",
+        Unreadable::ContentEncoding => "a request is compressed",
+        _ => return None,
+    })
 }
 
 fn text(text: &str) -> String {

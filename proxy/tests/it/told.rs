@@ -417,13 +417,17 @@ fn a_typo_in_the_file_is_named_with_its_line_and_the_nearest_name() {
             2,
             "invalid value 'here' for '--listen",
         ),
+        ("no-resumabel = false\n", 1, "did you mean `no-resumable`?"),
         (
-            "no-resumabel = false\n",
+            "no-such-option-at-all = []\n",
             1,
-            "did you mean `no-resumable`?",
+            "there is no `no-such-option-at-all`",
         ),
-        ("no-such-option-at-all = []\n", 1, "there is no `no-such-option-at-all`"),
-        ("keep-alive = false\n", 1, "(a time that may be off is \"off\")"),
+        (
+            "keep-alive = false\n",
+            1,
+            "(a time that may be off is \"off\")",
+        ),
         ("call-timeout = true\n", 1, "`call-timeout` has a value"),
         ("exempt = [\"a\", false]\n", 1, "`exempt` has a value"),
         ("command = [false]\n", 1, "`command` has a value"),
@@ -528,7 +532,13 @@ fn the_first_line_says_where_it_listens_what_it_fronts_and_what_a_hang_up_means(
 
 #[test]
 fn a_command_with_line_breaks_is_on_the_first_line() {
-    let args = ["--listen=127.0.0.1:0", "--", "sh", "-c", "exit\n2026 forged"];
+    let args = [
+        "--listen=127.0.0.1:0",
+        "--",
+        "sh",
+        "-c",
+        "exit\n2026 forged",
+    ];
     let line = Program::start(Program::command(&args)).line();
     assert!(line.contains("`sh -c exit\u{fffd}2026 forged`"), "{line}");
     assert!(line.contains("a hang-up"), "{line}");
@@ -716,6 +726,30 @@ async fn a_call_that_is_not_cancelled_for_its_id_is_logged() {
         .lines()
         .filter(|line| line.contains("no integer of 64 bits"));
     assert_eq!(lines.count(), 1, "{log}");
+}
+
+#[tokio::test]
+async fn a_call_that_cannot_be_read_beyond_doubt_is_logged_once() {
+    let upstream = Upstream::start().await;
+    let url = format!("http://{}/mcp", upstream.addr);
+    let args = ["--listen=127.0.0.1:0", "--upstream", &url];
+    let mut program = Program::start(Program::command(&args));
+    let addr = program.addr();
+    let escaped = call("1").replace("params", "\\u0070arams");
+    let old = call("1").replace(r#""jsonrpc":"2.0","#, "");
+    for body in [&escaped, &old, &escaped, &old, &call("1")] {
+        let mut client = Connection::open(addr).await;
+        client.send(&post(body).header("mcp-session-id", "s")).await;
+        upstream.asked().await.answer("200 OK", "{}").await;
+        client.reply().await;
+    }
+    program.signal(Signal::TERM);
+    let (_, log) = program.ended().await;
+    for what in ["has an escape in the name", "no message of JSON-RPC 2.0"] {
+        let lines = log.lines().filter(|line| line.contains(what));
+        assert_eq!(lines.count(), 1, "{log}");
+    }
+    assert_eq!(log.matches("does not cancel it").count(), 2, "{log}");
 }
 
 #[test]
