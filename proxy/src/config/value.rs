@@ -1,7 +1,7 @@
 //! The values of options: durations, sizes, addresses and the like.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 
@@ -181,10 +181,18 @@ pub(super) fn host(text: &str) -> Parsed<String> {
     }
     let authority: Authority = text.parse().map_err(|_| wrong())?;
     if authority.as_str().contains('@') || !is_complete(&authority) {
-        Err(wrong())
-    } else {
-        Ok(text.to_ascii_lowercase())
+        return Err(wrong());
     }
+    let host = authority.host().to_ascii_lowercase();
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let host = match bare.parse::<Ipv6Addr>() {
+        Ok(address) => format!("[{address}]"),
+        Err(_) => host,
+    };
+    Ok(match authority.port_u16() {
+        Some(port) => format!("{host}:{port}"),
+        None => host,
+    })
 }
 
 /// As origins are compared.

@@ -28,6 +28,9 @@ const METHODS: [Method; 5] = [
 /// The same, as a field of the answer to another one.
 pub(super) const ALLOW: &str = "GET, POST, DELETE, OPTIONS, HEAD";
 
+/// The default ports of http and https.
+const DEFAULT_PORTS: [u16; 2] = [80, 443];
+
 /// Why a request does not pass: the status and the text of the answer.
 type Refused = (StatusCode, &'static str);
 
@@ -94,10 +97,17 @@ impl Gate {
     }
 
     fn is_own(&self, authority: &Authority) -> bool {
+        // Clients leave the port out that is the default of their scheme.
+        let has_default = |host: &str| {
+            let mut ports = DEFAULT_PORTS.iter();
+            authority.port().is_none()
+                && ports.any(|port| self.hosts.contains(&format!("{host}:{port}")))
+        };
         let host = authority.host().to_ascii_lowercase();
         is_this_machine(&host)
             || (self.passes_addresses && address(&host).is_some())
             || self.hosts.contains(&host)
+            || has_default(&host)
             || self
                 .hosts
                 .contains(&authority.as_str().to_ascii_lowercase())

@@ -48,7 +48,8 @@ async fn trace_and_other_methods_do_not_pass_so_no_server_repeats_a_configured_h
 #[tokio::test]
 async fn only_requests_for_this_host_pass() {
     let upstream = Upstream::start().await;
-    let options = ["--allow-host=mcp.example.com,other:81"];
+    let hosts = "--allow-host=mcp.example.com,other:81,tls:443,[2001:db8:0::1]:80";
+    let options = [hosts];
     let proxy = Running::before(&upstream, &options).await;
     for (hosts, status) in [
         ("", 400),
@@ -61,6 +62,10 @@ async fn only_requests_for_this_host_pass() {
         ("host: a.mcp.example.com\r\n", 403),
         ("host: other\r\n", 403),
         ("host: other:82\r\n", 403),
+        ("host: tls:80\r\n", 403),
+        ("host: tls\r\n", 404),
+        ("host: tls:443\r\n", 404),
+        ("host: [2001:db8::1]\r\n", 404),
         ("host: localhost\r\n", 404),
         ("host: LocalHost:1\r\n", 404),
         ("host: 127.0.0.1:8000\r\n", 404),
