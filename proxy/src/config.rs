@@ -30,10 +30,6 @@ pub use self::{
     value::{Limit, LogFormat},
 };
 
-/// How long an upstream may be silent at least before its call is answered with a stream: 250 ms. A refusal comes sooner, and
-/// must pass as it is.
-const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
-
 /// How long a client is asked to wait before it comes back, at most: 3 s.
 const RETRY: Duration = Duration::from_secs(3);
 
@@ -44,9 +40,6 @@ const PART_TO_WAIT: u32 = 4;
 /// The shortest grace that clients can meet: 4 s. Those that are sent no `retry` come back after 1 s, which is the default of
 /// the SDKs.
 const MIN_MET: Duration = Duration::from_secs(4);
-
-/// The least that may be kept in all: 1 MiB, as much as one stream may need.
-const MIN_BUFFER: usize = 1024 * 1024;
 
 /// Options that mean nothing to a server that speaks HTTP, and why.
 const OF_A_COMMAND: &[(&str, &str)] = &[
@@ -148,11 +141,11 @@ pub struct Config {
     pub no_resumable: bool,
 
     /// How long the server may be silent before its client gets a stream to wait on (with --upstream)
-    #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::time)]
+    #[arg(long, env = "MCP_PROXY_COMMIT_AFTER", value_name = "TIME", default_value = "1s", value_parser = value::commit_after)]
     pub commit_after: Duration,
 
     /// How many bytes of events are kept in all for clients that resume
-    #[arg(long, env = "MCP_PROXY_BUFFER", value_name = "SIZE", default_value = "64MiB", value_parser = value::size)]
+    #[arg(long, env = "MCP_PROXY_BUFFER", value_name = "SIZE", default_value = "64MiB", value_parser = value::buffer)]
     pub buffer: usize,
 
     /// How often a quiet stream is probed, or off
@@ -172,7 +165,8 @@ pub struct Config {
         long,
         env = "MCP_PROXY_MAX_SESSIONS",
         value_name = "NUMBER",
-        default_value_t = 256
+        default_value = "256",
+        value_parser = value::sessions
     )]
     pub max_sessions: usize,
 
@@ -336,17 +330,6 @@ impl Config {
         let is_given = |option: &str| is_said(told, option) && !is_off(told, option);
         if let Some((option, why)) = foreign.iter().find(|(option, _)| is_given(option)) {
             return together(&format!("--{option} {why}"));
-        }
-        if self.buffer < MIN_BUFFER {
-            return together("--buffer must be 1MiB at least: a stream alone may need so much");
-        }
-        if self.max_sessions == 0 {
-            return together("--max-sessions must be 1 at least: each client has a session");
-        }
-        if self.commit_after < MIN_COMMIT_AFTER {
-            return together(
-                "--commit-after must be 250ms at least: a refusal comes sooner, and must pass as it is",
-            );
         }
         if !self.listen.ip().is_loopback() && self.allow_host.is_empty() {
             return together(&format!(

@@ -26,6 +26,13 @@ pub struct Limit(pub Option<Duration>);
 /// The longest time that can be said: a year. Clocks overflow somewhere beyond.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
+/// Minimum time that an upstream may be silent before its call is answered with a stream: 250 ms. Chosen so that a refusal, which
+/// is faster, passes as it is.
+const MIN_COMMIT_AFTER: Duration = Duration::from_millis(250);
+
+/// Minimum number of bytes that may be kept in all: 1 MiB, as many as one stream may need.
+const MIN_BUFFER: usize = 1024 * 1024;
+
 type Parsed<T> = Result<T, String>;
 
 pub(super) fn time(text: &str) -> Parsed<Duration> {
@@ -117,6 +124,33 @@ pub(super) fn size(text: &str) -> Parsed<usize> {
         _ => return Err(wrong()),
     };
     number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+/// How much may be kept in all.
+pub(super) fn buffer(text: &str) -> Parsed<usize> {
+    let size = size(text)?;
+    if size < MIN_BUFFER {
+        return Err("it must be 1MiB at least: a stream alone may need so much".to_owned());
+    }
+    Ok(size)
+}
+
+pub(super) fn commit_after(text: &str) -> Parsed<Duration> {
+    let time = time(text)?;
+    if time < MIN_COMMIT_AFTER {
+        return Err(
+            "it must be 250ms at least, because a faster refusal must pass as it is".to_owned(),
+        );
+    }
+    Ok(time)
+}
+
+pub(super) fn sessions(text: &str) -> Parsed<usize> {
+    match text.parse() {
+        Ok(0) => Err("it must be 1 at least: each client has a session".to_owned()),
+        Ok(number) => Ok(number),
+        Err(_) => Err(format!("`{text}` is no number")),
+    }
 }
 
 pub(super) fn upstream(text: &str) -> Parsed<Uri> {
