@@ -9,6 +9,7 @@
 
 use std::{mem, time::Duration};
 
+use bytes::{Buf as _, Bytes};
 use memchr::memchr2;
 
 use super::event::ROOM_FOR_ID;
@@ -291,6 +292,19 @@ impl Reader {
             return false;
         }
         true
+    }
+}
+
+/// Skips the byte order mark at the beginning of a body, which clients skip where they read it as JSON. `mark` is what may still
+/// follow of it.
+pub(super) fn skip_mark(mark: &mut &[u8], bytes: &mut Bytes) {
+    while let (Some((first, rest)), Some(byte)) = (mark.split_first(), bytes.first()) {
+        if first == byte {
+            bytes.advance(1);
+            *mark = rest;
+        } else {
+            *mark = &[];
+        }
     }
 }
 

@@ -25,6 +25,7 @@ use crate::{lock::lock, message::IdKey};
 mod forgetting;
 mod judging;
 mod passing;
+mod queries;
 mod reading;
 
 /// JSON-RPC's code for an error of the server's own.
@@ -36,9 +37,6 @@ const ANSWER_IS_GONE: &str = "the answer was sent once, and was too large for th
 
 /// How long a call that was cancelled, or answered, may still have its server's stream: 1 s. Some servers never end it.
 pub const LET_GO_AFTER: Duration = Duration::from_secs(1);
-
-/// How much longer than it was asked to wait a client may take to resume while the program ends: 1 s.
-const RESUME_WITHIN: Duration = Duration::from_secs(1);
 
 /// A stream of events that outlives its clients.
 ///
@@ -304,45 +302,6 @@ impl Stream {
     /// The response that reads what comes after event `after`. `None` if there was no such event.
     pub(super) fn respond_after(&self, after: u64) -> Option<Response<Body>> {
         self.read(Start::After(after), false)
-    }
-
-    /// Whether a client reads it.
-    pub fn is_attached(&self) -> bool {
-        self.state().ring.has_reader()
-    }
-
-    /// Returns `true` if all clients that read it have left.
-    pub(crate) fn was_left(&self) -> bool {
-        self.state().ring.was_left()
-    }
-
-    /// Returns `true` if there ever was an event, from which a client may resume.
-    pub(crate) fn has_events(&self) -> bool {
-        self.state().ring.has_events()
-    }
-
-    /// Whether there is an event after this one.
-    pub(super) fn has_more(&self, after: u64) -> bool {
-        self.state().ring.has_more(after)
-    }
-
-    /// Whether its call was answered.
-    pub fn is_answered(&self) -> bool {
-        self.state().ring.is_answered()
-    }
-
-    /// Whether it is for a call whose answer is still to come, or to be read by the client that is there, or that has not had
-    /// the time to resume.
-    pub(super) fn is_under_way(&self) -> bool {
-        if self.0.call.is_none() {
-            return false;
-        }
-        let state = self.state();
-        let has_time = state.until.is_none_or(|until| {
-            Instant::now() + self.0.kept_for < until + state.ring.retry() + RESUME_WITHIN
-        });
-        let is_awaited = !state.is_cancelled && state.ring.has_unread_answer();
-        state.ring.is_under_way() || (is_awaited && has_time)
     }
 
     /// Has [`released`](Self::released) return [soon](LET_GO_AFTER): the call was cancelled, or answered.

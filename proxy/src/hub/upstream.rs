@@ -11,7 +11,7 @@
 use std::{convert::Infallible, mem, ops::RangeInclusive, pin::Pin, time::Duration};
 
 use axum::body::Body;
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::BytesMut;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde::Deserialize;
@@ -22,7 +22,7 @@ use super::{
     again::{Again, Rest},
     budget::Grant,
     event::{Event, ROOM_FOR_ID, Weight},
-    read::{MARK, Read, Reader, data, skimmed},
+    read::{MARK, Read, Reader, data, skimmed, skip_mark},
     ring::{EVENT_OVERHEAD, MAX_FRAME},
     session::READ_ALLOWANCE,
     stream::{INTERNAL_ERROR, Refused, Stream},
@@ -393,19 +393,6 @@ where
     fn end_with_error(&self, message: &str) {
         tracing::debug!("{message}");
         self.stream.end_with_error(INTERNAL_ERROR, message);
-    }
-}
-
-/// Skips the byte order mark at the beginning of a body, which clients skip where they read it as JSON. `mark` is what may still
-/// follow of it.
-fn skip_mark(mark: &mut &[u8], bytes: &mut Bytes) {
-    while let (Some((first, rest)), Some(byte)) = (mark.split_first(), bytes.first()) {
-        if first == byte {
-            bytes.advance(1);
-            *mark = rest;
-        } else {
-            *mark = &[];
-        }
     }
 }
 
