@@ -162,6 +162,13 @@ impl Asked {
         self.write("0\r\n\r\n").await;
     }
 
+    /// Closes the connection, and waits until the proxy has noticed that.
+    #[allow(dead_code, reason = "not all tests need it")]
+    pub(crate) async fn close(mut self) {
+        self.stream.shutdown().await.expect("a connection");
+        self.gone().await;
+    }
+
     /// Waits until the proxy has closed the connection.
     pub(crate) async fn gone(&mut self) {
         let mut byte = [0];
