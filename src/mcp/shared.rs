@@ -63,7 +63,7 @@ pub(super) struct SharedManager<M> {
     pub(super) hasher: RandomState,
     pub(super) remarks: Remarks,
     pub(super) turns: Arc<Turns>,
-    /// Whether streams can end before their calls are answered, because somebody else can reach `manager`.
+    /// Whether streams can end before their calls are answered: an event store may fail, or other code can reach `manager`.
     pub(super) early_ends: Arc<AtomicBool>,
 }
 
@@ -237,9 +237,16 @@ impl<M: SessionManager> SharedManager<M> {
         Arc::ptr_eq(own, registry)
     }
 
+    /// Whether it is rmcp's own manager without an event store. Its streams end early only at the hands of others, and it refuses
+    /// the resume of a call in flight only once it has sent the answer. An event store may fail at either.
+    pub(super) fn is_rmcps(&self) -> bool {
+        TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
+            && self.manager.event_store().is_none()
+    }
+
     /// The form of the manager's event ids.
     pub(super) fn form(&self) -> Form {
-        if is_rmcps::<M>() && self.manager.event_store().is_none() {
+        if self.is_rmcps() {
             Form::Rmcp
         } else {
             Form::Any
@@ -254,7 +261,7 @@ impl<M: SessionManager> SharedManager<M> {
         watchers: Arc<[Watcher]>,
     ) -> Arc<Session> {
         let this: Weak<Self> = Arc::downgrade(self);
-        if !is_rmcps::<M>() {
+        if !self.is_rmcps() {
             self.early_ends.store(true, Ordering::Relaxed);
         }
         let early_ends = EarlyEnds::new(self.early_ends.clone());
@@ -411,7 +418,8 @@ impl<M: SessionManager> Canceller for SharedManager<M> {
     }
 }
 
-/// Whether it is rmcp's own manager, in which streams end early only at the hands of others.
-pub(super) fn is_rmcps<M: 'static>() -> bool {
-    TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
+/// The error of a manager inside as it can be logged and reported: it may name the session, and a client that knows the id of a
+/// session can speak for it.
+fn without_id(error: &impl ToString, session: &str) -> String {
+    error.to_string().replace(session, "…")
 }

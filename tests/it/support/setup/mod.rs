@@ -63,7 +63,7 @@ pub(crate) use self::{
     lines::{Lines, request_span},
     scripted::Scripted,
     stalled::stalled,
-    store::{FIRST_STORED, SavedSessions, Store},
+    store::{FIRST_STORED, Failing, SavedSessions, Store},
 };
 
 /// The ways to use the layer, and rmcp without it.
