@@ -38,8 +38,8 @@
 //! 11. **Memory.** An ended call is remembered by its streams at least until its time, see [`memory`]. If it had no client, that
 //!     is not before the end of its grace, and not before its patience is over: both were decided when the client went.
 //! 12. **The end of a session** ends its calls, and nothing of it is remembered ([`Core::take_accepted`]).
-//! 13. **Nothing stays** but calls in flight and the memory. A detached call without a deadline whose end
-//!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled. One beyond the limits leaves at once.
+//! 13. **Nothing stays** but calls in flight and the memory. A detached call whose end cannot be seen is forgotten after
+//!     [`UNSEEN_FOR`], not cancelled; one that has a deadline not before that. One beyond the limits leaves at once.
 //! 14. **In doubt, nothing is cancelled.** A call that is [spared](Core::spare) runs on, be its client's loss noticed before or
 //!     after that, until its client resumes.
 

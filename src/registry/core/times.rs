@@ -213,8 +213,11 @@ impl Times {
                 };
                 Some(clock.again.unwrap_or(at).max(at))
             }
-            Wait::Unseen { until, .. } => Some(until),
-            Wait::ForItsEnd { .. } => clock.unwatched,
+            // Not before its deadline: who cannot see its end can still cancel it.
+            Wait::Unseen { until, .. } => Some(until).max(self.deadline),
+            Wait::ForItsEnd { .. } => clock
+                .unwatched
+                .map(|at| at.max(self.deadline.unwrap_or(at))),
         }
     }
 

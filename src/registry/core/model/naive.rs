@@ -599,8 +599,10 @@ impl Call {
                 let look = self.looks.last().copied();
                 others.chain(look).chain([deadline]).max()
             }
-            Wait::Unseen { until, .. } => Some(until),
-            Wait::ForItsEnd { .. } => self.unwatched,
+            Wait::Unseen { until, .. } => Some(until).max(self.may_last_to),
+            Wait::ForItsEnd { .. } => self
+                .unwatched
+                .map(|at| at.max(self.may_last_to.unwrap_or(at))),
         }
     }
 
