@@ -41,7 +41,7 @@
 //! 13. **Nothing stays** but calls in flight and the memory. A detached call whose end cannot be seen is forgotten after
 //!     [`UNSEEN_FOR`], not cancelled; one that has a deadline not before that. One beyond the limits leaves at once.
 //! 14. **In doubt, nothing is cancelled.** A call that is [spared](Core::spare) runs on, be its client's loss noticed before or
-//!     after that, until its client resumes.
+//!     after that, until its client resumes. No other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 

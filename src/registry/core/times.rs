@@ -257,9 +257,9 @@ impl Times {
     /// Lets a call run on, now if it is detached.
     pub(super) fn spare(&mut self, wait: Wait) {
         self.take_back();
-        match &mut self.clock {
-            Some(clock) => clock.wait = wait,
-            None => self.is_spared = true,
+        self.is_spared = true;
+        if let Some(clock) = &mut self.clock {
+            clock.wait = wait;
         }
     }
 
