@@ -119,6 +119,10 @@ impl Exchange {
             return;
         }
         self.accepted_unread();
+        let contest = self.state().request.take_contest();
+        if let Some(contest) = contest {
+            return contest.lose();
+        }
         let (key, meant) = match (&self.kind, &self.state().request) {
             (RequestKind::Post, RequestBody::Settled(Settled::Cancel(meant))) => (**meant).clone(),
             _ => return,
@@ -214,7 +218,13 @@ impl Exchange {
 
     /// Drops what would replay a cancel, if the request is known to carry no call.
     fn release_unused(&self) {
-        let has_passed = matches!(self.state().request, RequestBody::Settled(_));
+        let (has_passed, contest) = {
+            let mut state = self.state();
+            let has_passed = matches!(state.request, RequestBody::Settled(_));
+            (has_passed, state.request.take_contest())
+        };
+        // The server has refused the request, or its client has left.
+        drop(contest);
         if has_passed && self.info().is_none() {
             self.release_canceller();
         }

@@ -18,8 +18,7 @@ use futures_util::{
 };
 use rmcp::{
     model::{
-        CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage,
-        ClientNotification, GetMeta,
+        CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification,
     },
     transport::streamable_http_server::{
         SessionManager,
@@ -174,20 +173,6 @@ impl<M> SharedManager<M> {
         })
     }
 
-    /// Lets a new call be heard that is not tracked. Without a layer nothing is muted at all.
-    #[cold]
-    pub(super) fn unmute_untracked(&self, session: &SessionId, message: &ClientJsonRpcMessage) {
-        if let ClientJsonRpcMessage::Request(request) = message
-            && self.registry.get().is_some()
-            && let Some(session) = self.sessions.find(session)
-        {
-            let mut call = CallInfo::new((&request.id).into(), request.request.method());
-            let token = request.request.get_meta().get_progress_token();
-            call.set_progress_token(token.map(|token| (&token.0).into()));
-            session.muted.unmute_untracked(&call);
-        }
-    }
-
     /// Whether another call has the id of a call that has ended. `None` if that is not decided yet.
     fn is_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
         let key = Key {
@@ -212,6 +197,16 @@ impl<M> SharedManager<M> {
         if !self.cancels.load(Ordering::Relaxed) {
             return None;
         }
+        self.injecting(session, request)
+    }
+
+    /// The same for a call that is not tracked. A cancel does not find such a call, so the two need another order: a cancel is
+    /// announced before its call leaves the registry, and this comes after the look for that call.
+    pub(super) fn injecting(
+        &self,
+        session: &SessionId,
+        request: &RequestId,
+    ) -> Option<Arc<Session>> {
         let session = self.sessions.find(session)?;
         session.is_injecting(request).then_some(session)
     }

@@ -10,7 +10,8 @@
 //! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service accepted it ([`Core::claim`]).
 //!    Before that it cannot touch another call.
 //! 2. **One end.** [`Core::finish`] ends a call at most once. A cancel may be injected into the server only
-//!    if no other call of its session owns its id, or waits to.
+//!    if no other call of its session owns its id, or waits to,
+//!    and no request that is not tracked may have it ([`Core::contest`]).
 //! 3. **Only detached calls are orphaned.** An attached call ends by its answer, at the deadline that its policy
 //!    gave it, or because somebody asked.
 //! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. Attached
@@ -55,6 +56,7 @@ use crate::{
 };
 
 mod book;
+mod contest;
 mod due;
 mod end;
 mod entry;

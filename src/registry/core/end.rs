@@ -34,7 +34,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         });
         let (mut injectable, mut is_too_much) = (false, false);
         if let Some(place) = entry.place {
-            injectable = self.free_id(id, &place);
+            injectable = self.free_id(id, &place) && place.contests == 0;
             self.forget_streams(id, place.session, &entry.streams);
             let remember = remember.filter(|_| !entry.streams.is_empty());
             is_too_much = remember.is_some_and(|ended| {
