@@ -28,7 +28,7 @@ use super::{
     resume::ResumeRequest,
     session::{Session, Watcher},
     shared::SharedManager,
-    stream::{BoundCall, without_muted},
+    stream::without_muted,
     transport::CancellableTransport,
 };
 use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
@@ -345,10 +345,9 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             }) => cancelled.params.request_id.as_ref().map(RequestId::from),
             _ => None,
         };
-        let meant = cancels.and_then(|request| {
-            let (meant, _) = self.shared.find(id, request.clone())?;
-            Some((request, meant))
-        });
+        let meant = cancels
+            .clone()
+            .and_then(|request| self.shared.find(id, request));
         let used = self.shared.sessions.begin_use(id);
         let accepted = self.shared.manager.accept_message(id, message);
         accepted.inspect_ok(move |()| {
