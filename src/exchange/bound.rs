@@ -196,9 +196,13 @@ impl Exchange {
             return None;
         }
         call.learn(typed);
+        let deadline = call.deadline();
         let mut state = self.state();
         // What cancels it from now on finds the name under which its server knows it.
         let ((left, contested), later) = home.begin(|core| {
+            if let Some(deadline) = deadline {
+                core.set_deadline(call.id(), deadline);
+            }
             let Key { session, request } = &key;
             let owner = core.find(&session.scope, request);
             if owner.is_some_and(|(owner, _)| owner != call.id()) {

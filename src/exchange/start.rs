@@ -128,6 +128,8 @@ impl Exchange {
             self.settled(Settled::Other);
             return;
         };
+        let canceller = self.state().canceller.clone();
+        let key = canceller.and_then(|canceller| call.key(canceller.scope()));
         let registry = &self.instance.registry;
         if !registry.has_room() {
             let contest = key.and_then(|key| Contest::begin(registry, &key));
@@ -230,7 +232,8 @@ impl Exchange {
         call.set_tool(request.tool);
         call.set_session(session);
         call.set_protocol_version(in_body.or(self.protocol_version()));
-        call.set_must_run_on(request.task);
+        // From 2026-07-28 on there is no such parameter.
+        call.set_must_run_on(request.task && revision != Revision::Stateless);
         call.set_ends_with_its_stream(revision == Revision::Stateless);
         call.set_policy(self.instance.options.policy_for(&call));
         Some(call)
