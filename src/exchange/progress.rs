@@ -55,6 +55,9 @@ impl Locked {
     /// Notes that the inner service has answered. A GET of a session has opened a stream, or is a plain request.
     fn note_head(&mut self, kind: &RequestKind, head: Head) {
         self.has_head = true;
+        if let Some(next) = self.next.upgrade() {
+            next.state().has_head = true;
+        }
         if matches!(kind, RequestKind::Listen { .. } | RequestKind::Resume(_)) {
             self.request = RequestBody::Settled(match head {
                 Head::Stream { .. } => Settled::Other,
@@ -328,9 +331,13 @@ impl Exchange {
     }
 
     pub(super) fn going(&self, by_server: bool) -> Going {
-        let canceller = self.state().canceller.clone();
+        let (canceller, has_head) = {
+            let state = self.state();
+            (state.canceller.clone(), state.has_head)
+        };
         Going {
-            replayable: self.passed.load(Ordering::Relaxed) & REPLAYABLE != 0,
+            // Without a head no event has reached the client, whatever has read the stream.
+            replayable: has_head && self.passed.load(Ordering::Relaxed) & REPLAYABLE != 0,
             retry: self.retry(),
             by_server,
             stored: canceller.is_some_and(|canceller| canceller.has_event_store()),
