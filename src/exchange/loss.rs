@@ -78,7 +78,7 @@ impl Exchange {
             Detached::Stale => {}
             Detached::Waiting => {
                 self.report(&event);
-                if grace.is_some() {
+                if grace.is_some() && cause != DetachCause::EndedByServer {
                     self.instance.registry.remarks.make(Remark::CallsWait);
                 }
             }

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Outcome},
     jsonrpc,
+    observe::Remark,
     registry::{FIRST, Generation, report},
     sse,
     verdict::Going,
@@ -171,7 +172,12 @@ impl Exchange {
     }
 
     fn claim(self: &Arc<Self>) -> Option<Attachment> {
-        let id = self.info()?.id();
+        let call = self.info()?;
+        let id = call.id();
+        if call.policy().supersede && call.session().is_some() {
+            let remarks = &self.instance.registry.remarks;
+            remarks.make(Remark::SupersedeHasNoEffect);
+        }
         report(self.at_home(|core| core.claim(id)).flatten());
         self.tell_decided();
         Some(Attachment {
