@@ -295,8 +295,16 @@ impl<M: SessionManager> SharedManager<M> {
 
     async fn end(self: Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         self.end_calls(&id).await;
-        self.sessions.remove(&id);
-        self.manager.close_session(&id).await
+        let session = self.sessions.remove(&id);
+        let closed = self.manager.close_session(&id).await;
+        // rmcp's own has closed a session that it reports as terminated.
+        let is_open = closed.is_err() && matches!(self.manager.has_session(&id).await, Ok(true));
+        match session {
+            Some(session) if is_open => self.sessions.put_back(session),
+            Some(session) => session.tell_closed(),
+            None => {}
+        }
+        closed
     }
 
     async fn close(self: Arc<Self>, session: Arc<Session>) {
