@@ -283,14 +283,16 @@ impl<M: SessionManager> SharedManager<M> {
         // No other request need have come before this one.
         self.timer.on_this_runtime();
         let spawn = |ended: Pin<Box<_>>| {
+            let id = id.clone();
             self.timer.spawn(Moves::Always, async move {
                 let ended: Result<(), M::Error> = ended.await;
                 if let Err(error) = ended {
-                    warn!(target: "mcp_cancel_on_disconnect", %error, "session not closed");
+                    let error = without_id(&error, &id);
+                    warn!(target: "mcp_cancel_on_disconnect", error, "session not closed");
                 }
             });
         };
-        SpawnOnDrop::new(self.clone().end(id), spawn).await
+        SpawnOnDrop::new(self.clone().end(id.clone()), spawn).await
     }
 
     async fn end(self: Arc<Self>, id: SessionId) -> Result<(), M::Error> {
@@ -318,7 +320,8 @@ impl<M: SessionManager> SharedManager<M> {
             let id = session.id();
             self.end_calls(id).await;
             if let Err(error) = self.manager.close_session(id).await {
-                warn!(target: "mcp_cancel_on_disconnect", %error, "idle session not closed");
+                let error = without_id(&error, id);
+                warn!(target: "mcp_cancel_on_disconnect", error, "idle session not closed");
             }
         };
         // The manager inside may panic, and other requests wait for this end.
@@ -416,7 +419,7 @@ impl<M: SessionManager> Canceller for SharedManager<M> {
             }
             let accepted = self.manager.accept_message(&session, message).await;
             drop(injecting);
-            accepted.map_err(|error| CancelError::failed(error.to_string()))
+            accepted.map_err(|error| CancelError::failed(without_id(&error, &session)))
         })
     }
 }
