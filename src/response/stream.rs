@@ -192,10 +192,23 @@ where
                     let piece = self.cut(rest);
                     return Poll::Ready(Some(Ok(Frame::data(self.forward(piece)))));
                 }
-                Next::Over => break,
+                Next::Over => {
+                    let Some(message) = self.last_message() else {
+                        break;
+                    };
+                    // The event that the server had begun is ended. Its client cannot read that one, and reads the error.
+                    let message = [&b"\n\n"[..], &self.content.wrap(message)].concat();
+                    return self.put_in(message.into());
+                }
             }
         }
         Poll::Ready(None)
+    }
+
+    /// The message for its client where the inner body was dropped in the middle of an event.
+    fn last_message(&self) -> Option<Bytes> {
+        let is_open = matches!(self.content, Content::Open { .. });
+        is_open.then(|| self.slot.last_message())?
     }
 
     fn pass(&mut self, mut held: Pin<Box<Held<B>>>, frame: Frame<B::Data>) -> Polled<B> {
