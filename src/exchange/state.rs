@@ -238,10 +238,15 @@ impl Exchange {
         }
     }
 
+    /// Whether it may carry a call, as far as its head shows.
+    pub(crate) fn may_carry_call(&self) -> bool {
+        matches!(self.kind, RequestKind::Post)
+    }
+
     /// Whether a cancel of the call in this request may have to be replayed into the inner service:
     /// it may carry a session call, and nobody is known to bind it.
     pub(crate) fn may_need_replay(&self) -> bool {
-        matches!(self.kind, RequestKind::Post)
+        self.may_carry_call()
             && self.revision == Revision::WithSessions
             && self.session.id().is_some_and(|id| {
                 let registry = &self.instance.registry;

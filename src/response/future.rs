@@ -267,10 +267,11 @@ impl Silence {
 // === impl Terms ===
 
 impl Terms {
-    pub(crate) fn of<B>(request: &Request<B>, options: &Options) -> Self {
+    /// `may_be_call`: whether the request may carry a call, as far as its head shows.
+    pub(crate) fn of<B>(request: &Request<B>, may_be_call: bool, options: &Options) -> Self {
         let commit_after = options
             .commit_after
-            .filter(|_| request.method() == Method::POST && accepts_events(request.headers()));
+            .filter(|_| may_be_call && accepts_events(request.headers()));
         Self {
             head_only: request.method() == Method::HEAD,
             commit: commit_after.and_then(Silence::new),
