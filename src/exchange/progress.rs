@@ -283,11 +283,12 @@ impl Exchange {
     /// disconnect is to abandon it. A session header alone says nothing: any client may send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
-            RequestKind::Listen {
+            // What a server that speaks MCP does with a DELETE is done when it answers: its token cancels nothing.
+            RequestKind::Delete(_)
+            | RequestKind::Listen {
                 accepts_events: false,
             } => !request.is_other(),
             RequestKind::Resume(_) | RequestKind::Listen { .. } => request.is_plain(),
-            RequestKind::Delete(_) => false,
             RequestKind::Post if !self.session.is_none() => request.is_plain(),
             RequestKind::Post | RequestKind::Other => !request.is_other(),
         }

@@ -75,7 +75,7 @@ pub(super) struct Lodging {
 
 /// What a request may be to the layer.
 pub(super) enum RequestKind {
-    /// A POST: may carry a call, or the client's own cancel of one.
+    /// A POST that may carry a call, or the client's own cancel of one. One with another content type than JSON does not.
     Post,
     /// A GET with `Last-Event-ID`, for a stream of its session.
     Resume(Box<Resume>),
