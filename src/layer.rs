@@ -108,7 +108,8 @@ impl CancelOnDisconnectLayer {
 
     /// Lets the calls for which `exempt` is true run to their end, whatever their client does: neither a grace nor
     /// [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) still does, and so do
-    /// [`Calls::cancel`], [`Calls::drain`] and the end of their session. A subscription still ends with its stream.
+    /// [`Calls::cancel`], [`Calls::drain`], the end of their session and their client's own `notifications/cancelled`. A
+    /// subscription still ends with its stream.
     ///
     /// With several closures, a call is exempt if one of them returns `true`. A closure that panics counts as `false`.
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {

@@ -49,7 +49,7 @@ pub(super) struct Times {
     /// How many tasks read a stream of it on, and will see its end.
     readers: u32,
     barren: u32,
-    /// Its client may have come back already where nobody sees it, so the loss of its stream means nothing.
+    /// Its client may have come back where nobody sees it: the loss of its stream means nothing, and no other call supersedes it.
     pub(super) is_spared: bool,
     /// How often somebody was told to cancel it.
     dues: u32,
