@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Extensions, Request, Response, header};
+use http::{Request, Response, header};
 use http_body::Body;
 use tower_service::Service;
 
@@ -90,8 +90,7 @@ where
         let exchange = Arc::new(Exchange::new(self.instance.clone(), &request, &fields));
         let capture = Capture::of(request.method(), &fields);
         if exchange.may_need_replay() {
-            let (template, instance) = (self.template.clone(), self.instance.clone());
-            let replay: Replay<S, B> = Replay::new(template, &request, instance, link_over);
+            let replay: Replay<S, B> = Replay::new(self.template.clone(), &request);
             exchange.set_replay(Arc::new(replay));
         }
         let link = CallToken::new(exchange.clone());
@@ -110,12 +109,6 @@ where
         };
         ResponseFuture::new(guard, future, terms)
     }
-}
-
-/// Links a cancel that is replayed to an exchange that is over: a handler finds a token, which never fires.
-fn link_over(instance: &Arc<Instance>, extensions: &mut Extensions) {
-    let over = Exchange::ended(instance.clone());
-    extensions.insert(CallToken::new(Arc::new(over)));
 }
 
 impl<S: fmt::Debug> fmt::Debug for CancelOnDisconnect<S> {

@@ -6,7 +6,7 @@ use http::{Method, Request};
 
 use super::{
     identity::{Revision, SessionHeader},
-    state::{Exchange, Instance, Phase, RequestKind, Resume},
+    state::{Exchange, Instance, RequestKind, Resume},
 };
 use crate::{
     call::Scope,
@@ -26,15 +26,6 @@ impl Exchange {
         let kind = RequestKind::of(&instance, request, &session, fields.content_type);
         let date = Revision::date(fields.protocol_version);
         Self::of_parts(instance, session, revision, date, kind)
-    }
-
-    /// The exchange of a request that is no client's.
-    pub(crate) fn ended(instance: Arc<Instance>) -> Self {
-        let (session, revision) = (SessionHeader::None, Revision::WithSessions);
-        let over = Self::of_parts(instance, session, revision, None, RequestKind::Other);
-        over.state().phase = Phase::Ended;
-        over.signal.forget();
-        over
     }
 }
 

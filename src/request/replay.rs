@@ -17,7 +17,6 @@ use super::TeeBody;
 use crate::{
     call::{CallInfo, CancelReason, Scope},
     cancel::{CancelError, Canceller, Injection},
-    exchange::Instance,
     fields::LAST_EVENT_ID,
     jsonrpc,
     lock::lock,
@@ -71,25 +70,15 @@ pub(crate) struct Replay<S, B> {
     /// Smaller than a map of them, and copied faster.
     headers: Vec<(HeaderName, HeaderValue)>,
     extensions: Extensions,
-    instance: Arc<Instance>,
-    link: Link,
     body: PhantomData<fn(B)>,
 }
-
-/// Puts into the extensions of a cancel what a handler may want to take from them: the token of a request that is over.
-pub(crate) type Link = fn(&Arc<Instance>, &mut Extensions);
 
 // === impl Replay ===
 
 impl<S, B> Replay<S, B> {
     /// Keeps a copy of the request's head. Its extensions must not hold the exchange's link yet, or
     /// exchange and replay would keep each other alive.
-    pub(crate) fn new(
-        service: Arc<Template<S>>,
-        request: &Request<B>,
-        instance: Arc<Instance>,
-        link: Link,
-    ) -> Self {
+    pub(crate) fn new(service: Arc<Template<S>>, request: &Request<B>) -> Self {
         let mut headers = Vec::with_capacity(request.headers().len());
         headers.extend(
             request
@@ -103,8 +92,6 @@ impl<S, B> Replay<S, B> {
             version: request.version(),
             headers,
             extensions: request.extensions().clone(),
-            instance,
-            link,
             body: PhantomData,
         }
     }
@@ -117,7 +104,6 @@ impl<S, B> Replay<S, B> {
         *request.uri_mut() = self.uri.clone();
         *request.version_mut() = self.version;
         *request.extensions_mut() = self.extensions.clone();
-        (self.link)(&self.instance, request.extensions_mut());
         let headers = request.headers_mut();
         for (name, value) in self.headers.iter().filter(|(name, _)| is_replayed(name)) {
             headers.append(name.clone(), value.clone());
