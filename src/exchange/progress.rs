@@ -53,13 +53,16 @@ pub(crate) enum BodyPlan {
 // === impl Locked ===
 
 impl Locked {
-    /// Notes that the inner service has answered. A GET of a session has opened a stream, or is a plain request.
+    /// Notes that the inner service has answered. A GET or DELETE of a session that is not answered with a stream is a plain request.
     fn note_head(&mut self, kind: &RequestKind, head: Head) {
         self.has_head = true;
         if let Some(next) = self.next.upgrade() {
             next.state().has_head = true;
         }
-        if matches!(kind, RequestKind::Listen { .. } | RequestKind::Resume(_)) {
+        if matches!(
+            kind,
+            RequestKind::Listen { .. } | RequestKind::Resume(_) | RequestKind::Delete(_)
+        ) {
             self.request = RequestBody::Settled(match head {
                 Head::Stream { .. } => Settled::Other,
                 Head::Answer | Head::Refusal => Settled::Plain,
