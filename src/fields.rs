@@ -83,6 +83,21 @@ pub(crate) fn names_media_type(value: &HeaderValue, media_type: &str) -> bool {
     })
 }
 
+/// Whether a `Content-Type` is plainly not that of a JSON-RPC message. Some servers also take `application/json-rpc` and types that
+/// end in `+json`.
+pub(crate) fn is_of_another_kind(content_type: Field<'_>) -> bool {
+    let Field::One(value) = content_type else {
+        return false;
+    };
+    if value.as_bytes().starts_with(b"application/json") {
+        return false;
+    }
+    let essence = value.as_bytes().split(|byte| *byte == b';').next();
+    let essence = essence.unwrap_or_default().trim_ascii();
+    let essence = essence.to_ascii_lowercase();
+    !essence.starts_with(b"application/json") && !essence.ends_with(b"+json")
+}
+
 /// Whether the `Accept` header names server-sent events, and does not rule them out (RFC 9110, section 12.5.1).
 pub(crate) fn accepts_events(headers: &HeaderMap) -> bool {
     let values = headers.get_all(header::ACCEPT).iter();

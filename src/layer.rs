@@ -108,7 +108,8 @@ impl CancelOnDisconnectLayer {
 
     /// Lets the calls for which `exempt` is true run to their end, whatever their client does: neither a grace nor
     /// [`supersede`](Policy::supersede) ends them. A [`call_timeout`](Self::call_timeout) still does, and so do
-    /// [`Calls::cancel`], [`Calls::drain`] and the end of their session. A subscription still ends with its stream.
+    /// [`Calls::cancel`], [`Calls::drain`], the end of their session and their client's own `notifications/cancelled`. A
+    /// subscription still ends with its stream.
     ///
     /// With several closures, a call is exempt if one of them returns `true`. A closure that panics counts as `false`.
     pub fn exempt(mut self, exempt: impl Fn(&CallInfo) -> bool + Send + Sync + 'static) -> Self {
@@ -224,10 +225,11 @@ impl CancelOnDisconnectLayer {
     /// Without this, a JSON answer or a silent call of 2026-07-28 has no head until the handler sends something. Proxies cut
     /// such a call at their idle limit, and a client that vanished is not noticed. It is off by default, because what the
     /// inner service sends in its head is lost: its headers, and its status (an error status becomes the JSON-RPC error -32603,
-    /// with `data.status`). The inner future is boxed.
+    /// with `data.status`, unless its body is a JSON-RPC error). The inner future is boxed.
     ///
-    /// It applies to a POST with one call (never `initialize`) from a client that accepts events. Such a request is passed on
-    /// without its `Accept-Encoding`. Its stream is probed every [`keep_alive`](Self::keep_alive), or else every 15 s.
+    /// It applies to a POST with one call (never `initialize`) from a client that accepts events. Every POST of JSON from such a
+    /// client is passed on without its `Accept-Encoding`, because its head does not show what it carries. The call's stream is
+    /// probed every [`keep_alive`](Self::keep_alive), or else every 15 s.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]

@@ -76,7 +76,7 @@
 //! see [`Unreadable`](observe::Unreadable).
 //!
 //! Up to revision 2025-11-25 of the specification a disconnect SHOULD NOT be read as a cancel. A grace that ends
-//! only when no client resumed narrows that, and [`Grace::Never`] keeps to the letter. From 2026-07-28 on a disconnect MUST
+//! only when no client resumed narrows that, and [`Grace::Never`] keeps to their letter. From 2026-07-28 on a disconnect MUST
 //! cancel, and it does.
 //!
 //! # Runtimes

@@ -46,9 +46,10 @@ pub enum Grace {
     /// that long and a little more.
     AutoAfter(Duration),
     /// The call runs on this long, counted from the hang-up, even if its client cannot resume. If the client can, and the server
-    /// asked it to wait longer, the call runs on for that long and a little more.
+    /// asked it to wait longer, the call runs on for that long and a little more. The layer cannot see that a client without a
+    /// session has resumed its call from an event store: use another grace there.
     After(Duration),
-    /// The call runs on to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT.
+    /// The call runs on to its end, as revisions up to 2025-11-25 ask with their SHOULD NOT. Later ones ask for a cancel.
     Never,
 }
 
@@ -114,7 +115,7 @@ impl Policy {
     /// one is detached, unless it is [exempt](crate::CancelOnDisconnectLayer::exempt).
     ///
     /// This needs [`CancellableSessionManager`](crate::CancellableSessionManager) and has no effect without it. The layer has
-    /// no such option: a call whose policy does not set it is not superseded.
+    /// no such option: a call whose policy does not set it is not superseded, and supersedes none.
     pub fn supersede(mut self) -> Self {
         self.supersede = true;
         self

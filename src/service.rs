@@ -95,7 +95,7 @@ where
         }
         let link = CallToken::new(exchange.clone());
         request.extensions_mut().insert(link);
-        let terms = Terms::of(&request, &self.instance.options);
+        let terms = Terms::of(&request, exchange.may_carry_call(), &self.instance.options);
         if terms.may_commit() {
             // What is sent as events cannot be encoded as a whole.
             request.headers_mut().remove(header::ACCEPT_ENCODING);

@@ -119,9 +119,10 @@ impl CallInfo {
 
     /// Takes over what only the typed message of the same call says.
     pub(crate) fn learn(&self, mut typed: Self) {
-        if let Some(typed) = typed.typed.take() {
+        let typed = typed.typed.take();
+        if self.must_run_on || typed.is_some() {
             // A call is bound once.
-            let _first = self.typed.set(typed);
+            let _first = self.typed.set(typed.unwrap_or_default());
         }
     }
 
@@ -170,7 +171,7 @@ impl CallInfo {
 
     /// Whether only its client says how long it lasts.
     fn has_own_end(&self) -> bool {
-        self.must_run_on || self.method == LISTEN
+        self.must_run_on() || self.method == LISTEN
     }
 
     /// A 2025-11-25 task-augmented request: only `tasks/cancel` may end its work.
@@ -240,8 +241,9 @@ impl CallInfo {
         self.typed.get()?.progress_token.as_ref()
     }
 
+    /// Whether it runs as a task. A call that a session manager bound does not: rmcp's handlers know of no task.
     pub(crate) fn must_run_on(&self) -> bool {
-        self.must_run_on
+        self.must_run_on && self.typed.get().is_none()
     }
 
     pub(crate) fn ends_with_its_stream(&self) -> bool {

@@ -51,9 +51,9 @@ pub enum Outcome {
     /// The call was cancelled. With the layer alone it may have completed before, unseen, while its client was away.
     Cancelled(CancelReason),
     /// The call was given up for this reason, and only the end of its stream tells its server: it has no session into which a
-    /// cancel could be injected, no handler took its [`CallToken`](crate::CallToken), and its revision does not make the end of its
-    /// stream a cancel. A server that stops a call whose stream is dropped stops this one, as rmcp 3 does. With any other server
-    /// it runs on.
+    /// cancel could be injected, no handler has looked at its [`CallToken`](crate::CallToken), and its revision does not make the end of its
+    /// stream a cancel. A server that stops a call whose stream is dropped stops this one, as rmcp 3 does unless the call's events
+    /// are stored. With any other server it runs on.
     Abandoned(CancelReason),
     /// The client cancelled the call.
     ClientCancelled,

@@ -8,11 +8,11 @@ use memchr::memmem;
 ///
 /// Such a body is passed on as it is, and makes no call. In doubt, nothing is cancelled: if the body may be JSON-RPC, the
 /// request's [`CallToken`](crate::CallToken) does not fire when the client hangs up. If the request is plainly of another
-/// kind, and has no session, the token fires as on any route without MCP:
+/// kind, the token fires as on any route without MCP:
 ///
 /// | the body | fires |
 /// |---|---|
-/// | [`ContentType`](Self::ContentType) | yes, unless the field comes more than once |
+/// | [`ContentType`](Self::ContentType) | yes, unless the field has several values, or one like `application/json-rpc` or `…+json` |
 /// | [`NotJson`](Self::NotJson), [`Truncated`](Self::Truncated) | unless it begins like an object or an array |
 /// | [`NotAMessage`](Self::NotAMessage) | unless it contains `"jsonrpc"` |
 /// | [`NotRead`](Self::NotRead) | unless what was read of it begins like an object or an array |

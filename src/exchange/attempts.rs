@@ -205,6 +205,8 @@ impl Exchange {
         };
         for (id, exchange) in self.instance.registry.detached_in(&key.session) {
             let repeated = exchange.call(id).filter(|_| id < call.id());
+            // One with its id is untracked instead: what its handler still answers would be taken for the answer of this call.
+            let repeated = repeated.filter(|older| older.request_id() != call.request_id());
             if repeated.is_some_and(|older| call.supersedes(older)) {
                 exchange.cancel_superseded(id);
             }

@@ -95,8 +95,8 @@ impl Exchange {
     /// be tracked.
     ///
     /// A cancel waits from here on until the session manager has taken the request, see [`opened`](Self::opened). Until then
-    /// the call changes nothing for others: it supersedes none, and an older one in flight keeps its id. The caller says next
-    /// whether it [waits for a cancel](Self::set_pending_cancel).
+    /// the call changes nothing for others, tracked or not: it supersedes none, and an older one in flight keeps its id. The
+    /// caller says next whether it [waits for a cancel](Self::set_pending_cancel).
     pub(crate) fn bind(
         self: &Arc<Self>,
         mut call: CallInfo,
@@ -112,8 +112,7 @@ impl Exchange {
             return self.bind_again(call, &key, canceller, fingerprint);
         }
         if self.info().is_none() && !self.instance.registry.has_room() {
-            self.state().request = RequestBody::Settled(Settled::Other);
-            self.pass_by(&call, &key);
+            self.pass_by(&call);
             return None;
         }
         match self.info() {
@@ -132,10 +131,15 @@ impl Exchange {
             drop(state);
             return self.rebind(call, key, canceller);
         }
+        if state.request.is_untracked() {
+            // There was no room for it when its body was read, which was reported.
+            drop(state);
+            self.release_span();
+            return None;
+        }
         if state.is_answered {
             state.request = RequestBody::Settled(Settled::Other);
             drop(state);
-            self.leave_to(&key);
             self.completed_unseen(&call);
             return None;
         }
@@ -169,18 +173,12 @@ impl Exchange {
 
     /// A call is not tracked, because there is no room for it.
     #[cold]
-    fn pass_by(&self, call: &CallInfo, key: &Key) {
-        self.leave_to(key);
-        self.untracked(call, Limit::Calls);
-    }
-
-    /// Of a call that is not tracked, an older one with its id leaves: a cancel of that one would meet this.
-    fn leave_to(&self, key: &Key) {
-        let older = self.instance.registry.find(key);
-        if let Some((older, exchange)) = older
-            && let Some(finished) = exchange.at_home(|core| core.finish(older, None)).flatten()
-        {
-            exchange.left_unseen(older, finished);
+    fn pass_by(&self, call: &CallInfo) {
+        let untracked = RequestBody::Settled(Settled::Untracked(None));
+        let former = mem::replace(&mut self.state().request, untracked);
+        // That may have been reported when its body was read.
+        if !former.is_untracked() {
+            self.untracked(call, Limit::Calls);
         }
     }
 
@@ -198,9 +196,13 @@ impl Exchange {
             return None;
         }
         call.learn(typed);
+        let deadline = call.deadline();
         let mut state = self.state();
         // What cancels it from now on finds the name under which its server knows it.
         let ((left, contested), later) = home.begin(|core| {
+            if let Some(deadline) = deadline {
+                core.set_deadline(call.id(), deadline);
+            }
             let Key { session, request } = &key;
             let owner = core.find(&session.scope, request);
             if owner.is_some_and(|(owner, _)| owner != call.id()) {

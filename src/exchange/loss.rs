@@ -78,7 +78,7 @@ impl Exchange {
             Detached::Stale => {}
             Detached::Waiting => {
                 self.report(&event);
-                if grace.is_some() {
+                if grace.is_some() && cause != DetachCause::EndedByServer {
                     self.instance.registry.remarks.make(Remark::CallsWait);
                 }
             }
@@ -91,15 +91,16 @@ impl Exchange {
         }
     }
 
-    /// How a call waits that is not to be cancelled. `None` if nobody can see its end, nor come back for it.
+    /// How a call waits that is not to be cancelled. `None` if its end cannot be seen, and neither its client nor its `call_timeout`
+    /// may still find it.
     pub(super) fn run_on(&self, call: &CallInfo, going: Going, now: Instant) -> Option<Wait> {
         let patience = going.patience();
         if self.is_bound() && (!going.by_server || self.is_answered_in_sight(call)) {
             return Some(Wait::ForItsEnd { patience });
         }
         let may_come_back = going.replayable || !going.by_server;
-        let is_session_call = call.session().is_some();
-        (is_session_call && may_come_back).then_some(Wait::Unseen {
+        let may_be_found = call.session().is_some() || call.deadline().is_some();
+        (may_be_found && may_come_back).then_some(Wait::Unseen {
             until: now + UNSEEN_FOR,
             patience,
         })

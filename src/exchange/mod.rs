@@ -19,6 +19,7 @@
 //! |---|---|
 //! | `receive` | what a request is, from its head |
 //! | `start` | which call there is, from the body |
+//! | `contest` | what a request beyond the limits does to the call whose id it has |
 //! | `bound` | which call there is, and what becomes of its streams, from a session manager |
 //! | `resuming` | which calls a GET with `Last-Event-ID` goes on with |
 //! | `progress` | how far it came, from the response's head and body |
@@ -49,6 +50,7 @@
 mod attempts;
 mod bound;
 mod confirm;
+mod contest;
 mod end;
 mod fire;
 mod guard;
@@ -70,6 +72,7 @@ mod waiting;
 
 pub(crate) use self::{
     bound::{BEFORE_CLOSE, Reading},
+    contest::Contest,
     guard::Guard,
     inject::INJECTION_LIMIT,
     outlet::Delivering,

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     call::{CallId, CallInfo, CancelReason, DetachCause, Outcome},
     jsonrpc,
+    observe::Remark,
     registry::{FIRST, Generation, report},
     sse,
     verdict::Going,
@@ -52,10 +53,16 @@ pub(crate) enum BodyPlan {
 // === impl Locked ===
 
 impl Locked {
-    /// Notes that the inner service has answered. A GET of a session has opened a stream, or is a plain request.
+    /// Notes that the inner service has answered. A GET or DELETE of a session that is not answered with a stream is a plain request.
     fn note_head(&mut self, kind: &RequestKind, head: Head) {
         self.has_head = true;
-        if matches!(kind, RequestKind::Listen { .. } | RequestKind::Resume(_)) {
+        if let Some(next) = self.next.upgrade() {
+            next.state().has_head = true;
+        }
+        if matches!(
+            kind,
+            RequestKind::Listen { .. } | RequestKind::Resume(_) | RequestKind::Delete(_)
+        ) {
             self.request = RequestBody::Settled(match head {
                 Head::Stream { .. } => Settled::Other,
                 Head::Answer | Head::Refusal => Settled::Plain,
@@ -119,6 +126,10 @@ impl Exchange {
             return;
         }
         self.accepted_unread();
+        let contest = self.state().request.take_contest();
+        if let Some(contest) = contest {
+            return contest.lose();
+        }
         let (key, meant) = match (&self.kind, &self.state().request) {
             (RequestKind::Post, RequestBody::Settled(Settled::Cancel(meant))) => (**meant).clone(),
             _ => return,
@@ -164,7 +175,12 @@ impl Exchange {
     }
 
     fn claim(self: &Arc<Self>) -> Option<Attachment> {
-        let id = self.info()?.id();
+        let call = self.info()?;
+        let id = call.id();
+        if call.policy().supersede && call.session().is_some() {
+            let remarks = &self.instance.registry.remarks;
+            remarks.make(Remark::SupersedeHasNoEffect);
+        }
         report(self.at_home(|core| core.claim(id)).flatten());
         self.tell_decided();
         Some(Attachment {
@@ -214,7 +230,13 @@ impl Exchange {
 
     /// Drops what would replay a cancel, if the request is known to carry no call.
     fn release_unused(&self) {
-        let has_passed = matches!(self.state().request, RequestBody::Settled(_));
+        let (has_passed, contest) = {
+            let mut state = self.state();
+            let has_passed = matches!(state.request, RequestBody::Settled(_));
+            (has_passed, state.request.take_contest())
+        };
+        // The server has refused the request, or its client has left.
+        drop(contest);
         if has_passed && self.info().is_none() {
             self.release_canceller();
         }
@@ -264,11 +286,12 @@ impl Exchange {
     /// disconnect is to abandon it. A session header alone says nothing: any client may send one on any route.
     fn is_plain(&self, request: &RequestBody) -> bool {
         match &self.kind {
-            RequestKind::Listen {
+            // What a server that speaks MCP does with a DELETE is done when it answers: its token cancels nothing.
+            RequestKind::Delete(_)
+            | RequestKind::Listen {
                 accepts_events: false,
             } => !request.is_other(),
             RequestKind::Resume(_) | RequestKind::Listen { .. } => request.is_plain(),
-            RequestKind::Delete(_) => false,
             RequestKind::Post if !self.session.is_none() => request.is_plain(),
             RequestKind::Post | RequestKind::Other => !request.is_other(),
         }
@@ -318,9 +341,13 @@ impl Exchange {
     }
 
     pub(super) fn going(&self, by_server: bool) -> Going {
-        let canceller = self.state().canceller.clone();
+        let (canceller, has_head) = {
+            let state = self.state();
+            (state.canceller.clone(), state.has_head)
+        };
         Going {
-            replayable: self.passed.load(Ordering::Relaxed) & REPLAYABLE != 0,
+            // Without a head no event has reached the client, whatever has read the stream.
+            replayable: has_head && self.passed.load(Ordering::Relaxed) & REPLAYABLE != 0,
             retry: self.retry(),
             by_server,
             stored: canceller.is_some_and(|canceller| canceller.has_event_store()),

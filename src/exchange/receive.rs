@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     call::Scope,
-    fields::{Fields, accepts_events},
+    fields::{Field, Fields, accepts_events, is_of_another_kind},
 };
 
 // === impl Exchange ===
@@ -23,7 +23,7 @@ impl Exchange {
     ) -> Self {
         let session = SessionHeader::of(fields.session_id);
         let revision = Revision::of(fields.protocol_version);
-        let kind = RequestKind::of(&instance, request, &session);
+        let kind = RequestKind::of(&instance, request, &session, fields.content_type);
         let date = Revision::date(fields.protocol_version);
         Self::of_parts(instance, session, revision, date, kind)
     }
@@ -32,9 +32,15 @@ impl Exchange {
 // === impl RequestKind ===
 
 impl RequestKind {
-    fn of<B>(instance: &Instance, request: &Request<B>, session: &SessionHeader) -> Self {
+    fn of<B>(
+        instance: &Instance,
+        request: &Request<B>,
+        session: &SessionHeader,
+        content_type: Field<'_>,
+    ) -> Self {
         let scope = || Scope::of_request(request.uri(), request.extensions());
         match *request.method() {
+            Method::POST if is_of_another_kind(content_type) => Self::Other,
             Method::POST => Self::Post,
             Method::GET => {
                 let resume = session

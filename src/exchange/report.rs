@@ -8,7 +8,7 @@ use tracing::{Span, level_filters::LevelFilter};
 use super::state::Exchange;
 use crate::{
     call::{CallInfo, Outcome},
-    observe::Event,
+    observe::{Event, SessionIds},
 };
 
 // === impl Exchange ===
@@ -23,6 +23,11 @@ impl Exchange {
                 state.span.get_or_insert_with(|| Box::new(current));
             }
         }
+    }
+
+    /// How the log shows its session id.
+    pub(crate) fn session_ids(&self) -> SessionIds {
+        self.instance.options.observers.session_ids
     }
 
     /// Its call has ended.

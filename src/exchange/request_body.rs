@@ -18,7 +18,6 @@ pub(super) enum RequestBody {
 }
 
 /// What a body turned out to be that carries no call to watch.
-#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Settled {
     /// A call, or plainly nothing that is JSON-RPC.
     Plain,
@@ -26,6 +25,14 @@ pub(super) enum Settled {
     Other,
     /// The client's own cancel of a call that was in flight then. In a box: few bodies are one.
     Cancel(Box<(Key, CallId)>),
+    /// A call for which there was no room. What is in here lasts until the server took the request or refused it.
+    Untracked(Option<Box<dyn Contested>>),
+}
+
+/// The call in flight whose id a request has that is not tracked.
+pub(super) trait Contested: Send {
+    /// The server took the request: the call is no longer tracked.
+    fn lose(self: Box<Self>);
 }
 
 // === impl Settled ===
@@ -57,7 +64,7 @@ impl RequestBody {
         match self {
             Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
             Self::Ended(Err(body)) => !body.is_doubtful && body.why != Unreadable::NotRead,
-            Self::Settled(settled) => *settled == Settled::Plain,
+            Self::Settled(settled) => matches!(settled, Settled::Plain),
         }
     }
 
@@ -66,7 +73,20 @@ impl RequestBody {
         match self {
             Self::Passing | Self::Reading | Self::Ended(Ok(_)) => false,
             Self::Ended(Err(body)) => body.is_doubtful,
-            Self::Settled(settled) => *settled != Settled::Plain,
+            Self::Settled(settled) => !matches!(settled, Settled::Plain),
+        }
+    }
+
+    /// Whether it is a call for which there was no room.
+    pub(super) fn is_untracked(&self) -> bool {
+        matches!(self, Self::Settled(Settled::Untracked(_)))
+    }
+
+    /// Takes the contest of a call for which there was no room.
+    pub(super) fn take_contest(&mut self) -> Option<Box<dyn Contested>> {
+        match self {
+            Self::Settled(Settled::Untracked(contest)) => contest.take(),
+            _ => None,
         }
     }
 }

@@ -5,6 +5,7 @@
 //! manager says so: rmcp answers 200 to a resume that it refuses.
 
 use std::{
+    borrow::Cow,
     mem,
     sync::{Arc, Mutex},
 };
@@ -72,6 +73,15 @@ impl Exchange {
     }
 }
 
+/// An event id as it is in the stream, which is UTF-8. `fetch` sends each of its characters as one byte.
+fn as_text(event_id: &[u8]) -> Cow<'_, [u8]> {
+    if str::from_utf8(event_id).is_ok() {
+        return Cow::Borrowed(event_id);
+    }
+    let text: String = event_id.iter().map(|byte| char::from(*byte)).collect();
+    Cow::Owned(text.into_bytes())
+}
+
 // === impl Resume ===
 
 impl Resume {
@@ -85,7 +95,8 @@ impl Resume {
         let (Some(event_id), None) = (ids.next(), ids.next()) else {
             return None;
         };
-        let event_id = event_id.as_bytes();
+        let event_id = as_text(event_id.as_bytes().trim_ascii());
+        let event_id = &*event_id;
         let holds = instance.registry.visit(&session.id, |core| {
             let now = Instant::now();
             // In whatever scope: who gave out the id may not be known yet.

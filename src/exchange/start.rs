@@ -6,15 +6,16 @@ use std::{
 };
 
 use super::{
+    contest::Contest,
     identity::{Revision, SessionHeader},
-    request_body::{RequestBody, Settled},
+    request_body::{Contested, RequestBody, Settled},
     state::{Exchange, Lodging, Phase},
 };
 use crate::{
     call::{CallId, CallInfo, CancelReason, Key, RequestId},
     envelope::{self, Frames, Message, NotKept, Request, Unreadable},
     limits::Limit,
-    observe::{Event, Remark},
+    observe::Event,
     registry::Later,
 };
 
@@ -127,19 +128,18 @@ impl Exchange {
             self.settled(Settled::Other);
             return;
         };
+        let canceller = self.state().canceller.clone();
+        let key = canceller.and_then(|canceller| call.key(canceller.scope()));
         let registry = &self.instance.registry;
         if !registry.has_room() {
-            if self.settled(Settled::Other) {
+            let contest = key.and_then(|key| Contest::begin(registry, &key));
+            let contest = contest.map(|contest| -> Box<dyn Contested> { Box::new(contest) });
+            if self.settled(Settled::Untracked(contest)) {
                 self.untracked(&call, Limit::Calls);
             }
             return;
         }
         self.take_span();
-        let canceller = self.state().canceller.clone();
-        let key = canceller.and_then(|canceller| call.key(canceller.scope()));
-        if call.policy().supersede && key.is_some() {
-            registry.remarks.make(Remark::SupersedeHasNoEffect);
-        }
         let mut state = self.state();
         if !matches!(state.request, RequestBody::Reading) {
             // A session manager bound the call meanwhile.
@@ -232,7 +232,8 @@ impl Exchange {
         call.set_tool(request.tool);
         call.set_session(session);
         call.set_protocol_version(in_body.or(self.protocol_version()));
-        call.set_must_run_on(request.task);
+        // From 2026-07-28 on there is no such parameter.
+        call.set_must_run_on(request.task && revision != Revision::Stateless);
         call.set_ends_with_its_stream(revision == Revision::Stateless);
         call.set_policy(self.instance.options.policy_for(&call));
         Some(call)

@@ -75,7 +75,7 @@ pub(super) struct Lodging {
 
 /// What a request may be to the layer.
 pub(super) enum RequestKind {
-    /// A POST: may carry a call, or the client's own cancel of one.
+    /// A POST that may carry a call, or the client's own cancel of one. One with another content type than JSON does not.
     Post,
     /// A GET with `Last-Event-ID`, for a stream of its session.
     Resume(Box<Resume>),
@@ -238,10 +238,15 @@ impl Exchange {
         }
     }
 
+    /// Whether it may carry a call, as far as its head shows.
+    pub(crate) fn may_carry_call(&self) -> bool {
+        matches!(self.kind, RequestKind::Post)
+    }
+
     /// Whether a cancel of the call in this request may have to be replayed into the inner service:
     /// it may carry a session call, and nobody is known to bind it.
     pub(crate) fn may_need_replay(&self) -> bool {
-        matches!(self.kind, RequestKind::Post)
+        self.may_carry_call()
             && self.revision == Revision::WithSessions
             && self.session.id().is_some_and(|id| {
                 let registry = &self.instance.registry;

@@ -105,7 +105,9 @@ impl Tap {
             let Some(call) = attached else {
                 return;
             };
-            let named = event.id.filter(|id| !id.is_empty());
+            // A client cannot send white space around it back: it would be no part of a header's value.
+            let id = event.id.map(<[u8]>::trim_ascii);
+            let named = id.filter(|id| !id.is_empty());
             call.exchange.mark_passed(named.is_some(), event.retry);
             if let Some(id) = named {
                 if *events == 1 {

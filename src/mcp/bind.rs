@@ -9,10 +9,10 @@ use rmcp::{
 };
 use serde_json::Value;
 
-use super::{shared::SharedManager, stream::BoundCall};
+use super::{opening::Untracked, session::InUse, shared::SharedManager, stream::BoundCall};
 use crate::{
-    call::{CallId, CallInfo, CancelReason, RequestId},
-    exchange::Exchange,
+    call::{CallId, CallInfo, CancelReason, Key, RequestId},
+    exchange::{Contest, Exchange},
     observe::Remark,
     token::CallToken,
 };
@@ -62,6 +62,31 @@ impl<M: SessionManager> SharedManager<M> {
             relink(request.request.extensions_mut(), &attachment.exchange);
         }
         Some(BoundCall::opening(attachment, self.form()))
+    }
+
+    /// The request in a message that is not bound. Returns `None` if it is none, or if no request came through a layer yet: then
+    /// nothing is muted, and no call in flight can have its id.
+    #[cold]
+    pub(super) fn untracked(
+        &self,
+        session: &SessionId,
+        message: &ClientJsonRpcMessage,
+        used: Option<&InUse>,
+    ) -> Option<Box<Untracked>> {
+        let ClientJsonRpcMessage::Request(request) = message else {
+            return None;
+        };
+        let registry = self.registry.get()?;
+        let mut call = CallInfo::new((&request.id).into(), request.request.method());
+        let token = request.request.get_meta().get_progress_token();
+        call.set_progress_token(token.map(|token| (&token.0).into()));
+        let key = Key {
+            session: self.key_of(session),
+            request: call.request_id().clone(),
+        };
+        let contest = Contest::begin(registry, &key);
+        let used = used.map(InUse::again);
+        Some(Box::new(Untracked::new(call, contest, used)))
     }
 
     /// A keyed hash of a request: of its method, and its parameters without `_meta`, which is another one each time.

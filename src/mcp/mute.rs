@@ -35,7 +35,8 @@ use crate::call::{CallInfo, RequestId};
 
 use crate::lock::lock;
 
-/// How many cancelled calls a session remembers: 256. A handler that outlives so many others is heard again.
+/// Number of cancelled calls that a session remembers: 256. A handler that outlives 256 others is heard again. It is also the
+/// number of calls that may run in a session at once without being tracked. If more do, the session mutes nothing from then on.
 const REMEMBERED: usize = 256;
 
 /// The cancelled calls of a session, and what its calls have asked the client.
@@ -51,9 +52,9 @@ pub(super) struct Muted {
 struct MutedIds {
     names: RandomState,
     cancelled: VecDeque<MutedCall>,
-    /// Later calls that are not tracked: what has their ids is theirs.
+    /// Later calls that run and are not tracked: what has their ids is theirs.
     untracked: VecDeque<MutedCall>,
-    /// There were too many of these: nothing can be told apart any more.
+    /// There were too many of these at once: nothing can be told apart any more.
     is_overrun: bool,
     asked: Asked,
 }
@@ -115,6 +116,14 @@ impl Muted {
                 state.untracked.push_back(new);
             }
         });
+    }
+
+    /// A call that is not tracked was refused, or cancelled by its client: no answer of it will pass.
+    #[cold]
+    pub(super) fn forget_untracked(&self, request: &RequestId) {
+        if self.any() {
+            self.change(|state| state.forget_untracked(request));
+        }
     }
 
     /// Lets progress with the token of a cancelled call be heard: another call has the token now.
@@ -245,9 +254,18 @@ impl MutedIds {
             }
             other => {
                 if let Some(id) = answers(other) {
-                    self.asked.forget(&id.into());
+                    let id = id.into();
+                    self.asked.forget(&id);
+                    self.forget_untracked(&id);
                 }
             }
+        }
+    }
+
+    fn forget_untracked(&mut self, request: &RequestId) {
+        if !self.untracked.is_empty() {
+            let id = Some(self.names.hash_one(request));
+            self.untracked.retain(|call| call.request_id != id);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Answers on their way from a session's transport to the stream of their call.
 //!
-//! A server may end a stream whose call goes on (SEP-1699), and rmcp ends one for a resume that it refuses; the answer
-//! of such a call is then dropped. The end of a stream is seen when the stream is polled, before or after the answer comes
-//! by. So where streams can end early, each answer is shown to its exchange at the session's transport: if the last stream
+//! A server may end a stream whose call goes on (SEP-1699), and rmcp ends one for a resume that it refuses, and for an answer
+//! that its event store does not take. The answer of such a call is then dropped. The end of a stream is seen when the stream is
+//! polled, before or after the answer comes by. So where streams can end early, each answer is shown to its exchange at the session's transport: if the last stream
 //! has ended, the answer is kept for its client. Otherwise a copy stays until the answer or the end is seen in a stream.
 
 use std::sync::{
@@ -23,7 +23,7 @@ use crate::{
 /// Whether the streams of a session can end before their calls are answered. Once they can, they always can.
 #[derive(Debug, Default)]
 pub(super) struct EarlyEnds {
-    /// Of all sessions of the manager, because somebody else can reach it.
+    /// Of all sessions of the manager, because it has an event store or other code can reach it.
     of_all: Arc<AtomicBool>,
     /// Of this session, because a client came back.
     of_one: AtomicBool,

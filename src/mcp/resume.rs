@@ -12,7 +12,7 @@ use super::{
     event_ids::{Seal, Sealed},
     kept::{self, Completed},
     session::InUse,
-    shared::{SharedManager, is_rmcps},
+    shared::SharedManager,
     spawn_on_drop::SpawnOnDrop,
     stream::{BoundCall, CallStream, read_on, without_muted},
     turns::Turn,
@@ -131,13 +131,14 @@ impl<M: SessionManager> ResumeRequest<'_, M> {
         Some((self.shared.turns.enter(id).come().await, reading))
     }
 
-    /// The manager refused a resume of a call in flight. It does so once it has sent the answer into the call's former
+    /// The manager refused a resume of a call in flight. rmcp's own does so once it has sent the answer into the call's former
     /// stream, from which nobody may have read it yet.
     async fn overtaken(&self) {
         if let Some((id, exchange)) = self.call() {
             exchange.wait_for_answer(id).await;
-            // What another manager means by a refusal is not known. A stream that is read is not to be cut for it.
-            if is_rmcps::<M>() && exchange.is_in_flight(id) {
+            // What another manager or an event store means by a refusal is not known. A stream that is read is not to be cut for
+            // it.
+            if self.shared.is_rmcps() && exchange.is_in_flight(id) {
                 // The answer lies where nobody reads.
                 exchange.let_streams_go();
                 exchange.wait_for_answer(id).await;

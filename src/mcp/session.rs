@@ -138,11 +138,17 @@ impl Sessions {
         Some(InUse(session))
     }
 
-    pub(super) fn remove(&self, id: &str) {
-        let removed = self.write(id).remove(id);
-        if let Some(session) = removed {
-            session.tell_closed();
-        }
+    /// Removes a session, which is to be [reported](Session::tell_closed) once the manager inside has closed it.
+    #[must_use]
+    pub(super) fn remove(&self, id: &str) -> Option<Arc<Session>> {
+        self.write(id).remove(id)
+    }
+
+    /// Adds a session again that the manager inside did not close, unless another one has its id now.
+    #[cold]
+    pub(super) fn put_back(&self, session: Arc<Session>) {
+        let id = session.id.clone();
+        self.write(&id).entry(id).or_insert(session);
     }
 
     /// Whether a session is open still, and no other has its id.
@@ -227,7 +233,7 @@ impl Session {
     }
 
     /// No request finds it any more.
-    fn tell_closed(&self) {
+    pub(super) fn tell_closed(&self) {
         if self.was_told(Told::Closed) == Told::Opened {
             let session = &self.id;
             self.tell(&SessionEvent::Closed { session });

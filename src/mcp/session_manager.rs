@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{FutureExt, Stream, TryFutureExt, future::Either};
+use futures_util::{FutureExt, Stream, TryFutureExt};
 use rmcp::{
     model::{
         ClientJsonRpcMessage, ClientNotification, GetExtensions, JsonRpcNotification,
@@ -28,15 +28,10 @@ use super::{
     resume::ResumeRequest,
     session::{Session, Watcher},
     shared::SharedManager,
-    stream::{BoundCall, without_muted},
+    stream::without_muted,
     transport::CancellableTransport,
 };
-use crate::{
-    call::RequestId,
-    exchange::{INJECTION_LIMIT, PendingCancel},
-    observe::SessionEvent,
-    token::CallToken,
-};
+use crate::{call::RequestId, observe::SessionEvent, token::CallToken};
 
 /// A [`SessionManager`] whose calls the layer knows exactly, and cancels by a typed message.
 ///
@@ -330,37 +325,12 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
         let own_id = used.as_ref().map_or(id, |used| used.id());
         let call = self.shared.bind(own_id, &mut message);
         let shared = &self.shared;
-        let info = call.as_ref().and_then(BoundCall::info);
-        let awaited = info.and_then(|info| shared.awaits(id, info.request_id()));
-        if let Some(call) = &call {
-            call.exchange().set_pending_cancel(match &awaited {
-                Some(_) => PendingCancel::Awaited,
-                None => PendingCancel::None,
-            });
-        }
-        let opened = match (awaited, &call, info) {
-            // A cancel is on its way that would meet this call.
-            (Some(session), Some(call), Some(info)) => {
-                let (exchange, info) = (call.exchange().clone(), info.clone());
-                Either::Right(Box::pin(async move {
-                    // As long as such a cancel may take.
-                    let request = Some(info.request_id());
-                    session.injected(request, INJECTION_LIMIT).await;
-                    exchange.set_pending_cancel(PendingCancel::None);
-                    shared.unmute(id, &info);
-                    shared.manager.create_stream(id, message).await
-                }))
-            }
-            (_, _, info) => {
-                if let Some(info) = info {
-                    shared.unmute(id, info);
-                } else {
-                    shared.unmute_untracked(id, &message);
-                }
-                Either::Left(Box::pin(shared.manager.create_stream(id, message)))
-            }
+        let untracked = match &call {
+            Some(_) => None,
+            None => shared.untracked(id, &message, used.as_ref()),
         };
-        Opening::new(opened, call, self.seal_of(id), used)
+        let opened = shared.hand_in(id, message, call.as_ref(), untracked.as_deref());
+        Opening::new(opened, call, untracked, self.seal_of(id), used)
     }
 
     fn accept_message(
@@ -375,15 +345,19 @@ impl<M: SessionManager> SessionManager for CancellableSessionManager<M> {
             }) => cancelled.params.request_id.as_ref().map(RequestId::from),
             _ => None,
         };
-        let meant = cancels.and_then(|request| {
-            let (meant, _) = self.shared.find(id, request.clone())?;
-            Some((request, meant))
-        });
+        let meant = cancels
+            .clone()
+            .and_then(|request| self.shared.find(id, request));
         let used = self.shared.sessions.begin_use(id);
         let accepted = self.shared.manager.accept_message(id, message);
         accepted.inspect_ok(move |()| {
-            if let Some((request, meant)) = meant {
-                self.shared.client_cancelled(id, request, meant);
+            match (cancels, meant, &used) {
+                (Some(request), Some((meant, _)), _) => {
+                    self.shared.client_cancelled(id, request, meant);
+                }
+                // If it is a call that is not tracked, rmcp sends no answer.
+                (Some(request), None, Some(used)) => used.muted.forget_untracked(&request),
+                _ => {}
             }
             drop(used);
         })

@@ -18,8 +18,7 @@ use futures_util::{
 };
 use rmcp::{
     model::{
-        CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage,
-        ClientNotification, GetMeta,
+        CancelledNotification, CancelledNotificationParam, ClientJsonRpcMessage, ClientNotification,
     },
     transport::streamable_http_server::{
         SessionManager,
@@ -63,7 +62,7 @@ pub(super) struct SharedManager<M> {
     pub(super) hasher: RandomState,
     pub(super) remarks: Remarks,
     pub(super) turns: Arc<Turns>,
-    /// Whether streams can end before their calls are answered, because somebody else can reach `manager`.
+    /// Whether streams can end before their calls are answered: an event store may fail, or other code can reach `manager`.
     pub(super) early_ends: Arc<AtomicBool>,
 }
 
@@ -174,20 +173,6 @@ impl<M> SharedManager<M> {
         })
     }
 
-    /// Lets a new call be heard that is not tracked. Without a layer nothing is muted at all.
-    #[cold]
-    pub(super) fn unmute_untracked(&self, session: &SessionId, message: &ClientJsonRpcMessage) {
-        if let ClientJsonRpcMessage::Request(request) = message
-            && self.registry.get().is_some()
-            && let Some(session) = self.sessions.find(session)
-        {
-            let mut call = CallInfo::new((&request.id).into(), request.request.method());
-            let token = request.request.get_meta().get_progress_token();
-            call.set_progress_token(token.map(|token| (&token.0).into()));
-            session.muted.unmute_untracked(&call);
-        }
-    }
-
     /// Whether another call has the id of a call that has ended. `None` if that is not decided yet.
     fn is_reused(&self, session: &SessionId, call: &CallInfo) -> Option<bool> {
         let key = Key {
@@ -212,6 +197,16 @@ impl<M> SharedManager<M> {
         if !self.cancels.load(Ordering::Relaxed) {
             return None;
         }
+        self.injecting(session, request)
+    }
+
+    /// The same for a call that is not tracked. A cancel does not find such a call, so the two need another order: a cancel is
+    /// announced before its call leaves the registry, and this comes after the look for that call.
+    pub(super) fn injecting(
+        &self,
+        session: &SessionId,
+        request: &RequestId,
+    ) -> Option<Arc<Session>> {
         let session = self.sessions.find(session)?;
         session.is_injecting(request).then_some(session)
     }
@@ -237,9 +232,16 @@ impl<M: SessionManager> SharedManager<M> {
         Arc::ptr_eq(own, registry)
     }
 
+    /// Whether it is rmcp's own manager without an event store. Its streams end early only at the hands of others, and it refuses
+    /// the resume of a call in flight only once it has sent the answer. An event store may fail at either.
+    pub(super) fn is_rmcps(&self) -> bool {
+        TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
+            && self.manager.event_store().is_none()
+    }
+
     /// The form of the manager's event ids.
     pub(super) fn form(&self) -> Form {
-        if is_rmcps::<M>() && self.manager.event_store().is_none() {
+        if self.is_rmcps() {
             Form::Rmcp
         } else {
             Form::Any
@@ -254,7 +256,7 @@ impl<M: SessionManager> SharedManager<M> {
         watchers: Arc<[Watcher]>,
     ) -> Arc<Session> {
         let this: Weak<Self> = Arc::downgrade(self);
-        if !is_rmcps::<M>() {
+        if !self.is_rmcps() {
             self.early_ends.store(true, Ordering::Relaxed);
         }
         let early_ends = EarlyEnds::new(self.early_ends.clone());
@@ -281,20 +283,30 @@ impl<M: SessionManager> SharedManager<M> {
         // No other request need have come before this one.
         self.timer.on_this_runtime();
         let spawn = |ended: Pin<Box<_>>| {
+            let id = id.clone();
             self.timer.spawn(Moves::Always, async move {
                 let ended: Result<(), M::Error> = ended.await;
                 if let Err(error) = ended {
-                    warn!(target: "mcp_cancel_on_disconnect", %error, "session not closed");
+                    let error = without_id(&error, &id);
+                    warn!(target: "mcp_cancel_on_disconnect", error, "session not closed");
                 }
             });
         };
-        SpawnOnDrop::new(self.clone().end(id), spawn).await
+        SpawnOnDrop::new(self.clone().end(id.clone()), spawn).await
     }
 
     async fn end(self: Arc<Self>, id: SessionId) -> Result<(), M::Error> {
         self.end_calls(&id).await;
-        self.sessions.remove(&id);
-        self.manager.close_session(&id).await
+        let session = self.sessions.remove(&id);
+        let closed = self.manager.close_session(&id).await;
+        // rmcp's own has closed a session that it reports as terminated.
+        let is_open = closed.is_err() && matches!(self.manager.has_session(&id).await, Ok(true));
+        match session {
+            Some(session) if is_open => self.sessions.put_back(session),
+            Some(session) => session.tell_closed(),
+            None => {}
+        }
+        closed
     }
 
     async fn close(self: Arc<Self>, session: Arc<Session>) {
@@ -308,7 +320,8 @@ impl<M: SessionManager> SharedManager<M> {
             let id = session.id();
             self.end_calls(id).await;
             if let Err(error) = self.manager.close_session(id).await {
-                warn!(target: "mcp_cancel_on_disconnect", %error, "idle session not closed");
+                let error = without_id(&error, id);
+                warn!(target: "mcp_cancel_on_disconnect", error, "idle session not closed");
             }
         };
         // The manager inside may panic, and other requests wait for this end.
@@ -406,12 +419,13 @@ impl<M: SessionManager> Canceller for SharedManager<M> {
             }
             let accepted = self.manager.accept_message(&session, message).await;
             drop(injecting);
-            accepted.map_err(|error| CancelError::failed(error.to_string()))
+            accepted.map_err(|error| CancelError::failed(without_id(&error, &session)))
         })
     }
 }
 
-/// Whether it is rmcp's own manager, in which streams end early only at the hands of others.
-pub(super) fn is_rmcps<M: 'static>() -> bool {
-    TypeId::of::<M>() == TypeId::of::<LocalSessionManager>()
+/// The error of a manager inside as it can be logged and reported: it may name the session, and a client that knows the id of a
+/// session can speak for it.
+fn without_id(error: &impl ToString, session: &str) -> String {
+    error.to_string().replace(session, "…")
 }

@@ -1,6 +1,6 @@
 //! Events, and the trait of their observers.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use crate::{
     call::{CallId, CallInfo, DetachCause, Detachment, Outcome},
@@ -39,7 +39,8 @@ use crate::{
 /// assert_eq!(said.try_iter().collect::<Vec<_>>(), ["prompts/list starts", "Completed"]);
 /// # }
 /// ```
-#[derive(Debug)]
+///
+/// `Debug` leaves out the session id, because a client that knows it can speak for the session.
 #[non_exhaustive]
 pub enum Event<'a> {
     /// A call is in flight.
@@ -117,7 +118,53 @@ pub enum Event<'a> {
     },
 }
 
-/// Gets every [`Event`] of a layer and its clones. A layer may have several observers. Closures are observers;
+impl fmt::Debug for Event<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Started { call } => f.debug_struct("Started").field("call", call).finish(),
+            Self::Detached { call, cause, grace } => {
+                let mut shown = f.debug_struct("Detached");
+                shown.field("call", call).field("cause", cause);
+                shown.field("grace", grace).finish()
+            }
+            Self::Resumed { call, detachment } => {
+                let mut shown = f.debug_struct("Resumed");
+                shown.field("call", call);
+                shown.field("detachment", detachment).finish()
+            }
+            Self::Ended {
+                call,
+                outcome,
+                detachment,
+            } => {
+                let mut shown = f.debug_struct("Ended");
+                shown.field("call", call).field("outcome", outcome);
+                shown.field("detachment", detachment).finish()
+            }
+            Self::CancelFailed { call, error } => {
+                let mut shown = f.debug_struct("CancelFailed");
+                shown.field("call", call).field("error", error).finish()
+            }
+            Self::Untracked { call, limit } => {
+                let mut shown = f.debug_struct("Untracked");
+                shown.field("call", call).field("limit", limit).finish()
+            }
+            Self::AnswerDropped {
+                call,
+                session: _,
+                outcome,
+                bytes,
+            } => {
+                let mut shown = f.debug_struct("AnswerDropped");
+                shown.field("call", call).field("outcome", outcome);
+                shown.field("bytes", bytes).finish_non_exhaustive()
+            }
+            Self::Unwatched { why } => f.debug_struct("Unwatched").field("why", why).finish(),
+        }
+    }
+}
+
+/// Gets every [`Event`] of a layer, and of the clones that are made of it afterwards. A layer may have several observers. Closures are observers;
 /// [`observe_fn`](crate::CancelOnDisconnectLayer::observe_fn) takes those that do not name the type of their argument.
 ///
 /// An observer is called where the event happens, even inside `Drop`, with no lock held, and before anything else happens to

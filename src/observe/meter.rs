@@ -238,7 +238,7 @@ fn describe() {
 
 /// The name of a request that clients send in some revision, or [`OTHER`].
 fn method(name: &str) -> &'static str {
-    const KNOWN: [&str; 21] = [
+    const KNOWN: [&str; 22] = [
         "tools/call",
         "tools/list",
         "resources/list",
@@ -248,6 +248,7 @@ fn method(name: &str) -> &'static str {
         "resources/subscribe",
         "resources/unsubscribe",
         "skills/list",
+        "skills/get",
         "prompts/list",
         "prompts/get",
         "completion/complete",
@@ -285,7 +286,12 @@ mod tests {
 
     #[test]
     fn methods_of_extensions_have_their_own_names_and_made_up_ones_have_none() {
-        for name in ["tasks/update", "skills/list", "resources/directory/read"] {
+        for name in [
+            "tasks/update",
+            "skills/list",
+            "skills/get",
+            "resources/directory/read",
+        ] {
             assert_eq!(method(name), name);
         }
         assert_eq!(method("tools/made-up"), OTHER);

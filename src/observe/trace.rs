@@ -14,13 +14,17 @@ use tracing::{debug, error, info, trace, warn};
 
 use super::Event;
 use crate::{
-    call::{CallId, CallInfo, CancelReason, DetachCause, Detachment, Outcome, RequestId},
+    call::{CallInfo, CancelReason, DetachCause, Detachment, Outcome, RequestId},
     limits::Limit,
 };
 
 /// How many characters of a text from a client are logged: 128. No sane id or tool name is longer, and a method
 /// may have 4 MiB.
 const MAX_TEXT: usize = 128;
+
+/// How many characters of a session id are logged: 4,096. It may be a signed token, which differs from others only at its end, and
+/// proxies take no longer headers by default.
+const MAX_SESSION_ID: usize = 4_096;
 
 /// How the layer's log shows session ids. A client that knows such an id can speak for the session.
 ///
@@ -38,7 +42,7 @@ pub enum SessionIds {
     /// are of no use to anybody else.
     #[default]
     Hashed,
-    /// The ids as they are, to join the log with that of clients or proxies.
+    /// The ids as they are, to join the log with that of clients or proxies: up to 4,096 characters of each.
     Verbatim,
     /// No ids.
     Omitted,
@@ -209,13 +213,18 @@ pub(crate) fn log_dropped(answers: u64) {
 /// The text as it can stand on one line of any log: characters that control, separate lines or turn the direction of
 /// text are escaped, and it is cut after [`MAX_TEXT`] characters.
 fn plain(text: &str) -> Cow<'_, str> {
+    plain_up_to(MAX_TEXT, text)
+}
+
+/// The same, cut after `most` characters.
+fn plain_up_to(most: usize, text: &str) -> Cow<'_, str> {
     let is_plain = |text: char| text == ' ' || text.is_ascii_graphic();
-    if text.len() <= MAX_TEXT && text.chars().all(is_plain) {
+    if text.len() <= most && text.chars().all(is_plain) {
         return Cow::Borrowed(text);
     }
     let mut characters = text.chars();
     let mut shown = String::new();
-    for character in characters.by_ref().take(MAX_TEXT) {
+    for character in characters.by_ref().take(most) {
         match character {
             ' '..='~' => shown.push(character),
             // This escapes what cannot be seen, and leaves letters of all languages as they are.
@@ -234,19 +243,21 @@ impl HandlerEnd {
     /// Logs the end. `call` is `None` for a handler that is not served through the layer.
     pub(crate) fn log(
         self,
-        call: Option<CallId>,
+        call: Option<(&CallInfo, SessionIds)>,
         request: &RequestId,
         method: &str,
         tool: Option<&str>,
     ) {
+        let session = call.and_then(|(call, sessions)| sessions.shown(call.session()?));
         macro_rules! log_handler {
             ($level:ident, $message:literal) => {
                 $level!(
                     target: "mcp_cancel_on_disconnect",
-                    call = call.map(tracing::field::display),
+                    call = call.map(|(call, _)| tracing::field::display(call.id())),
                     jsonrpc.request.id = &*plain(&request.to_string()),
                     mcp.method.name = &*plain(method),
                     gen_ai.tool.name = tool.map(plain).as_deref(),
+                    mcp.session.id = session.as_deref(),
                     $message
                 )
             };
@@ -282,7 +293,7 @@ impl SessionIds {
                 let hash = KEY.get_or_init(RandomState::new).hash_one(id);
                 Some(Cow::Owned(format!("{:08x}", hash >> 32)))
             }
-            Self::Verbatim => Some(plain(id)),
+            Self::Verbatim => Some(plain_up_to(MAX_SESSION_ID, id)),
             Self::Omitted => None,
         }
     }

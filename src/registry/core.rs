@@ -10,7 +10,8 @@
 //! 1. **Accepted first.** A call owns its JSON-RPC id only once the inner service accepted it ([`Core::claim`]).
 //!    Before that it cannot touch another call.
 //! 2. **One end.** [`Core::finish`] ends a call at most once. A cancel may be injected into the server only
-//!    if no other call of its session owns its id, or waits to.
+//!    if no other call of its session owns its id, or waits to,
+//!    and no request that is not tracked may have it ([`Core::contest`]).
 //! 3. **Only detached calls are orphaned.** An attached call ends by its answer, at the deadline that its policy
 //!    gave it, or because somebody asked.
 //! 4. **Live streams.** The stream of the POST is generation 1, that of each accepted resume the next. Attached
@@ -38,10 +39,10 @@
 //! 11. **Memory.** An ended call is remembered by its streams at least until its time, see [`memory`]. If it had no client, that
 //!     is not before the end of its grace, and not before its patience is over: both were decided when the client went.
 //! 12. **The end of a session** ends its calls, and nothing of it is remembered ([`Core::take_accepted`]).
-//! 13. **Nothing stays** but calls in flight and the memory. A detached call without a deadline whose end
-//!     cannot be seen is forgotten after [`UNSEEN_FOR`], never cancelled. One beyond the limits leaves at once.
+//! 13. **Nothing stays** but calls in flight and the memory. A detached call whose end cannot be seen is forgotten after
+//!     [`UNSEEN_FOR`], not cancelled; one that has a deadline not before that. One beyond the limits leaves at once.
 //! 14. **In doubt, nothing is cancelled.** A call that is [spared](Core::spare) runs on, be its client's loss noticed before or
-//!     after that, until its client resumes.
+//!     after that, until its client resumes. No other call supersedes it.
 
 use std::{collections::BTreeSet, mem, sync::Arc, time::Duration};
 
@@ -55,6 +56,7 @@ use crate::{
 };
 
 mod book;
+mod contest;
 mod due;
 mod end;
 mod entry;

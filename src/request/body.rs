@@ -230,8 +230,11 @@ impl Capture {
         }
         match fields.content_type {
             Field::One(value) if fields::names_media_type(value, "application/json") => {}
-            Field::Several(_) => return Self::not(Unreadable::ContentType, true),
-            Field::One(_) | Field::Absent => return Self::not(Unreadable::ContentType, false),
+            Field::Absent => return Self::not(Unreadable::ContentType, false),
+            Field::One(_) | Field::Several(_) => {
+                let is_doubtful = !fields::is_of_another_kind(fields.content_type);
+                return Self::not(Unreadable::ContentType, is_doubtful);
+            }
         }
         if fields.is_encoded {
             return Self::not(Unreadable::ContentEncoding, true);

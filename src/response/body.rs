@@ -12,14 +12,14 @@
 use std::{
     fmt,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::stream::EventStream;
+use super::{Departure, is_ready, stream::EventStream};
 use crate::{call::DetachCause, exchange::Guard, source::Source};
 
 pin_project! {
@@ -54,6 +54,8 @@ pin_project! {
             source: Source<B>,
             // How many bytes are to come, where that is known.
             remaining: Option<u64>,
+            // Until it was seen to have left.
+            peer: Option<Departure>,
         },
         Events { stream: EventStream<B> },
     }
@@ -62,8 +64,13 @@ pin_project! {
 // === impl ResponseBody ===
 
 impl<B: Body> ResponseBody<B> {
-    /// A body of this length, if it is known.
-    pub(super) fn plain(mut guard: Guard, inner: B, remaining: Option<u64>) -> Self {
+    /// A body of this length, if it is known. It ends early if `peer` leaves while it is pending.
+    pub(super) fn plain(
+        mut guard: Guard,
+        inner: B,
+        remaining: Option<u64>,
+        peer: Option<Departure>,
+    ) -> Self {
         if inner.is_end_stream() || remaining == Some(0) {
             guard.complete();
         }
@@ -73,6 +80,7 @@ impl<B: Body> ResponseBody<B> {
                 guard,
                 source,
                 remaining,
+                peer,
             },
         }
     }
@@ -96,6 +104,7 @@ impl<B> ResponseBody<B> {
                 guard: Guard::inert(),
                 source,
                 remaining: None,
+                peer: None,
             },
         }
     }
@@ -113,17 +122,27 @@ where
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        let (guard, mut source, remaining) = match self.project().kind.project() {
+        let (guard, mut source, remaining, peer) = match self.project().kind.project() {
             KindProj::Events { stream } => return stream.poll_frame(cx),
             KindProj::Plain {
                 guard,
                 source,
                 remaining,
-            } => (guard, source, remaining),
+                peer,
+            } => (guard, source, remaining, peer),
         };
         let polled = {
             let _polling = guard.polling();
-            ready!(source.as_mut().poll_frame(cx))
+            source.as_mut().poll_frame(cx)
+        };
+        let polled = match polled {
+            Poll::Ready(polled) => polled,
+            Poll::Pending if is_ready(peer, cx) => {
+                *peer = None;
+                guard.abandon(DetachCause::PeerGone);
+                return Poll::Ready(None);
+            }
+            Poll::Pending => return Poll::Pending,
         };
         match &polled {
             Some(Ok(frame)) => {

@@ -24,7 +24,8 @@ use crate::{
     call::{DetachCause, RequestId},
     exchange::{BodyPlan, Guard, Head, Tap},
     fields::Fields,
-    jsonrpc, sse,
+    jsonrpc,
+    sse::{self, Start},
 };
 
 /// How much of a refusal is read for a JSON-RPC error: 64 KiB. Errors are short.
@@ -42,14 +43,22 @@ pub(super) struct Committed<B> {
 enum CommitStage<B> {
     Answering(Answering<B>),
     Events(Pin<Box<B>>),
-    /// The data of one event, which has begun.
-    Json(Pin<Box<B>>),
+    /// The data of one event. It begins with the first byte that is no white space: an event without data is none.
+    Json(JsonEvent<B>),
     Refusal {
         status: StatusCode,
         body: Pin<Box<B>>,
         read: BytesMut,
     },
     Ended,
+}
+
+struct JsonEvent<B> {
+    status: StatusCode,
+    body: Pin<Box<B>>,
+    /// Within an event, a byte order mark would be a part of the text.
+    start: Start,
+    has_begun: bool,
 }
 
 // === impl Committed ===
@@ -81,18 +90,26 @@ where
                     }
                 }
                 CommitStage::Events(body) => return body.as_mut().poll_frame(cx),
-                CommitStage::Json(body) => {
-                    let frame = ready!(body.as_mut().poll_frame(cx)).transpose();
+                CommitStage::Json(json) => {
+                    let frame = ready!(json.body.as_mut().poll_frame(cx)).transpose();
                     let frame = match frame {
                         Ok(frame) => frame,
                         Err(error) => return Poll::Ready(Some(Err(error))),
                     };
                     // Events have no trailers, and nothing follows those of the body.
                     let data = match frame.and_then(|frame| frame.into_data().ok()) {
-                        Some(mut data) => on_one_line(data.copy_to_bytes(data.remaining())),
+                        Some(mut data) => match json.pass(data.copy_to_bytes(data.remaining())) {
+                            Some(data) => data,
+                            None => continue,
+                        },
                         None => {
+                            let end = if json.has_begun {
+                                Bytes::from_static(b"\n\n")
+                            } else {
+                                refusal(&self.request, json.status, &[])
+                            };
                             self.stage = CommitStage::Ended;
-                            Bytes::from_static(b"\n\n")
+                            end
                         }
                     };
                     return Poll::Ready(Some(Ok(Frame::data(data.into()))));
@@ -136,7 +153,7 @@ where
         self.stage = match head {
             Head::Stream { readable: true } => CommitStage::Events(Box::pin(body)),
             Head::Answer if has_type(&fields, "application/json") && !is_encoded => {
-                CommitStage::Json(Box::pin(body))
+                CommitStage::Json(JsonEvent::new(parts.status, body))
             }
             Head::Stream { readable: false } => {
                 // The head that went out does not name its encoding.
@@ -151,10 +168,36 @@ where
             Head::Answer | Head::Refusal => CommitStage::Ended,
         };
         match self.stage {
-            CommitStage::Json(_) => Some(Bytes::from_static(b"data: ")),
             CommitStage::Ended => Some(refusal(&self.request, parts.status, &[])),
             _ => None,
         }
+    }
+}
+
+// === impl JsonEvent ===
+
+impl<B> JsonEvent<B> {
+    fn new(status: StatusCode, body: B) -> Self {
+        let mut start = Start::default();
+        start.put_in();
+        Self {
+            status,
+            body: Box::pin(body),
+            start,
+            has_begun: false,
+        }
+    }
+
+    /// What is to be sent for the next frame of the body. Returns `None` as long as only white space has passed.
+    fn pass(&mut self, frame: Bytes) -> Option<Bytes> {
+        let data = on_one_line(self.start.pass(frame));
+        if self.has_begun {
+            return Some(data);
+        }
+        let text = data.trim_ascii_start();
+        self.has_begun = !text.is_empty();
+        self.has_begun
+            .then(|| [&b"data: "[..], text].concat().into())
     }
 }
 

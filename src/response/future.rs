@@ -267,10 +267,11 @@ impl Silence {
 // === impl Terms ===
 
 impl Terms {
-    pub(crate) fn of<B>(request: &Request<B>, options: &Options) -> Self {
+    /// `may_be_call`: whether the request may carry a call, as far as its head shows.
+    pub(crate) fn of<B>(request: &Request<B>, may_be_call: bool, options: &Options) -> Self {
         let commit_after = options
             .commit_after
-            .filter(|_| request.method() == Method::POST && accepts_events(request.headers()));
+            .filter(|_| may_be_call && accepts_events(request.headers()));
         Self {
             head_only: request.method() == Method::HEAD,
             commit: commit_after.and_then(Silence::new),
@@ -294,9 +295,10 @@ impl Terms {
     {
         let (mut parts, body) = response.into_parts();
         let fields = Fields::of(&parts.headers);
+        let is_here = body.size_hint().exact().is_some();
         let length = body.size_hint().exact().or_else(|| content_length(&fields));
         let Some(exchange) = guard.exchange() else {
-            return Response::from_parts(parts, ResponseBody::plain(guard, body, length));
+            return Response::from_parts(parts, ResponseBody::plain(guard, body, length, None));
         };
         let keep_alive = exchange.keep_alive();
         let head = read_head(parts.status, &fields);
@@ -317,16 +319,19 @@ impl Terms {
             guard.complete();
         }
         let is_over = body.is_end_stream() || length == Some(0) || guard.exchange().is_none();
-        if let (Some(call), None, false) = (answered, length, is_over) {
+        if let Some(call) = answered.filter(|_| !is_here && !is_over) {
             // Its server may be at work until the end. Of a known length, every byte but the last says that.
             let is_json = has_type(&fields, "application/json") && !fields.is_encoded;
-            guard.set_tap(Box::new(Tap::answer(call, is_json)));
-            let content = Content::answer(is_json);
+            if length.is_none() {
+                guard.set_tap(Box::new(Tap::answer(call, is_json)));
+            }
+            let content = Content::answer(is_json, length);
             let stream = EventStream::new(guard, Inner::Body { body }, content, self.peer.take());
             return Response::from_parts(parts, ResponseBody::events(stream));
         }
         let (Head::Stream { readable }, false) = (head, is_over) else {
-            return Response::from_parts(parts, ResponseBody::plain(guard, body, length));
+            let peer = self.peer.take();
+            return Response::from_parts(parts, ResponseBody::plain(guard, body, length, peer));
         };
         let content = match length {
             None if readable => {

@@ -136,6 +136,14 @@ impl<B> Slot<B> {
         matches!(self.state().closing(), Some(Closing::Told))
     }
 
+    /// The next message for its client, also in the middle of an event, once the inner body was dropped for that.
+    pub(super) fn last_message(&self) -> Option<Bytes> {
+        let mut state = self.state();
+        let was_told = matches!(state.closing(), Some(Closing::Told));
+        let said = state.said.as_mut().filter(|_| was_told)?;
+        said.messages.pop_front()
+    }
+
     /// Notes that the reader is here.
     pub(super) fn came(&self) {
         if let Some(stall) = &self.stall {

@@ -58,8 +58,12 @@ pub(super) struct EventStream<B> {
 pub(super) enum Content {
     /// Nothing is put in: it is encoded, or its length is known, and this much of it is to come.
     Sealed { remaining: Option<u64> },
-    /// The answer itself. As long as nothing but white space has passed, another can take its place.
-    Answer { is_untouched: bool },
+    /// The answer itself, of which this much is to come if its length is known. As long as nothing but white space has passed,
+    /// another can take its place, unless the length is known.
+    Answer {
+        is_untouched: bool,
+        remaining: Option<u64>,
+    },
     /// Between two events something can be put in.
     Open {
         boundary: Boundary,
@@ -122,6 +126,10 @@ impl<B> EventStream<B> {
         match self.content {
             Content::Sealed {
                 remaining: Some(remaining),
+            }
+            | Content::Answer {
+                remaining: Some(remaining),
+                ..
             } => SizeHint::with_exact(remaining),
             _ => SizeHint::default(),
         }
@@ -184,10 +192,23 @@ where
                     let piece = self.cut(rest);
                     return Poll::Ready(Some(Ok(Frame::data(self.forward(piece)))));
                 }
-                Next::Over => break,
+                Next::Over => {
+                    let Some(message) = self.last_message() else {
+                        break;
+                    };
+                    // The event that the server had begun is ended. Its client cannot read that one, and reads the error.
+                    let message = [&b"\n\n"[..], &self.content.wrap(message)].concat();
+                    return self.put_in(message.into());
+                }
             }
         }
         Poll::Ready(None)
+    }
+
+    /// The message for its client where the inner body was dropped in the middle of an event.
+    fn last_message(&self) -> Option<Bytes> {
+        let is_open = matches!(self.content, Content::Open { .. });
+        is_open.then(|| self.slot.last_message())?
     }
 
     fn pass(&mut self, mut held: Pin<Box<Held<B>>>, frame: Frame<B::Data>) -> Polled<B> {
@@ -282,10 +303,11 @@ impl Content {
         }
     }
 
-    /// An answer of unknown length. What is not JSON is not replaced.
-    pub(super) fn answer(is_json: bool) -> Self {
+    /// An answer. What is not JSON is not replaced.
+    pub(super) fn answer(is_json: bool, length: Option<u64>) -> Self {
         Self::Answer {
-            is_untouched: is_json,
+            is_untouched: is_json && length.is_none(),
+            remaining: length,
         }
     }
 
@@ -293,11 +315,18 @@ impl Content {
     fn pass(&mut self, frame: &[u8]) {
         match self {
             Self::Sealed { remaining: None } => {}
-            Self::Answer { is_untouched } => {
+            Self::Answer {
+                is_untouched,
+                remaining: None,
+            } => {
                 *is_untouched = *is_untouched && frame.trim_ascii().is_empty();
             }
             Self::Sealed {
                 remaining: Some(remaining),
+            }
+            | Self::Answer {
+                remaining: Some(remaining),
+                ..
             } => *remaining = remaining.saturating_sub(frame.len() as u64),
             Self::Open { boundary, .. } => {
                 boundary.pass(frame);
@@ -320,7 +349,7 @@ impl Content {
     fn is_at_boundary(&self) -> bool {
         match self {
             Self::Sealed { .. } => false,
-            Self::Answer { is_untouched } => *is_untouched,
+            Self::Answer { is_untouched, .. } => *is_untouched,
             Self::Open { boundary, .. } => boundary.is_here(),
         }
     }
@@ -336,7 +365,14 @@ impl Content {
 
     /// Whether all of a body of known length has passed.
     fn has_passed(&self) -> bool {
-        matches!(self, Self::Sealed { remaining: Some(0) })
+        matches!(
+            self,
+            Self::Sealed { remaining: Some(0) }
+                | Self::Answer {
+                    remaining: Some(0),
+                    ..
+                }
+        )
     }
 }
 

@@ -186,7 +186,9 @@ impl DeadPeer {
             let limit = self
                 .user_timeout
                 .clamp(Duration::from_millis(1), MAX_USER_TIMEOUT);
-            socket.set_tcp_user_timeout((!self.user_timeout.is_zero()).then_some(limit))?;
+            let limit = (!self.user_timeout.is_zero()).then_some(limit);
+            socket.set_tcp_user_timeout(limit)?;
+            applied.asked.user_timeout = limit.unwrap_or_default();
             applied.user_timeout = true;
         }
         Ok(applied)
@@ -335,5 +337,21 @@ mod tests {
                 .to_string()
                 .contains("this platform has no TCP_USER_TIMEOUT")
         );
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_was_applied_is_what_the_kernel_has() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+        for asked in [Duration::from_micros(1), Duration::MAX] {
+            let asked = DeadPeer::new().user_timeout(asked);
+            let applied = asked.apply(&listener).expect("apply").to_string();
+            let socket = SockRef::from(&listener);
+            let limit = socket.tcp_user_timeout().expect("limit").expect("a limit");
+            assert!(
+                applied.ends_with(&format!("user timeout {limit:?}")),
+                "{applied}"
+            );
+        }
     }
 }

@@ -132,7 +132,8 @@ impl Handled {
         let exchange = self.call.as_ref().map(|call| call.exchange());
         let call = exchange.and_then(|exchange| exchange.call_with(&request));
         let tool = call.and_then(CallInfo::tool).or(self.tool.as_deref());
-        end.log(call.map(CallInfo::id), &request, &self.method, tool);
+        let call = call.zip(exchange.map(|exchange| exchange.session_ids()));
+        end.log(call, &request, &self.method, tool);
     }
 }
 

@@ -95,7 +95,7 @@ fn a_call_that_is_not_tracked_is_heard_whenever_one_with_its_ids_is_cancelled() 
         if !is_cancelled_first {
             muted.mute(&call(7, Some(70)));
         }
-        for message in [answer(7), progress(70)] {
+        for message in [progress(70), answer(7)] {
             assert_eq!(muted.fate(&message), Fate::Sent);
         }
         // A call that is tracked has them next, and is cancelled.
@@ -104,6 +104,24 @@ fn a_call_that_is_not_tracked_is_heard_whenever_one_with_its_ids_is_cancelled() 
         for message in [answer(7), progress(70)] {
             assert_eq!(muted.fate(&message), Fate::Dropped);
         }
+    }
+}
+
+#[test]
+fn calls_that_are_not_tracked_count_only_while_they_run() {
+    let muted = Muted::default();
+    muted.mute(&call(-1, Some(-1)));
+    for id in 0..=REMEMBERED as i64 {
+        muted.unmute_untracked(&call(id, Some(id)));
+        if id % 2 == 0 {
+            assert_eq!(muted.fate(&answer(id)), Fate::Sent);
+        } else {
+            // It was refused, or cancelled by its client.
+            muted.forget_untracked(&RequestId::Number(id));
+        }
+    }
+    for message in [answer(-1), progress(-1)] {
+        assert_eq!(muted.fate(&message), Fate::Dropped);
     }
 }
 

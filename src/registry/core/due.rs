@@ -95,6 +95,14 @@ impl<T: Clone, A: Clone> Core<T, A> {
         true
     }
 
+    /// Sets when a call is cancelled at the latest.
+    pub(crate) fn set_deadline(&mut self, id: CallId, deadline: Instant) {
+        if let Some(entry) = self.calls.get_mut(id) {
+            entry.times_mut().deadline = Some(deadline);
+            self.schedule(id);
+        }
+    }
+
     /// Enters a call's next look into `due`, or takes it out.
     pub(super) fn schedule(&mut self, id: CallId) {
         let Some(times) = self.times_of(id) else {

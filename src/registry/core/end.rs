@@ -34,7 +34,7 @@ impl<T: Clone, A: Clone> Core<T, A> {
         });
         let (mut injectable, mut is_too_much) = (false, false);
         if let Some(place) = entry.place {
-            injectable = self.free_id(id, &place);
+            injectable = self.free_id(id, &place) && place.contests == 0;
             self.forget_streams(id, place.session, &entry.streams);
             let remember = remember.filter(|_| !entry.streams.is_empty());
             is_too_much = remember.is_some_and(|ended| {
@@ -90,10 +90,10 @@ impl<T: Clone, A: Clone> Core<T, A> {
         is_due.then(|| self.finish(id, Some(ended)))?
     }
 
-    /// Ends a call that has no client, and none that is coming back.
+    /// Ends a call that has no client, none that is coming back, and none that may have come back unseen.
     pub(crate) fn finish_detached(&mut self, id: CallId, ended: Ended<A>) -> Option<Finished> {
         let times = self.times_of(id)?;
-        let is_alone = times.clock.is_some() && !times.is_held();
+        let is_alone = times.clock.is_some() && !times.is_held() && !times.is_spared;
         is_alone.then(|| self.finish(id, Some(ended)))?
     }
 

@@ -31,6 +31,8 @@ pub(super) struct Place {
     pub(super) session: NameHash,
     pub(super) request: RequestId,
     pub(super) owns_id: bool,
+    /// Number of requests on their way that are not tracked and have this id.
+    pub(super) contests: u32,
 }
 
 /// A call that has just ended.
@@ -65,6 +67,7 @@ impl Place {
             session,
             request,
             owns_id: false,
+            contests: 0,
         }
     }
 }

@@ -49,7 +49,7 @@ pub(super) struct Times {
     /// How many tasks read a stream of it on, and will see its end.
     readers: u32,
     barren: u32,
-    /// Its client may have come back already where nobody sees it, so the loss of its stream means nothing.
+    /// Its client may have come back where nobody sees it: the loss of its stream means nothing, and no other call supersedes it.
     pub(super) is_spared: bool,
     /// How often somebody was told to cancel it.
     dues: u32,
@@ -213,8 +213,11 @@ impl Times {
                 };
                 Some(clock.again.unwrap_or(at).max(at))
             }
-            Wait::Unseen { until, .. } => Some(until),
-            Wait::ForItsEnd { .. } => clock.unwatched,
+            // Not before its deadline: who cannot see its end can still cancel it.
+            Wait::Unseen { until, .. } => Some(until).max(self.deadline),
+            Wait::ForItsEnd { .. } => clock
+                .unwatched
+                .map(|at| at.max(self.deadline.unwrap_or(at))),
         }
     }
 
@@ -254,9 +257,9 @@ impl Times {
     /// Lets a call run on, now if it is detached.
     pub(super) fn spare(&mut self, wait: Wait) {
         self.take_back();
-        match &mut self.clock {
-            Some(clock) => clock.wait = wait,
-            None => self.is_spared = true,
+        self.is_spared = true;
+        if let Some(clock) = &mut self.clock {
+            clock.wait = wait;
         }
     }
 

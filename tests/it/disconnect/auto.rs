@@ -143,6 +143,24 @@ async fn an_explicit_grace_holds_for_stored_calls_too() {
     assert!(setup.witness.ended("a").await.is_cancelled());
 }
 
+/// Nothing of its GETs names a session, in which the layer could find the call.
+#[tokio::test]
+async fn a_client_without_a_session_that_polls_a_store_keeps_its_call_if_the_grace_is_automatic() {
+    let clock = StoppedClock::stop();
+    let grace = Grace::AutoAfter(Duration::from_secs(7));
+    let setup = stored(Plan::of(Server::StatelessSse).grace(grace)).await;
+    let mcp = setup.mcp().await;
+    let id = cut_after_first(&setup, &mcp).await;
+
+    for _ in 0..5 {
+        clock.advance(Duration::from_secs(3)).await;
+        let mut resumed = mcp.resume(&id).await;
+        assert_eq!(resumed.head().await.status, 200);
+    }
+
+    assert!(setup.witness.is_running("a"));
+}
+
 async fn stored(plan: Plan) -> Setup {
     plan.stored().start().await
 }
@@ -159,6 +177,7 @@ async fn cut_after_first(setup: &Setup, mcp: &Mcp) -> String {
     call.head().await;
     let first = call.event().await.expect("an event");
     call.fin();
-    setup.events.detached(mcp, 1).await;
+    let gone = |what| matches!(what, What::Detached(_) | What::Ended(_));
+    setup.events.count(mcp, 1, 1, gone).await;
     first.id.expect("an id")
 }

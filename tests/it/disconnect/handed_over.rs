@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
-    setup::{EXCHANGE, Plan, Server, Setup, What, arguments},
+    setup::{EXCHANGE, Plan, Server, Setup, What, arguments, asking_first},
     support::*,
 };
 
@@ -176,4 +176,67 @@ async fn a_notification_passes_a_service_that_spawns() {
         }
     );
     assert_eq!(status, 202);
+}
+
+/// The layer has read the body before the manager gets the message, in which rmcp drops the parameter.
+#[tokio::test]
+async fn a_request_with_a_task_is_a_call_like_any_other_though_its_body_was_read_before() {
+    for plan in [
+        Plan::of(Server::Wrapped),
+        Plan::of(Server::Wrapped).inside(asking_first),
+    ] {
+        let setup = plan.start().await;
+        let mcp = setup.mcp().await;
+        let mut message = mcp.call_message(1, "hold", arguments("a"));
+        message["params"]["task"] = json!({ "ttl": 60_000 });
+        let mut call = mcp.send(&mcp.message_request(&message)).await;
+        setup.witness.started("a").await;
+        call.head().await;
+
+        call.fin();
+
+        assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
+        assert!(setup.witness.ended("a").await.is_cancelled());
+    }
+}
+
+#[tokio::test]
+async fn a_request_with_a_task_times_out_though_its_body_was_read_before() {
+    let plan = Plan::of(Server::Wrapped).inside(asking_first);
+    let plan = plan.layer(|layer| layer.call_timeout(Duration::from_millis(200)));
+    let setup = plan.start().await;
+    let mcp = setup.mcp().await;
+    let mut message = mcp.call_message(1, "hold", arguments("a"));
+    message["params"]["task"] = json!({ "ttl": 60_000 });
+
+    let mut call = mcp.send(&mcp.message_request(&message)).await;
+
+    let answer = call.answer().await.expect("an error");
+    assert_eq!(answer["error"]["code"], -32001);
+}
+
+/// A middleware has read the event that opens the stream, and its client has not.
+#[tokio::test]
+async fn a_client_that_was_sent_nothing_is_not_waited_for() {
+    let buffering = |router: Router| {
+        router.layer(from_fn(async |request: Request, next: Next| {
+            let (head, body) = next.run(request).await.into_parts();
+            let body = to_bytes(body, usize::MAX).await.expect("a body");
+            axum::response::Response::from_parts(head, Body::from(body))
+        }))
+    };
+    for server in [Server::Wrapped, Server::LayerOnly] {
+        let plan = Plan::of(server).grace(Grace::Auto).inside(buffering);
+        let setup = plan.start().await;
+        let mcp = setup.mcp().await;
+        let call = setup.start_call(&mcp, 1, "hold", "a").await;
+
+        call.fin();
+
+        assert_eq!(
+            setup.events.ended(&mcp, 1).await,
+            DISCONNECTED,
+            "{server:?}"
+        );
+    }
 }

@@ -221,3 +221,56 @@ fn limited(server: Server) -> Plan {
 fn timed_out(id: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32001, "message": "Request timed out" } })
 }
+
+// --- Calls that run on without their clients ---
+
+async fn times_out_without_its_client(plan: Plan, timeout: Duration) {
+    let clock = StoppedClock::stop();
+    let plan = plan.layer(|layer| layer.call_timeout(timeout));
+    let plan = plan.sessions(|mut local| {
+        local.session_config.keep_alive = None;
+        local
+    });
+    let setup = plan.abort_after(Duration::ZERO).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    assert_eq!(setup.calls.detached(), 1);
+
+    clock.advance(timeout - TICK).await;
+    assert!(setup.witness.is_running("a"));
+    clock.advance(2 * TICK).await;
+
+    assert!(setup.witness.ended("a").await.is_cancelled());
+    let timed_out = What::Ended(TIMED_OUT);
+    let expected = [What::Started, What::Detached(None), timed_out];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+}
+
+#[tokio::test]
+async fn a_stored_call_times_out_without_its_client() {
+    let plan = Plan::of(Server::Wrapped).stored().grace(Grace::Auto);
+    times_out_without_its_client(plan, TIMEOUT).await;
+}
+
+#[tokio::test]
+async fn a_stored_call_without_a_session_times_out_without_its_client() {
+    let plan = Plan::of(Server::StatelessSse).stored().grace(Grace::Auto);
+    times_out_without_its_client(plan, TIMEOUT).await;
+}
+
+#[tokio::test]
+async fn an_exempt_stored_call_without_a_session_times_out_without_its_client() {
+    let plan = Plan::of(Server::StatelessSse).stored();
+    times_out_without_its_client(plan.layer(|layer| layer.exempt(|_| true)), TIMEOUT).await;
+}
+
+/// A call whose end cannot be seen is forgotten after an hour.
+#[tokio::test]
+async fn a_call_that_runs_on_behind_the_layer_alone_times_out_after_more_than_an_hour() {
+    let plan = Plan::of(Server::LayerOnly).grace(Grace::Never);
+    times_out_without_its_client(plan, Duration::from_secs(2 * 60 * 60)).await;
+}

@@ -406,6 +406,46 @@ async fn a_resumed_call_is_not_superseded() {
     assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
 }
 
+/// Its client reads it there.
+#[tokio::test]
+async fn a_call_that_was_resumed_elsewhere_is_not_superseded() {
+    let setup = superseding(Server::Wrapped).stored().start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "same").await;
+    call.head().await;
+    let first = call.event().await.expect("the priming event");
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    let session = mcp.session_id().expect("a session");
+    let event = first.id.expect("an id");
+    assert!(setup.calls.resumed_elsewhere(session, &event));
+
+    let mut again = mcp.call(2, "hold", arguments("same")).await;
+    again.head().await;
+    setup.assert_usable(&mcp).await;
+
+    let expected = [What::Started, What::Detached(Some(GRACE))];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+}
+
+/// The handler of the older call answers with an error under the id of both.
+#[tokio::test]
+async fn a_call_that_is_sent_again_under_its_id_gets_its_own_answer() {
+    let setup = superseding(Server::Wrapped).abort_after(Duration::ZERO);
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    cut(&setup, &mcp, 1, "same").await;
+
+    let mut again = mcp.call(1, "hold", arguments("same")).await;
+    again.head().await;
+    setup.assert_usable(&mcp).await;
+
+    assert_eq!(setup.witness.starts("same"), 2);
+    setup.witness.release("same");
+    let answer = again.answer().await.expect("an answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:same");
+}
+
 #[tokio::test]
 async fn an_exempt_call_is_not_superseded() {
     let plan = superseding(Server::Wrapped);

@@ -4,6 +4,7 @@ mod call_timeout;
 mod confirm;
 mod drain;
 mod ends;
+mod half_sent;
 mod reasons;
 #[cfg(unix)]
 mod shutdown;

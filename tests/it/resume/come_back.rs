@@ -12,6 +12,8 @@ use mcp_cancel_on_disconnect::{CancelReason, Grace, Outcome};
 use tokio::sync::{Notify, mpsc};
 
 use crate::{
+    foreign::Foreign,
+    log::number,
     setup::{EXCHANGE, Plan, Server, Setup, StoppedClock, What, for_servers, stalled},
     support::*,
 };
@@ -427,5 +429,28 @@ impl Gate {
 
     fn open(&self) {
         self.opened.notify_one();
+    }
+}
+
+/// A header's value has no white space at its ends, and `fetch` sends each character as one byte.
+#[tokio::test(start_paused = true)]
+async fn a_client_comes_back_with_an_event_id_that_a_header_cannot_carry_as_it_is() {
+    let cases: [(&str, &[u8]); 4] = [
+        ("5", b"5"),
+        ("5 ", b"5"),
+        (" 5", b"5"),
+        ("caf\u{e9}", b"caf\xe9"),
+    ];
+    for (id, sent) in cases {
+        let foreign = Foreign::with(Grace::After(GRACE));
+        let mut stream = foreign.call(7).await;
+        foreign.says(&format!("id: {id}\ndata:\n\n"));
+        Foreign::frame(&mut stream).await;
+        drop(stream);
+
+        let _resumed = foreign.resume(sent).await;
+        tokio::time::sleep(GRACE + HOLD).await;
+
+        assert_eq!(foreign.log.ends(&number(7)), [], "{id:?}");
     }
 }

@@ -2,6 +2,7 @@
 
 mod come_back;
 mod cycles;
+mod failing_store;
 mod kept;
 mod polling;
 mod stored;

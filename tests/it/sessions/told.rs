@@ -1,7 +1,7 @@
 //! Somebody is told of sessions that open and close, once each.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -138,4 +138,29 @@ async fn start(plan: impl FnOnce(Plan) -> Plan) -> (Setup, Told) {
     };
     let setup = plan(Plan::of(Server::Wrapped).wrap(wrap)).start().await;
     (setup, told)
+}
+
+/// The manager inside closes it after its calls were cancelled.
+#[tokio::test]
+async fn a_session_is_told_to_be_closed_when_the_manager_inside_has_closed_it() {
+    let found: Arc<Mutex<Vec<bool>>> = Arc::default();
+    let sessions: Arc<OnceLock<Sessions>> = Arc::default();
+    let (seen, looks) = (found.clone(), sessions.clone());
+    let plan = Plan::of(Server::Wrapped).wrap(move |local| {
+        CancellableSessionManager::new(local).on_session(move |event| {
+            if let SessionEvent::Closed { session, .. } = event {
+                let sessions = looks.get().expect("it has begun").local();
+                let sessions = sessions.sessions.try_read().expect("it is free");
+                let is_there = sessions.keys().any(|id| **id == **session);
+                seen.lock().unwrap().push(is_there);
+            }
+        })
+    });
+    let setup = plan.start().await;
+    assert!(sessions.set(setup.sessions.clone()).is_ok());
+    let mcp = setup.mcp().await;
+
+    assert_eq!(mcp.delete().await, 202);
+
+    assert_eq!(*found.lock().unwrap(), [false]);
 }

@@ -149,8 +149,8 @@ impl Foreign {
     }
 
     /// A GET of that session that goes on after an event.
-    pub(crate) async fn resume(&self, id: &str) -> Body {
-        let request = http::Request::get("/mcp").header("last-event-id", id);
+    pub(crate) async fn resume(&self, id: impl AsRef<[u8]>) -> Body {
+        let request = http::Request::get("/mcp").header("last-event-id", id.as_ref());
         let request = request.header("mcp-session-id", "s");
         self.send(request, Body::empty()).await
     }

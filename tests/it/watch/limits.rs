@@ -1,12 +1,19 @@
 //! More calls than are tracked: each runs as it would without the layer, and no other call pays for it.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use mcp_cancel_on_disconnect::{CancelReason, Grace, Limits, Outcome, observe::Limit};
+use serde_json::json;
 use tracing::Level;
 
 use crate::{
-    setup::{Lines, Plan, Server, Setup, StoppedClock, What, for_servers},
+    setup::{
+        Failing, Lines, Plan, Scripted, Server, Setup, StoppedClock, What, arguments, asking_first,
+        for_servers,
+    },
     support::*,
 };
 
@@ -191,7 +198,7 @@ async fn the_older_call_of_an_id_that_is_used_again_leaves_though_there_is_no_ro
     let mcp = setup.mcp().await;
     let older = setup.start_call(&mcp, 7, "hold", "older").await;
     let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
-    let expected = [What::Started, LEFT, What::Untracked(Limit::Calls)];
+    let expected = [What::Started, What::Untracked(Limit::Calls), LEFT];
     assert_eq!(setup.events.of(&mcp, 7), expected);
 
     older.fin();
@@ -199,6 +206,110 @@ async fn the_older_call_of_an_id_that_is_used_again_leaves_though_there_is_no_ro
     setup.exchanges.over_for("older").await;
     setup.assert_completes("newer", &mut newer).await;
     assert!(setup.witness.is_running("older"));
+}
+
+/// Until the manager took it, it changes nothing for others.
+#[tokio::test]
+async fn a_refused_request_for_which_there_is_no_room_hides_no_older_call_with_its_id() {
+    let store = Arc::new(Failing::default());
+    let its = store.clone();
+    let setup = limited(Server::Wrapped, |limits| limits.calls(1));
+    let setup = setup.sessions(move |local| local.with_event_store(its));
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    let mut older = setup.start_call(&mcp, 7, "hold", "older").await;
+    older.head().await;
+    store.opens_no_streams.store(true, Ordering::Relaxed);
+
+    let mut refused = mcp.call(7, "hold", arguments("refused")).await;
+    assert_eq!(refused.head().await.status, 500);
+    store.opens_no_streams.store(false, Ordering::Relaxed);
+
+    older.fin();
+    assert_eq!(setup.events.ended(&mcp, 7).await, DISCONNECTED);
+    assert!(setup.witness.ended("older").await.is_cancelled());
+}
+
+/// The cancel of the older call would be replayed under the id of both.
+#[tokio::test]
+async fn the_older_call_of_an_id_leaves_behind_the_layer_alone_though_there_is_no_room() {
+    let setup = limited(Server::LayerOnly, |limits| limits.calls(1));
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    let mut older = setup.start_call(&mcp, 7, "hold", "older").await;
+    older.head().await;
+    let mut newer = setup.start_call(&mcp, 7, "hold", "newer").await;
+    newer.head().await;
+    let expected = [What::Started, What::Untracked(Limit::Calls), LEFT];
+    assert_eq!(setup.events.of(&mcp, 7), expected);
+
+    older.fin();
+
+    setup.exchanges.over_for("older").await;
+    for _ in 0..3 {
+        setup.assert_usable(&mcp).await;
+    }
+    setup.assert_completes("newer", &mut newer).await;
+}
+
+/// The body is read before the session manager gets the message.
+#[tokio::test]
+async fn a_call_beyond_the_limit_behind_a_slow_middleware_is_reported_once() {
+    let setup = limited(Server::Wrapped, |limits| limits.calls(0));
+    let setup = setup.inside(asking_first).start().await;
+    let mcp = setup.mcp().await;
+
+    let mut call = mcp.call(1, "echo", json!({ "text": "a" })).await;
+    assert!(call.answer().await.is_some());
+
+    let expected = [What::Untracked(Limit::Calls)];
+    assert_eq!(setup.events.of(&mcp, 1), expected);
+}
+
+#[tokio::test]
+async fn progress_of_a_cancelled_call_is_dropped_after_hundreds_of_calls_beyond_the_limit() {
+    let handler = Scripted::new(async |context| {
+        context.ct.cancelled().await;
+        test_support::server::report(&context, "a", 1).await;
+        let _sent = context.peer.notify_tool_list_changed().await;
+        Ok("late".to_owned())
+    });
+    let setup = limited(Server::Wrapped, |limits| limits.calls(1));
+    let setup = setup.start_scripted(handler).await;
+    let mcp = setup.mcp().await;
+    let mut listening = mcp.listen().await;
+    listening.head().await;
+    let call = setup.start_call(&mcp, 1, "hold", "a").await;
+    for _ in 0..300 {
+        setup.assert_usable(&mcp).await;
+    }
+
+    call.fin();
+
+    assert_eq!(setup.events.ended(&mcp, 1).await, DISCONNECTED);
+    let mut event = listening.event().await.expect("an event");
+    while event.is_priming() {
+        event = listening.event().await.expect("an event");
+    }
+    let method = "notifications/tools/list_changed";
+    assert_eq!(event.json()["method"], method, "not progress");
+}
+
+/// What is known of a session counts with the first answer that is kept of it.
+#[tokio::test]
+async fn the_first_answer_of_a_session_counts_what_is_known_of_the_session_too() {
+    for (bytes, is_kept) in [(1_200, false), (8_192, true)] {
+        let plan = with_grace(Server::Wrapped, |limits| limits.retained_of_session(bytes));
+        let setup = plan.start().await;
+        let mcp = setup.mcp().await;
+        leave(&setup, &mcp, 1, "a").await;
+        setup.witness.release("a");
+        assert_eq!(setup.events.ended(&mcp, 1).await, Outcome::Completed);
+
+        let mut resumed = mcp.resume("0/0").await;
+        resumed.head().await;
+        assert_eq!(resumed.answer().await.is_some(), is_kept, "{bytes}");
+    }
 }
 
 fn limited(server: Server, change: impl FnOnce(Limits) -> Limits) -> Plan {

@@ -312,12 +312,10 @@ impl Model {
         let Some(call) = self.get_mut(id) else {
             return;
         };
-        match call.wait {
-            Some(_) => {
-                call.wait = Some(unseen(now));
-                call.given_out = false;
-            }
-            None => call.spared = true,
+        call.spared = true;
+        if call.wait.is_some() {
+            call.wait = Some(unseen(now));
+            call.given_out = false;
         }
     }
 
@@ -386,10 +384,10 @@ impl Model {
         true
     }
 
-    /// Rule 3: whether nobody has it, and nobody is about to.
+    /// Rules 3 and 14: whether nobody has it, is about to, or may have it unseen.
     pub(super) fn is_alone(&self, id: CallId) -> bool {
         self.get(id)
-            .is_some_and(|call| call.wait.is_some() && call.holds == 0)
+            .is_some_and(|call| call.wait.is_some() && call.holds == 0 && !call.spared)
     }
 
     /// Rules 2 and 11. Returns whether a cancel may be injected.
@@ -599,8 +597,10 @@ impl Call {
                 let look = self.looks.last().copied();
                 others.chain(look).chain([deadline]).max()
             }
-            Wait::Unseen { until, .. } => Some(until),
-            Wait::ForItsEnd { .. } => self.unwatched,
+            Wait::Unseen { until, .. } => Some(until).max(self.may_last_to),
+            Wait::ForItsEnd { .. } => self
+                .unwatched
+                .map(|at| at.max(self.may_last_to.unwrap_or(at))),
         }
     }
 

@@ -376,6 +376,8 @@ fn a_session_header_on_a_plain_route_keeps_no_token_from_firing() {
     );
     let form = in_session(Kind::Plain.request_with(Full::from("name=value")));
     assert_eq!(fires(&form, "text/html"), [true; 2]);
+    let delete = in_session(bodyless(Method::DELETE));
+    assert_eq!(fires(&delete, "text/html"), [true; 2]);
 
     let mut accepting = get;
     let events = HeaderValue::from_static("text/event-stream");

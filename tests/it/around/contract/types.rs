@@ -97,3 +97,26 @@ fn debug_of_what_knows_a_session_does_not_show_its_id() {
     );
     assert!(!shown.contains("the-session"), "{shown}");
 }
+
+#[tokio::test]
+async fn debug_of_events_does_not_show_a_session_id() {
+    use super::exchange::{Kind, exchange, immediate};
+    use super::script::Script;
+    use mcp_cancel_on_disconnect::Limits;
+    use std::sync::{Arc, Mutex};
+
+    let shown: Arc<Mutex<Vec<String>>> = Arc::default();
+    let seen = shown.clone();
+    let (layer, _log) = immediate();
+    let layer = layer
+        .limits(Limits::default().retained(0))
+        .observe_fn(move |event| seen.lock().unwrap().push(format!("{event:?}")));
+    drop(exchange(
+        &layer,
+        Kind::Session.request(),
+        &Script::stalled(),
+    ));
+    let shown = shown.lock().unwrap().join("\n");
+    assert!(shown.contains("Ended"), "{shown}");
+    assert!(!shown.contains("the-session"), "{shown}");
+}

@@ -46,6 +46,7 @@ use tokio::net::TcpListener;
 
 use crate::support::*;
 
+mod asking;
 mod clock;
 mod events;
 mod exchanges;
@@ -56,6 +57,7 @@ mod stalled;
 mod store;
 
 pub(crate) use self::{
+    asking::asking_first,
     clock::{StoppedClock, advance_past},
     events::{Events, What},
     exchanges::{EXCHANGE, Exchanges},
@@ -63,7 +65,7 @@ pub(crate) use self::{
     lines::{Lines, request_span},
     scripted::Scripted,
     stalled::stalled,
-    store::{FIRST_STORED, SavedSessions, Store},
+    store::{FIRST_STORED, Failing, SavedSessions, Store},
 };
 
 /// The ways to use the layer, and rmcp without it.

@@ -2,10 +2,14 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use futures_util::stream;
+use rmcp::model::JsonRpcMessage;
 use rmcp::transport::streamable_http_server::session::{
     EventId, EventStore, EventStoreError, EventStream, ServerSseMessage, SessionState,
     SessionStore, SessionStoreError,
@@ -17,6 +21,15 @@ pub(crate) const FIRST_STORED: &str = "event-0";
 /// Events in memory, under ids that say nothing of their stream.
 #[derive(Default)]
 pub(crate) struct Store(Mutex<BTreeMap<usize, (String, ServerSseMessage)>>);
+
+/// A store that fails while one of these is set.
+#[derive(Default)]
+pub(crate) struct Failing {
+    store: Store,
+    pub(crate) takes_no_answers: AtomicBool,
+    pub(crate) opens_no_streams: AtomicBool,
+    pub(crate) replays_nothing: AtomicBool,
+}
 
 /// What it takes to restore sessions.
 #[derive(Default)]
@@ -48,6 +61,35 @@ impl EventStore for Store {
         let later = later.filter(|(of, _)| of == stream);
         let later: Vec<_> = later.map(|(_, event)| event.clone()).collect();
         Ok(Box::pin(stream::iter(later)))
+    }
+}
+
+// === impl Failing ===
+
+#[async_trait::async_trait]
+impl EventStore for Failing {
+    async fn store_event(
+        &self,
+        stream: &str,
+        event: &ServerSseMessage,
+    ) -> Result<EventId, EventStoreError> {
+        let message = event.message.as_deref();
+        let fails = match message {
+            None => &self.opens_no_streams,
+            Some(JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)) => &self.takes_no_answers,
+            Some(_) => return self.store.store_event(stream, event).await,
+        };
+        if fails.load(Ordering::Relaxed) {
+            return Err("the store fails".into());
+        }
+        self.store.store_event(stream, event).await
+    }
+
+    async fn replay_events_after(&self, last: &str) -> Result<EventStream, EventStoreError> {
+        if self.replays_nothing.load(Ordering::Relaxed) {
+            return Err("the store fails".into());
+        }
+        self.store.replay_events_after(last).await
     }
 }
 

@@ -10,7 +10,7 @@ use tracing::Level;
 
 use super::cut;
 use crate::{
-    setup::{Lines, Plan, Server, Sessions, Setup},
+    setup::{Lines, Plan, SavedSessions, Server, Sessions, Setup},
     support::*,
 };
 
@@ -158,6 +158,46 @@ async fn the_first_call_that_waits_for_its_client_says_what_happens_next_and_wha
     let lines = Lines::up_to(Level::INFO);
     let setup = Plan::of(Server::Wrapped).grace(Grace::Never).start().await;
     cut(&setup, &setup.mcp().await).await;
+    assert_said(&lines, &[]);
+}
+
+/// It restores its session, which no session manager has when its body is read.
+#[tokio::test]
+async fn the_first_call_of_a_restored_session_does_not_say_that_supersede_has_no_effect() {
+    let store = Arc::new(SavedSessions::default());
+    let plan = || {
+        let store = store.clone();
+        let plan = Plan::of(Server::Wrapped).config(move |mut config| {
+            config.session_store = Some(store);
+            config
+        });
+        plan.layer(|layer| layer.policy(|_| Policy::new().supersede()))
+    };
+    let first = plan().start().await;
+    let mcp = first.mcp().await;
+    let lines = Lines::up_to(Level::WARN);
+    let second = plan().start().await;
+
+    second.assert_usable(&mcp.at(second.served.addr)).await;
+
+    assert_said(&lines, &[]);
+}
+
+/// Its client polls, and was there all the time.
+#[tokio::test]
+async fn a_stream_that_the_server_ends_says_nothing_of_a_client_that_went_away() {
+    let lines = Lines::up_to(Level::INFO);
+    let setup = Plan::of(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    let session = mcp.session_id().expect("a session");
+    let handle = setup.sessions.local().sessions.read().await[session].clone();
+    let closed = handle.close_sse_stream(0, None).await;
+    closed.expect("it is closed");
+    setup.events.detached(&mcp, 1).await;
+
     assert_said(&lines, &[]);
 }
 

@@ -1,6 +1,10 @@
 //! Sessions and other secrets, as far as the log shows them.
 
-use mcp_cancel_on_disconnect::observe::SessionIds;
+use std::time::Duration;
+
+use mcp_cancel_on_disconnect::{CancelReason, observe::SessionIds};
+use rmcp::transport::streamable_http_server::SessionManager as _;
+use tracing::Level;
 
 use crate::{
     setup::{Lines, Plan, Server, Setup},
@@ -102,4 +106,62 @@ async fn debug_shows_no_header_value() {
         !shown.contains(SECRET) && !shown.contains(session),
         "{shown}"
     );
+}
+
+#[tokio::test]
+async fn the_line_of_a_handler_that_was_dropped_names_its_session() {
+    let lines = Lines::up_to(Level::INFO);
+    let setup = Plan::of(Server::Wrapped).abort_after(Duration::ZERO);
+    let setup = setup.start().await;
+    let mcp = setup.mcp().await;
+    setup.start_call(&mcp, 1, "stubborn", "a").await.fin();
+    setup.witness.ended("a").await;
+    setup.assert_usable(&mcp).await;
+
+    let dropped = lines.that(|line| line.contains("handler did not stop by itself"));
+    assert_eq!(dropped.len(), 1, "{dropped:?}");
+    let cancelled = lines.that(|line| line.contains("call cancelled"));
+    assert_eq!(shown(&dropped), shown(&cancelled));
+}
+
+/// A signed token differs from another only at its end.
+#[test]
+fn a_session_id_is_logged_verbatim_to_its_end() {
+    let id = |end| format!("{}.{end}", "a".repeat(1_000));
+    for id in [id("one"), id("other")] {
+        let shown = SessionIds::Verbatim.shown(&id);
+        assert_eq!(shown.as_deref(), Some(&*id));
+    }
+    let endless = SessionIds::Verbatim
+        .shown(&"a".repeat(5_000))
+        .map(|shown| shown.len());
+    assert_eq!(endless, Some(4_096 + "…".len()));
+}
+
+/// The error of the manager inside names it.
+#[tokio::test]
+async fn no_session_id_is_logged_when_the_manager_inside_has_closed_it() {
+    let lines = Lines::all();
+    let setup = Plan::of(Server::Wrapped).start().await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    setup.events.started(&mcp, 1).await;
+    let session = mcp.session_id().expect("a session").to_owned();
+    let closed = setup
+        .sessions
+        .local()
+        .close_session(&session.as_str().into())
+        .await;
+    closed.expect("it is closed");
+
+    setup
+        .calls
+        .cancel_session(&session, CancelReason::Requested);
+    setup.events.ended(&mcp, 1).await;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+
+    assert!(!lines.text().contains(&session), "{}", lines.text());
 }

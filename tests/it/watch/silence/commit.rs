@@ -376,3 +376,50 @@ async fn a_silent_call_that_was_uploaded_slowly_is_answered_with_a_stream_all_th
     );
     assert_eq!(begun.elapsed().as_secs(), 40, "10 s after the upload");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_byte_order_mark_is_no_part_of_the_event() {
+    let (layer, _log) = committing();
+    let (mut body, asked) = committed(&layer, call()).await;
+    let marked = format!("\u{feff}{ANSWER}");
+    let answer = typed("application/json", Body::from(marked));
+    asked.answer.send(Ok(answer)).expect("it waits");
+    let expected: Value = serde_json::from_str(ANSWER).expect("JSON");
+    assert_eq!(message(&mut body).await, expected);
+}
+
+/// An event without data is none, and its client would wait on.
+#[tokio::test(start_paused = true)]
+async fn an_answer_without_a_text_is_an_error() {
+    for text in ["", " \n"] {
+        let (layer, _log) = committing();
+        let (mut body, asked) = committed(&layer, call()).await;
+        let answer = typed("application/json", Body::from(text));
+        asked.answer.send(Ok(answer)).expect("it waits");
+        let answer = message(&mut body).await;
+        assert_eq!(answer["error"]["code"], -32603, "{answer}");
+    }
+}
+
+/// Its answer is no call's, and may be compressed.
+#[tokio::test(start_paused = true)]
+async fn a_request_of_another_kind_keeps_its_accept_encoding() {
+    let (layer, _log) = committing();
+    for (content_type, is_kept) in [("text/plain", true), ("application/json", false)] {
+        let (client, mut server) = between(&layer);
+        let mut request = call();
+        let headers = request.headers_mut();
+        headers.insert(header::CONTENT_TYPE, content_type.parse().expect("a value"));
+        headers.insert(header::ACCEPT_ENCODING, "gzip".parse().expect("a value"));
+        let sending = client.send(request);
+        let answering = async {
+            let asked = server.asked().await;
+            let has_it = asked.headers.contains_key(header::ACCEPT_ENCODING);
+            let answer = typed("application/json", Body::from(ANSWER));
+            asked.answer.send(Ok(answer)).expect("it waits");
+            has_it
+        };
+        let (_, has_it) = tokio::join!(sending, answering);
+        assert_eq!(has_it, is_kept, "{content_type}");
+    }
+}

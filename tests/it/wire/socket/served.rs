@@ -4,12 +4,13 @@ use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use axum::{
     Extension, Router,
+    body::{Body, Bytes},
     extract::{ConnectInfo, Request as AxumRequest},
-    response::{Sse, sse::Event},
+    response::{Response, Sse, sse::Event},
     routing::any,
     serve::ListenerExt as _,
 };
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use mcp_cancel_on_disconnect::{
     CallToken, CancelOnDisconnectLayer, CancelReason, Event as LayerEvent,
     observe::DetachCause,
@@ -240,4 +241,47 @@ impl Caller {
         within("the token to fire", self.token.cancelled()).await;
         assert_eq!(self.token.reason(), Some(CancelReason::ClientDisconnected));
     }
+}
+
+// === Bodies that are no event streams ===
+
+#[tokio::test]
+async fn a_pipelined_request_does_not_hide_that_a_download_is_left() {
+    leaves("application/octet-stream", None).await;
+}
+
+#[tokio::test]
+async fn a_pipelined_request_does_not_hide_that_an_answer_is_left() {
+    leaves("application/json", None).await;
+    leaves("application/json", Some("100")).await;
+}
+
+/// A client disconnects in the middle of a response, behind bytes of a next request.
+async fn leaves(content_type: &'static str, length: Option<&'static str>) {
+    let (hand_out, mut tokens) = mpsc::unbounded_channel();
+    let handler = async move |Extension(token): Extension<CallToken>, _whole: Bytes| {
+        hand_out.send(token).unwrap();
+        let half = stream::iter([Ok::<_, Infallible>("{")]).chain(stream::pending());
+        let mut response = Response::new(Body::from_stream(half));
+        let headers = response.headers_mut();
+        headers.insert("content-type", content_type.parse().unwrap());
+        if let Some(length) = length {
+            headers.insert("content-length", length.parse().unwrap());
+        }
+        response
+    };
+    let app = Router::new().route("/", any(handler));
+    let addr = serve(app.layer(CancelOnDisconnectLayer::new())).await;
+    let mut connection = Connection::open(addr).await;
+    let call = r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}"#;
+    let request = Request::new("POST", "/").header("content-type", content_type);
+    connection.send(&request.body(call)).await;
+    connection.head().await;
+    connection.data().await;
+    let token = tokens.recv().await.unwrap();
+
+    connection.write(b"GET /next HTTP/1.1\r\n").await;
+    connection.fin();
+
+    within("the token to fire", token.cancelled()).await;
 }

@@ -1,0 +1,134 @@
+//! An event store fails in the middle of a call: for the answer, or for a resume.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use mcp_cancel_on_disconnect::{CancellableSessionManager, Grace};
+
+use crate::{
+    setup::{Failing, Plan, Server, Setup, StoppedClock, for_servers},
+    support::*,
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+for_servers!([bare = Bare, layer_only = LayerOnly, wrapped = Wrapped] {
+    a_resume_that_the_store_refuses_leaves_the_first_stream_alone,
+    a_resume_that_the_store_refuses_does_not_cancel_the_call_of_a_connected_client,
+});
+
+async fn a_resume_that_the_store_refuses_leaves_the_first_stream_alone(server: Server) {
+    refused_resume(server, Grace::Auto).await;
+}
+
+async fn a_resume_that_the_store_refuses_does_not_cancel_the_call_of_a_connected_client(
+    server: Server,
+) {
+    refused_resume(server, Grace::Immediate).await;
+}
+
+async fn refused_resume(server: Server, grace: Grace) {
+    let (plan, store) = failing(server);
+    let setup = plan.grace(grace).start().await;
+    let mcp = setup.mcp().await;
+    let (mut call, id) = begun(&setup, &mcp).await;
+    store.replays_nothing.store(true, Ordering::Relaxed);
+
+    let mut resumed = mcp.resume(&id).await;
+    assert_eq!(resumed.head().await.status, 200);
+    assert!(resumed.event().await.is_none(), "it brings nothing");
+    store.replays_nothing.store(false, Ordering::Relaxed);
+
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    let answer = call.answer().await.expect("the answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+}
+
+/// Nothing of the call would be left in the session by which its end could be seen.
+#[tokio::test]
+async fn a_call_whose_answer_the_store_did_not_take_is_seen_to_end() {
+    let clock = StoppedClock::stop();
+    let (plan, store) = failing(Server::Wrapped);
+    let plan = plan.sessions(|mut local| {
+        local.session_config.keep_alive = None;
+        local
+    });
+    let plan = plan.wrap(|local| CancellableSessionManager::new(local).idle_timeout(HOUR));
+    let setup = plan.grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let (mut call, _) = begun(&setup, &mcp).await;
+
+    lose_answer(&setup, &store, &mut call).await;
+    setup.assert_usable(&mcp).await;
+
+    assert!(setup.calls.is_empty(), "{:?}", setup.calls.snapshot());
+    for _ in 0..3 {
+        clock.advance(HOUR).await;
+    }
+    let status = mcp.listen().await.head().await.status;
+    assert_eq!(status, 404, "no client uses the session");
+}
+
+#[tokio::test]
+async fn the_answer_that_the_store_did_not_take_is_kept_for_its_client() {
+    let (plan, store) = failing(Server::Wrapped);
+    let setup = plan.grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let (mut call, id) = begun(&setup, &mcp).await;
+
+    lose_answer(&setup, &store, &mut call).await;
+
+    assert_brings_the_answer(mcp.resume(&id).await).await;
+}
+
+#[tokio::test]
+async fn the_answer_that_the_store_did_not_take_is_kept_for_a_client_that_was_away() {
+    let (plan, store) = failing(Server::Wrapped);
+    let setup = plan.grace(Grace::Auto).start().await;
+    let mcp = setup.mcp().await;
+    let (call, id) = begun(&setup, &mcp).await;
+    call.fin();
+    setup.events.detached(&mcp, 1).await;
+    store.takes_no_answers.store(true, Ordering::Relaxed);
+
+    setup.witness.release("a");
+    setup.calls_reach(0).await;
+    store.takes_no_answers.store(false, Ordering::Relaxed);
+
+    assert_brings_the_answer(mcp.resume(&id).await).await;
+}
+
+/// A server whose sessions have a store, which does not fail yet.
+fn failing(server: Server) -> (Plan, Arc<Failing>) {
+    let store = Arc::new(Failing::default());
+    let its = store.clone();
+    let plan = Plan::of(server).sessions(move |local| local.with_event_store(its));
+    (plan, store)
+}
+
+/// Call 1, whose client has read the first event. Returns the id of that event.
+async fn begun(setup: &Setup, mcp: &Mcp) -> (Connection, String) {
+    let mut call = setup.start_call(mcp, 1, "hold", "a").await;
+    call.head().await;
+    let first = call.event().await.expect("the priming event");
+    (call, first.id.expect("an id"))
+}
+
+/// Has a call answer while the store takes no answer.
+async fn lose_answer(setup: &Setup, store: &Failing, call: &mut Connection) {
+    store.takes_no_answers.store(true, Ordering::Relaxed);
+    setup.witness.release("a");
+    assert!(setup.witness.ended("a").await.is_completed());
+    assert!(call.event().await.is_none(), "rmcp ends the stream");
+    store.takes_no_answers.store(false, Ordering::Relaxed);
+    setup.exchanges.over_for("a").await;
+}
+
+async fn assert_brings_the_answer(mut resumed: Connection) {
+    resumed.head().await;
+    let answer = resumed.answer().await.expect("the kept answer");
+    assert_eq!(answer["result"]["content"][0]["text"], "done:a");
+}

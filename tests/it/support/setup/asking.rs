@@ -1,0 +1,19 @@
+//! A middleware inside the layer that reads the body and then waits, as one that asks a database who the client is.
+
+use std::time::Duration;
+
+use axum::{
+    Router,
+    body::to_bytes,
+    extract::Request,
+    middleware::{Next, from_fn},
+};
+
+pub(crate) fn asking_first(router: Router) -> Router {
+    router.layer(from_fn(async |request: Request, next: Next| {
+        let (head, body) = request.into_parts();
+        let body = to_bytes(body, usize::MAX).await.expect("a body");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        next.run(Request::from_parts(head, body.into())).await
+    }))
+}
