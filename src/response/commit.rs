@@ -103,9 +103,10 @@ where
                             None => continue,
                         },
                         None => {
-                            let end = match json.has_begun {
-                                true => Bytes::from_static(b"\n\n"),
-                                false => refusal(&self.request, json.status, &[]),
+                            let end = if json.has_begun {
+                                Bytes::from_static(b"\n\n")
+                            } else {
+                                refusal(&self.request, json.status, &[])
                             };
                             self.stage = CommitStage::Ended;
                             end

@@ -297,8 +297,8 @@ async fn progress_of_a_cancelled_call_is_dropped_after_hundreds_of_calls_beyond_
 
 /// What is known of a session counts with the first answer that is kept of it.
 #[tokio::test]
-async fn the_first_answer_of_a_session_counts_a_kib_and_a_half_more_than_its_texts() {
-    for (bytes, is_kept) in [(1_500, false), (2_000, true)] {
+async fn the_first_answer_of_a_session_counts_what_is_known_of_the_session_too() {
+    for (bytes, is_kept) in [(1_200, false), (8_192, true)] {
         let plan = with_grace(Server::Wrapped, |limits| limits.retained_of_session(bytes));
         let setup = plan.start().await;
         let mcp = setup.mcp().await;
