@@ -71,8 +71,8 @@ impl Limits {
 
     /// Sets how many bytes of answers are kept: 16 MiB by default.
     ///
-    /// An answer counts its texts, the size of everything else as JSON or in memory, and half a KiB; the first that is kept of a
-    /// session counts another 0.8 KiB. An answer that is too large for this
+    /// An answer counts its texts, a quarter of a KiB for each block of its content, the size of everything else as JSON, and half a
+    /// KiB. The first that is kept of a session counts another 0.8 KiB. An answer that is too large for this
     /// limit, or for that of its session, is not kept. When there is no room, the answers go first whose client was connected
     /// when they came, and then those that a client may still come for, which
     /// [`Event::AnswerDropped`](crate::Event::AnswerDropped) reports. The sessions that hold the most give first, and each

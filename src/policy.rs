@@ -82,7 +82,7 @@ pub(crate) struct Rules {
     pub(crate) grace: Grace,
     pub(crate) call_timeout: Option<Duration>,
     pub(crate) supersede: bool,
-    /// Whether nothing that its client does ends it.
+    /// Whether its client ends it only by a `notifications/cancelled`.
     pub(crate) is_exempt: bool,
 }
 

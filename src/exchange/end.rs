@@ -373,6 +373,9 @@ impl Tracked for Exchange {
     }
 
     fn orphaned(self: &Arc<Self>, id: CallId) {
+        if let Some(cause) = self.at_home(|core| core.ungraced(id)).flatten() {
+            return self.cancel(id, cause.reason());
+        }
         match &self.instance.options.confirm {
             Some(confirm) => self.ask(id, &**confirm),
             None => self.cancel(id, CancelReason::Orphaned),

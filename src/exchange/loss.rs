@@ -78,7 +78,8 @@ impl Exchange {
             Detached::Stale => {}
             Detached::Waiting => {
                 self.report(&event);
-                if grace.is_some() && cause != DetachCause::EndedByServer {
+                let waits = grace.is_some_and(|grace| !grace.is_zero());
+                if waits && cause != DetachCause::EndedByServer {
                     self.instance.registry.remarks.make(Remark::CallsWait);
                 }
             }

@@ -56,9 +56,6 @@ impl Locked {
     /// Notes that the inner service has answered. A GET or DELETE of a session that is not answered with a stream is a plain request.
     fn note_head(&mut self, kind: &RequestKind, head: Head) {
         self.has_head = true;
-        if let Some(next) = self.next.upgrade() {
-            next.state().has_head = true;
-        }
         if matches!(
             kind,
             RequestKind::Listen { .. } | RequestKind::Resume(_) | RequestKind::Delete(_)
@@ -244,28 +241,34 @@ impl Exchange {
 
     /// Nobody will read the rest. `tap` has read what there was.
     pub(crate) fn abandon(self: &Arc<Self>, cause: DetachCause, tap: Option<Box<Tap>>) {
-        self.leave(cause);
+        self.leave(cause, false);
         if let Some(tap) = tap {
             tap.gone(cause);
         }
     }
 
+    /// `has_head`: the client has the response head, though another exchange of its request was given it.
     #[cold]
-    fn leave(self: &Arc<Self>, cause: DetachCause) {
+    fn leave(self: &Arc<Self>, cause: DetachCause, has_head: bool) {
         self.settle();
         self.release_hold();
-        let is_plain = {
+        let (is_plain, has_head) = {
             let mut state = self.state();
             if !state.phase.is_open() {
                 return;
             }
             state.phase = Phase::Abandoned;
-            !state.is_answered && self.is_plain(&state.request)
+            let is_plain = !state.is_answered && self.is_plain(&state.request);
+            (is_plain, has_head || state.has_head)
         };
         if let Some(call) = self.info() {
+            if !has_head {
+                // A middleware may have read events. The client has received none, so it has no id to resume with.
+                self.passed.fetch_and(!REPLAYABLE, Ordering::Relaxed);
+            }
             self.let_go(call, FIRST, cause, false);
             if let Some(next) = self.next_call() {
-                next.leave(cause);
+                next.leave(cause, has_head);
             }
             return;
         }
@@ -341,13 +344,9 @@ impl Exchange {
     }
 
     pub(super) fn going(&self, by_server: bool) -> Going {
-        let (canceller, has_head) = {
-            let state = self.state();
-            (state.canceller.clone(), state.has_head)
-        };
+        let canceller = self.state().canceller.clone();
         Going {
-            // Without a head no event has reached the client, whatever has read the stream.
-            replayable: has_head && self.passed.load(Ordering::Relaxed) & REPLAYABLE != 0,
+            replayable: self.passed.load(Ordering::Relaxed) & REPLAYABLE != 0,
             retry: self.retry(),
             by_server,
             stored: canceller.is_some_and(|canceller| canceller.has_event_store()),

@@ -56,7 +56,8 @@ pub enum Event<'a> {
         call: &'a CallInfo,
         /// Why its stream ended.
         cause: DetachCause,
-        /// How long the call may wait for its client: zero if it is cancelled now, `None` if it may run to its end.
+        /// How long the call may wait for its client. Zero: it is cancelled now, or when a resume that was received before is refused.
+        /// `None`: it may run to its end.
         grace: Option<Duration>,
     },
     /// The client of a call came back for it.

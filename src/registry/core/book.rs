@@ -11,7 +11,7 @@ use super::{
     records::End,
     streams::{Form, Streams},
 };
-use crate::call::{CallId, Detachment, RequestId, Scope};
+use crate::call::{CallId, DetachCause, Detachment, RequestId, Scope};
 
 /// What an event id names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -331,6 +331,12 @@ impl<T: Clone, A: Clone> Core<T, A> {
     /// How long the client of a detached call may stay away, as was decided when it went.
     pub(crate) fn grace(&self, id: CallId) -> Option<Duration> {
         Some(self.calls.get(id)?.clock()?.patience)
+    }
+
+    /// Returns why a detached call lost its client, if the call has no grace. A hold was all that kept it.
+    pub(crate) fn ungraced(&self, id: CallId) -> Option<DetachCause> {
+        let clock = self.calls.get(id)?.clock()?;
+        clock.patience.is_zero().then(|| clock.detachment.cause())
     }
 
     /// Whether a client that is away may come for something to a session: for a call in flight, or for an answer.

@@ -2,10 +2,16 @@
 //!
 //! The clock stands still but for what each test moves it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use axum::{
+    extract::Request,
+    middleware::{Next, from_fn},
+    response::IntoResponse,
+};
+use http::StatusCode;
 use mcp_cancel_on_disconnect::{CancelReason, Confirmation, Grace, Outcome};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::{
     setup::{Plan, Server, Setup, StoppedClock, What, for_servers},
@@ -35,6 +41,7 @@ for_servers!([wrapped = Wrapped, layer_only = LayerOnly] {
     a_panic_puts_off,
     a_panic_while_it_is_asked_puts_off,
     others_cancel_without_asking,
+    a_call_without_a_grace_is_not_asked_about_when_the_resume_that_held_it_is_refused,
 });
 
 // The layer alone does not see the answer of a call whose client is away.
@@ -307,13 +314,54 @@ async fn others_cancel_without_asking(server: Server) {
     assert!(askings.is_empty());
 }
 
+async fn a_call_without_a_grace_is_not_asked_about_when_the_resume_that_held_it_is_refused(
+    server: Server,
+) {
+    let (waiting, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (waits, opens) = (waiting.clone(), gate.clone());
+    let plan = Plan::of(server)
+        .grace(Grace::Immediate)
+        .inside(move |router| {
+            router.layer(from_fn(move |request: Request, next: Next| {
+                let (waits, opens) = (waits.clone(), opens.clone());
+                async move {
+                    if !request.headers().contains_key("last-event-id") {
+                        return next.run(request).await;
+                    }
+                    waits.add_permits(1);
+                    let _open = opens.acquire().await;
+                    StatusCode::UNAUTHORIZED.into_response()
+                }
+            }))
+        });
+    let (setup, mut askings) = asking_in(plan).await;
+    let mcp = setup.mcp().await;
+    let mut call = setup.start_call(&mcp, 1, "hold", "a").await;
+    call.head().await;
+    call.event().await.expect("the priming event");
+    let mut refused = mcp.resume("0/0").await;
+    let _waits = waiting.acquire().await;
+    call.fin();
+    setup.exchanges.over_for("a").await;
+
+    gate.add_permits(1);
+
+    assert_eq!(refused.head().await.status, 401);
+    let disconnected = Outcome::Cancelled(CancelReason::ClientDisconnected);
+    assert_eq!(setup.events.ended(&mcp, 1).await, disconnected);
+    assert!(askings.is_empty());
+}
+
 async fn asking(server: Server) -> (Setup, Askings) {
     asking_after(server, GRACE).await
 }
 
 async fn asking_after(server: Server, grace: Duration) -> (Setup, Askings) {
+    asking_in(Plan::of(server).grace(Grace::After(grace))).await
+}
+
+async fn asking_in(plan: Plan) -> (Setup, Askings) {
     let (sender, askings) = mpsc::unbounded_channel();
-    let plan = Plan::of(server).grace(Grace::After(grace));
     let plan = plan.layer(move |layer| {
         layer.confirm(move |orphan| {
             let (answer, answered) = oneshot::channel();
