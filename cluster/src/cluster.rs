@@ -29,18 +29,18 @@ use crate::{
     filter::PeersFilter,
     heart::Heart,
     ids::{Owner, SessionHash},
-    knocks::Knocks,
     layer::ClusterLayer,
     lives::Lives,
     manager::ClusterSessionManager,
     meter,
     owners::Owners,
     peers::{self, Gate},
-    proof,
+    proof::{self, Wait},
     relay::Relay,
     router::Router,
     sessions::Sessions,
     store::ClusterStore,
+    turned_away::TurnedAway,
     wire::Secret,
 };
 
@@ -146,10 +146,10 @@ impl Cluster {
         });
         observed.confirm(move |orphan| {
             let session = orphan.call().session().map(SessionHash::of);
-            let (router, grace) = (router.clone(), orphan.grace());
+            let (router, wait) = (router.clone(), Wait::of(orphan));
             async move {
                 match session {
-                    Some(session) => proof::prove(&router, session, grace).await,
+                    Some(session) => proof::prove(&router, session, wait).await,
                     // A call without a session is here or nowhere.
                     None => Confirmation::Cancel,
                 }
@@ -304,15 +304,16 @@ pub(crate) fn join(
 ) -> Cluster {
     meter::describe();
     let directory = Limited::new(directory);
-    let (sessions, lost) = Sessions::new();
+    let (sessions, lost) = Sessions::new(me.incarnation);
     let closers = Closers::default();
-    let heart = Heart::new(me, directory.clone(), sessions.clone());
+    let turned_away = Arc::<TurnedAway>::default();
+    let heart = Heart::new(me, directory.clone(), sessions.clone(), turned_away.clone());
     let (arrivals, answers) = (Arrivals::default(), Answers::new(directory.clone()));
     let router = Arc::new(Router {
         me,
         owners: Owners::new(me.incarnation, directory.clone()),
         relay: Relay::new(filter.clone(), secret.clone()),
-        knocks: Knocks::new(directory.clone()),
+        turned_away,
         heart: heart.clone(),
         sessions: sessions.clone(),
         departure: Departure::new(sessions.clone(), arrivals.clone(), answers.clone()),

@@ -6,6 +6,7 @@
 
 use std::{
     array,
+    cmp::Ordering,
     error::Error,
     fmt::{self, Debug, Display, Formatter},
     hash::{BuildHasher, RandomState},
@@ -58,17 +59,35 @@ pub(crate) struct Owner {
     pub(crate) incarnation: Incarnation,
 }
 
-/// Which of all times it is that an owner has a session: a random number, another one each time that somebody takes the session, be
-/// it its owner. 16 hexadecimal digits as text.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Version(u64);
+/// The number of an ownership. It grows with every claim, a re-claim by the owner included, so of two records of a session the
+/// one with the lower epoch is older. A decimal number as text.
+///
+/// It is at least the time of the claim in milliseconds since 1970. So it also exceeds the epochs that a directory has lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Epoch(u64);
 
-/// What the directory says of who owns a session: a claim is made on this, and comes to nothing once it has changed. As text
-/// `<address> <incarnation> <version>`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Who owns a session, since which claim. A claim names the ownership that it replaces, and fails once the directory has another.
+/// As text `<address> <incarnation> <epoch>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Ownership {
     pub(crate) owner: Owner,
-    pub(crate) version: Version,
+    pub(crate) epoch: Epoch,
+}
+
+/// What the directory has of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Record {
+    Owned(Ownership),
+    /// Its client ended it. The record outlives the session, so that no former owner can enter it again. As text
+    /// `- <incarnation> <epoch>`.
+    Deleted(Tombstone),
+}
+
+/// Which instance deleted a session, and the epoch that this ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Tombstone {
+    pub(crate) by: Incarnation,
+    pub(crate) epoch: Epoch,
 }
 
 /// The id of an event as clients see it: `<plain>~<incarnation>~<number of the call>~<request id>`.
@@ -185,10 +204,14 @@ impl FromStr for CallNumber {
     type Err = NoName;
 
     fn from_str(text: &str) -> Result<Self, NoName> {
-        let number = Self(text.parse().map_err(|_| NoName)?);
-        // `parse` would take a sign, and zeros in front.
-        (number.to_string() == text).then_some(number).ok_or(NoName)
+        read_number(text).map(Self)
     }
+}
+
+fn read_number(text: &str) -> Result<u64, NoName> {
+    let number: u64 = text.parse().map_err(|_| NoName)?;
+    // `parse` would take a sign, and zeros in front.
+    (number.to_string() == text).then_some(number).ok_or(NoName)
 }
 
 fn hash(text: &str) -> [u8; 16] {
@@ -220,41 +243,72 @@ impl FromStr for Owner {
     }
 }
 
-// === impl Version ===
+// === impl Epoch ===
 
-impl Display for Version {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
+impl Epoch {
+    /// That of a session which begins now.
+    pub(crate) fn now() -> Self {
+        Self(wall_clock())
+    }
+
+    /// That of a claim which is made now and replaces this one.
+    pub(crate) fn next(self) -> Self {
+        Self(wall_clock().max(self.0.saturating_add(1)))
     }
 }
 
-impl Debug for Version {
+/// Milliseconds since 1970.
+#[cfg(not(test))]
+fn wall_clock() -> u64 {
+    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    // A clock before 1970 counts as 0: the epoch of a claim exceeds the former one all the same.
+    since_1970.map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
+}
+
+/// As the clock of tokio has it, which tests pause.
+#[cfg(test)]
+fn wall_clock() -> u64 {
+    use std::sync::OnceLock;
+    static BEGUN: OnceLock<tokio::time::Instant> = OnceLock::new();
+    let begun = *BEGUN.get_or_init(tokio::time::Instant::now);
+    let since = tokio::time::Instant::now().saturating_duration_since(begun);
+    1_000_000_000_000 + since.as_millis() as u64
+}
+
+impl Display for Epoch {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        Display::fmt(self, f)
+        Display::fmt(&self.0, f)
     }
 }
 
-impl FromStr for Version {
+impl FromStr for Epoch {
     type Err = NoName;
 
     fn from_str(text: &str) -> Result<Self, NoName> {
-        read_digits(text).map(Self)
+        read_number(text).map(Self)
     }
 }
 
 // === impl Ownership ===
 
 impl Ownership {
-    /// One that begins now.
+    /// Of a session that begins now.
+    #[cfg(test)]
     pub(crate) fn begin(owner: Owner) -> Self {
-        let version = Version(random());
-        Self { owner, version }
+        let epoch = Epoch::now();
+        Self { owner, epoch }
+    }
+
+    /// The one that a claim of `owner` puts in the place of this one.
+    pub(crate) fn claimed_by(self, owner: Owner) -> Self {
+        let epoch = self.epoch.next();
+        Self { owner, epoch }
     }
 }
 
 impl Display for Ownership {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.owner, self.version)
+        write!(f, "{} {}", self.owner, self.epoch)
     }
 }
 
@@ -262,11 +316,68 @@ impl FromStr for Ownership {
     type Err = NoName;
 
     fn from_str(text: &str) -> Result<Self, NoName> {
-        let (owner, version) = text.rsplit_once(' ').ok_or(NoName)?;
+        let (owner, epoch) = text.rsplit_once(' ').ok_or(NoName)?;
         Ok(Self {
             owner: owner.parse()?,
-            version: version.parse()?,
+            epoch: epoch.parse()?,
         })
+    }
+}
+
+// === impl Record ===
+
+impl Record {
+    /// Whether an ownership may be written in its place: not if this is a later one, or the end of the same.
+    pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
+        let (epoch, incarnation) = match self {
+            Self::Owned(is) => (is.epoch, is.owner.incarnation),
+            Self::Deleted(tombstone) => (tombstone.epoch, tombstone.by),
+        };
+        let new = (ownership.epoch, ownership.owner.incarnation);
+        match (epoch, incarnation.0).cmp(&(new.0, new.1.0)) {
+            Ordering::Less => true,
+            Ordering::Equal => matches!(self, Self::Owned(_)),
+            Ordering::Greater => false,
+        }
+    }
+}
+
+impl Tombstone {
+    /// What is written if this is to end a session of which the directory has that record. `None` if another owner has it at
+    /// a higher epoch. The instance that deletes a session ends its own epoch, also if it does not know that any more.
+    pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {
+        let (its, epoch) = match record {
+            None => return Some(self),
+            Some(Record::Owned(is)) => (is.owner.incarnation, is.epoch),
+            Some(Record::Deleted(is)) => (is.by, is.epoch),
+        };
+        let is_newer = its == self.by || epoch < self.epoch;
+        let epoch = epoch.max(self.epoch);
+        is_newer.then_some(Self { epoch, ..self })
+    }
+}
+
+impl Display for Record {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Owned(ownership) => Display::fmt(ownership, f),
+            Self::Deleted(Tombstone { by, epoch }) => write!(f, "- {by} {epoch}"),
+        }
+    }
+}
+
+impl FromStr for Record {
+    type Err = NoName;
+
+    fn from_str(text: &str) -> Result<Self, NoName> {
+        let Some(tombstone) = text.strip_prefix("- ") else {
+            return text.parse().map(Self::Owned);
+        };
+        let (by, epoch) = tombstone.split_once(' ').ok_or(NoName)?;
+        Ok(Self::Deleted(Tombstone {
+            by: by.parse()?,
+            epoch: epoch.parse()?,
+        }))
     }
 }
 
@@ -426,11 +537,54 @@ mod tests {
         for text in [
             "",
             "10.0.0.7:9000 0123456789abcdef",
-            "10.0.0.7:9000 0123456789abcdef 7",
-            "10.0.0.7:9000 0123456789abcdef  0123456789abcdef",
+            "10.0.0.7:9000 0123456789abcdef 07",
+            "10.0.0.7:9000 0123456789abcdef  7",
+            "- 0123456789abcdef 7",
         ] {
             assert_eq!(text.parse::<Ownership>(), Err(NoName), "{text}");
         }
+        for text in ["-", "- 7", "- 0123456789abcdef", "- 0123456789abcdef -7"] {
+            assert_eq!(text.parse::<Record>(), Err(NoName), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_record_yields_to_a_later_ownership_and_to_none_that_it_ended() {
+        let address = (std::net::Ipv4Addr::LOCALHOST, 9).into();
+        let by = |incarnation, epoch| Ownership {
+            owner: Owner {
+                address,
+                incarnation: Incarnation(incarnation),
+            },
+            epoch: Epoch(epoch),
+        };
+        let ended = |incarnation, epoch| Tombstone {
+            by: Incarnation(incarnation),
+            epoch: Epoch(epoch),
+        };
+        for (record, incarnation, epoch, yields) in [
+            (Record::Owned(by(2, 5)), 1, 6, true),
+            (Record::Owned(by(2, 5)), 3, 5, true),
+            (Record::Owned(by(2, 5)), 2, 5, true),
+            (Record::Owned(by(2, 5)), 1, 5, false),
+            (Record::Owned(by(2, 5)), 3, 4, false),
+            (Record::Deleted(ended(2, 5)), 2, 5, false),
+            (Record::Deleted(ended(2, 5)), 9, 4, false),
+            (Record::Deleted(ended(2, 5)), 1, 6, true),
+        ] {
+            assert_eq!(
+                record.yields_to(&by(incarnation, epoch)),
+                yields,
+                "{record} {incarnation} {epoch}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_claim_has_a_later_epoch_whatever_the_clock_says() {
+        let ahead = Epoch(u64::MAX - 1);
+        assert!(ahead.next() > ahead && Epoch(3).next() > Epoch(3));
+        assert!(Epoch(3).next() >= Epoch(1_000_000_000_000));
     }
 
     #[test]
@@ -486,6 +640,10 @@ mod tests {
             prop_assert_eq!(owner.to_string().parse(), Ok(owner));
             let ownership = Ownership::begin(owner);
             prop_assert_eq!(ownership.to_string().parse(), Ok(ownership));
+            let tombstone = Tombstone { by: owner.incarnation, epoch: Epoch(number) };
+            for record in [Record::Owned(ownership), Record::Deleted(tombstone)] {
+                prop_assert_eq!(record.to_string().parse(), Ok(record));
+            }
         }
 
         #[test]

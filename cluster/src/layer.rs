@@ -179,6 +179,14 @@ async fn from_peer<S: Inner>(
     let session = session_of(&request);
     let _over = Over(router, session.as_deref());
     let (step, mut presence) = router.arrive_from_peer(session.as_deref());
+    if let Some(id) = &session
+        && presence.visit.is_some()
+        && !router.is_verified(id).await
+    {
+        let mut again = router.turn_away(Refusal::Again);
+        wire::mark(again.headers_mut(), router.me.incarnation);
+        return Ok(again);
+    }
     match step {
         Step::Serve => {}
         Step::HandOver if presence.joined.is_some() => {}
@@ -226,7 +234,7 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
     match router.arrive_from_peer(session.as_deref()).0 {
         Step::Moved => moved,
         _ => {
-            let mut again = Response::from(Refusal::Again);
+            let mut again = router.turn_away(Refusal::Again);
             wire::mark(again.headers_mut(), router.me.incarnation);
             again
         }
@@ -272,7 +280,7 @@ async fn search<S: Inner>(
             }
         };
     }
-    Ok(Refusal::Again.into())
+    Ok(router.turn_away(Refusal::Again))
 }
 
 /// Serves a request whose session comes here with it, unless another one has brought it.
@@ -292,7 +300,7 @@ async fn bring<S: Inner>(
         match router.take(SessionHash::of(id)).await {
             Taken::Here => {}
             Taken::Elsewhere => return Ok(Brought::Elsewhere(request)),
-            Taken::Refused(refusal) => return Ok(Brought::Served(refusal.into())),
+            Taken::Refused(refusal) => return Ok(Brought::Served(router.turn_away(refusal))),
         }
     }
     // Nothing begins on an instance that has gone meanwhile.
@@ -325,7 +333,7 @@ fn unless_failed(
     has_failed: bool,
 ) -> Response<Body> {
     if has_failed && session.is_some() && !router.lives_here(session) {
-        Refusal::NotSound.into()
+        router.turn_away(Refusal::NotSound)
     } else {
         served
     }

@@ -24,7 +24,7 @@ mod filter;
 mod heart;
 mod held;
 mod ids;
-mod knocks;
+
 mod layer;
 mod lives;
 mod manager;
@@ -41,6 +41,7 @@ mod sessions;
 mod store;
 #[cfg(test)]
 mod tests;
+mod turned_away;
 mod warn_rarely;
 mod way;
 mod wire;

@@ -5,29 +5,26 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use axum::body::Body;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use serde_json::json;
-use tokio::{
-    select,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 use tracing::{debug, info};
 
 use crate::{
     arrivals::{Arrivals, Expected},
     departure::{Departure, Stage},
-    directory::{Alive, Claim, Directory as _, Found, Limited},
+    directory::{Claim, Directory as _, LIMIT, Limited, Look},
     door::Visit,
     errand::Errand,
     fields::{Fields, SESSION_ID},
     heart::Heart,
     held::Held,
-    ids::{Owner, Ownership, SessionHash},
-    knocks::Knocks,
+    ids::{Owner, Ownership, Record, SessionHash},
     lives::Lives,
     meter,
-    owners::Owners,
+    owners::{Found, Owners},
     relay::Relay,
     resume::{self, Localized, LostCall},
     sessions::Sessions,
+    turned_away::TurnedAway,
     way::{Arrival, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
 
@@ -54,7 +51,7 @@ pub(crate) struct Router {
     pub(crate) heart: Arc<Heart>,
     pub(crate) owners: Owners,
     pub(crate) relay: Relay,
-    pub(crate) knocks: Knocks,
+    pub(crate) turned_away: Arc<TurnedAway>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) arrivals: Arrivals,
     pub(crate) lives: Arc<Lives>,
@@ -100,8 +97,8 @@ impl Router {
     /// What is to be done with a client's request that has just come. It is inside of its session, if that is here.
     pub(crate) fn arrive(&self, session: Option<&str>) -> (Step, Option<Visit>) {
         let visit = session.and_then(|id| self.sessions.enter(id));
-        // One that is being restored is not here before that is done.
-        let is_here = |id| visit.is_some() && !self.comes(id);
+        // One that is being restored is not here before that is done. One that another instance may have claimed is looked up.
+        let is_here = |id| visit.is_some() && !self.comes(id) && self.heart.may_serve(id);
         let arrival = Arrival {
             has_session: session.is_some(),
             is_here: session.is_some_and(is_here),
@@ -157,6 +154,25 @@ impl Router {
     /// Whether a session lives here. One that is on its way may, or not yet.
     pub(crate) fn lives_here(&self, session: Option<&str>) -> bool {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
+    }
+
+    /// Whether a session that is open here may serve something new, by now or in a moment: after this process stood still, sessions are
+    /// written again first.
+    pub(crate) async fn is_verified(&self, id: &str) -> bool {
+        if self.heart.may_serve(id) {
+            return true;
+        }
+        let session = SessionHash::of(id);
+        let written = self
+            .sessions
+            .until(|| self.heart.may_serve(id) || !self.sessions.is_here(session));
+        timeout(LIMIT, written).await.is_ok() && self.sessions.is_here(session)
+    }
+
+    /// Asks a client to come again.
+    pub(crate) fn turn_away(&self, refusal: Refusal) -> Response<Body> {
+        self.turned_away.note();
+        refusal.into()
     }
 
     /// Returns when nothing is left of a session that this instance has lost.
@@ -217,7 +233,7 @@ impl Router {
         match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),
             // The answer may be there.
-            Err(_) => Refusal::NotSound.into(),
+            Err(_) => self.turn_away(Refusal::NotSound),
         }
     }
 
@@ -233,8 +249,6 @@ impl Router {
         let mut step = Step::LookUp;
         // From before it is claimed: peers may learn of the new owner before that one does.
         let mut expected = None;
-        // Its owner was asked, and did not answer.
-        let mut was_away = false;
         loop {
             step = match step {
                 Step::LookUp => {
@@ -262,14 +276,13 @@ impl Router {
                     if held.read().await.is_err() {
                         return Routed::Answered(broke_off());
                     }
-                    let sent = self.send(session, &mut held, is.owner).await;
+                    let sent = self.send(&mut held, is.owner).await;
                     meter::relayed(sent.as_ref().err().copied());
                     match sent {
                         Ok(response) => return Routed::Answered(response),
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %is.owner.address, ?failure, "relay failed");
                             self.owners.forget(session, is);
-                            was_away = true;
                             way.failed(is, failure)
                         }
                     }
@@ -288,22 +301,14 @@ impl Router {
                 Step::Serve | Step::HandOver | Step::Moved => return here(held, None),
                 Step::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
-                    if was_away {
-                        self.knocks.turn_away(session).await;
-                    }
-                    return Routed::Answered(refusal.into());
+                    return Routed::Answered(self.turn_away(refusal));
                 }
             };
         }
     }
 
-    /// Sends a request to the owner of its session. The client of one that takes long, and is no call, is at the door meanwhile.
-    async fn send(
-        &self,
-        session: SessionHash,
-        held: &mut Held,
-        owner: Owner,
-    ) -> Result<Response<Body>, Failure> {
+    /// Sends a request to the owner of its session. The client of one that takes long, and is no call, counts as turned away meanwhile.
+    async fn send(&self, held: &mut Held, owner: Owner) -> Result<Response<Body>, Failure> {
         let is_call = held.head.method == Method::POST;
         let mut sent = pin!(self.relay.send(held, owner));
         if is_call {
@@ -312,28 +317,33 @@ impl Router {
         if let Ok(sent) = timeout(ON_ITS_WAY, &mut sent).await {
             return sent;
         }
-        select! {
-            biased;
-            sent = &mut sent => sent,
-            never = self.knocks.wait(session) => match never {},
+        let waiting = self.turned_away.wait();
+        let sent = sent.await;
+        if sent.is_ok() {
+            waiting.served();
         }
+        sent
     }
 
     /// Asks for the owner. Also says whether the session does not exist beyond doubt, if nobody has it.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(is)) => (Known::Owner(is), false),
-            Ok(Found::Nobody(absence)) => (Known::Nobody, self.heart.proves(&absence)),
+            Ok(Found::Nobody(look)) => (Known::Nobody, self.is_proof(&look)),
             Err(_) => (Known::NoAnswer, false),
         }
     }
 
+    /// Whether a look that found no owner proves that there is none.
+    pub(crate) fn is_proof(&self, look: &Look) -> bool {
+        matches!(look.record, Some(Record::Deleted(_))) || self.heart.proves(&look.leases)
+    }
+
     async fn lease(&self, owner: Owner) -> Lease {
-        let asker = self.me.incarnation;
-        match self.directory.is_alive(owner.incarnation, asker).await {
-            Ok(Alive::Yes) => Lease::Alive,
-            Ok(Alive::No(absence)) if self.heart.proves(&absence) => Lease::Gone,
-            Ok(Alive::No(_)) | Err(_) => Lease::NoAnswer,
+        match self.directory.leases().await {
+            Ok(leases) if leases.of(owner.incarnation).is_some() => Lease::Alive,
+            Ok(leases) if self.heart.proves(&leases) => Lease::Gone,
+            Ok(_) | Err(_) => Lease::NoAnswer,
         }
     }
 
@@ -362,19 +372,22 @@ impl Router {
 
     /// Claims a session. Also says whether it does not exist beyond doubt, if nobody has it.
     async fn claim(&self, session: SessionHash, former: Ownership) -> (Claimed, bool) {
-        match self.directory.claim(session, former, self.me).await {
+        let wanted = former.claimed_by(self.me);
+        match self.directory.claim(session, former, wanted).await {
             Ok(Claim::Won) => {
                 self.owners.is_mine(session);
+                self.sessions.claimed(session, wanted.epoch);
                 self.departure.has_back(session);
                 if former.owner != self.me {
                     info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed, its owner does not have it any more");
                 }
                 (Claimed::Won, false)
             }
-            Ok(Claim::Lost(is)) => {
+            Ok(Claim::Lost(Record::Owned(is))) => {
                 self.owners.learn(session, is);
                 (Claimed::Lost(is), false)
             }
+            Ok(Claim::Lost(Record::Deleted(_))) => (Claimed::Nobody, true),
             Ok(Claim::Unknown) => match self.look_up(session).await {
                 // Somebody has entered it in between.
                 (Known::Owner(is), _) => (Claimed::Lost(is), false),

@@ -1,49 +1,39 @@
 //! The sessions that live here, and what of them is still to be written to the directory.
 //!
 //! 1. A session lives here from when it is opened, or loaded to be restored, until it is closed, deleted or lost.
-//! 2. It is written by one task only, the heart's. So what is asked of the directory for one session has one order.
-//! 3. A session that was deleted is removed from the directory after all that was written of it, and is restored by nobody: until
-//!    it is removed, this instance says that there is none.
+//! 2. It is written by one task only, the heart's, under the epoch at which this instance owns it. A record that the directory has
+//!    with a higher epoch makes it *contested*.
+//! 3. A session that was deleted leaves a tombstone in the directory, and is restored by no instance: until the directory has
+//!    the tombstone, this instance says that there is none.
 //! 4. One that is only closed stays in the directory for its time: its client may come back, and it is restored.
 //! 5. What was lost to another owner, or handed over, is told once, to be closed.
 //! 6. No client gets a session of which the directory was not told: whoever looks for it elsewhere would be told that there is none.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
+    collections::{HashMap, hash_map::Entry},
     fmt::{self, Debug, Formatter},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicUsize},
     time::Duration,
 };
 
-use tokio::{
-    sync::{Notify, mpsc},
-    time::Instant,
-};
+use tokio::sync::{Notify, mpsc};
 
 pub(crate) use self::lost::{Lost, To};
-use self::{here::Here, lost::Losses, roll::Roll};
+pub(crate) use self::writing::Work;
+use self::{here::Here, lost::Losses, roll::Roll, writing::Queues};
 use crate::{
     door::{Door, Visit},
-    ids::{Owner, SessionHash},
+    ids::{Epoch, Incarnation, Owner, SessionHash},
 };
 
+mod contest;
 mod here;
 mod lost;
 mod roll;
+mod writing;
 
 /// Over how many locks the sessions are spread: 64.
 const SHARDS: usize = 64;
-
-/// How many deleted sessions are remembered while the directory is away: 4,096. Beyond that the oldest are left to the
-/// directory, which forgets them in an hour.
-const MAX_DELETED: usize = 4 * 1024;
-
-/// How many sessions are written at once: 128, and not many more than 256 KiB.
-const MAX_BATCH: usize = 128;
-const MAX_BATCH_BYTES: usize = 256 * 1024;
-
-/// How long after it was written a session is written again: 20 min, a third of the time that the directory keeps it.
-const REFRESHED_AFTER: Duration = Duration::from_secs(20 * 60);
 
 /// How long a session may be loaded and not open: 60 s. Then its restoring has failed.
 const RESTORED_WITHIN: Duration = Duration::from_secs(60);
@@ -52,39 +42,34 @@ const RESTORED_WITHIN: Duration = Duration::from_secs(60);
 pub(crate) struct Sessions {
     roll: Arc<Roll>,
     shards: Box<[Mutex<HashMap<SessionHash, Here>>]>,
-    work: Mutex<Work>,
+    me: Incarnation,
+    work: Mutex<Queues>,
+    /// How many sessions are contested: nearly always none.
+    contested: Arc<AtomicUsize>,
     /// There is something to be written.
     wake: Notify,
     /// Something was written.
     written: Notify,
+    /// A session became contested.
+    contest: Notify,
     pub(crate) losses: Losses,
-}
-
-/// Sessions to be written at once, with their parameters.
-pub(crate) type Batch = Vec<(SessionHash, Arc<[u8]>)>;
-
-/// What is to be written.
-#[derive(Default)]
-struct Work {
-    /// Sessions that the directory has never heard of. They come first: a client waits.
-    fresh: VecDeque<SessionHash>,
-    /// All others.
-    again: VecDeque<SessionHash>,
-    deleted: VecDeque<SessionHash>,
 }
 
 // === impl Sessions ===
 
 impl Sessions {
     /// None yet, and where it is told which are lost.
-    pub(crate) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Lost>) {
+    pub(crate) fn new(me: Incarnation) -> (Arc<Self>, mpsc::UnboundedReceiver<Lost>) {
         let (losses, told) = Losses::new();
         let sessions = Self {
             roll: Roll::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            me,
             work: Mutex::default(),
+            contested: Arc::default(),
             wake: Notify::new(),
             written: Notify::new(),
+            contest: Notify::new(),
             losses,
         };
         (Arc::new(sessions), told)
@@ -142,33 +127,33 @@ impl Sessions {
 
     /// A session was opened or restored.
     pub(crate) fn opened(&self, id: &str) {
-        self.change(id, |here| here.loaded = None);
-    }
-
-    /// The client's parameters are known, as JSON, and the directory is to know the session.
-    pub(crate) fn initialized(&self, id: &str, params: Arc<[u8]>) {
-        self.change(id, |here| {
-            here.loaded = None;
-            here.params = Some(params);
-        });
-    }
-
-    /// Changes a session that is open here, and has it written if it was not.
-    fn change(&self, id: &str, change: impl FnOnce(&mut Here)) {
         let session = SessionHash::of(id);
         {
             let mut shard = self.shard(session);
             let here = shard
                 .entry(session)
                 .or_insert_with(|| Here::new(id, &self.roll));
-            change(here);
-            if here.params.is_none() || here.written.is_some() || here.is_queued {
-                return;
-            }
-            here.is_queued = true;
+            here.loaded = None;
         }
-        self.work().fresh.push_back(session);
-        self.wake.notify_one();
+        self.write_if_new(session);
+    }
+
+    /// The client's parameters are known, as JSON, and the directory is to know the session. A session that has closed
+    /// meanwhile, because the handler refused it, is not known.
+    pub(crate) fn initialized(&self, id: &str, params: Arc<[u8]>) {
+        let session = SessionHash::of(id);
+        if let Some(here) = self.shard(session).get_mut(&session) {
+            here.loaded = None;
+            here.params = Some(params);
+        }
+        self.write_if_new(session);
+    }
+
+    /// A session was opened, and its client's parameters are known.
+    #[cfg(test)]
+    pub(crate) fn begins(&self, id: &str, params: Arc<[u8]>) {
+        self.opened(id);
+        self.initialized(id, params);
     }
 
     /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it, and its door
@@ -183,19 +168,20 @@ impl Sessions {
         self.work().fresh.retain(|fresh| *fresh != session);
         if here.is_sent {
             // It may become known yet.
-            self.remove_later(session);
+            self.delete_later(session, here.epoch);
         }
         self.losses.tell(here.lost(session, To::Nobody));
         false
     }
 
     /// A session of this instance was found in the directory, and is about to be restored here.
-    pub(crate) fn loaded(&self, id: &str, params: Arc<[u8]>) {
+    pub(crate) fn loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
         let session = SessionHash::of(id);
         let mut shard = self.shard(session);
         let here = shard
             .entry(session)
-            .or_insert_with(|| Here::loaded(id, &self.roll));
+            .or_insert_with(|| Here::loaded(id, epoch, &self.roll));
+        here.epoch = here.epoch.max(epoch);
         here.params.get_or_insert(params);
     }
 
@@ -210,27 +196,22 @@ impl Sessions {
 
     /// A session was closed. The directory knows it as long as it knows one of which it hears nothing more.
     pub(crate) fn closed(&self, id: &str) {
-        let session = SessionHash::of(id);
-        self.shard(session).remove(&session);
+        self.remove(SessionHash::of(id));
+    }
+
+    /// Nothing of a session is here any more.
+    fn remove(&self, session: SessionHash) -> Option<Here> {
+        self.shard(session).remove(&session)
     }
 
     /// The client ended its session. Nobody is to find it any more.
     pub(crate) fn deleted(&self, id: &str) {
         let session = SessionHash::of(id);
-        self.shard(session).remove(&session);
-        self.remove_later(session);
-    }
-
-    /// The directory is to forget a session.
-    fn remove_later(&self, session: SessionHash) {
-        {
-            let mut work = self.work();
-            work.deleted.push_back(session);
-            if work.deleted.len() > MAX_DELETED {
-                work.deleted.pop_front();
-            }
-        }
-        self.wake.notify_one();
+        // Where it has closed already, the record itself has the epoch that ends.
+        let epoch = self
+            .remove(session)
+            .map_or_else(Epoch::now, |here| here.epoch);
+        self.delete_later(session, epoch);
     }
 
     /// Returns when the directory knows a session, or does not live here any more.
@@ -245,7 +226,10 @@ impl Sessions {
 
     /// Whether a session was deleted of which the directory is still to be told so.
     pub(crate) fn is_deleted(&self, session: SessionHash) -> bool {
-        self.work().deleted.contains(&session)
+        let work = self.work();
+        work.deleted
+            .iter()
+            .any(|deleted| deleted.session == session)
     }
 
     /// Returns when the directory is not to be told any more that a session was deleted.
@@ -253,7 +237,8 @@ impl Sessions {
         self.until(|| !self.is_deleted(session)).await;
     }
 
-    async fn until(&self, is_so: impl Fn() -> bool) {
+    /// Returns when something is so, which is looked at whenever something was written.
+    pub(crate) async fn until(&self, is_so: impl Fn() -> bool) {
         loop {
             let mut written = std::pin::pin!(self.written.notified());
             // Listens before it looks.
@@ -263,109 +248,6 @@ impl Sessions {
             }
             written.await;
         }
-    }
-
-    /// Returns when there may be something to be written.
-    pub(crate) async fn until_work(&self) {
-        self.wake.notified().await;
-    }
-
-    /// Everything is to be written again.
-    pub(crate) fn write_all_again(&self) {
-        self.queue_again(|_| true);
-    }
-
-    /// The directory does not know a session that it should.
-    pub(crate) fn write_again(&self, session: SessionHash) {
-        let is_to_be_written = self.shard(session).get_mut(&session).is_some_and(|here| {
-            here.written = None;
-            here.params.is_some() && !std::mem::replace(&mut here.is_queued, true)
-        });
-        if is_to_be_written {
-            self.work().again.push_back(session);
-            self.wake.notify_one();
-        }
-    }
-
-    /// What was written long ago is to be written again. What was to be restored and was not is forgotten.
-    pub(crate) fn refresh(&self) {
-        let now = Instant::now();
-        for shard in &self.shards {
-            lock(shard).retain(|_, here| {
-                here.loaded
-                    .is_none_or(|since| now - since < RESTORED_WITHIN)
-            });
-        }
-        self.queue_again(|here| here.written.is_some_and(|at| now - at >= REFRESHED_AFTER));
-    }
-
-    fn queue_again(&self, is_due: impl Fn(&Here) -> bool) {
-        for shard in &self.shards {
-            let mut due = Vec::new();
-            for (session, here) in lock(shard).iter_mut() {
-                if here.params.is_some() && is_due(here) && !here.is_queued {
-                    here.is_queued = true;
-                    due.push(*session);
-                }
-            }
-            self.work().again.extend(due);
-        }
-    }
-
-    /// Whether some of what is to be written again is not yet.
-    pub(crate) fn is_behind(&self) -> bool {
-        !self.work().again.is_empty()
-    }
-
-    /// What is to be written next. It must come back, by [`wrote`](Self::wrote) or [`put_back`](Self::put_back).
-    pub(crate) fn take_batch(&self) -> Batch {
-        let mut batch = Batch::default();
-        let mut bytes = 0;
-        while batch.len() < MAX_BATCH && bytes < MAX_BATCH_BYTES {
-            let Some(session) = self.work().next() else {
-                break;
-            };
-            if let Some(here) = self.shard(session).get_mut(&session) {
-                here.is_queued = false;
-                if let Some(params) = &here.params {
-                    bytes += params.len();
-                    batch.push((session, params.clone()));
-                    here.is_sent = true;
-                }
-            }
-        }
-        batch
-    }
-
-    /// The directory knows these now, but for those that it said are others'.
-    pub(crate) fn wrote(&self, batch: &Batch, others: &[(SessionHash, Owner)]) {
-        let now = Instant::now();
-        let others: HashMap<SessionHash, Owner> = others.iter().copied().collect();
-        for (session, _) in batch {
-            match others.get(session) {
-                Some(owner) => self.lose(*session, *owner),
-                None => {
-                    if let Some(here) = self.shard(*session).get_mut(session) {
-                        here.written = Some(now);
-                    }
-                }
-            }
-        }
-        self.written.notify_waiters();
-    }
-
-    /// Whether the directory knows these now is not known.
-    pub(crate) fn put_back(&self, batch: &Batch) {
-        let mut again = Vec::new();
-        for (session, _) in batch {
-            if let Some(here) = self.shard(*session).get_mut(session)
-                && !here.is_queued
-            {
-                here.is_queued = true;
-                again.push(*session);
-            }
-        }
-        self.work().again.extend(again);
     }
 
     /// A session is another's now.
@@ -389,25 +271,9 @@ impl Sessions {
     fn lose_to(&self, session: SessionHash, to: To) {
         let mut shard = self.shard(session);
         if let Some(here) = shard.remove(&session) {
-            // Whoever does not find it here any more finds that it is being closed.
+            // Under the lock: a request that does not find it here any more finds that it is being closed.
             self.losses.tell(here.lost(session, to));
         }
-    }
-
-    /// Deleted sessions of which the directory is to be told. They stay until they are [`removed`](Self::removed).
-    pub(crate) fn deleted_sessions(&self) -> Vec<SessionHash> {
-        self.work()
-            .deleted
-            .iter()
-            .take(MAX_BATCH)
-            .copied()
-            .collect()
-    }
-
-    /// The directory does not know a deleted session any more.
-    pub(crate) fn removed(&self, session: SessionHash) {
-        self.work().deleted.retain(|deleted| *deleted != session);
-        self.written.notify_waiters();
     }
 
     fn shard(&self, session: SessionHash) -> MutexGuard<'_, HashMap<SessionHash, Here>> {
@@ -416,7 +282,7 @@ impl Sessions {
         lock(&self.shards[at])
     }
 
-    fn work(&self) -> MutexGuard<'_, Work> {
+    fn work(&self) -> MutexGuard<'_, Queues> {
         lock(&self.work)
     }
 }
@@ -430,14 +296,6 @@ impl Debug for Sessions {
         f.debug_struct("Sessions")
             .field("len", &self.len())
             .finish_non_exhaustive()
-    }
-}
-
-// === impl Work ===
-
-impl Work {
-    fn next(&mut self) -> Option<SessionHash> {
-        self.fresh.pop_front().or_else(|| self.again.pop_front())
     }
 }
 

@@ -10,9 +10,10 @@ use bytes::Bytes;
 use tokio::{sync::watch, time::sleep};
 
 use super::{
-    Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MemoryDirectory, Standing,
+    Beat, Claim, Directory, DirectoryError, Entry, Leases, Look, MemoryDirectory, Registration,
+    Status,
 };
-use crate::ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,48 +116,29 @@ impl Faulty {
 
 #[async_trait]
 impl Directory for Faulty {
-    async fn owner(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Found, DirectoryError> {
-        if let Some(owner) = self.liar() {
-            return Ok(Found::Owner(owner));
-        }
+    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("owner", async move { memory.owner(session, asker).await })
-            .await
-    }
-
-    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
-        let memory = self.memory.clone();
-        self.answer_to("knock", async move { memory.knock(session, time).await })
-            .await
-    }
-
-    async fn standing(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Standing, DirectoryError> {
-        if let Some(owner) = self.liar() {
-            return Ok(Standing {
-                found: Found::Owner(owner),
-                at_the_door: None,
-            });
-        }
-        let memory = self.memory.clone();
-        self.answer_to(
-            "standing",
-            async move { memory.standing(session, asker).await },
-        )
+        let liar = self.liar();
+        self.answer_to("look", async move {
+            let look = memory.look(session).await?;
+            Ok(Look {
+                record: liar.map(Record::Owned).or(look.record),
+                ..look
+            })
+        })
         .await
     }
 
+    async fn leases(&self) -> Result<Leases, DirectoryError> {
+        let memory = self.memory.clone();
+        self.answer_to("leases", async move { memory.leases().await })
+            .await
+    }
+
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
-        if let Some(Ownership { owner, .. }) = self.liar() {
+        if let Some(ownership) = self.liar() {
             let params = Bytes::from_static(b"{}");
-            return Ok(Some(Entry { owner, params }));
+            return Ok(Some(Entry { ownership, params }));
         }
         let memory = self.memory.clone();
         self.answer_to("load", async move { memory.load(session).await })
@@ -166,13 +148,11 @@ impl Directory for Faulty {
     async fn enter(
         &self,
         owner: Owner,
-        sessions: &[(SessionHash, Arc<[u8]>)],
-    ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError> {
-        if let Some(Ownership { owner, .. }) = self.liar() {
-            return Ok(sessions
-                .iter()
-                .map(|(session, _)| (*session, owner))
-                .collect());
+        sessions: &[Registration],
+    ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
+        if let Some(ownership) = self.liar() {
+            let lie = |of: &Registration| (of.session, Record::Owned(ownership));
+            return Ok(sessions.iter().map(lie).collect());
         }
         let memory = self.memory.clone();
         let sessions = sessions.to_vec();
@@ -184,46 +164,34 @@ impl Directory for Faulty {
         &self,
         session: SessionHash,
         former: Ownership,
-        owner: Owner,
+        wanted: Ownership,
     ) -> Result<Claim, DirectoryError> {
-        if let Some(owner) = self.liar() {
-            return Ok(Claim::Lost(owner));
+        if let Some(ownership) = self.liar() {
+            return Ok(Claim::Lost(Record::Owned(ownership)));
         }
         let memory = self.memory.clone();
         self.answer_to("claim", async move {
-            memory.claim(session, former, owner).await
+            memory.claim(session, former, wanted).await
         })
         .await
     }
 
-    async fn remove(&self, session: SessionHash, owner: Owner) -> Result<(), DirectoryError> {
+    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("remove", async move { memory.remove(session, owner).await })
+        self.answer_to("delete", async move { memory.delete(session, by).await })
             .await
     }
 
-    async fn beat(&self, owner: Owner) -> Result<Beat, DirectoryError> {
-        let memory = self.memory.clone();
-        self.answer_to("beat", async move { memory.beat(owner).await })
+    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
+        let (memory, status) = (self.memory.clone(), status.clone());
+        self.answer_to("beat", async move { memory.beat(owner, &status).await })
             .await
     }
 
-    async fn lease(&self, owner: Owner) -> Result<(), DirectoryError> {
-        let memory = self.memory.clone();
-        self.answer_to("lease", async move { memory.lease(owner).await })
+    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+        let (memory, status) = (self.memory.clone(), status.clone());
+        self.answer_to("lease", async move { memory.lease(owner, &status).await })
             .await
-    }
-
-    async fn is_alive(
-        &self,
-        incarnation: Incarnation,
-        asker: Incarnation,
-    ) -> Result<Alive, DirectoryError> {
-        let memory = self.memory.clone();
-        self.answer_to("is_alive", async move {
-            memory.is_alive(incarnation, asker).await
-        })
-        .await
     }
 
     async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {

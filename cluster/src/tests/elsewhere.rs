@@ -182,7 +182,7 @@ async fn what_is_served_here_asks_nothing_of_the_directory() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let count = || directory.asked("owner") + directory.asked("load") + directory.asked("claim");
+    let count = || directory.asked("look") + directory.asked("load") + directory.asked("claim");
     let before = count();
     for id in 0..10 {
         let mut call = mcp.call(id, "echo", json!({ "text": "hello" })).await;

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     directory::{
-        Directory as _, Found,
+        contract,
         faulty::{Fault, Faulty},
     },
     ids::Owner,
@@ -37,15 +37,9 @@ async fn echo(mcp: &Mcp, text: &str) -> Value {
     answer["result"]["content"][0]["text"].clone()
 }
 
-async fn owner_of(directory: &Faulty, mcp: &Mcp, asker: &Node) -> Owner {
-    let found = directory
-        .memory
-        .owner(hash(mcp), asker.me.incarnation)
-        .await;
-    match found.unwrap() {
-        Found::Owner(is) => is.owner,
-        Found::Nobody(_) => panic!("the directory has forgotten the session"),
-    }
+async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Owner {
+    let owner = contract::owner_of(&directory.memory, hash(mcp)).await;
+    owner.expect("the directory has forgotten the session")
 }
 
 /// Of several that notice at the same time exactly one wins, and the others relay to it.
@@ -73,7 +67,7 @@ async fn a_session_whose_owner_is_gone_has_one_new_owner() {
             ["first", "second", "third", "fourth"]
         );
         assert_ne!(b.has(&mcp), c.has(&mcp), "round {round}");
-        let owner = owner_of(&directory, &mcp, &b).await;
+        let owner = owner_of(&directory, &mcp).await;
         let expected = if b.has(&mcp) { b.me } else { c.me };
         assert_eq!(owner, expected, "round {round}");
     }
@@ -185,13 +179,13 @@ async fn an_owner_who_cannot_be_reached_keeps_his_session_as_long_as_his_lease()
     drop(broken);
     let head = listening.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
-    assert_eq!(owner_of(&directory, &mcp, &b).await, owner.me);
+    assert_eq!(owner_of(&directory, &mcp).await, owner.me);
 
     owner.ends().await;
     let (mut listening, broken) = join(mcp.listen(), owner.request()).await;
     drop(broken);
     assert_eq!(listening.head().await.status, 200);
-    assert_eq!(owner_of(&directory, &mcp, &b).await, b.me);
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
 #[tokio::test]
@@ -214,7 +208,7 @@ async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
     waits.answer("200 OK", owner.me, "late").await;
     let reply = call.reply().await;
     assert_eq!((reply.status, reply.text()), (200, "late"));
-    assert_eq!(owner_of(&directory, &mcp, &b).await, owner.me);
+    assert_eq!(owner_of(&directory, &mcp).await, owner.me);
 }
 
 #[tokio::test]

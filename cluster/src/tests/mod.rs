@@ -8,7 +8,6 @@
 mod elsewhere;
 mod fake;
 mod gone;
-mod knocks;
 mod leaving;
 mod lines;
 mod meeting;
@@ -20,3 +19,4 @@ mod services;
 mod steps;
 mod strangers;
 mod taking;
+mod turned_away;

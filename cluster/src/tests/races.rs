@@ -16,19 +16,15 @@ use super::{
 };
 use crate::{
     directory::{
-        Claim, Directory as _, Found,
-        contract::claim_from,
+        Claim, Directory as _,
+        contract::{self, claim_from},
         faulty::{Fault, Faulty},
     },
-    ids::{Incarnation, Owner},
+    ids::Owner,
 };
 
 async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
-    let asker = Incarnation::random();
-    match directory.memory.owner(hash(mcp), asker).await.unwrap() {
-        Found::Owner(is) => Some(is.owner),
-        Found::Nobody(_) => None,
-    }
+    contract::owner_of(&directory.memory, hash(mcp)).await
 }
 
 async fn calls_end(node: &Node) {
@@ -385,9 +381,9 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
         let directory = directory();
         let [a, b] = Node::several(&directory).await;
         let mcp = a.session().await;
-        directory.set(Fault::SlowAt("remove", Duration::from_millis(300)));
+        directory.set(Fault::SlowAt("delete", Duration::from_millis(300)));
         let late = async {
-            while directory.asked("remove") == 0 {
+            while directory.asked("delete") == 0 {
                 yield_now().await;
             }
             let node = if at_owner { &a } else { &b };

@@ -75,7 +75,7 @@ async fn a_relay_is_never_relayed() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let asked = directory.asked("owner");
+    let asked = directory.asked("look");
     let without_session = test_support::Mcp::stateless(b.me.address, test_support::PATH);
     for mcp in [&mcp, &b.client("nobody's"), &without_session] {
         let reply =
@@ -89,7 +89,7 @@ async fn a_relay_is_never_relayed() {
     let request = relayed(&mcp, &[("mcp-cluster", SECRET)]);
     cut.send_cut(&request, 1_000_000).await;
     assert_eq!(cut.head().await.status, 421);
-    assert_eq!(directory.asked("owner"), asked);
+    assert_eq!(directory.asked("look"), asked);
 }
 
 #[tokio::test]

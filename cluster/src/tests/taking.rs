@@ -12,10 +12,13 @@ use super::{
     node::{Node, hash},
     steps::{all_else, directory, is_closed, nobody, post_echo, status},
 };
-use crate::directory::{
-    Claim, Directory as _,
-    contract::{claim_from, ownership},
-    faulty::{Fault, Faulty},
+use crate::{
+    directory::{
+        Claim,
+        contract::{claim_from, ownership},
+        faulty::{Fault, Faulty},
+    },
+    ids::Epoch,
 };
 
 /// Shorter than anybody waits for the directory.
@@ -227,7 +230,7 @@ async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
     routing.is_over(id);
     assert!(a.has(&mcp), "it is open");
     is_closed(&a, &mcp).await;
-    routing.sessions.loaded(id, (*b"{}").into());
+    routing.sessions.loaded(id, Epoch::now(), (*b"{}").into());
     let other = routing.arrivals.expect(hash(&mcp));
     routing.is_over(id);
     assert!(a.has(&mcp), "another request brings it");
@@ -244,7 +247,7 @@ async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
     let memory = &directory.memory;
-    memory.remove(hash(&mcp), a.me).await.unwrap();
+    memory.evict(hash(&mcp));
     is_closed(&a, &mcp).await;
     assert_eq!(status(&mcp, 1).await, 404);
     directory.set(Fault::FailsAt("load"));

@@ -8,7 +8,7 @@ use super::*;
 
 fn owner(number: u16) -> Ownership {
     let address = SocketAddr::from(([127, 0, 0, 1], number));
-    let text = format!("{address} {} 0123456789abcdef", incarnation(number));
+    let text = format!("{address} {} 7", incarnation(number));
     text.parse().unwrap()
 }
 

@@ -4,8 +4,8 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::directory::{
-    Limited, TURNED_AWAY,
-    contract::{self, instance, session},
+    Limited,
+    contract::{self, instance, is_alive, session},
 };
 
 #[tokio::test]
@@ -20,7 +20,7 @@ async fn a_session_that_nobody_enters_again_is_known_for_an_hour() {
     sleep(KEPT - Duration::from_secs(1)).await;
     assert_eq!(directory.sessions(), 1);
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(directory.load(session("a").0).await.unwrap(), None);
+    assert_eq!(directory.load(session("a").session).await.unwrap(), None);
     assert_eq!(directory.sessions(), 0);
 }
 
@@ -28,42 +28,19 @@ async fn a_session_that_nobody_enters_again_is_known_for_an_hour() {
 async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
     let directory = MemoryDirectory::default();
     let me = instance(1);
-    directory.lease(me).await.unwrap();
+    let status = Status::default();
+    directory.lease(me, &status).await.unwrap();
     sleep(LEASE - Duration::from_millis(1)).await;
-    assert!(directory.beat(me).await.unwrap().was_alive);
+    assert!(directory.beat(me, &status).await.unwrap().was_alive);
     sleep(LEASE).await;
-    assert!(!directory.beat(me).await.unwrap().was_alive);
-    assert_ne!(
-        directory
-            .is_alive(me.incarnation, me.incarnation)
-            .await
-            .unwrap(),
-        Alive::Yes
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_client_is_at_the_door_for_forty_seconds_after_it_was_turned_away_last() {
-    let directory = MemoryDirectory::default();
-    let (session, me) = (session("a").0, instance(1));
-    let at_the_door = async || {
-        let standing = directory.standing(session, me.incarnation).await;
-        standing.unwrap().at_the_door
-    };
-    directory.knock(session, TURNED_AWAY).await.unwrap();
-    sleep(TURNED_AWAY - Duration::from_secs(1)).await;
-    assert_eq!(at_the_door().await, Some(Duration::from_secs(1)));
-    directory.knock(session, TURNED_AWAY).await.unwrap();
-    sleep(TURNED_AWAY).await;
-    assert_eq!(at_the_door().await, None);
-    directory.beat(me).await.unwrap();
-    assert!(directory.state().doors.is_empty());
+    assert!(!directory.beat(me, &status).await.unwrap().was_alive);
+    assert!(!is_alive(&directory, me).await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
     let directory = MemoryDirectory::default();
-    let (session, me) = (session("a").0, instance(1).incarnation);
+    let (session, me) = (session("a").session, instance(1).incarnation);
     let large = Bytes::from(vec![b' '; 1024 * 1024]);
     for call in 0..100 {
         directory
@@ -111,7 +88,10 @@ async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
             .unwrap(),
         None
     );
-    directory.beat(instance(1)).await.unwrap();
+    directory
+        .beat(instance(1), &Status::default())
+        .await
+        .unwrap();
     let state = directory.state();
     assert_eq!(
         (state.answer_bytes, state.answers.len(), state.oldest.len()),
@@ -122,7 +102,7 @@ async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
 #[tokio::test]
 async fn an_answer_that_is_too_large_is_not_kept() {
     let directory = Limited::new(MemoryDirectory::default());
-    let (session, me) = (session("a").0, instance(1).incarnation);
+    let (session, me) = (session("a").session, instance(1).incarnation);
     let most = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);
     let more = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER + 1]);
     directory

@@ -12,7 +12,6 @@ fn keys_are_made_of_hashes_and_numbers() {
         session_key(session),
         "mcp:s:2bb80d537b1da3e38bd30361aa855686"
     );
-    assert_eq!(lease_key(incarnation), format!("mcp:i:{incarnation}"));
     assert_eq!(
         answer_key(session, incarnation, CallNumber::new(7)),
         format!("mcp:a:{session}:{incarnation}:7")
