@@ -5,7 +5,7 @@
 //! | `mcp:s:<session>` | hash: `o` the owner and the version of its ownership, `p` the `initialize` parameters | 1 h |
 //! | `mcp:i:<incarnation>` | the lease: the address of the instance | 6 s |
 //! | `mcp:d:<session>` | a client of the session is at the door of an instance that does not reach the owner | 2 s or 40 s |
-//! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 1 h |
+//! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min |
 //!
 //! `<session>` is a hash, `<call>` a number. What is compared and set is done by scripts of one key each, so that engines which
 //! spread their keys can run them. A user of the engine needs `~mcp:*`, and `+hget +hmget +hset +pexpire +del +set +get +exists
@@ -14,14 +14,14 @@
 use std::{
     fmt::{self, Debug, Display, Formatter},
     str,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use redis::{
-    Client, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, Script,
+    Client, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, Script, ServerErrorKind,
     aio::{ConnectionManager, ConnectionManagerConfig},
     cmd,
     io::tcp::TcpSettings,
@@ -29,8 +29,8 @@ use redis::{
 };
 
 use super::{
-    Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
-    LIMIT, Standing, TURNED_AWAY,
+    ANSWERS_LIMIT, Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found,
+    KEPT, LEASE, LIMIT, Standing, TURNED_AWAY,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash},
@@ -82,15 +82,24 @@ redis.call('SET', KEYS[1], '', 'PX', ARGV[1])
 return 1
 ";
 
-/// A Redis or a Valkey, on one connection, which comes back by itself.
+/// A Redis or a Valkey, on two connections, which come back by themselves.
 pub(crate) struct RedisDirectory {
-    client: Client,
-    connection: Mutex<ConnectionManager>,
+    connection: Connection,
+    /// For answers of calls, so that megabytes of them delay no heartbeat.
+    answers: Connection,
     unreadable: WarnRarely,
     enter: Script,
     claim: Script,
     remove: Script,
     knock: Script,
+}
+
+/// A connection that begins with the first command.
+struct Connection {
+    client: Client,
+    /// Timeout of a command.
+    limit: Duration,
+    manager: Mutex<ConnectionManager>,
 }
 
 // === impl RedisDirectory ===
@@ -106,8 +115,8 @@ impl RedisDirectory {
         let tcp = tcp.set_user_timeout(DEAD_AFTER);
         let client = Client::open(url.into_connection_info()?.set_tcp_settings(tcp))?;
         Ok(Self {
-            connection: Mutex::new(connect(&client)?),
-            client,
+            connection: Connection::new(client.clone(), LIMIT)?,
+            answers: Connection::new(client, ANSWERS_LIMIT)?,
             unreadable: WarnRarely::default(),
             enter: Script::new(ENTER),
             claim: Script::new(CLAIM),
@@ -117,31 +126,61 @@ impl RedisDirectory {
     }
 
     fn connection(&self) -> ConnectionManager {
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.connection.get()
     }
 
     /// Begins a new connection where the engine refused: it may have become a replica, and another one answers to its name.
     fn reconnect_if_refused(&self, error: &RedisError) {
-        if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
-            && let Ok(connection) = connect(&self.client)
-        {
-            *self
-                .connection
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = connection;
+        if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) {
+            self.connection.renew();
         }
+    }
+
+    /// Writes or removes an answer. A failure is not the heartbeat's.
+    async fn change_answers(&self, command: &Cmd) -> Result<(), DirectoryError> {
+        let done = command.exec_async(&mut self.answers.get()).await;
+        Ok(done.inspect_err(|error| {
+            // What else the engine refuses, such as a write when its memory is full, it refuses on every connection.
+            if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
+                self.answers.renew();
+            }
+        })?)
     }
 }
 
-/// A connection that begins with the first command.
-fn connect(client: &Client) -> Result<ConnectionManager, RedisError> {
+// === impl Connection ===
+
+impl Connection {
+    fn new(client: Client, limit: Duration) -> Result<Self, RedisError> {
+        let manager = Mutex::new(connect(&client, limit)?);
+        Ok(Self {
+            client,
+            limit,
+            manager,
+        })
+    }
+
+    fn get(&self) -> ConnectionManager {
+        self.manager().clone()
+    }
+
+    /// Has the next command begin a new one.
+    fn renew(&self) {
+        if let Ok(manager) = connect(&self.client, self.limit) {
+            *self.manager() = manager;
+        }
+    }
+
+    fn manager(&self) -> MutexGuard<'_, ConnectionManager> {
+        self.manager.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn connect(client: &Client, limit: Duration) -> Result<ConnectionManager, RedisError> {
     let config = ConnectionManagerConfig::new()
         .set_max_delay(MAX_DELAY)
         .set_connection_timeout(Some(LIMIT))
-        .set_response_timeout(Some(LIMIT));
+        .set_response_timeout(Some(limit));
     ConnectionManager::new_lazy_with_config(client.clone(), config)
 }
 
@@ -323,12 +362,24 @@ impl Directory for RedisDirectory {
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
     ) -> Result<(), DirectoryError> {
         let mut keep = cmd("SET");
         keep.arg(answer_key(session, incarnation, call))
             .arg(&*answer);
-        keep.arg("PX").arg(millis(KEPT));
-        Ok(keep.exec_async(&mut self.connection()).await?)
+        keep.arg("PX").arg(millis(time));
+        self.change_answers(&keep).await
+    }
+
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
+    ) -> Result<(), DirectoryError> {
+        let mut remove = cmd("DEL");
+        remove.arg(answer_key(session, incarnation, call));
+        self.change_answers(&remove).await
     }
 
     async fn answer(
@@ -339,7 +390,7 @@ impl Directory for RedisDirectory {
     ) -> Result<Option<Bytes>, DirectoryError> {
         let mut get = cmd("GET");
         get.arg(answer_key(session, incarnation, call));
-        let answer: Option<Vec<u8>> = get.query_async(&mut self.connection()).await?;
+        let answer: Option<Vec<u8>> = get.query_async(&mut self.answers.get()).await?;
         Ok(answer.map(Bytes::from))
     }
 }

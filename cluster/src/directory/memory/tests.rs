@@ -4,7 +4,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::directory::{
-    Limited, TURNED_AWAY,
+    KEPT_ANSWER, Limited, TURNED_AWAY,
     contract::{self, instance, session},
 };
 
@@ -61,13 +61,19 @@ async fn a_client_is_at_the_door_for_forty_seconds_after_it_was_turned_away_last
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
+async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit() {
     let directory = MemoryDirectory::default();
     let (session, me) = (session("a").0, instance(1).incarnation);
     let large = Bytes::from(vec![b' '; 1024 * 1024]);
     for call in 0..100 {
         directory
-            .keep_answer(session, me, CallNumber::new(call), large.clone())
+            .keep_answer(
+                session,
+                me,
+                CallNumber::new(call),
+                large.clone(),
+                KEPT_ANSWER,
+            )
             .await
             .unwrap();
     }
@@ -92,6 +98,7 @@ async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
             me,
             CallNumber::new(99),
             Bytes::from_static(b"again"),
+            KEPT_ANSWER,
         )
         .await
         .unwrap();
@@ -103,7 +110,7 @@ async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
             .unwrap(),
         "again"
     );
-    sleep(KEPT).await;
+    sleep(KEPT_ANSWER).await;
     assert_eq!(
         directory
             .answer(session, me, CallNumber::new(99))
@@ -126,11 +133,11 @@ async fn an_answer_that_is_too_large_is_not_kept() {
     let most = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);
     let more = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER + 1]);
     directory
-        .keep_answer(session, me, CallNumber::new(1), most)
+        .keep_answer(session, me, CallNumber::new(1), most, KEPT_ANSWER)
         .await
         .unwrap();
     let error = directory
-        .keep_answer(session, me, CallNumber::new(2), more)
+        .keep_answer(session, me, CallNumber::new(2), more, KEPT_ANSWER)
         .await
         .unwrap_err();
     assert_eq!(error.to_string(), "the answer is too large to be kept");
