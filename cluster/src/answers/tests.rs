@@ -185,6 +185,34 @@ async fn an_answer_is_kept_for_ten_minutes_after_its_call_ended() {
     assert_eq!(instance.kept("a", 0..2).await.0, [] as [u64; 0]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_session_that_closes_loses_no_answer_of_a_call_that_has_ended() {
+    let instance = Instance::start(10);
+    instance.directory.set(Fault::Fails);
+    instance.end_calls("a", 0..300);
+    instance.cluster.answers().closed("a");
+    sleep(20 * SECOND).await;
+    instance.directory.set(Fault::None);
+    sleep(SECOND).await;
+    assert_eq!(instance.kept("a", 0..300).await.0.len(), 300);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_that_is_dropped_writes_no_more() {
+    let instance = Instance::start(10);
+    sleep(SECOND).await;
+    let Instance {
+        cluster, directory, ..
+    } = instance;
+    let answers = Arc::downgrade(cluster.answers());
+    drop(cluster);
+    sleep(SECOND).await;
+    assert!(answers.upgrade().is_none());
+    let asked = directory.asked("beat");
+    sleep(60 * SECOND).await;
+    assert_eq!(directory.asked("beat"), asked);
+}
+
 /// A stream may be dropped where there is no runtime.
 #[test]
 fn an_answer_is_kept_wherever_its_stream_was_dropped() {

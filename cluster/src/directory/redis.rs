@@ -14,7 +14,7 @@
 use std::{
     fmt::{self, Debug, Display, Formatter},
     str,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -22,12 +22,10 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use redis::{
     Client, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, Script, ServerErrorKind,
-    aio::{ConnectionManager, ConnectionManagerConfig},
-    cmd,
-    io::tcp::TcpSettings,
-    pipe,
+    aio::ConnectionManager, cmd, io::tcp::TcpSettings, pipe,
 };
 
+use self::connection::Connection;
 use super::{
     ANSWERS_LIMIT, Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found,
     KEPT, LEASE, LIMIT, Standing, TURNED_AWAY,
@@ -37,8 +35,7 @@ use crate::{
     warn_rarely::WarnRarely,
 };
 
-/// How long the engine is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
-const MAX_DELAY: Duration = Duration::from_millis(500);
+mod connection;
 
 /// How long what was sent may be on its way before the connection counts as dead: 2 s. After a silent network TCP itself waits
 /// about as long again as it was silent.
@@ -94,14 +91,6 @@ pub(crate) struct RedisDirectory {
     knock: Script,
 }
 
-/// A connection that begins with the first command.
-struct Connection {
-    client: Client,
-    /// Timeout of a command.
-    limit: Duration,
-    manager: Mutex<ConnectionManager>,
-}
-
 // === impl RedisDirectory ===
 
 impl RedisDirectory {
@@ -146,42 +135,6 @@ impl RedisDirectory {
             }
         })?)
     }
-}
-
-// === impl Connection ===
-
-impl Connection {
-    fn new(client: Client, limit: Duration) -> Result<Self, RedisError> {
-        let manager = Mutex::new(connect(&client, limit)?);
-        Ok(Self {
-            client,
-            limit,
-            manager,
-        })
-    }
-
-    fn get(&self) -> ConnectionManager {
-        self.manager().clone()
-    }
-
-    /// Has the next command begin a new one.
-    fn renew(&self) {
-        if let Ok(manager) = connect(&self.client, self.limit) {
-            *self.manager() = manager;
-        }
-    }
-
-    fn manager(&self) -> MutexGuard<'_, ConnectionManager> {
-        self.manager.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn connect(client: &Client, limit: Duration) -> Result<ConnectionManager, RedisError> {
-    let config = ConnectionManagerConfig::new()
-        .set_max_delay(MAX_DELAY)
-        .set_connection_timeout(Some(LIMIT))
-        .set_response_timeout(Some(limit));
-    ConnectionManager::new_lazy_with_config(client.clone(), config)
 }
 
 impl Debug for RedisDirectory {
