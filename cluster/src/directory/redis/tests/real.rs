@@ -328,6 +328,11 @@ async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
     let since = one.heart.sound_since();
     // Answers are on a connection of their own, which is closed here.
     let clients: String = server.ask("CLIENT LIST").await;
+    assert_eq!(
+        clients.lines().count(),
+        3,
+        "one is the question's:\n{clients}"
+    );
     let answers = clients.lines().find(|client| client.contains("cmd=set "));
     let id = answers.and_then(|client| client.split(' ').next()).unwrap();
     let id = id.strip_prefix("id=").unwrap();
