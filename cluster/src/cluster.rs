@@ -76,6 +76,8 @@ struct Shared {
     answers: Arc<Answers>,
     closers: Closers,
     closing: JoinHandle<()>,
+    /// Writes answers, also after the instance has left.
+    writing: JoinHandle<()>,
     /// Until the instance leaves.
     beating: Mutex<Option<JoinHandle<()>>>,
 }
@@ -181,8 +183,9 @@ impl Cluster {
     /// [guards](Self::guard) are cancelled as a [drain](mcp_cancel_on_disconnect::Calls::drain) does it, which also closes all
     /// event streams. Last the listener for peers closes, and [`serve_peers`](Self::serve_peers) returns.
     ///
-    /// It takes a second at least, or `limit` if that is shorter, for requests on connections that are open, and returns how many calls
-    /// were cancelled.
+    /// It takes a second at least, or `limit` if that is shorter, for requests on connections that are open. While the directory does not
+    /// take the answers of calls that have ended, it waits for that until `limit`, and 2 s for those of calls that it has cancelled. It
+    /// returns how many calls were cancelled.
     ///
     /// # Cancel safety
     ///
@@ -233,6 +236,10 @@ impl Cluster {
         &self.shared.router
     }
 
+    pub(crate) fn answers(&self) -> &Arc<Answers> {
+        &self.shared.answers
+    }
+
     /// Of how many calls the answers are to be kept.
     pub(crate) fn noted(&self) -> usize {
         self.shared.answers.count()
@@ -241,6 +248,7 @@ impl Cluster {
     /// As when the process ends, but that the lease stays until it lapses.
     pub(crate) fn stop_heart(&self) {
         self.shared.stop_heart();
+        self.shared.writing.abort();
     }
 }
 
@@ -291,6 +299,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.stop_heart();
         self.closing.abort();
+        self.writing.abort();
     }
 }
 
@@ -326,6 +335,7 @@ pub(crate) fn join(
         shared: Arc::new(Shared {
             router,
             gate: Arc::new(Gate::new(filter, secret)),
+            writing: tokio::spawn(answers.write()),
             answers,
             closing: tokio::spawn(closers.clone().run(lost, sessions.clone())),
             closers,

@@ -40,6 +40,7 @@ pub(super) async fn holds<D: Directory>(directory: D) {
     a_beat_makes_no_lease(&*directory).await;
     a_lease_has_what_its_instance_wrote(&*directory).await;
     an_answer_is_found_under_its_own_names_only(&*directory).await;
+    an_answer_that_was_removed_is_not_found(&*directory).await;
 }
 
 /// Who owns a session since when, as a directory has it.
@@ -386,11 +387,11 @@ async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory)
     let answer = Bytes::from_static(b"{\"result\":\0}");
     let [seven, eight, last] = [7, 8, u64::MAX].map(CallNumber::new);
     directory
-        .keep_answer(one, me, seven, answer.clone())
+        .keep_answer(one, me, seven, answer.clone(), KEPT_ANSWER)
         .await
         .unwrap();
     directory
-        .keep_answer(one, me, last, Bytes::from_static(b"last"))
+        .keep_answer(one, me, last, Bytes::from_static(b"last"), KEPT_ANSWER)
         .await
         .unwrap();
     assert_eq!(
@@ -411,4 +412,21 @@ async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory)
             None
         );
     }
+}
+
+async fn an_answer_that_was_removed_is_not_found(directory: &impl Directory) {
+    let (me, session) = (instance(1).incarnation, session("answer 3").session);
+    let [one, two] = [1, 2].map(CallNumber::new);
+    let answer = Bytes::from_static(b"{}");
+    for call in [one, two] {
+        let kept = directory.keep_answer(session, me, call, answer.clone(), KEPT_ANSWER);
+        kept.await.unwrap();
+    }
+    for _ in 0..2 {
+        directory.remove_answer(session, me, one).await.unwrap();
+        let found = directory.answer(session, me, one).await.unwrap();
+        assert_eq!(found, None, "a second time is no harm");
+    }
+    let found = directory.answer(session, me, two).await.unwrap();
+    assert_eq!(found, Some(answer));
 }

@@ -206,10 +206,26 @@ impl Directory for Faulty {
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
     ) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
         self.answer_to("keep_answer", async move {
-            memory.keep_answer(session, incarnation, call, answer).await
+            memory
+                .keep_answer(session, incarnation, call, answer, time)
+                .await
+        })
+        .await
+    }
+
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
+    ) -> Result<(), DirectoryError> {
+        let memory = self.memory.clone();
+        self.answer_to("remove_answer", async move {
+            memory.remove_answer(session, incarnation, call).await
         })
         .await
     }

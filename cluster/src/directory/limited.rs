@@ -14,7 +14,11 @@ use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash,
 /// How long anybody waits for an answer: 500 ms. What was asked may still happen after that.
 pub(crate) const LIMIT: Duration = Duration::from_millis(500);
 
-/// A directory of which every answer, or an error, is there within [`LIMIT`]. It is a handle: clones are the same directory.
+/// Timeout of a write or a removal of an answer: 5 s. Chosen because no request waits for it, and a directory that is 2 s away must
+/// be able to confirm 1 MiB.
+pub(crate) const ANSWERS_LIMIT: Duration = Duration::from_secs(5);
+
+/// A directory of which every answer, or an error, is there within [`LIMIT`], or [`ANSWERS_LIMIT`]. It is a handle: clones are the same directory.
 #[derive(Debug, Clone)]
 pub(crate) struct Limited(Arc<dyn Directory>);
 
@@ -29,7 +33,14 @@ impl Limited {
 async fn limited<T>(
     answer: impl Future<Output = Result<T, DirectoryError>>,
 ) -> Result<T, DirectoryError> {
-    timeout(LIMIT, answer)
+    limited_to(LIMIT, answer).await
+}
+
+async fn limited_to<T>(
+    limit: Duration,
+    answer: impl Future<Output = Result<T, DirectoryError>>,
+) -> Result<T, DirectoryError> {
+    timeout(limit, answer)
         .await
         .unwrap_or_else(|_| Err(DirectoryError::timed_out()))
 }
@@ -87,11 +98,26 @@ impl Directory for Limited {
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
     ) -> Result<(), DirectoryError> {
         if answer.len() > MAX_ANSWER {
             return Err(DirectoryError::too_large());
         }
-        limited(self.0.keep_answer(session, incarnation, call, answer)).await
+        let kept = self.0.keep_answer(session, incarnation, call, answer, time);
+        limited_to(ANSWERS_LIMIT, kept).await
+    }
+
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
+    ) -> Result<(), DirectoryError> {
+        limited_to(
+            ANSWERS_LIMIT,
+            self.0.remove_answer(session, incarnation, call),
+        )
+        .await
     }
 
     async fn answer(

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, VecDeque},
     fmt::{self, Debug, Formatter},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -25,7 +26,8 @@ const ANSWER_OVERHEAD: usize = 256;
 /// A directory of owners in memory, for several instances in one process: tests, demonstrations, a server with one runtime a
 /// core. Clones are the same directory.
 ///
-/// It knows a session for an hour after its owner last entered it, as the real one does.
+/// It knows a session for an hour after its owner last entered it, and an answer for ten minutes after its call ended, as the real
+/// one does.
 ///
 /// ```
 /// use mcp_cancel_cluster::MemoryDirectory;
@@ -233,9 +235,20 @@ impl Directory for MemoryDirectory {
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
     ) -> Result<(), DirectoryError> {
         let key = (session, incarnation, call);
-        self.state().keep(key, answer, Instant::now() + KEPT);
+        self.state().keep(key, answer, Instant::now() + time);
+        Ok(())
+    }
+
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
+    ) -> Result<(), DirectoryError> {
+        self.state().remove((session, incarnation, call));
         Ok(())
     }
 
@@ -293,21 +306,26 @@ impl State {
     }
 
     fn keep(&mut self, key: AnswerKey, answer: Bytes, until: Instant) {
+        self.remove(key);
         self.answer_bytes += answer.len() + ANSWER_OVERHEAD;
-        if let Some((before, _)) = self.answers.insert(key, (answer, until)) {
-            self.answer_bytes -= before.len() + ANSWER_OVERHEAD;
-            self.oldest.retain(|kept| *kept != key);
-        }
+        self.answers.insert(key, (answer, until));
         self.oldest.push_back(key);
         while self.answer_bytes > MAX_ANSWERS {
             self.forget_oldest();
         }
     }
 
-    fn forget_oldest(&mut self) {
-        let key = self.oldest.pop_front();
-        if let Some((answer, _)) = key.and_then(|key| self.answers.remove(&key)) {
+    fn remove(&mut self, key: AnswerKey) {
+        if let Some((answer, _)) = self.answers.remove(&key) {
             self.answer_bytes -= answer.len() + ANSWER_OVERHEAD;
+            let place = self.oldest.iter().position(|kept| *kept == key);
+            place.and_then(|place| self.oldest.remove(place));
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(key) = self.oldest.front().copied() {
+            self.remove(key);
         }
     }
 

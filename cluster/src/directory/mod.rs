@@ -10,7 +10,8 @@
 //!    [`Heart`](crate::heart::Heart) decides whether that proves anything.
 //! 5. An instance first has its lease, then enters sessions. A lease that lapsed is not renewed but made anew, after the
 //!    instance took note of the gap: so an instance that finds its own lease knows that nothing was lost since it last looked.
-//! 6. No caller waits longer than [`LIMIT`] for an answer: all use a directory through [`Limited`].
+//! 6. No caller waits longer than [`LIMIT`] for an answer: all use a directory through [`Limited`]. Answers of calls are
+//!    written and removed within [`ANSWERS_LIMIT`], apart from all else, so that they delay nothing.
 //!
 //! The engine is what answers: a Redis, a Valkey, or the memory of this process.
 
@@ -32,7 +33,7 @@ pub use self::memory::MemoryDirectory;
 pub(crate) use self::redis::RedisDirectory;
 pub(crate) use self::{
     error::DirectoryError,
-    limited::{LIMIT, Limited},
+    limited::{ANSWERS_LIMIT, LIMIT, Limited},
 };
 use crate::ids::{
     CallNumber, Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone,
@@ -41,8 +42,12 @@ use crate::ids::{
 /// How long a lease lasts: 6 s, three beats.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
 
-/// How long the directory keeps a record that its owner does not write again, and an answer: 1 h.
+/// How long the directory keeps a record that its owner does not write again: 1 h.
 pub(crate) const KEPT: Duration = Duration::from_secs(60 * 60);
+
+/// How long an answer is kept after the end of its call: 10 minutes. Chosen because clients that resume do so within minutes, and
+/// answers are the largest part of what the directory holds.
+pub(crate) const KEPT_ANSWER: Duration = Duration::from_secs(10 * 60);
 
 /// How large an answer may be that is kept: 1 MiB.
 pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
@@ -89,13 +94,22 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     /// Gives up the lease.
     async fn leave(&self, owner: Owner) -> Result<(), DirectoryError>;
 
-    /// Keeps the answer of a call of that incarnation for [`KEPT`]. An answer of more than [`MAX_ANSWER`] is an error.
+    /// Keeps the answer of a call of that incarnation for `time`. An answer of more than [`MAX_ANSWER`] is an error.
     async fn keep_answer(
         &self,
         session: SessionHash,
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
+    ) -> Result<(), DirectoryError>;
+
+    /// Removes an answer, if there is one.
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
     ) -> Result<(), DirectoryError>;
 
     /// An answer that was kept.

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `mcp:s:<session>` | hash: `o` the record of the session, `p` the `initialize` parameters | 1 h after it was written |
 //! | `mcp:i` | hash: a field an instance, its lease | a day after the last heartbeat |
-//! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 1 h |
+//! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
 //! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <turned away> <run> <address>`: two times of the engine in
 //! milliseconds (`-` if it turned no client away), and the run in which all sessions of the instance are written, or `-`. It
@@ -16,22 +16,19 @@
 use std::{
     fmt::{self, Debug, Display, Formatter},
     str,
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use redis::{
-    Client, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, Script, ScriptInvocation,
-    aio::{ConnectionManager, ConnectionManagerConfig},
-    cmd,
-    io::tcp::TcpSettings,
-    pipe,
+    Client, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, Script, ScriptInvocation,
+    ServerErrorKind, aio::ConnectionManager, cmd, io::tcp::TcpSettings, pipe,
 };
 
+use self::connection::Connection;
 use super::{
-    Beat, Claim, Directory, DirectoryError, EngineRun, Entry, KEPT, LEASE, LIMIT, Lease, Leases,
+    ANSWERS_LIMIT, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, KEPT, LEASE, LIMIT, Lease, Leases,
     Look, Registration, Status,
 };
 use crate::{
@@ -39,8 +36,7 @@ use crate::{
     warn_rarely::WarnRarely,
 };
 
-/// How long the engine is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
-const MAX_DELAY: Duration = Duration::from_millis(500);
+mod connection;
 
 /// How long what was sent may be on its way before the connection counts as dead: 2 s. After a silent network TCP itself waits
 /// about as long again as it was silent.
@@ -127,10 +123,11 @@ end
 return was_alive
 ";
 
-/// A Redis or a Valkey, on one connection, which comes back by itself.
+/// A Redis or a Valkey, on two connections, which come back by themselves.
 pub(crate) struct RedisDirectory {
-    client: Client,
-    connection: Mutex<ConnectionManager>,
+    connection: Connection,
+    /// For answers of calls, so that megabytes of them delay no heartbeat.
+    answers: Connection,
     unreadable: WarnRarely,
     enter: Script,
     claim: Script,
@@ -151,8 +148,8 @@ impl RedisDirectory {
         let tcp = tcp.set_user_timeout(DEAD_AFTER);
         let client = Client::open(url.into_connection_info()?.set_tcp_settings(tcp))?;
         Ok(Self {
-            connection: Mutex::new(connect(&client)?),
-            client,
+            connection: Connection::new(client.clone(), LIMIT)?,
+            answers: Connection::new(client, ANSWERS_LIMIT)?,
             unreadable: WarnRarely::default(),
             enter: Script::new(ENTER),
             claim: Script::new(CLAIM),
@@ -162,10 +159,7 @@ impl RedisDirectory {
     }
 
     fn connection(&self) -> ConnectionManager {
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.connection.get()
     }
 
     fn lease_of(&self, owner: Owner, status: &Status, how: &str) -> ScriptInvocation<'_> {
@@ -183,24 +177,21 @@ impl RedisDirectory {
 
     /// Begins a new connection where the engine refused: it may have become a replica, and another one answers to its name.
     fn reconnect_if_refused(&self, error: &RedisError) {
-        if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
-            && let Ok(connection) = connect(&self.client)
-        {
-            *self
-                .connection
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = connection;
+        if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) {
+            self.connection.renew();
         }
     }
-}
 
-/// A connection that begins with the first command.
-fn connect(client: &Client) -> Result<ConnectionManager, RedisError> {
-    let config = ConnectionManagerConfig::new()
-        .set_max_delay(MAX_DELAY)
-        .set_connection_timeout(Some(LIMIT))
-        .set_response_timeout(Some(LIMIT));
-    ConnectionManager::new_lazy_with_config(client.clone(), config)
+    /// Writes or removes an answer. A failure is not the heartbeat's.
+    async fn change_answers(&self, command: &Cmd) -> Result<(), DirectoryError> {
+        let done = command.exec_async(&mut self.answers.get()).await;
+        Ok(done.inspect_err(|error| {
+            // What else the engine refuses, such as a write when its memory is full, it refuses on every connection.
+            if error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) {
+                self.answers.renew();
+            }
+        })?)
+    }
 }
 
 impl Debug for RedisDirectory {
@@ -352,12 +343,24 @@ impl Directory for RedisDirectory {
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
     ) -> Result<(), DirectoryError> {
         let mut keep = cmd("SET");
         keep.arg(answer_key(session, incarnation, call))
             .arg(&*answer);
-        keep.arg("PX").arg(millis(KEPT));
-        Ok(keep.exec_async(&mut self.connection()).await?)
+        keep.arg("PX").arg(millis(time));
+        self.change_answers(&keep).await
+    }
+
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
+    ) -> Result<(), DirectoryError> {
+        let mut remove = cmd("DEL");
+        remove.arg(answer_key(session, incarnation, call));
+        self.change_answers(&remove).await
     }
 
     async fn answer(
@@ -368,7 +371,7 @@ impl Directory for RedisDirectory {
     ) -> Result<Option<Bytes>, DirectoryError> {
         let mut get = cmd("GET");
         get.arg(answer_key(session, incarnation, call));
-        let answer: Option<Vec<u8>> = get.query_async(&mut self.connection()).await?;
+        let answer: Option<Vec<u8>> = get.query_async(&mut self.answers.get()).await?;
         Ok(answer.map(Bytes::from))
     }
 }

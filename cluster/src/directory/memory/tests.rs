@@ -4,7 +4,7 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::directory::{
-    Limited,
+    KEPT_ANSWER, Limited,
     contract::{self, instance, is_alive, session},
 };
 
@@ -38,13 +38,19 @@ async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
+async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit() {
     let directory = MemoryDirectory::default();
     let (session, me) = (session("a").session, instance(1).incarnation);
     let large = Bytes::from(vec![b' '; 1024 * 1024]);
     for call in 0..100 {
         directory
-            .keep_answer(session, me, CallNumber::new(call), large.clone())
+            .keep_answer(
+                session,
+                me,
+                CallNumber::new(call),
+                large.clone(),
+                KEPT_ANSWER,
+            )
             .await
             .unwrap();
     }
@@ -69,6 +75,7 @@ async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
             me,
             CallNumber::new(99),
             Bytes::from_static(b"again"),
+            KEPT_ANSWER,
         )
         .await
         .unwrap();
@@ -80,7 +87,7 @@ async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
             .unwrap(),
         "again"
     );
-    sleep(KEPT).await;
+    sleep(KEPT_ANSWER).await;
     assert_eq!(
         directory
             .answer(session, me, CallNumber::new(99))
@@ -106,11 +113,11 @@ async fn an_answer_that_is_too_large_is_not_kept() {
     let most = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);
     let more = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER + 1]);
     directory
-        .keep_answer(session, me, CallNumber::new(1), most)
+        .keep_answer(session, me, CallNumber::new(1), most, KEPT_ANSWER)
         .await
         .unwrap();
     let error = directory
-        .keep_answer(session, me, CallNumber::new(2), more)
+        .keep_answer(session, me, CallNumber::new(2), more, KEPT_ANSWER)
         .await
         .unwrap_err();
     assert_eq!(error.to_string(), "the answer is too large to be kept");

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{super::*, server::Server};
 use crate::{
     directory::{
-        Limited,
+        KEPT_ANSWER, Limited,
         contract::{self, claim_from, instance, is_alive, ownership, session},
     },
     heart::{Heart, SETTLED},
@@ -107,6 +107,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
             me.incarnation,
             CallNumber::new(7),
             Bytes::from_static(b"{}"),
+            KEPT_ANSWER,
         )
         .await
         .unwrap();
@@ -125,7 +126,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     assert_eq!(owner, ["o", &is.to_string(), "p", "{}"]);
     assert_eq!(is.owner, me);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
-    for (key, most) in keys.iter().zip([KEPT, LEASES_KEPT, KEPT]) {
+    for (key, most) in keys.iter().zip([KEPT_ANSWER, LEASES_KEPT, KEPT]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
         assert!(
             (millis(most) - 5_000..=millis(most)).contains(&left),
@@ -319,6 +320,51 @@ async fn a_redis_that_became_a_replica_is_left_for_a_new_connection() {
     assert!(connections().await > before + 1);
     let () = server.ask("REPLICAOF NO ONE").await;
     one.until_sound().await;
+}
+
+/// Issue 29, 4.
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
+    let server = Server::start().await;
+    let one = Living::start(&server, 1, 1).await;
+    let (session, life, directory) = (session("a").session, one.me.incarnation, &one.directory);
+    let keep = async |call, answer: Bytes| {
+        let call = CallNumber::new(call);
+        let kept = directory.keep_answer(session, life, call, answer, KEPT_ANSWER);
+        kept.await
+    };
+    let large = Bytes::from(vec![b'x'; 1024 * 1024]);
+    keep(0, large.clone()).await.unwrap();
+    let since = one.heart.sound_since();
+    // Answers are on a connection of their own, which is closed here.
+    let clients: String = server.ask("CLIENT LIST").await;
+    assert_eq!(
+        clients.lines().count(),
+        3,
+        "one is the question's:\n{clients}"
+    );
+    let answers = clients.lines().find(|client| client.contains("cmd=set "));
+    let id = answers.and_then(|client| client.split(' ').next()).unwrap();
+    let id = id.strip_prefix("id=").unwrap();
+    let killed: u64 = server.ask(&format!("CLIENT KILL ID {id}")).await;
+    assert_eq!(killed, 1);
+    eventually("an answer is kept again", async || {
+        keep(1, large.clone()).await.is_ok()
+    })
+    .await;
+
+    // Its memory is full. What is removed makes room.
+    let () = server.ask("CONFIG SET maxmemory 1mb").await;
+    let error = keep(2, large.clone()).await.unwrap_err();
+    assert!(error.to_string().contains("OOM"), "{error}");
+    for call in [0, 1] {
+        let call = CallNumber::new(call);
+        directory.remove_answer(session, life, call).await.unwrap();
+    }
+    let () = server.ask("CONFIG SET maxmemory 0").await;
+    keep(2, large).await.unwrap();
+    assert_eq!(one.heart.sound_since(), since);
 }
 
 #[tokio::test]
