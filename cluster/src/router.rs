@@ -254,7 +254,7 @@ impl Router {
                     Step::LookUp
                 }
                 // Nothing comes to an instance that is gone.
-                Step::Claim(_) | Step::Take if self.departure.stage() >= Stage::Gone => {
+                Step::Claim(..) | Step::Take if self.departure.stage() >= Stage::Gone => {
                     Step::Refuse(Refusal::Again)
                 }
                 Step::Relay(is) => {
@@ -275,10 +275,13 @@ impl Router {
                     }
                 }
                 Step::AskLease(is) => way.lease(is, self.lease(is.owner).await),
-                Step::Claim(former) => {
+                Step::Claim(former, cause) => {
                     expected = Some(self.arrivals.expect(session));
                     let (claimed, is_sound) = self.claim(session, former).await;
                     meter::claimed(claimed);
+                    if claimed == Claimed::Won {
+                        info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed: {cause}");
+                    }
                     way.claimed(claimed, is_sound, held.is_whole())
                 }
                 Step::Take => {
@@ -366,9 +369,6 @@ impl Router {
             Ok(Claim::Won) => {
                 self.owners.is_mine(session);
                 self.departure.has_back(session);
-                if former.owner != self.me {
-                    info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed, its owner does not have it any more");
-                }
                 (Claimed::Won, false)
             }
             Ok(Claim::Lost(is)) => {

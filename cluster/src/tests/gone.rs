@@ -10,12 +10,12 @@ use tokio::sync::Notify;
 
 use super::{
     fake::Fake,
-    node::{Node, ask, hash},
+    node::{Node, ask, hash, pass},
     steps::directory,
 };
 use crate::{
     directory::{
-        Directory as _, Found,
+        Directory as _, Found, LEASE,
         faulty::{Fault, Faulty},
     },
     ids::Owner,
@@ -79,6 +79,28 @@ async fn a_session_whose_owner_is_gone_has_one_new_owner() {
     }
 }
 
+/// A firewall rejects, or the owner's listener ended: that a connection is refused proves nothing.
+#[tokio::test]
+async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_over() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = b.client_of(&a.session().await);
+    a.is_killed().await;
+    for is_call in [true, false] {
+        let mut refused = if is_call {
+            mcp.call(1, "echo", json!({ "text": "x" })).await
+        } else {
+            mcp.listen().await
+        };
+        let head = refused.head().await;
+        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    }
+    assert_eq!(directory.asked("claim"), 0);
+    pass(LEASE).await;
+    assert_eq!(echo(&mcp, "x").await, "x");
+    assert_eq!(owner_of(&directory, &mcp, &b).await, b.me);
+}
+
 #[tokio::test]
 async fn the_body_of_a_request_whose_owner_is_gone_is_whole() {
     for length in [0, 10, 60_000, 70_000, 1_000_000] {
@@ -87,6 +109,7 @@ async fn the_body_of_a_request_whose_owner_is_gone_is_whole() {
         let mut owner = Fake::new(&directory).await;
         let mcp = owner.session(&b).await;
         owner.closes();
+        owner.ends().await;
         let text = "x".repeat(length);
         assert!(echo(&mcp, &text).await == text, "{length}");
         assert!(b.has(&mcp));
@@ -281,6 +304,7 @@ async fn a_session_that_is_being_taken_is_here_to_peers() {
     let mut owner = Fake::new(&directory).await;
     let mcp = owner.session(&b).await;
     owner.closes();
+    owner.ends().await;
     let id = mcp.session_id().unwrap();
     let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (noted, waits) = (entered.clone(), go.clone());

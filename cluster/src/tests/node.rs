@@ -22,7 +22,7 @@ use tower_service::Service as _;
 use super::fake::nobody_at;
 use crate::{
     cluster::{Cluster, join},
-    directory::faulty::Faulty,
+    directory::{LEASE, faulty::Faulty},
     filter::PeersFilter,
     heart::SETTLED,
     ids::{CallNumber, EventName, Incarnation, Owner, SessionHash},
@@ -210,8 +210,14 @@ impl Node {
         resume();
     }
 
-    /// Its listeners are closed and its connections cut, as when its process is killed. Its lease stays.
+    /// Its process is killed, and its lease lapses.
     pub(super) async fn dies(&mut self) {
+        self.is_killed().await;
+        pass(LEASE).await;
+    }
+
+    /// Its listeners are closed and its connections cut, as when its process is killed. Its lease stays.
+    pub(super) async fn is_killed(&mut self) {
         self.cluster.stop_heart();
         drop(self.public.take());
         self.peers.abort();

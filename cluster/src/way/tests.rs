@@ -73,11 +73,12 @@ fn what_is_not_known_does_not_exist_only_if_the_directory_is_sound() {
 
 #[test]
 fn a_session_is_claimed_only_if_its_owner_is_gone() {
-    let (claim, ask) = (Step::Claim(owner(2)), Step::AskLease(owner(2)));
+    let claim = |cause| Step::Claim(owner(2), cause);
+    let (moved, ask) = (claim(Cause::GivenUp), Step::AskLease(owner(2)));
     let broken = Step::Refuse(Refusal::Broken);
     let rows = [
-        (Failure::Refused, claim, claim),
-        (Failure::Moved, claim, claim),
+        (Failure::Refused, ask, ask),
+        (Failure::Moved, moved, moved),
         (Failure::Unreachable, ask, ask),
         // What a call has begun must not begin again.
         (Failure::Silent, broken, ask),
@@ -89,7 +90,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
     }
     let away = Step::Refuse(Refusal::OwnerAway);
     let rows = [
-        (Lease::Gone, claim),
+        (Lease::Gone, claim(Cause::LeaseOver)),
         (Lease::Alive, away),
         (Lease::NoAnswer, Step::Refuse(Refusal::NotSound)),
     ];
@@ -229,7 +230,7 @@ fn walk(world: &World) -> Vec<Option<Step>> {
                 way.failed(owner, failure)
             }),
             Step::AskLease(owner) => Some(way.lease(owner, world.lease)),
-            Step::Claim(_) => Some(way.claimed(world.claimed, world.is_sound[1], is_whole)),
+            Step::Claim(..) => Some(way.claimed(world.claimed, world.is_sound[1], is_whole)),
         };
         steps.push(next);
     }
@@ -246,7 +247,7 @@ proptest! {
         let last = steps.last().copied().flatten();
         let count = |wanted: fn(&Step) -> bool| taken.iter().filter(|step| wanted(step)).count();
         let relays = count(|step| matches!(step, Step::Relay(_)));
-        let claims = count(|step| matches!(step, Step::Claim(_)));
+        let claims = count(|step| matches!(step, Step::Claim(..)));
 
         // One hop, and one more relay for each claim.
         prop_assert!(claims <= usize::from(MAX_CLAIMS));
@@ -255,7 +256,7 @@ proptest! {
 
         // No instance relays to itself.
         for step in &taken {
-            if let Step::Relay(owner) | Step::Claim(owner) = step {
+            if let Step::Relay(owner) | Step::Claim(owner, _) = step {
                 prop_assert_ne!(owner.owner.incarnation, incarnation(1));
             }
         }
@@ -280,17 +281,20 @@ proptest! {
             prop_assert!(says_so, "{:?}", steps);
         }
 
-        // No claim from an owner who may live: nobody listens there, it said so itself, or its lease is over.
+        // No claim from an owner that may live: it answered so itself, or its lease is over.
         let mut failures = world.failures.iter();
         for pair in taken.windows(2) {
             let failure = matches!(pair[0], Step::Relay(_)).then(|| failures.next().unwrap());
             match pair {
-                [Step::Relay(_), Step::Claim(_)] => {
-                    let failure = failure.unwrap().unwrap();
-                    prop_assert!(matches!(failure, Failure::Refused | Failure::Moved));
+                [Step::Relay(_), Step::Claim(_, cause)] => {
+                    prop_assert_eq!(*cause, Cause::GivenUp);
+                    prop_assert_eq!(failure.unwrap(), &Some(Failure::Moved));
                 }
-                [Step::AskLease(_), Step::Claim(_)] => prop_assert_eq!(world.lease, Lease::Gone),
-                [step, Step::Claim(_)] => prop_assert!(false, "a claim after {:?}", step),
+                [Step::AskLease(_), Step::Claim(_, cause)] => {
+                    prop_assert_eq!(*cause, Cause::LeaseOver);
+                    prop_assert_eq!(world.lease, Lease::Gone);
+                }
+                [step, Step::Claim(..)] => prop_assert!(false, "a claim after {:?}", step),
                 _ => {}
             }
         }
