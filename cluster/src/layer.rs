@@ -236,7 +236,7 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
 /// Says that a session is not here, whoever else waits for it.
 async fn elsewhere(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let moved = peers::moved(&head.headers, body).await;
+    let moved = peers::moved(&head.headers, body, router.me.incarnation).await;
     router.departure.settles().await;
     moved
 }

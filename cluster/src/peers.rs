@@ -22,6 +22,7 @@ use tracing::{debug, warn};
 use crate::{
     departure::Stage,
     filter::PeersFilter,
+    ids::Incarnation,
     warn_rarely::WarnRarely,
     wire::{self, FromPeer, Secret},
 };
@@ -138,14 +139,14 @@ pub(crate) async fn serve(
 
 /// Says that a session is not here. That is known from the head alone; a body that does not wait to be asked for is only taken
 /// off the connection.
-pub(crate) async fn moved(headers: &HeaderMap, body: Body) -> Response<Body> {
+pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
         let rest = Limited::new(body, DRAINED).collect();
         let _whole_or_not = timeout(DRAIN_WITHIN, rest).await;
     }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
-    wire::mark_moved(response.headers_mut());
+    wire::mark_moved(response.headers_mut(), me);
     response
 }
 

@@ -155,10 +155,14 @@ impl Relay {
         let answerer = Answerer::take(response.headers_mut());
         match answerer {
             Answerer::Peer(_) => {}
-            Answerer::Moved if response.status() == StatusCode::MISDIRECTED_REQUEST => {
-                return Err(Failure::Moved);
+            Answerer::Moved(by) if response.status() == StatusCode::MISDIRECTED_REQUEST => {
+                return Err(if by == owner.incarnation {
+                    Failure::Moved
+                } else {
+                    Failure::Misdirected
+                });
             }
-            Answerer::Moved | Answerer::Stranger => {
+            Answerer::Moved(_) | Answerer::Stranger => {
                 let what = "what answers there is no peer, or has another secret";
                 let (address, status) = (owner.address, response.status());
                 self.strange_answer

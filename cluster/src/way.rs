@@ -95,8 +95,10 @@ pub(crate) enum Known {
 pub(crate) enum Failure {
     /// The connection was refused. Nothing was sent. The owner may be alive behind a firewall that rejects.
     Refused,
-    /// The peer says that the session is not with it.
+    /// The owner answered that it gave the session up.
     Moved,
+    /// Another instance than the owner answered at its address, and it does not have the session.
+    Misdirected,
     /// No connection came about, or none to a peer, or it ended before the body of a call was asked for.
     Unreachable,
     /// No head came in time.
@@ -190,9 +192,11 @@ impl Way {
             // Whoever goes on from here could go in circles.
             _ if self.claims == MAX_CLAIMS => Step::Refuse(Refusal::OwnerAway),
             Failure::Moved => Step::Claim(owner, Cause::GivenUp),
-            Failure::Refused | Failure::Unreachable | Failure::Silent | Failure::Broken => {
-                Step::AskLease(owner)
-            }
+            Failure::Refused
+            | Failure::Misdirected
+            | Failure::Unreachable
+            | Failure::Silent
+            | Failure::Broken => Step::AskLease(owner),
         }
     }
 

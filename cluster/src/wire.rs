@@ -12,14 +12,16 @@ use subtle::ConstantTimeEq as _;
 
 use crate::ids::Incarnation;
 
-/// In a request: the secret that the instances share. In a response: the incarnation that served it, or [`MOVED`].
+/// In a request: the secret that the instances share. In a response: the incarnation that served it, behind [`MOVED`] if it does not
+/// have the session.
 static CLUSTER: HeaderName = HeaderName::from_static("mcp-cluster");
 
 /// The address of the client whose request is relayed.
 static CLIENT: HeaderName = HeaderName::from_static("mcp-cluster-client");
 
-/// Says that the session is not here. A status alone could be the application's.
-const MOVED: &str = "moved";
+/// What the incarnation is preceded by in the response of an instance that does not have the session. A status alone could be the
+/// application's.
+const MOVED: &str = "moved ";
 
 /// What is said where no secret is set, so that a request which is no relay is told from one.
 const NO_SECRET: &str = "relay";
@@ -41,8 +43,8 @@ pub(crate) struct NotASecret;
 pub(crate) enum Answerer {
     /// An instance, which served it.
     Peer(Incarnation),
-    /// An instance that does not have the session.
-    Moved,
+    /// An instance that does not have the session. It is the owner's own word only if it is the owner's incarnation.
+    Moved(Incarnation),
     /// Nobody of this cluster.
     Stranger,
 }
@@ -116,9 +118,11 @@ pub(crate) fn mark(headers: &mut HeaderMap, me: Incarnation) {
     }
 }
 
-/// Marks a response as saying that the session is not here.
-pub(crate) fn mark_moved(headers: &mut HeaderMap) {
-    headers.insert(&CLUSTER, HeaderValue::from_static(MOVED));
+/// Marks a response as the word of this instance that the session is not here.
+pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
+    if let Ok(value) = HeaderValue::try_from(format!("{MOVED}{me}")) {
+        headers.insert(&CLUSTER, value);
+    }
 }
 
 // === impl Answerer ===
@@ -128,11 +132,12 @@ impl Answerer {
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         let said = headers.remove(&CLUSTER);
         strip(headers);
-        match said.as_ref().and_then(|said| said.to_str().ok()) {
-            Some(MOVED) => Self::Moved,
-            Some(said) => said.parse().map_or(Self::Stranger, Self::Peer),
-            None => Self::Stranger,
-        }
+        let said = said.as_ref().and_then(|said| said.to_str().ok());
+        let answerer = said.and_then(|said| match said.strip_prefix(MOVED) {
+            Some(by) => by.parse().ok().map(Self::Moved),
+            None => said.parse().ok().map(Self::Peer),
+        });
+        answerer.unwrap_or(Self::Stranger)
     }
 }
 
@@ -196,9 +201,10 @@ mod tests {
         mark(&mut headers, me);
         assert_eq!(Answerer::take(&mut headers), Answerer::Peer(me));
         assert_eq!(Answerer::take(&mut headers), Answerer::Stranger);
-        mark_moved(&mut headers);
-        assert_eq!(Answerer::take(&mut headers), Answerer::Moved);
-        for said in ["", "relay", "0123", "moved "] {
+        mark_moved(&mut headers, me);
+        assert_eq!(headers[&CLUSTER], "moved 0123456789abcdef");
+        assert_eq!(Answerer::take(&mut headers), Answerer::Moved(me));
+        for said in ["", "relay", "0123", "moved", "moved ", "moved 0123"] {
             assert_eq!(Answerer::take(&mut head(&[said])), Answerer::Stranger);
         }
     }

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use super::{
     fake::Fake,
     node::{Node, ask, hash, pass},
-    steps::directory,
+    steps::{directory, nobody},
 };
 use crate::{
     directory::{
@@ -125,7 +125,7 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     let (text, relayed) = join(echo(&mcp, "hello"), async {
         let request = owner.request().await;
         let body = request.body.clone();
-        request.moved().await;
+        request.moved(owner.me).await;
         body
     })
     .await;
@@ -133,6 +133,34 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     let relayed: Value = serde_json::from_slice(&relayed).unwrap();
     assert_eq!(relayed["params"]["arguments"]["text"], "hello");
     assert!(b.has(&mcp));
+}
+
+/// Two instances with one advertised address, or one that was started again: the word of the other one is not the owner's.
+#[tokio::test]
+async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    for is_asked in [true, false] {
+        let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+        let request = if is_asked {
+            owner.request().await
+        } else {
+            owner.head().await
+        };
+        request.moved(nobody()).await;
+        let head = call.head().await;
+        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    }
+    assert_eq!(directory.asked("claim"), 0);
+    assert_eq!(owner_of(&directory, &mcp, &b).await, owner.me);
+
+    owner.ends().await;
+    let other = async { owner.request().await.moved(nobody()).await };
+    let (text, ()) = join(echo(&mcp, "x"), other).await;
+    assert_eq!(text, "x");
+    assert_eq!(owner_of(&directory, &mcp, &b).await, b.me);
 }
 
 /// A long body was on its way when the owner said so: it cannot be sent again, but the session has moved by then.
@@ -144,7 +172,7 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
     let mcp = owner.session(&b).await;
     let text = "x".repeat(100_000);
     let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
-    owner.request().await.moved().await;
+    owner.request().await.moved(owner.me).await;
     let head = call.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
     assert!(echo(&mcp, &text).await == text);
@@ -159,7 +187,7 @@ async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
         let mut owner = Fake::new(&directory).await;
         let text = "x".repeat(length);
         let mcp = owner.session(&b).await;
-        let moves = async { owner.head().await.moved().await };
+        let moves = async { owner.head().await.moved(owner.me).await };
         let (answered, ()) = join(echo(&mcp, &text), moves).await;
         assert!(answered == text, "moved, {length}");
 
@@ -183,7 +211,7 @@ async fn a_request_that_is_moved_again_and_again_is_refused() {
     directory.set(Fault::Lies(owner.me));
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     for _ in 0..4 {
-        owner.request().await.moved().await;
+        owner.request().await.moved(owner.me).await;
     }
     let head = call.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));

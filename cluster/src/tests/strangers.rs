@@ -81,8 +81,8 @@ async fn a_relay_is_never_relayed() {
         let reply =
             Connection::fetch(b.me.address, &relayed(mcp, &[("mcp-cluster", SECRET)])).await;
         assert_eq!(
-            (reply.status, reply.headers["mcp-cluster"].as_bytes()),
-            (421, &b"moved"[..])
+            (reply.status, reply.headers["mcp-cluster"].to_str().unwrap()),
+            (421, &*format!("moved {}", b.me.incarnation))
         );
     }
     let mut cut = Connection::open(b.me.address).await;
@@ -120,7 +120,8 @@ async fn an_answer_that_is_none_of_a_peers_is_none() {
         "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n",
-        "HTTP/1.1 200 OK\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nmcp-cluster: moved 0123456789abcdef\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 404 Not Found\r\nmcp-cluster: 0123456789ABCDEF\r\ncontent-length: 0\r\n\r\n",
     ] {
         let (mut listening, mut request) = join(mcp.listen(), owner.request()).await;

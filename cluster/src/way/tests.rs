@@ -79,6 +79,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
     let rows = [
         (Failure::Refused, ask, ask),
         (Failure::Moved, moved, moved),
+        (Failure::Misdirected, ask, ask),
         (Failure::Unreachable, ask, ask),
         // What a call has begun must not begin again.
         (Failure::Silent, broken, ask),
@@ -148,9 +149,10 @@ fn what_was_given_up_here_is_looked_for_a_while_and_not_taken_back() {
     assert_eq!(way.given_up(), Step::Refuse(Refusal::Again));
 }
 
-const FAILURES: [Failure; 5] = [
+const FAILURES: [Failure; 6] = [
     Failure::Refused,
     Failure::Moved,
+    Failure::Misdirected,
     Failure::Unreachable,
     Failure::Silent,
     Failure::Broken,
