@@ -3,9 +3,10 @@
 //! 1. The hop lives in the response and in nothing else. Where that is dropped, the connection is closed, and the owner sees that
 //!    the client has hung up.
 //! 2. Frames pass as they come. Nothing reads ahead: a client that does not read is felt by the owner.
-//! 3. A connection is used once, and a call is sent once the peer asks for its body. So no call is ever begun twice, and one that
-//!    was not begun is known not to be.
-//! 4. Calls may take as long as they like: dead peers are the kernel's to find. Everything else has its head within 10 s.
+//! 3. A connection is used once, and the body of a POST is sent once the peer asks for it. So no call begins twice, and a call whose
+//!    body was not asked for is known not to have begun.
+//! 4. The head of a response is waited for for [`HEAD_TIMEOUT`]. A POST whose body was asked for may have begun a call, which may
+//!    take as long as it likes: the kernel finds dead peers.
 //! 5. An answer that is none of a peer's is none.
 
 use std::{
@@ -49,10 +50,10 @@ use crate::{
 };
 
 /// How long a connection to a peer may take: 1 s.
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the head of a response may take, unless the request is a call: 10 s.
-const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// How long the head of a response may take, unless the body of a POST was asked for: 10 s.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Fields of one connection, beside those that `Connection` names. `Expect` was met here.
 const OF_ONE_CONNECTION: [HeaderName; 9] = [
@@ -122,18 +123,22 @@ impl Relay {
         let mut request = self.letter(&held.head, body);
         let asked = (is_call && !request.body().is_end_stream()).then(|| wait(&mut request));
         let gone = gone(&held.head.extensions);
-        let answered = self.answered(stream, request, gone, owner).await;
-        match answered.map_err(|failure| (failure, asked.and_then(|asked| asked.take_back()))) {
-            Ok(response) => Ok(response),
-            Err((failure, None)) => Err(failure),
-            Err((failure, Some(body))) => {
-                held.give_back(body);
-                Err(match failure {
-                    Failure::Broken => Failure::Unreachable,
-                    failure => failure,
-                })
-            }
+        let answered = self.answered(stream, request, gone, owner, asked.as_ref());
+        let failure = match answered.await {
+            Ok(response) => return Ok(response),
+            Err(failure) => failure,
+        };
+        let unsent = asked.and_then(|asked| asked.take_back());
+        let is_unsent = unsent.is_some();
+        if let Some(body) = unsent {
+            held.give_back(body);
         }
+        Err(match failure {
+            Failure::Broken if is_unsent => Failure::Unreachable,
+            // A POST without a body may have begun, too.
+            Failure::Silent if is_call && !is_unsent => Failure::Broken,
+            failure => failure,
+        })
     }
 
     /// The answer of a peer, if one gives it.
@@ -143,14 +148,13 @@ impl Relay {
         request: Request<Body>,
         gone: Option<Gone>,
         owner: Owner,
+        asked: Option<&Asked>,
     ) -> Result<Response<Body>, Failure> {
-        let is_call = request.method() == Method::POST;
-        let answered = exchange(stream, request, gone);
-        let mut response = if is_call {
-            answered.await?
-        } else {
-            let answered = timeout(HEAD_WITHIN, answered).await;
-            answered.map_err(|_| Failure::Silent)??
+        let mut answered = pin!(exchange(stream, request, gone));
+        let mut response = match timeout(HEAD_TIMEOUT, &mut answered).await {
+            Ok(answered) => answered?,
+            Err(_) if asked.is_some_and(Asked::is_asked) => answered.await?,
+            Err(_) => return Err(Failure::Silent),
         };
         let answerer = Answerer::take(response.headers_mut());
         match answerer {
@@ -201,7 +205,7 @@ impl Relay {
 
 /// Opens a connection to a peer.
 async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
-    let stream = match timeout(CONNECT_WITHIN, TcpStream::connect(address)).await {
+    let stream = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
             return Err(Failure::Refused);

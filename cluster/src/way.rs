@@ -101,9 +101,9 @@ pub(crate) enum Failure {
     Misdirected,
     /// No connection came about, or none to a peer, or it ended before the body of a call was asked for.
     Unreachable,
-    /// No head came in time.
+    /// No head came in time, and no call can have begun.
     Silent,
-    /// The connection ended before the head.
+    /// The connection ended before the head. A call may have begun.
     Broken,
 }
 
@@ -129,7 +129,7 @@ pub(crate) enum Claimed {
 #[derive(Debug)]
 pub(crate) struct Way {
     me: Incarnation,
-    /// It may have an effect that must not happen twice, and take as long as it likes: a POST.
+    /// The request is a POST: it may have an effect that must not happen twice.
     is_call: bool,
     claims: u8,
     looks: u8,
@@ -188,7 +188,7 @@ impl Way {
     /// What follows from a relay that came to nothing.
     pub(crate) fn failed(&self, owner: Ownership, failure: Failure) -> Step {
         match failure {
-            Failure::Broken | Failure::Silent if self.is_call => Step::Refuse(Refusal::Broken),
+            Failure::Broken if self.is_call => Step::Refuse(Refusal::Broken),
             // Whoever goes on from here could go in circles.
             _ if self.claims == MAX_CLAIMS => Step::Refuse(Refusal::OwnerAway),
             Failure::Moved => Step::Claim(owner, Cause::GivenUp),

@@ -1,6 +1,6 @@
 //! The owner of a session is gone, or does not have it any more: somebody claims it, and only one.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{Router, body::Body, routing::any};
 use futures_util::future::join;
@@ -254,7 +254,7 @@ async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
     let (call, waits) = join(mcp.call(1, "hold", json!({})), owner.request()).await;
     let (mut listening, silent) = join(mcp.listen(), owner.request()).await;
     tokio::time::pause();
-    tokio::time::advance(std::time::Duration::from_secs(11)).await;
+    tokio::time::advance(Duration::from_secs(11)).await;
     tokio::time::resume();
     let head = listening.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
@@ -266,6 +266,58 @@ async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
     let reply = call.reply().await;
     assert_eq!((reply.status, reply.text()), (200, "late"));
     assert_eq!(owner_of(&directory, &mcp, &b).await, owner.me);
+}
+
+/// Until its body was asked for, a call is like every other request: it waits for 10 s, then the lease decides.
+#[tokio::test]
+async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
+    for (length, is_alive) in [(10, true), (10, false), (100_000, true), (100_000, false)] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = Fake::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        let text = "x".repeat(length);
+        let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
+        let hangs = owner.head().await;
+        pass(Duration::from_millis(9_900)).await;
+        if is_alive {
+            directory.memory.lease(owner.me).await.unwrap();
+        }
+        pass(Duration::from_millis(200)).await;
+        let head = call.head().await;
+        hangs.closed().await;
+        if is_alive {
+            assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+            assert_eq!(owner_of(&directory, &mcp, &b).await, owner.me);
+        } else {
+            assert_eq!(head.status, 200);
+            let answer = call.answer().await.unwrap();
+            assert!(answer["result"]["content"][0]["text"] == text, "{length}");
+            assert_eq!(owner_of(&directory, &mcp, &b).await, b.me);
+        }
+    }
+}
+
+/// Nothing is asked for of a POST without a body, so it may have begun, and does not go elsewhere.
+#[tokio::test]
+async fn a_post_without_a_body_is_not_sent_again() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    owner.ends().await;
+    for hangs in [true, false] {
+        let mut call = mcp.send(&mcp.post_request("")).await;
+        let request = owner.request().await;
+        if hangs {
+            pass(Duration::from_millis(10_100)).await;
+            request.closed().await;
+        } else {
+            drop(request);
+        }
+        assert_eq!(call.head().await.status, 502);
+    }
+    assert_eq!(directory.asked("claim"), 0);
 }
 
 #[tokio::test]
