@@ -67,11 +67,7 @@ impl Asked {
     /// Takes the body back. Returns `None` if the peer has asked for it.
     pub(crate) fn take_back(&self) -> Option<Body> {
         let mut body = self.body();
-        if self.is_asked() {
-            None
-        } else {
-            body.take()
-        }
+        if self.is_asked() { None } else { body.take() }
     }
 
     fn body(&self) -> MutexGuard<'_, Option<Body>> {

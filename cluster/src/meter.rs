@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | `mcp_cluster_sound` | gauge | | 1 while the directory answers every heartbeat, else 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `nobody`, `no_answer` | look-ups of owners, cached ones too |
-//! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken` | requests sent to peers |
+//! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
 //! | `mcp_calls_put_off_total` | counter | | abandoned calls that were not cancelled yet, because the directory could not say that they may be |
 //! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims of sessions whose lease is over or that were given up |
 
@@ -74,6 +74,7 @@ pub(crate) fn relayed(failure: Option<Failure>) {
             Some(Failure::Unreachable) => "unreachable",
             Some(Failure::Silent) => "silent",
             Some(Failure::Broken) => "broken",
+            Some(Failure::Stalled) => "stalled",
         },
     );
 }

@@ -40,6 +40,7 @@ use tracing::debug;
 
 use crate::{
     asked::Asked,
+    body_idle::is_stalled,
     fields::SESSION_ID,
     filter::PeersFilter,
     held::Held,
@@ -267,7 +268,11 @@ async fn exchange(
         })),
         Some(Err(error)) => {
             debug!(target: "mcp_cancel_cluster", %error, "no answer");
-            Err(Failure::Broken)
+            Err(if is_stalled(&error) {
+                Failure::Stalled
+            } else {
+                Failure::Broken
+            })
         }
         // Nobody reads what follows from it.
         None => Err(Failure::Broken),

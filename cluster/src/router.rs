@@ -168,8 +168,9 @@ impl Router {
     pub(crate) async fn hand_over(&self, request: Request<Body>) -> HandedOver {
         let session = Fields::of(request.headers()).session.map(str::to_owned);
         let mut held = Held::new(request);
-        let Ok(errand) = Errand::of(&mut held).await else {
-            return HandedOver::Answered(broke_off());
+        let errand = match Errand::of(&mut held).await {
+            Ok(errand) => errand,
+            Err(refusal) => return HandedOver::Answered(refusal.into()),
         };
         let (Some(request), Some(id)) = (held.into_request(), session) else {
             return HandedOver::Answered(Refusal::Again.into());
@@ -259,8 +260,8 @@ impl Router {
                 }
                 Step::Relay(is) => {
                     expected = None;
-                    if held.read().await.is_err() {
-                        return Routed::Answered(broke_off());
+                    if let Err(refusal) = held.read().await {
+                        return Routed::Answered(refusal.into());
                     }
                     let sent = self.send(session, &mut held, is.owner).await;
                     meter::relayed(sent.as_ref().err().copied());
@@ -394,10 +395,6 @@ fn here(held: Held, expected: Option<Expected>) -> Routed {
     }
 }
 
-fn broke_off() -> Response<Body> {
-    refused(StatusCode::BAD_REQUEST, "the request broke off")
-}
-
 /// Says that a session does not begin. Which request opened it is not known, because nothing here reads requests.
 fn not_begun() -> Response<Body> {
     let error = json!({
@@ -426,21 +423,21 @@ fn refused(status: StatusCode, text: &'static str) -> Response<Body> {
 
 impl From<Refusal> for Response<Body> {
     fn from(refusal: Refusal) -> Self {
-        let text = match refusal {
-            Refusal::NotSound => "where this session lives is not known at the moment\n",
-            Refusal::OwnerAway => "the server of this session cannot be reached at the moment\n",
-            Refusal::Again => "this session has just moved\n",
-            Refusal::Broken => {
-                return refused(
-                    StatusCode::BAD_GATEWAY,
-                    "the server of this session broke off\n",
-                );
-            }
+        const AWAY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
+        let (status, text) = match refusal {
+            Refusal::NotSound => (AWAY, "where this session lives is not known now\n"),
+            Refusal::OwnerAway => (AWAY, "the server of this session cannot be reached now\n"),
+            Refusal::Again => (AWAY, "this session has just moved\n"),
+            Refusal::Broken => (StatusCode::BAD_GATEWAY, "this session's server broke off\n"),
+            Refusal::BrokeOff => (StatusCode::BAD_REQUEST, "the request broke off\n"),
+            Refusal::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request stalled\n"),
         };
-        let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, text);
-        response
-            .headers_mut()
-            .insert(header::RETRY_AFTER, RETRY_AFTER);
+        let mut response = refused(status, text);
+        if status == AWAY {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
         response
     }
 }

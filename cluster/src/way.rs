@@ -80,6 +80,10 @@ pub(crate) enum Refusal {
     Again,
     /// The owner broke off before it answered. Whether it had begun is not known, so it is not for this instance to send it again.
     Broken,
+    /// The client broke off in the middle of its request.
+    BrokeOff,
+    /// The client sent a part of its request, and nothing more.
+    Stalled,
 }
 
 /// What came of a [`Step::LookUp`].
@@ -105,6 +109,8 @@ pub(crate) enum Failure {
     Silent,
     /// The connection ended before the head. A call may have begun.
     Broken,
+    /// The body of the request stalled while it was sent.
+    Stalled,
 }
 
 /// What came of a [`Step::AskLease`].
@@ -189,6 +195,7 @@ impl Way {
     pub(crate) fn failed(&self, owner: Ownership, failure: Failure) -> Step {
         match failure {
             Failure::Broken if self.is_call => Step::Refuse(Refusal::Broken),
+            Failure::Stalled => Step::Refuse(Refusal::Stalled),
             // Whoever goes on from here could go in circles.
             _ if self.claims == MAX_CLAIMS => Step::Refuse(Refusal::OwnerAway),
             Failure::Moved => Step::Claim(owner, Cause::GivenUp),

@@ -76,6 +76,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
     let claim = |cause| Step::Claim(owner(2), cause);
     let (moved, ask) = (claim(Cause::GivenUp), Step::AskLease(owner(2)));
     let broken = Step::Refuse(Refusal::Broken);
+    let stalled = Step::Refuse(Refusal::Stalled);
     let rows = [
         (Failure::Refused, ask, ask),
         (Failure::Moved, moved, moved),
@@ -84,6 +85,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
         (Failure::Silent, ask, ask),
         // What a call has begun must not begin again.
         (Failure::Broken, broken, ask),
+        (Failure::Stalled, stalled, stalled),
     ];
     for (failure, call, other) in rows {
         assert_eq!(way(true).failed(owner(2), failure), call, "{failure:?}");
@@ -129,7 +131,10 @@ fn after_a_claim_the_request_goes_where_the_session_is_if_it_can() {
 
 #[test]
 fn the_relay_after_the_third_claim_is_the_last() {
-    for failure in FAILURES {
+    for failure in FAILURES
+        .into_iter()
+        .filter(|failure| *failure != Failure::Stalled)
+    {
         let mut way = way(false);
         for claim in 1..=MAX_CLAIMS {
             let step = way.claimed(Claimed::Lost(owner(3)), true, true);
@@ -149,13 +154,14 @@ fn what_was_given_up_here_is_looked_for_a_while_and_not_taken_back() {
     assert_eq!(way.given_up(), Step::Refuse(Refusal::Again));
 }
 
-const FAILURES: [Failure; 6] = [
+const FAILURES: [Failure; 7] = [
     Failure::Refused,
     Failure::Moved,
     Failure::Misdirected,
     Failure::Unreachable,
     Failure::Silent,
     Failure::Broken,
+    Failure::Stalled,
 ];
 
 /// What a directory and peers say, in the order in which they are asked.
@@ -230,7 +236,9 @@ fn walk(world: &World) -> Vec<Option<Step>> {
                 let is_sent = match failure {
                     Failure::Refused | Failure::Unreachable => false,
                     Failure::Silent => !world.is_call,
-                    Failure::Moved | Failure::Misdirected | Failure::Broken => true,
+                    Failure::Moved | Failure::Misdirected | Failure::Broken | Failure::Stalled => {
+                        true
+                    }
                 };
                 is_whole &= !(is_sent && world.is_long);
                 way.failed(owner, failure)
