@@ -2,6 +2,7 @@
 //!
 //! 1. Only addresses that may be peers' are accepted, and only requests with the secret of the cluster are looked at.
 //! 2. A request is marked as a peer's by an extension. What its head said to this instance alone is gone before anything reads it.
+//!    If the peer names the address of the client, the request has both kinds of `ConnectInfo`, with that address.
 //! 3. It stays open while calls end and sessions are handed over. When it closes, whoever has connected by then is answered, and
 //!    connections may end what they are at, for 5 s at most. Each has one request.
 
@@ -14,7 +15,7 @@ use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use mcp_cancel_on_disconnect::socket::{DeadPeer, WatchedListener, WatchedStream};
+use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer, WatchedListener, WatchedStream};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 use tower_service::Service;
 use tracing::{debug, warn};
@@ -188,6 +189,12 @@ async fn answer(
     extensions.insert(FromPeer);
     if let Some(client) = client {
         extensions.insert(ConnectInfo(client));
+        // It still watches the connection of the peer, which ends with that of the client.
+        if let Some(peer) = extensions.remove::<Peer>() {
+            let peer = peer.with_addr(client);
+            extensions.insert(peer.clone());
+            extensions.insert(ConnectInfo(peer));
+        }
     }
     poll_fn(|cx| app.poll_ready(cx)).await?;
     app.call(request.map(Body::new)).await

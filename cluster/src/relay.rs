@@ -12,7 +12,7 @@
 use std::{
     future::poll_fn,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::{Pin, pin},
     task::{Context, Poll},
     time::Duration,
@@ -198,8 +198,11 @@ impl Relay {
         {
             headers.insert(header::HOST, host);
         }
-        let client: Option<&ConnectInfo<SocketAddr>> = head.extensions.get();
-        self.secret.sign(headers, client.map(|client| client.0));
+        let client = client(&head.extensions);
+        if let Some(client) = client {
+            headers.append(header::FORWARDED, forwarded(client));
+        }
+        self.secret.sign(headers, client);
         request
     }
 }
@@ -303,10 +306,31 @@ fn has_gone(gone: &mut Option<Gone>, cx: &mut Context<'_>) -> bool {
 }
 
 fn gone(extensions: &Extensions) -> Option<Gone> {
-    let connect_info: Option<&ConnectInfo<Peer>> = extensions.get();
-    let peer: Option<&Peer> = extensions.get();
-    let peer = peer.or(connect_info.map(|info| &info.0))?.clone();
+    let peer = peer(extensions)?.clone();
     Some(Box::pin(async move { peer.gone().await }))
+}
+
+/// The connection that a request came on, if the listener lets it be known.
+fn peer(extensions: &Extensions) -> Option<&Peer> {
+    let connect_info: Option<&ConnectInfo<Peer>> = extensions.get();
+    extensions.get().or(connect_info.map(|info| &info.0))
+}
+
+/// The address of the client, if the server lets it be known.
+fn client(extensions: &Extensions) -> Option<SocketAddr> {
+    let connect_info: Option<&ConnectInfo<SocketAddr>> = extensions.get();
+    connect_info
+        .map(|info| info.0)
+        .or_else(|| Some(peer(extensions)?.addr()))
+}
+
+/// What a proxy adds to `Forwarded` (RFC 7239, section 4).
+fn forwarded(client: SocketAddr) -> HeaderValue {
+    let value = match client.ip().to_canonical() {
+        IpAddr::V4(ip) => format!("for={ip}"),
+        IpAddr::V6(ip) => format!("for=\"[{ip}]\""),
+    };
+    HeaderValue::try_from(value).unwrap_or(HeaderValue::from_static("for=unknown"))
 }
 
 /// What was asked for, as it was before a router cut a prefix off.
@@ -364,6 +388,8 @@ impl http_body::Body for HopBody {
 
 #[cfg(test)]
 mod tests {
+    use mcp_cancel_on_disconnect::socket::WatchedListener;
+
     use super::*;
     use crate::wire;
 
@@ -403,8 +429,43 @@ mod tests {
         let mut head = head("/mcp");
         let client: SocketAddr = "192.0.2.1:4711".parse().unwrap();
         head.extensions.insert(ConnectInfo(client));
+        head.headers
+            .insert("forwarded", "for=198.51.100.7".parse().unwrap());
         let letter = relay().letter(&head, Body::empty());
         assert_eq!(wire::client(letter.headers()), Some(client));
+        let forwarded = letter.headers().get_all("forwarded").iter();
+        assert!(forwarded.eq(["for=198.51.100.7", "for=192.0.2.1"]));
+    }
+
+    #[test]
+    fn an_address_is_forwarded_as_rfc_7239_has_it() {
+        for (client, value) in [
+            ("192.0.2.1:80", "for=192.0.2.1"),
+            ("[::ffff:192.0.2.1]:80", "for=192.0.2.1"),
+            ("[2001:db8::1]:80", "for=\"[2001:db8::1]\""),
+        ] {
+            assert_eq!(forwarded(client.parse().unwrap()), value);
+        }
+    }
+
+    /// As `into_make_service_with_connect_info::<Peer>()` has it, which is what the manual recommends.
+    #[tokio::test]
+    async fn the_address_of_a_watched_connection_is_the_clients() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = WatchedListener::new(listener);
+        let connecting = TcpStream::connect(listener.local_addr().unwrap());
+        let (client, (stream, _)) = tokio::join!(connecting, listener.accept());
+        let address = client.unwrap().local_addr().unwrap();
+        for is_axum in [true, false] {
+            let mut head = head("/mcp");
+            if is_axum {
+                head.extensions.insert(ConnectInfo(stream.peer()));
+            } else {
+                head.extensions.insert(stream.peer());
+            }
+            let letter = relay().letter(&head, Body::empty());
+            assert_eq!(wire::client(letter.headers()), Some(address));
+        }
     }
 
     #[test]

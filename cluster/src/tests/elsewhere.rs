@@ -1,15 +1,24 @@
 //! A session lives on one instance, and its client lands on another.
 
-use std::time::Duration;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use mcp_cancel_on_disconnect::Grace;
+use axum::{
+    Router,
+    extract::{ConnectInfo, Request},
+    routing::any,
+};
+use mcp_cancel_on_disconnect::{Grace, socket::Peer};
 use rmcp::model::ServerRequest;
 use serde_json::{Value, json};
-use test_support::within;
-use tokio::{sync::mpsc, time::Instant};
+use test_support::{Connection, within};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, mpsc},
+    time::Instant,
+};
 
 use super::{
-    node::{Node, Setup},
+    node::{Node, SECRET, Setup},
     steps::directory,
 };
 
@@ -162,6 +171,53 @@ async fn a_hang_up_at_the_relay_is_one_at_the_owner() {
     }
     println!("slowest hang-up through a relay: {slowest:?}");
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+}
+
+/// What is inside takes the address of the client, and watches its connection, in either way that axum has.
+#[tokio::test]
+async fn what_a_peer_relays_has_the_connection_of_its_client() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let (gone, has_gone) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (noted, waits) = (has_gone.clone(), gone.clone());
+    let handler = async move |ConnectInfo(addr): ConnectInfo<SocketAddr>,
+                              ConnectInfo(peer): ConnectInfo<Peer>,
+                              request: Request| {
+        let plain: &Peer = request.extensions().get().unwrap();
+        let said = format!("{addr} {} {}", peer.addr(), plain.addr());
+        if request.method() == http::Method::DELETE {
+            waits.notify_one();
+            peer.gone().await;
+            noted.notify_one();
+        }
+        said
+    };
+    let app = Router::new().route("/mcp", any(handler));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (cluster, app) = (a.cluster.clone(), app.layer(a.cluster.layer()));
+    tokio::spawn(async move { cluster.serve_peers(listener, app).await });
+
+    let client = "192.0.2.1:4711";
+    let request = mcp
+        .get_request()
+        .header("mcp-cluster", SECRET)
+        .header("mcp-cluster-client", client);
+    let reply = Connection::fetch(address, &request).await;
+    assert_eq!(reply.text(), format!("{client} {client} {client}"));
+
+    let mut hangs_up = Connection::open(address).await;
+    let request = test_support::Request::new("DELETE", "/mcp")
+        .header("mcp-session-id", mcp.session_id().unwrap())
+        .header("mcp-cluster", SECRET)
+        .header("mcp-cluster-client", client);
+    hangs_up.send(&request).await;
+    within("the request", gone.notified()).await;
+    // With more bytes than one request, hyper does not read, and does not see the end.
+    hangs_up.write(b"GET").await;
+    hangs_up.fin();
+    within("the hang-up", has_gone.notified()).await;
 }
 
 #[tokio::test]
