@@ -91,13 +91,13 @@ impl Gate {
         admits
     }
 
-    fn opens(&self, request: &HeaderMap) -> bool {
-        let opens = self.secret.opens(request);
-        if !opens {
+    fn verify(&self, request: &HeaderMap) -> bool {
+        let is_peer = self.secret.verify(request);
+        if !is_peer {
             self.strange_request
                 .warn(&"a request to the listener for peers is none of a peer's");
         }
-        opens
+        is_peer
     }
 }
 
@@ -178,7 +178,7 @@ async fn answer(
     gate: Arc<Gate>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    if !gate.opens(request.headers()) {
+    if !gate.verify(request.headers()) {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::FORBIDDEN;
         return Ok(response);

@@ -202,7 +202,7 @@ impl Relay {
         if let Some(client) = client {
             headers.append(header::FORWARDED, forwarded(client));
         }
-        self.secret.sign(headers, client);
+        self.secret.attach(headers, client);
         request
     }
 }

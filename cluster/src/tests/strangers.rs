@@ -10,7 +10,7 @@ use test_support::{Connection, Request};
 use super::{
     fake::Fake,
     node::{Node, SECRET, Setup, ask},
-    steps::directory,
+    steps::{directory, status},
 };
 use crate::filter::PeersFilter;
 
@@ -108,6 +108,29 @@ async fn an_owner_with_another_secret_is_none() {
         (503, &b"1"[..])
     );
     assert!(a.has(&mcp) && !b.has(&mcp));
+}
+
+/// An instance of each step and one of the next are members at the same time.
+#[tokio::test]
+async fn a_secret_is_changed_by_rolling_restarts() {
+    let steps = [
+        ("old", None),
+        ("old", Some("new")),
+        ("new", Some("old")),
+        ("new", None),
+    ];
+    let setup = |(secret, also_accepts)| Setup {
+        secret,
+        also_accepts,
+        ..Setup::default()
+    };
+    for (at, other) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)] {
+        let directory = directory();
+        let a = setup(steps[at]).start(&directory).await;
+        let b = setup(steps[other]).start(&directory).await;
+        let mcp = b.client_of(&a.session().await);
+        assert_eq!(status(&mcp, 1).await, 200, "{at} {other}");
+    }
 }
 
 #[tokio::test]
