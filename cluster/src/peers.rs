@@ -31,8 +31,9 @@ use crate::{
 /// How long the head of a request may take to come: 10 s.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
 
-/// How many fields a head may have: 256. The public side takes a hundred, and relays add some.
-const MAX_FIELDS: usize = 256;
+/// Maximum number of fields of a head: 512. By default hyper takes 100 of a client over HTTP/1.1, and over HTTP/2 as many as fit into
+/// 16 KiB, which counts 32 bytes for each field beside its name and value.
+pub(crate) const MAX_FIELDS: usize = 512;
 
 /// How long connections may take to end what they are at when the instance leaves: 5 s.
 const END_WITHIN: Duration = Duration::from_secs(5);

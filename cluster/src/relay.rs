@@ -41,12 +41,12 @@ use tracing::debug;
 use crate::{
     asked::Asked,
     body_idle::is_stalled,
-    fields::SESSION_ID,
     filter::PeersFilter,
     held::Held,
     ids::Owner,
+    peers::MAX_FIELDS,
     warn_rarely::WarnRarely,
-    way::Failure,
+    way::{Failure, Refusal},
     wire::{Answerer, Secret},
 };
 
@@ -55,6 +55,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the head of a response may take, unless the body of a POST was asked for: 10 s.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum number of fields that a relay adds to a head.
+const MAX_ADDED: usize = 8;
 
 /// Fields of one connection, beside those that `Connection` names. `Expect` was met here.
 const OF_ONE_CONNECTION: [HeaderName; 9] = [
@@ -67,6 +70,27 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
     header::TRAILER,
     header::TRANSFER_ENCODING,
     header::UPGRADE,
+];
+
+/// Fields that are meant for whatever serves the request, so that no client can have them removed. [`is_end_to_end`] has more.
+const END_TO_END: [HeaderName; 17] = [
+    header::ACCEPT,
+    header::ACCEPT_ENCODING,
+    header::ACCEPT_LANGUAGE,
+    header::AUTHORIZATION,
+    header::CACHE_CONTROL,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::COOKIE,
+    header::FORWARDED,
+    header::HOST,
+    header::ORIGIN,
+    header::REFERER,
+    header::USER_AGENT,
+    header::VIA,
+    HeaderName::from_static("last-event-id"),
+    HeaderName::from_static("x-real-ip"),
 ];
 
 /// What all relays of an instance have in common.
@@ -101,6 +125,18 @@ impl Relay {
             strange_address: WarnRarely::default(),
             strange_answer: WarnRarely::default(),
         }
+    }
+
+    /// Reads the body if it can be kept.
+    ///
+    /// # Errors
+    ///
+    /// The body cannot be read, or the head has more fields than a peer takes.
+    pub(crate) async fn prepare(&self, held: &mut Held) -> Result<(), Refusal> {
+        if held.head.headers.len() + MAX_ADDED > MAX_FIELDS {
+            return Err(Refusal::TooManyFields);
+        }
+        held.read().await
     }
 
     /// Sends a request to an owner. After a failure `held` knows whether the request is still whole.
@@ -341,8 +377,8 @@ fn origin_form(head: &Parts) -> Uri {
     Uri::from(path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Removes what is of one connection. The session is of the request, whatever a client says: without it, an owner would say that
-/// it does not live there.
+/// Removes the fields of one connection: the known ones, and those that `Connection` names, except fields that are meant for all
+/// recipients and must not be named there (RFC 9110, section 7.6.1).
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -350,11 +386,16 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
-        .filter(|name| *name != SESSION_ID)
+        .filter(|name| !is_end_to_end(name))
         .collect();
     for name in named.iter().chain(&OF_ONE_CONNECTION) {
         headers.remove(name);
     }
+}
+
+fn is_end_to_end(name: &HeaderName) -> bool {
+    let text = name.as_str();
+    END_TO_END.contains(name) || text.starts_with("mcp-") || text.starts_with("x-forwarded-")
 }
 
 // === impl HopBody ===
@@ -422,6 +463,34 @@ mod tests {
         assert_eq!(headers["host"], "host");
         assert_eq!(headers["mcp-cluster"], "secret");
         assert_eq!(headers.len(), 5, "{headers:?}");
+    }
+
+    /// An outer layer may have added them, or what is inside needs them.
+    #[test]
+    fn a_client_cannot_have_a_field_removed_that_is_meant_for_all() {
+        let mut headers = HeaderMap::new();
+        for name in [
+            "authorization",
+            "content-type",
+            "cookie",
+            "forwarded",
+            "host",
+            "last-event-id",
+            "mcp-protocol-version",
+            "mcp-session-id",
+            "x-forwarded-for",
+        ] {
+            headers.append("connection", HeaderValue::from_static(name));
+            headers.insert(name, HeaderValue::from_static("kept"));
+        }
+        let end_to_end = headers.len() / 2;
+        for name in ["keep-alive", "te", "x-of-this-hop"] {
+            headers.append("connection", HeaderValue::from_static(name));
+            headers.insert(name, HeaderValue::from_static("removed"));
+        }
+        remove_hop_by_hop(&mut headers);
+        assert_eq!(headers.len(), end_to_end, "{headers:?}");
+        assert!(headers.values().all(|value| value == "kept"));
     }
 
     #[test]

@@ -260,7 +260,7 @@ impl Router {
                 }
                 Step::Relay(is) => {
                     expected = None;
-                    if let Err(refusal) = held.read().await {
+                    if let Err(refusal) = self.relay.prepare(&mut held).await {
                         return Routed::Answered(refusal.into());
                     }
                     let sent = self.send(session, &mut held, is.owner).await;
@@ -429,6 +429,10 @@ impl From<Refusal> for Response<Body> {
             Refusal::OwnerAway => (AWAY, "the server of this session cannot be reached now\n"),
             Refusal::Again => (AWAY, "this session has just moved\n"),
             Refusal::Broken => (StatusCode::BAD_GATEWAY, "this session's server broke off\n"),
+            Refusal::TooManyFields => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "too many header fields for a relay\n",
+            ),
             Refusal::BrokeOff => (StatusCode::BAD_REQUEST, "the request broke off\n"),
             Refusal::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request stalled\n"),
         };

@@ -80,6 +80,8 @@ pub(crate) enum Refusal {
     Again,
     /// The owner broke off before it answered. Whether it had begun is not known, so it is not for this instance to send it again.
     Broken,
+    /// The head of the request has more fields than a peer takes.
+    TooManyFields,
     /// The client broke off in the middle of its request.
     BrokeOff,
     /// The client sent a part of its request, and nothing more.

@@ -7,6 +7,7 @@ use axum::{
     extract::{ConnectInfo, Request},
     routing::any,
 };
+use http::HeaderValue;
 use mcp_cancel_on_disconnect::{Grace, socket::Peer};
 use rmcp::model::ServerRequest;
 use serde_json::{Value, json};
@@ -16,10 +17,12 @@ use tokio::{
     sync::{Notify, mpsc},
     time::Instant,
 };
+use tower_service::Service as _;
 
 use super::{
+    lines::Warnings,
     node::{Node, SECRET, Setup},
-    steps::directory,
+    steps::{directory, post_echo, status},
 };
 
 #[tokio::test]
@@ -253,6 +256,41 @@ async fn what_is_served_here_asks_nothing_of_the_directory() {
         assert_eq!(call.answer().await.unwrap()["id"], id);
     }
     assert_eq!(count(), before + 1);
+}
+
+/// As clients may send over HTTP/2.
+#[tokio::test]
+async fn a_head_of_many_fields_passes_or_is_refused_for_what_it_is() {
+    let directory = directory();
+    let [a, mut b] = Node::several(&directory).await;
+    let mcp = b.client_of(&a.session().await);
+    let warnings = Warnings::watch();
+    for (count, expected) in [(280, 200), (504, 200), (505, 431), (2_000, 431)] {
+        let mut request = post_echo(&mcp, 1);
+        while request.headers().len() < count {
+            let value = HeaderValue::from_static("a");
+            request.headers_mut().append("x-many", value);
+        }
+        let response = b.app.call(request).await.unwrap();
+        assert_eq!(response.status(), expected, "{count}");
+    }
+    assert_eq!(warnings.with(""), 0);
+}
+
+/// rmcp goes by the first, and so does the way to the owner.
+#[tokio::test]
+async fn a_session_that_is_named_twice_is_the_same_everywhere() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let id = mcp.session_id().unwrap();
+    for (first, second, expected) in [(id, id, 200), (id, "another", 200), ("another", id, 404)] {
+        for node in [&a, &b] {
+            let twice = node.client(first).header("mcp-session-id", second);
+            assert_eq!(status(&twice, 1).await, expected, "{second}");
+        }
+    }
+    assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
 #[tokio::test]
