@@ -106,7 +106,9 @@ impl Peer {
     /// let peer = stream.peer().with_addr(client);
     /// assert_eq!(peer.addr(), client);
     /// drop(proxy);
-    /// peer.gone().await;
+    /// while !peer.is_gone() {
+    ///     tokio::task::yield_now().await;
+    /// }
     /// # Ok(())
     /// # }
     /// ```
