@@ -11,7 +11,7 @@ use crate::{
     directory::{DirectoryError, MemoryDirectory, RedisDirectory},
     filter::PeersFilter,
     ids::{Incarnation, Owner},
-    wire::Secret,
+    wire::{InvalidSecret, Secret},
 };
 
 /// What an instance needs to be a member. [`Cluster::redis`] begins one.
@@ -21,6 +21,7 @@ pub struct ClusterBuilder {
     engine: Engine,
     advertised: Option<String>,
     secret: Option<String>,
+    also_accepted: Option<String>,
     filter: PeersFilter,
 }
 
@@ -77,6 +78,7 @@ impl ClusterBuilder {
             engine,
             advertised: None,
             secret: None,
+            also_accepted: None,
             filter: PeersFilter::default(),
         }
     }
@@ -89,8 +91,70 @@ impl ClusterBuilder {
 
     /// Sets a secret that all instances share. Without it, everybody who reaches the listener for peers from an address that
     /// [`peers_filter`](Self::peers_filter) admits counts as one. It is sent in clear, as the requests are.
+    /// [`also_accept`](Self::also_accept) changes it without a gap.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
+        self
+    }
+
+    /// Accepts a second secret beside [`secret`](Self::secret), which is the one that this instance sends.
+    ///
+    /// A secret is changed by three rolling restarts, during which every instance accepts what every other instance sends:
+    ///
+    /// | restart | `secret` | `also_accept` |
+    /// |---|---|---|
+    /// | before | the old one | |
+    /// | first | the old one | the new one |
+    /// | second | the new one | the old one |
+    /// | third | the new one | |
+    ///
+    /// A cluster that has no secret does not get one so: until all of its instances have it, some relays are refused, and their
+    /// clients get 503.
+    ///
+    /// ```
+    /// # use tokio::{io::{AsyncReadExt, AsyncWriteExt}, net::{TcpListener, TcpStream}};
+    /// use mcp_cancel_cluster::{Cluster, ClusterBuilder, MemoryDirectory};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn accepts(member: ClusterBuilder, secret: &str) -> Result<bool, Box<dyn std::error::Error>> {
+    /// #     let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// #     let address = listener.local_addr()?;
+    /// #     let cluster = member.advertise(address.to_string()).connect().await?;
+    /// #     let app: axum::Router = axum::Router::new().layer(cluster.layer());
+    /// #     let served = async { cluster.serve_peers(listener, app).await };
+    /// #     let asked = async {
+    /// #         let mut stream = TcpStream::connect(address).await?;
+    /// #         let request = format!("GET / HTTP/1.1\r\nhost: a\r\nmcp-cluster: {secret}\r\n\r\n");
+    /// #         stream.write_all(request.as_bytes()).await?;
+    /// #         let mut answer = String::new();
+    /// #         stream.read_to_string(&mut answer).await?;
+    /// #         Ok(!answer.starts_with("HTTP/1.1 403 "))
+    /// #     };
+    /// #     tokio::select! {
+    /// #         answer = asked => answer,
+    /// #         () = served => Ok(false),
+    /// #     }
+    /// # }
+    /// let directory = MemoryDirectory::default();
+    /// let before = Cluster::in_memory(&directory).secret("old");
+    /// let first = before.clone().also_accept("new");
+    /// let second = Cluster::in_memory(&directory).secret("new").also_accept("old");
+    /// let third = Cluster::in_memory(&directory).secret("new");
+    ///
+    /// // During the second restart some instances send the old one, and some the new one.
+    /// for member in [first.clone(), second.clone()] {
+    ///     assert!(accepts(member.clone(), "old").await? && accepts(member, "new").await?);
+    /// }
+    /// // Without the first restart, the instances that wait for theirs would refuse the others.
+    /// assert!(!accepts(before, "new").await?);
+    /// // After the third the old one is worth nothing.
+    /// assert!(accepts(third.clone(), "new").await? && !accepts(third, "old").await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn also_accept(mut self, secret: impl Into<String>) -> Self {
+        self.also_accepted = Some(secret.into());
         self
     }
 
@@ -108,7 +172,7 @@ impl ClusterBuilder {
     /// # Errors
     ///
     /// The URL of the directory cannot be read; there is no address to advertise, it is none, or
-    /// [`peers_filter`](Self::peers_filter) does not admit it; or the secret has characters that a header field cannot have.
+    /// [`peers_filter`](Self::peers_filter) does not admit it; or a secret has characters that a header field cannot have.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -129,17 +193,24 @@ impl ClusterBuilder {
             address: self.address()?,
             incarnation: Incarnation::random(),
         };
-        let secret = self
-            .secret
-            .as_deref()
-            .map_or(Ok(Secret::default()), Secret::new);
-        let secret = secret.map_err(|_| What::Secret)?;
+        let secret = self.accepted().map_err(|_| What::Secret)?;
         match self.engine {
             Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret)),
             Engine::Redis(url) => {
                 let directory = RedisDirectory::new(&url).map_err(What::Engine)?;
                 Ok(join(me, directory, self.filter, secret))
             }
+        }
+    }
+
+    fn accepted(&self) -> Result<Secret, InvalidSecret> {
+        let secret = match &self.secret {
+            Some(secret) => Secret::new(secret)?,
+            None => Secret::default(),
+        };
+        match &self.also_accepted {
+            Some(other) => secret.also_accept(other),
+            None => Ok(secret),
         }
     }
 
@@ -182,9 +253,9 @@ impl fmt::Display for ConnectError {
                 f,
                 "the filter of peers does not admit the advertised address {ip}"
             ),
-            What::Secret => f.write_str(
-                "the secret is empty, or has characters that a header field cannot have",
-            ),
+            What::Secret => {
+                f.write_str("a secret is empty, or has characters that a header field cannot have")
+            }
         }
     }
 }
@@ -232,6 +303,11 @@ mod tests {
     async fn a_secret_or_a_url_that_cannot_be_is_refused() {
         let memory = Cluster::in_memory(&MemoryDirectory::default()).advertise("10.0.0.7:9000");
         assert!(refused(memory.clone().secret("")).await.contains("secret"));
+        assert!(
+            refused(memory.clone().also_accept(""))
+                .await
+                .contains("secret")
+        );
         assert!(memory.clone().secret("a secret").connect().await.is_ok());
         let redis = Cluster::redis("not a url").advertise("10.0.0.7:9000");
         assert!(refused(redis).await.contains("directory"));

@@ -22,6 +22,7 @@ use crate::{
     departure::Stage,
     door::Visit,
     fields::Fields,
+    held::Held,
     ids::SessionHash,
     peers,
     resume::{self, Localized},
@@ -87,6 +88,10 @@ pin_project! {
 
 /// How often the way of a request is looked for, if its session is another's as soon as it was found to be this instance's: 3 times.
 const MAX_SEARCHES: usize = 3;
+
+/// Maximum length of a body that is read before its request takes the turn to restore its session: one byte more than rmcp takes by
+/// default (4 MiB). rmcp reads the body first, and restores then.
+const MAX_BROUGHT: usize = 4 * 1024 * 1024 + 1;
 
 type Elsewhere<E> = Pin<Box<dyn Future<Output = Result<Response<Body>, E>> + Send>>;
 
@@ -244,7 +249,7 @@ async fn moved(router: &Router, request: Request<Body>) -> Response<Body> {
 /// Says that a session is not here, whoever else waits for it.
 async fn elsewhere(router: &Router, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let moved = peers::moved(&head.headers, body).await;
+    let moved = peers::moved(&head.headers, body, router.me.incarnation).await;
     router.departure.settles().await;
     moved
 }
@@ -287,10 +292,18 @@ async fn search<S: Inner>(
 async fn bring<S: Inner>(
     router: &Router,
     inner: &mut S,
-    mut request: Request<Body>,
+    request: Request<Body>,
     expected: Expected,
 ) -> Result<Brought, S::Error> {
     let session = session_of(&request);
+    // Before the turn is taken: no other request waits for a body that stalls.
+    let mut held = Held::new(request);
+    if let Err(refusal) = held.read_up_to(MAX_BROUGHT).await {
+        return Ok(Brought::Served(refusal.into()));
+    }
+    let Some(mut request) = held.into_request() else {
+        return Ok(Brought::Served(Refusal::Again.into()));
+    };
     let turn = expected.turn().await;
     let turn = (!router.lives_here(session.as_deref())).then_some(turn);
     if turn.is_some()

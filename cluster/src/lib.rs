@@ -12,6 +12,7 @@ struct Readme;
 mod answers;
 mod arrivals;
 mod asked;
+mod body_idle;
 mod builder;
 mod closers;
 mod cluster;

@@ -184,8 +184,9 @@ impl Router {
     pub(crate) async fn hand_over(&self, request: Request<Body>) -> HandedOver {
         let session = Fields::of(request.headers()).session.map(str::to_owned);
         let mut held = Held::new(request);
-        let Ok(errand) = Errand::of(&mut held).await else {
-            return HandedOver::Answered(broke_off());
+        let errand = match Errand::of(&mut held).await {
+            Ok(errand) => errand,
+            Err(refusal) => return HandedOver::Answered(refusal.into()),
         };
         let (Some(request), Some(id)) = (held.into_request(), session) else {
             return HandedOver::Answered(Refusal::Again.into());
@@ -268,13 +269,13 @@ impl Router {
                     Step::LookUp
                 }
                 // Nothing comes to an instance that is gone.
-                Step::Claim(_) | Step::Take if self.departure.stage() >= Stage::Gone => {
+                Step::Claim(..) | Step::Take if self.departure.stage() >= Stage::Gone => {
                     Step::Refuse(Refusal::Again)
                 }
                 Step::Relay(is) => {
                     expected = None;
-                    if held.read().await.is_err() {
-                        return Routed::Answered(broke_off());
+                    if let Err(refusal) = self.relay.prepare(&mut held).await {
+                        return Routed::Answered(refusal.into());
                     }
                     let sent = self.send(&mut held, is.owner).await;
                     meter::relayed(sent.as_ref().err().copied());
@@ -288,10 +289,13 @@ impl Router {
                     }
                 }
                 Step::AskLease(is) => way.lease(is, self.lease(is.owner).await),
-                Step::Claim(former) => {
+                Step::Claim(former, cause) => {
                     expected = Some(self.arrivals.expect(session));
                     let (claimed, is_sound) = self.claim(session, former).await;
                     meter::claimed(claimed);
+                    if claimed == Claimed::Won {
+                        info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed: {cause}");
+                    }
                     way.claimed(claimed, is_sound, held.is_whole())
                 }
                 Step::Take => {
@@ -378,9 +382,6 @@ impl Router {
                 self.owners.is_mine(session);
                 self.sessions.claimed(session, wanted.epoch);
                 self.departure.has_back(session);
-                if former.owner != self.me {
-                    info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed, its owner does not have it any more");
-                }
                 (Claimed::Won, false)
             }
             Ok(Claim::Lost(Record::Owned(is))) => {
@@ -405,10 +406,6 @@ fn here(held: Held, expected: Option<Expected>) -> Routed {
         // `Way` does not come here with a request that is not whole.
         None => Routed::Answered(Refusal::Again.into()),
     }
-}
-
-fn broke_off() -> Response<Body> {
-    refused(StatusCode::BAD_REQUEST, "the request broke off")
 }
 
 /// Says that a session does not begin. Which request opened it is not known, because nothing here reads requests.
@@ -439,21 +436,25 @@ fn refused(status: StatusCode, text: &'static str) -> Response<Body> {
 
 impl From<Refusal> for Response<Body> {
     fn from(refusal: Refusal) -> Self {
-        let text = match refusal {
-            Refusal::NotSound => "where this session lives is not known at the moment\n",
-            Refusal::OwnerAway => "the server of this session cannot be reached at the moment\n",
-            Refusal::Again => "this session has just moved\n",
-            Refusal::Broken => {
-                return refused(
-                    StatusCode::BAD_GATEWAY,
-                    "the server of this session broke off\n",
-                );
-            }
+        const AWAY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
+        let (status, text) = match refusal {
+            Refusal::NotSound => (AWAY, "where this session lives is not known now\n"),
+            Refusal::OwnerAway => (AWAY, "the server of this session cannot be reached now\n"),
+            Refusal::Again => (AWAY, "this session has just moved\n"),
+            Refusal::Broken => (StatusCode::BAD_GATEWAY, "this session's server broke off\n"),
+            Refusal::TooManyFields => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "too many header fields for a relay\n",
+            ),
+            Refusal::BrokeOff => (StatusCode::BAD_REQUEST, "the request broke off\n"),
+            Refusal::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request stalled\n"),
         };
-        let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, text);
-        response
-            .headers_mut()
-            .insert(header::RETRY_AFTER, RETRY_AFTER);
+        let mut response = refused(status, text);
+        if status == AWAY {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
         response
     }
 }

@@ -158,11 +158,12 @@ impl Relayed {
         .await;
     }
 
-    /// Says that the session is not here.
-    pub(super) async fn moved(mut self) {
-        self.write(
-            "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n",
-        )
+    /// Answers as this incarnation that the session is not here.
+    pub(super) async fn moved(mut self, me: Owner) {
+        let incarnation = me.incarnation;
+        self.write(&format!(
+            "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved {incarnation}\r\ncontent-length: 0\r\n\r\n"
+        ))
         .await;
     }
 

@@ -1,6 +1,6 @@
 //! The owner of a session is gone, or does not have it any more: somebody claims it, and only one.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{Router, body::Body, routing::any};
 use futures_util::future::join;
@@ -10,12 +10,12 @@ use tokio::sync::Notify;
 
 use super::{
     fake::Fake,
-    node::{Node, ask, hash},
-    steps::directory,
+    node::{Node, ask, hash, pass},
+    steps::{directory, nobody},
 };
 use crate::{
     directory::{
-        contract,
+        Directory as _, LEASE, Status, contract,
         faulty::{Fault, Faulty},
     },
     ids::Owner,
@@ -73,6 +73,28 @@ async fn a_session_whose_owner_is_gone_has_one_new_owner() {
     }
 }
 
+/// A firewall rejects, or the owner's listener ended: that a connection is refused proves nothing.
+#[tokio::test]
+async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_over() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = b.client_of(&a.session().await);
+    a.is_killed().await;
+    for is_call in [true, false] {
+        let mut refused = if is_call {
+            mcp.call(1, "echo", json!({ "text": "x" })).await
+        } else {
+            mcp.listen().await
+        };
+        let head = refused.head().await;
+        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    }
+    assert_eq!(directory.asked("claim"), 0);
+    pass(LEASE).await;
+    assert_eq!(echo(&mcp, "x").await, "x");
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
+}
+
 #[tokio::test]
 async fn the_body_of_a_request_whose_owner_is_gone_is_whole() {
     for length in [0, 10, 60_000, 70_000, 1_000_000] {
@@ -81,6 +103,7 @@ async fn the_body_of_a_request_whose_owner_is_gone_is_whole() {
         let mut owner = Fake::new(&directory).await;
         let mcp = owner.session(&b).await;
         owner.closes();
+        owner.ends().await;
         let text = "x".repeat(length);
         assert!(echo(&mcp, &text).await == text, "{length}");
         assert!(b.has(&mcp));
@@ -96,7 +119,7 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     let (text, relayed) = join(echo(&mcp, "hello"), async {
         let request = owner.request().await;
         let body = request.body.clone();
-        request.moved().await;
+        request.moved(owner.me).await;
         body
     })
     .await;
@@ -104,6 +127,34 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     let relayed: Value = serde_json::from_slice(&relayed).unwrap();
     assert_eq!(relayed["params"]["arguments"]["text"], "hello");
     assert!(b.has(&mcp));
+}
+
+/// Two instances with one advertised address, or one that was started again: the word of the other one is not the owner's.
+#[tokio::test]
+async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    for is_asked in [true, false] {
+        let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+        let request = if is_asked {
+            owner.request().await
+        } else {
+            owner.head().await
+        };
+        request.moved(nobody()).await;
+        let head = call.head().await;
+        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    }
+    assert_eq!(directory.asked("claim"), 0);
+    assert_eq!(owner_of(&directory, &mcp).await, owner.me);
+
+    owner.ends().await;
+    let other = async { owner.request().await.moved(nobody()).await };
+    let (text, ()) = join(echo(&mcp, "x"), other).await;
+    assert_eq!(text, "x");
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
 /// A long body was on its way when the owner said so: it cannot be sent again, but the session has moved by then.
@@ -115,7 +166,7 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
     let mcp = owner.session(&b).await;
     let text = "x".repeat(100_000);
     let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
-    owner.request().await.moved().await;
+    owner.request().await.moved(owner.me).await;
     let head = call.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
     assert!(echo(&mcp, &text).await == text);
@@ -130,7 +181,7 @@ async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
         let mut owner = Fake::new(&directory).await;
         let text = "x".repeat(length);
         let mcp = owner.session(&b).await;
-        let moves = async { owner.head().await.moved().await };
+        let moves = async { owner.head().await.moved(owner.me).await };
         let (answered, ()) = join(echo(&mcp, &text), moves).await;
         assert!(answered == text, "moved, {length}");
 
@@ -154,7 +205,7 @@ async fn a_request_that_is_moved_again_and_again_is_refused() {
     directory.set(Fault::Lies(owner.me));
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     for _ in 0..4 {
-        owner.request().await.moved().await;
+        owner.request().await.moved(owner.me).await;
     }
     let head = call.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
@@ -197,7 +248,7 @@ async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
     let (call, waits) = join(mcp.call(1, "hold", json!({})), owner.request()).await;
     let (mut listening, silent) = join(mcp.listen(), owner.request()).await;
     tokio::time::pause();
-    tokio::time::advance(std::time::Duration::from_secs(11)).await;
+    tokio::time::advance(Duration::from_secs(11)).await;
     tokio::time::resume();
     let head = listening.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
@@ -209,6 +260,58 @@ async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
     let reply = call.reply().await;
     assert_eq!((reply.status, reply.text()), (200, "late"));
     assert_eq!(owner_of(&directory, &mcp).await, owner.me);
+}
+
+/// Until its body was asked for, a call is like every other request: it waits for 10 s, then the lease decides.
+#[tokio::test]
+async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
+    for (length, is_alive) in [(10, true), (10, false), (100_000, true), (100_000, false)] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = Fake::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        let text = "x".repeat(length);
+        let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
+        let hangs = owner.head().await;
+        pass(Duration::from_millis(9_900)).await;
+        if is_alive {
+            directory.memory.lease(owner.me, &Status::default()).await.unwrap();
+        }
+        pass(Duration::from_millis(200)).await;
+        let head = call.head().await;
+        hangs.closed().await;
+        if is_alive {
+            assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+            assert_eq!(owner_of(&directory, &mcp).await, owner.me);
+        } else {
+            assert_eq!(head.status, 200);
+            let answer = call.answer().await.unwrap();
+            assert!(answer["result"]["content"][0]["text"] == text, "{length}");
+            assert_eq!(owner_of(&directory, &mcp).await, b.me);
+        }
+    }
+}
+
+/// Nothing is asked for of a POST without a body, so it may have begun, and does not go elsewhere.
+#[tokio::test]
+async fn a_post_without_a_body_is_not_sent_again() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    owner.ends().await;
+    for hangs in [true, false] {
+        let mut call = mcp.send(&mcp.post_request("")).await;
+        let request = owner.request().await;
+        if hangs {
+            pass(Duration::from_millis(10_100)).await;
+            request.closed().await;
+        } else {
+            drop(request);
+        }
+        assert_eq!(call.head().await.status, 502);
+    }
+    assert_eq!(directory.asked("claim"), 0);
 }
 
 #[tokio::test]
@@ -275,6 +378,7 @@ async fn a_session_that_is_being_taken_is_here_to_peers() {
     let mut owner = Fake::new(&directory).await;
     let mcp = owner.session(&b).await;
     owner.closes();
+    owner.ends().await;
     let id = mcp.session_id().unwrap();
     let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (noted, waits) = (entered.clone(), go.clone());

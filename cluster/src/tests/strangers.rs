@@ -10,7 +10,7 @@ use test_support::{Connection, Request};
 use super::{
     fake::Fake,
     node::{Node, SECRET, Setup, ask},
-    steps::directory,
+    steps::{directory, status},
 };
 use crate::filter::PeersFilter;
 
@@ -81,8 +81,8 @@ async fn a_relay_is_never_relayed() {
         let reply =
             Connection::fetch(b.me.address, &relayed(mcp, &[("mcp-cluster", SECRET)])).await;
         assert_eq!(
-            (reply.status, reply.headers["mcp-cluster"].as_bytes()),
-            (421, &b"moved"[..])
+            (reply.status, reply.headers["mcp-cluster"].to_str().unwrap()),
+            (421, &*format!("moved {}", b.me.incarnation))
         );
     }
     let mut cut = Connection::open(b.me.address).await;
@@ -110,6 +110,29 @@ async fn an_owner_with_another_secret_is_none() {
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
+/// An instance of each step and one of the next are members at the same time.
+#[tokio::test]
+async fn a_secret_is_changed_by_rolling_restarts() {
+    let steps = [
+        ("old", None),
+        ("old", Some("new")),
+        ("new", Some("old")),
+        ("new", None),
+    ];
+    let setup = |(secret, also_accepts)| Setup {
+        secret,
+        also_accepts,
+        ..Setup::default()
+    };
+    for (at, other) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)] {
+        let directory = directory();
+        let a = setup(steps[at]).start(&directory).await;
+        let b = setup(steps[other]).start(&directory).await;
+        let mcp = b.client_of(&a.session().await);
+        assert_eq!(status(&mcp, 1).await, 200, "{at} {other}");
+    }
+}
+
 #[tokio::test]
 async fn an_answer_that_is_none_of_a_peers_is_none() {
     let directory = directory();
@@ -120,7 +143,8 @@ async fn an_answer_that_is_none_of_a_peers_is_none() {
         "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n",
-        "HTTP/1.1 200 OK\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nmcp-cluster: moved 0123456789abcdef\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 404 Not Found\r\nmcp-cluster: 0123456789ABCDEF\r\ncontent-length: 0\r\n\r\n",
     ] {
         let (mut listening, mut request) = join(mcp.listen(), owner.request()).await;

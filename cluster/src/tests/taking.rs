@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use futures_util::{FutureExt as _, future::join};
 use serde_json::json;
-use test_support::within;
+use test_support::{Connection, within};
 use tokio::task::yield_now;
 use tower_service::Service as _;
 
 use super::{
-    node::{Node, hash},
+    node::{Node, SECRET, hash, pass},
     steps::{all_else, directory, is_closed, nobody, post_echo, status},
 };
 use crate::{
+    body_idle::BODY_IDLE_TIMEOUT,
     directory::{
         Claim,
         contract::{claim_from, ownership},
@@ -141,6 +142,70 @@ async fn a_call_that_waited_does_not_bring_a_session_that_others_are_about_to() 
             assert_eq!(node.has(&mcp), node.me == owner, "{is_claimed}");
         }
     }
+}
+
+/// A client of the instance itself, or another instance for its client, sends a part of a request whose session is to be restored. No
+/// other request waits for the rest.
+#[tokio::test]
+async fn half_a_body_locks_no_session() {
+    for (is_from_peer, length) in [
+        (false, 1_000),
+        (false, 100_000),
+        (true, 1_000),
+        (true, 100_000),
+    ] {
+        let directory = directory();
+        let [a] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        is_closed(&a, &mcp).await;
+        let half = mcp.post_request("{").header("mcp-cluster", SECRET);
+        let to = if is_from_peer {
+            a.me.address
+        } else {
+            a.public.as_ref().unwrap().addr
+        };
+        // The session is on its way, or a peer would be told that it is not here.
+        let expected = a.routing().arrivals.expect(hash(&mcp));
+        let mut slow = Connection::open(to).await;
+        slow.send_cut(&half, length).await;
+        let beside = async {
+            while a.routing().arrivals.requests(hash(&mcp)) < 2 {
+                yield_now().await;
+            }
+        };
+        within("the half", beside).await;
+        drop(expected);
+        assert_eq!(within("a status", status(&mcp, 1)).await, 200);
+        pass(BODY_IDLE_TIMEOUT).await;
+        assert_eq!(slow.head().await.status, 408, "{is_from_peer} {length}");
+        all_else().await;
+        assert!(a.routing().arrivals.are_none());
+    }
+}
+
+/// The same on an instance that relays, and on one that hands its sessions over.
+#[tokio::test]
+async fn half_a_body_is_waited_for_for_a_while_only() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let at_b = b.client_of(&mcp);
+    let _leaving = a.routing().departure.begin();
+    let peer = mcp.header("mcp-cluster", SECRET);
+    let halves = [
+        (b.public.as_ref().unwrap().addr, &at_b, 1_000),
+        (b.public.as_ref().unwrap().addr, &at_b, 100_000),
+        (a.me.address, &peer, 1_000),
+    ];
+    for (to, mcp, length) in halves {
+        let mut slow = Connection::open(to).await;
+        slow.send_cut(&mcp.post_request("{"), length).await;
+        all_else().await;
+        pass(BODY_IDLE_TIMEOUT + Duration::from_secs(1)).await;
+        let head = within("a head", slow.head()).await;
+        assert_eq!(head.status, 408, "{to} {length}");
+    }
+    assert_eq!(status(&at_b, 1).await, 200);
 }
 
 /// A session is closed where it lived. One peer is told so, and claims it while its owner is about to take it for a client of its
