@@ -28,8 +28,8 @@ use redis::{
 
 use self::connection::Connection;
 use super::{
-    ANSWERS_LIMIT, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, KEPT, LEASE, LIMIT, Lease, Leases,
-    Look, Registration, Status,
+    ANSWERS_LIMIT, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, KEPT, LEASE, LIMIT,
+    Lease, Leases, Look, Registration, Status,
 };
 use crate::{
     ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
