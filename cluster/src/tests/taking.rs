@@ -339,7 +339,7 @@ async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
     directory.set(Fault::None);
     let answered = [
         status(&a.client("unreadable"), 5).await,
-        status(&b.client("unreadable"), 6).await,
+        status(&a.client("unreadable"), 6).await,
         status(&a.client("unreadable"), 7).await,
         status(&b.client("unreadable"), 8).await,
     ];
