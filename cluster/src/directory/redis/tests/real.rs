@@ -14,6 +14,7 @@ use crate::{
     ids::Epoch,
     owners::Owners,
     sessions::Sessions,
+    turned_away::TurnedAway,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -46,7 +47,12 @@ impl Living {
     async fn start(server: &Server, number: u8, sessions_here: usize) -> Self {
         let (me, directory) = (instance(number), directory(server));
         let (sessions, _lost) = Sessions::new(me.incarnation);
-        let heart = Heart::new(me, directory.clone(), sessions.clone(), Arc::default());
+        let heart = Heart::new(
+            me,
+            directory.clone(),
+            sessions.clone(),
+            Arc::new(TurnedAway::new(Duration::ZERO)),
+        );
         for id in 0..sessions_here {
             let id = id.to_string();
             sessions.begins(&id, session(&id).params);
