@@ -9,7 +9,7 @@ mod elsewhere;
 mod fake;
 mod gone;
 mod leaving;
-mod lines;
+pub(crate) mod lines;
 mod meeting;
 mod node;
 mod orphans;
