@@ -7,7 +7,7 @@ use std::{
     process::Stdio,
 };
 
-use redis::{FromRedisValue, aio::MultiplexedConnection};
+use redis::{FromRedisValue, RedisResult, aio::MultiplexedConnection};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -129,12 +129,17 @@ impl Server {
 
     /// What it answers to a command, on a connection of its own.
     pub(super) async fn ask<T: FromRedisValue>(&self, command: &str) -> T {
+        self.try_ask(command).await.unwrap()
+    }
+
+    /// What it answers, be it that it refuses.
+    pub(super) async fn try_ask<T: FromRedisValue>(&self, command: &str) -> RedisResult<T> {
         let mut words = command.split(' ');
         let mut asked = redis::cmd(words.next().unwrap());
         for word in words {
             asked.arg(word);
         }
-        asked.query_async(&mut self.connect().await).await.unwrap()
+        asked.query_async(&mut self.connect().await).await
     }
 
     /// A field of what it answers to `INFO`.

@@ -117,10 +117,13 @@ async fn a_failover_while_all_goes_well_is_followed() {
     let group = Group::start().await;
     let one = Living::begin(group.directory(), 1, 100);
     one.until_sound().await;
-    let () = group
-        .sentinel
-        .ask(&format!("SENTINEL FAILOVER {NAME}"))
-        .await;
+    // It refuses until it has seen that the replica is in step, which it asks for every 10 s.
+    let failover = format!("SENTINEL FAILOVER {NAME}");
+    eventually("the Sentinel begins", async || {
+        let begun: redis::RedisResult<()> = group.sentinel.try_ask(&failover).await;
+        begun.is_ok()
+    })
+    .await;
     group.is_used_by(&one, 100).await;
 }
 
