@@ -34,10 +34,12 @@ mod owners;
 mod peers;
 mod proof;
 mod recent;
+mod refusals;
 mod relay;
 mod resume;
 mod resumed;
 mod router;
+mod serving;
 mod sessions;
 mod store;
 #[cfg(test)]

@@ -3,10 +3,9 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use axum::body::Body;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use serde_json::json;
+use http::{Method, Request, Response};
 use tokio::time::{sleep, timeout};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::{
     arrivals::{Arrivals, Expected},
@@ -21,6 +20,7 @@ use crate::{
     lives::Lives,
     meter,
     owners::{Found, Owners},
+    refusals,
     relay::Relay,
     resume::{self, Localized, LostCall},
     sessions::Sessions,
@@ -28,17 +28,11 @@ use crate::{
     way::{Arrival, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
 
-/// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
-
 /// How long after a look-up the next is, for who claims what this instance gave up: 50 ms.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// How often a session of this instance is taken that somebody else takes at the same time: 3 times.
 const MAX_TAKES: usize = 3;
-
-/// The code of the error to whoever opens a session: the first of those that are left to servers.
-const NOT_NOW: i32 = -32000;
 
 /// How long a resume may be on its way to the owner before its client counts as at the door: 250 ms. Its call's grace may end meanwhile.
 const ON_ITS_WAY: Duration = Duration::from_millis(250);
@@ -171,8 +165,22 @@ impl Router {
 
     /// Asks a client to come again.
     pub(crate) fn turn_away(&self, refusal: Refusal) -> Response<Body> {
-        self.turned_away.note();
+        if refusal.is_temporary() {
+            self.turned_away.note();
+        }
         refusal.into()
+    }
+
+    /// What is answered when a session of this instance could not be restored: that its client should come again, or, after a few tries
+    /// that did not fail for the directory, that there is none, so that its client opens a new one.
+    pub(crate) fn not_restored(&self, id: &str) -> Response<Body> {
+        if !self.sessions.is_beyond_restoring(id) {
+            return self.turn_away(Refusal::NotSound);
+        }
+        let session = SessionHash::of(id);
+        warn!(target: "mcp_cancel_cluster", %session, "a session is given up, because its handler refuses it when it is restored, or its parameters cannot be read");
+        self.sessions.deleted(id);
+        refusals::no_session()
     }
 
     /// Returns when nothing is left of a session that this instance has lost.
@@ -221,7 +229,7 @@ impl Router {
         if opened.is_none_or(|id| self.sessions.hand_out(id)) {
             response
         } else {
-            not_begun()
+            refusals::not_begun()
         }
     }
 
@@ -405,56 +413,5 @@ fn here(held: Held, expected: Option<Expected>) -> Routed {
         Some(request) => Routed::Here(request, expected),
         // `Way` does not come here with a request that is not whole.
         None => Routed::Answered(Refusal::Again.into()),
-    }
-}
-
-/// Says that a session does not begin. Which request opened it is not known, because nothing here reads requests.
-fn not_begun() -> Response<Body> {
-    let error = json!({
-        "jsonrpc": "2.0",
-        "id": null,
-        "error": { "code": NOT_NOW, "message": "no session can begin here at the moment" },
-    });
-    let mut response = Response::new(Body::from(error.to_string()));
-    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    let headers = response.headers_mut();
-    let json = HeaderValue::from_static("application/json");
-    headers.insert(header::CONTENT_TYPE, json);
-    headers.insert(header::RETRY_AFTER, RETRY_AFTER);
-    response
-}
-
-fn refused(status: StatusCode, text: &'static str) -> Response<Body> {
-    let mut response = Response::new(Body::from(text));
-    *response.status_mut() = status;
-    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, plain);
-    response
-}
-
-// === impl Refusal ===
-
-impl From<Refusal> for Response<Body> {
-    fn from(refusal: Refusal) -> Self {
-        const AWAY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
-        let (status, text) = match refusal {
-            Refusal::NotSound => (AWAY, "where this session lives is not known now\n"),
-            Refusal::OwnerAway => (AWAY, "the server of this session cannot be reached now\n"),
-            Refusal::Again => (AWAY, "this session has just moved\n"),
-            Refusal::Broken => (StatusCode::BAD_GATEWAY, "this session's server broke off\n"),
-            Refusal::TooManyFields => (
-                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-                "too many header fields for a relay\n",
-            ),
-            Refusal::BrokeOff => (StatusCode::BAD_REQUEST, "the request broke off\n"),
-            Refusal::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request stalled\n"),
-        };
-        let mut response = refused(status, text);
-        if status == AWAY {
-            response
-                .headers_mut()
-                .insert(header::RETRY_AFTER, RETRY_AFTER);
-        }
-        response
     }
 }

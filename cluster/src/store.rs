@@ -66,6 +66,7 @@ impl SessionStore for ClusterStore {
         if entry.params.is_empty() {
             return Ok(None);
         }
+        self.sessions.is_to_be_restored(session);
         let state = serde_json::from_slice(&entry.params)?;
         let epoch = entry.ownership.epoch;
         self.sessions

@@ -162,6 +162,15 @@ impl Arrival {
     }
 }
 
+// === impl Refusal ===
+
+impl Refusal {
+    /// Whether the client is asked to come again.
+    pub(crate) fn is_temporary(self) -> bool {
+        matches!(self, Self::NotSound | Self::OwnerAway | Self::Again)
+    }
+}
+
 // === impl Way ===
 
 impl Way {

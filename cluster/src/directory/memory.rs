@@ -51,7 +51,8 @@ struct State {
     answer_bytes: usize,
 }
 
-struct Known {
+#[derive(Clone)]
+pub(crate) struct Known {
     record: Record,
     params: Bytes,
     until: Instant,
@@ -97,6 +98,19 @@ impl MemoryDirectory {
             starts: state.starts,
             ..State::default()
         };
+    }
+
+    /// What it knows of sessions, as a snapshot on a disk has it.
+    #[cfg(test)]
+    pub(crate) fn snapshot(&self) -> HashMap<SessionHash, Known> {
+        self.state().sessions.clone()
+    }
+
+    /// Comes back with what a snapshot has.
+    #[cfg(test)]
+    pub(crate) fn restore(&self, snapshot: HashMap<SessionHash, Known>) {
+        self.restart();
+        self.state().sessions = snapshot;
     }
 
     /// Loses what it knows of one session, as an engine does that has no memory left.

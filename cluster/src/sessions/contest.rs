@@ -3,38 +3,16 @@
 //! A contested session serves nothing new, and its calls go on, until the heart has decided whose it is: the session is lost if that
 //! owner has its lease, and claimed back if it provably has none.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
-use super::{Sessions, To, lock};
+use super::{
+    contested::Contested,
+    lost::To,
+    state::{Sessions, lock},
+};
 use crate::ids::{Epoch, Ownership, Record, SessionHash};
-
-/// A session is contested until this is dropped.
-#[derive(Debug)]
-pub(super) struct Contested {
-    by: Ownership,
-    count: Arc<AtomicUsize>,
-}
-
-// === impl Contested ===
-
-impl Contested {
-    fn new(by: Ownership, count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        let count = count.clone();
-        Self { by, count }
-    }
-}
-
-impl Drop for Contested {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::AcqRel);
-    }
-}
 
 // === impl Sessions ===
 

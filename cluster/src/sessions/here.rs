@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{
-    contest::Contested,
+    contested::Contested,
     lost::{Lost, To},
     roll::{Listed, Roll},
 };

@@ -1,12 +1,17 @@
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{
-    writing::{Batch, MAX_BATCH, MAX_DELETED, REFRESHED_AFTER},
+    queues::{Batch, MAX_DELETED},
+    state::RESTORED_WITHIN,
+    writing::{MAX_BATCH, REFRESHED_AFTER},
     *,
 };
-use crate::ids::{Ownership, Record, Tombstone};
+use crate::ids::{Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
 fn hash(id: &str) -> SessionHash {
     SessionHash::of(id)

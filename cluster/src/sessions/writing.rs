@@ -1,21 +1,18 @@
 //! What of the sessions is still to be written to the directory.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{RESTORED_WITHIN, Sessions, here::Here, lock};
+use super::{
+    here::Here,
+    queues::{Batch, Work},
+    state::{RESTORED_WITHIN, Sessions, lock},
+};
 use crate::{
     directory::Registration,
-    ids::{Epoch, Record, SessionHash, Tombstone},
+    ids::{Record, SessionHash, Tombstone},
 };
-
-/// How many deleted sessions are remembered while the directory is away: 4,096. Beyond that the oldest are left to the
-/// directory, which forgets them in an hour.
-pub(super) const MAX_DELETED: usize = 4 * 1024;
 
 /// How many sessions are written at once: 128, and not many more than 256 KiB.
 pub(super) const MAX_BATCH: usize = 128;
@@ -24,56 +21,9 @@ const MAX_BATCH_BYTES: usize = 256 * 1024;
 /// How long after it was written a session is written again: 1 min. So a record that the engine evicted is missing no longer.
 pub(super) const REFRESHED_AFTER: Duration = Duration::from_secs(60);
 
-/// What is to be written at once. A batch must come back, by [`Sessions::wrote`] or [`Sessions::put_back`], and a deletion by
-/// [`Sessions::deleted_there`].
-pub(crate) enum Work {
-    Delete(SessionHash, Tombstone),
-    Enter(Batch),
-}
-
-/// Sessions to be written at once.
-pub(crate) struct Batch {
-    pub(crate) sessions: Vec<Registration>,
-    /// When they were taken to be written.
-    begun: Instant,
-    /// The directory may have known them.
-    is_again: bool,
-}
-
-/// What is to be written.
-#[derive(Default)]
-pub(super) struct Queues {
-    /// Sessions that the directory has never known. They come first: a client waits.
-    pub(super) fresh: VecDeque<SessionHash>,
-    /// All others.
-    again: VecDeque<SessionHash>,
-    /// How many batches of those are on their way.
-    again_under_way: usize,
-    /// Deleted sessions of which the directory has no tombstone yet.
-    pub(super) deleted: VecDeque<Deleted>,
-}
-
-pub(super) struct Deleted {
-    pub(super) session: SessionHash,
-    epoch: Epoch,
-    is_under_way: bool,
-}
-
 // === impl Sessions ===
 
 impl Sessions {
-    /// Has a session written that the directory is to know, and that was not written.
-    pub(super) fn write_if_new(&self, session: SessionHash) {
-        let is_new = self
-            .shard(session)
-            .get_mut(&session)
-            .is_some_and(|here| here.is_unknown() && !std::mem::replace(&mut here.is_queued, true));
-        if is_new {
-            self.work().fresh.push_back(session);
-            self.wake.notify_one();
-        }
-    }
-
     /// Returns when there may be something to be written.
     pub(crate) async fn until_work(&self) {
         self.wake.notified().await;
@@ -119,22 +69,6 @@ impl Sessions {
             }
             self.work().again.extend(due);
         }
-    }
-
-    /// The directory is to have a tombstone of a session.
-    pub(super) fn delete_later(&self, session: SessionHash, epoch: Epoch) {
-        {
-            let mut work = self.work();
-            work.deleted.push_back(Deleted {
-                session,
-                epoch,
-                is_under_way: false,
-            });
-            if work.deleted.len() > MAX_DELETED {
-                work.deleted.pop_front();
-            }
-        }
-        self.wake.notify_one();
     }
 
     /// Whether some of what is to be written again is not yet.
@@ -253,18 +187,5 @@ impl Sessions {
             }
         }
         self.written.notify_waiters();
-    }
-}
-
-// === impl Queues ===
-
-impl Queues {
-    fn next(&mut self, is_again: bool) -> Option<SessionHash> {
-        let queue = if is_again {
-            &mut self.again
-        } else {
-            &mut self.fresh
-        };
-        queue.pop_front()
     }
 }

@@ -275,7 +275,11 @@ async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
         let hangs = owner.head().await;
         pass(Duration::from_millis(9_900)).await;
         if is_alive {
-            directory.memory.lease(owner.me, &Status::default()).await.unwrap();
+            directory
+                .memory
+                .lease(owner.me, &Status::default())
+                .await
+                .unwrap();
         }
         pass(Duration::from_millis(200)).await;
         let head = call.head().await;

@@ -7,6 +7,7 @@
 
 mod elsewhere;
 mod fake;
+mod faults;
 mod gone;
 mod leaving;
 pub(crate) mod lines;

@@ -15,8 +15,8 @@ use super::{
 use crate::{
     body_idle::BODY_IDLE_TIMEOUT,
     directory::{
-        Claim,
-        contract::{claim_from, ownership},
+        Claim, Directory as _, Registration,
+        contract::{claim_from, owner_of, ownership, session},
         faulty::{Fault, Faulty},
     },
     ids::Epoch,
@@ -317,4 +317,32 @@ async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
     assert_eq!(status(&mcp, 1).await, 404);
     directory.set(Fault::FailsAt("load"));
     assert_eq!(status(&mcp, 2).await, 503);
+}
+
+/// As an instance of another version wrote it, or with a handler that refuses it.
+#[tokio::test]
+async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let unreadable = Registration {
+        params: (*b"{}").into(),
+        ..session("unreadable")
+    };
+    let hash = unreadable.session;
+    let entered = directory.memory.enter(a.me, &[unreadable]).await;
+    assert_eq!(entered.unwrap(), []);
+    // What fails for the directory counts for nothing.
+    directory.set(Fault::FailsAt("load"));
+    for id in 0..4 {
+        assert_eq!(status(&a.client("unreadable"), id).await, 503);
+    }
+    directory.set(Fault::None);
+    let answered = [
+        status(&a.client("unreadable"), 5).await,
+        status(&a.client("unreadable"), 6).await,
+        status(&a.client("unreadable"), 7).await,
+        status(&b.client("unreadable"), 8).await,
+    ];
+    assert_eq!(answered, [503, 503, 404, 404]);
+    assert_eq!(owner_of(&directory.memory, hash).await, None);
 }
