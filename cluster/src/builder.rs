@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     cluster::{Cluster, join},
-    directory::{DirectoryError, MemoryDirectory, RedisDirectory},
+    directory::{DirectoryError, MemoryDirectory, RedisAddress, RedisDirectory},
     filter::PeersFilter,
     ids::{Incarnation, Owner},
     turned_away::CLIENT_BACKOFF,
@@ -32,7 +32,7 @@ pub struct ClusterBuilder {
 #[derive(Clone)]
 enum Engine {
     Memory(MemoryDirectory),
-    Redis(String),
+    Redis(RedisAddress),
 }
 
 /// Why an instance cannot be a member.
@@ -54,8 +54,11 @@ enum What {
 
 impl Cluster {
     /// A cluster whose directory is in a Redis or a Valkey, at a URL such as `redis://cache:6379`. All instances have the same one.
+    ///
+    /// `rediss://` is TLS and needs the feature `tls`. Behind Sentinels the host is the name of the primary, see
+    /// [`sentinels`](ClusterBuilder::sentinels).
     pub fn redis(url: impl Into<String>) -> ClusterBuilder {
-        ClusterBuilder::new(Engine::Redis(url.into()))
+        ClusterBuilder::new(Engine::Redis(RedisAddress::new(url.into())))
     }
 
     /// A cluster whose instances are all in this process.
@@ -86,6 +89,61 @@ impl ClusterBuilder {
             client_backoff: CLIENT_BACKOFF,
             filter: PeersFilter::default(),
         }
+    }
+
+    /// Sets the Sentinels that know the primary of the directory, each by a URL such as `redis://sentinel-1:26379`.
+    ///
+    /// The host of the directory's own URL is then the name by which they know the primary, and its port does not count. That URL has
+    /// the user and the password of the primary. Those of the first Sentinel's URL are used for all Sentinels. When a heartbeat is not
+    /// answered or refused, the Sentinels are asked for the primary of that moment.
+    ///
+    /// A directory in memory has no Sentinels, and this changes nothing.
+    ///
+    /// ```no_run
+    /// use mcp_cancel_cluster::Cluster;
+    ///
+    /// # async fn connect() -> Result<(), Box<dyn std::error::Error>> {
+    /// let cluster = Cluster::redis("redis://:password@directory")
+    ///     .sentinels(["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"])
+    ///     .advertise("10.0.0.7:9000")
+    ///     .connect()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sentinels(mut self, urls: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        if let Engine::Redis(address) = &mut self.engine {
+            address.sentinels = urls.into_iter().map(Into::into).collect();
+        }
+        self
+    }
+
+    /// Sets the certificate authorities that may have signed the directory's certificate, as PEM. Without it those of the system are
+    /// trusted.
+    ///
+    /// It is for `rediss://`, also of Sentinels. The URL's host must be a name or an address in the certificate. Behind Sentinels that is
+    /// the primary's address as they have it.
+    ///
+    /// A directory in memory needs no certificate, and this changes nothing.
+    ///
+    /// ```no_run
+    /// use mcp_cancel_cluster::Cluster;
+    ///
+    /// # async fn connect() -> Result<(), Box<dyn std::error::Error>> {
+    /// let cluster = Cluster::redis("rediss://cache.internal:6380")
+    ///     .tls_root_certificate(std::fs::read("/etc/ssl/private-ca.pem")?)
+    ///     .advertise("10.0.0.7:9000")
+    ///     .connect()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn tls_root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        if let Engine::Redis(address) = &mut self.engine {
+            address.root_certificate = Some(pem.into());
+        }
+        self
     }
 
     /// Sets the address at which the other instances reach the listener for peers: an IP address and a port.
@@ -192,7 +250,7 @@ impl ClusterBuilder {
     ///
     /// # Errors
     ///
-    /// The URL of the directory cannot be read; there is no address to advertise, it is none, or
+    /// The URL of the directory cannot be read, or needs a feature that is not enabled; the directory answers, and is a Redis Cluster; there is no address to advertise, it is none, or
     /// [`peers_filter`](Self::peers_filter) does not admit it; or a secret has characters that a header field cannot have.
     ///
     /// ```
@@ -218,8 +276,9 @@ impl ClusterBuilder {
         let backoff = self.client_backoff;
         match self.engine {
             Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret, backoff)),
-            Engine::Redis(url) => {
-                let directory = RedisDirectory::new(&url).map_err(What::Engine)?;
+            Engine::Redis(address) => {
+                let directory = RedisDirectory::new(&address).map_err(What::Engine)?;
+                directory.inspect().await.map_err(What::Engine)?;
                 Ok(join(me, directory, self.filter, secret, backoff))
             }
         }

@@ -30,7 +30,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use self::memory::MemoryDirectory;
-pub(crate) use self::redis::RedisDirectory;
+pub(crate) use self::redis::{RedisAddress, RedisDirectory};
 pub(crate) use self::{
     error::DirectoryError,
     limited::{ANSWERS_LIMIT, LIMIT, Limited},

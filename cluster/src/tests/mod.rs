@@ -10,7 +10,7 @@ mod fake;
 mod faults;
 mod gone;
 mod leaving;
-mod lines;
+pub(crate) mod lines;
 mod meeting;
 mod node;
 mod orphans;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{super::*, server::Server};
+use super::{super::*, at, server::Server};
 use crate::{
     directory::{
         KEPT_ANSWER, Limited,
@@ -17,13 +17,16 @@ use crate::{
     turned_away::TurnedAway,
 };
 
+mod restored;
+mod setups;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A machine may be busy. What takes longer than this is broken.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn directory(server: &Server) -> Limited {
-    Limited::new(RedisDirectory::new(&server.url()).unwrap())
+    Limited::new(at(&server.url()).unwrap())
 }
 
 async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
@@ -45,7 +48,14 @@ struct Living {
 
 impl Living {
     async fn start(server: &Server, number: u8, sessions_here: usize) -> Self {
-        let (me, directory) = (instance(number), directory(server));
+        let living = Self::begin(directory(server), number, sessions_here);
+        living.until_sound().await;
+        living
+    }
+
+    /// Without waiting for its directory.
+    fn begin(directory: Limited, number: u8, sessions_here: usize) -> Self {
+        let me = instance(number);
         let (sessions, _lost) = Sessions::new(me.incarnation);
         let heart = Heart::new(
             me,
@@ -58,15 +68,13 @@ impl Living {
             sessions.begins(&id, session(&id).params);
         }
         let task = tokio::spawn(heart.clone().run());
-        let living = Self {
+        Self {
             me,
             directory,
             heart,
             sessions,
             task,
-        };
-        living.until_sound().await;
-        living
+        }
     }
 
     async fn until_sound(&self) {
@@ -91,7 +99,7 @@ impl Drop for Living {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn it_does_what_every_directory_does() {
     let server = Server::start().await;
-    contract::holds(RedisDirectory::new(&server.url()).unwrap()).await;
+    contract::holds(at(&server.url()).unwrap()).await;
 }
 
 #[tokio::test]
