@@ -29,6 +29,7 @@ mod layer;
 mod lives;
 mod manager;
 mod meter;
+mod network;
 mod owners;
 mod peers;
 mod proof;

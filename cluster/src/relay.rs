@@ -33,8 +33,8 @@ use hyper::{
     ext,
 };
 use hyper_util::rt::TokioIo;
-use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer};
-use tokio::{net::TcpStream, time::timeout};
+use mcp_cancel_on_disconnect::socket::Peer;
+use tokio::time::timeout;
 use tracing::debug;
 
 use crate::{
@@ -43,6 +43,7 @@ use crate::{
     filter::PeersFilter,
     held::Held,
     ids::Owner,
+    network::{Network, Stream},
     warn_rarely::WarnRarely,
     way::Failure,
     wire::{Answerer, Secret},
@@ -70,6 +71,7 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
 /// What all relays of an instance have in common.
 #[derive(Debug)]
 pub(crate) struct Relay {
+    network: Network,
     filter: PeersFilter,
     secret: Secret,
     strange_address: WarnRarely,
@@ -84,7 +86,7 @@ struct HopBody {
     gone: Option<Gone>,
 }
 
-type HopConnection = Connection<TokioIo<TcpStream>, Body>;
+type HopConnection = Connection<TokioIo<Stream>, Body>;
 
 /// The end of the client's connection, as the kernel knows it.
 type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -92,8 +94,9 @@ type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 // === impl Relay ===
 
 impl Relay {
-    pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
+    pub(crate) fn new(network: Network, filter: PeersFilter, secret: Secret) -> Self {
         Self {
+            network,
             filter,
             secret,
             strange_address: WarnRarely::default(),
@@ -114,7 +117,7 @@ impl Relay {
                 .warn(&format_args!("{what}: {address}"));
             return Err(Failure::Unreachable);
         }
-        let stream = connect(owner.address).await?;
+        let stream = self.connect(owner.address).await?;
         let Some(body) = held.lend() else {
             return Err(Failure::Broken);
         };
@@ -136,10 +139,25 @@ impl Relay {
         }
     }
 
+    /// Opens a connection to a peer.
+    async fn connect(&self, address: SocketAddr) -> Result<Stream, Failure> {
+        match timeout(CONNECT_WITHIN, self.network.connect(address)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                Err(Failure::Refused)
+            }
+            Ok(Err(error)) => {
+                debug!(target: "mcp_cancel_cluster", owner = %address, %error, "no connection");
+                Err(Failure::Unreachable)
+            }
+            Err(_) => Err(Failure::Unreachable),
+        }
+    }
+
     /// The answer of a peer, if one gives it.
     async fn answered(
         &self,
-        stream: TcpStream,
+        stream: Stream,
         request: Request<Body>,
         gone: Option<Gone>,
         owner: Owner,
@@ -195,30 +213,6 @@ impl Relay {
     }
 }
 
-/// Opens a connection to a peer.
-async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
-    let stream = match timeout(CONNECT_WITHIN, TcpStream::connect(address)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            return Err(Failure::Refused);
-        }
-        Ok(Err(error)) => {
-            debug!(target: "mcp_cancel_cluster", owner = %address, %error, "no connection");
-            return Err(Failure::Unreachable);
-        }
-        Err(_) => return Err(Failure::Unreachable),
-    };
-    // On one machine a port that nobody listens on can be connected to itself.
-    if stream.local_addr().is_ok_and(|own| own == address) {
-        return Err(Failure::Refused);
-    }
-    // Without it, an answer would wait 40 ms for an acknowledgement.
-    let _best_effort = stream.set_nodelay(true);
-    // What the kernel does not know it goes on without.
-    let _best_effort = DeadPeer::new().apply(&stream);
-    Ok(stream)
-}
-
 /// Has the body of a request wait until the peer asks for it.
 fn wait(request: &mut Request<Body>) -> Asked {
     let (asked, body) = Asked::wait(std::mem::take(request.body_mut()));
@@ -236,7 +230,7 @@ fn wait(request: &mut Request<Body>) -> Asked {
 
 /// Writes a request and waits for the head of its response.
 async fn exchange(
-    stream: TcpStream,
+    stream: Stream,
     request: Request<Body>,
     mut gone: Option<Gone>,
 ) -> Result<Response<HopBody>, Failure> {
@@ -369,7 +363,11 @@ mod tests {
     }
 
     fn relay() -> Relay {
-        Relay::new(PeersFilter::default(), Secret::new("secret").unwrap())
+        Relay::new(
+            Network::Tcp,
+            PeersFilter::default(),
+            Secret::new("secret").unwrap(),
+        )
     }
 
     #[test]
