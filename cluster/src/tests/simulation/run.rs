@@ -158,7 +158,9 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
         run.world.run(async { client.probe() });
     }
     run.until(end + settles);
-    run.settled(end);
+    if watcher.failures().is_empty() {
+        run.settled(end);
+    }
     let failures = watcher.failures();
     for mut running in run.nodes.drain(..) {
         running.node.kill();

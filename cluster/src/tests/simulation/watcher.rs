@@ -20,7 +20,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use super::{
@@ -483,7 +483,7 @@ impl Watcher {
             if let (Client::Away { since } | Client::Attached { since, .. }, Some((End::Done, at))) =
                 (call.client, call.ended)
                 && !is_gone
-                && now - since.max(at).max(faults_over) > limit
+                && now.saturating_sub(since.max(at).max(faults_over)) > limit
             {
                 let what = format!("the client of {label} does not get the answer of {at}");
                 found.push((Check::Answer, what));
@@ -500,7 +500,7 @@ impl Watcher {
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap()
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
