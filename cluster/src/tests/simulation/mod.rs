@@ -49,6 +49,8 @@ use std::{
     thread,
 };
 
+use seeded::seeded;
+
 use self::{
     faults::{FAULTS, Fault},
     run::{Outcome, Setup},
@@ -105,7 +107,7 @@ fn simulation() {
 /// Runs a seed on a thread of its own: what chance decides in `std` is drawn once a thread.
 fn of_its_own(seed: u64, setup: &Setup) -> Outcome {
     thread::scope(|scope| {
-        let run = thread::Builder::new().spawn_scoped(scope, || run::run(seed, setup));
+        let run = thread::Builder::new().spawn_scoped(scope, || seeded(seed, || run::run(seed, setup)));
         match run.unwrap().join() {
             Ok(outcome) => outcome,
             Err(panic) => {
