@@ -64,11 +64,7 @@ mod replaced {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::{
-        collections::hash_map::RandomState,
-        hash::BuildHasher,
-        thread,
-    };
+    use std::{collections::hash_map::RandomState, hash::BuildHasher, thread};
 
     use super::seeded;
 

@@ -75,7 +75,8 @@ pub(super) enum Plan {
 /// How reading a stream ended.
 enum Read {
     Answer(Answer),
-    Over(End),
+    /// The stream ended or broke.
+    Over,
     HungUp,
 }
 
@@ -285,7 +286,7 @@ impl Client {
                     self.client(&label, watcher::Client::Away { since });
                     self.pause(away).await;
                 }
-                (Read::Over(_), _) if event.is_some() => {
+                (Read::Over, _) if event.is_some() => {
                     self.client(&label, watcher::Client::Away { since });
                     self.pause(RETRY).await;
                 }
@@ -374,7 +375,7 @@ impl Client {
         loop {
             let events = match stream.next().await {
                 Ok(events) => events,
-                Err(end) => return Read::Over(end),
+                Err(_) => return Read::Over,
             };
             for (id, data) in events {
                 if let Some(id) = id {

@@ -16,7 +16,7 @@
 //! turmoil polls each of its hosts every tick, a millisecond by default, also where nothing happens: 100 simulated seconds of six
 //! hosts are 600,000 polls. Its hosts can be crashed and the ways between them held, but a host cannot be stopped while time goes
 //! on, which is the fault that the rules of a lease are about. Here a runtime is only polled when something arrives for it, or
-//! every 50 ms, a stopped process is one that is not polled, and its clock jumps when it goes on ([`time`]). The network between
+//! every 100 ms, a stopped process is one that is not polled, and its clock jumps when it goes on ([`time`]). The network between
 //! instances is byte streams with hyper on both ends ([`net`]); a client's request goes to the application itself ([`door`]).
 //!
 //! | module | job |
@@ -43,8 +43,10 @@ mod watcher;
 mod weather;
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
-    env, fmt,
+    env, fmt, mem,
+    panic::{resume_unwind, set_hook, take_hook},
     str::FromStr,
     thread,
 };
@@ -56,6 +58,11 @@ use self::{
     run::{Outcome, Setup},
     watcher::CHECKS,
 };
+
+thread_local! {
+    /// What panicked in the run of this thread. `None` if it has none.
+    static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
 
 /// How long it runs unless a variable says so: 3 s.
 const SECONDS: u64 = 3;
@@ -69,6 +76,16 @@ fn simulation() {
             .collect(),
         checks: chosen("SIMULATION_CHECKS", &CHECKS).into_iter().collect(),
     };
+    let hook = take_hook();
+    set_hook(Box::new(move |info| {
+        let is_of_a_run = PANICS.with_borrow_mut(|panics| {
+            let panics = panics.as_mut();
+            panics.map(|panics| panics.push(info.to_string())).is_some()
+        });
+        if !is_of_a_run {
+            hook(info);
+        }
+    }));
     if let Some(seed) = number("SIMULATION_SEED") {
         let outcome = of_its_own(seed, &setup);
         println!("{outcome}");
@@ -107,15 +124,21 @@ fn simulation() {
 /// Runs a seed on a thread of its own: what chance decides in `std` is drawn once a thread.
 fn of_its_own(seed: u64, setup: &Setup) -> Outcome {
     thread::scope(|scope| {
-        let run = thread::Builder::new().spawn_scoped(scope, || seeded(seed, || run::run(seed, setup)));
-        match run.unwrap().join() {
-            Ok(outcome) => outcome,
-            Err(panic) => {
-                eprintln!("seed {seed} panicked");
-                std::panic::resume_unwind(panic)
-            }
-        }
+        let run = move || {
+            PANICS.set(Some(Vec::new()));
+            seeded(seed, || run::run(seed, setup))
+        };
+        let run = thread::Builder::new().spawn_scoped(scope, run);
+        run.unwrap().join().unwrap_or_else(|panic| {
+            eprintln!("the simulation itself panicked in seed {seed}");
+            resume_unwind(panic)
+        })
     })
+}
+
+/// Takes what panicked in the run of this thread since it was asked last.
+fn panics() -> Vec<String> {
+    PANICS.with_borrow_mut(|panics| panics.as_mut().map(mem::take).unwrap_or_default())
 }
 
 #[expect(clippy::disallowed_types, reason = "the time that the machine takes")]

@@ -213,6 +213,9 @@ impl Run {
                 host.run_to(now);
             }
         }
+        for panic in super::panics() {
+            self.around.watcher.fail(Check::Panic, panic);
+        }
         let left = self.nodes.iter();
         let left = left.filter(|it| it.leaves && it.has_left.load(Ordering::Acquire));
         let left: Vec<HostId> = left.map(|it| it.node.host.id).collect();

@@ -34,8 +34,8 @@ pub(super) type HostId = usize;
 /// The process of all clients, and of the directory.
 pub(super) const WORLD: HostId = 0;
 
-/// How far a runtime without a post may be behind: 50 ms.
-pub(super) const LAG: Ms = 50;
+/// How far a runtime without a post may be behind: 100 ms.
+pub(super) const LAG: Ms = 100;
 
 /// Closures that are due at a time. Clones are the same.
 #[derive(Clone, Default)]
@@ -181,10 +181,6 @@ impl Host {
 
     pub(super) fn at(&self) -> Ms {
         self.at
-    }
-
-    pub(super) fn is_dead(&self) -> bool {
-        self.runtime.is_none()
     }
 
     /// Polls its tasks until its clock is at `now` and none of them is ready.

@@ -14,6 +14,7 @@
 //! | [`Check::Waits`] | a request without a head for longer than any limit, whose call has not begun |
 //! | [`Check::Twice`] | a call that begins twice |
 //! | [`Check::Status`] | a status that no rule has |
+//! | [`Check::Panic`] | a panic of any task |
 //!
 //! What the rules allow is no failure: an instance that stood still for longer than it has a lease, or whose directory was away
 //! for so long, may lose its sessions ([`Excuse`]).
@@ -56,10 +57,11 @@ pub(super) enum Check {
     Waits,
     Twice,
     Status,
+    Panic,
 }
 
 /// All of them.
-pub(super) const CHECKS: [Check; 12] = [
+pub(super) const CHECKS: [Check; 13] = [
     Check::Owner,
     Check::Attached,
     Check::TurnedAway,
@@ -72,6 +74,7 @@ pub(super) const CHECKS: [Check; 12] = [
     Check::Waits,
     Check::Twice,
     Check::Status,
+    Check::Panic,
 ];
 
 /// How a call ended at its server.
@@ -176,7 +179,7 @@ struct Log {
     /// When a client was turned away last.
     last_refusal: Option<Ms>,
     /// Sessions whose end was confirmed to their clients.
-    deleted: Vec<String>,
+    deleted: Vec<(String, Ms)>,
 }
 
 // === impl Watcher ===
@@ -371,8 +374,9 @@ impl Watcher {
 
     /// An instance has confirmed that a session is deleted.
     pub(super) fn is_deleted(&self, session: &str) {
+        let now = self.post.now();
         let mut log = self.log();
-        log.deleted.push(session.to_owned());
+        log.deleted.push((session.to_owned(), now));
     }
 
     pub(super) fn requested(&self) {
@@ -494,9 +498,12 @@ impl Watcher {
         }
     }
 
-    /// The sessions that exist no more.
+    /// The sessions that exist no more. Those whose end the directory cannot have lost.
     pub(super) fn deleted_sessions(&self) -> Vec<String> {
-        self.log().deleted.clone()
+        let log = self.log();
+        let last = log.losses.iter().max().copied().unwrap_or(0);
+        let deleted = log.deleted.iter().filter(|(_, at)| *at > last);
+        deleted.map(|(session, _)| session.clone()).collect()
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
