@@ -40,6 +40,8 @@ pub(super) enum Fault {
     DirectoryFailover,
     /// An instance stands still while the directory comes back empty.
     StopAndEmpty,
+    /// The directory comes back empty and is slow, and one instance has thousands of sessions to write.
+    ManyAndEmpty,
     EvictSession,
     EvictLease,
     EvictAnswer,
@@ -58,7 +60,7 @@ pub(super) enum Fault {
 }
 
 /// Every kind, with its weight.
-pub(super) const FAULTS: [(Fault, u64); 32] = [
+pub(super) const FAULTS: [(Fault, u64); 33] = [
     (Fault::Kill, 8),
     (Fault::Vanish, 4),
     (Fault::Stop, 12),
@@ -80,6 +82,7 @@ pub(super) const FAULTS: [(Fault, u64); 32] = [
     (Fault::DirectorySnapshot, 3),
     (Fault::DirectoryFailover, 4),
     (Fault::StopAndEmpty, 2),
+    (Fault::ManyAndEmpty, 1),
     (Fault::EvictSession, 2),
     (Fault::EvictLease, 2),
     (Fault::EvictAnswer, 1),
@@ -135,6 +138,8 @@ pub(super) enum Event {
     Evict(Kind, u64),
     NoMemory(bool),
     CutClients(Machine),
+    /// An instance has so many more sessions, whose clients are all away.
+    Sessions(Machine, usize),
     MadeUp {
         machine: Machine,
         many: usize,
@@ -288,6 +293,12 @@ impl Plan {
                 let begins = at + roll(1_500);
                 self.at(begins, Event::Empty);
                 self.at(at + 1_000 + roll(12_000), Event::Continue(one));
+            }
+            Fault::ManyAndEmpty => {
+                self.at(at, Event::Sessions(one, 5_000));
+                let empty = at + 3_000;
+                self.directory(Sky::Slow(400), empty, 14_000);
+                self.at(empty, Event::Empty);
             }
             Fault::EvictSession => {
                 for _ in 0..3 {

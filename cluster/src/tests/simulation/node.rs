@@ -92,6 +92,22 @@ impl Node {
         }
     }
 
+    /// Has it know of sessions that no client asks for.
+    pub(super) fn add_sessions(&self, many: usize) {
+        let Some(cluster) = &self.cluster else {
+            return;
+        };
+        let inside = self.host.handle();
+        let _inside = inside.enter();
+        let params: Arc<[u8]> = Arc::from(&b"{}"[..]);
+        for number in 0..many {
+            let id = format!("{number} of {}", self.host.id);
+            let sessions = &cluster.router().sessions;
+            sessions.opened(&id);
+            sessions.initialized(&id, params.clone());
+        }
+    }
+
     /// Ends as a process that is killed.
     pub(super) fn kill(&mut self) {
         drop(self.cluster.take());

@@ -336,7 +336,6 @@ impl Run {
             }
             Event::LoadSnapshot(number) => {
                 if let Some(snapshot) = self.snapshots.get(&number) {
-                    let _world = self.world.handle();
                     self.around.directory.memory.load_snapshot(snapshot);
                     watcher.lost("what came after a snapshot");
                 }
@@ -362,6 +361,13 @@ impl Run {
                     && let Some(running) = self.running(host)
                 {
                     running.node.door.cut();
+                }
+            }
+            Event::Sessions(machine, many) => {
+                if let Some(host) = self.on(machine)
+                    && let Some(running) = self.running(host)
+                {
+                    running.node.add_sessions(many);
                 }
             }
             Event::MadeUp { machine, many } => {
