@@ -24,7 +24,7 @@ use super::{
     door::{Door, End, Exchange},
     faults::Habits,
     node::RETRY,
-    time::{Ms, Post, WORLD},
+    time::{HostId, Ms, Post, WORLD},
     watcher::{self, Answer, Check, Watcher},
 };
 
@@ -39,7 +39,13 @@ const PARAMS: &str = r#"{"protocolVersion":"2025-06-18","capabilities":{},"clien
 
 /// The load balancer: which instances get requests. Clones are the same.
 #[derive(Clone, Default)]
-pub(super) struct Balancer(Arc<Mutex<Vec<Door>>>);
+pub(super) struct Balancer(Arc<Mutex<Doors>>);
+
+#[derive(Default)]
+struct Doors {
+    all: Vec<Door>,
+    preferred: Option<HostId>,
+}
 
 /// A client. Clones are the same.
 #[derive(Clone)]
@@ -90,20 +96,31 @@ struct Stream {
 
 impl Balancer {
     pub(super) fn add(&self, door: Door) {
-        self.0.lock().unwrap().push(door);
+        self.0.lock().unwrap().all.push(door);
     }
 
-    pub(super) fn remove(&self, host: usize) {
-        self.0.lock().unwrap().retain(|door| door.host != host);
+    pub(super) fn remove(&self, host: HostId) {
+        let mut doors = self.0.lock().unwrap();
+        doors.all.retain(|door| door.host != host);
+    }
+
+    /// Sends all requests to one instance, as long as it is there.
+    pub(super) fn prefer(&self, host: Option<HostId>) {
+        self.0.lock().unwrap().preferred = host;
     }
 
     pub(super) fn doors(&self) -> Vec<Door> {
-        self.0.lock().unwrap().clone()
+        self.0.lock().unwrap().all.clone()
     }
 
     fn pick(&self, number: u64) -> Option<Door> {
         let doors = self.0.lock().unwrap();
-        doors.get(number as usize % doors.len().max(1)).cloned()
+        let preferred = doors
+            .all
+            .iter()
+            .find(|door| Some(door.host) == doors.preferred);
+        let any = || doors.all.get(number as usize % doors.all.len().max(1));
+        preferred.or_else(any).cloned()
     }
 }
 

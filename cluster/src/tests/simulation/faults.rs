@@ -138,6 +138,8 @@ pub(super) enum Event {
     Evict(Kind, u64),
     NoMemory(bool),
     CutClients(Machine),
+    /// The balancer sends all requests to one machine, if there is an instance.
+    Prefer(Option<Machine>),
     /// An instance has so many more sessions, whose clients are all away.
     Sessions(Machine, usize),
     MadeUp {
@@ -320,14 +322,19 @@ impl Plan {
                 self.at(at, Event::MadeUp { machine: one, many });
             }
             Fault::CutAndMadeUpIds => {
+                // It is new, so it knows no owners.
+                self.at(at.saturating_sub(4_000), Event::Kill(one));
+                self.at(at.saturating_sub(200), Event::Start(one));
                 self.directory(Sky::Slow(300), at, 9_000);
-                for second in 0..7 {
-                    let at = at + second * 900;
-                    let many = 130;
+                for wave in 0..25 {
+                    let at = at + wave * 300;
+                    let many = 110;
                     self.at(at, Event::MadeUp { machine: one, many });
                 }
+                self.at(at, Event::Prefer(Some(one)));
+                self.at(at + 9_000, Event::Prefer(None));
                 for machine in (0..machines).filter(|machine| *machine != one) {
-                    self.at(at + 100, Event::CutClients(machine));
+                    self.at(at + 300, Event::CutClients(machine));
                 }
             }
             Fault::Burst | Fault::BurstAndKill => {

@@ -363,6 +363,10 @@ impl Run {
                     running.node.door.cut();
                 }
             }
+            Event::Prefer(machine) => {
+                let host = machine.and_then(|machine| self.on(machine));
+                self.balancer.prefer(host);
+            }
             Event::Sessions(machine, many) => {
                 if let Some(host) = self.on(machine)
                     && let Some(running) = self.running(host)
