@@ -38,6 +38,8 @@ pub(super) enum Fault {
     DirectoryEmpty,
     DirectorySnapshot,
     DirectoryFailover,
+    /// An instance is killed or leaves after a snapshot, with which the directory comes back.
+    MovedAndSnapshot,
     /// An instance stands still while the directory comes back empty.
     StopAndEmpty,
     /// The directory comes back empty and is slow, and one instance has thousands of sessions to write.
@@ -60,7 +62,7 @@ pub(super) enum Fault {
 }
 
 /// Every kind, with its weight.
-pub(super) const FAULTS: [(Fault, u64); 33] = [
+pub(super) const FAULTS: [(Fault, u64); 34] = [
     (Fault::Kill, 8),
     (Fault::Vanish, 4),
     (Fault::Stop, 12),
@@ -81,6 +83,7 @@ pub(super) const FAULTS: [(Fault, u64); 33] = [
     (Fault::DirectoryEmpty, 3),
     (Fault::DirectorySnapshot, 3),
     (Fault::DirectoryFailover, 4),
+    (Fault::MovedAndSnapshot, 3),
     (Fault::StopAndEmpty, 2),
     (Fault::ManyAndEmpty, 1),
     (Fault::EvictSession, 2),
@@ -290,6 +293,16 @@ impl Plan {
             }
             Fault::DirectorySnapshot => self.snapshot(at, roll(at), roll(3_000)),
             Fault::DirectoryFailover => self.snapshot(at, roll(3_000), roll(2_000)),
+            Fault::MovedAndSnapshot => {
+                if roll(2) == 0 {
+                    self.at(at, Event::Kill(one));
+                    self.at(at + 1_000 + roll(3_000), Event::Start(one));
+                } else {
+                    self.leaves(one, at, roll(500));
+                }
+                let away = roll(2_000);
+                self.snapshot(at + 8_000 + roll(10_000), 8_000 + roll(18_000), away);
+            }
             Fault::StopAndEmpty => {
                 self.at(at, Event::Stop(one));
                 let begins = at + roll(1_500);
