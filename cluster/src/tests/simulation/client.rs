@@ -156,7 +156,7 @@ impl Client {
                 self.pause(RETRY).await;
                 continue;
             };
-            if self.0.open_calls.load(Ordering::Relaxed) < 3 {
+            if self.0.open_calls.load(Ordering::Relaxed) < 4 {
                 self.act(session);
             }
             self.pause(300 + self.roll(self.0.habits.pause)).await;
@@ -179,7 +179,14 @@ impl Client {
             let (ms, plan) = match self.roll(20) {
                 0..=9 => (self.roll(800), Plan::Stays),
                 10..=12 => (1_000 + self.roll(10_000), Plan::Stays),
-                13..=17 => {
+                17 => {
+                    let plan = Plan::ComesBack {
+                        after: self.roll(1_000),
+                        away: 12_000 + self.roll(13_000),
+                    };
+                    (300 + self.roll(4_500), plan)
+                }
+                13..=16 => {
                     let plan = Plan::ComesBack {
                         after: self.roll(1_500),
                         away: self.roll(4_000),
@@ -313,6 +320,11 @@ impl Client {
                     return None;
                 }
             }
+            let resumes = watcher::Client::Resumes {
+                since: self.now(),
+                away: since,
+            };
+            self.client(&label, resumes);
             exchange = self.resume(session, &label, event.as_deref()?).await?;
         }
     }

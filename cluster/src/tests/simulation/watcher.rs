@@ -101,8 +101,10 @@ pub(super) enum Client {
     Asks,
     /// It reads a stream that came by this instance.
     Attached { by: HostId, since: Ms },
-    /// It has no stream, and comes back.
+    /// It has no stream, and is going to come back.
     Away { since: Ms },
+    /// It asks for its stream. It was away before.
+    Resumes { since: Ms, away: Ms },
     /// It has no stream, and never comes back.
     Left { since: Ms },
     /// It has an answer, or gave up because it was told to.
@@ -484,8 +486,10 @@ impl Watcher {
                 let what = format!("{label} still runs on {host}, its client left at {since}");
                 found.push((Check::Orphan, what));
             }
-            if let (Client::Away { since } | Client::Attached { since, .. }, Some((End::Done, at))) =
-                (call.client, call.ended)
+            if let (
+                Client::Resumes { since, .. } | Client::Attached { since, .. },
+                Some((End::Done, at)),
+            ) = (call.client, call.ended)
                 && !is_gone
                 && now.saturating_sub(since.max(at).max(faults_over)) > limit
             {
@@ -610,7 +614,7 @@ impl Log {
                 let why = format!("its client is attached by {by} since {since}");
                 return Some((Check::Attached, why));
             }
-            Client::Away { since } if now - since < GRACE => {
+            Client::Away { since } | Client::Resumes { away: since, .. } if now - since < GRACE => {
                 let why = format!("its client is away since {since} only");
                 return Some((Check::Attached, why));
             }
@@ -621,7 +625,7 @@ impl Log {
             _ => {}
         }
         let (by, at) = call.turned_away?;
-        if matches!(call.client, Client::Away { .. }) && now - at < GRACE && self.lives(by) {
+        if matches!(call.client, Client::Resumes { .. }) && now - at < GRACE && self.lives(by) {
             let why = format!("its client was turned away by {by} at {at}");
             return Some((Check::TurnedAway, why));
         }
