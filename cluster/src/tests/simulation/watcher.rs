@@ -8,6 +8,7 @@
 //! | [`Check::NotFound`] (c) | 404 for a session whose owner lives |
 //! | [`Check::NotRestored`] (c) | 404 for a session that the directory has never lost |
 //! | [`Check::Answer`] (d) | a call that ended in time, whose client is told that there is no answer, or never gets it |
+//! | [`Check::SentAnswer`] (d) | the same of a call whose client hung up while its answer was on the connection |
 //! | [`Check::Settles`] (e) | a session that does not answer in time after the faults |
 //! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
 //! | [`Check::Directory`] (e) | an entry of what is gone |
@@ -39,6 +40,9 @@ const AFTERMATH: Ms = 10_000;
 /// For how long a client that was turned away may hold cancels up: 50 s.
 const TURNED_AWAY: Ms = 50_000;
 
+/// How long a hang-up may be on its way.
+const HANG_UP: Ms = 200;
+
 /// How long a write to the directory takes at most, if that is sound: 1 s.
 const WRITTEN: Ms = 1_000;
 
@@ -51,6 +55,7 @@ pub(super) enum Check {
     NotFound,
     NotRestored,
     Answer,
+    SentAnswer,
     Settles,
     Orphan,
     Directory,
@@ -61,13 +66,14 @@ pub(super) enum Check {
 }
 
 /// All of them.
-pub(super) const CHECKS: [Check; 13] = [
+pub(super) const CHECKS: [Check; 14] = [
     Check::Owner,
     Check::Attached,
     Check::TurnedAway,
     Check::NotFound,
     Check::NotRestored,
     Check::Answer,
+    Check::SentAnswer,
     Check::Settles,
     Check::Orphan,
     Check::Directory,
@@ -127,6 +133,8 @@ struct Call {
     ended: Option<(End, Ms)>,
     turned_away: Option<(HostId, Ms)>,
     answer: Option<Answer>,
+    /// When it ended, its client may have had a connection.
+    was_sent: bool,
 }
 
 #[derive(Debug, Default)]
@@ -344,6 +352,11 @@ impl Watcher {
             && call.ended.is_none()
         {
             call.ended = Some((end, now));
+            call.was_sent = match call.client {
+                Client::Away { since } => since + HANG_UP > now,
+                Client::Attached { .. } => true,
+                _ => false,
+            };
         }
     }
 
@@ -393,6 +406,7 @@ impl Watcher {
             ended: None,
             turned_away: None,
             answer: None,
+            was_sent: false,
         };
         self.log().calls.insert(label.into(), call);
     }
@@ -421,7 +435,13 @@ impl Watcher {
         let mut log = self.log();
         if let Some(why) = log.is_not_true(label, &answer) {
             let what = format!("the client of {label} has {answer:?}, {why}");
-            log.fail(Check::Answer, now, what);
+            let was_sent = log.calls.get(label).is_some_and(|call| call.was_sent);
+            let check = if was_sent {
+                Check::SentAnswer
+            } else {
+                Check::Answer
+            };
+            log.fail(check, now, what);
         }
         if let Some(call) = log.calls.get_mut(label) {
             call.client = Client::Over;
