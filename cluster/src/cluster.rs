@@ -33,6 +33,7 @@ use crate::{
     lives::Lives,
     manager::ClusterSessionManager,
     meter,
+    network::Network,
     owners::Owners,
     peers::{self, Gate},
     proof::{self, Wait},
@@ -172,6 +173,7 @@ impl Cluster {
         S::Future: Send,
     {
         let departure = self.shared.router.departure.follow();
+        let listener = peers::watched(listener);
         peers::serve(listener, app, self.shared.gate.clone(), departure).await;
     }
 
@@ -232,6 +234,16 @@ impl Cluster {
 
 #[cfg(test)]
 impl Cluster {
+    /// [`serve_peers`](Self::serve_peers) on any listener.
+    pub(crate) async fn serve_peers_on<S: peers::App>(
+        &self,
+        listener: impl crate::network::Listener,
+        app: S,
+    ) {
+        let departure = self.shared.router.departure.follow();
+        peers::serve(listener, app, self.shared.gate.clone(), departure).await;
+    }
+
     pub(crate) fn router(&self) -> &Router {
         &self.shared.router
     }
@@ -304,8 +316,20 @@ impl Drop for Shared {
 }
 
 /// Everything that an instance is, over any directory.
-#[allow(clippy::disallowed_methods, reason = "the heart beats on its own")]
 pub(crate) fn join(
+    me: Owner,
+    directory: impl Directory,
+    filter: PeersFilter,
+    secret: Secret,
+    client_backoff: Duration,
+) -> Cluster {
+    join_over(Network::Tcp, me, directory, filter, secret, client_backoff)
+}
+
+/// [`join`] over any network.
+#[allow(clippy::disallowed_methods, reason = "the heart beats on its own")]
+pub(crate) fn join_over(
+    network: Network,
     me: Owner,
     directory: impl Directory,
     filter: PeersFilter,
@@ -322,7 +346,7 @@ pub(crate) fn join(
     let router = Arc::new(Router {
         me,
         owners: Owners::new(me.incarnation, directory.clone()),
-        relay: Relay::new(filter.clone(), secret.clone()),
+        relay: Relay::new(network, filter.clone(), secret.clone()),
         turned_away,
         heart: heart.clone(),
         sessions: sessions.clone(),

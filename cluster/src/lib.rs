@@ -30,6 +30,7 @@ mod layer;
 mod lives;
 mod manager;
 mod meter;
+mod network;
 mod owners;
 mod peers;
 mod proof;

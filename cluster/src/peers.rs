@@ -15,7 +15,7 @@ use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer, WatchedListener, WatchedStream};
+use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer, WatchedListener};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 use tower_service::Service;
 use tracing::{debug, warn};
@@ -24,6 +24,7 @@ use crate::{
     departure::Stage,
     filter::PeersFilter,
     ids::Incarnation,
+    network::{Accepted, Listener},
     warn_rarely::WarnRarely,
     wire::{self, FromPeer, Secret},
 };
@@ -102,20 +103,24 @@ impl Gate {
     }
 }
 
-/// Serves peers until `departure` says so or is dropped.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    app: impl App,
-    gate: Arc<Gate>,
-    mut departure: watch::Receiver<Stage>,
-) {
+/// Prepares a listener for peers.
+pub(crate) fn watched(listener: TcpListener) -> WatchedListener {
     match DeadPeer::new().apply(&listener) {
         Ok(applied) => debug!(target: "mcp_cancel_cluster", "{applied}"),
         Err(error) => {
             debug!(target: "mcp_cancel_cluster", %error, "no options for dead peers");
         }
     }
-    let listener = WatchedListener::new(listener);
+    WatchedListener::new(listener)
+}
+
+/// Serves peers until `departure` says so or is dropped.
+pub(crate) async fn serve(
+    listener: impl Listener,
+    app: impl App,
+    gate: Arc<Gate>,
+    mut departure: watch::Receiver<Stage>,
+) {
     let mut connections = JoinSet::new();
     let mut closed = pin!(departure.wait_for(|stage| *stage == Stage::Closed));
     loop {
@@ -152,12 +157,12 @@ pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> R
     response
 }
 
-async fn connection(stream: WatchedStream, app: impl App, gate: Arc<Gate>) {
-    // Events are small, and are not to wait for one another.
-    let _best_effort = stream.tcp().set_nodelay(true);
+async fn connection(stream: impl Accepted, app: impl App, gate: Arc<Gate>) {
     let peer = stream.peer();
     let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(peer.clone());
+        if let Some(peer) = &peer {
+            request.extensions_mut().insert(peer.clone());
+        }
         answer(app.clone(), gate.clone(), request)
     });
     let mut builder = http1::Builder::new();

@@ -34,8 +34,8 @@ use hyper::{
     ext,
 };
 use hyper_util::rt::TokioIo;
-use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer};
-use tokio::{net::TcpStream, time::timeout};
+use mcp_cancel_on_disconnect::socket::Peer;
+use tokio::time::timeout;
 use tracing::debug;
 
 use crate::{
@@ -44,6 +44,7 @@ use crate::{
     filter::PeersFilter,
     held::Held,
     ids::Owner,
+    network::{Network, Stream},
     peers::MAX_FIELDS,
     warn_rarely::WarnRarely,
     way::{Failure, Refusal},
@@ -96,6 +97,7 @@ const END_TO_END: [HeaderName; 17] = [
 /// What all relays of an instance have in common.
 #[derive(Debug)]
 pub(crate) struct Relay {
+    network: Network,
     filter: PeersFilter,
     secret: Secret,
     strange_address: WarnRarely,
@@ -110,7 +112,7 @@ struct HopBody {
     gone: Option<Gone>,
 }
 
-type HopConnection = Connection<TokioIo<TcpStream>, Body>;
+type HopConnection = Connection<TokioIo<Stream>, Body>;
 
 /// The end of the client's connection, as the kernel knows it.
 type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -118,8 +120,9 @@ type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 // === impl Relay ===
 
 impl Relay {
-    pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
+    pub(crate) fn new(network: Network, filter: PeersFilter, secret: Secret) -> Self {
         Self {
+            network,
             filter,
             secret,
             strange_address: WarnRarely::default(),
@@ -152,7 +155,7 @@ impl Relay {
                 .warn(&format_args!("{what}: {address}"));
             return Err(Failure::Unreachable);
         }
-        let stream = connect(owner.address).await?;
+        let stream = self.connect(owner.address).await?;
         let Some(body) = held.lend() else {
             return Err(Failure::Broken);
         };
@@ -178,10 +181,25 @@ impl Relay {
         })
     }
 
+    /// Opens a connection to a peer.
+    async fn connect(&self, address: SocketAddr) -> Result<Stream, Failure> {
+        match timeout(CONNECT_TIMEOUT, self.network.connect(address)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                Err(Failure::Refused)
+            }
+            Ok(Err(error)) => {
+                debug!(target: "mcp_cancel_cluster", owner = %address, %error, "no connection");
+                Err(Failure::Unreachable)
+            }
+            Err(_) => Err(Failure::Unreachable),
+        }
+    }
+
     /// The answer of a peer, if one gives it.
     async fn answered(
         &self,
-        stream: TcpStream,
+        stream: Stream,
         request: Request<Body>,
         gone: Option<Gone>,
         owner: Owner,
@@ -243,30 +261,6 @@ impl Relay {
     }
 }
 
-/// Opens a connection to a peer.
-async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
-    let stream = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            return Err(Failure::Refused);
-        }
-        Ok(Err(error)) => {
-            debug!(target: "mcp_cancel_cluster", owner = %address, %error, "no connection");
-            return Err(Failure::Unreachable);
-        }
-        Err(_) => return Err(Failure::Unreachable),
-    };
-    // On one machine a port that nobody listens on can be connected to itself.
-    if stream.local_addr().is_ok_and(|own| own == address) {
-        return Err(Failure::Refused);
-    }
-    // Without it, an answer would wait 40 ms for an acknowledgement.
-    let _best_effort = stream.set_nodelay(true);
-    // What the kernel does not know it goes on without.
-    let _best_effort = DeadPeer::new().apply(&stream);
-    Ok(stream)
-}
-
 /// Has the body of a request wait until the peer asks for it.
 fn wait(request: &mut Request<Body>) -> Asked {
     let (asked, body) = Asked::wait(std::mem::take(request.body_mut()));
@@ -284,7 +278,7 @@ fn wait(request: &mut Request<Body>) -> Asked {
 
 /// Writes a request and waits for the head of its response.
 async fn exchange(
-    stream: TcpStream,
+    stream: Stream,
     request: Request<Body>,
     mut gone: Option<Gone>,
 ) -> Result<Response<HopBody>, Failure> {
@@ -449,7 +443,11 @@ mod tests {
     }
 
     fn relay() -> Relay {
-        Relay::new(PeersFilter::default(), Secret::new("secret").unwrap())
+        Relay::new(
+            Network::Tcp,
+            PeersFilter::default(),
+            Secret::new("secret").unwrap(),
+        )
     }
 
     #[test]
@@ -522,7 +520,7 @@ mod tests {
     async fn the_address_of_a_watched_connection_is_the_clients() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let listener = WatchedListener::new(listener);
-        let connecting = TcpStream::connect(listener.local_addr().unwrap());
+        let connecting = tokio::net::TcpStream::connect(listener.local_addr().unwrap());
         let (client, (stream, _)) = tokio::join!(connecting, listener.accept());
         let address = client.unwrap().local_addr().unwrap();
         for is_axum in [true, false] {

@@ -1,12 +1,15 @@
 //! A directory for tests, whose faults can be switched on and off.
 
 use std::{
+    any::Any,
+    fmt::Debug,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use tokio::{sync::watch, time::sleep};
 
 use super::{
@@ -42,7 +45,16 @@ pub(crate) struct Faulty {
     pub(crate) memory: MemoryDirectory,
     fault: watch::Sender<Fault>,
     asked: Arc<Mutex<Vec<&'static str>>>,
+    gate: Option<Arc<dyn Gate>>,
 }
+
+/// Decides when, and whether, the work of a request is done. The simulation has one for each instance.
+pub(crate) trait Gate: Debug + Send + Sync {
+    fn pass(&self, what: &'static str, work: Work) -> Work;
+}
+
+/// A request to the directory, whatever it is answered with.
+pub(crate) type Work = BoxFuture<'static, Result<Box<dyn Any + Send>, DirectoryError>>;
 
 // === impl Faulty ===
 
@@ -52,6 +64,15 @@ impl Faulty {
             memory,
             fault: watch::Sender::new(Fault::None),
             asked: Arc::default(),
+            gate: None,
+        }
+    }
+
+    /// The same directory, as one instance reaches it.
+    pub(crate) fn behind(&self, gate: impl Gate + 'static) -> Self {
+        Self {
+            gate: Some(Arc::new(gate)),
+            ..self.clone()
         }
     }
 
@@ -74,6 +95,14 @@ impl Faulty {
         what: &'static str,
         work: impl Future<Output = Result<T, DirectoryError>> + Send + 'static,
     ) -> Result<T, DirectoryError> {
+        if let Some(gate) = &self.gate {
+            let work = async move {
+                work.await
+                    .map(|answer| Box::new(answer) as Box<dyn Any + Send>)
+            };
+            let answer = gate.pass(what, Box::pin(work)).await?;
+            return Ok(*answer.downcast().unwrap());
+        }
         self.asked.lock().unwrap().push(what);
         let fault = *self.fault.borrow();
         match fault {

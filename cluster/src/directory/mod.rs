@@ -21,7 +21,7 @@ mod error;
 #[cfg(test)]
 pub(crate) mod faulty;
 mod limited;
-mod memory;
+pub(crate) mod memory;
 mod redis;
 
 use std::{fmt::Debug, sync::Arc, time::Duration};

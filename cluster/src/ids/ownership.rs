@@ -91,9 +91,18 @@ fn wall_clock() -> u64 {
     since_1970.map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
-/// As the clock of tokio has it, which tests pause.
+#[cfg(test)]
+thread_local! {
+    /// The wall clock as a test sets it on this thread.
+    pub(crate) static WALL_CLOCK: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+}
+
+/// As the test sets it, or as the clock of tokio has it, which tests pause.
 #[cfg(test)]
 fn wall_clock() -> u64 {
+    if let Some(set) = WALL_CLOCK.get() {
+        return set;
+    }
     use std::sync::OnceLock;
     static BEGUN: OnceLock<tokio::time::Instant> = OnceLock::new();
     let begun = *BEGUN.get_or_init(tokio::time::Instant::now);

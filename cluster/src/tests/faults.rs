@@ -140,7 +140,7 @@ async fn a_directory_with_older_data_ends_no_session_of_a_living_owner() {
     let at_b = b.client_of(&mcp);
     let mut call = held(&b, &at_b, 1, "living").await;
 
-    directory.memory.restore(older);
+    directory.memory.load_snapshot(&older);
     assert_eq!(owner_of(&directory.memory, hash(&mcp)).await, Some(a.me));
     pass(2 * SETTLED).await;
 

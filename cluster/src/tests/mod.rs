@@ -17,6 +17,7 @@ mod orphans;
 mod races;
 mod resumes;
 mod services;
+mod simulation;
 mod steps;
 mod strangers;
 mod taking;
