@@ -1,16 +1,16 @@
 //! Where the engine is, and how it is trusted.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 #[cfg(feature = "tls")]
 use redis::TlsCertificates;
 use redis::{
     Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, TlsMode,
     io::tcp::TcpSettings,
-    sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
+    sentinel::{SentinelClientBuilder, SentinelServerType},
 };
 
-use super::connection::Source;
+use super::source::{Sentinels, Source};
 use crate::directory::DirectoryError;
 
 /// How long what was sent may be on its way before the connection counts as dead: 2 s. After a silent network TCP itself waits
@@ -48,11 +48,10 @@ impl RedisAddress {
         if self.sentinels.is_empty() {
             return Ok(Source::Fixed(Client::open(primary)?));
         }
-        let sentinel = self.sentinel(&primary)?;
-        Ok(Source::sentinel(sentinel))
+        Ok(Source::Sentinels(self.sentinels(&primary)?))
     }
 
-    fn sentinel(&self, primary: &ConnectionInfo) -> Result<SentinelClient, DirectoryError> {
+    fn sentinels(&self, primary: &ConnectionInfo) -> Result<Arc<Sentinels>, DirectoryError> {
         let (name, tls) = match primary.addr() {
             ConnectionAddr::Tcp(name, _) => (name, None),
             ConnectionAddr::TcpTls { host, .. } => (host, Some(TlsMode::Secure)),
@@ -87,7 +86,7 @@ impl RedisAddress {
                 builder = builder.set_client_to_redis_certificates(certificates);
             }
         }
-        Ok(builder.build()?)
+        Ok(Sentinels::new(name, builder.build()?))
     }
 
     fn read(&self, url: &str) -> Result<ConnectionInfo, DirectoryError> {

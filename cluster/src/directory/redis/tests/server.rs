@@ -139,12 +139,15 @@ impl Server {
         for word in words {
             asked.arg(word);
         }
-        asked.query_async(&mut self.connect().await).await
+        asked.query_async(&mut self.connect().await?).await
     }
 
-    /// A field of what it answers to `INFO`.
+    /// A field of what it answers to `INFO`. Nothing if it does not answer.
     pub(super) async fn info(&self, section: &str, field: &str) -> String {
-        let info: String = self.ask(&format!("INFO {section}")).await;
+        let info: String = self
+            .try_ask(&format!("INFO {section}"))
+            .await
+            .unwrap_or_default();
         let mut fields = info.lines().filter_map(|line| line.split_once(':'));
         let found = fields.find(|(name, _)| *name == field);
         found
@@ -152,9 +155,9 @@ impl Server {
             .unwrap_or_default()
     }
 
-    async fn connect(&self) -> MultiplexedConnection {
-        let client = redis::Client::open(self.url()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+    async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+        let client = redis::Client::open(self.url())?;
+        client.get_multiplexed_async_connection().await
     }
 }
 
