@@ -61,6 +61,7 @@ impl RedisAddress {
         let sentinels: Vec<_> = sentinels.collect::<Result<_, _>>()?;
         let addresses = sentinels.iter().map(|sentinel| sentinel.addr().clone());
         let mut builder = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?
+            .set_client_to_sentinel_tcp_settings(primary.tcp_settings().clone())
             .set_client_to_redis_tcp_settings(primary.tcp_settings().clone())
             .set_client_to_redis_db(primary.redis_settings().db())
             .set_client_to_redis_protocol(primary.redis_settings().protocol());

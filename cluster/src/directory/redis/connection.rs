@@ -139,9 +139,17 @@ impl SharedConnections {
     async fn watch(self: Arc<Self>, sentinels: Arc<Sentinels>) {
         loop {
             sleep(WATCH_INTERVAL).await;
-            if let Ok(used) = self.pair().await
-                && let Ok(false) = sentinels.is_primary(&used.client).await
-            {
+            let Ok(used) = self.pair().await else {
+                continue;
+            };
+            let Ok(false) = sentinels.is_primary(&used.client).await else {
+                continue;
+            };
+            // One Sentinel may be behind the others.
+            let Ok(found) = self.source.client().await else {
+                continue;
+            };
+            if found.get_connection_info().addr() != used.client.get_connection_info().addr() {
                 self.renew();
                 // Begins them, so that the next heartbeat has them. If that fails, the heartbeat sees it.
                 let _begun = self.pair().await;
