@@ -4,6 +4,7 @@ use std::{
     error::Error,
     fmt,
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use crate::{
@@ -11,6 +12,7 @@ use crate::{
     directory::{DirectoryError, MemoryDirectory, RedisAddress, RedisDirectory},
     filter::PeersFilter,
     ids::{Incarnation, Owner},
+    turned_away::CLIENT_BACKOFF,
     wire::{InvalidSecret, Secret},
 };
 
@@ -22,6 +24,7 @@ pub struct ClusterBuilder {
     advertised: Option<String>,
     secret: Option<String>,
     also_accepted: Option<String>,
+    client_backoff: Duration,
     filter: PeersFilter,
 }
 
@@ -71,6 +74,7 @@ impl fmt::Debug for ClusterBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterBuilder")
             .field("advertised", &self.advertised)
+            .field("client_backoff", &self.client_backoff)
             .finish_non_exhaustive()
     }
 }
@@ -82,6 +86,7 @@ impl ClusterBuilder {
             advertised: None,
             secret: None,
             also_accepted: None,
+            client_backoff: CLIENT_BACKOFF,
             filter: PeersFilter::default(),
         }
     }
@@ -223,6 +228,22 @@ impl ClusterBuilder {
         self
     }
 
+    /// Sets the longest time that a client which got 503 waits before its next try. While an instance has turned a client away in that
+    /// time, no instance cancels an abandoned call: the client may be the one that the call waits for. By default 40 s, more than
+    /// the official SDKs wait.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    ///
+    /// let builder = Cluster::in_memory(&MemoryDirectory::default()).client_backoff(Duration::from_secs(5));
+    /// assert!(format!("{builder:?}").contains("client_backoff: 5s"));
+    /// ```
+    pub fn client_backoff(mut self, longest: Duration) -> Self {
+        self.client_backoff = longest;
+        self
+    }
+
     /// Becomes a member.
     ///
     /// It does not need the directory to be there: until it is, sessions of other instances are not found.
@@ -252,12 +273,13 @@ impl ClusterBuilder {
             incarnation: Incarnation::random(),
         };
         let secret = self.accepted().map_err(|_| What::Secret)?;
+        let backoff = self.client_backoff;
         match self.engine {
-            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret)),
+            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret, backoff)),
             Engine::Redis(address) => {
                 let directory = RedisDirectory::new(&address).map_err(What::Engine)?;
                 directory.inspect().await.map_err(What::Engine)?;
-                Ok(join(me, directory, self.filter, secret))
+                Ok(join(me, directory, self.filter, secret, backoff))
             }
         }
     }

@@ -148,7 +148,7 @@ impl Cluster {
         });
         observed.confirm(move |orphan| {
             let session = orphan.call().session().map(SessionHash::of);
-            let (router, wait) = (router.clone(), Wait::of(orphan));
+            let (router, wait) = (router.clone(), Wait::of(orphan, router.turned_away.backoff));
             async move {
                 match session {
                     Some(session) => proof::prove(&router, session, wait).await,
@@ -310,12 +310,13 @@ pub(crate) fn join(
     directory: impl Directory,
     filter: PeersFilter,
     secret: Secret,
+    client_backoff: Duration,
 ) -> Cluster {
     meter::describe();
     let directory = Limited::new(directory);
     let (sessions, lost) = Sessions::new(me.incarnation);
     let closers = Closers::default();
-    let turned_away = Arc::<TurnedAway>::default();
+    let turned_away = Arc::new(TurnedAway::new(client_backoff));
     let heart = Heart::new(me, directory.clone(), sessions.clone(), turned_away.clone());
     let (arrivals, answers) = (Arrivals::default(), Answers::new(directory.clone()));
     let router = Arc::new(Router {

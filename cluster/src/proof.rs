@@ -23,10 +23,6 @@ use crate::{
     router::Router,
 };
 
-/// For how long a client counts as on its way that was turned away: 40 s. It is to come again after 1 s; SDKs that keep their own
-/// time wait 30 s at most before their next try.
-pub(crate) const TURNED_AWAY: Duration = Duration::from_secs(40);
-
 /// How far two clocks may drift apart during a grace: 1 s.
 const DRIFT: Duration = Duration::from_secs(1);
 
@@ -36,13 +32,16 @@ pub(crate) struct Wait {
     grace: Duration,
     /// Since its last stream ended.
     lasted: Duration,
+    /// For how long a client that was turned away counts as on its way.
+    backoff: Duration,
 }
 
 // === impl Wait ===
 
 impl Wait {
-    pub(crate) fn of(orphan: &Orphan<'_>) -> Self {
+    pub(crate) fn of(orphan: &Orphan<'_>, backoff: Duration) -> Self {
         Self {
+            backoff,
             grace: orphan.grace(),
             lasted: orphan.detachment().lasted(),
         }
@@ -62,7 +61,7 @@ impl Wait {
         // A client that was turned away before this call lost its own is another one.
         let away = lease.turned_away?;
         let is_since = away <= self.lasted + DRIFT;
-        let left = TURNED_AWAY.saturating_sub(away);
+        let left = self.backoff.saturating_sub(away);
         (is_since && !left.is_zero()).then_some(left)
     }
 }
@@ -136,6 +135,7 @@ mod tests {
         let wait = Wait {
             grace: 20 * SECOND,
             lasted: 23 * SECOND,
+            backoff: 40 * SECOND,
         };
         wait.longer(&leases, me)
     }
@@ -148,8 +148,8 @@ mod tests {
 
     #[test]
     fn a_client_that_was_turned_away_since_its_call_lost_it_is_waited_for() {
-        assert_eq!(longer(1, Some(0)), Some(TURNED_AWAY));
-        assert_eq!(longer(1, Some(23)), Some(TURNED_AWAY - 23 * SECOND));
+        assert_eq!(longer(1, Some(0)), Some(40 * SECOND));
+        assert_eq!(longer(1, Some(23)), Some(17 * SECOND));
         assert_eq!(longer(1, Some(25)), None, "it was another one");
     }
 }

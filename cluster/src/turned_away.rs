@@ -11,9 +11,17 @@ use std::{
 
 use tokio::time::Instant;
 
+/// For how long a client that was turned away counts as on its way, if no other time is set: 40 s. It is to come again after 1 s; SDKs
+/// that keep their own time wait 30 s at most before their next try.
+pub(crate) const CLIENT_BACKOFF: Duration = Duration::from_secs(40);
+
 /// When clients were turned away last.
-#[derive(Debug, Default)]
-pub(crate) struct TurnedAway(Mutex<State>);
+#[derive(Debug)]
+pub(crate) struct TurnedAway {
+    /// For how long such a client counts as on its way.
+    pub(crate) backoff: Duration,
+    state: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -32,6 +40,11 @@ pub(crate) struct Waiting {
 // === impl TurnedAway ===
 
 impl TurnedAway {
+    pub(crate) fn new(backoff: Duration) -> Self {
+        let state = Mutex::default();
+        Self { backoff, state }
+    }
+
     /// A client is asked to come again later.
     pub(crate) fn note(&self) {
         self.state().last = Some(Instant::now());
@@ -58,7 +71,7 @@ impl TurnedAway {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -89,7 +102,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_is_known_how_long_ago_a_client_was_turned_away_or_waited() {
-        let turned_away = Arc::new(TurnedAway::default());
+        let turned_away = Arc::new(TurnedAway::new(CLIENT_BACKOFF));
         let age = || turned_away.age(Instant::now());
         assert_eq!(age(), None);
         turned_away.note();

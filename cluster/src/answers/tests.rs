@@ -12,6 +12,7 @@ use crate::{
         faulty::{Fault, Faulty},
     },
     filter::PeersFilter,
+    turned_away::CLIENT_BACKOFF,
     wire::Secret,
 };
 
@@ -42,7 +43,13 @@ impl Instance {
         let me = instance(1);
         let secret = Secret::default();
         Self {
-            cluster: join(me, directory.clone(), PeersFilter::default(), secret),
+            cluster: join(
+                me,
+                directory.clone(),
+                PeersFilter::default(),
+                secret,
+                CLIENT_BACKOFF,
+            ),
             directory,
             life: me.incarnation,
             memory: Arc::new(Memory(length)),

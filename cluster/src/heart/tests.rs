@@ -33,7 +33,7 @@ impl Instance {
         let me = instance(number);
         let link = Faulty::new(memory.clone());
         let (sessions, lost) = Sessions::new(me.incarnation);
-        let turned_away = Arc::default();
+        let turned_away = Arc::new(TurnedAway::new(Duration::ZERO));
         let heart = Heart::new(
             me,
             Limited::new(link.clone()),

@@ -15,6 +15,7 @@ use crate::{
     },
     heart::Heart,
     ids::Owner,
+    turned_away::TurnedAway,
 };
 
 /// A store as rmcp has it, with the heart that writes for it.
@@ -36,7 +37,12 @@ impl Instance {
         let me = instance(number);
         let directory = Limited::new(directory.clone());
         let (sessions, _lost) = Sessions::new(me.incarnation);
-        let heart = Heart::new(me, directory.clone(), sessions.clone(), Arc::default());
+        let heart = Heart::new(
+            me,
+            directory.clone(),
+            sessions.clone(),
+            Arc::new(TurnedAway::new(Duration::ZERO)),
+        );
         Self {
             me,
             store: ClusterStore::new(me.incarnation, directory, sessions.clone()),

@@ -27,6 +27,7 @@ use crate::{
     heart::SETTLED,
     ids::{CallNumber, EventName, Incarnation, Owner, SessionHash},
     router::Router as Routing,
+    turned_away::CLIENT_BACKOFF,
     wire::Secret,
 };
 
@@ -89,7 +90,7 @@ impl Setup {
         if let Some(other) = self.also_accepts {
             secret = secret.also_accept(other).unwrap();
         }
-        let cluster = join(me, directory.clone(), self.filter, secret);
+        let cluster = join(me, directory.clone(), self.filter, secret, CLIENT_BACKOFF);
         let witness = Witness::new();
         let mut tools = Tools::new(&witness);
         if let Some(on_start) = self.on_start {

@@ -23,7 +23,7 @@ use crate::{
     filter::PeersFilter,
     heart::BEAT,
     ids::{Owner, Ownership},
-    proof::TURNED_AWAY,
+    turned_away::CLIENT_BACKOFF,
 };
 
 const GRACE: Duration = Duration::from_secs(6);
@@ -68,7 +68,7 @@ async fn a_client_that_came_back_to_an_instance_without_a_way_to_the_owner_keeps
     }
     assert!(a.witness.is_running("a"));
     // Nor is it cancelled later, while it may be on its way.
-    pass(TURNED_AWAY - 3 * SECOND).await;
+    pass(CLIENT_BACKOFF - 3 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
     let mut resumed = mcp.resume(&named).await;
@@ -86,7 +86,7 @@ async fn a_client_that_was_turned_away_and_does_not_return_leaves_an_orphan() {
     // Any request of the session says that its client is there.
     let mut call = b.client_of(&mcp).call(2, "echo", json!({})).await;
     assert_eq!(call.head().await.status, 503);
-    pass(TURNED_AWAY - 2 * SECOND).await;
+    pass(CLIENT_BACKOFF - 2 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
     pass(2 * GRACE).await;
@@ -105,7 +105,7 @@ async fn a_client_that_was_turned_away_for_want_of_a_look_up_keeps_its_call() {
     let mut resumed = b.client_of(&mcp).resume(&named).await;
     assert_eq!(resumed.head().await.status, 503);
     directory.set(Fault::None);
-    pass(TURNED_AWAY - 2 * SECOND).await;
+    pass(CLIENT_BACKOFF - 2 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
     let mut resumed = b.client_of(&mcp).resume(&named).await;
@@ -155,7 +155,7 @@ async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() 
     // It gives up, and the relay with it.
     waiting.fin();
     closed(relay).await;
-    pass(TURNED_AWAY + GRACE).await;
+    pass(CLIENT_BACKOFF + GRACE).await;
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 

@@ -14,6 +14,7 @@ use crate::{
     ids::Epoch,
     owners::Owners,
     sessions::Sessions,
+    turned_away::TurnedAway,
 };
 
 mod restored;
@@ -56,7 +57,12 @@ impl Living {
     fn begin(directory: Limited, number: u8, sessions_here: usize) -> Self {
         let me = instance(number);
         let (sessions, _lost) = Sessions::new(me.incarnation);
-        let heart = Heart::new(me, directory.clone(), sessions.clone(), Arc::default());
+        let heart = Heart::new(
+            me,
+            directory.clone(),
+            sessions.clone(),
+            Arc::new(TurnedAway::new(Duration::ZERO)),
+        );
         for id in 0..sessions_here {
             let id = id.to_string();
             sessions.begins(&id, session(&id).params);
