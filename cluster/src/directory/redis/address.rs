@@ -46,7 +46,7 @@ impl RedisAddress {
         let primary = self.read(&self.url)?;
         self.check_trust(&primary)?;
         if self.sentinels.is_empty() {
-            return Ok(Source::Fixed(Client::open(primary)?));
+            return Ok(Source::Fixed(Client::open(primary)?.into()));
         }
         Ok(Source::Sentinels(self.sentinels(&primary)?))
     }

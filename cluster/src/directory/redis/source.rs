@@ -17,7 +17,7 @@ pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 /// Where connections begin.
 #[derive(Clone)]
 pub(super) enum Source {
-    Fixed(Client),
+    Fixed(Box<Client>),
     Sentinels(Arc<Sentinels>),
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Sentinels {
 impl Source {
     pub(super) async fn client(&self) -> Result<Client, RedisError> {
         match self {
-            Self::Fixed(client) => Ok(client.clone()),
+            Self::Fixed(client) => Ok(Client::clone(client)),
             Self::Sentinels(sentinels) => sentinels.client.lock().await.async_get_client().await,
         }
     }
