@@ -43,6 +43,7 @@ impl Server {
     }
 
     /// With TLS, and a certificate in [`folder`](Self::folder) that [`certify`] has made there.
+    #[cfg(feature = "tls")]
     pub(super) async fn start_with_tls() -> Self {
         let (port, folder) = place();
         certify(&folder).await;
@@ -203,6 +204,7 @@ async fn start(options: &[String], ready: &str) -> Child {
 }
 
 /// Makes a certificate authority (`ca.pem`), and a certificate that it has signed for 127.0.0.1 (`server.pem`, `server.key`).
+#[cfg(feature = "tls")]
 pub(super) async fn certify(folder: &Path) {
     fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").unwrap();
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
