@@ -94,8 +94,8 @@ impl ClusterBuilder {
     /// Sets the Sentinels that know the primary of the directory, each by a URL such as `redis://sentinel-1:26379`.
     ///
     /// The host of the directory's own URL is then the name by which they know the primary, and its port does not count. That URL has
-    /// the user and the password of the primary. Those of the first Sentinel's URL are used for all Sentinels. When a heartbeat is not
-    /// answered or refused, the Sentinels are asked for the primary of that moment.
+    /// the user and the password of the primary. Those of the first Sentinel's URL are used for all Sentinels. The Sentinels are asked for the
+    /// primary when a heartbeat is refused or not answered, and one of them each second whether it is still the same.
     ///
     /// A directory in memory has no Sentinels, and this changes nothing.
     ///

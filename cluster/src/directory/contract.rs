@@ -107,7 +107,7 @@ async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directo
     };
     let enter =
         async |owner, sessions: &[Registration]| directory.enter(owner, sessions).await.unwrap();
-    assert_eq!(enter(first, &[later.clone()]).await, []);
+    assert_eq!(enter(first, std::slice::from_ref(&later)).await, []);
     let left = enter(second, &[free.clone(), taken.clone()]).await;
     assert_eq!(left, [(taken.session, owned(first, &later))]);
     assert_eq!(owner_of(directory, taken.session).await, Some(first));
@@ -117,7 +117,7 @@ async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directo
         epoch: later.epoch.next(),
         ..taken.clone()
     };
-    assert_eq!(enter(second, &[latest.clone()]).await, []);
+    assert_eq!(enter(second, std::slice::from_ref(&latest)).await, []);
     assert_eq!(owner_of(directory, taken.session).await, Some(second));
     let left = enter(first, &[later]).await;
     assert_eq!(left, [(taken.session, owned(second, &latest))]);
@@ -129,7 +129,10 @@ async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directo
     };
     let even = session("even");
     for (owner, is_taken) in [(larger, true), (smaller, false), (larger, true)] {
-        assert_eq!(enter(owner, &[even.clone()]).await.is_empty(), is_taken);
+        assert_eq!(
+            enter(owner, std::slice::from_ref(&even)).await.is_empty(),
+            is_taken
+        );
         assert_eq!(owner_of(directory, even.session).await, Some(larger));
     }
 }
@@ -259,7 +262,10 @@ async fn of_all_who_enter_at_once_one_owns<D: Directory>(directory: &Arc<D>) {
     assert_eq!(owner.as_ref(), largest);
     assert!(entered.filter(Vec::is_empty).count() >= 1);
     for rival in rivals {
-        let left = directory.enter(rival, &[wanted.clone()]).await.unwrap();
+        let left = directory
+            .enter(rival, std::slice::from_ref(&wanted))
+            .await
+            .unwrap();
         assert_eq!(left.is_empty(), Some(rival) == owner);
     }
 }
@@ -269,7 +275,10 @@ async fn parameters_outlive_their_owner(directory: &impl Directory) {
     let restored = session("restored");
     let hash = restored.session;
     assert_eq!(directory.load(hash).await.unwrap(), None);
-    directory.enter(former, &[restored.clone()]).await.unwrap();
+    directory
+        .enter(former, std::slice::from_ref(&restored))
+        .await
+        .unwrap();
     claim_from(directory, hash, former, winner).await;
     let entry = directory.load(hash).await.unwrap().unwrap();
     assert_eq!(Some(entry.ownership), ownership(directory, hash).await);
@@ -283,7 +292,10 @@ async fn a_deleted_session_is_entered_by_no_former_owner(directory: &impl Direct
     let (former, owner, late) = (instance(1), instance(2), instance(3));
     let deleted = session("deleted");
     let hash = deleted.session;
-    directory.enter(former, &[deleted.clone()]).await.unwrap();
+    directory
+        .enter(former, std::slice::from_ref(&deleted))
+        .await
+        .unwrap();
     claim_from(directory, hash, former, owner).await;
     let read = ownership(directory, hash).await.unwrap();
     // An owner that does not know its epoch any more ends it all the same.
@@ -321,7 +333,10 @@ async fn a_deleted_session_is_entered_by_no_former_owner(directory: &impl Direct
 async fn an_owner_that_lost_a_session_does_not_delete_it(directory: &impl Directory) {
     let (former, owner) = (instance(1), instance(2));
     let kept = session("kept");
-    directory.enter(former, &[kept.clone()]).await.unwrap();
+    directory
+        .enter(former, std::slice::from_ref(&kept))
+        .await
+        .unwrap();
     claim_from(directory, kept.session, former, owner).await;
     let by = Tombstone {
         by: former.incarnation,

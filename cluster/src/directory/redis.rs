@@ -50,6 +50,7 @@ mod format;
 mod inspection;
 mod reply;
 mod scripts;
+mod source;
 
 /// How long the leases are kept that no heartbeat renews: a day. Long, so that an engine that evicts by remaining time takes
 /// them last.

@@ -1,16 +1,16 @@
 //! Where the engine is, and how it is trusted.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 #[cfg(feature = "tls")]
 use redis::TlsCertificates;
 use redis::{
     Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, TlsMode,
     io::tcp::TcpSettings,
-    sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
+    sentinel::{SentinelClientBuilder, SentinelServerType},
 };
 
-use super::connection::Source;
+use super::source::{Sentinels, Source};
 use crate::directory::DirectoryError;
 
 /// How long what was sent may be on its way before the connection counts as dead: 2 s. After a silent network TCP itself waits
@@ -46,13 +46,12 @@ impl RedisAddress {
         let primary = self.read(&self.url)?;
         self.check_trust(&primary)?;
         if self.sentinels.is_empty() {
-            return Ok(Source::Fixed(Client::open(primary)?));
+            return Ok(Source::Fixed(Client::open(primary)?.into()));
         }
-        let sentinel = self.sentinel(&primary)?;
-        Ok(Source::sentinel(sentinel))
+        Ok(Source::Sentinels(self.sentinels(&primary)?))
     }
 
-    fn sentinel(&self, primary: &ConnectionInfo) -> Result<SentinelClient, DirectoryError> {
+    fn sentinels(&self, primary: &ConnectionInfo) -> Result<Arc<Sentinels>, DirectoryError> {
         let (name, tls) = match primary.addr() {
             ConnectionAddr::Tcp(name, _) => (name, None),
             ConnectionAddr::TcpTls { host, .. } => (host, Some(TlsMode::Secure)),
@@ -62,6 +61,7 @@ impl RedisAddress {
         let sentinels: Vec<_> = sentinels.collect::<Result<_, _>>()?;
         let addresses = sentinels.iter().map(|sentinel| sentinel.addr().clone());
         let mut builder = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?
+            .set_client_to_sentinel_tcp_settings(primary.tcp_settings().clone())
             .set_client_to_redis_tcp_settings(primary.tcp_settings().clone())
             .set_client_to_redis_db(primary.redis_settings().db())
             .set_client_to_redis_protocol(primary.redis_settings().protocol());
@@ -87,7 +87,7 @@ impl RedisAddress {
                 builder = builder.set_client_to_redis_certificates(certificates);
             }
         }
-        Ok(builder.build()?)
+        Ok(Sentinels::new(name, builder.build()?))
     }
 
     fn read(&self, url: &str) -> Result<ConnectionInfo, DirectoryError> {

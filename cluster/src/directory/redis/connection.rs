@@ -1,4 +1,4 @@
-//! The connections to the engine, which are made again when they break, and where the engine is.
+//! The connections to the engine, which are made again when they break.
 
 use std::{
     mem,
@@ -11,11 +11,12 @@ use futures_util::{
     future::{BoxFuture, Shared},
 };
 use redis::{
-    AsyncConnectionConfig, Client, RedisError,
-    aio::{ConnectionManager, ConnectionManagerConfig, MultiplexedConnection},
-    sentinel::SentinelClient,
+    Client, RedisError,
+    aio::{ConnectionManager, ConnectionManagerConfig},
 };
+use tokio::{task::JoinHandle, time::sleep};
 
+use super::source::{CONNECT_LIMIT, Sentinels, Source};
 use crate::directory::{ANSWERS_LIMIT, LIMIT};
 
 /// How long the engine is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
@@ -24,20 +25,18 @@ const MAX_DELAY: Duration = Duration::from_millis(500);
 /// How often a connection to a known address is tried in a row.
 const MAX_RETRIES: usize = 6;
 
-/// Timeout of a new connection: 1 s. Chosen because TLS takes four round trips, to an engine that is 200 ms away. Commands do not wait
-/// longer than their own limit.
-const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-
-/// Where connections begin.
-#[derive(Clone)]
-pub(super) enum Source {
-    Fixed(Client),
-    /// The address of the primary is asked for, each time anew.
-    Sentinel(Arc<tokio::sync::Mutex<SentinelClient>>),
-}
+/// How often a Sentinel is asked which engine is the primary: every second. Chosen because a former primary answers for up to 10 s
+/// after an orderly failover, and on the new one the lease lapses after 6 s.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Two connections to the engine: one for answers of calls, so that megabytes of them delay no heartbeat, and one for all else.
 pub(super) struct Connections {
+    shared: Arc<SharedConnections>,
+    /// Follows the primary, if there are Sentinels.
+    watching: Option<JoinHandle<()>>,
+}
+
+struct SharedConnections {
     source: Source,
     current: Mutex<Current>,
 }
@@ -54,59 +53,9 @@ type Connecting = Shared<BoxFuture<'static, Result<Pair, RedisError>>>;
 
 #[derive(Clone)]
 struct Pair {
+    client: Client,
     all_else: ConnectionManager,
     answers: ConnectionManager,
-}
-
-// === impl Source ===
-
-impl Source {
-    pub(super) fn sentinel(sentinel: SentinelClient) -> Self {
-        Self::Sentinel(Arc::new(tokio::sync::Mutex::new(sentinel)))
-    }
-
-    /// Returns one connection, or the reason why there is none.
-    pub(super) async fn connect_once(&self) -> Result<MultiplexedConnection, RedisError> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_LIMIT))
-            .set_response_timeout(Some(LIMIT));
-        let client = self.client().await?;
-        client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
-    }
-
-    async fn client(&self) -> Result<Client, RedisError> {
-        match self {
-            Self::Fixed(client) => Ok(client.clone()),
-            Self::Sentinel(sentinel) => sentinel.lock().await.async_get_client().await,
-        }
-    }
-
-    async fn connect(self) -> Result<Pair, RedisError> {
-        let client = self.client().await?;
-        let (config, answers) = (self.config(LIMIT), self.config(ANSWERS_LIMIT));
-        let answers = ConnectionManager::new_lazy_with_config(client.clone(), answers)?;
-        let all_else = match self {
-            // It may take as long as it takes: the first command begins it.
-            Self::Fixed(_) => ConnectionManager::new_lazy_with_config(client, config),
-            // If this fails, the address is asked for again.
-            Self::Sentinel(_) => ConnectionManager::new_with_config(client, config).await,
-        }?;
-        Ok(Pair { all_else, answers })
-    }
-
-    fn config(&self, limit: Duration) -> ConnectionManagerConfig {
-        let retries = match self {
-            Self::Fixed(_) => MAX_RETRIES,
-            Self::Sentinel(_) => 0,
-        };
-        ConnectionManagerConfig::new()
-            .set_max_delay(MAX_DELAY)
-            .set_number_of_retries(retries)
-            .set_connection_timeout(Some(CONNECT_LIMIT))
-            .set_response_timeout(Some(limit))
-    }
 }
 
 // === impl Connections ===
@@ -114,28 +63,32 @@ impl Source {
 impl Connections {
     /// Connections that begin with the first command.
     pub(super) fn new(source: Source) -> Self {
-        let current = Mutex::new(Current::new(&source));
-        Self { source, current }
+        let shared = Arc::new(SharedConnections {
+            current: Mutex::new(Current::new(&source)),
+            source: source.clone(),
+        });
+        let watching = match source {
+            Source::Fixed(_) => None,
+            Source::Sentinels(sentinels) => Some(tokio::spawn(shared.clone().watch(sentinels))),
+        };
+        Self { shared, watching }
     }
 
     pub(super) fn source(&self) -> &Source {
-        &self.source
+        &self.shared.source
     }
 
     pub(super) async fn get(&self) -> Result<ConnectionManager, RedisError> {
-        Ok(self.pair().await?.all_else)
+        Ok(self.shared.pair().await?.all_else)
     }
 
     pub(super) async fn for_answers(&self) -> Result<ConnectionManager, RedisError> {
-        Ok(self.pair().await?.answers)
+        Ok(self.shared.pair().await?.answers)
     }
 
     /// Has the next commands begin new connections, unless that is already so.
     pub(super) fn renew(&self) {
-        let mut current = self.current();
-        if current.connecting.peek().is_some() {
-            *current = Current::new(&self.source);
-        }
+        self.shared.renew();
     }
 
     /// A heartbeat begins. If the connections cannot be used, new ones are begun.
@@ -143,25 +96,65 @@ impl Connections {
     /// A connection to a fixed address is made again by itself. Behind Sentinels the primary may be another one by now: it is asked for
     /// when a heartbeat that had connections was not answered, for whatever reason.
     pub(super) fn heartbeat_begins(&self) {
-        let mut current = self.current();
-        let is_unusable = match (current.connecting.peek(), &self.source) {
-            (None, _) => false,
+        let mut current = self.shared.current();
+        let is_unusable = match (current.connecting.peek(), &self.shared.source) {
+            (None, _) | (Some(Ok(_)), Source::Fixed(_)) => false,
             (Some(Err(_)), _) => true,
-            (Some(Ok(_)), Source::Fixed(_)) => false,
-            (Some(Ok(_)), Source::Sentinel(_)) => mem::replace(&mut current.is_unanswered, true),
+            (Some(Ok(_)), Source::Sentinels(_)) => mem::replace(&mut current.is_unanswered, true),
         };
         if is_unusable {
-            *current = Current::new(&self.source);
+            *current = Current::new(&self.shared.source);
         }
     }
 
     pub(super) fn heartbeat_answered(&self) {
-        self.current().is_unanswered = false;
+        self.shared.current().is_unanswered = false;
     }
+}
 
+impl Drop for Connections {
+    fn drop(&mut self) {
+        if let Some(watching) = &self.watching {
+            watching.abort();
+        }
+    }
+}
+
+// === impl SharedConnections ===
+
+impl SharedConnections {
     async fn pair(&self) -> Result<Pair, RedisError> {
         let connecting = self.current().connecting.clone();
         connecting.await
+    }
+
+    fn renew(&self) {
+        let mut current = self.current();
+        if current.connecting.peek().is_some() {
+            *current = Current::new(&self.source);
+        }
+    }
+
+    /// Leaves a primary that is none any more, although it answers.
+    async fn watch(self: Arc<Self>, sentinels: Arc<Sentinels>) {
+        loop {
+            sleep(WATCH_INTERVAL).await;
+            let Ok(used) = self.pair().await else {
+                continue;
+            };
+            let Ok(false) = sentinels.is_primary(&used.client).await else {
+                continue;
+            };
+            // One Sentinel may be behind the others.
+            let Ok(found) = self.source.client().await else {
+                continue;
+            };
+            if found.get_connection_info().addr() != used.client.get_connection_info().addr() {
+                self.renew();
+                // Begins them, so that the next heartbeat has them. If that fails, the heartbeat sees it.
+                let _begun = self.pair().await;
+            }
+        }
     }
 
     fn current(&self) -> MutexGuard<'_, Current> {
@@ -174,8 +167,37 @@ impl Connections {
 impl Current {
     fn new(source: &Source) -> Self {
         Self {
-            connecting: source.clone().connect().boxed().shared(),
+            connecting: connect(source.clone()).boxed().shared(),
             is_unanswered: false,
         }
     }
+}
+
+async fn connect(source: Source) -> Result<Pair, RedisError> {
+    let client = source.client().await?;
+    let retries = match &source {
+        Source::Fixed(_) => MAX_RETRIES,
+        // If the address does not answer, it is asked for again.
+        Source::Sentinels(_) => 0,
+    };
+    let config = |limit| {
+        ConnectionManagerConfig::new()
+            .set_max_delay(MAX_DELAY)
+            .set_number_of_retries(retries)
+            .set_connection_timeout(Some(CONNECT_LIMIT))
+            .set_response_timeout(Some(limit))
+    };
+    let all_else = match &source {
+        // The first command begins it, and tries again by itself.
+        Source::Fixed(_) => ConnectionManager::new_lazy_with_config(client.clone(), config(LIMIT)),
+        Source::Sentinels(_) => {
+            ConnectionManager::new_with_config(client.clone(), config(LIMIT)).await
+        }
+    }?;
+    let answers = ConnectionManager::new_lazy_with_config(client.clone(), config(ANSWERS_LIMIT))?;
+    Ok(Pair {
+        client,
+        all_else,
+        answers,
+    })
 }

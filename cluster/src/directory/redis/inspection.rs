@@ -11,7 +11,7 @@ use crate::{
     warn_rarely::WarnRarely,
 };
 
-/// What no Redis Cluster is told apart by: any of its nodes answers for a part of the keys only.
+/// Any node of a Redis Cluster answers for a part of the keys only.
 const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot be the directory: it needs one Redis or Valkey without cluster mode, which may have replicas";
 
 /// Inspects each engine once.
@@ -34,7 +34,7 @@ pub(super) struct Kind {
 // === impl Inspection ===
 
 impl Inspection {
-    /// Inspects the engine on this connection, unless it was inspected.
+    /// Inspects the engine on this connection, unless it was found usable. Logs an error once a minute if it is not.
     ///
     /// # Errors
     /// It cannot be a directory. An engine that does not answer is not judged.
@@ -46,7 +46,10 @@ impl Inspection {
             return Ok(());
         }
         match Kind::read(connection).await {
-            Ok(kind) => self.judge(kind),
+            Ok(kind) => {
+                let judged = self.judge(kind);
+                judged.inspect_err(|error| self.cluster.error(error))
+            }
             Err(_) => Ok(()),
         }
     }
@@ -54,7 +57,6 @@ impl Inspection {
     /// Decides whether an engine can be a directory, and warns if it may lose what it is given.
     pub(super) fn judge(&self, kind: Kind) -> Result<(), DirectoryError> {
         if kind.is_cluster {
-            self.cluster.error(&IS_A_CLUSTER);
             return Err(DirectoryError::unusable(IS_A_CLUSTER));
         }
         if let Some(policy) = &kind.eviction {

@@ -53,8 +53,8 @@ async fn an_address_that_cannot_be_read_is_an_error_and_a_password_is_not_shown(
     assert!(!format!("{directory:?}").contains("secret"));
 }
 
-#[test]
-fn what_this_build_or_these_urls_cannot_do_is_an_error_that_names_it() {
+#[tokio::test]
+async fn what_this_build_or_these_urls_cannot_do_is_an_error_that_names_it() {
     let refused = |address: &RedisAddress| {
         let refused = RedisDirectory::new(address).unwrap_err();
         refused.to_string()
@@ -79,8 +79,8 @@ fn what_this_build_or_these_urls_cannot_do_is_an_error_that_names_it() {
 }
 
 #[cfg(feature = "tls")]
-#[test]
-fn a_root_certificate_must_be_one_and_be_of_use() {
+#[tokio::test]
+async fn a_root_certificate_must_be_one_and_be_of_use() {
     let refused = |url: &str, pem: &[u8]| {
         let address = RedisAddress {
             root_certificate: Some(pem.to_owned()),

@@ -43,6 +43,7 @@ impl Server {
     }
 
     /// With TLS, and a certificate in [`folder`](Self::folder) that [`certify`] has made there.
+    #[cfg(feature = "tls")]
     pub(super) async fn start_with_tls() -> Self {
         let (port, folder) = place();
         certify(&folder).await;
@@ -139,12 +140,15 @@ impl Server {
         for word in words {
             asked.arg(word);
         }
-        asked.query_async(&mut self.connect().await).await
+        asked.query_async(&mut self.connect().await?).await
     }
 
-    /// A field of what it answers to `INFO`.
+    /// A field of what it answers to `INFO`. Nothing if it does not answer.
     pub(super) async fn info(&self, section: &str, field: &str) -> String {
-        let info: String = self.ask(&format!("INFO {section}")).await;
+        let info: String = self
+            .try_ask(&format!("INFO {section}"))
+            .await
+            .unwrap_or_default();
         let mut fields = info.lines().filter_map(|line| line.split_once(':'));
         let found = fields.find(|(name, _)| *name == field);
         found
@@ -152,9 +156,9 @@ impl Server {
             .unwrap_or_default()
     }
 
-    async fn connect(&self) -> MultiplexedConnection {
-        let client = redis::Client::open(self.url()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+    async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+        let client = redis::Client::open(self.url())?;
+        client.get_multiplexed_async_connection().await
     }
 }
 
@@ -200,6 +204,7 @@ async fn start(options: &[String], ready: &str) -> Child {
 }
 
 /// Makes a certificate authority (`ca.pem`), and a certificate that it has signed for 127.0.0.1 (`server.pem`, `server.key`).
+#[cfg(feature = "tls")]
 pub(super) async fn certify(folder: &Path) {
     fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").unwrap();
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";

@@ -113,7 +113,7 @@ async fn a_primary_that_stands_still_is_left_and_not_used_when_it_is_back() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
-async fn a_failover_while_all_goes_well_is_followed() {
+async fn a_former_primary_that_still_answers_is_left() {
     let group = Group::start().await;
     let one = Living::begin(group.directory(), 1, 100);
     one.until_sound().await;
