@@ -9,7 +9,7 @@ use super::{
     time::Ms,
     weather::Sky,
 };
-use crate::directory::memory::Kind;
+use crate::directory::memory::faults::Kind;
 
 /// A kind of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -25,7 +25,7 @@ use crate::{
     directory::{
         MemoryDirectory,
         faulty::Faulty,
-        memory::{Kind, Snapshot},
+        memory::faults::{Kind, Snapshot},
     },
     ids::SessionHash,
 };
@@ -331,7 +331,7 @@ impl Run {
                 self.around.weather.set(machine, sky);
             }
             Event::Snapshot(number) => {
-                let snapshot = self.around.directory.memory.snapshot();
+                let snapshot = self.around.directory.memory.take_snapshot();
                 self.snapshots.insert(number, snapshot);
             }
             Event::LoadSnapshot(number) => {
@@ -345,7 +345,7 @@ impl Run {
                 watcher.lost("all");
             }
             Event::Evict(kind, pick) => {
-                if let Some(what) = self.around.directory.memory.evict(kind, pick) {
+                if let Some(what) = self.around.directory.memory.evict_any(kind, pick) {
                     match kind {
                         Kind::Session => watcher.note(format!("evicted: {what}")),
                         Kind::Lease | Kind::Answer => watcher.lost(&what),
@@ -464,7 +464,7 @@ impl Run {
         let world = self.world.handle();
         let _world = world.enter();
         let living: Vec<_> = self.nodes.iter().map(|it| it.node.incarnation).collect();
-        for lease in memory.leases() {
+        for lease in memory.living() {
             if !living.contains(&lease) {
                 watcher.fail(
                     Check::Directory,
@@ -473,7 +473,7 @@ impl Run {
             }
         }
         for session in watcher.deleted_sessions() {
-            if memory.has_session(SessionHash::of(&session)) {
+            if memory.has_owner(SessionHash::of(&session)) {
                 let what = format!("{session} was deleted, and is in the directory");
                 watcher.fail(Check::Directory, what);
             }
