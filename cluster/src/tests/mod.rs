@@ -21,3 +21,6 @@ mod simulation;
 mod steps;
 mod strangers;
 mod taking;
+
+#[allow(unused_imports, reason = "for what has a wall clock")]
+pub(crate) use self::simulation::wall_clock as simulated_clock;

@@ -48,6 +48,8 @@ pub(super) enum Fault {
     EvictLease,
     EvictAnswer,
     NoMemory,
+    /// The wall clock of a machine is set back or forth.
+    Clock,
     CutClients,
     MadeUpIds,
     /// Clients are cut and return through another instance while many made-up ids are asked for and the directory is slow.
@@ -62,7 +64,7 @@ pub(super) enum Fault {
 }
 
 /// Every kind, with its weight.
-pub(super) const FAULTS: [(Fault, u64); 34] = [
+pub(super) const FAULTS: [(Fault, u64); 35] = [
     (Fault::Kill, 8),
     (Fault::Vanish, 4),
     (Fault::Stop, 12),
@@ -90,6 +92,7 @@ pub(super) const FAULTS: [(Fault, u64); 34] = [
     (Fault::EvictLease, 2),
     (Fault::EvictAnswer, 1),
     (Fault::NoMemory, 3),
+    (Fault::Clock, 3),
     (Fault::CutClients, 5),
     (Fault::MadeUpIds, 1),
     (Fault::CutAndMadeUpIds, 1),
@@ -140,6 +143,8 @@ pub(super) enum Event {
     Empty,
     Evict(Kind, u64),
     NoMemory(bool),
+    /// By how much the wall clock of a machine is wrong.
+    Clock(Machine, i64),
     CutClients(Machine),
     /// The balancer sends all requests to one machine, if there is an instance.
     Prefer(Option<Machine>),
@@ -328,6 +333,12 @@ impl Plan {
             Fault::NoMemory => {
                 self.at(at, Event::NoMemory(true));
                 self.at(at + 1_000 + roll(15_000), Event::NoMemory(false));
+            }
+            Fault::Clock => {
+                let wrong = [1_000, 60_000, 3_600_000][roll(3) as usize];
+                let wrong = if roll(2) == 0 { wrong } else { -wrong };
+                self.at(at, Event::Clock(one, wrong));
+                self.at(at + 1_000 + roll(20_000), Event::Clock(one, 0));
             }
             Fault::CutClients => self.at(at, Event::CutClients(one)),
             Fault::MadeUpIds => {

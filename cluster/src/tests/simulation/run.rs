@@ -73,6 +73,7 @@ struct Run {
     clients: Vec<Client>,
     plan: Plan,
     snapshots: BTreeMap<usize, Snapshot>,
+    skews: BTreeMap<Machine, i64>,
     faults_over: Option<Ms>,
     machines: usize,
     now: Ms,
@@ -135,6 +136,7 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
         clients,
         plan,
         snapshots: BTreeMap::new(),
+        skews: BTreeMap::new(),
         faults_over: None,
         machines,
         now: 0,
@@ -245,7 +247,9 @@ impl Run {
         let id = self.next;
         self.next += 1;
         self.around.net.vanish(machine, false);
-        let node = Node::start(&self.around, id, machine, self.now);
+        let mut node = Node::start(&self.around, id, machine, self.now);
+        node.host
+            .set_skew(self.skews.get(&machine).copied().unwrap_or(0));
         self.balancer.add(node.door.clone());
         self.nodes.push(Running {
             node,
@@ -361,6 +365,14 @@ impl Run {
                     && let Some(running) = self.running(host)
                 {
                     running.node.door.cut();
+                }
+            }
+            Event::Clock(machine, skew) => {
+                self.skews.insert(machine, skew);
+                for running in &mut self.nodes {
+                    if running.node.machine == machine {
+                        running.node.host.set_skew(skew);
+                    }
                 }
             }
             Event::Prefer(machine) => {

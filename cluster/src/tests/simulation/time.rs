@@ -11,6 +11,7 @@
 //!    runtimes are never compared.
 
 use std::{
+    cell::Cell,
     cmp::Reverse,
     collections::BinaryHeap,
     pin::Pin,
@@ -27,6 +28,20 @@ use tokio::{
 
 /// Milliseconds since the start of a run.
 pub(super) type Ms = u64;
+
+/// The wall clock at the start of a run.
+const EPOCH: u64 = 1_700_000_000_000;
+
+thread_local! {
+    /// The wall clock of the process that is polled. `None` outside of runs.
+    static WALL_CLOCK: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Returns the wall clock of the process that is polled, in milliseconds since 1970. Returns `None` outside of runs.
+#[allow(dead_code, reason = "for what has a wall clock")]
+pub(crate) fn wall_clock() -> Option<u64> {
+    WALL_CLOCK.get()
+}
 
 /// A process: 0 is that of all clients, the others are instances.
 pub(super) type HostId = usize;
@@ -66,6 +81,8 @@ pub(super) struct Host {
     start: Instant,
     /// The time of its clock.
     at: Ms,
+    /// By how much its wall clock is wrong.
+    skew: i64,
 }
 
 // === impl Post ===
@@ -172,7 +189,17 @@ impl Host {
             born: now,
             start,
             at: now,
+            skew: 0,
         }
+    }
+
+    /// Sets its wall clock back or forth.
+    pub(super) fn set_skew(&mut self, skew: i64) {
+        self.skew = skew;
+    }
+
+    fn set_wall_clock(&self) {
+        WALL_CLOCK.set((EPOCH + self.at).checked_add_signed(self.skew));
     }
 
     pub(super) fn handle(&self) -> Handle {
@@ -188,6 +215,7 @@ impl Host {
         let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
             return;
         };
+        self.set_wall_clock();
         let until = self.start + Duration::from_millis(now - self.born);
         runtime.block_on(async {
             sleep_until(until).await;
@@ -217,6 +245,7 @@ impl Host {
 
     /// Runs a future that waits for nothing.
     pub(super) fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        self.set_wall_clock();
         self.runtime.as_ref().unwrap().block_on(future)
     }
 }
