@@ -61,10 +61,12 @@ pub(super) enum Fault {
     AwayAndKill,
     /// An instance leaves while the directory is away for a while.
     AwayAndLeave,
+    /// An instance is killed, and the first request of each session after that is half a body.
+    KillAndHalfBodies,
 }
 
 /// Every kind, with its weight.
-pub(super) const FAULTS: [(Fault, u64); 35] = [
+pub(super) const FAULTS: [(Fault, u64); 36] = [
     (Fault::Kill, 8),
     (Fault::Vanish, 4),
     (Fault::Stop, 12),
@@ -100,6 +102,7 @@ pub(super) const FAULTS: [(Fault, u64); 35] = [
     (Fault::BurstAndKill, 1),
     (Fault::AwayAndKill, 3),
     (Fault::AwayAndLeave, 3),
+    (Fault::KillAndHalfBodies, 3),
 ];
 
 /// What clients do, in thousandths.
@@ -162,6 +165,8 @@ pub(super) enum Event {
         away: Ms,
         kill: Option<Ms>,
     },
+    /// Every client sends half a body.
+    HalfBodies,
     /// The faults are over.
     Heal,
 }
@@ -375,6 +380,11 @@ impl Plan {
                 for machine in 1..machines {
                     self.at(at + 9_000, Event::Start(machine));
                 }
+            }
+            Fault::KillAndHalfBodies => {
+                self.at(at, Event::Kill(one));
+                self.at(at + 10, Event::HalfBodies);
+                self.at(at + 2_000 + roll(8_000), Event::Start(one));
             }
             Fault::AwayAndKill => {
                 let time = seconds(&[5, 20], roll(2));

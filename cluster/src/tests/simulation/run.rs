@@ -412,6 +412,11 @@ impl Run {
                     self.at(after, Event::Kill(machine));
                 }
             }
+            Event::HalfBodies => {
+                for client in &self.clients {
+                    self.world.run(async { client.send_half_a_body() });
+                }
+            }
             Event::Heal => self.heal(),
         }
     }
