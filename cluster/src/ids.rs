@@ -15,8 +15,6 @@ use std::{
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use sha2::{Digest, Sha256};
 
-#[cfg(test)]
-pub(crate) use self::ownership::WALL_CLOCK;
 pub(crate) use self::ownership::{Epoch, Owner, Ownership, Record, Tombstone};
 
 mod ownership;

@@ -53,6 +53,9 @@ impl ClusterStore {
 impl SessionStore for ClusterStore {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
         let session = SessionHash::of(session_id);
+        if self.sessions.is_deleted(session) {
+            return Ok(None);
+        }
         let Some(entry) = self.directory.load(session).await? else {
             return Ok(None);
         };

@@ -67,31 +67,6 @@ struct Held {
     turned_away: Option<Instant>,
 }
 
-/// What a directory knew.
-#[cfg(test)]
-pub(crate) struct Snapshot(State);
-
-/// A kind of keys.
-#[cfg(test)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Session,
-    Lease,
-    Answer,
-}
-
-/// Removes one key. In an order that does not depend on the map.
-#[cfg(test)]
-fn evict<K: Copy + Eq + std::hash::Hash + Debug, V>(
-    map: &mut HashMap<K, V>,
-    pick: u64,
-) -> Option<(K, V)> {
-    let mut keys: Vec<K> = map.keys().copied().collect();
-    keys.sort_by_key(|key| format!("{key:?}"));
-    let key = *keys.get(pick as usize % keys.len().max(1))?;
-    map.remove_entry(&key)
-}
-
 type AnswerKey = (SessionHash, Incarnation, CallNumber);
 
 // === impl MemoryDirectory ===
@@ -125,73 +100,6 @@ impl MemoryDirectory {
             starts: state.starts,
             ..State::default()
         };
-    }
-
-    /// Returns all that it knows, for [`load_snapshot`](Self::load_snapshot).
-    #[cfg(test)]
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        Snapshot(self.state().clone())
-    }
-
-    /// Starts again with what a snapshot has, as an engine that was killed does, or a replica that takes over.
-    #[cfg(test)]
-    pub(crate) fn load_snapshot(&self, snapshot: &Snapshot) {
-        let mut state = self.state();
-        *state = State {
-            starts: state.starts + 1,
-            ..snapshot.0.clone()
-        };
-    }
-
-    /// Removes the record of a session, as an engine does that has no memory left.
-    #[cfg(test)]
-    pub(crate) fn evict_session(&self, session: SessionHash) {
-        self.state().sessions.remove(&session);
-    }
-
-    /// Removes one key, whichever `pick` stands for. Returns `None` if there is none.
-    #[cfg(test)]
-    pub(crate) fn evict(&self, kind: Kind, pick: u64) -> Option<String> {
-        let mut state = self.state();
-        let State {
-            sessions,
-            leases,
-            answers,
-            ..
-        } = &mut *state;
-        match kind {
-            Kind::Session => evict(sessions, pick).map(|(key, _)| format!("the session {key}")),
-            // All leases are in one key.
-            Kind::Lease => {
-                let any = !leases.is_empty();
-                leases.clear();
-                any.then(|| "all leases".to_owned())
-            }
-            Kind::Answer => {
-                let (key, (answer, _)) = evict(answers, pick)?;
-                state.oldest.retain(|kept| *kept != key);
-                state.answer_bytes -= answer.len() + ANSWER_OVERHEAD;
-                Some(format!("the answer {} of {}", key.2, key.0))
-            }
-        }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn has_session(&self, session: SessionHash) -> bool {
-        let known = self
-            .state()
-            .session(session, Instant::now())
-            .map(|known| known.record);
-        matches!(known, Some(Record::Owned(_)))
-    }
-
-    /// The instances that have a lease.
-    #[cfg(test)]
-    pub(crate) fn living(&self) -> Vec<Incarnation> {
-        let now = Instant::now();
-        let state = self.state();
-        let lasting = state.leases.iter().filter(|(_, held)| held.lasts(now));
-        lasting.map(|(incarnation, _)| *incarnation).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -449,5 +357,7 @@ impl Held {
     }
 }
 
+#[cfg(test)]
+pub(crate) mod faults;
 #[cfg(test)]
 mod tests;

@@ -91,17 +91,11 @@ fn wall_clock() -> u64 {
     since_1970.map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
-#[cfg(test)]
-thread_local! {
-    /// The wall clock as a test sets it on this thread.
-    pub(crate) static WALL_CLOCK: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
-}
-
-/// As the test sets it, or as the clock of tokio has it, which tests pause.
+/// That of the simulation, or as the clock of tokio has it, which tests pause.
 #[cfg(test)]
 fn wall_clock() -> u64 {
-    if let Some(set) = WALL_CLOCK.get() {
-        return set;
+    if let Some(simulated) = crate::tests::simulated_clock() {
+        return simulated;
     }
     use std::sync::OnceLock;
     static BEGUN: OnceLock<tokio::time::Instant> = OnceLock::new();

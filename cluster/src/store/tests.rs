@@ -177,6 +177,17 @@ async fn a_deleted_session_is_gone_when_its_client_is_told_so() {
     assert!(one.store.load("a").await.unwrap().is_none());
 }
 
+/// The directory is not asked: it could not answer.
+#[tokio::test(start_paused = true)]
+async fn a_deleted_session_is_none_also_while_the_directory_is_away() {
+    let directory = directory();
+    let one = Instance::new(1, &directory);
+    one.begins("a", &state("client")).await;
+    directory.set(Fault::Fails);
+    one.store.delete("a").await.unwrap();
+    assert!(one.store.load("a").await.unwrap().is_none());
+}
+
 #[tokio::test(start_paused = true)]
 async fn nobody_deletes_a_session_that_lives_elsewhere() {
     let directory = directory();

@@ -135,7 +135,7 @@ async fn a_directory_with_older_data_ends_no_session_of_a_living_owner() {
     let directory = directory();
     let Island { a, b, .. } = Island::start(&directory).await;
     let mcp = a.session().await;
-    let older = directory.memory.snapshot();
+    let older = directory.memory.take_snapshot();
     stands_still(&a).await;
     let at_b = b.client_of(&mcp);
     let mut call = held(&b, &at_b, 1, "living").await;

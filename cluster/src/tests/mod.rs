@@ -22,3 +22,5 @@ mod steps;
 mod strangers;
 mod taking;
 mod turned_away;
+
+pub(crate) use self::simulation::wall_clock as simulated_clock;

@@ -312,7 +312,7 @@ async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
     let memory = &directory.memory;
-    memory.evict_session(hash(&mcp));
+    memory.evict(hash(&mcp));
     is_closed(&a, &mcp).await;
     assert_eq!(status(&mcp, 1).await, 404);
     directory.set(Fault::FailsAt("load"));

@@ -457,6 +457,18 @@ impl Client {
         drop(exchange);
     }
 
+    /// Sends half of a call in its session.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a client does several things at once"
+    )]
+    pub(super) fn send_half_a_body(&self) {
+        if let Some(session) = self.0.session.lock().unwrap().clone() {
+            let this = self.clone();
+            tokio::spawn(async move { this.half_body(&session).await });
+        }
+    }
+
     /// Makes many calls at once that all end while it is away.
     #[allow(
         clippy::disallowed_methods,

@@ -9,7 +9,7 @@ use super::{
     time::Ms,
     weather::Sky,
 };
-use crate::directory::memory::Kind;
+use crate::directory::memory::faults::Kind;
 
 /// A kind of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -48,6 +48,8 @@ pub(super) enum Fault {
     EvictLease,
     EvictAnswer,
     NoMemory,
+    /// The wall clock of a machine is set back or forth.
+    Clock,
     CutClients,
     MadeUpIds,
     /// Clients are cut and return through another instance while many made-up ids are asked for and the directory is slow.
@@ -59,10 +61,12 @@ pub(super) enum Fault {
     AwayAndKill,
     /// An instance leaves while the directory is away for a while.
     AwayAndLeave,
+    /// An instance is killed, and the first request of each session after that is half a body.
+    KillAndHalfBodies,
 }
 
 /// Every kind, with its weight.
-pub(super) const FAULTS: [(Fault, u64); 34] = [
+pub(super) const FAULTS: [(Fault, u64); 36] = [
     (Fault::Kill, 8),
     (Fault::Vanish, 4),
     (Fault::Stop, 12),
@@ -90,6 +94,7 @@ pub(super) const FAULTS: [(Fault, u64); 34] = [
     (Fault::EvictLease, 2),
     (Fault::EvictAnswer, 1),
     (Fault::NoMemory, 3),
+    (Fault::Clock, 3),
     (Fault::CutClients, 5),
     (Fault::MadeUpIds, 1),
     (Fault::CutAndMadeUpIds, 1),
@@ -97,6 +102,7 @@ pub(super) const FAULTS: [(Fault, u64); 34] = [
     (Fault::BurstAndKill, 1),
     (Fault::AwayAndKill, 3),
     (Fault::AwayAndLeave, 3),
+    (Fault::KillAndHalfBodies, 3),
 ];
 
 /// What clients do, in thousandths.
@@ -140,6 +146,8 @@ pub(super) enum Event {
     Empty,
     Evict(Kind, u64),
     NoMemory(bool),
+    /// By how much the wall clock of a machine is wrong.
+    Clock(Machine, i64),
     CutClients(Machine),
     /// The balancer sends all requests to one machine, if there is an instance.
     Prefer(Option<Machine>),
@@ -157,6 +165,8 @@ pub(super) enum Event {
         away: Ms,
         kill: Option<Ms>,
     },
+    /// Every client sends half a body.
+    HalfBodies,
     /// The faults are over.
     Heal,
 }
@@ -329,6 +339,12 @@ impl Plan {
                 self.at(at, Event::NoMemory(true));
                 self.at(at + 1_000 + roll(15_000), Event::NoMemory(false));
             }
+            Fault::Clock => {
+                let wrong = [1_000, 60_000, 3_600_000][roll(3) as usize];
+                let wrong = if roll(2) == 0 { wrong } else { -wrong };
+                self.at(at, Event::Clock(one, wrong));
+                self.at(at + 1_000 + roll(20_000), Event::Clock(one, 0));
+            }
             Fault::CutClients => self.at(at, Event::CutClients(one)),
             Fault::MadeUpIds => {
                 let many = 200;
@@ -364,6 +380,11 @@ impl Plan {
                 for machine in 1..machines {
                     self.at(at + 9_000, Event::Start(machine));
                 }
+            }
+            Fault::KillAndHalfBodies => {
+                self.at(at, Event::Kill(one));
+                self.at(at + 10, Event::HalfBodies);
+                self.at(at + 2_000 + roll(8_000), Event::Start(one));
             }
             Fault::AwayAndKill => {
                 let time = seconds(&[5, 20], roll(2));

@@ -31,6 +31,8 @@
 //! | [`watcher`] | what is checked |
 //! | [`run`] | one run |
 
+pub(crate) use self::time::wall_clock;
+
 mod client;
 mod door;
 mod faults;

@@ -25,7 +25,7 @@ use crate::{
     directory::{
         MemoryDirectory,
         faulty::Faulty,
-        memory::{Kind, Snapshot},
+        memory::faults::{Kind, Snapshot},
     },
     ids::SessionHash,
 };
@@ -73,6 +73,7 @@ struct Run {
     clients: Vec<Client>,
     plan: Plan,
     snapshots: BTreeMap<usize, Snapshot>,
+    skews: BTreeMap<Machine, i64>,
     faults_over: Option<Ms>,
     machines: usize,
     now: Ms,
@@ -135,6 +136,7 @@ pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
         clients,
         plan,
         snapshots: BTreeMap::new(),
+        skews: BTreeMap::new(),
         faults_over: None,
         machines,
         now: 0,
@@ -245,7 +247,9 @@ impl Run {
         let id = self.next;
         self.next += 1;
         self.around.net.vanish(machine, false);
-        let node = Node::start(&self.around, id, machine, self.now);
+        let mut node = Node::start(&self.around, id, machine, self.now);
+        node.host
+            .set_skew(self.skews.get(&machine).copied().unwrap_or(0));
         self.balancer.add(node.door.clone());
         self.nodes.push(Running {
             node,
@@ -331,7 +335,7 @@ impl Run {
                 self.around.weather.set(machine, sky);
             }
             Event::Snapshot(number) => {
-                let snapshot = self.around.directory.memory.snapshot();
+                let snapshot = self.around.directory.memory.take_snapshot();
                 self.snapshots.insert(number, snapshot);
             }
             Event::LoadSnapshot(number) => {
@@ -345,7 +349,7 @@ impl Run {
                 watcher.lost("all");
             }
             Event::Evict(kind, pick) => {
-                if let Some(what) = self.around.directory.memory.evict(kind, pick) {
+                if let Some(what) = self.around.directory.memory.evict_any(kind, pick) {
                     match kind {
                         Kind::Session => watcher.note(format!("evicted: {what}")),
                         Kind::Lease | Kind::Answer => watcher.lost(&what),
@@ -361,6 +365,14 @@ impl Run {
                     && let Some(running) = self.running(host)
                 {
                     running.node.door.cut();
+                }
+            }
+            Event::Clock(machine, skew) => {
+                self.skews.insert(machine, skew);
+                for running in &mut self.nodes {
+                    if running.node.machine == machine {
+                        running.node.host.set_skew(skew);
+                    }
                 }
             }
             Event::Prefer(machine) => {
@@ -398,6 +410,11 @@ impl Run {
                 {
                     let machine = running.node.machine;
                     self.at(after, Event::Kill(machine));
+                }
+            }
+            Event::HalfBodies => {
+                for client in &self.clients {
+                    self.world.run(async { client.send_half_a_body() });
                 }
             }
             Event::Heal => self.heal(),
@@ -473,7 +490,7 @@ impl Run {
             }
         }
         for session in watcher.deleted_sessions() {
-            if memory.has_session(SessionHash::of(&session)) {
+            if memory.has_owner(SessionHash::of(&session)) {
                 let what = format!("{session} was deleted, and is in the directory");
                 watcher.fail(Check::Directory, what);
             }

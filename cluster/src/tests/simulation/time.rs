@@ -11,6 +11,7 @@
 //!    runtimes are never compared.
 
 use std::{
+    cell::Cell,
     cmp::Reverse,
     collections::BinaryHeap,
     pin::Pin,
@@ -25,13 +26,21 @@ use tokio::{
     time::{Instant, advance, sleep_until},
 };
 
-use crate::ids::WALL_CLOCK;
-
 /// Milliseconds since the start of a run.
 pub(super) type Ms = u64;
 
 /// The wall clock at the start of a run.
-const START: Ms = 1_700_000_000_000;
+const EPOCH: u64 = 1_700_000_000_000;
+
+thread_local! {
+    /// The wall clock of the process that is polled. `None` outside of runs.
+    static WALL_CLOCK: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Returns the wall clock of the process that is polled, in milliseconds since 1970. Returns `None` outside of runs.
+pub(crate) fn wall_clock() -> Option<u64> {
+    WALL_CLOCK.get()
+}
 
 /// A process: 0 is that of all clients, the others are instances.
 pub(super) type HostId = usize;
@@ -71,6 +80,8 @@ pub(super) struct Host {
     start: Instant,
     /// The time of its clock.
     at: Ms,
+    /// By how much its wall clock is wrong.
+    skew: i64,
 }
 
 // === impl Post ===
@@ -112,7 +123,6 @@ impl Post {
 
     pub(super) fn set(&self, now: Ms) {
         self.state().now = now;
-        WALL_CLOCK.set(Some(START + now));
     }
 
     /// Takes one closure that is due.
@@ -178,7 +188,17 @@ impl Host {
             born: now,
             start,
             at: now,
+            skew: 0,
         }
+    }
+
+    /// Sets its wall clock back or forth.
+    pub(super) fn set_skew(&mut self, skew: i64) {
+        self.skew = skew;
+    }
+
+    fn set_wall_clock(&self) {
+        WALL_CLOCK.set((EPOCH + self.at).checked_add_signed(self.skew));
     }
 
     pub(super) fn handle(&self) -> Handle {
@@ -194,6 +214,7 @@ impl Host {
         let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
             return;
         };
+        self.set_wall_clock();
         let until = self.start + Duration::from_millis(now - self.born);
         runtime.block_on(async {
             sleep_until(until).await;
@@ -223,6 +244,7 @@ impl Host {
 
     /// Runs a future that waits for nothing.
     pub(super) fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        self.set_wall_clock();
         self.runtime.as_ref().unwrap().block_on(future)
     }
 }
