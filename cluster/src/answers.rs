@@ -7,9 +7,8 @@
 //!    misses. One that has brought its answer, and goes before anybody saw that it ended, may not have been read: its answer is
 //!    kept, too. What a client's connection took is not kept, except by an instance that leaves: its memory goes with it.
 //! 4. An answer is kept under the life of its session and the number of its call. Request ids are used again.
-//! 5. As many are noted as may have no client in the library by default, and as much is on its way to the directory as it is
-//!    given in a short while. What is beyond is left to this instance's own memory. An instance that leaves has its answers wait
-//!    for their turn instead.
+//! 5. As many are noted as may have no client in the library by default. What is beyond is left to this instance's own memory.
+//! 6. The answer of a call that has ended is in the [`queue`], whatever becomes of its session. The [`writer`] writes it.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -18,41 +17,29 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
-use bytes::Bytes;
 use mcp_cancel_on_disconnect::{CallId, CallInfo, Calls, RequestId};
 use rmcp::{
     model::{NumberOrString, ServerJsonRpcMessage},
     transport::streamable_http_server::session::SessionId,
 };
-use tokio::{
-    runtime::Handle,
-    sync::{Semaphore, watch},
-    time::{sleep, timeout},
-};
-use tracing::debug;
+use tokio::time::Instant;
 
+use self::{
+    queue::AnswerKey,
+    writer::{AnswerWriter, ReservedPlace},
+};
 use crate::{
-    directory::{Directory as _, Limited, MAX_ANSWER},
+    directory::Limited,
     ids::{CallNumber, EventName, Incarnation, NamedCall, SessionHash},
 };
 
+mod queue;
+mod writer;
+
 /// How many calls are noted at most: 65,536.
 const MAX_NOTED: usize = 64 * 1024;
-
-/// How many answers are on their way at most: 64, of at most 1 MiB each. When the instance leaves, [`MAX_NOTED`] more may wait.
-const MAX_ON_THEIR_WAY: usize = 64;
-
-/// How often an answer is tried that the directory does not take: 10 times.
-const TRIES: u32 = 10;
-
-/// How long after a try the next comes: 1 s.
-const TRY_AGAIN: Duration = Duration::from_secs(1);
-
-/// How long an instance that leaves waits for the answers on their way: 2 s.
-const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// A call of this instance: its session, the id of its request, and its number.
 #[derive(Clone)]
@@ -80,7 +67,7 @@ pub(crate) trait Remembers: Send + Sync {
 
 /// The calls whose clients have gone, and what becomes of their answers.
 pub(crate) struct Answers {
-    directory: Limited,
+    writer: Arc<AnswerWriter>,
     noted: Mutex<HashMap<CallId, Gone>>,
     /// Of the layers, which say whether a call goes on.
     calls: Mutex<Vec<Calls>>,
@@ -90,13 +77,7 @@ pub(crate) struct Answers {
     next: AtomicU64,
     /// Whether also what was read is kept, because the instance leaves.
     keeps_all: AtomicBool,
-    /// How many are on their way, or wait for that.
-    on_their_way: watch::Sender<usize>,
-    places: Semaphore,
 }
-
-/// An answer that is on its way to the directory, until this is dropped.
-struct OnItsWay(Arc<Answers>);
 
 // === impl Call ===
 
@@ -155,15 +136,18 @@ impl Call {
 impl Answers {
     pub(crate) fn new(directory: Limited) -> Arc<Self> {
         Arc::new(Self {
-            directory,
+            writer: AnswerWriter::new(directory),
             noted: Mutex::default(),
             calls: Mutex::default(),
             count: AtomicUsize::new(0),
             next: AtomicU64::new(0),
             keeps_all: AtomicBool::new(false),
-            on_their_way: watch::Sender::new(0),
-            places: Semaphore::new(MAX_ON_THEIR_WAY),
         })
+    }
+
+    /// Writes answers to the directory for as long as it is polled. It is to be run once.
+    pub(crate) fn write(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.writer.clone().run()
     }
 
     /// A number for a new call.
@@ -186,20 +170,20 @@ impl Answers {
     }
 
     /// A stream of a call has gone, and its client may not have read the answer.
-    pub(crate) fn gone(self: &Arc<Self>, gone: Gone) {
+    pub(crate) fn gone(&self, gone: Gone) {
         let Some(id) = self.in_flight(&gone.call) else {
-            return self.keep(gone, self.set_out());
+            return keep(gone, self.writer.reserve());
         };
         let call = gone.call.clone();
         if let Some(not_noted) = self.note(id, gone) {
-            self.keep(not_noted, self.set_out());
+            keep(not_noted, self.writer.reserve());
         }
         // It may have ended before it was noted. Otherwise it is told when it does.
         self.keep_if_ended(id, &call);
     }
 
     /// Keeps the answers of the calls that have ended and were not told of yet. Those that have not stay noted.
-    pub(crate) fn keep_ended(self: &Arc<Self>) {
+    pub(crate) fn keep_ended(&self) {
         let noted: Vec<_> = {
             let noted = self.noted();
             let calls = noted.iter().map(|(id, gone)| (*id, gone.call.clone()));
@@ -210,16 +194,16 @@ impl Answers {
         }
     }
 
-    fn keep_if_ended(self: &Arc<Self>, id: CallId, call: &Call) {
+    fn keep_if_ended(&self, id: CallId, call: &Call) {
         if self.in_flight(call) != Some(id)
             && let Some((gone, place)) = self.take(id, Some(call.number))
         {
-            self.keep(gone, place);
+            keep(gone, place);
         }
     }
 
     /// The client of a call is back.
-    pub(crate) fn back(self: &Arc<Self>, call: &Call) {
+    pub(crate) fn back(&self, call: &Call) {
         if self.are_there()
             && let Some(id) = self.in_flight(call)
         {
@@ -228,11 +212,11 @@ impl Answers {
     }
 
     /// A call has ended.
-    pub(crate) fn ended(self: &Arc<Self>, call: &CallInfo) {
+    pub(crate) fn ended(&self, call: &CallInfo) {
         if self.are_there()
             && let Some((gone, place)) = self.take(call.id(), None)
         {
-            self.keep(gone, place);
+            keep(gone, place);
         }
     }
 
@@ -245,58 +229,7 @@ impl Answers {
         found.next()
     }
 
-    /// Keeps the answer of a call that has ended, if it has one.
-    #[allow(clippy::disallowed_methods, reason = "no request waits for it")]
-    fn keep(self: &Arc<Self>, gone: Gone, place: Option<OnItsWay>) {
-        let Gone {
-            call,
-            life,
-            event,
-            memory,
-        } = gone;
-        let memory = memory.upgrade();
-        let Some(answer) = memory.and_then(|memory| memory.answer(&call.session, &event)) else {
-            return;
-        };
-        let Some(on_its_way) = place else {
-            debug!(target: "mcp_cancel_cluster", "an answer is not kept elsewhere: too many are on their way");
-            return;
-        };
-        // A stream can also go where its runtime ends.
-        let Ok(runtime) = Handle::try_current() else {
-            return;
-        };
-        runtime.spawn(async move {
-            on_its_way.0.write(&call, life, &answer).await;
-        });
-    }
-
-    async fn write(&self, call: &Call, life: Incarnation, answer: &ServerJsonRpcMessage) {
-        // As many are there as text at once.
-        let _place = self.places.acquire().await;
-        let Ok(answer) = serde_json::to_vec(answer).map(Bytes::from) else {
-            return;
-        };
-        if answer.len() > MAX_ANSWER {
-            debug!(target: "mcp_cancel_cluster", bytes = answer.len(), "an answer is not kept elsewhere: it is too large");
-            return;
-        }
-        let session = SessionHash::of(&call.session);
-        for _ in 0..TRIES {
-            let kept = self
-                .directory
-                .keep_answer(session, life, call.number, answer.clone());
-            match kept.await {
-                Ok(()) => return,
-                Err(error) => {
-                    debug!(target: "mcp_cancel_cluster", %error, "an answer is not kept yet")
-                }
-            }
-            sleep(TRY_AGAIN).await;
-        }
-    }
-
-    /// A session has closed. Nothing of it comes by any more.
+    /// A session has closed. Of its calls only those have answers that have ended.
     pub(crate) fn closed(&self, session: &str) {
         if self.are_there() {
             let mut noted = self.noted();
@@ -315,24 +248,10 @@ impl Answers {
         self.keeps_all.load(Ordering::Acquire)
     }
 
-    /// Waits for the answers of all calls that have ended.
-    pub(crate) async fn settle(self: &Arc<Self>) {
+    /// Returns when the answers of all calls that have ended are written, or at `until`.
+    pub(crate) async fn flush(&self, until: Option<Instant>) {
         self.keep_ended();
-        let mut on_their_way = self.on_their_way.subscribe();
-        let all = on_their_way.wait_for(|on_their_way| *on_their_way == 0);
-        // What takes longer is lost with this instance.
-        let _settled = timeout(LEAVE_WITHIN, all).await;
-    }
-
-    /// Takes a place on the way to the directory, if there is one left.
-    fn set_out(self: &Arc<Self>) -> Option<OnItsWay> {
-        let wait = if self.keeps_all() { MAX_NOTED } else { 0 };
-        let has_room = self.on_their_way.send_if_modified(|on_their_way| {
-            let has_room = *on_their_way < MAX_ON_THEIR_WAY + wait;
-            *on_their_way += usize::from(has_room);
-            has_room
-        });
-        has_room.then(|| OnItsWay(self.clone()))
+        self.writer.flush(until).await;
     }
 
     /// Notes a call. Of two that had one request id the later is in flight: the other is returned, or this one if there is no room.
@@ -354,18 +273,14 @@ impl Answers {
     }
 
     /// Notes a call no more: this one, or whichever is noted.
-    fn take(
-        self: &Arc<Self>,
-        id: CallId,
-        number: Option<CallNumber>,
-    ) -> Option<(Gone, Option<OnItsWay>)> {
+    fn take(&self, id: CallId, number: Option<CallNumber>) -> Option<(Gone, ReservedPlace)> {
         let mut noted = self.noted();
         let its = noted.get(&id).map(|gone| gone.call.number);
         let is_it = number.is_none_or(|number| its == Some(number));
         let gone = is_it.then(|| noted.remove(&id)).flatten();
         self.count.store(noted.len(), Ordering::Release);
-        // Under the lock: whoever settles finds it noted or on its way.
-        gone.map(|gone| (gone, self.set_out()))
+        // Under the lock of `noted`, so that `flush` finds a call noted, or its place reserved.
+        gone.map(|gone| (gone, self.writer.reserve()))
     }
 
     #[cfg(test)]
@@ -390,14 +305,28 @@ impl fmt::Debug for Answers {
     }
 }
 
-// === impl OnItsWay ===
-
-impl Drop for OnItsWay {
-    fn drop(&mut self) {
-        self.0.on_their_way.send_modify(|left| *left -= 1);
+/// Keeps the answer of a call that has ended, if it has one.
+fn keep(gone: Gone, place: ReservedPlace) {
+    let Gone {
+        call,
+        life,
+        event,
+        memory,
+    } = gone;
+    let memory = memory.upgrade();
+    if let Some(answer) = memory.and_then(|memory| memory.answer(&call.session, &event)) {
+        let key = AnswerKey {
+            session: SessionHash::of(&call.session),
+            life,
+            call: call.number,
+        };
+        place.put(key, &answer);
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -97,6 +97,12 @@ impl Arrivals {
         self.coming().contains_key(&session)
     }
 
+    /// How many requests bring a session.
+    #[cfg(test)]
+    pub(crate) fn requests(&self, session: SessionHash) -> usize {
+        self.coming().get(&session).map_or(0, |its| its.requests)
+    }
+
     /// Whether nothing is on its way.
     pub(crate) fn are_none(&self) -> bool {
         self.0.count.load(Ordering::Acquire) == 0

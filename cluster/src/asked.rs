@@ -59,14 +59,15 @@ impl Asked {
         self.0.waker.wake();
     }
 
-    /// Takes the body back, if nobody has asked for it.
+    /// Returns `true` if the peer has asked for the body.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.0.is_asked.load(Ordering::Acquire)
+    }
+
+    /// Takes the body back. Returns `None` if the peer has asked for it.
     pub(crate) fn take_back(&self) -> Option<Body> {
         let mut body = self.body();
-        if self.0.is_asked.load(Ordering::Acquire) {
-            None
-        } else {
-            body.take()
-        }
+        if self.is_asked() { None } else { body.take() }
     }
 
     fn body(&self) -> MutexGuard<'_, Option<Body>> {
@@ -87,7 +88,7 @@ impl http_body::Body for AskedBody {
         let this = &mut *self;
         if this.body.is_none() {
             this.asked.0.waker.register(cx.waker());
-            if !this.asked.0.is_asked.load(Ordering::Acquire) {
+            if !this.asked.is_asked() {
                 return Poll::Pending;
             }
             this.body = this.asked.body().take();
@@ -124,7 +125,9 @@ mod tests {
         let sent = tokio::spawn(body.collect());
         tokio::task::yield_now().await;
         assert!(!sent.is_finished());
+        assert!(!asked.is_asked());
         asked.ask();
+        assert!(asked.is_asked());
         assert_eq!(sent.await.unwrap().unwrap().to_bytes(), "call");
         assert!(asked.take_back().is_none());
     }

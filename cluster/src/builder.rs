@@ -4,14 +4,16 @@ use std::{
     error::Error,
     fmt,
     net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
 use crate::{
     cluster::{Cluster, join},
-    directory::{DirectoryError, MemoryDirectory, RedisDirectory},
+    directory::{DirectoryError, MemoryDirectory, RedisAddress, RedisDirectory},
     filter::PeersFilter,
     ids::{Incarnation, Owner},
-    wire::Secret,
+    turned_away::CLIENT_BACKOFF,
+    wire::{InvalidSecret, Secret},
 };
 
 /// What an instance needs to be a member. [`Cluster::redis`] begins one.
@@ -21,6 +23,8 @@ pub struct ClusterBuilder {
     engine: Engine,
     advertised: Option<String>,
     secret: Option<String>,
+    also_accepted: Option<String>,
+    client_backoff: Duration,
     filter: PeersFilter,
 }
 
@@ -28,7 +32,7 @@ pub struct ClusterBuilder {
 #[derive(Clone)]
 enum Engine {
     Memory(MemoryDirectory),
-    Redis(String),
+    Redis(RedisAddress),
 }
 
 /// Why an instance cannot be a member.
@@ -50,8 +54,11 @@ enum What {
 
 impl Cluster {
     /// A cluster whose directory is in a Redis or a Valkey, at a URL such as `redis://cache:6379`. All instances have the same one.
+    ///
+    /// `rediss://` is TLS and needs the feature `tls`. Behind Sentinels the host is the name of the primary, see
+    /// [`sentinels`](ClusterBuilder::sentinels).
     pub fn redis(url: impl Into<String>) -> ClusterBuilder {
-        ClusterBuilder::new(Engine::Redis(url.into()))
+        ClusterBuilder::new(Engine::Redis(RedisAddress::new(url.into())))
     }
 
     /// A cluster whose instances are all in this process.
@@ -67,6 +74,7 @@ impl fmt::Debug for ClusterBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClusterBuilder")
             .field("advertised", &self.advertised)
+            .field("client_backoff", &self.client_backoff)
             .finish_non_exhaustive()
     }
 }
@@ -77,8 +85,65 @@ impl ClusterBuilder {
             engine,
             advertised: None,
             secret: None,
+            also_accepted: None,
+            client_backoff: CLIENT_BACKOFF,
             filter: PeersFilter::default(),
         }
+    }
+
+    /// Sets the Sentinels that know the primary of the directory, each by a URL such as `redis://sentinel-1:26379`.
+    ///
+    /// The host of the directory's own URL is then the name by which they know the primary, and its port does not count. That URL has
+    /// the user and the password of the primary. Those of the first Sentinel's URL are used for all Sentinels. The Sentinels are asked for the
+    /// primary when a heartbeat is refused or not answered, and one of them each second whether it is still the same.
+    ///
+    /// A directory in memory has no Sentinels, and this changes nothing.
+    ///
+    /// ```no_run
+    /// use mcp_cancel_cluster::Cluster;
+    ///
+    /// # async fn connect() -> Result<(), Box<dyn std::error::Error>> {
+    /// let cluster = Cluster::redis("redis://:password@directory")
+    ///     .sentinels(["redis://10.0.0.1:26379", "redis://10.0.0.2:26379", "redis://10.0.0.3:26379"])
+    ///     .advertise("10.0.0.7:9000")
+    ///     .connect()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn sentinels(mut self, urls: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        if let Engine::Redis(address) = &mut self.engine {
+            address.sentinels = urls.into_iter().map(Into::into).collect();
+        }
+        self
+    }
+
+    /// Sets the certificate authorities that may have signed the directory's certificate, as PEM. Without it those of the system are
+    /// trusted.
+    ///
+    /// It is for `rediss://`, also of Sentinels. The URL's host must be a name or an address in the certificate. Behind Sentinels that is
+    /// the primary's address as they have it.
+    ///
+    /// A directory in memory needs no certificate, and this changes nothing.
+    ///
+    /// ```no_run
+    /// use mcp_cancel_cluster::Cluster;
+    ///
+    /// # async fn connect() -> Result<(), Box<dyn std::error::Error>> {
+    /// let cluster = Cluster::redis("rediss://cache.internal:6380")
+    ///     .tls_root_certificate(std::fs::read("/etc/ssl/private-ca.pem")?)
+    ///     .advertise("10.0.0.7:9000")
+    ///     .connect()
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn tls_root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        if let Engine::Redis(address) = &mut self.engine {
+            address.root_certificate = Some(pem.into());
+        }
+        self
     }
 
     /// Sets the address at which the other instances reach the listener for peers: an IP address and a port.
@@ -89,8 +154,70 @@ impl ClusterBuilder {
 
     /// Sets a secret that all instances share. Without it, everybody who reaches the listener for peers from an address that
     /// [`peers_filter`](Self::peers_filter) admits counts as one. It is sent in clear, as the requests are.
+    /// [`also_accept`](Self::also_accept) changes it without a gap.
     pub fn secret(mut self, secret: impl Into<String>) -> Self {
         self.secret = Some(secret.into());
+        self
+    }
+
+    /// Accepts a second secret beside [`secret`](Self::secret), which is the one that this instance sends.
+    ///
+    /// A secret is changed by three rolling restarts, during which every instance accepts what every other instance sends:
+    ///
+    /// | restart | `secret` | `also_accept` |
+    /// |---|---|---|
+    /// | before | the old one | |
+    /// | first | the old one | the new one |
+    /// | second | the new one | the old one |
+    /// | third | the new one | |
+    ///
+    /// A cluster that has no secret does not get one so: until all of its instances have it, some relays are refused, and their
+    /// clients get 503.
+    ///
+    /// ```
+    /// # use tokio::{io::{AsyncReadExt, AsyncWriteExt}, net::{TcpListener, TcpStream}};
+    /// use mcp_cancel_cluster::{Cluster, ClusterBuilder, MemoryDirectory};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn accepts(member: ClusterBuilder, secret: &str) -> Result<bool, Box<dyn std::error::Error>> {
+    /// #     let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// #     let address = listener.local_addr()?;
+    /// #     let cluster = member.advertise(address.to_string()).connect().await?;
+    /// #     let app: axum::Router = axum::Router::new().layer(cluster.layer());
+    /// #     let served = async { cluster.serve_peers(listener, app).await };
+    /// #     let asked = async {
+    /// #         let mut stream = TcpStream::connect(address).await?;
+    /// #         let request = format!("GET / HTTP/1.1\r\nhost: a\r\nmcp-cluster: {secret}\r\n\r\n");
+    /// #         stream.write_all(request.as_bytes()).await?;
+    /// #         let mut answer = String::new();
+    /// #         stream.read_to_string(&mut answer).await?;
+    /// #         Ok(!answer.starts_with("HTTP/1.1 403 "))
+    /// #     };
+    /// #     tokio::select! {
+    /// #         answer = asked => answer,
+    /// #         () = served => Ok(false),
+    /// #     }
+    /// # }
+    /// let directory = MemoryDirectory::default();
+    /// let before = Cluster::in_memory(&directory).secret("old");
+    /// let first = before.clone().also_accept("new");
+    /// let second = Cluster::in_memory(&directory).secret("new").also_accept("old");
+    /// let third = Cluster::in_memory(&directory).secret("new");
+    ///
+    /// // During the second restart some instances send the old one, and some the new one.
+    /// for member in [first.clone(), second.clone()] {
+    ///     assert!(accepts(member.clone(), "old").await? && accepts(member, "new").await?);
+    /// }
+    /// // Without the first restart, the instances that wait for theirs would refuse the others.
+    /// assert!(!accepts(before, "new").await?);
+    /// // After the third the old one is worth nothing.
+    /// assert!(accepts(third.clone(), "new").await? && !accepts(third, "old").await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn also_accept(mut self, secret: impl Into<String>) -> Self {
+        self.also_accepted = Some(secret.into());
         self
     }
 
@@ -101,14 +228,30 @@ impl ClusterBuilder {
         self
     }
 
+    /// Sets the longest time that a client which got 503 waits before its next try. While an instance has turned a client away in that
+    /// time, no instance cancels an abandoned call: the client may be the one that the call waits for. By default 40 s, more than
+    /// the official SDKs wait.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mcp_cancel_cluster::{Cluster, MemoryDirectory};
+    ///
+    /// let builder = Cluster::in_memory(&MemoryDirectory::default()).client_backoff(Duration::from_secs(5));
+    /// assert!(format!("{builder:?}").contains("client_backoff: 5s"));
+    /// ```
+    pub fn client_backoff(mut self, longest: Duration) -> Self {
+        self.client_backoff = longest;
+        self
+    }
+
     /// Becomes a member.
     ///
     /// It does not need the directory to be there: until it is, sessions of other instances are not found.
     ///
     /// # Errors
     ///
-    /// The URL of the directory cannot be read; there is no address to advertise, it is none, or
-    /// [`peers_filter`](Self::peers_filter) does not admit it; or the secret has characters that a header field cannot have.
+    /// The URL of the directory cannot be read, or needs a feature that is not enabled; the directory answers, and is a Redis Cluster; there is no address to advertise, it is none, or
+    /// [`peers_filter`](Self::peers_filter) does not admit it; or a secret has characters that a header field cannot have.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -129,17 +272,26 @@ impl ClusterBuilder {
             address: self.address()?,
             incarnation: Incarnation::random(),
         };
-        let secret = self
-            .secret
-            .as_deref()
-            .map_or(Ok(Secret::default()), Secret::new);
-        let secret = secret.map_err(|_| What::Secret)?;
+        let secret = self.accepted().map_err(|_| What::Secret)?;
+        let backoff = self.client_backoff;
         match self.engine {
-            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret)),
-            Engine::Redis(url) => {
-                let directory = RedisDirectory::new(&url).map_err(What::Engine)?;
-                Ok(join(me, directory, self.filter, secret))
+            Engine::Memory(directory) => Ok(join(me, directory, self.filter, secret, backoff)),
+            Engine::Redis(address) => {
+                let directory = RedisDirectory::new(&address).map_err(What::Engine)?;
+                directory.inspect().await.map_err(What::Engine)?;
+                Ok(join(me, directory, self.filter, secret, backoff))
             }
+        }
+    }
+
+    fn accepted(&self) -> Result<Secret, InvalidSecret> {
+        let secret = match &self.secret {
+            Some(secret) => Secret::new(secret)?,
+            None => Secret::default(),
+        };
+        match &self.also_accepted {
+            Some(other) => secret.also_accept(other),
+            None => Ok(secret),
         }
     }
 
@@ -182,9 +334,9 @@ impl fmt::Display for ConnectError {
                 f,
                 "the filter of peers does not admit the advertised address {ip}"
             ),
-            What::Secret => f.write_str(
-                "the secret is empty, or has characters that a header field cannot have",
-            ),
+            What::Secret => {
+                f.write_str("a secret is empty, or has characters that a header field cannot have")
+            }
         }
     }
 }
@@ -232,6 +384,11 @@ mod tests {
     async fn a_secret_or_a_url_that_cannot_be_is_refused() {
         let memory = Cluster::in_memory(&MemoryDirectory::default()).advertise("10.0.0.7:9000");
         assert!(refused(memory.clone().secret("")).await.contains("secret"));
+        assert!(
+            refused(memory.clone().also_accept(""))
+                .await
+                .contains("secret")
+        );
         assert!(memory.clone().secret("a secret").connect().await.is_ok());
         let redis = Cluster::redis("not a url").advertise("10.0.0.7:9000");
         assert!(refused(redis).await.contains("directory"));

@@ -54,6 +54,9 @@ impl Closers {
                 To::WhoeverAsks => {
                     info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because this instance leaves and another asked for it");
                 }
+                To::Ended => {
+                    info!(target: "mcp_cancel_cluster", %session, "a session is closed here, because its client ended it through another instance");
+                }
                 To::Nobody => {
                     debug!(target: "mcp_cancel_cluster", %session, "a session does not begin: the directory does not know it, or this instance is gone");
                 }
@@ -83,7 +86,7 @@ mod tests {
     use async_trait::async_trait;
 
     use super::*;
-    use crate::ids::SessionHash;
+    use crate::ids::{Incarnation, SessionHash};
 
     /// Closes every session but one, at which it never ends.
     struct Stuck;
@@ -106,7 +109,7 @@ mod tests {
         let closers = Closers::default();
         let stuck: Arc<dyn Closes> = Arc::new(Stuck);
         closers.add(Arc::downgrade(&stuck));
-        let (sessions, told) = Sessions::new();
+        let (sessions, told) = Sessions::new(Incarnation::random());
         let ids = ["stuck", "other"];
         for id in ids {
             sessions.losses.tell(Lost {

@@ -29,18 +29,19 @@ use crate::{
     filter::PeersFilter,
     heart::Heart,
     ids::{Owner, SessionHash},
-    knocks::Knocks,
     layer::ClusterLayer,
     lives::Lives,
     manager::ClusterSessionManager,
     meter,
+    network::Network,
     owners::Owners,
     peers::{self, Gate},
-    proof,
+    proof::{self, Wait},
     relay::Relay,
     router::Router,
     sessions::Sessions,
     store::ClusterStore,
+    turned_away::TurnedAway,
     wire::Secret,
 };
 
@@ -76,6 +77,8 @@ struct Shared {
     answers: Arc<Answers>,
     closers: Closers,
     closing: JoinHandle<()>,
+    /// Writes answers, also after the instance has left.
+    writing: JoinHandle<()>,
     /// Until the instance leaves.
     beating: Mutex<Option<JoinHandle<()>>>,
 }
@@ -146,10 +149,10 @@ impl Cluster {
         });
         observed.confirm(move |orphan| {
             let session = orphan.call().session().map(SessionHash::of);
-            let (router, grace) = (router.clone(), orphan.grace());
+            let (router, wait) = (router.clone(), Wait::of(orphan, router.turned_away.backoff));
             async move {
                 match session {
-                    Some(session) => proof::prove(&router, session, grace).await,
+                    Some(session) => proof::prove(&router, session, wait).await,
                     // A call without a session is here or nowhere.
                     None => Confirmation::Cancel,
                 }
@@ -170,6 +173,7 @@ impl Cluster {
         S::Future: Send,
     {
         let departure = self.shared.router.departure.follow();
+        let listener = peers::watched(listener);
         peers::serve(listener, app, self.shared.gate.clone(), departure).await;
     }
 
@@ -181,8 +185,9 @@ impl Cluster {
     /// [guards](Self::guard) are cancelled as a [drain](mcp_cancel_on_disconnect::Calls::drain) does it, which also closes all
     /// event streams. Last the listener for peers closes, and [`serve_peers`](Self::serve_peers) returns.
     ///
-    /// It takes a second at least, or `limit` if that is shorter, for requests on connections that are open, and returns how many calls
-    /// were cancelled.
+    /// It takes a second at least, or `limit` if that is shorter, for requests on connections that are open. While the directory does not
+    /// take the answers of calls that have ended, it waits for that until `limit`, and 2 s for those of calls that it has cancelled. It
+    /// returns how many calls were cancelled.
     ///
     /// # Cancel safety
     ///
@@ -229,8 +234,22 @@ impl Cluster {
 
 #[cfg(test)]
 impl Cluster {
+    /// [`serve_peers`](Self::serve_peers) on any listener.
+    pub(crate) async fn serve_peers_on<S: peers::App>(
+        &self,
+        listener: impl crate::network::Listener,
+        app: S,
+    ) {
+        let departure = self.shared.router.departure.follow();
+        peers::serve(listener, app, self.shared.gate.clone(), departure).await;
+    }
+
     pub(crate) fn router(&self) -> &Router {
         &self.shared.router
+    }
+
+    pub(crate) fn answers(&self) -> &Arc<Answers> {
+        &self.shared.answers
     }
 
     /// Of how many calls the answers are to be kept.
@@ -241,6 +260,7 @@ impl Cluster {
     /// As when the process ends, but that the lease stays until it lapses.
     pub(crate) fn stop_heart(&self) {
         self.shared.stop_heart();
+        self.shared.writing.abort();
     }
 }
 
@@ -291,28 +311,43 @@ impl Drop for Shared {
     fn drop(&mut self) {
         self.stop_heart();
         self.closing.abort();
+        self.writing.abort();
     }
 }
 
 /// Everything that an instance is, over any directory.
-#[allow(clippy::disallowed_methods, reason = "the heart beats on its own")]
 pub(crate) fn join(
     me: Owner,
     directory: impl Directory,
     filter: PeersFilter,
     secret: Secret,
+    client_backoff: Duration,
+) -> Cluster {
+    join_over(Network::Tcp, me, directory, filter, secret, client_backoff)
+}
+
+/// [`join`] over any network.
+#[allow(clippy::disallowed_methods, reason = "the heart beats on its own")]
+pub(crate) fn join_over(
+    network: Network,
+    me: Owner,
+    directory: impl Directory,
+    filter: PeersFilter,
+    secret: Secret,
+    client_backoff: Duration,
 ) -> Cluster {
     meter::describe();
     let directory = Limited::new(directory);
-    let (sessions, lost) = Sessions::new();
+    let (sessions, lost) = Sessions::new(me.incarnation);
     let closers = Closers::default();
-    let heart = Heart::new(me, directory.clone(), sessions.clone());
+    let turned_away = Arc::new(TurnedAway::new(client_backoff));
+    let heart = Heart::new(me, directory.clone(), sessions.clone(), turned_away.clone());
     let (arrivals, answers) = (Arrivals::default(), Answers::new(directory.clone()));
     let router = Arc::new(Router {
         me,
         owners: Owners::new(me.incarnation, directory.clone()),
-        relay: Relay::new(filter.clone(), secret.clone()),
-        knocks: Knocks::new(directory.clone()),
+        relay: Relay::new(network, filter.clone(), secret.clone()),
+        turned_away,
         heart: heart.clone(),
         sessions: sessions.clone(),
         departure: Departure::new(sessions.clone(), arrivals.clone(), answers.clone()),
@@ -325,6 +360,7 @@ pub(crate) fn join(
         shared: Arc::new(Shared {
             router,
             gate: Arc::new(Gate::new(filter, secret)),
+            writing: tokio::spawn(answers.write()),
             answers,
             closing: tokio::spawn(closers.clone().run(lost, sessions.clone())),
             closers,

@@ -38,6 +38,10 @@ use crate::{
 /// the public listener closed, and a client for an answer that it has not read.
 const LINGER: Duration = Duration::from_secs(1);
 
+/// How long at most a peer that is to claim a session waits for the answers of ended calls: 2 s. As long waits an instance at the end of
+/// its departure for those of the calls that it has cancelled.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// How far a departure is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
@@ -126,10 +130,12 @@ impl Departure {
         }
     }
 
-    /// Returns when the answers are in the directory that whoever is told to claim a session may look for there.
+    /// Returns when the answers are in the directory that whoever is told to claim a session may look for there, or after
+    /// [`FLUSH_TIMEOUT`].
     pub(crate) async fn settles(&self) {
         if self.stage() != Stage::Here {
-            self.answers.settle().await;
+            let until = Instant::now() + FLUSH_TIMEOUT;
+            self.answers.flush(Some(until)).await;
         }
     }
 
@@ -194,7 +200,8 @@ impl fmt::Debug for Departure {
 // === impl Leaving ===
 
 impl Leaving<'_> {
-    /// Returns when no call of any session is in flight and no session takes any more, or when it is time.
+    /// Returns when no call of any session is in flight, no session takes any more, and all answers are in the directory; or when it is
+    /// time.
     pub(crate) async fn hands_over(&self, limit: Duration, until: Option<Instant>) {
         let all = async {
             sleep(LINGER.min(limit)).await;
@@ -216,7 +223,7 @@ impl Leaving<'_> {
             Some(until) => drop(timeout_at(until, all).await),
             None => all.await,
         }
-        self.0.answers.settle().await;
+        self.0.answers.flush(until).await;
     }
 
     /// Nothing is begun here any more.
@@ -233,8 +240,10 @@ impl Leaving<'_> {
             let left = until.map_or(Duration::MAX, |until| until - Instant::now());
             cancelled += calls.drain(left).await.cancelled;
         }
-        // Answers of calls that have ended since.
-        self.0.answers.settle().await;
+        // Answers of calls that have ended since. Those that were cancelled at the limit have theirs after it.
+        let at_least = Instant::now() + FLUSH_TIMEOUT;
+        let until = until.map(|until| until.max(at_least));
+        self.0.answers.flush(until).await;
         cancelled
     }
 

@@ -4,7 +4,7 @@ use axum::body::Bytes;
 use http::{HeaderMap, Method};
 use serde_json::Value;
 
-use crate::{held::Held, ids::EventName, resume::LAST_EVENT_ID};
+use crate::{held::Held, ids::EventName, resume::LAST_EVENT_ID, way::Refusal};
 
 /// What a request begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,8 +25,8 @@ impl Errand {
     ///
     /// # Errors
     ///
-    /// The client broke off in the middle of its request.
-    pub(crate) async fn of(held: &mut Held) -> Result<Self, axum::Error> {
+    /// The client broke off in the middle of its request, or stalled.
+    pub(crate) async fn of(held: &mut Held) -> Result<Self, Refusal> {
         match held.head.method {
             Method::GET => Ok(Self::of_get(&held.head.headers)),
             Method::POST => {

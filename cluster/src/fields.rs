@@ -12,7 +12,7 @@ const OF_SESSION: &str = "session-id";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
-    /// The id of the session, if the request names one and it can be read.
+    /// The id of the session, if the request names one and it can be read. Of several the first counts, as it does for rmcp.
     pub(crate) session: Option<&'a str>,
     /// There are fields that only peers may have.
     pub(crate) has_internal: bool,
@@ -24,21 +24,18 @@ impl<'a> Fields<'a> {
     pub(crate) fn of(headers: &'a HeaderMap) -> Self {
         let mut has_internal = false;
         let mut found = None;
-        let mut is_clear = true;
         for (name, value) in headers {
             // One comparison for nearly all names.
             let Some(name) = name.as_str().strip_prefix("mcp-") else {
                 continue;
             };
             if name == OF_SESSION {
-                is_clear = found.is_none();
-                found = Some(value);
+                found = found.or(Some(value));
             } else {
                 has_internal |= wire::is_internal(name);
             }
         }
-        let session = found.filter(|_| is_clear);
-        let session = session.and_then(|value| value.to_str().ok());
+        let session = found.and_then(|value| value.to_str().ok());
         Self {
             session: session.filter(|id| !id.is_empty()),
             has_internal,
@@ -63,22 +60,22 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_is_named_once_and_clearly_is_found() {
+    fn a_session_that_can_be_read_is_found() {
         let (session, has_internal) = fields(&[("accept", b"*/*"), ("mcp-session-id", b"a b")]);
         assert_eq!((session.as_deref(), has_internal), (Some("a b"), false));
         for unclear in [
             &[][..],
             &[("mcp-session-id", &b""[..])],
             &[("mcp-session-id", b"\xff")],
-            &[("mcp-session-id", b"a"), ("mcp-session-id", b"a")],
-            &[
-                ("mcp-session-id", b"a"),
-                ("mcp-session-id", b"b"),
-                ("mcp-session-id", b"a"),
-            ],
+            &[("mcp-session-id", b""), ("mcp-session-id", b"a")],
+            &[("mcp-session-id", b"\xff"), ("mcp-session-id", b"a")],
             &[("mcp-session", b"a"), ("mcp-session-ids", b"a")],
         ] {
             assert_eq!(fields(unclear), (None, false), "{unclear:?}");
+        }
+        for second in [b"a", b"b"] {
+            let (session, _) = fields(&[("mcp-session-id", b"a"), ("mcp-session-id", second)]);
+            assert_eq!(session.as_deref(), Some("a"));
         }
     }
 

@@ -1,9 +1,10 @@
 //! A request that is held until somebody has taken it.
 //!
 //! 1. Nothing of the body is read before it is to be sent.
-//! 2. Then a body of at most 64 KiB is read whole, and can be sent again as it came. Of a longer one only the beginning is read.
-//!    It is sent once, piece by piece.
-//! 3. What nobody took is whole, whatever its length.
+//! 2. Then a body of at most [`KEPT`] is read whole, and can be sent again as it came. Of a longer body only the beginning is read.
+//!    A longer body is sent once, frame by frame.
+//! 3. A request that was not sent is whole, whatever its length.
+//! 4. A body that stalls fails ([`limit_idle`]), also while it is sent.
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
@@ -12,7 +13,12 @@ use http::{Request, request::Parts};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 
-/// The longest body that can be sent again: 64 KiB. What clients send in a session is far shorter, but for large arguments.
+use crate::{
+    body_idle::{is_stalled, limit_idle},
+    way::Refusal,
+};
+
+/// Maximum length of a body that can be sent again: 64 KiB. What clients send in a session is far shorter, but for large arguments.
 const KEPT: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -36,18 +42,32 @@ enum HeldBody {
 impl Held {
     pub(crate) fn new(request: Request<Body>) -> Self {
         let (head, body) = request.into_parts();
-        let body = HeldBody::Unread(body);
+        let body = HeldBody::Unread(limit_idle(body));
         Self { head, body }
     }
 
-    /// Reads as much of the body as can be kept, if that was not done.
+    /// Reads the body if it can be kept, unless that was done.
     ///
     /// # Errors
     ///
-    /// The client broke off in the middle of its request.
-    pub(crate) async fn read(&mut self) -> Result<(), axum::Error> {
+    /// The client broke off in the middle of its request, or stalled.
+    pub(crate) async fn read(&mut self) -> Result<(), Refusal> {
         self.body = match std::mem::replace(&mut self.body, HeldBody::Lent) {
-            HeldBody::Unread(body) => HeldBody::read(body).await?,
+            HeldBody::Unread(body) if is_long(&body) => HeldBody::Long(body),
+            HeldBody::Unread(body) => HeldBody::read(body, KEPT).await?,
+            read => read,
+        };
+        Ok(())
+    }
+
+    /// Reads the body, or its first `limit` bytes.
+    ///
+    /// # Errors
+    ///
+    /// The client broke off in the middle of its request, or stalled.
+    pub(crate) async fn read_up_to(&mut self, limit: usize) -> Result<(), Refusal> {
+        self.body = match std::mem::replace(&mut self.body, HeldBody::Lent) {
+            HeldBody::Unread(body) | HeldBody::Long(body) => HeldBody::read(body, limit).await?,
             read => read,
         };
         Ok(())
@@ -94,16 +114,12 @@ impl Held {
 // === impl HeldBody ===
 
 impl HeldBody {
-    async fn read(mut body: Body) -> Result<Self, axum::Error> {
-        let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-        if announced > KEPT {
-            return Ok(Self::Long(body));
-        }
+    async fn read(mut body: Body, limit: usize) -> Result<Self, Refusal> {
         let mut first = Bytes::new();
         let mut more = BytesMut::new();
         while let Some(frame) = body.frame().await {
             // Trailers mean nothing to MCP.
-            let Ok(data) = frame?.into_data() else {
+            let Ok(data) = frame.map_err(|error| unread(&error))?.into_data() else {
                 continue;
             };
             if first.is_empty() {
@@ -114,7 +130,7 @@ impl HeldBody {
                 }
                 more.extend_from_slice(&data);
             }
-            if first.len().max(more.len()) > KEPT {
+            if first.len().max(more.len()) > limit {
                 let read = if more.is_empty() {
                     first
                 } else {
@@ -129,6 +145,20 @@ impl HeldBody {
             more.freeze()
         }))
     }
+}
+
+/// Why a request is refused whose body cannot be read.
+fn unread(error: &axum::Error) -> Refusal {
+    if is_stalled(error) {
+        Refusal::Stalled
+    } else {
+        Refusal::BrokeOff
+    }
+}
+
+/// Returns `true` if a body announces that it is too long to be kept.
+fn is_long(body: &Body) -> bool {
+    usize::try_from(body.size_hint().lower()).map_or(true, |announced| announced > KEPT)
 }
 
 /// A body that begins with what has been read of it.
@@ -205,6 +235,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_long_body_is_read_up_to_a_limit_and_stays_whole() {
+        for (pieces, is_read) in [
+            (&[KEPT + 1][..], true),
+            (&[KEPT, KEPT], true),
+            (&[KEPT; 4], false),
+        ] {
+            let expected = whole(body(pieces)).await;
+            for is_begun in [true, false] {
+                let mut held = Held::new(Request::new(body(pieces)));
+                if is_begun {
+                    held.read().await.unwrap();
+                }
+                held.read_up_to(2 * KEPT).await.unwrap();
+                assert_eq!(held.bytes().is_some(), is_read);
+                let request = held.into_request().unwrap();
+                assert_eq!(whole(request.into_body()).await, expected);
+            }
+        }
+    }
+
+    #[tokio::test]
     async fn nothing_is_read_of_a_body_that_nobody_sends() {
         let polled = Arc::new(AtomicBool::new(false));
         let noted = polled.clone();
@@ -232,7 +283,7 @@ mod tests {
             Err(std::io::Error::other("reset")),
         ];
         let mut held = Held::new(Request::new(Body::from_stream(stream::iter(pieces))));
-        assert!(held.read().await.is_err());
+        assert_eq!(held.read().await, Err(Refusal::BrokeOff));
         assert!(held.into_request().is_none());
     }
 }

@@ -9,12 +9,15 @@ use std::{
     error::Error,
     fmt::{self, Debug, Display, Formatter},
     hash::{BuildHasher, RandomState},
-    net::SocketAddr,
     str::FromStr,
 };
 
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use sha2::{Digest, Sha256};
+
+pub(crate) use self::ownership::{Epoch, Owner, Ownership, Record, Tombstone};
+
+mod ownership;
 
 /// How long a request id may be, as JSON, to stand in an event id: 256 bytes. Event ids come back in a header.
 const MAX_CALL: usize = 256;
@@ -32,7 +35,7 @@ const DIGITS: [u8; 16] = *b"0123456789abcdef";
 const SEPARATOR: char = '~';
 
 /// One start of a process: a random number, and 16 hexadecimal digits as text.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Incarnation(u64);
 
 /// 128 bits of the SHA-256 of a session id: 32 hexadecimal digits as text.
@@ -49,26 +52,6 @@ pub(crate) struct NamedCall {
     pub(crate) number: CallNumber,
     /// The id of its request, as JSON text. `None` if that is too long.
     pub(crate) request: Option<String>,
-}
-
-/// The instance on which a session lives: where its peers reach it, and which start of it. As text `<address> <incarnation>`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Owner {
-    pub(crate) address: SocketAddr,
-    pub(crate) incarnation: Incarnation,
-}
-
-/// Which of all times it is that an owner has a session: a random number, another one each time that somebody takes the session, be
-/// it its owner. 16 hexadecimal digits as text.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Version(u64);
-
-/// What the directory says of who owns a session: a claim is made on this, and comes to nothing once it has changed. As text
-/// `<address> <incarnation> <version>`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ownership {
-    pub(crate) owner: Owner,
-    pub(crate) version: Version,
 }
 
 /// The id of an event as clients see it: `<plain>~<incarnation>~<number of the call>~<request id>`.
@@ -185,10 +168,14 @@ impl FromStr for CallNumber {
     type Err = NoName;
 
     fn from_str(text: &str) -> Result<Self, NoName> {
-        let number = Self(text.parse().map_err(|_| NoName)?);
-        // `parse` would take a sign, and zeros in front.
-        (number.to_string() == text).then_some(number).ok_or(NoName)
+        read_number(text).map(Self)
     }
+}
+
+fn read_number(text: &str) -> Result<u64, NoName> {
+    let number: u64 = text.parse().map_err(|_| NoName)?;
+    // `parse` would take a sign, and zeros in front.
+    (number.to_string() == text).then_some(number).ok_or(NoName)
 }
 
 fn hash(text: &str) -> [u8; 16] {
@@ -198,76 +185,6 @@ fn hash(text: &str) -> [u8; 16] {
         *to = from;
     }
     half
-}
-
-// === impl Owner ===
-
-impl Display for Owner {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.address, self.incarnation)
-    }
-}
-
-impl FromStr for Owner {
-    type Err = NoName;
-
-    fn from_str(text: &str) -> Result<Self, NoName> {
-        let (address, incarnation) = text.split_once(' ').ok_or(NoName)?;
-        Ok(Self {
-            address: address.parse().map_err(|_| NoName)?,
-            incarnation: incarnation.parse()?,
-        })
-    }
-}
-
-// === impl Version ===
-
-impl Display for Version {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl Debug for Version {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        Display::fmt(self, f)
-    }
-}
-
-impl FromStr for Version {
-    type Err = NoName;
-
-    fn from_str(text: &str) -> Result<Self, NoName> {
-        read_digits(text).map(Self)
-    }
-}
-
-// === impl Ownership ===
-
-impl Ownership {
-    /// One that begins now.
-    pub(crate) fn begin(owner: Owner) -> Self {
-        let version = Version(random());
-        Self { owner, version }
-    }
-}
-
-impl Display for Ownership {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.owner, self.version)
-    }
-}
-
-impl FromStr for Ownership {
-    type Err = NoName;
-
-    fn from_str(text: &str) -> Result<Self, NoName> {
-        let (owner, version) = text.rsplit_once(' ').ok_or(NoName)?;
-        Ok(Self {
-            owner: owner.parse()?,
-            version: version.parse()?,
-        })
-    }
 }
 
 // === impl EventName ===
@@ -408,32 +325,6 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_no_owner_has_is_none() {
-        for text in [
-            "",
-            "10.0.0.7:9000",
-            "10.0.0.7 0123456789abcdef",
-            "peer:9000 0123456789abcdef",
-            "10.0.0.7:9000 0123456789abcdef ",
-            "10.0.0.7:9000  0123456789abcdef",
-        ] {
-            assert_eq!(text.parse::<Owner>(), Err(NoName), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_text_that_no_ownership_has_is_none() {
-        for text in [
-            "",
-            "10.0.0.7:9000 0123456789abcdef",
-            "10.0.0.7:9000 0123456789abcdef 7",
-            "10.0.0.7:9000 0123456789abcdef  0123456789abcdef",
-        ] {
-            assert_eq!(text.parse::<Ownership>(), Err(NoName), "{text}");
-        }
-    }
-
-    #[test]
     fn an_event_that_no_instance_named_is_none() {
         for text in [
             "",
@@ -480,14 +371,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn owners_read_back_as_they_were_written(number: u64, ip: std::net::IpAddr, port: u16) {
-            let owner = Owner { address: (ip, port).into(), incarnation: Incarnation(number) };
-            prop_assert_eq!(owner.to_string().parse(), Ok(owner));
-            let ownership = Ownership::begin(owner);
-            prop_assert_eq!(ownership.to_string().parse(), Ok(ownership));
-        }
-
         #[test]
         fn event_names_read_back_as_they_were_written(
             plain: String, incarnation: u64, number: u64, request in "(?s).{1,60}", is_of_a_call: bool,

@@ -4,9 +4,9 @@
 //! |---|---|---|---|
 //! | `mcp_cluster_sound` | gauge | | 1 while the directory answers every heartbeat, else 0 |
 //! | `mcp_cluster_lookups_total` | counter | `owner`, `nobody`, `no_answer` | look-ups of owners, cached ones too |
-//! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `unreachable`, `silent`, `broken` | requests sent to peers |
+//! | `mcp_cluster_relays_total` | counter | `answered`, `refused`, `moved`, `misdirected`, `unreachable`, `silent`, `broken`, `stalled` | requests sent to peers |
 //! | `mcp_calls_put_off_total` | counter | | abandoned calls that were not cancelled yet, because the directory could not say that they may be |
-//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims for sessions that their owner does not have any more |
+//! | `mcp_cluster_claims_total` | counter | `won`, `lost`, `nobody`, `no_answer` | claims of sessions whose lease is over or that were given up |
 
 use crate::way::{Claimed, Failure, Known};
 
@@ -38,7 +38,7 @@ pub(crate) fn describe() {
         describe_counter!(
             "mcp_cluster_claims_total",
             Unit::Count,
-            "Claims for sessions that their owner does not have any more, by outcome"
+            "Claims of sessions whose lease is over or that were given up, by outcome"
         );
     }
 }
@@ -70,9 +70,11 @@ pub(crate) fn relayed(failure: Option<Failure>) {
             None => "answered",
             Some(Failure::Refused) => "refused",
             Some(Failure::Moved) => "moved",
+            Some(Failure::Misdirected) => "misdirected",
             Some(Failure::Unreachable) => "unreachable",
             Some(Failure::Silent) => "silent",
             Some(Failure::Broken) => "broken",
+            Some(Failure::Stalled) => "stalled",
         },
     );
 }

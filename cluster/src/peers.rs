@@ -2,6 +2,7 @@
 //!
 //! 1. Only addresses that may be peers' are accepted, and only requests with the secret of the cluster are looked at.
 //! 2. A request is marked as a peer's by an extension. What its head said to this instance alone is gone before anything reads it.
+//!    If the peer names the address of the client, the request has both kinds of `ConnectInfo`, with that address.
 //! 3. It stays open while calls end and sessions are handed over. When it closes, whoever has connected by then is answered, and
 //!    connections may end what they are at, for 5 s at most. Each has one request.
 
@@ -14,7 +15,7 @@ use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use mcp_cancel_on_disconnect::socket::{DeadPeer, WatchedListener, WatchedStream};
+use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer, WatchedListener};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 use tower_service::Service;
 use tracing::{debug, warn};
@@ -22,6 +23,8 @@ use tracing::{debug, warn};
 use crate::{
     departure::Stage,
     filter::PeersFilter,
+    ids::Incarnation,
+    network::{Accepted, Listener},
     warn_rarely::WarnRarely,
     wire::{self, FromPeer, Secret},
 };
@@ -29,8 +32,9 @@ use crate::{
 /// How long the head of a request may take to come: 10 s.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
 
-/// How many fields a head may have: 256. The public side takes a hundred, and relays add some.
-const MAX_FIELDS: usize = 256;
+/// Maximum number of fields of a head: 512. By default hyper takes 100 of a client over HTTP/1.1, and over HTTP/2 as many as fit into
+/// 16 KiB, which counts 32 bytes for each field beside its name and value.
+pub(crate) const MAX_FIELDS: usize = 512;
 
 /// How long connections may take to end what they are at when the instance leaves: 5 s.
 const END_WITHIN: Duration = Duration::from_secs(5);
@@ -89,30 +93,34 @@ impl Gate {
         admits
     }
 
-    fn opens(&self, request: &HeaderMap) -> bool {
-        let opens = self.secret.opens(request);
-        if !opens {
+    fn verify(&self, request: &HeaderMap) -> bool {
+        let is_peer = self.secret.verify(request);
+        if !is_peer {
             self.strange_request
                 .warn(&"a request to the listener for peers is none of a peer's");
         }
-        opens
+        is_peer
     }
 }
 
-/// Serves peers until `departure` says so or is dropped.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    app: impl App,
-    gate: Arc<Gate>,
-    mut departure: watch::Receiver<Stage>,
-) {
+/// Prepares a listener for peers.
+pub(crate) fn watched(listener: TcpListener) -> WatchedListener {
     match DeadPeer::new().apply(&listener) {
         Ok(applied) => debug!(target: "mcp_cancel_cluster", "{applied}"),
         Err(error) => {
             debug!(target: "mcp_cancel_cluster", %error, "no options for dead peers");
         }
     }
-    let listener = WatchedListener::new(listener);
+    WatchedListener::new(listener)
+}
+
+/// Serves peers until `departure` says so or is dropped.
+pub(crate) async fn serve(
+    listener: impl Listener,
+    app: impl App,
+    gate: Arc<Gate>,
+    mut departure: watch::Receiver<Stage>,
+) {
     let mut connections = JoinSet::new();
     let mut closed = pin!(departure.wait_for(|stage| *stage == Stage::Closed));
     loop {
@@ -138,23 +146,23 @@ pub(crate) async fn serve(
 
 /// Says that a session is not here. That is known from the head alone; a body that does not wait to be asked for is only taken
 /// off the connection.
-pub(crate) async fn moved(headers: &HeaderMap, body: Body) -> Response<Body> {
+pub(crate) async fn moved(headers: &HeaderMap, body: Body, me: Incarnation) -> Response<Body> {
     if !headers.contains_key(header::EXPECT) {
         let rest = Limited::new(body, DRAINED).collect();
         let _whole_or_not = timeout(DRAIN_WITHIN, rest).await;
     }
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MISDIRECTED_REQUEST;
-    wire::mark_moved(response.headers_mut());
+    wire::mark_moved(response.headers_mut(), me);
     response
 }
 
-async fn connection(stream: WatchedStream, app: impl App, gate: Arc<Gate>) {
-    // Events are small, and are not to wait for one another.
-    let _best_effort = stream.tcp().set_nodelay(true);
+async fn connection(stream: impl Accepted, app: impl App, gate: Arc<Gate>) {
     let peer = stream.peer();
     let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(peer.clone());
+        if let Some(peer) = &peer {
+            request.extensions_mut().insert(peer.clone());
+        }
         answer(app.clone(), gate.clone(), request)
     });
     let mut builder = http1::Builder::new();
@@ -176,7 +184,7 @@ async fn answer(
     gate: Arc<Gate>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    if !gate.opens(request.headers()) {
+    if !gate.verify(request.headers()) {
         let mut response = Response::new(Body::empty());
         *response.status_mut() = StatusCode::FORBIDDEN;
         return Ok(response);
@@ -187,6 +195,12 @@ async fn answer(
     extensions.insert(FromPeer);
     if let Some(client) = client {
         extensions.insert(ConnectInfo(client));
+        // It still watches the connection of the peer, which ends with that of the client.
+        if let Some(peer) = extensions.remove::<Peer>() {
+            let peer = peer.with_addr(client);
+            extensions.insert(peer.clone());
+            extensions.insert(ConnectInfo(peer));
+        }
     }
     poll_fn(|cx| app.poll_ready(cx)).await?;
     app.call(request.map(Body::new)).await

@@ -4,34 +4,79 @@
 //! |---|---|
 //! | was not sound for the whole grace | waits until it was |
 //! | does not answer | waits for another grace |
+//! | has no heartbeat of a living instance since the grace ended | waits for one |
+//! | says that a living instance turned a client away while the call had none | waits until that client is back or gives up |
 //! | says that its session is this instance's | is cancelled |
-//! | says so, and that a client of it is at the door of an instance that cannot reach this one | waits until that is over |
-//! | says that it is another's | ends as its session closed |
-//! | does not know the session | waits for another grace, and the session is written again |
+//! | says that it is another's, or does not know it | waits for another grace; the session is written again, which decides whose it is |
+//! | says that its client ended it | ends as its session closed |
 
 use std::time::Duration;
 
-use mcp_cancel_on_disconnect::Confirmation;
+use mcp_cancel_on_disconnect::{Confirmation, Orphan};
 use tokio::time::Instant;
-use tracing::info;
 
 use crate::{
-    directory::{Directory as _, Found, Standing},
-    ids::{Ownership, SessionHash},
+    directory::{Directory as _, Lease, Leases},
+    heart::BEAT,
+    ids::{Incarnation, Record, SessionHash},
     meter,
     router::Router,
 };
 
+/// How far two clocks may drift apart during a grace: 1 s.
+const DRIFT: Duration = Duration::from_secs(1);
+
+/// How long a call has waited for its client.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wait {
+    grace: Duration,
+    /// Since its last stream ended.
+    lasted: Duration,
+    /// For how long a client that was turned away counts as on its way.
+    backoff: Duration,
+}
+
+// === impl Wait ===
+
+impl Wait {
+    pub(crate) fn of(orphan: &Orphan<'_>, backoff: Duration) -> Self {
+        Self {
+            backoff,
+            grace: orphan.grace(),
+            lasted: orphan.detachment().lasted(),
+        }
+    }
+
+    /// For how much longer the call must wait, because of what other instances wrote with their leases. `None` if not.
+    fn longer(self, leases: &Leases, me: Incarnation) -> Option<Duration> {
+        let others = leases.all.iter().filter(|lease| lease.incarnation != me);
+        others.filter_map(|lease| self.longer_for(lease)).max()
+    }
+
+    fn longer_for(self, lease: &Lease) -> Option<Duration> {
+        // A heartbeat from before the end of the grace has nothing of the last moment.
+        if lease.age > self.lasted.saturating_sub(self.grace) {
+            return Some(BEAT);
+        }
+        // A client that was turned away before this call lost its own is another one.
+        let away = lease.turned_away?;
+        let is_since = away <= self.lasted + DRIFT;
+        let left = self.backoff.saturating_sub(away);
+        (is_since && !left.is_zero()).then_some(left)
+    }
+}
+
 /// Whether a call of a session may be cancelled that waited for its client for a grace.
-pub(crate) async fn prove(router: &Router, session: SessionHash, grace: Duration) -> Confirmation {
-    let confirmation = judge(router, session, grace).await;
+pub(crate) async fn prove(router: &Router, session: SessionHash, wait: Wait) -> Confirmation {
+    let confirmation = judge(router, session, wait).await;
     if let Confirmation::PutOff(_) = confirmation {
         meter::put_off();
     }
     confirmation
 }
 
-async fn judge(router: &Router, session: SessionHash, grace: Duration) -> Confirmation {
+async fn judge(router: &Router, session: SessionHash, wait: Wait) -> Confirmation {
+    let grace = wait.grace;
     let Some(since) = router.heart.sound_since() else {
         return Confirmation::PutOff(grace);
     };
@@ -40,33 +85,71 @@ async fn judge(router: &Router, session: SessionHash, grace: Duration) -> Confir
         return Confirmation::PutOff(missing);
     }
     // Not what was learned lately: that may be older than a claim.
-    let standing = router.directory.standing(session, router.me.incarnation);
-    let standing = standing.await;
+    let look = router.directory.look(session).await;
     if router.heart.sound_since() != Some(since) {
         return Confirmation::PutOff(grace);
     }
-    let Ok(Standing { found, at_the_door }) = standing else {
+    let Ok(look) = look else {
         return Confirmation::PutOff(grace);
     };
-    let may_go = at_the_door.map_or(Confirmation::Cancel, Confirmation::PutOff);
-    match found {
-        Found::Owner(Ownership { owner, .. }) if owner == router.me => may_go,
-        Found::Owner(Ownership { owner, .. }) => {
-            info!(target: "mcp_cancel_cluster", %session, owner = %owner.address, "session is another's now");
-            router.sessions.lose(session, owner);
+    if let Some(longer) = wait.longer(&look.leases, router.me.incarnation) {
+        return Confirmation::PutOff(longer);
+    }
+    match look.record {
+        Some(Record::Owned(is)) if is.owner == router.me => Confirmation::Cancel,
+        Some(Record::Deleted(_)) => {
+            router.sessions.write_again(session);
             Confirmation::SessionClosed
         }
-        // It is not one of the cluster's, so it can be nobody else's.
-        Found::Nobody(absence) if !router.sessions.is_here(session) => {
-            if router.heart.proves(&absence) {
-                may_go
-            } else {
-                Confirmation::PutOff(grace)
-            }
+        // It is not one of the cluster's, so it can be no other instance's.
+        None if !router.sessions.is_here(session) && router.heart.proves(&look.leases) => {
+            Confirmation::Cancel
         }
-        Found::Nobody(_) => {
+        Some(Record::Owned(_)) | None => {
             router.sessions.write_again(session);
             Confirmation::PutOff(grace)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::EngineRun;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// For how much longer a call waits whose grace of 20 s ended 3 s ago.
+    fn longer(age: u32, turned_away: Option<u32>) -> Option<Duration> {
+        let [me, other] = [(); 2].map(|()| Incarnation::random());
+        let lease = |incarnation, age: u32, turned_away: Option<u32>| Lease {
+            incarnation,
+            age: age * SECOND,
+            written_in: None,
+            turned_away: turned_away.map(|ago| ago * SECOND),
+        };
+        let leases = Leases {
+            run: EngineRun::new("run"),
+            all: vec![lease(me, 5, Some(0)), lease(other, age, turned_away)],
+        };
+        let wait = Wait {
+            grace: 20 * SECOND,
+            lasted: 23 * SECOND,
+            backoff: 40 * SECOND,
+        };
+        wait.longer(&leases, me)
+    }
+
+    #[test]
+    fn a_heartbeat_from_before_the_end_of_the_grace_is_waited_for() {
+        assert_eq!(longer(4, None), Some(BEAT));
+        assert_eq!(longer(3, None), None);
+    }
+
+    #[test]
+    fn a_client_that_was_turned_away_since_its_call_lost_it_is_waited_for() {
+        assert_eq!(longer(1, Some(0)), Some(40 * SECOND));
+        assert_eq!(longer(1, Some(23)), Some(17 * SECOND));
+        assert_eq!(longer(1, Some(25)), None, "it was another one");
     }
 }

@@ -3,15 +3,16 @@
 //! 1. The hop lives in the response and in nothing else. Where that is dropped, the connection is closed, and the owner sees that
 //!    the client has hung up.
 //! 2. Frames pass as they come. Nothing reads ahead: a client that does not read is felt by the owner.
-//! 3. A connection is used once, and a call is sent once the peer asks for its body. So no call is ever begun twice, and one that
-//!    was not begun is known not to be.
-//! 4. Calls may take as long as they like: dead peers are the kernel's to find. Everything else has its head within 10 s.
+//! 3. A connection is used once, and the body of a POST is sent once the peer asks for it. So no call begins twice, and a call whose
+//!    body was not asked for is known not to have begun.
+//! 4. The head of a response is waited for for [`HEAD_TIMEOUT`]. A POST whose body was asked for may have begun a call, which may
+//!    take as long as it likes: the kernel finds dead peers.
 //! 5. An answer that is none of a peer's is none.
 
 use std::{
     future::poll_fn,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::{Pin, pin},
     task::{Context, Poll},
     time::Duration,
@@ -33,26 +34,31 @@ use hyper::{
     ext,
 };
 use hyper_util::rt::TokioIo;
-use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer};
-use tokio::{net::TcpStream, time::timeout};
+use mcp_cancel_on_disconnect::socket::Peer;
+use tokio::time::timeout;
 use tracing::debug;
 
 use crate::{
     asked::Asked,
-    fields::SESSION_ID,
+    body_idle::is_stalled,
     filter::PeersFilter,
     held::Held,
     ids::Owner,
+    network::{Network, Stream},
+    peers::MAX_FIELDS,
     warn_rarely::WarnRarely,
-    way::Failure,
+    way::{Failure, Refusal},
     wire::{Answerer, Secret},
 };
 
 /// How long a connection to a peer may take: 1 s.
-const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the head of a response may take, unless the request is a call: 10 s.
-const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// How long the head of a response may take, unless the body of a POST was asked for: 10 s.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Maximum number of fields that a relay adds to a head.
+const MAX_ADDED: usize = 8;
 
 /// Fields of one connection, beside those that `Connection` names. `Expect` was met here.
 const OF_ONE_CONNECTION: [HeaderName; 9] = [
@@ -67,9 +73,31 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
     header::UPGRADE,
 ];
 
+/// Fields that are meant for whatever serves the request, so that no client can have them removed. [`is_end_to_end`] has more.
+const END_TO_END: [HeaderName; 17] = [
+    header::ACCEPT,
+    header::ACCEPT_ENCODING,
+    header::ACCEPT_LANGUAGE,
+    header::AUTHORIZATION,
+    header::CACHE_CONTROL,
+    header::CONTENT_ENCODING,
+    header::CONTENT_LENGTH,
+    header::CONTENT_TYPE,
+    header::COOKIE,
+    header::FORWARDED,
+    header::HOST,
+    header::ORIGIN,
+    header::REFERER,
+    header::USER_AGENT,
+    header::VIA,
+    HeaderName::from_static("last-event-id"),
+    HeaderName::from_static("x-real-ip"),
+];
+
 /// What all relays of an instance have in common.
 #[derive(Debug)]
 pub(crate) struct Relay {
+    network: Network,
     filter: PeersFilter,
     secret: Secret,
     strange_address: WarnRarely,
@@ -84,7 +112,7 @@ struct HopBody {
     gone: Option<Gone>,
 }
 
-type HopConnection = Connection<TokioIo<TcpStream>, Body>;
+type HopConnection = Connection<TokioIo<Stream>, Body>;
 
 /// The end of the client's connection, as the kernel knows it.
 type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -92,13 +120,26 @@ type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 // === impl Relay ===
 
 impl Relay {
-    pub(crate) fn new(filter: PeersFilter, secret: Secret) -> Self {
+    pub(crate) fn new(network: Network, filter: PeersFilter, secret: Secret) -> Self {
         Self {
+            network,
             filter,
             secret,
             strange_address: WarnRarely::default(),
             strange_answer: WarnRarely::default(),
         }
+    }
+
+    /// Reads the body if it can be kept.
+    ///
+    /// # Errors
+    ///
+    /// The body cannot be read, or the head has more fields than a peer takes.
+    pub(crate) async fn prepare(&self, held: &mut Held) -> Result<(), Refusal> {
+        if held.head.headers.len() + MAX_ADDED > MAX_FIELDS {
+            return Err(Refusal::TooManyFields);
+        }
+        held.read().await
     }
 
     /// Sends a request to an owner. After a failure `held` knows whether the request is still whole.
@@ -114,7 +155,7 @@ impl Relay {
                 .warn(&format_args!("{what}: {address}"));
             return Err(Failure::Unreachable);
         }
-        let stream = connect(owner.address).await?;
+        let stream = self.connect(owner.address).await?;
         let Some(body) = held.lend() else {
             return Err(Failure::Broken);
         };
@@ -122,43 +163,65 @@ impl Relay {
         let mut request = self.letter(&held.head, body);
         let asked = (is_call && !request.body().is_end_stream()).then(|| wait(&mut request));
         let gone = gone(&held.head.extensions);
-        let answered = self.answered(stream, request, gone, owner).await;
-        match answered.map_err(|failure| (failure, asked.and_then(|asked| asked.take_back()))) {
-            Ok(response) => Ok(response),
-            Err((failure, None)) => Err(failure),
-            Err((failure, Some(body))) => {
-                held.give_back(body);
-                Err(match failure {
-                    Failure::Broken => Failure::Unreachable,
-                    failure => failure,
-                })
+        let answered = self.answered(stream, request, gone, owner, asked.as_ref());
+        let failure = match answered.await {
+            Ok(response) => return Ok(response),
+            Err(failure) => failure,
+        };
+        let unsent = asked.and_then(|asked| asked.take_back());
+        let is_unsent = unsent.is_some();
+        if let Some(body) = unsent {
+            held.give_back(body);
+        }
+        Err(match failure {
+            Failure::Broken if is_unsent => Failure::Unreachable,
+            // A POST without a body may have begun, too.
+            Failure::Silent if is_call && !is_unsent => Failure::Broken,
+            failure => failure,
+        })
+    }
+
+    /// Opens a connection to a peer.
+    async fn connect(&self, address: SocketAddr) -> Result<Stream, Failure> {
+        match timeout(CONNECT_TIMEOUT, self.network.connect(address)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                Err(Failure::Refused)
             }
+            Ok(Err(error)) => {
+                debug!(target: "mcp_cancel_cluster", owner = %address, %error, "no connection");
+                Err(Failure::Unreachable)
+            }
+            Err(_) => Err(Failure::Unreachable),
         }
     }
 
     /// The answer of a peer, if one gives it.
     async fn answered(
         &self,
-        stream: TcpStream,
+        stream: Stream,
         request: Request<Body>,
         gone: Option<Gone>,
         owner: Owner,
+        asked: Option<&Asked>,
     ) -> Result<Response<Body>, Failure> {
-        let is_call = request.method() == Method::POST;
-        let answered = exchange(stream, request, gone);
-        let mut response = if is_call {
-            answered.await?
-        } else {
-            let answered = timeout(HEAD_WITHIN, answered).await;
-            answered.map_err(|_| Failure::Silent)??
+        let mut answered = pin!(exchange(stream, request, gone));
+        let mut response = match timeout(HEAD_TIMEOUT, &mut answered).await {
+            Ok(answered) => answered?,
+            Err(_) if asked.is_some_and(Asked::is_asked) => answered.await?,
+            Err(_) => return Err(Failure::Silent),
         };
         let answerer = Answerer::take(response.headers_mut());
         match answerer {
             Answerer::Peer(_) => {}
-            Answerer::Moved if response.status() == StatusCode::MISDIRECTED_REQUEST => {
-                return Err(Failure::Moved);
+            Answerer::Moved(by) if response.status() == StatusCode::MISDIRECTED_REQUEST => {
+                return Err(if by == owner.incarnation {
+                    Failure::Moved
+                } else {
+                    Failure::Misdirected
+                });
             }
-            Answerer::Moved | Answerer::Stranger => {
+            Answerer::Moved(_) | Answerer::Stranger => {
                 let what = "what answers there is no peer, or has another secret";
                 let (address, status) = (owner.address, response.status());
                 self.strange_answer
@@ -189,34 +252,13 @@ impl Relay {
         {
             headers.insert(header::HOST, host);
         }
-        let client: Option<&ConnectInfo<SocketAddr>> = head.extensions.get();
-        self.secret.sign(headers, client.map(|client| client.0));
+        let client = client(&head.extensions);
+        if let Some(client) = client {
+            headers.append(header::FORWARDED, forwarded(client));
+        }
+        self.secret.attach(headers, client);
         request
     }
-}
-
-/// Opens a connection to a peer.
-async fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
-    let stream = match timeout(CONNECT_WITHIN, TcpStream::connect(address)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            return Err(Failure::Refused);
-        }
-        Ok(Err(error)) => {
-            debug!(target: "mcp_cancel_cluster", owner = %address, %error, "no connection");
-            return Err(Failure::Unreachable);
-        }
-        Err(_) => return Err(Failure::Unreachable),
-    };
-    // On one machine a port that nobody listens on can be connected to itself.
-    if stream.local_addr().is_ok_and(|own| own == address) {
-        return Err(Failure::Refused);
-    }
-    // Without it, an answer would wait 40 ms for an acknowledgement.
-    let _best_effort = stream.set_nodelay(true);
-    // What the kernel does not know it goes on without.
-    let _best_effort = DeadPeer::new().apply(&stream);
-    Ok(stream)
 }
 
 /// Has the body of a request wait until the peer asks for it.
@@ -236,7 +278,7 @@ fn wait(request: &mut Request<Body>) -> Asked {
 
 /// Writes a request and waits for the head of its response.
 async fn exchange(
-    stream: TcpStream,
+    stream: Stream,
     request: Request<Body>,
     mut gone: Option<Gone>,
 ) -> Result<Response<HopBody>, Failure> {
@@ -259,7 +301,11 @@ async fn exchange(
         })),
         Some(Err(error)) => {
             debug!(target: "mcp_cancel_cluster", %error, "no answer");
-            Err(Failure::Broken)
+            Err(if is_stalled(&error) {
+                Failure::Stalled
+            } else {
+                Failure::Broken
+            })
         }
         // Nobody reads what follows from it.
         None => Err(Failure::Broken),
@@ -290,10 +336,31 @@ fn has_gone(gone: &mut Option<Gone>, cx: &mut Context<'_>) -> bool {
 }
 
 fn gone(extensions: &Extensions) -> Option<Gone> {
-    let connect_info: Option<&ConnectInfo<Peer>> = extensions.get();
-    let peer: Option<&Peer> = extensions.get();
-    let peer = peer.or(connect_info.map(|info| &info.0))?.clone();
+    let peer = peer(extensions)?.clone();
     Some(Box::pin(async move { peer.gone().await }))
+}
+
+/// The connection that a request came on, if the listener lets it be known.
+fn peer(extensions: &Extensions) -> Option<&Peer> {
+    let connect_info: Option<&ConnectInfo<Peer>> = extensions.get();
+    extensions.get().or(connect_info.map(|info| &info.0))
+}
+
+/// The address of the client, if the server lets it be known.
+fn client(extensions: &Extensions) -> Option<SocketAddr> {
+    let connect_info: Option<&ConnectInfo<SocketAddr>> = extensions.get();
+    connect_info
+        .map(|info| info.0)
+        .or_else(|| Some(peer(extensions)?.addr()))
+}
+
+/// What a proxy adds to `Forwarded` (RFC 7239, section 4).
+fn forwarded(client: SocketAddr) -> HeaderValue {
+    let value = match client.ip().to_canonical() {
+        IpAddr::V4(ip) => format!("for={ip}"),
+        IpAddr::V6(ip) => format!("for=\"[{ip}]\""),
+    };
+    HeaderValue::try_from(value).unwrap_or(HeaderValue::from_static("for=unknown"))
 }
 
 /// What was asked for, as it was before a router cut a prefix off.
@@ -304,8 +371,8 @@ fn origin_form(head: &Parts) -> Uri {
     Uri::from(path.unwrap_or(PathAndQuery::from_static("/")))
 }
 
-/// Removes what is of one connection. The session is of the request, whatever a client says: without it, an owner would say that
-/// it does not live there.
+/// Removes the fields of one connection: the known ones, and those that `Connection` names, except fields that are meant for all
+/// recipients and must not be named there (RFC 9110, section 7.6.1).
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -313,11 +380,16 @@ fn remove_hop_by_hop(headers: &mut HeaderMap) {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
-        .filter(|name| *name != SESSION_ID)
+        .filter(|name| !is_end_to_end(name))
         .collect();
     for name in named.iter().chain(&OF_ONE_CONNECTION) {
         headers.remove(name);
     }
+}
+
+fn is_end_to_end(name: &HeaderName) -> bool {
+    let text = name.as_str();
+    END_TO_END.contains(name) || text.starts_with("mcp-") || text.starts_with("x-forwarded-")
 }
 
 // === impl HopBody ===
@@ -351,6 +423,8 @@ impl http_body::Body for HopBody {
 
 #[cfg(test)]
 mod tests {
+    use mcp_cancel_on_disconnect::socket::WatchedListener;
+
     use super::*;
     use crate::wire;
 
@@ -369,7 +443,11 @@ mod tests {
     }
 
     fn relay() -> Relay {
-        Relay::new(PeersFilter::default(), Secret::new("secret").unwrap())
+        Relay::new(
+            Network::Tcp,
+            PeersFilter::default(),
+            Secret::new("secret").unwrap(),
+        )
     }
 
     #[test]
@@ -385,13 +463,76 @@ mod tests {
         assert_eq!(headers.len(), 5, "{headers:?}");
     }
 
+    /// An outer layer may have added them, or what is inside needs them.
+    #[test]
+    fn a_client_cannot_have_a_field_removed_that_is_meant_for_all() {
+        let mut headers = HeaderMap::new();
+        for name in [
+            "authorization",
+            "content-type",
+            "cookie",
+            "forwarded",
+            "host",
+            "last-event-id",
+            "mcp-protocol-version",
+            "mcp-session-id",
+            "x-forwarded-for",
+        ] {
+            headers.append("connection", HeaderValue::from_static(name));
+            headers.insert(name, HeaderValue::from_static("kept"));
+        }
+        let end_to_end = headers.len() / 2;
+        for name in ["keep-alive", "te", "x-of-this-hop"] {
+            headers.append("connection", HeaderValue::from_static(name));
+            headers.insert(name, HeaderValue::from_static("removed"));
+        }
+        remove_hop_by_hop(&mut headers);
+        assert_eq!(headers.len(), end_to_end, "{headers:?}");
+        assert!(headers.values().all(|value| value == "kept"));
+    }
+
     #[test]
     fn the_peer_learns_whose_request_it_is() {
         let mut head = head("/mcp");
         let client: SocketAddr = "192.0.2.1:4711".parse().unwrap();
         head.extensions.insert(ConnectInfo(client));
+        head.headers
+            .insert("forwarded", "for=198.51.100.7".parse().unwrap());
         let letter = relay().letter(&head, Body::empty());
         assert_eq!(wire::client(letter.headers()), Some(client));
+        let forwarded = letter.headers().get_all("forwarded").iter();
+        assert!(forwarded.eq(["for=198.51.100.7", "for=192.0.2.1"]));
+    }
+
+    #[test]
+    fn an_address_is_forwarded_as_rfc_7239_has_it() {
+        for (client, value) in [
+            ("192.0.2.1:80", "for=192.0.2.1"),
+            ("[::ffff:192.0.2.1]:80", "for=192.0.2.1"),
+            ("[2001:db8::1]:80", "for=\"[2001:db8::1]\""),
+        ] {
+            assert_eq!(forwarded(client.parse().unwrap()), value);
+        }
+    }
+
+    /// As `into_make_service_with_connect_info::<Peer>()` has it, which is what the manual recommends.
+    #[tokio::test]
+    async fn the_address_of_a_watched_connection_is_the_clients() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = WatchedListener::new(listener);
+        let connecting = tokio::net::TcpStream::connect(listener.local_addr().unwrap());
+        let (client, (stream, _)) = tokio::join!(connecting, listener.accept());
+        let address = client.unwrap().local_addr().unwrap();
+        for is_axum in [true, false] {
+            let mut head = head("/mcp");
+            if is_axum {
+                head.extensions.insert(ConnectInfo(stream.peer()));
+            } else {
+                head.extensions.insert(stream.peer());
+            }
+            let letter = relay().letter(&head, Body::empty());
+            assert_eq!(wire::client(letter.headers()), Some(address));
+        }
     }
 
     #[test]

@@ -3,45 +3,36 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use axum::body::Body;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use serde_json::json;
-use tokio::{
-    select,
-    time::{sleep, timeout},
-};
-use tracing::{debug, info};
+use http::{Method, Request, Response};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
 
 use crate::{
     arrivals::{Arrivals, Expected},
     departure::{Departure, Stage},
-    directory::{Alive, Claim, Directory as _, Found, Limited},
+    directory::{Claim, Directory as _, LIMIT, Limited, Look},
     door::Visit,
     errand::Errand,
     fields::{Fields, SESSION_ID},
     heart::Heart,
     held::Held,
-    ids::{Owner, Ownership, SessionHash},
-    knocks::Knocks,
+    ids::{Owner, Ownership, Record, SessionHash},
     lives::Lives,
     meter,
-    owners::Owners,
+    owners::{Found, Owners},
+    refusals,
     relay::Relay,
     resume::{self, Localized, LostCall},
     sessions::Sessions,
+    turned_away::TurnedAway,
     way::{Arrival, Claimed, Failure, Known, Lease, Refusal, Step, Way},
 };
-
-/// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// How long after a look-up the next is, for who claims what this instance gave up: 50 ms.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// How often a session of this instance is taken that somebody else takes at the same time: 3 times.
 const MAX_TAKES: usize = 3;
-
-/// The code of the error to whoever opens a session: the first of those that are left to servers.
-const NOT_NOW: i32 = -32000;
 
 /// How long a resume may be on its way to the owner before its client counts as at the door: 250 ms. Its call's grace may end meanwhile.
 const ON_ITS_WAY: Duration = Duration::from_millis(250);
@@ -54,7 +45,7 @@ pub(crate) struct Router {
     pub(crate) heart: Arc<Heart>,
     pub(crate) owners: Owners,
     pub(crate) relay: Relay,
-    pub(crate) knocks: Knocks,
+    pub(crate) turned_away: Arc<TurnedAway>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) arrivals: Arrivals,
     pub(crate) lives: Arc<Lives>,
@@ -100,8 +91,8 @@ impl Router {
     /// What is to be done with a client's request that has just come. It is inside of its session, if that is here.
     pub(crate) fn arrive(&self, session: Option<&str>) -> (Step, Option<Visit>) {
         let visit = session.and_then(|id| self.sessions.enter(id));
-        // One that is being restored is not here before that is done.
-        let is_here = |id| visit.is_some() && !self.comes(id);
+        // One that is being restored is not here before that is done. One that another instance may have claimed is looked up.
+        let is_here = |id| visit.is_some() && !self.comes(id) && self.heart.may_serve(id);
         let arrival = Arrival {
             has_session: session.is_some(),
             is_here: session.is_some_and(is_here),
@@ -159,6 +150,39 @@ impl Router {
         session.is_some_and(|id| self.sessions.is_open(SessionHash::of(id)))
     }
 
+    /// Whether a session that is open here may serve something new, by now or in a moment: after this process stood still, sessions are
+    /// written again first.
+    pub(crate) async fn is_verified(&self, id: &str) -> bool {
+        if self.heart.may_serve(id) {
+            return true;
+        }
+        let session = SessionHash::of(id);
+        let written = self
+            .sessions
+            .until(|| self.heart.may_serve(id) || !self.sessions.is_here(session));
+        timeout(LIMIT, written).await.is_ok() && self.sessions.is_here(session)
+    }
+
+    /// Asks a client to come again.
+    pub(crate) fn turn_away(&self, refusal: Refusal) -> Response<Body> {
+        if refusal.is_temporary() {
+            self.turned_away.note();
+        }
+        refusal.into()
+    }
+
+    /// What is answered when a session of this instance could not be restored: that its client should come again, or, after a few tries
+    /// that did not fail for the directory, that there is none, so that its client opens a new one.
+    pub(crate) fn not_restored(&self, id: &str) -> Response<Body> {
+        if !self.sessions.is_beyond_restoring(id) {
+            return self.turn_away(Refusal::NotSound);
+        }
+        let session = SessionHash::of(id);
+        warn!(target: "mcp_cancel_cluster", %session, "a session is given up, because its handler refuses it when it is restored, or its parameters cannot be read");
+        self.sessions.deleted(id);
+        refusals::no_session()
+    }
+
     /// Returns when nothing is left of a session that this instance has lost.
     pub(crate) async fn until_closed(&self, id: &str) {
         self.sessions.losses.until_closed(SessionHash::of(id)).await;
@@ -168,8 +192,9 @@ impl Router {
     pub(crate) async fn hand_over(&self, request: Request<Body>) -> HandedOver {
         let session = Fields::of(request.headers()).session.map(str::to_owned);
         let mut held = Held::new(request);
-        let Ok(errand) = Errand::of(&mut held).await else {
-            return HandedOver::Answered(broke_off());
+        let errand = match Errand::of(&mut held).await {
+            Ok(errand) => errand,
+            Err(refusal) => return HandedOver::Answered(refusal.into()),
         };
         let (Some(request), Some(id)) = (held.into_request(), session) else {
             return HandedOver::Answered(Refusal::Again.into());
@@ -204,7 +229,7 @@ impl Router {
         if opened.is_none_or(|id| self.sessions.hand_out(id)) {
             response
         } else {
-            not_begun()
+            refusals::not_begun()
         }
     }
 
@@ -217,7 +242,7 @@ impl Router {
         match kept {
             Ok(kept) => lost.answer(accepted, kept.as_ref()),
             // The answer may be there.
-            Err(_) => Refusal::NotSound.into(),
+            Err(_) => self.turn_away(Refusal::NotSound),
         }
     }
 
@@ -233,8 +258,6 @@ impl Router {
         let mut step = Step::LookUp;
         // From before it is claimed: peers may learn of the new owner before that one does.
         let mut expected = None;
-        // Its owner was asked, and did not answer.
-        let mut was_away = false;
         loop {
             step = match step {
                 Step::LookUp => {
@@ -254,31 +277,33 @@ impl Router {
                     Step::LookUp
                 }
                 // Nothing comes to an instance that is gone.
-                Step::Claim(_) | Step::Take if self.departure.stage() >= Stage::Gone => {
+                Step::Claim(..) | Step::Take if self.departure.stage() >= Stage::Gone => {
                     Step::Refuse(Refusal::Again)
                 }
                 Step::Relay(is) => {
                     expected = None;
-                    if held.read().await.is_err() {
-                        return Routed::Answered(broke_off());
+                    if let Err(refusal) = self.relay.prepare(&mut held).await {
+                        return Routed::Answered(refusal.into());
                     }
-                    let sent = self.send(session, &mut held, is.owner).await;
+                    let sent = self.send(&mut held, is.owner).await;
                     meter::relayed(sent.as_ref().err().copied());
                     match sent {
                         Ok(response) => return Routed::Answered(response),
                         Err(failure) => {
                             debug!(target: "mcp_cancel_cluster", %session, owner = %is.owner.address, ?failure, "relay failed");
                             self.owners.forget(session, is);
-                            was_away = true;
                             way.failed(is, failure)
                         }
                     }
                 }
                 Step::AskLease(is) => way.lease(is, self.lease(is.owner).await),
-                Step::Claim(former) => {
+                Step::Claim(former, cause) => {
                     expected = Some(self.arrivals.expect(session));
                     let (claimed, is_sound) = self.claim(session, former).await;
                     meter::claimed(claimed);
+                    if claimed == Claimed::Won {
+                        info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed: {cause}");
+                    }
                     way.claimed(claimed, is_sound, held.is_whole())
                 }
                 Step::Take => {
@@ -288,22 +313,14 @@ impl Router {
                 Step::Serve | Step::HandOver | Step::Moved => return here(held, None),
                 Step::Refuse(refusal) => {
                     debug!(target: "mcp_cancel_cluster", %session, ?refusal, "request refused");
-                    if was_away {
-                        self.knocks.turn_away(session).await;
-                    }
-                    return Routed::Answered(refusal.into());
+                    return Routed::Answered(self.turn_away(refusal));
                 }
             };
         }
     }
 
-    /// Sends a request to the owner of its session. The client of one that takes long, and is no call, is at the door meanwhile.
-    async fn send(
-        &self,
-        session: SessionHash,
-        held: &mut Held,
-        owner: Owner,
-    ) -> Result<Response<Body>, Failure> {
+    /// Sends a request to the owner of its session. The client of one that takes long, and is no call, counts as turned away meanwhile.
+    async fn send(&self, held: &mut Held, owner: Owner) -> Result<Response<Body>, Failure> {
         let is_call = held.head.method == Method::POST;
         let mut sent = pin!(self.relay.send(held, owner));
         if is_call {
@@ -312,28 +329,33 @@ impl Router {
         if let Ok(sent) = timeout(ON_ITS_WAY, &mut sent).await {
             return sent;
         }
-        select! {
-            biased;
-            sent = &mut sent => sent,
-            never = self.knocks.wait(session) => match never {},
+        let waiting = self.turned_away.wait();
+        let sent = sent.await;
+        if sent.is_ok() {
+            waiting.served();
         }
+        sent
     }
 
     /// Asks for the owner. Also says whether the session does not exist beyond doubt, if nobody has it.
     async fn look_up(&self, session: SessionHash) -> (Known, bool) {
         match self.owners.find(session).await {
             Ok(Found::Owner(is)) => (Known::Owner(is), false),
-            Ok(Found::Nobody(absence)) => (Known::Nobody, self.heart.proves(&absence)),
+            Ok(Found::Nobody(look)) => (Known::Nobody, self.is_proof(&look)),
             Err(_) => (Known::NoAnswer, false),
         }
     }
 
+    /// Whether a look that found no owner proves that there is none.
+    pub(crate) fn is_proof(&self, look: &Look) -> bool {
+        matches!(look.record, Some(Record::Deleted(_))) || self.heart.proves(&look.leases)
+    }
+
     async fn lease(&self, owner: Owner) -> Lease {
-        let asker = self.me.incarnation;
-        match self.directory.is_alive(owner.incarnation, asker).await {
-            Ok(Alive::Yes) => Lease::Alive,
-            Ok(Alive::No(absence)) if self.heart.proves(&absence) => Lease::Gone,
-            Ok(Alive::No(_)) | Err(_) => Lease::NoAnswer,
+        match self.directory.leases().await {
+            Ok(leases) if leases.of(owner.incarnation).is_some() => Lease::Alive,
+            Ok(leases) if self.heart.proves(&leases) => Lease::Gone,
+            Ok(_) | Err(_) => Lease::NoAnswer,
         }
     }
 
@@ -362,19 +384,19 @@ impl Router {
 
     /// Claims a session. Also says whether it does not exist beyond doubt, if nobody has it.
     async fn claim(&self, session: SessionHash, former: Ownership) -> (Claimed, bool) {
-        match self.directory.claim(session, former, self.me).await {
+        let wanted = former.claimed_by(self.me);
+        match self.directory.claim(session, former, wanted).await {
             Ok(Claim::Won) => {
                 self.owners.is_mine(session);
+                self.sessions.claimed(session, wanted.epoch);
                 self.departure.has_back(session);
-                if former.owner != self.me {
-                    info!(target: "mcp_cancel_cluster", %session, former = %former.owner.address, "session claimed, its owner does not have it any more");
-                }
                 (Claimed::Won, false)
             }
-            Ok(Claim::Lost(is)) => {
+            Ok(Claim::Lost(Record::Owned(is))) => {
                 self.owners.learn(session, is);
                 (Claimed::Lost(is), false)
             }
+            Ok(Claim::Lost(Record::Deleted(_))) => (Claimed::Nobody, true),
             Ok(Claim::Unknown) => match self.look_up(session).await {
                 // Somebody has entered it in between.
                 (Known::Owner(is), _) => (Claimed::Lost(is), false),
@@ -391,56 +413,5 @@ fn here(held: Held, expected: Option<Expected>) -> Routed {
         Some(request) => Routed::Here(request, expected),
         // `Way` does not come here with a request that is not whole.
         None => Routed::Answered(Refusal::Again.into()),
-    }
-}
-
-fn broke_off() -> Response<Body> {
-    refused(StatusCode::BAD_REQUEST, "the request broke off")
-}
-
-/// Says that a session does not begin. Which request opened it is not known, because nothing here reads requests.
-fn not_begun() -> Response<Body> {
-    let error = json!({
-        "jsonrpc": "2.0",
-        "id": null,
-        "error": { "code": NOT_NOW, "message": "no session can begin here at the moment" },
-    });
-    let mut response = Response::new(Body::from(error.to_string()));
-    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-    let headers = response.headers_mut();
-    let json = HeaderValue::from_static("application/json");
-    headers.insert(header::CONTENT_TYPE, json);
-    headers.insert(header::RETRY_AFTER, RETRY_AFTER);
-    response
-}
-
-fn refused(status: StatusCode, text: &'static str) -> Response<Body> {
-    let mut response = Response::new(Body::from(text));
-    *response.status_mut() = status;
-    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, plain);
-    response
-}
-
-// === impl Refusal ===
-
-impl From<Refusal> for Response<Body> {
-    fn from(refusal: Refusal) -> Self {
-        let text = match refusal {
-            Refusal::NotSound => "where this session lives is not known at the moment\n",
-            Refusal::OwnerAway => "the server of this session cannot be reached at the moment\n",
-            Refusal::Again => "this session has just moved\n",
-            Refusal::Broken => {
-                return refused(
-                    StatusCode::BAD_GATEWAY,
-                    "the server of this session broke off\n",
-                );
-            }
-        };
-        let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, text);
-        response
-            .headers_mut()
-            .insert(header::RETRY_AFTER, RETRY_AFTER);
-        response
     }
 }

@@ -1,11 +1,11 @@
 //! rmcp's session store, in the directory: what a session needs to be restored on another instance.
 //!
-//! 1. Nobody waits longer than [`LIMIT`] for the directory. A session that it does not know by then does not begin
-//!    ([`Sessions::hand_out`]); one that has ended is removed when it answers again.
+//! 1. A session that the directory does not know within [`OPEN_TIMEOUT`] does not begin ([`Sessions::hand_out`]); one that has ended
+//!    is deleted when it answers again.
 //! 2. Only its owner restores a session. Whoever wants to must have claimed it.
 //! 3. Errors and log lines name no session by its id.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use rmcp::transport::streamable_http_server::session::{
@@ -23,6 +23,9 @@ use crate::{
 /// How large the parameters of a session may be, as JSON: 64 KiB. A session with larger ones is found by its clients, and is
 /// not restored when its instance is gone.
 const MAX_PARAMS: usize = 64 * 1024;
+
+/// How long a new session may wait until the directory has it: 2 s, so that a second try of [`LIMIT`] each has its time.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Keeps in the directory what a session needs to be restored.
 #[derive(Debug)]
@@ -50,6 +53,9 @@ impl ClusterStore {
 impl SessionStore for ClusterStore {
     async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
         let session = SessionHash::of(session_id);
+        if self.sessions.is_deleted(session) {
+            return Ok(None);
+        }
         let Some(entry) = self.directory.load(session).await? else {
             return Ok(None);
         };
@@ -57,14 +63,17 @@ impl SessionStore for ClusterStore {
         if self.sessions.is_deleted(session) {
             return Ok(None);
         }
-        if entry.owner.incarnation != self.me {
+        if entry.ownership.owner.incarnation != self.me {
             return Err(io::Error::other("the session lives on another instance").into());
         }
         if entry.params.is_empty() {
             return Ok(None);
         }
+        self.sessions.is_to_be_restored(session);
         let state = serde_json::from_slice(&entry.params)?;
-        self.sessions.loaded(session_id, Arc::from(&*entry.params));
+        let epoch = entry.ownership.epoch;
+        self.sessions
+            .loaded(session_id, epoch, Arc::from(&*entry.params));
         Ok(Some(state))
     }
 
@@ -81,7 +90,7 @@ impl SessionStore for ClusterStore {
         }
         self.sessions.initialized(session_id, params.into());
         let written = self.sessions.until_written(SessionHash::of(session_id));
-        if timeout(LIMIT, written).await.is_err() {
+        if timeout(OPEN_TIMEOUT, written).await.is_err() {
             tracing::debug!("the directory does not know a session that begins");
         }
         Ok(())

@@ -33,6 +33,13 @@ impl WarnRarely {
         }
     }
 
+    /// Logs it as an error, and as rarely.
+    pub(crate) fn error(&self, what: &dyn Display) {
+        if self.is_due(Instant::now()) {
+            tracing::error!(target: "mcp_cancel_cluster", "{what}");
+        }
+    }
+
     /// What was warned of is over. Says whether it was warned of since the last time.
     pub(crate) fn is_over(&self) -> bool {
         mem::take(&mut self.state().goes_on)

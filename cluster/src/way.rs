@@ -2,12 +2,15 @@
 //!
 //! 1. A request without a session, and one whose session lives here, is served here. Nothing is asked.
 //! 2. What came from a peer is served here or refused as moved. It is never relayed: there is one hop.
-//! 3. Everything else goes to the owner of its session. If that is gone, or hands it over, a claim is made for it, and whoever loses
-//!    that relays to the winner. It may be on its way out as well, so there are [`MAX_CLAIMS`].
+//! 3. Everything else is relayed to the owner of its session. A session is claimed only if the lease of its owner is over, or if its
+//!    owner answered that it gave the session up. A refused, reset or silent connection proves nothing. An instance that loses a
+//!    claim relays to the winner. The winner may be on its way out as well, so there are [`MAX_CLAIMS`].
 //! 4. "No such session" is only said here if the directory was sound for long enough. In every other doubt the client is asked
 //!    to come again.
 //! 5. An instance that leaves does not take back what it has given up: it waits for who claims that.
 //! 6. Nothing is served here whose body has gone to a peer already, and no call is sent twice.
+
+use std::fmt;
 
 use crate::{
     departure::Stage,
@@ -53,8 +56,17 @@ pub(crate) enum Step {
     /// Ask whether this owner is alive.
     AskLease(Ownership),
     /// Claim the session from this owner.
-    Claim(Ownership),
+    Claim(Ownership, Cause),
     Refuse(Refusal),
+}
+
+/// Why a session may be claimed from its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The lease of the owner is over.
+    LeaseOver,
+    /// The owner answered that it gave the session up.
+    GivenUp,
 }
 
 /// Why a request is not served.
@@ -68,6 +80,12 @@ pub(crate) enum Refusal {
     Again,
     /// The owner broke off before it answered. Whether it had begun is not known, so it is not for this instance to send it again.
     Broken,
+    /// The head of the request has more fields than a peer takes.
+    TooManyFields,
+    /// The client broke off in the middle of its request.
+    BrokeOff,
+    /// The client sent a part of its request, and nothing more.
+    Stalled,
 }
 
 /// What came of a [`Step::LookUp`].
@@ -81,16 +99,20 @@ pub(crate) enum Known {
 /// Why a [`Step::Relay`] came to nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// Nobody listens there. Nothing was sent.
+    /// The connection was refused. Nothing was sent. The owner may be alive behind a firewall that rejects.
     Refused,
-    /// The peer says that the session is not with it.
+    /// The owner answered that it gave the session up.
     Moved,
+    /// Another instance than the owner answered at its address, and it does not have the session.
+    Misdirected,
     /// No connection came about, or none to a peer, or it ended before the body of a call was asked for.
     Unreachable,
-    /// No head came in time.
+    /// No head came in time, and no call can have begun.
     Silent,
-    /// The connection ended before the head.
+    /// The connection ended before the head. A call may have begun.
     Broken,
+    /// The body of the request stalled while it was sent.
+    Stalled,
 }
 
 /// What came of a [`Step::AskLease`].
@@ -115,7 +137,7 @@ pub(crate) enum Claimed {
 #[derive(Debug)]
 pub(crate) struct Way {
     me: Incarnation,
-    /// It may have an effect that must not happen twice, and take as long as it likes: a POST.
+    /// The request is a POST: it may have an effect that must not happen twice.
     is_call: bool,
     claims: u8,
     looks: u8,
@@ -137,6 +159,15 @@ impl Arrival {
             (false, false) if !self.has_session => Step::Serve,
             (false, false) => Step::LookUp,
         }
+    }
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    /// Whether the client is asked to come again.
+    pub(crate) fn is_temporary(self) -> bool {
+        matches!(self, Self::NotSound | Self::OwnerAway | Self::Again)
     }
 }
 
@@ -174,18 +205,23 @@ impl Way {
     /// What follows from a relay that came to nothing.
     pub(crate) fn failed(&self, owner: Ownership, failure: Failure) -> Step {
         match failure {
-            Failure::Broken | Failure::Silent if self.is_call => Step::Refuse(Refusal::Broken),
+            Failure::Broken if self.is_call => Step::Refuse(Refusal::Broken),
+            Failure::Stalled => Step::Refuse(Refusal::Stalled),
             // Whoever goes on from here could go in circles.
             _ if self.claims == MAX_CLAIMS => Step::Refuse(Refusal::OwnerAway),
-            Failure::Refused | Failure::Moved => Step::Claim(owner),
-            Failure::Unreachable | Failure::Silent | Failure::Broken => Step::AskLease(owner),
+            Failure::Moved => Step::Claim(owner, Cause::GivenUp),
+            Failure::Refused
+            | Failure::Misdirected
+            | Failure::Unreachable
+            | Failure::Silent
+            | Failure::Broken => Step::AskLease(owner),
         }
     }
 
     /// What follows from the lease of an owner who could not be reached.
     pub(crate) fn lease(&self, owner: Ownership, lease: Lease) -> Step {
         match lease {
-            Lease::Gone => Step::Claim(owner),
+            Lease::Gone => Step::Claim(owner, Cause::LeaseOver),
             Lease::Alive => Step::Refuse(Refusal::OwnerAway),
             Lease::NoAnswer => Step::Refuse(Refusal::NotSound),
         }
@@ -203,6 +239,17 @@ impl Way {
             Claimed::Lost(is) if is.owner.incarnation == self.me => Step::Take,
             Claimed::Lost(is) => Step::Relay(is),
         }
+    }
+}
+
+// === impl Cause ===
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LeaseOver => "its owner's lease is over",
+            Self::GivenUp => "its owner gave it up",
+        })
     }
 }
 

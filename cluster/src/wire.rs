@@ -8,18 +8,20 @@
 use std::{fmt, net::SocketAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use subtle::ConstantTimeEq as _;
+use subtle::{Choice, ConstantTimeEq as _};
 
 use crate::ids::Incarnation;
 
-/// In a request: the secret that the instances share. In a response: the incarnation that served it, or [`MOVED`].
+/// In a request: the secret that the instances share. In a response: the incarnation that served it, behind [`MOVED`] if it does not
+/// have the session.
 static CLUSTER: HeaderName = HeaderName::from_static("mcp-cluster");
 
 /// The address of the client whose request is relayed.
 static CLIENT: HeaderName = HeaderName::from_static("mcp-cluster-client");
 
-/// Says that the session is not here. A status alone could be the application's.
-const MOVED: &str = "moved";
+/// What the incarnation is preceded by in the response of an instance that does not have the session. A status alone could be the
+/// application's.
+const MOVED: &str = "moved ";
 
 /// What is said where no secret is set, so that a request which is no relay is told from one.
 const NO_SECRET: &str = "relay";
@@ -28,21 +30,24 @@ const NO_SECRET: &str = "relay";
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FromPeer;
 
-/// What the instances share to know one another.
+/// The bearer secret that the instances share, and another one that is accepted too while it is changed.
 #[derive(Clone)]
-pub(crate) struct Secret(HeaderValue);
+pub(crate) struct Secret {
+    sent: HeaderValue,
+    also_accepted: Option<HeaderValue>,
+}
 
 /// The secret has characters that a header field cannot have, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NotASecret;
+pub(crate) struct InvalidSecret;
 
 /// Who answered a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answerer {
     /// An instance, which served it.
     Peer(Incarnation),
-    /// An instance that does not have the session.
-    Moved,
+    /// An instance that does not have the session. It is the owner's own word only if it is the owner's incarnation.
+    Moved(Incarnation),
     /// Nobody of this cluster.
     Stranger,
 }
@@ -61,40 +66,62 @@ pub(crate) fn strip(headers: &mut HeaderMap) {
 // === impl Secret ===
 
 impl Secret {
-    pub(crate) fn new(secret: &str) -> Result<Self, NotASecret> {
-        let mut value = HeaderValue::from_str(secret).map_err(|_| NotASecret)?;
-        // A field loses the spaces around it on its way.
-        if secret.is_empty() || secret.trim() != secret {
-            return Err(NotASecret);
-        }
-        value.set_sensitive(true);
-        Ok(Self(value))
+    pub(crate) fn new(secret: &str) -> Result<Self, InvalidSecret> {
+        let sent = field_value(secret)?;
+        Ok(Self {
+            sent,
+            also_accepted: None,
+        })
+    }
+
+    /// Accepts another secret, too.
+    pub(crate) fn also_accept(self, other: &str) -> Result<Self, InvalidSecret> {
+        let also_accepted = Some(field_value(other)?);
+        Ok(Self {
+            also_accepted,
+            ..self
+        })
     }
 
     /// Writes it into a request, with the address of the client if that is known.
-    pub(crate) fn sign(&self, headers: &mut HeaderMap, client: Option<SocketAddr>) {
+    pub(crate) fn attach(&self, headers: &mut HeaderMap, client: Option<SocketAddr>) {
         strip(headers);
-        headers.insert(&CLUSTER, self.0.clone());
+        headers.insert(&CLUSTER, self.sent.clone());
         let client = client.and_then(|client| HeaderValue::try_from(client.to_string()).ok());
         if let Some(client) = client {
             headers.insert(&CLIENT, client);
         }
     }
 
-    /// Whether a request carries it, once. The time that this takes says nothing of how much of it was right.
-    pub(crate) fn opens(&self, headers: &HeaderMap) -> bool {
-        let mut said = headers.get_all(&CLUSTER).iter();
-        match (said.next(), said.next()) {
-            (Some(said), None) => said.as_bytes().ct_eq(self.0.as_bytes()).into(),
-            _ => false,
-        }
+    /// Returns `true` if a request carries an accepted secret once. Both secrets are compared in constant time.
+    pub(crate) fn verify(&self, headers: &HeaderMap) -> bool {
+        let mut values = headers.get_all(&CLUSTER).iter();
+        let (Some(value), None) = (values.next(), values.next()) else {
+            return false;
+        };
+        let is = |secret: &HeaderValue| value.as_bytes().ct_eq(secret.as_bytes());
+        let also = self.also_accepted.as_ref().map_or(Choice::from(0), is);
+        (is(&self.sent) | also).into()
     }
 }
 
 impl Default for Secret {
     fn default() -> Self {
-        Self(HeaderValue::from_static(NO_SECRET))
+        Self {
+            sent: HeaderValue::from_static(NO_SECRET),
+            also_accepted: None,
+        }
     }
+}
+
+fn field_value(secret: &str) -> Result<HeaderValue, InvalidSecret> {
+    let mut value = HeaderValue::from_str(secret).map_err(|_| InvalidSecret)?;
+    // A field loses the spaces around it on its way.
+    if secret.is_empty() || secret.trim() != secret {
+        return Err(InvalidSecret);
+    }
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 impl fmt::Debug for Secret {
@@ -116,9 +143,11 @@ pub(crate) fn mark(headers: &mut HeaderMap, me: Incarnation) {
     }
 }
 
-/// Marks a response as saying that the session is not here.
-pub(crate) fn mark_moved(headers: &mut HeaderMap) {
-    headers.insert(&CLUSTER, HeaderValue::from_static(MOVED));
+/// Marks a response as the word of this instance that the session is not here.
+pub(crate) fn mark_moved(headers: &mut HeaderMap, me: Incarnation) {
+    if let Ok(value) = HeaderValue::try_from(format!("{MOVED}{me}")) {
+        headers.insert(&CLUSTER, value);
+    }
 }
 
 // === impl Answerer ===
@@ -128,11 +157,12 @@ impl Answerer {
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         let said = headers.remove(&CLUSTER);
         strip(headers);
-        match said.as_ref().and_then(|said| said.to_str().ok()) {
-            Some(MOVED) => Self::Moved,
-            Some(said) => said.parse().map_or(Self::Stranger, Self::Peer),
-            None => Self::Stranger,
-        }
+        let said = said.as_ref().and_then(|said| said.to_str().ok());
+        let answerer = said.and_then(|said| match said.strip_prefix(MOVED) {
+            Some(by) => by.parse().ok().map(Self::Moved),
+            None => said.parse().ok().map(Self::Peer),
+        });
+        answerer.unwrap_or(Self::Stranger)
     }
 }
 
@@ -148,9 +178,9 @@ mod tests {
     }
 
     #[test]
-    fn only_the_whole_secret_said_once_opens() {
+    fn only_the_whole_secret_said_once_is_accepted() {
         let secret = Secret::new("a long secret").unwrap();
-        assert!(secret.opens(&head(&["a long secret"])));
+        assert!(secret.verify(&head(&["a long secret"])));
         for wrong in [
             &[][..],
             &[""],
@@ -159,30 +189,47 @@ mod tests {
             &["a long secret", "a long secret"],
             &[NO_SECRET],
         ] {
-            assert!(!secret.opens(&head(wrong)), "{wrong:?}");
+            assert!(!secret.verify(&head(wrong)), "{wrong:?}");
         }
-        assert!(Secret::default().opens(&head(&[NO_SECRET])));
-        assert!(!Secret::default().opens(&HeaderMap::new()));
+        assert!(Secret::default().verify(&head(&[NO_SECRET])));
+        assert!(!Secret::default().verify(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn of_two_secrets_the_first_is_sent_and_both_are_accepted() {
+        let both = Secret::new("new").unwrap().also_accept("old").unwrap();
+        for (said, is_accepted) in [("new", true), ("old", true), ("newold", false), ("", false)] {
+            assert_eq!(both.verify(&head(&[said])), is_accepted, "{said}");
+        }
+        assert!(!both.verify(&head(&["new", "old"])));
+        let mut headers = HeaderMap::new();
+        both.attach(&mut headers, None);
+        assert_eq!(headers[&CLUSTER], "new");
+        assert_eq!(both.also_accept("a\nb").unwrap_err(), InvalidSecret);
     }
 
     #[test]
     fn what_a_field_cannot_carry_is_no_secret() {
         for secret in ["", " ", "a ", "a\nb", "a\0"] {
-            assert_eq!(Secret::new(secret).unwrap_err(), NotASecret, "{secret:?}");
+            assert_eq!(
+                Secret::new(secret).unwrap_err(),
+                InvalidSecret,
+                "{secret:?}"
+            );
         }
     }
 
     #[test]
-    fn a_signed_head_says_what_this_instance_says_and_nothing_else() {
+    fn a_relayed_head_says_what_this_instance_says_and_nothing_else() {
         let mut headers = head(&["forged", "forged"]);
         headers.insert(&CLIENT, "10.0.0.1:1".parse().unwrap());
         let secret = Secret::new("secret").unwrap();
-        secret.sign(&mut headers, None);
-        assert!(secret.opens(&headers));
+        secret.attach(&mut headers, None);
+        assert!(secret.verify(&headers));
         assert_eq!(client(&headers), None);
 
         let address: SocketAddr = "[2001:db8::1]:4711".parse().unwrap();
-        secret.sign(&mut headers, Some(address));
+        secret.attach(&mut headers, Some(address));
         assert_eq!(client(&headers), Some(address));
         strip(&mut headers);
         assert!(headers.is_empty());
@@ -196,9 +243,10 @@ mod tests {
         mark(&mut headers, me);
         assert_eq!(Answerer::take(&mut headers), Answerer::Peer(me));
         assert_eq!(Answerer::take(&mut headers), Answerer::Stranger);
-        mark_moved(&mut headers);
-        assert_eq!(Answerer::take(&mut headers), Answerer::Moved);
-        for said in ["", "relay", "0123", "moved "] {
+        mark_moved(&mut headers, me);
+        assert_eq!(headers[&CLUSTER], "moved 0123456789abcdef");
+        assert_eq!(Answerer::take(&mut headers), Answerer::Moved(me));
+        for said in ["", "relay", "0123", "moved", "moved ", "moved 0123"] {
             assert_eq!(Answerer::take(&mut head(&[said])), Answerer::Stranger);
         }
     }

@@ -88,6 +88,36 @@ impl Peer {
         self.addr
     }
 
+    /// Returns this `Peer` with another address. For a server behind a proxy that passes the client's address on: the connection
+    /// that is watched is still the proxy's.
+    ///
+    /// ```
+    /// use std::net::SocketAddr;
+    /// use mcp_cancel_on_disconnect::socket::WatchedListener;
+    /// use tokio::net::{TcpListener, TcpStream};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> std::io::Result<()> {
+    /// let listener = WatchedListener::new(TcpListener::bind("127.0.0.1:0").await?);
+    /// let proxy = TcpStream::connect(listener.local_addr()?).await?;
+    /// let (stream, _) = listener.accept().await;
+    ///
+    /// let client = SocketAddr::from(([192, 0, 2, 1], 4711));
+    /// let peer = stream.peer().with_addr(client);
+    /// assert_eq!(peer.addr(), client);
+    /// drop(proxy);
+    /// while !peer.is_gone() {
+    ///     tokio::task::yield_now().await;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_addr(mut self, addr: SocketAddr) -> Self {
+        self.addr = addr;
+        self
+    }
+
     /// Waits until the kernel reports that the peer sends nothing more, because it closed the connection or reset it, or because
     /// the kernel gave it up (see [`DeadPeer`](super::DeadPeer)).
     ///

@@ -15,42 +15,49 @@ pub(crate) fn instance(number: u8) -> Owner {
     }
 }
 
-/// A session, and parameters of it.
-pub(crate) fn session(id: &str) -> (SessionHash, Arc<[u8]>) {
-    (
-        SessionHash::of(id),
-        format!("{{\"of\":\"{id}\"}}").into_bytes().into(),
-    )
+/// A session that begins now.
+pub(crate) fn session(id: &str) -> Registration {
+    Registration {
+        session: SessionHash::of(id),
+        epoch: Epoch::now(),
+        params: format!("{{\"of\":\"{id}\"}}").into_bytes().into(),
+    }
 }
 
 /// All that follows, on directories that begin empty.
 pub(super) async fn holds<D: Directory>(directory: D) {
     let directory = Arc::new(directory);
     who_enters_a_session_owns_it(&*directory).await;
-    nobody_enters_a_session_of_another(&*directory).await;
+    a_session_is_entered_over_an_older_record_only(&*directory).await;
     a_claim_changes_the_owner_once(&*directory).await;
     a_claim_is_won_only_on_what_was_read_since_the_last(&*directory).await;
     a_session_that_nobody_knows_cannot_be_claimed(&*directory).await;
     of_all_who_claim_at_once_one_wins(&directory).await;
     of_all_who_enter_at_once_one_owns(&directory).await;
     parameters_outlive_their_owner(&*directory).await;
-    only_its_owner_removes_a_session(&*directory).await;
+    a_deleted_session_is_entered_by_no_former_owner(&*directory).await;
+    an_owner_that_lost_a_session_does_not_delete_it(&*directory).await;
     a_beat_makes_no_lease(&*directory).await;
-    an_absence_says_whether_the_asker_has_its_lease(&*directory).await;
+    a_lease_has_what_its_instance_wrote(&*directory).await;
     an_answer_is_found_under_its_own_names_only(&*directory).await;
-    a_client_at_the_door_is_one_of_its_own_session_only(&*directory).await;
+    an_answer_that_was_removed_is_not_found(&*directory).await;
 }
 
-/// What a directory says of who owns a session.
+/// Who owns a session since when, as a directory has it.
 pub(crate) async fn ownership(
     directory: &impl Directory,
     session: SessionHash,
 ) -> Option<Ownership> {
-    let found = directory.owner(session, Incarnation::random()).await;
-    match found.unwrap() {
-        Found::Owner(ownership) => Some(ownership),
-        Found::Nobody(_) => None,
+    match directory.look(session).await.unwrap().record {
+        Some(Record::Owned(ownership)) => Some(ownership),
+        Some(Record::Deleted(_)) | None => None,
     }
+}
+
+/// Whether an instance has its lease.
+pub(crate) async fn is_alive(directory: &impl Directory, owner: Owner) -> bool {
+    let leases = directory.leases().await.unwrap();
+    leases.of(owner.incarnation).is_some()
 }
 
 /// Makes a claim on a session which is this owner's.
@@ -62,21 +69,28 @@ pub(crate) async fn claim_from(
 ) -> Claim {
     let read = ownership(directory, session).await.unwrap();
     assert_eq!(read.owner, former);
-    directory.claim(session, read, owner).await.unwrap()
+    let wanted = read.claimed_by(owner);
+    directory.claim(session, read, wanted).await.unwrap()
 }
 
-async fn owner_of(directory: &impl Directory, session: SessionHash) -> Option<Owner> {
+pub(crate) async fn owner_of(directory: &impl Directory, session: SessionHash) -> Option<Owner> {
     let ownership = ownership(directory, session).await;
     ownership.map(|ownership| ownership.owner)
+}
+
+/// What a directory has of a session that an instance wrote.
+fn owned(owner: Owner, of: &Registration) -> Record {
+    let epoch = of.epoch;
+    Record::Owned(Ownership { owner, epoch })
 }
 
 async fn who_enters_a_session_owns_it(directory: &impl Directory) {
     let me = instance(1);
     let sessions = [session("enter 1"), session("enter 2")];
-    assert_eq!(owner_of(directory, sessions[0].0).await, None);
+    assert_eq!(owner_of(directory, sessions[0].session).await, None);
     assert_eq!(directory.enter(me, &sessions).await.unwrap(), []);
-    assert_eq!(owner_of(directory, sessions[0].0).await, Some(me));
-    assert_eq!(owner_of(directory, sessions[1].0).await, Some(me));
+    assert_eq!(owner_of(directory, sessions[0].session).await, Some(me));
+    assert_eq!(owner_of(directory, sessions[1].session).await, Some(me));
     assert_eq!(
         directory.enter(me, &sessions).await.unwrap(),
         [],
@@ -84,20 +98,43 @@ async fn who_enters_a_session_owns_it(directory: &impl Directory) {
     );
 }
 
-async fn nobody_enters_a_session_of_another(directory: &impl Directory) {
+async fn a_session_is_entered_over_an_older_record_only(directory: &impl Directory) {
     let (first, second) = (instance(1), instance(2));
     let (taken, free) = (session("taken"), session("free"));
-    directory
-        .enter(first, std::slice::from_ref(&taken))
-        .await
-        .unwrap();
-    let others = directory
-        .enter(second, &[free.clone(), taken.clone()])
-        .await
-        .unwrap();
-    assert_eq!(others, [(taken.0, first)]);
-    assert_eq!(owner_of(directory, taken.0).await, Some(first));
-    assert_eq!(owner_of(directory, free.0).await, Some(second));
+    let later = Registration {
+        epoch: taken.epoch.next(),
+        ..taken.clone()
+    };
+    let enter =
+        async |owner, sessions: &[Registration]| directory.enter(owner, sessions).await.unwrap();
+    assert_eq!(enter(first, std::slice::from_ref(&later)).await, []);
+    let left = enter(second, &[free.clone(), taken.clone()]).await;
+    assert_eq!(left, [(taken.session, owned(first, &later))]);
+    assert_eq!(owner_of(directory, taken.session).await, Some(first));
+    assert_eq!(owner_of(directory, free.session).await, Some(second));
+    // As a directory has it that was restored from a snapshot.
+    let latest = Registration {
+        epoch: later.epoch.next(),
+        ..taken.clone()
+    };
+    assert_eq!(enter(second, std::slice::from_ref(&latest)).await, []);
+    assert_eq!(owner_of(directory, taken.session).await, Some(second));
+    let left = enter(first, &[later]).await;
+    assert_eq!(left, [(taken.session, owned(second, &latest))]);
+    // Of two with one epoch the larger incarnation has it.
+    let [smaller, larger] = {
+        let mut both = [instance(3), instance(4)];
+        both.sort_by_key(|owner| owner.incarnation.to_string());
+        both
+    };
+    let even = session("even");
+    for (owner, is_taken) in [(larger, true), (smaller, false), (larger, true)] {
+        assert_eq!(
+            enter(owner, std::slice::from_ref(&even)).await.is_empty(),
+            is_taken
+        );
+        assert_eq!(owner_of(directory, even.session).await, Some(larger));
+    }
 }
 
 async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
@@ -107,25 +144,26 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
         .enter(former, std::slice::from_ref(&claimed))
         .await
         .unwrap();
-    let read = ownership(directory, claimed.0).await.unwrap();
-    assert_eq!(
-        directory.claim(claimed.0, read, winner).await.unwrap(),
-        Claim::Won
-    );
-    let now = ownership(directory, claimed.0).await.unwrap();
-    assert_eq!(now.owner, winner);
-    assert_eq!(
-        directory.claim(claimed.0, read, loser).await.unwrap(),
-        Claim::Lost(now)
-    );
-    assert_eq!(ownership(directory, claimed.0).await, Some(now));
-    let others = directory
+    let read = ownership(directory, claimed.session).await.unwrap();
+    let [wins, loses] = [winner, loser].map(|owner| read.claimed_by(owner));
+    let claim = async |wanted| {
+        directory
+            .claim(claimed.session, read, wanted)
+            .await
+            .unwrap()
+    };
+    assert_eq!(claim(wins).await, Claim::Won);
+    let now = ownership(directory, claimed.session).await.unwrap();
+    assert_eq!(now, wins);
+    assert_eq!(claim(loses).await, Claim::Lost(Record::Owned(now)));
+    assert_eq!(ownership(directory, claimed.session).await, Some(now));
+    let left = directory
         .enter(former, std::slice::from_ref(&claimed))
         .await
         .unwrap();
     assert_eq!(
-        others,
-        [(claimed.0, winner)],
+        left,
+        [(claimed.session, Record::Owned(now))],
         "the former owner is told when it comes back"
     );
 }
@@ -133,42 +171,44 @@ async fn a_claim_changes_the_owner_once(directory: &impl Directory) {
 async fn a_claim_is_won_only_on_what_was_read_since_the_last(directory: &impl Directory) {
     let (owner, late) = (instance(1), instance(2));
     let taken = session("taken once more");
-    let enters = async || {
-        let entered = directory.enter(owner, std::slice::from_ref(&taken)).await;
+    let enters = async |epoch| {
+        let entered = Registration {
+            epoch,
+            ..taken.clone()
+        };
+        let entered = directory.enter(owner, &[entered]).await;
         assert_eq!(entered.unwrap(), []);
     };
-    enters().await;
-    let read = ownership(directory, taken.0).await.unwrap();
-    enters().await;
+    enters(taken.epoch).await;
+    let read = ownership(directory, taken.session).await.unwrap();
+    enters(taken.epoch).await;
     assert_eq!(
-        ownership(directory, taken.0).await,
+        ownership(directory, taken.session).await,
         Some(read),
-        "who writes it takes nothing"
+        "an instance that writes it takes nothing"
     );
-    let claimed = directory.claim(taken.0, read, owner).await.unwrap();
+    let now = read.claimed_by(owner);
+    let claimed = directory.claim(taken.session, read, now).await.unwrap();
     assert_eq!(claimed, Claim::Won);
-    let now = ownership(directory, taken.0).await.unwrap();
-    assert!(now.owner == owner && now != read);
+    assert_eq!(ownership(directory, taken.session).await, Some(now));
     for who in [late, owner] {
-        let claimed = directory.claim(taken.0, read, who).await.unwrap();
-        assert_eq!(claimed, Claim::Lost(now));
+        // Within one millisecond the owner's second claim would be the first one again.
+        let wanted = now.claimed_by(who);
+        let claimed = directory.claim(taken.session, read, wanted).await.unwrap();
+        assert_eq!(claimed, Claim::Lost(Record::Owned(now)));
     }
-    // Also if it was forgotten, and entered again.
-    directory.remove(taken.0, owner).await.unwrap();
-    enters().await;
-    let claimed = directory.claim(taken.0, now, late).await.unwrap();
-    assert!(matches!(claimed, Claim::Lost(is) if is.owner == owner && is != now));
+    // Also if it was written again with a later epoch.
+    enters(now.epoch.next()).await;
+    let wanted = now.claimed_by(late);
+    let claimed = directory.claim(taken.session, now, wanted).await.unwrap();
+    assert!(matches!(claimed, Claim::Lost(Record::Owned(is)) if is.owner == owner && is != now));
 }
 
 async fn a_session_that_nobody_knows_cannot_be_claimed(directory: &impl Directory) {
-    let unknown = session("unknown").0;
-    assert_eq!(
-        directory
-            .claim(unknown, Ownership::begin(instance(1)), instance(2))
-            .await
-            .unwrap(),
-        Claim::Unknown
-    );
+    let unknown = session("unknown").session;
+    let [former, wanted] = [1, 2].map(|number| Ownership::begin(instance(number)));
+    let claimed = directory.claim(unknown, former, wanted).await.unwrap();
+    assert_eq!(claimed, Claim::Unknown);
     assert_eq!(owner_of(directory, unknown).await, None);
 }
 
@@ -180,12 +220,13 @@ async fn of_all_who_claim_at_once_one_wins<D: Directory>(directory: &Arc<D>) {
             .enter(former, std::slice::from_ref(&wanted))
             .await
             .unwrap();
-        let read = ownership(&**directory, wanted.0).await.unwrap();
+        let read = ownership(&**directory, wanted.session).await.unwrap();
         let rivals: Vec<Owner> = (10..18).map(instance).collect();
         let claims = rivals.iter().map(|rival| {
-            let (directory, rival, session) = (directory.clone(), *rival, wanted.0);
+            let (directory, rival, session) = (directory.clone(), *rival, wanted.session);
+            let wanted = read.claimed_by(rival);
             tokio::spawn(
-                async move { (rival, directory.claim(session, read, rival).await.unwrap()) },
+                async move { (rival, directory.claim(session, read, wanted).await.unwrap()) },
             )
         });
         let claims: Vec<(Owner, Claim)> = join_all(claims)
@@ -193,12 +234,12 @@ async fn of_all_who_claim_at_once_one_wins<D: Directory>(directory: &Arc<D>) {
             .into_iter()
             .map(Result::unwrap)
             .collect();
-        let now = ownership(&**directory, wanted.0).await.unwrap();
+        let now = ownership(&**directory, wanted.session).await.unwrap();
         for (rival, claim) in claims {
             let expected = if rival == now.owner {
                 Claim::Won
             } else {
-                Claim::Lost(now)
+                Claim::Lost(Record::Owned(now))
             };
             assert_eq!(claim, expected);
         }
@@ -211,104 +252,162 @@ async fn of_all_who_enter_at_once_one_owns<D: Directory>(directory: &Arc<D>) {
     let rivals: Vec<Owner> = (10..18).map(instance).collect();
     let entered = rivals.iter().map(|rival| {
         let (directory, rival, wanted) = (directory.clone(), *rival, wanted.clone());
-        tokio::spawn(async move { (rival, directory.enter(rival, &[wanted]).await.unwrap()) })
+        tokio::spawn(async move { directory.enter(rival, &[wanted]).await.unwrap() })
     });
-    let entered: Vec<_> = join_all(entered)
-        .await
-        .into_iter()
-        .map(Result::unwrap)
-        .collect();
-    let owner = owner_of(&**directory, wanted.0).await.unwrap();
-    for (rival, others) in entered {
-        let expected = if rival == owner {
-            vec![]
-        } else {
-            vec![(wanted.0, owner)]
-        };
-        assert_eq!(others, expected);
+    let entered = join_all(entered).await.into_iter().map(Result::unwrap);
+    let largest = rivals
+        .iter()
+        .max_by_key(|rival| rival.incarnation.to_string());
+    let owner = owner_of(&**directory, wanted.session).await;
+    assert_eq!(owner.as_ref(), largest);
+    assert!(entered.filter(Vec::is_empty).count() >= 1);
+    for rival in rivals {
+        let left = directory
+            .enter(rival, std::slice::from_ref(&wanted))
+            .await
+            .unwrap();
+        assert_eq!(left.is_empty(), Some(rival) == owner);
     }
 }
 
 async fn parameters_outlive_their_owner(directory: &impl Directory) {
     let (former, winner) = (instance(1), instance(2));
-    let (hash, params) = session("restored");
+    let restored = session("restored");
+    let hash = restored.session;
     assert_eq!(directory.load(hash).await.unwrap(), None);
     directory
-        .enter(former, &[(hash, params.clone())])
+        .enter(former, std::slice::from_ref(&restored))
         .await
         .unwrap();
     claim_from(directory, hash, former, winner).await;
     let entry = directory.load(hash).await.unwrap().unwrap();
-    assert_eq!((entry.owner, &*entry.params), (winner, &*params));
+    assert_eq!(Some(entry.ownership), ownership(directory, hash).await);
+    assert_eq!(
+        (entry.ownership.owner, &*entry.params),
+        (winner, &*restored.params)
+    );
 }
 
-async fn only_its_owner_removes_a_session(directory: &impl Directory) {
-    let (me, other) = (instance(1), instance(2));
-    let mine = session("removed");
+async fn a_deleted_session_is_entered_by_no_former_owner(directory: &impl Directory) {
+    let (former, owner, late) = (instance(1), instance(2), instance(3));
+    let deleted = session("deleted");
+    let hash = deleted.session;
     directory
-        .enter(me, std::slice::from_ref(&mine))
+        .enter(former, std::slice::from_ref(&deleted))
         .await
         .unwrap();
-    directory.remove(mine.0, other).await.unwrap();
-    assert_eq!(owner_of(directory, mine.0).await, Some(me));
-    directory.remove(mine.0, me).await.unwrap();
-    assert_eq!(owner_of(directory, mine.0).await, None);
-    assert_eq!(directory.load(mine.0).await.unwrap(), None);
-    directory.remove(mine.0, me).await.unwrap();
+    claim_from(directory, hash, former, owner).await;
+    let read = ownership(directory, hash).await.unwrap();
+    // An owner that does not know its epoch any more ends it all the same.
+    let by = Tombstone {
+        by: owner.incarnation,
+        epoch: deleted.epoch,
+    };
+    for _ in 0..2 {
+        directory.delete(hash, by).await.unwrap();
+        let expected = Record::Deleted(Tombstone {
+            epoch: read.epoch,
+            ..by
+        });
+        let look = directory.look(hash).await.unwrap();
+        assert_eq!(look.record, Some(expected));
+        assert_eq!(directory.load(hash).await.unwrap(), None);
+        let again = Registration {
+            epoch: read.epoch,
+            ..deleted.clone()
+        };
+        for (who, of) in [(former, &deleted), (owner, &again)] {
+            let left = directory.enter(who, std::slice::from_ref(of)).await;
+            assert_eq!(left.unwrap(), [(hash, expected)]);
+        }
+        let claimed = directory.claim(hash, read, read.claimed_by(late)).await;
+        assert_eq!(claimed.unwrap(), Claim::Lost(expected));
+    }
+    // Also one that the directory has lost.
+    let lost = session("deleted and lost").session;
+    directory.delete(lost, by).await.unwrap();
+    let look = directory.look(lost).await.unwrap();
+    assert_eq!(look.record, Some(Record::Deleted(by)));
+}
+
+async fn an_owner_that_lost_a_session_does_not_delete_it(directory: &impl Directory) {
+    let (former, owner) = (instance(1), instance(2));
+    let kept = session("kept");
+    directory
+        .enter(former, std::slice::from_ref(&kept))
+        .await
+        .unwrap();
+    claim_from(directory, kept.session, former, owner).await;
+    let by = Tombstone {
+        by: former.incarnation,
+        epoch: kept.epoch,
+    };
+    directory.delete(kept.session, by).await.unwrap();
+    assert_eq!(owner_of(directory, kept.session).await, Some(owner));
 }
 
 async fn a_beat_makes_no_lease(directory: &impl Directory) {
-    let (me, other) = (instance(1), instance(2));
-    let is_alive = async || {
-        directory
-            .is_alive(me.incarnation, other.incarnation)
-            .await
-            .unwrap()
-            == Alive::Yes
-    };
-    assert!(!directory.beat(me).await.unwrap().was_alive);
-    assert!(!is_alive().await);
-    directory.lease(me).await.unwrap();
-    assert!(is_alive().await);
-    assert!(directory.beat(me).await.unwrap().was_alive);
+    let (me, status) = (instance(1), Status::default());
+    let beat = async || directory.beat(me, &status).await.unwrap().was_alive;
+    assert!(!beat().await);
+    assert!(!is_alive(directory, me).await);
+    directory.lease(me, &status).await.unwrap();
+    assert!(is_alive(directory, me).await);
+    assert!(beat().await);
     directory.leave(me).await.unwrap();
-    assert!(!is_alive().await);
-    assert!(!directory.beat(me).await.unwrap().was_alive);
+    assert!(!is_alive(directory, me).await);
+    assert!(!beat().await);
 }
 
-async fn an_absence_says_whether_the_asker_has_its_lease(directory: &impl Directory) {
-    let (me, gone) = (instance(1), instance(2));
-    let unknown = session("absent").0;
-    for asker_is_alive in [false, true] {
-        let run = directory.beat(me).await.unwrap().run;
-        let absence = Absence {
-            run,
-            asker_is_alive,
-        };
-        assert_eq!(
-            directory.owner(unknown, me.incarnation).await.unwrap(),
-            Found::Nobody(absence.clone())
-        );
-        let alive = directory
-            .is_alive(gone.incarnation, me.incarnation)
-            .await
-            .unwrap();
-        assert_eq!(alive, Alive::No(absence));
-        directory.lease(me).await.unwrap();
+async fn a_lease_has_what_its_instance_wrote(directory: &impl Directory) {
+    let (me, other) = (instance(1), instance(2));
+    let unknown = session("absent").session;
+    let run = directory.beat(me, &Status::default()).await.unwrap().run;
+    let all = [
+        Status::default(),
+        Status {
+            written_in: Some(EngineRun::new("another")),
+            turned_away: Some(Duration::from_secs(10)),
+        },
+        Status {
+            written_in: Some(run.clone()),
+            turned_away: Some(Duration::ZERO),
+        },
+    ];
+    for status in all {
+        directory.lease(me, &status).await.unwrap();
+        let Look { record, leases } = directory.look(unknown).await.unwrap();
+        assert_eq!((record, &leases.run), (None, &run));
+        let lease = leases.of(me.incarnation).unwrap();
+        assert_eq!(lease.written_in, status.written_in);
+        assert!(lease.age < Duration::from_secs(5), "{lease:?}");
+        match (lease.turned_away, status.turned_away) {
+            (Some(read), Some(written)) => {
+                assert!(
+                    read >= written && read - written < Duration::from_secs(5),
+                    "{lease:?}"
+                );
+            }
+            (read, written) => assert_eq!(read, written),
+        }
+        let is_written = status.written_in.as_ref() == Some(&run);
+        assert_eq!(leases.all_have_written(other.incarnation), is_written);
+        assert!(leases.all_have_written(me.incarnation), "it knows its own");
     }
+    directory.leave(me).await.unwrap();
 }
 
 async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory) {
     let me = instance(1).incarnation;
-    let (one, two) = (session("answer 1").0, session("answer 2").0);
+    let (one, two) = (session("answer 1").session, session("answer 2").session);
     let answer = Bytes::from_static(b"{\"result\":\0}");
     let [seven, eight, last] = [7, 8, u64::MAX].map(CallNumber::new);
     directory
-        .keep_answer(one, me, seven, answer.clone())
+        .keep_answer(one, me, seven, answer.clone(), KEPT_ANSWER)
         .await
         .unwrap();
     directory
-        .keep_answer(one, me, last, Bytes::from_static(b"last"))
+        .keep_answer(one, me, last, Bytes::from_static(b"last"), KEPT_ANSWER)
         .await
         .unwrap();
     assert_eq!(
@@ -331,28 +430,19 @@ async fn an_answer_is_found_under_its_own_names_only(directory: &impl Directory)
     }
 }
 
-async fn a_client_at_the_door_is_one_of_its_own_session_only(directory: &impl Directory) {
-    let me = instance(1);
-    let (one, two, unknown) = (session("door 1"), session("door 2"), session("door 3"));
-    let (one_and_two, asker) = ([one.clone(), two.clone()], me.incarnation);
-    directory.enter(me, &one_and_two).await.unwrap();
-    // The shorter time does not end the longer one.
-    for time in [TURNED_AWAY / 2, TURNED_AWAY, TURNED_AWAY / 2] {
-        directory.knock(one.0, time).await.unwrap();
-        let standing = directory.standing(one.0, asker).await.unwrap();
-        assert!(matches!(standing.found, Found::Owner(is) if is.owner == me));
-        let left = standing.at_the_door.unwrap();
-        assert!(left > time - Duration::from_secs(5), "{left:?}");
+async fn an_answer_that_was_removed_is_not_found(directory: &impl Directory) {
+    let (me, session) = (instance(1).incarnation, session("answer 3").session);
+    let [one, two] = [1, 2].map(CallNumber::new);
+    let answer = Bytes::from_static(b"{}");
+    for call in [one, two] {
+        let kept = directory.keep_answer(session, me, call, answer.clone(), KEPT_ANSWER);
+        kept.await.unwrap();
     }
-    let left = directory.standing(one.0, asker).await.unwrap().at_the_door;
-    assert!(
-        left.is_some_and(|left| left > TURNED_AWAY - Duration::from_secs(5) && left <= TURNED_AWAY)
-    );
-    for session in [two.0, unknown.0] {
-        let standing = Standing {
-            found: directory.owner(session, asker).await.unwrap(),
-            at_the_door: None,
-        };
-        assert_eq!(directory.standing(session, asker).await.unwrap(), standing);
+    for _ in 0..2 {
+        directory.remove_answer(session, me, one).await.unwrap();
+        let found = directory.answer(session, me, one).await.unwrap();
+        assert_eq!(found, None, "a second time is no harm");
     }
+    let found = directory.answer(session, me, two).await.unwrap();
+    assert_eq!(found, Some(answer));
 }

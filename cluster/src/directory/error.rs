@@ -23,6 +23,11 @@ impl DirectoryError {
         }
     }
 
+    /// This cannot be a directory, or cannot be reached as it is set up.
+    pub(crate) fn unusable(what: &'static str) -> Self {
+        Self { what, source: None }
+    }
+
     /// The engine could not be reached, or refused.
     pub(crate) fn failed(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {

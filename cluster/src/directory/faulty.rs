@@ -1,18 +1,22 @@
 //! A directory for tests, whose faults can be switched on and off.
 
 use std::{
+    any::Any,
+    fmt::Debug,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use tokio::{sync::watch, time::sleep};
 
 use super::{
-    Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MemoryDirectory, Standing,
+    Beat, Claim, Directory, DirectoryError, Entry, Leases, Look, MemoryDirectory, Registration,
+    Status,
 };
-use crate::ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +45,16 @@ pub(crate) struct Faulty {
     pub(crate) memory: MemoryDirectory,
     fault: watch::Sender<Fault>,
     asked: Arc<Mutex<Vec<&'static str>>>,
+    gate: Option<Arc<dyn Gate>>,
 }
+
+/// Decides when, and whether, the work of a request is done. The simulation has one for each instance.
+pub(crate) trait Gate: Debug + Send + Sync {
+    fn pass(&self, what: &'static str, work: Work) -> Work;
+}
+
+/// A request to the directory, whatever it is answered with.
+pub(crate) type Work = BoxFuture<'static, Result<Box<dyn Any + Send>, DirectoryError>>;
 
 // === impl Faulty ===
 
@@ -51,6 +64,15 @@ impl Faulty {
             memory,
             fault: watch::Sender::new(Fault::None),
             asked: Arc::default(),
+            gate: None,
+        }
+    }
+
+    /// The same directory, as one instance reaches it.
+    pub(crate) fn behind(&self, gate: impl Gate + 'static) -> Self {
+        Self {
+            gate: Some(Arc::new(gate)),
+            ..self.clone()
         }
     }
 
@@ -73,6 +95,14 @@ impl Faulty {
         what: &'static str,
         work: impl Future<Output = Result<T, DirectoryError>> + Send + 'static,
     ) -> Result<T, DirectoryError> {
+        if let Some(gate) = &self.gate {
+            let work = async move {
+                work.await
+                    .map(|answer| Box::new(answer) as Box<dyn Any + Send>)
+            };
+            let answer = gate.pass(what, Box::pin(work)).await?;
+            return Ok(*answer.downcast().unwrap());
+        }
         self.asked.lock().unwrap().push(what);
         let fault = *self.fault.borrow();
         match fault {
@@ -115,48 +145,29 @@ impl Faulty {
 
 #[async_trait]
 impl Directory for Faulty {
-    async fn owner(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Found, DirectoryError> {
-        if let Some(owner) = self.liar() {
-            return Ok(Found::Owner(owner));
-        }
+    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("owner", async move { memory.owner(session, asker).await })
-            .await
-    }
-
-    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
-        let memory = self.memory.clone();
-        self.answer_to("knock", async move { memory.knock(session, time).await })
-            .await
-    }
-
-    async fn standing(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Standing, DirectoryError> {
-        if let Some(owner) = self.liar() {
-            return Ok(Standing {
-                found: Found::Owner(owner),
-                at_the_door: None,
-            });
-        }
-        let memory = self.memory.clone();
-        self.answer_to(
-            "standing",
-            async move { memory.standing(session, asker).await },
-        )
+        let liar = self.liar();
+        self.answer_to("look", async move {
+            let look = memory.look(session).await?;
+            Ok(Look {
+                record: liar.map(Record::Owned).or(look.record),
+                ..look
+            })
+        })
         .await
     }
 
+    async fn leases(&self) -> Result<Leases, DirectoryError> {
+        let memory = self.memory.clone();
+        self.answer_to("leases", async move { memory.leases().await })
+            .await
+    }
+
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
-        if let Some(Ownership { owner, .. }) = self.liar() {
+        if let Some(ownership) = self.liar() {
             let params = Bytes::from_static(b"{}");
-            return Ok(Some(Entry { owner, params }));
+            return Ok(Some(Entry { ownership, params }));
         }
         let memory = self.memory.clone();
         self.answer_to("load", async move { memory.load(session).await })
@@ -166,13 +177,11 @@ impl Directory for Faulty {
     async fn enter(
         &self,
         owner: Owner,
-        sessions: &[(SessionHash, Arc<[u8]>)],
-    ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError> {
-        if let Some(Ownership { owner, .. }) = self.liar() {
-            return Ok(sessions
-                .iter()
-                .map(|(session, _)| (*session, owner))
-                .collect());
+        sessions: &[Registration],
+    ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
+        if let Some(ownership) = self.liar() {
+            let lie = |of: &Registration| (of.session, Record::Owned(ownership));
+            return Ok(sessions.iter().map(lie).collect());
         }
         let memory = self.memory.clone();
         let sessions = sessions.to_vec();
@@ -184,46 +193,34 @@ impl Directory for Faulty {
         &self,
         session: SessionHash,
         former: Ownership,
-        owner: Owner,
+        wanted: Ownership,
     ) -> Result<Claim, DirectoryError> {
-        if let Some(owner) = self.liar() {
-            return Ok(Claim::Lost(owner));
+        if let Some(ownership) = self.liar() {
+            return Ok(Claim::Lost(Record::Owned(ownership)));
         }
         let memory = self.memory.clone();
         self.answer_to("claim", async move {
-            memory.claim(session, former, owner).await
+            memory.claim(session, former, wanted).await
         })
         .await
     }
 
-    async fn remove(&self, session: SessionHash, owner: Owner) -> Result<(), DirectoryError> {
+    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
-        self.answer_to("remove", async move { memory.remove(session, owner).await })
+        self.answer_to("delete", async move { memory.delete(session, by).await })
             .await
     }
 
-    async fn beat(&self, owner: Owner) -> Result<Beat, DirectoryError> {
-        let memory = self.memory.clone();
-        self.answer_to("beat", async move { memory.beat(owner).await })
+    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
+        let (memory, status) = (self.memory.clone(), status.clone());
+        self.answer_to("beat", async move { memory.beat(owner, &status).await })
             .await
     }
 
-    async fn lease(&self, owner: Owner) -> Result<(), DirectoryError> {
-        let memory = self.memory.clone();
-        self.answer_to("lease", async move { memory.lease(owner).await })
+    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+        let (memory, status) = (self.memory.clone(), status.clone());
+        self.answer_to("lease", async move { memory.lease(owner, &status).await })
             .await
-    }
-
-    async fn is_alive(
-        &self,
-        incarnation: Incarnation,
-        asker: Incarnation,
-    ) -> Result<Alive, DirectoryError> {
-        let memory = self.memory.clone();
-        self.answer_to("is_alive", async move {
-            memory.is_alive(incarnation, asker).await
-        })
-        .await
     }
 
     async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
@@ -238,10 +235,26 @@ impl Directory for Faulty {
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
     ) -> Result<(), DirectoryError> {
         let memory = self.memory.clone();
         self.answer_to("keep_answer", async move {
-            memory.keep_answer(session, incarnation, call, answer).await
+            memory
+                .keep_answer(session, incarnation, call, answer, time)
+                .await
+        })
+        .await
+    }
+
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
+    ) -> Result<(), DirectoryError> {
+        let memory = self.memory.clone();
+        self.answer_to("remove_answer", async move {
+            memory.remove_answer(session, incarnation, call).await
         })
         .await
     }

@@ -6,13 +6,19 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::time::timeout;
 
-use super::{Alive, Beat, Claim, Directory, DirectoryError, Entry, Found, MAX_ANSWER, Standing};
-use crate::ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash};
+use super::{
+    Beat, Claim, Directory, DirectoryError, Entry, Leases, Look, MAX_ANSWER, Registration, Status,
+};
+use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
 /// How long anybody waits for an answer: 500 ms. What was asked may still happen after that.
 pub(crate) const LIMIT: Duration = Duration::from_millis(500);
 
-/// A directory of which every answer, or an error, is there within [`LIMIT`]. It is a handle: clones are the same directory.
+/// Timeout of a write or a removal of an answer: 5 s. Chosen because no request waits for it, and a directory that is 2 s away must
+/// be able to confirm 1 MiB.
+pub(crate) const ANSWERS_LIMIT: Duration = Duration::from_secs(5);
+
+/// A directory of which every answer, or an error, is there within [`LIMIT`], or [`ANSWERS_LIMIT`]. It is a handle: clones are the same directory.
 #[derive(Debug, Clone)]
 pub(crate) struct Limited(Arc<dyn Directory>);
 
@@ -27,31 +33,26 @@ impl Limited {
 async fn limited<T>(
     answer: impl Future<Output = Result<T, DirectoryError>>,
 ) -> Result<T, DirectoryError> {
-    timeout(LIMIT, answer)
+    limited_to(LIMIT, answer).await
+}
+
+async fn limited_to<T>(
+    limit: Duration,
+    answer: impl Future<Output = Result<T, DirectoryError>>,
+) -> Result<T, DirectoryError> {
+    timeout(limit, answer)
         .await
         .unwrap_or_else(|_| Err(DirectoryError::timed_out()))
 }
 
 #[async_trait]
 impl Directory for Limited {
-    async fn owner(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Found, DirectoryError> {
-        limited(self.0.owner(session, asker)).await
+    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
+        limited(self.0.look(session)).await
     }
 
-    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
-        limited(self.0.knock(session, time)).await
-    }
-
-    async fn standing(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Standing, DirectoryError> {
-        limited(self.0.standing(session, asker)).await
+    async fn leases(&self) -> Result<Leases, DirectoryError> {
+        limited(self.0.leases()).await
     }
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
@@ -61,8 +62,8 @@ impl Directory for Limited {
     async fn enter(
         &self,
         owner: Owner,
-        sessions: &[(SessionHash, Arc<[u8]>)],
-    ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError> {
+        sessions: &[Registration],
+    ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         limited(self.0.enter(owner, sessions)).await
     }
 
@@ -70,29 +71,21 @@ impl Directory for Limited {
         &self,
         session: SessionHash,
         former: Ownership,
-        owner: Owner,
+        wanted: Ownership,
     ) -> Result<Claim, DirectoryError> {
-        limited(self.0.claim(session, former, owner)).await
+        limited(self.0.claim(session, former, wanted)).await
     }
 
-    async fn remove(&self, session: SessionHash, owner: Owner) -> Result<(), DirectoryError> {
-        limited(self.0.remove(session, owner)).await
+    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
+        limited(self.0.delete(session, by)).await
     }
 
-    async fn beat(&self, owner: Owner) -> Result<Beat, DirectoryError> {
-        limited(self.0.beat(owner)).await
+    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
+        limited(self.0.beat(owner, status)).await
     }
 
-    async fn lease(&self, owner: Owner) -> Result<(), DirectoryError> {
-        limited(self.0.lease(owner)).await
-    }
-
-    async fn is_alive(
-        &self,
-        incarnation: Incarnation,
-        asker: Incarnation,
-    ) -> Result<Alive, DirectoryError> {
-        limited(self.0.is_alive(incarnation, asker)).await
+    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+        limited(self.0.lease(owner, status)).await
     }
 
     async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
@@ -105,11 +98,26 @@ impl Directory for Limited {
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
     ) -> Result<(), DirectoryError> {
         if answer.len() > MAX_ANSWER {
             return Err(DirectoryError::too_large());
         }
-        limited(self.0.keep_answer(session, incarnation, call, answer)).await
+        let kept = self.0.keep_answer(session, incarnation, call, answer, time);
+        limited_to(ANSWERS_LIMIT, kept).await
+    }
+
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
+    ) -> Result<(), DirectoryError> {
+        limited_to(
+            ANSWERS_LIMIT,
+            self.0.remove_answer(session, incarnation, call),
+        )
+        .await
     }
 
     async fn answer(

@@ -1,7 +1,7 @@
 //! A directory in the memory of a process, for instances that are all in it.
 
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry as Slot},
+    collections::{HashMap, VecDeque},
     fmt::{self, Debug, Formatter},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -12,10 +12,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
-    Standing,
+    Beat, Claim, Directory, DirectoryError, EngineRun, Entry, KEPT, LEASE, Lease, Leases, Look,
+    Registration, Status,
 };
-use crate::ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash};
+use crate::ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
 /// How many bytes of answers are kept: 64 MiB. Beyond that the oldest go.
 const MAX_ANSWERS: usize = 64 * 1024 * 1024;
@@ -26,7 +26,8 @@ const ANSWER_OVERHEAD: usize = 256;
 /// A directory of owners in memory, for several instances in one process: tests, demonstrations, a server with one runtime a
 /// core. Clones are the same directory.
 ///
-/// It knows a session for an hour after its owner last entered it, as the real one does.
+/// It knows a session for an hour after its owner last entered it, and an answer for ten minutes after its call ended, as the real
+/// one does.
 ///
 /// ```
 /// use mcp_cancel_cluster::MemoryDirectory;
@@ -39,23 +40,31 @@ const ANSWER_OVERHEAD: usize = 256;
 pub struct MemoryDirectory(Arc<Mutex<State>>);
 
 #[derive(Default)]
+#[cfg_attr(test, derive(Clone))]
 struct State {
     /// How often it was started again.
     starts: u64,
     sessions: HashMap<SessionHash, Known>,
-    leases: HashMap<Incarnation, Instant>,
-    /// Until when a client of a session counts as at a door.
-    doors: HashMap<SessionHash, Instant>,
+    leases: HashMap<Incarnation, Held>,
     answers: HashMap<AnswerKey, (Bytes, Instant)>,
     /// Their keys, the oldest first.
     oldest: VecDeque<AnswerKey>,
     answer_bytes: usize,
 }
 
+#[cfg_attr(test, derive(Clone))]
 struct Known {
-    ownership: Ownership,
+    record: Record,
     params: Bytes,
     until: Instant,
+}
+
+/// A lease, and what its instance wrote with it.
+#[cfg_attr(test, derive(Clone))]
+struct Held {
+    renewed: Instant,
+    written_in: Option<EngineRun>,
+    turned_away: Option<Instant>,
 }
 
 type AnswerKey = (SessionHash, Incarnation, CallNumber);
@@ -67,7 +76,10 @@ impl MemoryDirectory {
     pub fn sessions(&self) -> usize {
         let mut state = self.state();
         state.sweep(Instant::now());
-        state.sessions.len()
+        let known = state.sessions.values();
+        known
+            .filter(|known| matches!(known.record, Record::Owned(_)))
+            .count()
     }
 
     /// Comes back empty, as an engine does that keeps nothing on a disk.
@@ -105,116 +117,97 @@ impl Debug for MemoryDirectory {
 
 #[async_trait]
 impl Directory for MemoryDirectory {
-    async fn owner(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Found, DirectoryError> {
+    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
-        Ok(match state.session(session, now) {
-            Some(known) => Found::Owner(known.ownership),
-            None => Found::Nobody(state.absence(asker, now)),
+        Ok(Look {
+            record: state.session(session, now).map(|known| known.record),
+            leases: state.leases(now),
         })
     }
 
-    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
-        let until = Instant::now() + time;
-        let mut state = self.state();
-        let known = state.doors.entry(session).or_insert(until);
-        *known = until.max(*known);
-        Ok(())
-    }
-
-    async fn standing(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Standing, DirectoryError> {
-        let found = self.owner(session, asker).await?;
-        let until = self.state().doors.get(&session).copied();
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        Ok(Standing {
-            found,
-            at_the_door: left.filter(|left| !left.is_zero()),
-        })
+    async fn leases(&self) -> Result<Leases, DirectoryError> {
+        Ok(self.state().leases(Instant::now()))
     }
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
         let mut state = self.state();
         let known = state.session(session, Instant::now());
-        Ok(known.map(|known| Entry {
-            owner: known.ownership.owner,
-            params: known.params.clone(),
+        Ok(known.and_then(|known| match known.record {
+            Record::Owned(ownership) => Some(Entry {
+                ownership,
+                params: known.params.clone(),
+            }),
+            Record::Deleted(_) => None,
         }))
     }
 
     async fn enter(
         &self,
         owner: Owner,
-        sessions: &[(SessionHash, Arc<[u8]>)],
-    ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError> {
+        sessions: &[Registration],
+    ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
-        let mut others = Vec::new();
-        for (session, params) in sessions {
-            let params = || Bytes::copy_from_slice(params);
-            let until = now + KEPT;
+        let mut left = Vec::new();
+        for Registration {
+            session,
+            epoch,
+            params,
+        } in sessions
+        {
+            let epoch = *epoch;
+            let ownership = Ownership { owner, epoch };
             match state.session(*session, now) {
-                Some(known) if known.ownership.owner != owner => {
-                    others.push((*session, known.ownership.owner));
+                Some(known) if !known.record.yields_to(&ownership) => {
+                    left.push((*session, known.record));
                 }
-                Some(known) => (known.params, known.until) = (params(), until),
-                None => {
-                    let known = Known {
-                        ownership: Ownership::begin(owner),
-                        params: params(),
-                        until,
-                    };
-                    state.sessions.insert(*session, known);
+                _ => {
+                    let params = Bytes::copy_from_slice(params);
+                    state.write(*session, Record::Owned(ownership), params, now);
                 }
             }
         }
-        Ok(others)
+        Ok(left)
     }
 
     async fn claim(
         &self,
         session: SessionHash,
         former: Ownership,
-        owner: Owner,
+        wanted: Ownership,
     ) -> Result<Claim, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
         let Some(known) = state.session(session, now) else {
             return Ok(Claim::Unknown);
         };
-        if known.ownership != former {
-            return Ok(Claim::Lost(known.ownership));
+        if known.record != Record::Owned(former) {
+            return Ok(Claim::Lost(known.record));
         }
-        known.ownership = Ownership::begin(owner);
+        known.record = Record::Owned(wanted);
         known.until = now + KEPT;
         Ok(Claim::Won)
     }
 
-    async fn remove(&self, session: SessionHash, owner: Owner) -> Result<(), DirectoryError> {
+    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
         let mut state = self.state();
-        if let Slot::Occupied(known) = state.sessions.entry(session)
-            && known.get().ownership.owner == owner
-        {
-            known.remove();
+        let now = Instant::now();
+        let known = state.session(session, now).map(|known| known.record);
+        if let Some(tombstone) = by.replacing(known) {
+            state.write(session, Record::Deleted(tombstone), Bytes::new(), now);
         }
         Ok(())
     }
 
-    async fn beat(&self, owner: Owner) -> Result<Beat, DirectoryError> {
+    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
         let mut state = self.state();
         let now = Instant::now();
         state.sweep(now);
         let lease = state.leases.get_mut(&owner.incarnation);
         let was_alive = lease.is_some();
-        if let Some(until) = lease {
-            *until = now + LEASE;
+        if let Some(lease) = lease {
+            *lease = Held::new(status, now);
         }
         Ok(Beat {
             run: state.run(),
@@ -222,25 +215,10 @@ impl Directory for MemoryDirectory {
         })
     }
 
-    async fn lease(&self, owner: Owner) -> Result<(), DirectoryError> {
-        self.state()
-            .leases
-            .insert(owner.incarnation, Instant::now() + LEASE);
+    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+        let lease = Held::new(status, Instant::now());
+        self.state().leases.insert(owner.incarnation, lease);
         Ok(())
-    }
-
-    async fn is_alive(
-        &self,
-        incarnation: Incarnation,
-        asker: Incarnation,
-    ) -> Result<Alive, DirectoryError> {
-        let state = self.state();
-        let now = Instant::now();
-        Ok(if state.has_lease(incarnation, now) {
-            Alive::Yes
-        } else {
-            Alive::No(state.absence(asker, now))
-        })
     }
 
     async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
@@ -254,9 +232,20 @@ impl Directory for MemoryDirectory {
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
     ) -> Result<(), DirectoryError> {
         let key = (session, incarnation, call);
-        self.state().keep(key, answer, Instant::now() + KEPT);
+        self.state().keep(key, answer, Instant::now() + time);
+        Ok(())
+    }
+
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
+    ) -> Result<(), DirectoryError> {
+        self.state().remove((session, incarnation, call));
         Ok(())
     }
 
@@ -289,43 +278,58 @@ impl State {
             .filter(|known| known.until > now)
     }
 
-    fn has_lease(&self, incarnation: Incarnation, now: Instant) -> bool {
-        self.leases
-            .get(&incarnation)
-            .is_some_and(|until| *until > now)
+    fn write(&mut self, session: SessionHash, record: Record, params: Bytes, now: Instant) {
+        let until = now + KEPT;
+        let known = Known {
+            record,
+            params,
+            until,
+        };
+        self.sessions.insert(session, known);
     }
 
-    fn absence(&self, asker: Incarnation, now: Instant) -> Absence {
-        Absence {
+    fn leases(&self, now: Instant) -> Leases {
+        let living = self.leases.iter().filter(|(_, held)| held.lasts(now));
+        let all = living.map(|(incarnation, held)| Lease {
+            incarnation: *incarnation,
+            age: now - held.renewed,
+            written_in: held.written_in.clone(),
+            turned_away: held.turned_away.map(|at| now - at),
+        });
+        Leases {
             run: self.run(),
-            asker_is_alive: self.has_lease(asker, now),
+            all: all.collect(),
         }
     }
 
     fn keep(&mut self, key: AnswerKey, answer: Bytes, until: Instant) {
+        self.remove(key);
         self.answer_bytes += answer.len() + ANSWER_OVERHEAD;
-        if let Some((before, _)) = self.answers.insert(key, (answer, until)) {
-            self.answer_bytes -= before.len() + ANSWER_OVERHEAD;
-            self.oldest.retain(|kept| *kept != key);
-        }
+        self.answers.insert(key, (answer, until));
         self.oldest.push_back(key);
         while self.answer_bytes > MAX_ANSWERS {
             self.forget_oldest();
         }
     }
 
-    fn forget_oldest(&mut self) {
-        let key = self.oldest.pop_front();
-        if let Some((answer, _)) = key.and_then(|key| self.answers.remove(&key)) {
+    fn remove(&mut self, key: AnswerKey) {
+        if let Some((answer, _)) = self.answers.remove(&key) {
             self.answer_bytes -= answer.len() + ANSWER_OVERHEAD;
+            let place = self.oldest.iter().position(|kept| *kept == key);
+            place.and_then(|place| self.oldest.remove(place));
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(key) = self.oldest.front().copied() {
+            self.remove(key);
         }
     }
 
     /// Forgets what is over. Every beat of every instance comes here.
     fn sweep(&mut self, now: Instant) {
-        self.leases.retain(|_, until| *until > now);
+        self.leases.retain(|_, held| held.lasts(now));
         self.sessions.retain(|_, known| known.until > now);
-        self.doors.retain(|_, until| *until > now);
         while let Some(oldest) = self.oldest.front()
             && self
                 .answers
@@ -337,5 +341,23 @@ impl State {
     }
 }
 
+// === impl Held ===
+
+impl Held {
+    fn new(status: &Status, now: Instant) -> Self {
+        Self {
+            renewed: now,
+            written_in: status.written_in.clone(),
+            turned_away: status.turned_away.and_then(|ago| now.checked_sub(ago)),
+        }
+    }
+
+    fn lasts(&self, now: Instant) -> bool {
+        now - self.renewed < LEASE
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod faults;
 #[cfg(test)]
 mod tests;

@@ -1,15 +1,17 @@
 //! The directory: who owns which session, and which instances live.
 //!
-//! 1. A session has one owner. Only [`claim`](Directory::claim) changes it; [`enter`](Directory::enter) writes one where there
-//!    is none. Each gives the ownership another version, and a claim names the one that it was made on: one that comes late, after the
-//!    session was taken by anybody, its owner too, comes to nothing.
-//! 2. What is compared and set is one key, and the engine does both at once. Nothing relies on two keys together.
-//! 3. That the directory does not know something proves little: it may have come back empty a moment ago. So such an answer
-//!    says in which state the engine was ([`Absence`]), all in one look. [`Heart`](crate::heart::Heart) knows whether that
-//!    proves anything.
-//! 4. An instance first has its lease, then enters sessions. A lease that lapsed is not renewed but made anew, after the
-//!    instance took note of the gap: so whoever finds its own lease knows that nothing was lost since it last looked.
-//! 5. Nobody waits longer than [`LIMIT`] for an answer: what is above uses a directory through [`Limited`].
+//! 1. **Epochs.** A session has one record, and the record with the higher epoch is the truth ([`Record::yields_to`]).
+//!    [`enter`](Directory::enter) overwrites an older record, as a directory has it that was restored from a snapshot. Only
+//!    [`claim`](Directory::claim) begins a higher epoch. It names the record that it read, and fails if there is another by then.
+//! 2. **Tombstones.** A session that its client ended leaves a record, so that no former owner enters it again.
+//! 3. What is compared and set is one key, and the engine does both at once. Nothing relies on two keys together.
+//! 4. That the directory does not know something proves little: it may have come back empty a moment ago. So each look has
+//!    the leases of that moment with it ([`Leases`]), each with "all of mine is written, in this run of the directory".
+//!    [`Heart`](crate::heart::Heart) decides whether that proves anything.
+//! 5. An instance first has its lease, then enters sessions. A lease that lapsed is not renewed but made anew, after the
+//!    instance took note of the gap: so an instance that finds its own lease knows that nothing was lost since it last looked.
+//! 6. No caller waits longer than [`LIMIT`] for an answer: all use a directory through [`Limited`]. Answers of calls are
+//!    written and removed within [`ANSWERS_LIMIT`], apart from all else, so that they delay nothing.
 //!
 //! The engine is what answers: a Redis, a Valkey, or the memory of this process.
 
@@ -19,7 +21,7 @@ mod error;
 #[cfg(test)]
 pub(crate) mod faulty;
 mod limited;
-mod memory;
+pub(crate) mod memory;
 mod redis;
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
@@ -28,22 +30,24 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use self::memory::MemoryDirectory;
-pub(crate) use self::redis::RedisDirectory;
+pub(crate) use self::redis::{RedisAddress, RedisDirectory};
 pub(crate) use self::{
     error::DirectoryError,
-    limited::{LIMIT, Limited},
+    limited::{ANSWERS_LIMIT, LIMIT, Limited},
 };
-use crate::ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash};
+use crate::ids::{
+    CallNumber, Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone,
+};
 
 /// How long a lease lasts: 6 s, three beats.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
 
-/// How long the directory knows a session that nobody enters again, and an answer: 1 h.
+/// How long the directory keeps a record that its owner does not write again: 1 h.
 pub(crate) const KEPT: Duration = Duration::from_secs(60 * 60);
 
-/// For how long a client counts as at the door that was told to come again: 40 s. It is to do so after 1 s; SDKs that keep their own
-/// time wait 30 s at most before their next try.
-pub(crate) const TURNED_AWAY: Duration = Duration::from_secs(40);
+/// How long an answer is kept after the end of its call: 10 minutes. Chosen because clients that resume do so within minutes, and
+/// answers are the largest part of what the directory holds.
+pub(crate) const KEPT_ANSWER: Duration = Duration::from_secs(10 * 60);
 
 /// How large an answer may be that is kept: 1 MiB.
 pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
@@ -51,70 +55,61 @@ pub(crate) const MAX_ANSWER: usize = 1024 * 1024;
 /// Who owns which session.
 #[async_trait]
 pub(crate) trait Directory: Debug + Send + Sync + 'static {
-    /// Who owns a session. `asker` is the instance that asks.
-    async fn owner(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Found, DirectoryError>;
+    /// Reads the record of a session, and then, in the same look, all leases.
+    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError>;
 
-    /// Notes that a client of a session is at the door of an instance that does not reach the owner. It is known for this
-    /// long, [`TURNED_AWAY`] at most, or for longer if it was already.
-    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError>;
+    /// Reads all leases.
+    async fn leases(&self) -> Result<Leases, DirectoryError>;
 
-    /// Who owns a session, and then, in the same look, whether a client of it is at a door. `asker` is the instance that asks.
-    async fn standing(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Standing, DirectoryError>;
-
-    /// All that is known of a session.
+    /// Reads what is needed to restore a session. `None` if it has no owner.
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError>;
 
-    /// Writes sessions of this owner, with their `initialize` parameters as JSON, each only if nobody else owns it.
-    /// Returns those that somebody else owns. Each is kept for [`KEPT`] from now.
+    /// Writes sessions of this owner, each unless its record has a higher epoch. Returns the records that it left as they
+    /// are. Each record that was written is kept for [`KEPT`] from now.
     async fn enter(
         &self,
         owner: Owner,
-        sessions: &[(SessionHash, Arc<[u8]>)],
-    ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError>;
+        sessions: &[Registration],
+    ) -> Result<Vec<(SessionHash, Record)>, DirectoryError>;
 
-    /// Makes `owner` the owner of a session of which this ownership was read, and that nobody has taken since. An owner takes its
-    /// own session so before it brings it to life: then nobody else's claim on what was read before can be won any more.
+    /// Replaces an ownership by another one, if the record of the session is still that ownership. An owner claims its own
+    /// session so before it restores it: then no other claim on what was read before can succeed any more.
     async fn claim(
         &self,
         session: SessionHash,
         former: Ownership,
-        owner: Owner,
+        wanted: Ownership,
     ) -> Result<Claim, DirectoryError>;
 
-    /// Forgets a session, if it is this owner's.
-    async fn remove(&self, session: SessionHash, owner: Owner) -> Result<(), DirectoryError>;
+    /// Replaces the record of a session by a tombstone, unless another owner has it at a higher epoch. The tombstone is kept
+    /// for [`KEPT`].
+    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError>;
 
     /// Renews the lease if it has not lapsed. It makes none.
-    async fn beat(&self, owner: Owner) -> Result<Beat, DirectoryError>;
+    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError>;
 
     /// Makes the lease, or renews it.
-    async fn lease(&self, owner: Owner) -> Result<(), DirectoryError>;
-
-    /// Whether an instance has its lease. `asker` is the instance that asks.
-    async fn is_alive(
-        &self,
-        incarnation: Incarnation,
-        asker: Incarnation,
-    ) -> Result<Alive, DirectoryError>;
+    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError>;
 
     /// Gives up the lease.
     async fn leave(&self, owner: Owner) -> Result<(), DirectoryError>;
 
-    /// Keeps the answer of a call of that incarnation for [`KEPT`]. An answer of more than [`MAX_ANSWER`] is an error.
+    /// Keeps the answer of a call of that incarnation for `time`. An answer of more than [`MAX_ANSWER`] is an error.
     async fn keep_answer(
         &self,
         session: SessionHash,
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
+    ) -> Result<(), DirectoryError>;
+
+    /// Removes an answer, if there is one.
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
     ) -> Result<(), DirectoryError>;
 
     /// An answer that was kept.
@@ -126,44 +121,58 @@ pub(crate) trait Directory: Debug + Send + Sync + 'static {
     ) -> Result<Option<Bytes>, DirectoryError>;
 }
 
-/// Whether a session has an owner.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Found {
-    Owner(Ownership),
-    Nobody(Absence),
+/// A session, as its owner writes it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Registration {
+    pub(crate) session: SessionHash,
+    pub(crate) epoch: Epoch,
+    /// The `initialize` parameters, as JSON.
+    pub(crate) params: Arc<[u8]>,
 }
 
-/// How it stands with a session.
+/// The record of a session, and the leases of that moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Standing {
-    pub(crate) found: Found,
-    /// For how long a client of it still counts as at a door.
-    pub(crate) at_the_door: Option<Duration>,
+pub(crate) struct Look {
+    pub(crate) record: Option<Record>,
+    pub(crate) leases: Leases,
 }
 
-/// Whether an instance has its lease.
+/// The instances that have a lease, as the directory has them at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Alive {
-    Yes,
-    No(Absence),
-}
-
-/// The state of an engine when it did not know something.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Absence {
+pub(crate) struct Leases {
     pub(crate) run: EngineRun,
-    /// Whether the instance that asked had its own lease there.
-    pub(crate) asker_is_alive: bool,
+    pub(crate) all: Vec<Lease>,
+}
+
+/// A lease, and what its instance wrote with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Lease {
+    pub(crate) incarnation: Incarnation,
+    /// How long ago it was renewed.
+    pub(crate) age: Duration,
+    /// In which run of the engine all sessions of the instance are written.
+    pub(crate) written_in: Option<EngineRun>,
+    /// How long ago the instance last turned a client away, if it did.
+    pub(crate) turned_away: Option<Duration>,
+}
+
+/// What an instance writes with its lease.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Status {
+    /// In which run of the engine all its sessions are written.
+    pub(crate) written_in: Option<EngineRun>,
+    /// How long ago it last turned a client away, if it did.
+    pub(crate) turned_away: Option<Duration>,
 }
 
 /// One start of an engine. Another one may have lost what this one knew.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EngineRun(Arc<str>);
 
-/// What is known of a session.
+/// What is needed to restore a session.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
-    pub(crate) owner: Owner,
+    pub(crate) ownership: Ownership,
     /// The `initialize` parameters, as JSON.
     pub(crate) params: Bytes,
 }
@@ -172,8 +181,8 @@ pub(crate) struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
     Won,
-    /// Somebody had taken it before.
-    Lost(Ownership),
+    /// The record is another one by now.
+    Lost(Record),
     /// The directory does not know the session.
     Unknown,
 }
@@ -186,11 +195,31 @@ pub(crate) struct Beat {
     pub(crate) was_alive: bool,
 }
 
+// === impl Leases ===
+
+impl Leases {
+    pub(crate) fn of(&self, incarnation: Incarnation) -> Option<&Lease> {
+        let mut all = self.all.iter();
+        all.find(|lease| lease.incarnation == incarnation)
+    }
+
+    /// Whether each living instance but `asker` has written all its sessions in this run of the engine.
+    pub(crate) fn all_have_written(&self, asker: Incarnation) -> bool {
+        let others = |lease: &&Lease| lease.incarnation != asker;
+        let has_written = |lease: &Lease| lease.written_in.as_ref() == Some(&self.run);
+        self.all.iter().filter(others).all(has_written)
+    }
+}
+
 // === impl EngineRun ===
 
 impl EngineRun {
     pub(crate) fn new(id: &str) -> Self {
         Self(id.into())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -200,7 +229,7 @@ impl Debug for Entry {
     /// Without the parameters, which are the client's.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Entry")
-            .field("owner", &self.owner)
+            .field("ownership", &self.ownership)
             .finish_non_exhaustive()
     }
 }

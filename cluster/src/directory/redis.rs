@@ -1,148 +1,160 @@
 //! The directory in a Redis or a Valkey.
 //!
-//! | key | value | lives for |
+//! | key | value | expires |
 //! |---|---|---|
-//! | `mcp:s:<session>` | hash: `o` the owner and the version of its ownership, `p` the `initialize` parameters | 1 h |
-//! | `mcp:i:<incarnation>` | the lease: the address of the instance | 6 s |
-//! | `mcp:d:<session>` | a client of the session is at the door of an instance that does not reach the owner | 2 s or 40 s |
-//! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 1 h |
+//! | `mcp:s:<session>` | hash: `o` the record of the session, `p` the `initialize` parameters | 1 h after it was written |
+//! | `mcp:i` | hash: a field an instance, its lease | a day after the last heartbeat |
+//! | `mcp:a:<session>:<incarnation>:<call>` | the answer of a call that ended without its client | 10 min after its call |
 //!
-//! `<session>` is a hash, `<call>` a number. What is compared and set is done by scripts of one key each, so that engines which
-//! spread their keys can run them. A user of the engine needs `~mcp:*`, and `+hget +hmget +hset +pexpire +del +set +get +exists
-//! +pttl +info +evalsha +script|load`.
+//! `<session>` is a hash, `<call>` a number. A lease is `<renewed> <turned away> <run> <address>`: two times of the engine in
+//! milliseconds (`-` if it turned no client away), and the run in which all sessions of the instance are written, or `-`. It
+//! lasts for 6 s. All leases are in one key, so whatever loses one loses all, and each instance sees that at its next heartbeat.
+//!
+//! What is compared and set is done by scripts of one key each. A user of the engine needs `~mcp:*`, and `+hget +hmget +hset
+//! +hdel +hgetall +pexpire +set +get +del +time +info +multi +exec +evalsha +script|load`, and behind Sentinels `+role`.
 
 use std::{
-    fmt::{self, Debug, Display, Formatter},
-    str,
-    sync::{Arc, Mutex, PoisonError},
+    fmt::{self, Debug, Formatter},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use redis::{
-    Client, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, Script,
-    aio::{ConnectionManager, ConnectionManagerConfig},
-    cmd,
-    io::tcp::TcpSettings,
-    pipe,
+    Cmd, ErrorKind, Pipeline, RedisError, ScriptInvocation, ServerErrorKind,
+    aio::ConnectionManager, cmd, pipe,
 };
+use tokio::{join, time::timeout};
+use tracing::warn;
 
+pub(crate) use self::address::RedisAddress;
+use self::{
+    connection::Connections,
+    format::{CLOCK_SKEW, LEASES, NONE, answer_key, millis, session_key},
+    inspection::{Inspection, Kind},
+    reply::{read_leases, read_record, read_run},
+    scripts::Scripts,
+};
 use super::{
-    Absence, Alive, Beat, Claim, Directory, DirectoryError, EngineRun, Entry, Found, KEPT, LEASE,
-    LIMIT, Standing, TURNED_AWAY,
+    Beat, Claim, Directory, DirectoryError, EngineRun, Entry, KEPT, LEASE, LIMIT, Leases, Look,
+    Registration, Status,
 };
 use crate::{
-    ids::{CallNumber, Incarnation, Owner, Ownership, SessionHash},
+    ids::{CallNumber, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone},
     warn_rarely::WarnRarely,
 };
 
-/// How long the engine is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
-const MAX_DELAY: Duration = Duration::from_millis(500);
+mod address;
+mod connection;
+mod format;
+mod inspection;
+mod reply;
+mod scripts;
+mod source;
 
-/// How long what was sent may be on its way before the connection counts as dead: 2 s. After a silent network TCP itself waits
-/// about as long again as it was silent.
-const DEAD_AFTER: Duration = Duration::from_secs(2);
+/// How long the leases are kept that no heartbeat renews: a day. Long, so that an engine that evicts by remaining time takes
+/// them last.
+const LEASES_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Writes a session, with this ownership if there is none, unless somebody else owns it, and says whose it is. What is no owner's is
-/// told as it is.
-const ENTER: &str = "
-local ownership = redis.pcall('HGET', KEYS[1], 'o')
-if type(ownership) == 'table' then return '' end
-local owner = ARGV[4] .. ' '
-if ownership and string.sub(ownership, 1, #owner) ~= owner then return ownership end
-ownership = ownership or ARGV[1]
-redis.call('HSET', KEYS[1], 'o', ownership, 'p', ARGV[2])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return ownership
-";
-
-/// Puts the second ownership in the place of the first. Says which there is then, if any.
-const CLAIM: &str = "
-local ownership = redis.call('HGET', KEYS[1], 'o')
-if ownership == ARGV[1] then
-    ownership = ARGV[2]
-    redis.call('HSET', KEYS[1], 'o', ownership)
-    redis.call('PEXPIRE', KEYS[1], ARGV[3])
-end
-return ownership
-";
-
-/// Removes a session of this owner. What is no session is left.
-const REMOVE: &str = "
-local ownership, owner = redis.pcall('HGET', KEYS[1], 'o'), ARGV[1] .. ' '
-if type(ownership) ~= 'string' or string.sub(ownership, 1, #owner) ~= owner then return 0 end
-return redis.call('DEL', KEYS[1])
-";
-
-/// Notes a client at the door, for this long or for as long as it is known already.
-const KNOCK: &str = "
-if redis.call('PTTL', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
-redis.call('SET', KEYS[1], '', 'PX', ARGV[1])
-return 1
-";
-
-/// A Redis or a Valkey, on one connection, which comes back by itself.
+/// A Redis or a Valkey, on two connections, which are made again when they break.
 pub(crate) struct RedisDirectory {
-    client: Client,
-    connection: Mutex<ConnectionManager>,
+    connections: Connections,
+    inspection: Inspection,
     unreadable: WarnRarely,
-    enter: Script,
-    claim: Script,
-    remove: Script,
-    knock: Script,
+    scripts: Scripts,
 }
 
 // === impl RedisDirectory ===
 
 impl RedisDirectory {
-    /// Of an address such as `redis://user:password@cache:6379/0`. It connects with the first command.
+    /// Returns the directory at an address. It connects with the first command.
     ///
     /// # Errors
-    /// The address cannot be read.
-    pub(crate) fn new(url: &str) -> Result<Self, DirectoryError> {
-        let tcp = TcpSettings::default().set_nodelay(true);
-        #[cfg(target_os = "linux")]
-        let tcp = tcp.set_user_timeout(DEAD_AFTER);
-        let client = Client::open(url.into_connection_info()?.set_tcp_settings(tcp))?;
+    /// The address cannot be read, or cannot be used as this crate is built.
+    pub(crate) fn new(address: &RedisAddress) -> Result<Self, DirectoryError> {
         Ok(Self {
-            connection: Mutex::new(connect(&client)?),
-            client,
+            connections: Connections::new(address.source()?),
+            inspection: Inspection::default(),
             unreadable: WarnRarely::default(),
-            enter: Script::new(ENTER),
-            claim: Script::new(CLAIM),
-            remove: Script::new(REMOVE),
-            knock: Script::new(KNOCK),
+            scripts: Scripts::default(),
         })
     }
 
-    fn connection(&self) -> ConnectionManager {
-        self.connection
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-
-    /// Begins a new connection where the engine refused: it may have become a replica, and another one answers to its name.
-    fn reconnect_if_refused(&self, error: &RedisError) {
-        if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
-            && let Ok(connection) = connect(&self.client)
-        {
-            *self
-                .connection
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = connection;
+    /// Inspects the engine, if it answers within [`LIMIT`]. Otherwise the first heartbeat that is answered does.
+    ///
+    /// # Errors
+    /// The engine cannot be a directory.
+    pub(crate) async fn inspect(&self) -> Result<(), DirectoryError> {
+        let kind = async {
+            let mut connection = self.connections.source().connect_once().await?;
+            Kind::read(&mut connection).await
+        };
+        match timeout(LIMIT, kind).await {
+            Ok(Ok(kind)) => self.inspection.judge(kind),
+            // Heartbeats try again, and see only that no answer was in time.
+            Ok(Err(error)) => {
+                warn!(target: "mcp_cancel_cluster", "{error}: the directory cannot be used yet");
+                Ok(())
+            }
+            Err(_) => Ok(()),
         }
     }
-}
 
-/// A connection that begins with the first command.
-fn connect(client: &Client) -> Result<ConnectionManager, RedisError> {
-    let config = ConnectionManagerConfig::new()
-        .set_max_delay(MAX_DELAY)
-        .set_connection_timeout(Some(LIMIT))
-        .set_response_timeout(Some(LIMIT));
-    ConnectionManager::new_lazy_with_config(client.clone(), config)
+    async fn connection(&self) -> Result<ConnectionManager, RedisError> {
+        self.connections.get().await
+    }
+
+    fn lease_of(&self, owner: Owner, status: &Status, how: &str) -> ScriptInvocation<'_> {
+        let turned_away = status.turned_away.map(|ago| millis(ago).to_string());
+        let run = status.written_in.as_ref().map(EngineRun::as_str);
+        let mut lease = self.scripts.lease.key(LEASES);
+        lease.arg(owner.incarnation.to_string());
+        lease.arg(turned_away.as_deref().unwrap_or(NONE));
+        lease.arg(run.unwrap_or(NONE));
+        lease.arg(owner.address.to_string());
+        lease.arg(millis(LEASE)).arg(millis(CLOCK_SKEW));
+        lease.arg(how).arg(millis(LEASES_KEPT));
+        lease
+    }
+
+    async fn renew_lease(
+        &self,
+        mut connection: ConnectionManager,
+        owner: Owner,
+        status: &Status,
+    ) -> Result<Beat, DirectoryError> {
+        let mut beat = pipe();
+        beat.load_script(&self.scripts.lease).ignore();
+        beat.invoke_script(&self.lease_of(owner, status, "renew"));
+        beat.cmd("INFO").arg("server");
+        let answer = beat.query_async(&mut connection).await;
+        let answer = answer.inspect_err(|error: &RedisError| {
+            // It may have become a replica, and another engine has its name. Or it refuses the connection, which does not try again then.
+            if !error.is_io_error() {
+                self.connections.renew();
+            }
+        });
+        let (was_alive, info): (bool, String) = answer?;
+        Ok(Beat {
+            run: read_run(&info)?,
+            was_alive,
+        })
+    }
+
+    /// Writes or removes an answer. A failure is not the heartbeat's.
+    async fn change_answers(&self, command: &Cmd) -> Result<(), DirectoryError> {
+        let mut connection = self.connections.for_answers().await?;
+        let done = command.exec_async(&mut connection).await;
+        Ok(done.inspect_err(|error| {
+            // What else the engine refuses, such as a write when its memory is full, it refuses on every connection.
+            if matches!(
+                error.kind(),
+                ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed
+            ) {
+                self.connections.renew();
+            }
+        })?)
+    }
 }
 
 impl Debug for RedisDirectory {
@@ -154,167 +166,136 @@ impl Debug for RedisDirectory {
 
 #[async_trait]
 impl Directory for RedisDirectory {
-    async fn owner(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Found, DirectoryError> {
-        let look = look_for_owner(session, asker);
-        let answer = look.query_async(&mut self.connection()).await?;
-        let (owner, asker_is_alive, info) = answer;
-        read_found(session, owner, asker_is_alive, info)
-    }
-
-    async fn knock(&self, session: SessionHash, time: Duration) -> Result<(), DirectoryError> {
-        let mut knock = self.knock.key(door_key(session));
-        knock.arg(millis(time));
-        let () = knock.invoke_async(&mut self.connection()).await?;
-        Ok(())
-    }
-
-    async fn standing(
-        &self,
-        session: SessionHash,
-        asker: Incarnation,
-    ) -> Result<Standing, DirectoryError> {
-        let mut look = look_for_owner(session, asker);
-        look.cmd("PTTL").arg(door_key(session));
-        let answer = look.query_async(&mut self.connection()).await?;
-        let (owner, asker_is_alive, info, left): (_, _, _, i64) = answer;
-        // Negative: there is no such key, or one that no instance wrote.
-        let left = u64::try_from(left).ok().map(Duration::from_millis);
-        Ok(Standing {
-            found: read_found(session, owner, asker_is_alive, info)?,
-            at_the_door: left.map(|left| left.min(TURNED_AWAY)),
+    async fn look(&self, session: SessionHash) -> Result<Look, DirectoryError> {
+        let mut look = pipe();
+        look.atomic();
+        look.cmd("HGET").arg(session_key(session)).arg("o");
+        ask_for_leases(&mut look);
+        let answer = look.query_async(&mut self.connection().await?).await?;
+        let (record, leases, time, info): (Option<Vec<u8>>, _, _, String) = answer;
+        let record = record.map(|text| read_record(session, &text));
+        Ok(Look {
+            record: record.transpose()?,
+            leases: read_leases(leases, time, &info)?,
         })
+    }
+
+    async fn leases(&self) -> Result<Leases, DirectoryError> {
+        let mut look = pipe();
+        look.atomic();
+        ask_for_leases(&mut look);
+        let answer = look.query_async(&mut self.connection().await?).await?;
+        let (leases, time, info): (_, _, String) = answer;
+        read_leases(leases, time, &info)
     }
 
     async fn load(&self, session: SessionHash) -> Result<Option<Entry>, DirectoryError> {
         let mut load = cmd("HMGET");
         load.arg(session_key(session)).arg("o").arg("p");
-        let answer = load.query_async(&mut self.connection()).await?;
-        let (owner, params): (Option<Vec<u8>>, Option<Vec<u8>>) = answer;
-        let Some(owner) = owner else {
-            return Ok(None);
-        };
-        Ok(Some(Entry {
-            owner: read_ownership(session, &owner)?.owner,
-            params: params.unwrap_or_default().into(),
-        }))
+        let answer = load.query_async(&mut self.connection().await?).await?;
+        let (record, params): (Option<Vec<u8>>, Option<Vec<u8>>) = answer;
+        let record = record.map(|text| read_record(session, &text));
+        Ok(match record.transpose()? {
+            Some(Record::Owned(ownership)) => Some(Entry {
+                ownership,
+                params: params.unwrap_or_default().into(),
+            }),
+            Some(Record::Deleted(_)) | None => None,
+        })
     }
 
     async fn enter(
         &self,
         owner: Owner,
-        sessions: &[(SessionHash, Arc<[u8]>)],
-    ) -> Result<Vec<(SessionHash, Owner)>, DirectoryError> {
-        let me = owner.to_string();
+        sessions: &[Registration],
+    ) -> Result<Vec<(SessionHash, Record)>, DirectoryError> {
         let mut write = pipe();
         // An engine that was started again does not know it any more.
-        write.load_script(&self.enter).ignore();
-        for (session, params) in sessions {
-            let mut enter = self.enter.key(session_key(*session));
-            let ownership = Ownership::begin(owner).to_string();
-            enter.arg(ownership).arg(&**params).arg(millis(KEPT));
-            write.invoke_script(enter.arg(&me));
+        write.load_script(&self.scripts.enter).ignore();
+        for Registration {
+            session,
+            epoch,
+            params,
+        } in sessions
+        {
+            let ownership = Ownership {
+                owner,
+                epoch: *epoch,
+            };
+            let mut enter = self.scripts.enter.key(session_key(*session));
+            enter.arg(ownership.to_string());
+            enter
+                .arg(owner.incarnation.to_string())
+                .arg(epoch.to_string());
+            write.invoke_script(enter.arg(&**params).arg(millis(KEPT)));
         }
-        let owners: Vec<Vec<u8>> = write.query_async(&mut self.connection()).await?;
-        if owners.len() != sessions.len() {
+        let records: Vec<Vec<u8>> = write.query_async(&mut self.connection().await?).await?;
+        if records.len() != sessions.len() {
             return Err(DirectoryError::unreadable(
                 "another number of answers than of questions",
             ));
         }
-        let mut others = Vec::new();
-        for ((session, _), text) in sessions.iter().zip(owners) {
-            match read_ownership(*session, &text) {
-                Ok(is) if is.owner != owner => others.push((*session, is.owner)),
-                Ok(_) => {}
-                // It is not for one such entry that the others wait.
+        let mut left = Vec::new();
+        for (Registration { session, epoch, .. }, text) in sessions.iter().zip(records) {
+            let epoch = *epoch;
+            match read_record(*session, &text) {
+                Ok(record) if record == Record::Owned(Ownership { owner, epoch }) => {}
+                Ok(record) => left.push((*session, record)),
+                // One such record does not keep the others waiting.
                 Err(error) => self.unreadable.warn(&format_args!("{error}")),
             }
         }
-        Ok(others)
+        Ok(left)
     }
 
     async fn claim(
         &self,
         session: SessionHash,
         former: Ownership,
-        owner: Owner,
+        wanted: Ownership,
     ) -> Result<Claim, DirectoryError> {
-        let wanted = Ownership::begin(owner);
-        let mut claim = self.claim.key(session_key(session));
-        claim
-            .arg(former.to_string())
-            .arg(wanted.to_string())
-            .arg(millis(KEPT));
-        let is: Option<Vec<u8>> = claim.invoke_async(&mut self.connection()).await?;
-        let is = is.map(|is| read_ownership(session, &is)).transpose()?;
+        let mut claim = self.scripts.claim.key(session_key(session));
+        claim.arg(former.to_string()).arg(wanted.to_string());
+        claim.arg(millis(KEPT));
+        let is: Option<Vec<u8>> = claim.invoke_async(&mut self.connection().await?).await?;
+        let is = is.map(|is| read_record(session, &is)).transpose()?;
         Ok(match is {
             None => Claim::Unknown,
-            Some(is) if is == wanted => Claim::Won,
+            Some(is) if is == Record::Owned(wanted) => Claim::Won,
             Some(is) => Claim::Lost(is),
         })
     }
 
-    async fn remove(&self, session: SessionHash, owner: Owner) -> Result<(), DirectoryError> {
-        let mut remove = self.remove.key(session_key(session));
-        remove.arg(owner.to_string());
-        let () = remove.invoke_async(&mut self.connection()).await?;
+    async fn delete(&self, session: SessionHash, by: Tombstone) -> Result<(), DirectoryError> {
+        let mut delete = self.scripts.delete.key(session_key(session));
+        delete.arg(by.by.to_string()).arg(by.epoch.to_string());
+        delete.arg(millis(KEPT));
+        let () = delete.invoke_async(&mut self.connection().await?).await?;
         Ok(())
     }
 
-    async fn beat(&self, owner: Owner) -> Result<Beat, DirectoryError> {
-        let mut beat = pipe();
-        beat.cmd("SET")
-            .arg(lease_key(owner.incarnation))
-            .arg(owner.address.to_string());
-        beat.arg("PX").arg(millis(LEASE)).arg("XX");
-        beat.cmd("INFO").arg("server");
-        let answer = beat.query_async(&mut self.connection()).await;
-        let answer = answer.inspect_err(|error| self.reconnect_if_refused(error))?;
-        let (set, info): (Option<String>, String) = answer;
-        Ok(Beat {
-            run: read_run(&info)?,
-            was_alive: set.is_some(),
-        })
+    async fn beat(&self, owner: Owner, status: &Status) -> Result<Beat, DirectoryError> {
+        self.connections.heartbeat_begins();
+        let mut connection = self.connection().await?;
+        let renewed = self.renew_lease(connection.clone(), owner, status);
+        let (renewed, inspected) = join!(renewed, self.inspection.inspect(&mut connection));
+        inspected?;
+        let beat = renewed?;
+        self.connections.heartbeat_answered();
+        self.inspection.answered(&beat.run);
+        Ok(beat)
     }
 
-    async fn lease(&self, owner: Owner) -> Result<(), DirectoryError> {
-        let mut lease = cmd("SET");
-        lease
-            .arg(lease_key(owner.incarnation))
-            .arg(owner.address.to_string());
-        lease.arg("PX").arg(millis(LEASE));
-        Ok(lease.exec_async(&mut self.connection()).await?)
-    }
-
-    async fn is_alive(
-        &self,
-        incarnation: Incarnation,
-        asker: Incarnation,
-    ) -> Result<Alive, DirectoryError> {
-        let mut look = pipe();
-        look.cmd("EXISTS").arg(lease_key(incarnation));
-        look.cmd("EXISTS").arg(lease_key(asker));
-        look.cmd("INFO").arg("server");
-        let answer = look.query_async(&mut self.connection()).await?;
-        let (is_alive, asker_is_alive, info): (bool, bool, String) = answer;
-        let run = read_run(&info)?;
-        Ok(if is_alive {
-            Alive::Yes
-        } else {
-            Alive::No(Absence {
-                run,
-                asker_is_alive,
-            })
-        })
+    async fn lease(&self, owner: Owner, status: &Status) -> Result<(), DirectoryError> {
+        let lease = self.lease_of(owner, status, "make");
+        let _was_alive: bool = lease.invoke_async(&mut self.connection().await?).await?;
+        Ok(())
     }
 
     async fn leave(&self, owner: Owner) -> Result<(), DirectoryError> {
-        let mut leave = cmd("DEL");
-        leave.arg(lease_key(owner.incarnation));
-        Ok(leave.exec_async(&mut self.connection()).await?)
+        let mut leave = cmd("HDEL");
+        leave.arg(LEASES).arg(owner.incarnation.to_string());
+        Ok(leave.exec_async(&mut self.connection().await?).await?)
     }
 
     async fn keep_answer(
@@ -323,12 +304,24 @@ impl Directory for RedisDirectory {
         incarnation: Incarnation,
         call: CallNumber,
         answer: Bytes,
+        time: Duration,
     ) -> Result<(), DirectoryError> {
         let mut keep = cmd("SET");
         keep.arg(answer_key(session, incarnation, call))
             .arg(&*answer);
-        keep.arg("PX").arg(millis(KEPT));
-        Ok(keep.exec_async(&mut self.connection()).await?)
+        keep.arg("PX").arg(millis(time));
+        self.change_answers(&keep).await
+    }
+
+    async fn remove_answer(
+        &self,
+        session: SessionHash,
+        incarnation: Incarnation,
+        call: CallNumber,
+    ) -> Result<(), DirectoryError> {
+        let mut remove = cmd("DEL");
+        remove.arg(answer_key(session, incarnation, call));
+        self.change_answers(&remove).await
     }
 
     async fn answer(
@@ -339,71 +332,18 @@ impl Directory for RedisDirectory {
     ) -> Result<Option<Bytes>, DirectoryError> {
         let mut get = cmd("GET");
         get.arg(answer_key(session, incarnation, call));
-        let answer: Option<Vec<u8>> = get.query_async(&mut self.connection()).await?;
+        let answer: Option<Vec<u8>> = get
+            .query_async(&mut self.connections.for_answers().await?)
+            .await?;
         Ok(answer.map(Bytes::from))
     }
 }
 
-fn session_key(session: SessionHash) -> String {
-    format!("mcp:s:{session}")
-}
-
-fn lease_key(incarnation: Incarnation) -> String {
-    format!("mcp:i:{incarnation}")
-}
-
-fn door_key(session: SessionHash) -> String {
-    format!("mcp:d:{session}")
-}
-
-fn answer_key(session: SessionHash, incarnation: Incarnation, call: CallNumber) -> String {
-    format!("mcp:a:{session}:{incarnation}:{call}")
-}
-
-/// The engine's unit of time.
-fn millis(duration: Duration) -> u64 {
-    duration.as_millis().try_into().unwrap_or(u64::MAX)
-}
-
-/// The question who owns a session.
-fn look_for_owner(session: SessionHash, asker: Incarnation) -> Pipeline {
-    let mut look = pipe();
-    look.cmd("HGET").arg(session_key(session)).arg("o");
-    look.cmd("EXISTS").arg(lease_key(asker));
+/// The leases, and what is needed to read them.
+fn ask_for_leases(look: &mut Pipeline) {
+    look.cmd("HGETALL").arg(LEASES);
+    look.cmd("TIME");
     look.cmd("INFO").arg("server");
-    look
-}
-
-fn read_found(
-    session: SessionHash,
-    owner: Option<Vec<u8>>,
-    asker_is_alive: bool,
-    info: String,
-) -> Result<Found, DirectoryError> {
-    Ok(match owner {
-        Some(owner) => Found::Owner(read_ownership(session, &owner)?),
-        None => Found::Nobody(Absence {
-            run: read_run(&info)?,
-            asker_is_alive,
-        }),
-    })
-}
-
-fn read_ownership(session: SessionHash, text: &[u8]) -> Result<Ownership, DirectoryError> {
-    let ownership = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
-    ownership.ok_or_else(|| unreadable(&format_args!("{} names no owner", session_key(session))))
-}
-
-/// The number of the engine's start, from what it says of itself.
-fn read_run(info: &str) -> Result<EngineRun, DirectoryError> {
-    let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
-    let run = run.map(str::trim).filter(|run| !run.is_empty());
-    run.map(EngineRun::new)
-        .ok_or_else(|| unreadable(&"INFO names no run_id"))
-}
-
-fn unreadable(what: &dyn Display) -> DirectoryError {
-    DirectoryError::unreadable(what.to_string())
 }
 
 impl From<RedisError> for DirectoryError {

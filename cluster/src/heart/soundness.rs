@@ -4,13 +4,25 @@
 //!    written, until a heartbeat is not answered, or finds another start of the engine or no lease.
 //! 2. After each of these everything is written again before it is sound again. What was written meanwhile counts, unless
 //!    there is a new reason: an engine that answers every second time comes to an end with it.
-//! 3. One beat after a lease was made anew everything is written once more, although it is sound: who saw that there was none
-//!    may have claimed a session a moment after. This instance learns of it from what it writes.
+//! 3. A moment after a lease was made anew everything is written once more, although it is sound: an instance that saw that there
+//!    was none may have claimed a session meanwhile. This instance learns of it from what it writes.
 //! 4. Where no heart beats any more it is not sound: an answer counts for as long as the lease that it renewed.
+//! 5. While the lease lasts no other instance claims a session. If it may have lapsed, because this process stood still or
+//!    because heartbeats were not answered, each session is verified by being written again before it serves anything new
+//!    ([`Soundness::verify_since`]). While heartbeats are made and fail, sessions go on: there availability comes first.
+
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::directory::{Beat, EngineRun, LEASE};
+use crate::directory::{Beat, EngineRun, LEASE, LIMIT};
+
+/// For how long no heartbeat may begin before the lease counts as lapsed: 5 s. Less than the lease, which a heartbeat renews on
+/// its way to the directory. More than a heartbeat that is answered late, and the time to the next.
+const STOOD_STILL: Duration = Duration::from_secs(5);
+
+/// How long after a lease was made anew all is written once more: 1 s, the longest time between a look and the claim on it.
+const ONCE_MORE: Duration = LIMIT.saturating_mul(2);
 
 /// What heartbeats said of the directory.
 #[derive(Debug)]
@@ -20,8 +32,12 @@ pub(super) struct Soundness {
     run: Option<EngineRun>,
     /// When the last heartbeat began that was answered.
     beat: Option<Instant>,
-    /// The heartbeat before found no lease.
-    had_no_lease: bool,
+    /// When the heartbeat began that last found no lease, until all is written once more for that.
+    no_lease: Option<Instant>,
+    /// When the last heartbeat began, answered or not.
+    attempt: Option<Instant>,
+    /// Since when sessions are verified, because another instance may have claimed them. `None` if none can have.
+    lapsed: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +72,32 @@ impl Soundness {
             },
             run: None,
             beat: None,
-            had_no_lease: false,
+            no_lease: None,
+            attempt: None,
+            lapsed: None,
         }
+    }
+
+    /// A heartbeat begins.
+    pub(super) fn begins(&mut self, now: Instant) {
+        if self.has_stood_still(now) {
+            self.lapsed = Some(now);
+        }
+        self.attempt = Some(now);
+    }
+
+    /// Since when a session must have been written to serve anything new here. `None` if each may.
+    pub(super) fn verify_since(&self, now: Instant) -> Option<Instant> {
+        if self.has_stood_still(now) {
+            return Some(now);
+        }
+        self.lapsed
+    }
+
+    /// Whether heartbeats were due and not made for so long that the lease may have lapsed.
+    fn has_stood_still(&self, now: Instant) -> bool {
+        self.attempt
+            .is_some_and(|attempt| now.saturating_duration_since(attempt) > STOOD_STILL)
     }
 
     /// A heartbeat that began then was answered.
@@ -65,6 +105,9 @@ impl Soundness {
         let is_same_run = self.run.as_ref() == Some(&beat.run);
         let is_in_time = self.is_fresh(begun);
         let was_lost = !is_same_run || !is_in_time || !beat.was_alive;
+        if !is_in_time && self.beat.is_some() {
+            self.lapsed = self.lapsed.or(Some(begun));
+        }
         let write_all = was_lost
             || self.phase
                 == Phase::Away {
@@ -75,10 +118,15 @@ impl Soundness {
         }
         self.run = Some(beat.run);
         self.beat = Some(begun);
-        let had_no_lease = std::mem::replace(&mut self.had_no_lease, !beat.was_alive);
+        let is_once_more = self.no_lease.is_some_and(|at| begun - at >= ONCE_MORE);
+        if !beat.was_alive {
+            self.no_lease = Some(begun);
+        } else if is_once_more {
+            self.no_lease = None;
+        }
         Todo {
             lease: !beat.was_alive,
-            write_all: write_all || had_no_lease,
+            write_all: write_all || is_once_more,
         }
     }
 
@@ -99,6 +147,7 @@ impl Soundness {
     pub(super) fn wrote_all(&mut self, now: Instant) {
         if self.phase == Phase::Writing {
             self.phase = Phase::Sound { since: now };
+            self.lapsed = None;
         }
     }
 
@@ -115,6 +164,12 @@ impl Soundness {
 
     pub(super) fn run(&self) -> Option<&EngineRun> {
         self.run.as_ref()
+    }
+
+    /// In which run of the engine all sessions of this instance are written.
+    pub(super) fn written_in(&self, now: Instant) -> Option<&EngineRun> {
+        self.sound_since(now)?;
+        self.run()
     }
 
     /// Whether the lease that was renewed last lasts, as far as this side can tell.

@@ -7,8 +7,8 @@ use tokio::{
 use super::*;
 use crate::{
     directory::{
-        Alive, Claim, Found, LEASE, LIMIT, MemoryDirectory,
-        contract::{claim_from, instance, session},
+        Claim, LEASE, LIMIT, Look, MemoryDirectory,
+        contract::{claim_from, instance, is_alive, session},
         faulty::{Fault, Faulty},
     },
     ids::SessionHash,
@@ -32,8 +32,14 @@ impl Instance {
     fn new(number: u8, memory: &MemoryDirectory) -> Self {
         let me = instance(number);
         let link = Faulty::new(memory.clone());
-        let (sessions, lost) = Sessions::new();
-        let heart = Heart::new(me, Limited::new(link.clone()), sessions.clone());
+        let (sessions, lost) = Sessions::new(me.incarnation);
+        let turned_away = Arc::new(TurnedAway::new(Duration::ZERO));
+        let heart = Heart::new(
+            me,
+            Limited::new(link.clone()),
+            sessions.clone(),
+            turned_away,
+        );
         let task = tokio::spawn(heart.clone().run());
         Self {
             me,
@@ -49,8 +55,8 @@ impl Instance {
     async fn with(number: u8, memory: &MemoryDirectory, ids: &[&str]) -> Self {
         let instance = Self::new(number, memory);
         for id in ids {
-            instance.sessions.initialized(id, session(id).1);
-            instance.sessions.until_written(session(id).0).await;
+            instance.sessions.begins(id, session(id).params);
+            instance.sessions.until_written(session(id).session).await;
         }
         instance.until_sound().await;
         instance
@@ -72,16 +78,14 @@ impl Instance {
         }
     }
 
-    async fn owner_of(&self, session: SessionHash) -> Found {
-        self.link.owner(session, self.me.incarnation).await.unwrap()
+    async fn look(&self, session: SessionHash) -> Look {
+        self.link.look(session).await.unwrap()
     }
 
     /// Whether it would say that there is no such session.
     async fn would_deny(&self, session: SessionHash) -> bool {
-        match self.owner_of(session).await {
-            Found::Owner(_) => false,
-            Found::Nobody(absence) => self.heart.proves(&absence),
-        }
+        let look = self.look(session).await;
+        look.record.is_none() && self.heart.proves(&look.leases)
     }
 }
 
@@ -91,17 +95,12 @@ impl Drop for Instance {
     }
 }
 
-async fn is_alive(memory: &MemoryDirectory, owner: Owner) -> bool {
-    let asker = instance(99).incarnation;
-    memory.is_alive(owner.incarnation, asker).await.unwrap() == Alive::Yes
-}
-
 async fn owned(memory: &MemoryDirectory, id: &str) -> Option<Owner> {
     memory
-        .load(session(id).0)
+        .load(session(id).session)
         .await
         .unwrap()
-        .map(|entry| entry.owner)
+        .map(|entry| entry.ownership.owner)
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,8 +121,8 @@ async fn an_instance_has_its_lease_for_as_long_as_its_heart_beats() {
 async fn a_new_session_is_written_without_waiting_for_a_beat() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &[]).await;
-    one.sessions.initialized("a", session("a").1);
-    timeout(STEP, one.sessions.until_written(session("a").0))
+    one.sessions.begins("a", session("a").params);
+    timeout(STEP, one.sessions.until_written(session("a").session))
         .await
         .unwrap();
     assert_eq!(owned(&memory, "a").await, Some(one.me));
@@ -144,7 +143,7 @@ async fn a_deleted_session_is_removed_at_once() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &["a"]).await;
     one.sessions.deleted("a");
-    timeout(STEP, one.sessions.until_removed(session("a").0))
+    timeout(STEP, one.sessions.until_removed(session("a").session))
         .await
         .unwrap();
     assert_eq!(owned(&memory, "a").await, None);
@@ -159,7 +158,7 @@ async fn a_session_that_is_deleted_while_the_directory_is_away_is_removed_when_i
     sleep(30 * SECOND).await;
     assert_eq!(owned(&memory, "a").await, Some(one.me));
     one.link.set(Fault::None);
-    timeout(SECOND, one.sessions.until_removed(session("a").0))
+    timeout(SECOND, one.sessions.until_removed(session("a").session))
         .await
         .unwrap();
     assert_eq!(owned(&memory, "a").await, None);
@@ -243,7 +242,7 @@ async fn a_directory_that_does_not_answer_is_not_sound_within_a_beat_and_its_lim
         sleep(60 * SECOND).await;
         assert!(!one.is_sound());
         assert!(
-            one.sessions.is_here(session("a").0),
+            one.sessions.is_here(session("a").session),
             "what lives here goes on"
         );
         one.link.set(Fault::None);
@@ -258,17 +257,17 @@ async fn what_an_empty_directory_does_not_know_is_not_denied() {
     let one = Instance::with(1, &memory, &["living"]).await;
     let two = Instance::with(2, &memory, &[]).await;
     sleep(SETTLED).await;
-    assert!(two.would_deny(session("unknown").0).await);
+    assert!(two.would_deny(session("unknown").session).await);
     for lose in [MemoryDirectory::restart, MemoryDirectory::flush] {
         lose(&memory);
         let begun = Instant::now();
         while begun.elapsed() < 10 * SECOND {
-            assert!(!two.would_deny(session("living").0).await);
+            assert!(!two.would_deny(session("living").session).await);
             sleep(STEP).await;
         }
         assert_eq!(owned(&memory, "living").await, Some(one.me));
         assert!(
-            two.would_deny(session("unknown").0).await,
+            two.would_deny(session("unknown").session).await,
             "five seconds later it may"
         );
     }
@@ -280,11 +279,11 @@ async fn an_instance_that_has_just_begun_denies_nothing() {
     let one = Instance::new(1, &memory);
     let begun = Instant::now();
     while begun.elapsed() < SETTLED {
-        assert!(!one.would_deny(session("unknown").0).await);
+        assert!(!one.would_deny(session("unknown").session).await);
         sleep(STEP).await;
     }
     sleep(STEP).await;
-    assert!(one.would_deny(session("unknown").0).await);
+    assert!(one.would_deny(session("unknown").session).await);
 }
 
 #[tokio::test(start_paused = true)]
@@ -292,13 +291,11 @@ async fn what_was_not_known_before_a_restart_is_no_proof_after_it() {
     let memory = MemoryDirectory::default();
     let one = Instance::with(1, &memory, &[]).await;
     sleep(SETTLED).await;
-    let Found::Nobody(absence) = one.owner_of(session("unknown").0).await else {
-        panic!("nobody owns it");
-    };
-    assert!(one.heart.proves(&absence));
+    let look = one.look(session("unknown").session).await;
+    assert!(look.record.is_none() && one.heart.proves(&look.leases));
     memory.restart();
     sleep(10 * SECOND).await;
-    assert!(!one.heart.proves(&absence));
+    assert!(!one.heart.proves(&look.leases));
 }
 
 /// Somebody saw that there was no lease, the owner came back, and only then the claim came.
@@ -313,16 +310,17 @@ async fn a_session_that_was_claimed_just_after_its_owner_came_back_is_told_as_lo
     }
     one.link.set(Fault::None);
     one.until_sound().await;
-    let claim = claim_from(&memory, session("claimed").0, one.me, other).await;
+    memory.lease(other, &Status::default()).await.unwrap();
+    let claim = claim_from(&memory, session("claimed").session, one.me, other).await;
     assert_eq!(claim, Claim::Won);
 
     let lost = timeout(2 * BEAT, one.lost.recv()).await.unwrap().unwrap();
     assert_eq!(
         (lost.session, lost.to),
-        (session("claimed").0, To::Owner(other))
+        (session("claimed").session, To::Owner(other))
     );
-    assert!(!one.sessions.is_here(session("claimed").0));
-    assert!(one.sessions.is_here(session("kept").0));
+    assert!(!one.sessions.is_here(session("claimed").session));
+    assert!(one.sessions.is_here(session("kept").session));
     assert!(one.is_sound(), "all the while");
 }
 
@@ -334,14 +332,18 @@ async fn a_session_that_was_claimed_meanwhile_is_told_as_lost() {
     one.link.set(Fault::Stopped);
     sleep(10 * SECOND).await;
     assert!(!is_alive(&memory, one.me).await);
-    let claim = claim_from(&memory, session("claimed").0, one.me, two).await;
+    memory.lease(two, &Status::default()).await.unwrap();
+    let claim = claim_from(&memory, session("claimed").session, one.me, two).await;
     assert_eq!(claim, Claim::Won);
     one.link.set(Fault::None);
     one.until_sound().await;
     let lost = one.lost.recv().await.unwrap();
     assert_eq!((&*lost.id, lost.to), ("claimed", To::Owner(two)));
     assert!(one.lost.try_recv().is_err());
-    assert!(!one.sessions.is_here(session("claimed").0) && one.sessions.is_here(session("kept").0));
+    assert!(
+        !one.sessions.is_here(session("claimed").session)
+            && one.sessions.is_here(session("kept").session)
+    );
     assert_eq!(owned(&memory, "claimed").await, Some(two));
 }
 
@@ -353,13 +355,13 @@ async fn of_two_instances_with_one_session_one_keeps_it_after_a_restart() {
     // The first does not notice in time that it was claimed.
     one.link.set(Fault::Fails);
     sleep(10 * SECOND).await;
-    claim_from(&memory, session("a").0, one.me, two.me).await;
-    two.sessions.initialized("a", session("a").1);
+    claim_from(&memory, session("a").session, one.me, two.me).await;
+    two.sessions.begins("a", session("a").params);
     memory.restart();
     one.link.set(Fault::None);
     sleep(5 * SECOND).await;
     assert!(one.is_sound() && two.is_sound());
-    let here = [&one, &two].map(|instance| instance.sessions.is_here(session("a").0));
+    let here = [&one, &two].map(|instance| instance.sessions.is_here(session("a").session));
     let told = [&mut one, &mut two].map(|instance| instance.lost.try_recv().is_ok());
     assert_eq!(here.map(|here| !here), told);
     let owner = owned(&memory, "a").await;
@@ -376,7 +378,7 @@ async fn the_lease_outlives_the_writing_of_many_sessions_to_a_slow_directory() {
     let one = Instance::with(1, &memory, &[]).await;
     one.link.set(Fault::Slow(400 * Duration::from_millis(1)));
     for id in 0..10_000 {
-        one.sessions.initialized(&id.to_string(), session("any").1);
+        one.sessions.begins(&id.to_string(), session("any").params);
     }
     one.link.memory.restart();
     let begun = Instant::now();
@@ -437,5 +439,5 @@ async fn a_session_that_is_said_to_be_this_instances_own_is_not_lost() {
     memory.restart();
     sleep(5 * SECOND).await;
     assert!(one.is_sound() && one.lost.try_recv().is_err());
-    assert!(one.sessions.is_here(session("a").0));
+    assert!(one.sessions.is_here(session("a").session));
 }

@@ -5,14 +5,19 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{
+    contested::Contested,
     lost::{Lost, To},
     roll::{Listed, Roll},
 };
-use crate::ids::SessionHash;
+use crate::ids::{Epoch, SessionHash};
 
 pub(super) struct Here {
     pub(super) id: Arc<str>,
     _listed: Listed,
+    /// The epoch at which this instance owns it.
+    pub(super) epoch: Epoch,
+    /// What the directory has of it, if that has a higher epoch.
+    pub(super) contested: Option<Contested>,
     /// The `initialize` parameters, as JSON. Without them there is nothing to be written yet.
     pub(super) params: Option<Arc<[u8]>>,
     /// Since when it is loaded. `None` once it is open.
@@ -31,6 +36,8 @@ impl Here {
         Self {
             _listed: roll.list(&id),
             id,
+            epoch: Epoch::now(),
+            contested: None,
             params: None,
             loaded: None,
             written: None,
@@ -40,8 +47,9 @@ impl Here {
     }
 
     /// One that is about to be restored.
-    pub(super) fn loaded(id: &str, roll: &Arc<Roll>) -> Self {
+    pub(super) fn loaded(id: &str, epoch: Epoch, roll: &Arc<Roll>) -> Self {
         Self {
+            epoch,
             loaded: Some(Instant::now()),
             ..Self::new(id, roll)
         }
@@ -51,6 +59,13 @@ impl Here {
     pub(super) fn lost(self, session: SessionHash, to: To) -> Lost {
         let id = self.id;
         Lost { id, session, to }
+    }
+
+    /// Whether it was written since then. One without parameters is in no directory, so no other instance can have claimed it.
+    pub(super) fn is_verified(&self, since: Option<Instant>) -> bool {
+        let is_written =
+            |since| self.params.is_none() || self.written.is_some_and(|at| at >= since);
+        self.contested.is_none() && since.is_none_or(is_written)
     }
 
     /// Whether the directory is to know it, and does not.

@@ -37,6 +37,8 @@ pub(crate) enum To {
     WhoeverAsks,
     /// It has not begun: no client was given it.
     Nobody,
+    /// Its client ended it, through another instance.
+    Ended,
 }
 
 // === impl Losses ===

@@ -1,12 +1,24 @@
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
 
-use super::*;
-use crate::ids::Incarnation;
+use super::{
+    queues::{Batch, MAX_DELETED},
+    state::RESTORED_WITHIN,
+    writing::{MAX_BATCH, REFRESHED_AFTER},
+    *,
+};
+use crate::ids::{Epoch, Incarnation, Owner, Ownership, Record, SessionHash, Tombstone};
 
 fn hash(id: &str) -> SessionHash {
     SessionHash::of(id)
+}
+
+fn me() -> Incarnation {
+    Incarnation::random()
 }
 
 fn params() -> Arc<[u8]> {
@@ -21,25 +33,53 @@ fn other() -> Owner {
 }
 
 fn names(batch: &Batch) -> Vec<SessionHash> {
-    batch.iter().map(|(session, _)| *session).collect()
+    batch.sessions.iter().map(|of| of.session).collect()
+}
+
+/// What is to be written next, if it is no deletion.
+fn next(sessions: &Sessions) -> Option<Batch> {
+    match sessions.next_work()? {
+        Work::Enter(batch) => Some(batch),
+        Work::Delete(..) => panic!("a deletion"),
+    }
+}
+
+/// The sessions that are to be written next, of which the directory takes note.
+fn next_names(sessions: &Sessions) -> Vec<SessionHash> {
+    let batch = next(sessions);
+    let names = batch.as_ref().map(names).unwrap_or_default();
+    if let Some(batch) = batch {
+        sessions.wrote(batch, &[]);
+    }
+    names
+}
+
+/// The deletions that are to be written next. They stay to be written.
+fn deletions(sessions: &Sessions) -> Vec<SessionHash> {
+    let mut all = Vec::new();
+    while let Some(Work::Delete(session, _)) = sessions.next_work() {
+        all.push(session);
+    }
+    for session in &all {
+        sessions.deleted_there(*session, false);
+    }
+    all
 }
 
 /// Some that are open, initialized and written.
 fn written(ids: &[&str]) -> (Arc<Sessions>, mpsc::UnboundedReceiver<Lost>) {
-    let (sessions, lost) = Sessions::new();
+    let (sessions, lost) = Sessions::new(me());
     for id in ids {
         sessions.opened(id);
-        sessions.initialized(id, params());
+        sessions.begins(id, params());
     }
-    let batch = sessions.take_batch();
-    assert_eq!(batch.len(), ids.len());
-    sessions.wrote(&batch, &[]);
+    assert_eq!(next_names(&sessions).len(), ids.len());
     (sessions, lost)
 }
 
 #[test]
 fn a_session_lives_here_until_it_is_closed() {
-    let (sessions, _lost) = Sessions::new();
+    let (sessions, _lost) = Sessions::new(me());
     assert!(!sessions.is_here(hash("a")));
     sessions.opened("a");
     assert!(sessions.is_here(hash("a")) && !sessions.is_here(hash("b")));
@@ -50,40 +90,50 @@ fn a_session_lives_here_until_it_is_closed() {
 
 #[test]
 fn a_session_is_written_once_its_parameters_are_known() {
-    let (sessions, _lost) = Sessions::new();
+    let (sessions, _lost) = Sessions::new(me());
     sessions.opened("a");
-    assert_eq!(sessions.take_batch(), []);
+    assert_eq!(next_names(&sessions), []);
     sessions.initialized("a", params());
-    assert_eq!(sessions.take_batch(), [(hash("a"), params())]);
-    assert_eq!(sessions.take_batch(), []);
+    assert_eq!(next_names(&sessions), [hash("a")]);
+    assert_eq!(next_names(&sessions), []);
 }
 
 #[test]
 fn a_session_that_could_not_be_written_comes_again() {
-    let (sessions, _lost) = Sessions::new();
-    sessions.initialized("a", params());
-    let batch = sessions.take_batch();
-    sessions.put_back(&batch);
-    assert!(sessions.is_behind());
-    assert_eq!(names(&sessions.take_batch()), [hash("a")]);
+    let (sessions, _lost) = Sessions::new(me());
+    sessions.begins("a", params());
+    for _ in 0..2 {
+        let batch = next(&sessions).unwrap();
+        sessions.put_back(batch);
+    }
+    sessions.write_all_again();
+    assert_eq!(next_names(&sessions), [hash("a")]);
 }
 
 #[test]
 fn a_session_that_was_closed_meanwhile_is_not_written_again() {
-    let (sessions, _lost) = Sessions::new();
-    sessions.initialized("a", params());
-    let batch = sessions.take_batch();
+    let (sessions, _lost) = Sessions::new(me());
+    sessions.begins("a", params());
+    let batch = next(&sessions).unwrap();
     sessions.closed("a");
-    sessions.put_back(&batch);
-    assert_eq!(sessions.take_batch(), []);
+    sessions.put_back(batch);
+    assert_eq!(next_names(&sessions), []);
 }
 
 #[test]
 fn new_sessions_come_before_those_that_are_written_again() {
     let (sessions, _lost) = written(&["old"]);
     sessions.write_all_again();
-    sessions.initialized("new", params());
-    assert_eq!(names(&sessions.take_batch()), [hash("new"), hash("old")]);
+    sessions.begins("new", params());
+    assert_eq!(next_names(&sessions), [hash("new")]);
+    assert!(sessions.is_behind());
+    let old = next(&sessions).unwrap();
+    assert_eq!(names(&old), [hash("old")]);
+    assert!(
+        sessions.is_behind(),
+        "it is not written before that is known"
+    );
+    sessions.wrote(old, &[]);
     assert!(!sessions.is_behind());
 }
 
@@ -92,40 +142,87 @@ fn all_are_written_again_once_however_often_that_is_asked() {
     let (sessions, _lost) = written(&["a", "b"]);
     sessions.write_all_again();
     sessions.write_all_again();
-    assert_eq!(sessions.take_batch().len(), 2);
-    assert_eq!(sessions.take_batch(), []);
+    assert_eq!(next_names(&sessions).len(), 2);
+    assert_eq!(next_names(&sessions), []);
 }
 
 #[test]
 fn a_batch_is_bounded_by_number_and_by_size() {
-    let (sessions, _lost) = Sessions::new();
+    let (sessions, _lost) = Sessions::new(me());
     for id in 0..300 {
-        sessions.initialized(&id.to_string(), params());
+        sessions.begins(&id.to_string(), params());
     }
-    let sizes: Vec<usize> = (0..4).map(|_| sessions.take_batch().len()).collect();
+    let sizes: Vec<usize> = (0..4).map(|_| next_names(&sessions).len()).collect();
     assert_eq!(sizes, [MAX_BATCH, MAX_BATCH, 300 - 2 * MAX_BATCH, 0]);
     for id in 0..20 {
-        sessions.initialized(&format!("large {id}"), vec![b' '; 64 * 1024].into());
+        sessions.begins(&format!("large {id}"), vec![b' '; 64 * 1024].into());
     }
-    assert_eq!(sessions.take_batch().len(), 4);
+    assert_eq!(next_names(&sessions).len(), 4);
 }
 
 #[test]
-fn a_session_that_is_anothers_is_told_once_and_lives_here_no_more() {
-    let (sessions, mut lost) = written(&["a", "b"]);
-    let owner = other();
+fn a_session_whose_record_has_a_higher_epoch_is_contested_until_it_is_decided_whose_it_is() {
+    let (sessions, mut lost) = written(&["a", "b", "c"]);
+    let other = Ownership::begin(other());
     sessions.write_all_again();
-    let batch = sessions.take_batch();
-    sessions.wrote(&batch, &[(hash("a"), owner), (hash("never here"), owner)]);
+    let batch = next(&sessions).unwrap();
+    let left = ["a", "b", "never here"].map(|id| (hash(id), Record::Owned(other)));
+    sessions.wrote(batch, &left);
+    let mut contested = sessions.contested();
+    contested.sort_by_key(|(session, _)| *session != hash("a"));
+    assert_eq!(contested, [(hash("a"), other), (hash("b"), other)]);
+    let verified = ["a", "b", "c"].map(|id| sessions.is_verified(hash(id), None));
+    assert_eq!(verified, [false, false, true]);
+    assert!(sessions.is_here(hash("a")) && lost.try_recv().is_err());
+
+    sessions.lose(hash("a"), other.owner);
     let told = lost.try_recv().unwrap();
-    assert_eq!(
-        (&*told.id, told.session, told.to),
-        ("a", hash("a"), To::Owner(owner))
-    );
-    assert!(lost.try_recv().is_err());
-    assert!(!sessions.is_here(hash("a")) && sessions.is_here(hash("b")));
-    sessions.lose(hash("a"), owner);
-    assert!(lost.try_recv().is_err());
+    assert_eq!((&*told.id, told.to), ("a", To::Owner(other.owner)));
+    sessions.claimed(hash("b"), other.epoch.next());
+    assert!(lost.try_recv().is_err() && !sessions.is_here(hash("a")));
+    assert!(!sessions.has_contested() && sessions.is_verified(hash("b"), None));
+    sessions.lose(hash("a"), other.owner);
+    assert!(lost.try_recv().is_err(), "it is told once");
+    // It is written at the epoch of the claim.
+    sessions.write_again(hash("b"));
+    let batch = next(&sessions).unwrap();
+    assert!(batch.sessions[0].epoch > other.epoch);
+}
+
+#[test]
+fn a_session_that_was_ended_elsewhere_is_told_as_ended() {
+    let (sessions, mut lost) = written(&["a"]);
+    sessions.write_all_again();
+    let batch = next(&sessions).unwrap();
+    let tombstone = Tombstone {
+        by: Incarnation::random(),
+        epoch: Epoch::now(),
+    };
+    sessions.wrote(batch, &[(hash("a"), Record::Deleted(tombstone))]);
+    assert_eq!(lost.try_recv().unwrap().to, To::Ended);
+    assert!(!sessions.is_here(hash("a")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_is_verified_if_it_was_written_since() {
+    let (sessions, _lost) = written(&["a"]);
+    sessions.opened("without parameters");
+    let since = Instant::now() + Duration::from_secs(1);
+    sleep(Duration::from_secs(2)).await;
+    let is_verified = |id| sessions.is_verified(hash(id), Some(since));
+    assert!(!is_verified("a") && is_verified("without parameters"));
+    sessions.write_all_again();
+    assert_eq!(next_names(&sessions), [hash("a")]);
+    assert!(is_verified("a"));
+}
+
+#[test]
+fn a_session_whose_handler_refused_it_is_not_here() {
+    let (sessions, _lost) = Sessions::new(me());
+    sessions.opened("refused");
+    sessions.closed("refused");
+    sessions.initialized("refused", params());
+    assert!(!sessions.is_here(hash("refused")) && next(&sessions).is_none());
 }
 
 #[test]
@@ -142,45 +239,46 @@ fn a_deleted_session_is_told_of_until_it_is_removed() {
     sessions.write_all_again();
     sessions.deleted("a");
     assert!(!sessions.is_here(hash("a")));
-    assert_eq!(
-        sessions.take_batch(),
-        [],
+    assert_eq!(deletions(&sessions), [hash("a")]);
+    assert!(sessions.is_deleted(hash("a")));
+    sessions.deleted_there(hash("a"), true);
+    assert_eq!(deletions(&sessions), []);
+    assert!(!sessions.is_deleted(hash("a")));
+    assert!(
+        next(&sessions).is_none(),
         "nothing of it is written after that"
     );
-    assert_eq!(sessions.deleted_sessions(), [hash("a")]);
-    sessions.removed(hash("a"));
-    assert_eq!(sessions.deleted_sessions(), []);
 }
 
 #[test]
 fn deleted_sessions_are_bounded() {
-    let (sessions, _lost) = Sessions::new();
+    let (sessions, _lost) = Sessions::new(me());
     for id in 0..MAX_DELETED + 10 {
         sessions.deleted(&id.to_string());
     }
     assert_eq!(sessions.work().deleted.len(), MAX_DELETED);
-    assert_eq!(sessions.deleted_sessions()[0], hash("10"));
+    assert_eq!(deletions(&sessions)[0], hash("10"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_is_written_again_after_twenty_minutes_and_not_before() {
+async fn a_session_is_written_again_after_a_minute_and_not_before() {
     let (sessions, _lost) = written(&["a"]);
     sleep(REFRESHED_AFTER - Duration::from_millis(1)).await;
     sessions.refresh();
-    assert_eq!(sessions.take_batch(), []);
+    assert_eq!(next_names(&sessions), []);
     sleep(Duration::from_millis(1)).await;
     sessions.refresh();
-    assert_eq!(names(&sessions.take_batch()), [hash("a")]);
+    assert_eq!(next_names(&sessions), [hash("a")]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_is_loaded_and_never_opened_is_forgotten() {
-    let (sessions, _lost) = Sessions::new();
-    sessions.loaded("a", params());
-    sessions.loaded("b", params());
+    let (sessions, _lost) = Sessions::new(me());
+    sessions.loaded("a", Epoch::now(), params());
+    sessions.loaded("b", Epoch::now(), params());
     sessions.opened("b");
     assert_eq!(
-        names(&sessions.take_batch()),
+        next_names(&sessions),
         [hash("b")],
         "a restored session is written"
     );
@@ -191,8 +289,8 @@ async fn a_session_that_is_loaded_and_never_opened_is_forgotten() {
 
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_a_session_to_be_written_is_told() {
-    let (sessions, _lost) = Sessions::new();
-    sessions.initialized("a", params());
+    let (sessions, _lost) = Sessions::new(me());
+    sessions.begins("a", params());
     let second = Duration::from_secs(1);
     let waits = async || {
         timeout(second, sessions.until_written(hash("a")))
@@ -200,8 +298,8 @@ async fn who_waits_for_a_session_to_be_written_is_told() {
             .is_err()
     };
     assert!(waits().await);
-    let batch = sessions.take_batch();
-    let (waited, ()) = tokio::join!(waits(), async { sessions.wrote(&batch, &[]) });
+    let batch = next(&sessions).unwrap();
+    let (waited, ()) = tokio::join!(waits(), async { sessions.wrote(batch, &[]) });
     assert!(!waited);
     sessions.closed("a");
     assert!(!waits().await, "nobody waits for a session that is gone");
@@ -217,31 +315,31 @@ fn a_session_is_given_to_its_client_once_it_is_written_or_if_it_never_is() {
     assert!(lost.try_recv().is_err());
 
     sessions.opened("unwritten");
-    sessions.initialized("unwritten", params());
+    sessions.begins("unwritten", params());
     assert!(!sessions.hand_out("unwritten"));
     let told = lost.try_recv().unwrap();
     assert_eq!((&*told.id, told.to), ("unwritten", To::Nobody));
     assert!(!sessions.is_here(hash("unwritten")));
-    assert_eq!(sessions.take_batch(), []);
-    assert_eq!(sessions.deleted_sessions(), [], "nobody was told of it");
+    assert!(next(&sessions).is_none(), "the directory never had it");
 }
 
 #[test]
 fn a_session_that_is_on_its_way_to_the_directory_when_it_is_refused_is_removed_there() {
     for is_written in [true, false] {
-        let (sessions, _lost) = Sessions::new();
+        let (sessions, _lost) = Sessions::new(me());
         sessions.opened("a");
-        sessions.initialized("a", params());
-        let batch = sessions.take_batch();
+        sessions.begins("a", params());
+        let batch = next(&sessions).unwrap();
         assert!(!sessions.hand_out("a"));
         if is_written {
-            sessions.wrote(&batch, &[])
+            sessions.wrote(batch, &[])
         } else {
-            sessions.put_back(&batch)
+            sessions.put_back(batch)
         }
         assert!(!sessions.is_here(hash("a")));
-        assert_eq!(sessions.deleted_sessions(), [hash("a")]);
-        assert_eq!(sessions.take_batch(), []);
+        assert_eq!(deletions(&sessions), [hash("a")]);
+        sessions.deleted_there(hash("a"), true);
+        assert!(next(&sessions).is_none());
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{
     },
     heart::Heart,
     ids::Owner,
+    turned_away::TurnedAway,
 };
 
 /// A store as rmcp has it, with the heart that writes for it.
@@ -26,11 +27,22 @@ struct Instance {
 }
 
 impl Instance {
+    /// A session begins, as rmcp has it begin.
+    async fn begins(&self, id: &str, state: &SessionState) {
+        self.sessions.opened(id);
+        self.store.store(id, state).await.unwrap();
+    }
+
     fn new(number: u8, directory: &Faulty) -> Self {
         let me = instance(number);
         let directory = Limited::new(directory.clone());
-        let (sessions, _lost) = Sessions::new();
-        let heart = Heart::new(me, directory.clone(), sessions.clone());
+        let (sessions, _lost) = Sessions::new(me.incarnation);
+        let heart = Heart::new(
+            me,
+            directory.clone(),
+            sessions.clone(),
+            Arc::new(TurnedAway::new(Duration::ZERO)),
+        );
         Self {
             me,
             store: ClusterStore::new(me.incarnation, directory, sessions.clone()),
@@ -69,14 +81,14 @@ async fn owner(directory: &Faulty, id: &str) -> Option<Owner> {
         .load(SessionHash::of(id))
         .await
         .unwrap()
-        .map(|entry| entry.owner)
+        .map(|entry| entry.ownership.owner)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_begins_is_in_the_directory_before_its_client_knows_it() {
     let directory = directory();
     let one = Instance::new(1, &directory);
-    one.store.store("a", &state("client")).await.unwrap();
+    one.begins("a", &state("client")).await;
     assert_eq!(owner(&directory, "a").await, Some(one.me));
     assert!(one.sessions.is_here(SessionHash::of("a")));
 }
@@ -89,9 +101,9 @@ async fn nobody_waits_long_for_a_directory_that_does_not_answer() {
         sleep(Duration::from_secs(1)).await;
         directory.set(fault);
         let begun = Instant::now();
-        one.store.store("a", &state("client")).await.unwrap();
+        one.begins("a", &state("client")).await;
         assert!(
-            begun.elapsed() <= LIMIT + Duration::from_millis(10),
+            begun.elapsed() <= OPEN_TIMEOUT + Duration::from_millis(10),
             "{:?}",
             begun.elapsed()
         );
@@ -106,7 +118,7 @@ async fn nobody_waits_long_for_a_directory_that_does_not_answer() {
 async fn whoever_claimed_a_session_can_restore_it() {
     let directory = directory();
     let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
-    one.store.store("a", &state("client")).await.unwrap();
+    one.begins("a", &state("client")).await;
     let session = SessionHash::of("a");
     let claim = claim_from(&directory.memory, session, one.me, two.me).await;
     assert_eq!(claim, Claim::Won);
@@ -120,7 +132,7 @@ async fn whoever_claimed_a_session_can_restore_it() {
 async fn nobody_restores_a_session_that_lives_elsewhere() {
     let directory = directory();
     let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
-    one.store.store("secret", &state("client")).await.unwrap();
+    one.begins("secret", &state("client")).await;
     let error = two.store.load("secret").await.unwrap_err();
     assert_eq!(error.to_string(), "the session lives on another instance");
     assert!(!two.sessions.is_here(SessionHash::of("secret")));
@@ -159,9 +171,20 @@ async fn a_directory_that_does_not_answer_or_lies_restores_nothing() {
 async fn a_deleted_session_is_gone_when_its_client_is_told_so() {
     let directory = directory();
     let one = Instance::new(1, &directory);
-    one.store.store("a", &state("client")).await.unwrap();
+    one.begins("a", &state("client")).await;
     one.store.delete("a").await.unwrap();
     assert_eq!(owner(&directory, "a").await, None);
+    assert!(one.store.load("a").await.unwrap().is_none());
+}
+
+/// The directory is not asked: it could not answer.
+#[tokio::test(start_paused = true)]
+async fn a_deleted_session_is_none_also_while_the_directory_is_away() {
+    let directory = directory();
+    let one = Instance::new(1, &directory);
+    one.begins("a", &state("client")).await;
+    directory.set(Fault::Fails);
+    one.store.delete("a").await.unwrap();
     assert!(one.store.load("a").await.unwrap().is_none());
 }
 
@@ -169,7 +192,7 @@ async fn a_deleted_session_is_gone_when_its_client_is_told_so() {
 async fn nobody_deletes_a_session_that_lives_elsewhere() {
     let directory = directory();
     let (one, two) = (Instance::new(1, &directory), Instance::new(2, &directory));
-    one.store.store("a", &state("client")).await.unwrap();
+    one.begins("a", &state("client")).await;
     two.store.delete("a").await.unwrap();
     assert_eq!(owner(&directory, "a").await, Some(one.me));
 }
@@ -178,7 +201,7 @@ async fn nobody_deletes_a_session_that_lives_elsewhere() {
 async fn a_session_ends_without_a_directory_that_does_not_answer() {
     let directory = directory();
     let one = Instance::new(1, &directory);
-    one.store.store("a", &state("client")).await.unwrap();
+    one.begins("a", &state("client")).await;
     directory.set(Fault::Stopped);
     let begun = Instant::now();
     one.store.delete("a").await.unwrap();
@@ -196,16 +219,13 @@ async fn a_session_ends_without_a_directory_that_does_not_answer() {
 async fn parameters_that_are_too_large_are_not_kept_but_the_session_is_found() {
     let directory = directory();
     let one = Instance::new(1, &directory);
-    one.store
-        .store("a", &state(&"x".repeat(MAX_PARAMS)))
-        .await
-        .unwrap();
+    one.begins("a", &state(&"x".repeat(MAX_PARAMS))).await;
     let entry = directory
         .memory
         .load(SessionHash::of("a"))
         .await
         .unwrap()
         .unwrap();
-    assert_eq!((entry.owner, entry.params.len()), (one.me, 0));
+    assert_eq!((entry.ownership.owner, entry.params.len()), (one.me, 0));
     assert!(one.store.load("a").await.unwrap().is_none());
 }

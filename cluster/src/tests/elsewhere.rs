@@ -1,16 +1,28 @@
 //! A session lives on one instance, and its client lands on another.
 
-use std::time::Duration;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use mcp_cancel_on_disconnect::Grace;
+use axum::{
+    Router,
+    extract::{ConnectInfo, Request},
+    routing::any,
+};
+use http::HeaderValue;
+use mcp_cancel_on_disconnect::{Grace, socket::Peer};
 use rmcp::model::ServerRequest;
 use serde_json::{Value, json};
-use test_support::within;
-use tokio::{sync::mpsc, time::Instant};
+use test_support::{Connection, within};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, mpsc},
+    time::Instant,
+};
+use tower_service::Service as _;
 
 use super::{
-    node::{Node, Setup},
-    steps::directory,
+    lines::Warnings,
+    node::{Node, SECRET, Setup},
+    steps::{directory, post_echo, status},
 };
 
 #[tokio::test]
@@ -164,6 +176,53 @@ async fn a_hang_up_at_the_relay_is_one_at_the_owner() {
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
 
+/// What is inside takes the address of the client, and watches its connection, in either way that axum has.
+#[tokio::test]
+async fn what_a_peer_relays_has_the_connection_of_its_client() {
+    let directory = directory();
+    let [a] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let (gone, has_gone) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (noted, waits) = (has_gone.clone(), gone.clone());
+    let handler = async move |ConnectInfo(addr): ConnectInfo<SocketAddr>,
+                              ConnectInfo(peer): ConnectInfo<Peer>,
+                              request: Request| {
+        let plain: &Peer = request.extensions().get().unwrap();
+        let said = format!("{addr} {} {}", peer.addr(), plain.addr());
+        if request.method() == http::Method::DELETE {
+            waits.notify_one();
+            peer.gone().await;
+            noted.notify_one();
+        }
+        said
+    };
+    let app = Router::new().route("/mcp", any(handler));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (cluster, app) = (a.cluster.clone(), app.layer(a.cluster.layer()));
+    tokio::spawn(async move { cluster.serve_peers(listener, app).await });
+
+    let client = "192.0.2.1:4711";
+    let request = mcp
+        .get_request()
+        .header("mcp-cluster", SECRET)
+        .header("mcp-cluster-client", client);
+    let reply = Connection::fetch(address, &request).await;
+    assert_eq!(reply.text(), format!("{client} {client} {client}"));
+
+    let mut hangs_up = Connection::open(address).await;
+    let request = test_support::Request::new("DELETE", "/mcp")
+        .header("mcp-session-id", mcp.session_id().unwrap())
+        .header("mcp-cluster", SECRET)
+        .header("mcp-cluster-client", client);
+    hangs_up.send(&request).await;
+    within("the request", gone.notified()).await;
+    // With more bytes than one request, hyper does not read, and does not see the end.
+    hangs_up.write(b"GET").await;
+    hangs_up.fin();
+    within("the hang-up", has_gone.notified()).await;
+}
+
 #[tokio::test]
 async fn a_hang_up_before_the_head_is_one_at_the_owner() {
     let directory = directory();
@@ -182,7 +241,7 @@ async fn what_is_served_here_asks_nothing_of_the_directory() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let count = || directory.asked("owner") + directory.asked("load") + directory.asked("claim");
+    let count = || directory.asked("look") + directory.asked("load") + directory.asked("claim");
     let before = count();
     for id in 0..10 {
         let mut call = mcp.call(id, "echo", json!({ "text": "hello" })).await;
@@ -197,6 +256,41 @@ async fn what_is_served_here_asks_nothing_of_the_directory() {
         assert_eq!(call.answer().await.unwrap()["id"], id);
     }
     assert_eq!(count(), before + 1);
+}
+
+/// As clients may send over HTTP/2.
+#[tokio::test]
+async fn a_head_of_many_fields_passes_or_is_refused_for_what_it_is() {
+    let directory = directory();
+    let [a, mut b] = Node::several(&directory).await;
+    let mcp = b.client_of(&a.session().await);
+    let warnings = Warnings::watch();
+    for (count, expected) in [(280, 200), (504, 200), (505, 431), (2_000, 431)] {
+        let mut request = post_echo(&mcp, 1);
+        while request.headers().len() < count {
+            let value = HeaderValue::from_static("a");
+            request.headers_mut().append("x-many", value);
+        }
+        let response = b.app.call(request).await.unwrap();
+        assert_eq!(response.status(), expected, "{count}");
+    }
+    assert_eq!(warnings.with(""), 0);
+}
+
+/// rmcp goes by the first, and so does the way to the owner.
+#[tokio::test]
+async fn a_session_that_is_named_twice_is_the_same_everywhere() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let id = mcp.session_id().unwrap();
+    for (first, second, expected) in [(id, id, 200), (id, "another", 200), ("another", id, 404)] {
+        for node in [&a, &b] {
+            let twice = node.client(first).header("mcp-session-id", second);
+            assert_eq!(status(&twice, 1).await, expected, "{second}");
+        }
+    }
+    assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
 #[tokio::test]

@@ -11,8 +11,8 @@ use tokio::{
 
 use super::node::Node;
 use crate::{
-    directory::{Directory as _, faulty::Faulty},
-    ids::{Incarnation, Owner, SessionHash},
+    directory::{Directory as _, Registration, Status, faulty::Faulty},
+    ids::{Epoch, Incarnation, Owner, SessionHash},
 };
 
 /// Keeps an address that nobody listens on any more from being given to another test.
@@ -50,7 +50,11 @@ impl Fake {
             address: listener.local_addr().unwrap(),
             incarnation: Incarnation::random(),
         };
-        directory.memory.lease(me).await.unwrap();
+        directory
+            .memory
+            .lease(me, &Status::default())
+            .await
+            .unwrap();
         Self {
             me,
             directory: directory.clone(),
@@ -64,7 +68,12 @@ impl Fake {
     pub(super) async fn session(&mut self, node: &Node) -> Mcp {
         self.number += 1;
         let id = format!("session {} of {}", self.number, self.me);
-        let entry = (SessionHash::of(&id), br#"{"initialize_params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"fake","version":"0"}}}"#[..].into());
+        let params = br#"{"initialize_params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"fake","version":"0"}}}"#[..].into();
+        let entry = Registration {
+            session: SessionHash::of(&id),
+            epoch: Epoch::now(),
+            params,
+        };
         assert_eq!(
             self.directory
                 .memory
@@ -149,11 +158,12 @@ impl Relayed {
         .await;
     }
 
-    /// Says that the session is not here.
-    pub(super) async fn moved(mut self) {
-        self.write(
-            "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n",
-        )
+    /// Answers as this incarnation that the session is not here.
+    pub(super) async fn moved(mut self, me: Owner) {
+        let incarnation = me.incarnation;
+        self.write(&format!(
+            "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved {incarnation}\r\ncontent-length: 0\r\n\r\n"
+        ))
         .await;
     }
 

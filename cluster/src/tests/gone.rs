@@ -1,6 +1,6 @@
 //! The owner of a session is gone, or does not have it any more: somebody claims it, and only one.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{Router, body::Body, routing::any};
 use futures_util::future::join;
@@ -10,12 +10,12 @@ use tokio::sync::Notify;
 
 use super::{
     fake::Fake,
-    node::{Node, ask, hash},
-    steps::directory,
+    node::{Node, ask, hash, pass},
+    steps::{directory, nobody},
 };
 use crate::{
     directory::{
-        Directory as _, Found,
+        Directory as _, LEASE, Status, contract,
         faulty::{Fault, Faulty},
     },
     ids::Owner,
@@ -37,15 +37,9 @@ async fn echo(mcp: &Mcp, text: &str) -> Value {
     answer["result"]["content"][0]["text"].clone()
 }
 
-async fn owner_of(directory: &Faulty, mcp: &Mcp, asker: &Node) -> Owner {
-    let found = directory
-        .memory
-        .owner(hash(mcp), asker.me.incarnation)
-        .await;
-    match found.unwrap() {
-        Found::Owner(is) => is.owner,
-        Found::Nobody(_) => panic!("the directory has forgotten the session"),
-    }
+async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Owner {
+    let owner = contract::owner_of(&directory.memory, hash(mcp)).await;
+    owner.expect("the directory has forgotten the session")
 }
 
 /// Of several that notice at the same time exactly one wins, and the others relay to it.
@@ -73,10 +67,32 @@ async fn a_session_whose_owner_is_gone_has_one_new_owner() {
             ["first", "second", "third", "fourth"]
         );
         assert_ne!(b.has(&mcp), c.has(&mcp), "round {round}");
-        let owner = owner_of(&directory, &mcp, &b).await;
+        let owner = owner_of(&directory, &mcp).await;
         let expected = if b.has(&mcp) { b.me } else { c.me };
         assert_eq!(owner, expected, "round {round}");
     }
+}
+
+/// A firewall rejects, or the owner's listener ended: that a connection is refused proves nothing.
+#[tokio::test]
+async fn an_owner_that_refuses_connections_keeps_its_session_until_its_lease_is_over() {
+    let directory = directory();
+    let [mut a, b] = Node::several(&directory).await;
+    let mcp = b.client_of(&a.session().await);
+    a.is_killed().await;
+    for is_call in [true, false] {
+        let mut refused = if is_call {
+            mcp.call(1, "echo", json!({ "text": "x" })).await
+        } else {
+            mcp.listen().await
+        };
+        let head = refused.head().await;
+        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    }
+    assert_eq!(directory.asked("claim"), 0);
+    pass(LEASE).await;
+    assert_eq!(echo(&mcp, "x").await, "x");
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
 #[tokio::test]
@@ -87,6 +103,7 @@ async fn the_body_of_a_request_whose_owner_is_gone_is_whole() {
         let mut owner = Fake::new(&directory).await;
         let mcp = owner.session(&b).await;
         owner.closes();
+        owner.ends().await;
         let text = "x".repeat(length);
         assert!(echo(&mcp, &text).await == text, "{length}");
         assert!(b.has(&mcp));
@@ -102,7 +119,7 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     let (text, relayed) = join(echo(&mcp, "hello"), async {
         let request = owner.request().await;
         let body = request.body.clone();
-        request.moved().await;
+        request.moved(owner.me).await;
         body
     })
     .await;
@@ -110,6 +127,34 @@ async fn a_session_that_has_moved_is_claimed_and_the_request_served() {
     let relayed: Value = serde_json::from_slice(&relayed).unwrap();
     assert_eq!(relayed["params"]["arguments"]["text"], "hello");
     assert!(b.has(&mcp));
+}
+
+/// Two instances with one advertised address, or one that was started again: the word of the other one is not the owner's.
+#[tokio::test]
+async fn a_session_is_not_claimed_because_another_instance_does_not_have_it() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    for is_asked in [true, false] {
+        let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
+        let request = if is_asked {
+            owner.request().await
+        } else {
+            owner.head().await
+        };
+        request.moved(nobody()).await;
+        let head = call.head().await;
+        assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+    }
+    assert_eq!(directory.asked("claim"), 0);
+    assert_eq!(owner_of(&directory, &mcp).await, owner.me);
+
+    owner.ends().await;
+    let other = async { owner.request().await.moved(nobody()).await };
+    let (text, ()) = join(echo(&mcp, "x"), other).await;
+    assert_eq!(text, "x");
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
 /// A long body was on its way when the owner said so: it cannot be sent again, but the session has moved by then.
@@ -121,7 +166,7 @@ async fn a_long_request_to_a_session_that_has_moved_is_served_the_second_time() 
     let mcp = owner.session(&b).await;
     let text = "x".repeat(100_000);
     let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
-    owner.request().await.moved().await;
+    owner.request().await.moved(owner.me).await;
     let head = call.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
     assert!(echo(&mcp, &text).await == text);
@@ -136,7 +181,7 @@ async fn a_call_that_nobody_has_begun_goes_on_elsewhere() {
         let mut owner = Fake::new(&directory).await;
         let text = "x".repeat(length);
         let mcp = owner.session(&b).await;
-        let moves = async { owner.head().await.moved().await };
+        let moves = async { owner.head().await.moved(owner.me).await };
         let (answered, ()) = join(echo(&mcp, &text), moves).await;
         assert!(answered == text, "moved, {length}");
 
@@ -160,7 +205,7 @@ async fn a_request_that_is_moved_again_and_again_is_refused() {
     directory.set(Fault::Lies(owner.me));
     let mut call = mcp.call(1, "echo", json!({ "text": "x" })).await;
     for _ in 0..4 {
-        owner.request().await.moved().await;
+        owner.request().await.moved(owner.me).await;
     }
     let head = call.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
@@ -185,13 +230,13 @@ async fn an_owner_who_cannot_be_reached_keeps_his_session_as_long_as_his_lease()
     drop(broken);
     let head = listening.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
-    assert_eq!(owner_of(&directory, &mcp, &b).await, owner.me);
+    assert_eq!(owner_of(&directory, &mcp).await, owner.me);
 
     owner.ends().await;
     let (mut listening, broken) = join(mcp.listen(), owner.request()).await;
     drop(broken);
     assert_eq!(listening.head().await.status, 200);
-    assert_eq!(owner_of(&directory, &mcp, &b).await, b.me);
+    assert_eq!(owner_of(&directory, &mcp).await, b.me);
 }
 
 #[tokio::test]
@@ -203,7 +248,7 @@ async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
     let (call, waits) = join(mcp.call(1, "hold", json!({})), owner.request()).await;
     let (mut listening, silent) = join(mcp.listen(), owner.request()).await;
     tokio::time::pause();
-    tokio::time::advance(std::time::Duration::from_secs(11)).await;
+    tokio::time::advance(Duration::from_secs(11)).await;
     tokio::time::resume();
     let head = listening.head().await;
     assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
@@ -214,7 +259,63 @@ async fn an_owner_who_is_silent_is_waited_for_only_by_calls() {
     waits.answer("200 OK", owner.me, "late").await;
     let reply = call.reply().await;
     assert_eq!((reply.status, reply.text()), (200, "late"));
-    assert_eq!(owner_of(&directory, &mcp, &b).await, owner.me);
+    assert_eq!(owner_of(&directory, &mcp).await, owner.me);
+}
+
+/// Until its body was asked for, a call is like every other request: it waits for 10 s, then the lease decides.
+#[tokio::test]
+async fn a_call_that_was_not_asked_for_does_not_wait_for_an_owner_that_hangs() {
+    for (length, is_alive) in [(10, true), (10, false), (100_000, true), (100_000, false)] {
+        let directory = directory();
+        let [b] = Node::several(&directory).await;
+        let mut owner = Fake::new(&directory).await;
+        let mcp = owner.session(&b).await;
+        let text = "x".repeat(length);
+        let mut call = mcp.call(1, "echo", json!({ "text": text })).await;
+        let hangs = owner.head().await;
+        pass(Duration::from_millis(9_900)).await;
+        if is_alive {
+            directory
+                .memory
+                .lease(owner.me, &Status::default())
+                .await
+                .unwrap();
+        }
+        pass(Duration::from_millis(200)).await;
+        let head = call.head().await;
+        hangs.closed().await;
+        if is_alive {
+            assert_eq!((head.status, head.header("retry-after")), (503, Some("1")));
+            assert_eq!(owner_of(&directory, &mcp).await, owner.me);
+        } else {
+            assert_eq!(head.status, 200);
+            let answer = call.answer().await.unwrap();
+            assert!(answer["result"]["content"][0]["text"] == text, "{length}");
+            assert_eq!(owner_of(&directory, &mcp).await, b.me);
+        }
+    }
+}
+
+/// Nothing is asked for of a POST without a body, so it may have begun, and does not go elsewhere.
+#[tokio::test]
+async fn a_post_without_a_body_is_not_sent_again() {
+    let directory = directory();
+    let [b] = Node::several(&directory).await;
+    let mut owner = Fake::new(&directory).await;
+    let mcp = owner.session(&b).await;
+    owner.ends().await;
+    for hangs in [true, false] {
+        let mut call = mcp.send(&mcp.post_request("")).await;
+        let request = owner.request().await;
+        if hangs {
+            pass(Duration::from_millis(10_100)).await;
+            request.closed().await;
+        } else {
+            drop(request);
+        }
+        assert_eq!(call.head().await.status, 502);
+    }
+    assert_eq!(directory.asked("claim"), 0);
 }
 
 #[tokio::test]
@@ -281,6 +382,7 @@ async fn a_session_that_is_being_taken_is_here_to_peers() {
     let mut owner = Fake::new(&directory).await;
     let mcp = owner.session(&b).await;
     owner.closes();
+    owner.ends().await;
     let id = mcp.session_id().unwrap();
     let (entered, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (noted, waits) = (entered.clone(), go.clone());

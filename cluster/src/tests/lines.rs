@@ -9,7 +9,7 @@ use tracing::{Dispatch, Level, level_filters::LevelFilter, subscriber::DefaultGu
 use tracing_subscriber::layer::SubscriberExt as _;
 
 /// Warnings, until it is dropped.
-pub(super) struct Warnings {
+pub(crate) struct Warnings {
     written: Written,
     _subscribed: DefaultGuard,
 }
@@ -26,7 +26,7 @@ struct Written(Arc<Mutex<Vec<u8>>>);
 
 impl Warnings {
     /// Needs a runtime of one thread.
-    pub(super) fn watch() -> Self {
+    pub(crate) fn watch() -> Self {
         LazyLock::force(&SECOND);
         let written = Written::default();
         let lines = written.clone();
@@ -42,7 +42,7 @@ impl Warnings {
     }
 
     /// How many have a text in them.
-    pub(super) fn with(&self, text: &str) -> usize {
+    pub(crate) fn with(&self, text: &str) -> usize {
         let written = String::from_utf8(self.written.0.lock().unwrap().clone()).unwrap();
         written.lines().filter(|line| line.contains(text)).count()
     }

@@ -16,10 +16,13 @@ use super::{
     node::{Node, hash},
     steps::{all_else, directory, echo, is_closed, nobody, post, status},
 };
-use crate::directory::{
-    Claim, Directory as _,
-    contract::{claim_from, ownership},
-    faulty::Fault,
+use crate::{
+    directory::{
+        Claim, Directory as _,
+        contract::{claim_from, ownership},
+        faulty::Fault,
+    },
+    ids::Record,
 };
 
 /// More than any test takes.
@@ -145,9 +148,10 @@ async fn a_claim_that_comes_late_takes_no_session_that_lives_again() {
     let mut call = mcp.call(2, "hold", json!({ "label": "second" })).await;
     within("a head", call.head()).await;
     a.witness.started("second").await;
-    let late = memory.claim(hash(&mcp), read_by_b, b.me).await.unwrap();
+    let late = read_by_b.claimed_by(b.me);
+    let late = memory.claim(hash(&mcp), read_by_b, late).await.unwrap();
     assert!(
-        matches!(late, Claim::Lost(is) if is.owner == a.me),
+        matches!(late, Claim::Lost(Record::Owned(is)) if is.owner == a.me),
         "{late:?}"
     );
     // Its client now comes to the other instance.

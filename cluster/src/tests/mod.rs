@@ -7,16 +7,20 @@
 
 mod elsewhere;
 mod fake;
+mod faults;
 mod gone;
-mod knocks;
 mod leaving;
-mod lines;
+pub(crate) mod lines;
 mod meeting;
 mod node;
 mod orphans;
 mod races;
 mod resumes;
 mod services;
+mod simulation;
 mod steps;
 mod strangers;
 mod taking;
+mod turned_away;
+
+pub(crate) use self::simulation::wall_clock as simulated_clock;

@@ -22,11 +22,12 @@ use tower_service::Service as _;
 use super::fake::nobody_at;
 use crate::{
     cluster::{Cluster, join},
-    directory::faulty::Faulty,
+    directory::{LEASE, faulty::Faulty},
     filter::PeersFilter,
     heart::SETTLED,
     ids::{CallNumber, EventName, Incarnation, Owner, SessionHash},
     router::Router as Routing,
+    turned_away::CLIENT_BACKOFF,
     wire::Secret,
 };
 
@@ -54,6 +55,7 @@ pub(super) struct Setup {
     pub(super) layer: CancelOnDisconnectLayer,
     pub(super) grace: Grace,
     pub(super) secret: &'static str,
+    pub(super) also_accepts: Option<&'static str>,
     pub(super) filter: PeersFilter,
     /// Whether the service has the cluster as its session store.
     pub(super) is_stored: bool,
@@ -69,6 +71,7 @@ impl Default for Setup {
             layer: CancelOnDisconnectLayer::new(),
             grace: Grace::Auto,
             secret: SECRET,
+            also_accepts: None,
             filter: PeersFilter::default(),
             is_stored: true,
             on_start: None,
@@ -83,8 +86,11 @@ impl Setup {
             address: listener.local_addr().unwrap(),
             incarnation: Incarnation::random(),
         };
-        let secret = Secret::new(self.secret).unwrap();
-        let cluster = join(me, directory.clone(), self.filter, secret);
+        let mut secret = Secret::new(self.secret).unwrap();
+        if let Some(other) = self.also_accepts {
+            secret = secret.also_accept(other).unwrap();
+        }
+        let cluster = join(me, directory.clone(), self.filter, secret, CLIENT_BACKOFF);
         let witness = Witness::new();
         let mut tools = Tools::new(&witness);
         if let Some(on_start) = self.on_start {
@@ -210,8 +216,14 @@ impl Node {
         resume();
     }
 
-    /// Its listeners are closed and its connections cut, as when its process is killed. Its lease stays.
+    /// Its process is killed, and its lease lapses.
     pub(super) async fn dies(&mut self) {
+        self.is_killed().await;
+        pass(LEASE).await;
+    }
+
+    /// Its listeners are closed and its connections cut, as when its process is killed. Its lease stays.
+    pub(super) async fn is_killed(&mut self) {
         self.cluster.stop_heart();
         drop(self.public.take());
         self.peers.abort();

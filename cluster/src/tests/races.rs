@@ -16,19 +16,15 @@ use super::{
 };
 use crate::{
     directory::{
-        Claim, Directory as _, Found,
-        contract::claim_from,
+        Claim, Directory as _,
+        contract::{self, claim_from},
         faulty::{Fault, Faulty},
     },
-    ids::{Incarnation, Owner},
+    ids::Owner,
 };
 
 async fn owner_of(directory: &Faulty, mcp: &Mcp) -> Option<Owner> {
-    let asker = Incarnation::random();
-    match directory.memory.owner(hash(mcp), asker).await.unwrap() {
-        Found::Owner(is) => Some(is.owner),
-        Found::Nobody(_) => None,
-    }
+    contract::owner_of(&directory.memory, hash(mcp)).await
 }
 
 async fn calls_end(node: &Node) {
@@ -78,10 +74,20 @@ async fn unread_call(a: &mut Node, mcp: &Mcp) -> Body {
     answered.into_body()
 }
 
+/// The next event. rmcp's keep-alives go by the clock of the machine, which lags behind a clock that was advanced.
+async fn event(body: &mut Body) -> String {
+    loop {
+        let event = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        let event = String::from_utf8(event.to_vec()).unwrap();
+        if !event.starts_with(':') {
+            return event;
+        }
+    }
+}
+
 /// The id of the next event.
 async fn event_id(body: &mut Body) -> String {
-    let event = body.frame().await.unwrap().unwrap().into_data().unwrap();
-    let event = String::from_utf8(event.to_vec()).unwrap();
+    let event = event(body).await;
     let id = event.lines().find_map(|line| line.strip_prefix("id: "));
     id.unwrap().to_owned()
 }
@@ -318,12 +324,7 @@ async fn an_answer_whose_stream_was_not_read_to_its_end_is_kept() {
         let named = event_id(&mut body).await;
         a.witness.started("a").await;
         a.witness.release("a");
-        let answer = body.frame().await.unwrap().unwrap().into_data().unwrap();
-        assert!(
-            String::from_utf8(answer.to_vec())
-                .unwrap()
-                .contains("result")
-        );
+        assert!(event(&mut body).await.contains("result"));
         if is_read {
             assert!(body.frame().await.is_none());
         }
@@ -385,9 +386,9 @@ async fn a_session_that_is_being_deleted_is_restored_nowhere() {
         let directory = directory();
         let [a, b] = Node::several(&directory).await;
         let mcp = a.session().await;
-        directory.set(Fault::SlowAt("remove", Duration::from_millis(300)));
+        directory.set(Fault::SlowAt("delete", Duration::from_millis(300)));
         let late = async {
-            while directory.asked("remove") == 0 {
+            while directory.asked("delete") == 0 {
                 yield_now().await;
             }
             let node = if at_owner { &a } else { &b };

@@ -10,7 +10,7 @@ use super::{
     steps::directory,
 };
 use crate::{
-    directory::{Directory as _, faulty::Fault},
+    directory::{Directory as _, KEPT_ANSWER, faulty::Fault},
     ids::{CallNumber, EventName, Incarnation, NamedCall},
 };
 
@@ -64,7 +64,7 @@ async fn a_call_that_ended_with_its_instance_is_answered_from_the_directory_or_w
     let session = hash(&mcp);
     directory
         .memory
-        .keep_answer(session, gone, CallNumber::new(3), answer)
+        .keep_answer(session, gone, CallNumber::new(3), answer, KEPT_ANSWER)
         .await
         .unwrap();
     // A call of this incarnation has the event's plain id: nothing of it may be seen.
@@ -123,7 +123,7 @@ async fn an_answer_from_the_directory_is_only_for_whom_the_application_accepts()
     let answer = Bytes::from_static(b"{\"secret\":1}");
     directory
         .memory
-        .keep_answer(hash(&mcp), gone, CallNumber::new(3), answer)
+        .keep_answer(hash(&mcp), gone, CallNumber::new(3), answer, KEPT_ANSWER)
         .await
         .unwrap();
     let named = name_of(gone, 3, "7");

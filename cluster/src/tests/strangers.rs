@@ -10,7 +10,7 @@ use test_support::{Connection, Request};
 use super::{
     fake::Fake,
     node::{Node, SECRET, Setup, ask},
-    steps::directory,
+    steps::{directory, status},
 };
 use crate::filter::PeersFilter;
 
@@ -75,21 +75,21 @@ async fn a_relay_is_never_relayed() {
     let directory = directory();
     let [a, b] = Node::several(&directory).await;
     let mcp = a.session().await;
-    let asked = directory.asked("owner");
+    let asked = directory.asked("look");
     let without_session = test_support::Mcp::stateless(b.me.address, test_support::PATH);
     for mcp in [&mcp, &b.client("nobody's"), &without_session] {
         let reply =
             Connection::fetch(b.me.address, &relayed(mcp, &[("mcp-cluster", SECRET)])).await;
         assert_eq!(
-            (reply.status, reply.headers["mcp-cluster"].as_bytes()),
-            (421, &b"moved"[..])
+            (reply.status, reply.headers["mcp-cluster"].to_str().unwrap()),
+            (421, &*format!("moved {}", b.me.incarnation))
         );
     }
     let mut cut = Connection::open(b.me.address).await;
     let request = relayed(&mcp, &[("mcp-cluster", SECRET)]);
     cut.send_cut(&request, 1_000_000).await;
     assert_eq!(cut.head().await.status, 421);
-    assert_eq!(directory.asked("owner"), asked);
+    assert_eq!(directory.asked("look"), asked);
 }
 
 #[tokio::test]
@@ -110,6 +110,29 @@ async fn an_owner_with_another_secret_is_none() {
     assert!(a.has(&mcp) && !b.has(&mcp));
 }
 
+/// An instance of each step and one of the next are members at the same time.
+#[tokio::test]
+async fn a_secret_is_changed_by_rolling_restarts() {
+    let steps = [
+        ("old", None),
+        ("old", Some("new")),
+        ("new", Some("old")),
+        ("new", None),
+    ];
+    let setup = |(secret, also_accepts)| Setup {
+        secret,
+        also_accepts,
+        ..Setup::default()
+    };
+    for (at, other) in [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)] {
+        let directory = directory();
+        let a = setup(steps[at]).start(&directory).await;
+        let b = setup(steps[other]).start(&directory).await;
+        let mcp = b.client_of(&a.session().await);
+        assert_eq!(status(&mcp, 1).await, 200, "{at} {other}");
+    }
+}
+
 #[tokio::test]
 async fn an_answer_that_is_none_of_a_peers_is_none() {
     let directory = directory();
@@ -120,7 +143,8 @@ async fn an_answer_that_is_none_of_a_peers_is_none() {
         "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 421 Misdirected Request\r\ncontent-length: 0\r\n\r\n",
-        "HTTP/1.1 200 OK\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nmcp-cluster: moved 0123456789abcdef\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 421 Misdirected Request\r\nmcp-cluster: moved\r\ncontent-length: 0\r\n\r\n",
         "HTTP/1.1 404 Not Found\r\nmcp-cluster: 0123456789ABCDEF\r\ncontent-length: 0\r\n\r\n",
     ] {
         let (mut listening, mut request) = join(mcp.listen(), owner.request()).await;

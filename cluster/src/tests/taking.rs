@@ -4,18 +4,22 @@ use std::time::Duration;
 
 use futures_util::{FutureExt as _, future::join};
 use serde_json::json;
-use test_support::within;
+use test_support::{Connection, within};
 use tokio::task::yield_now;
 use tower_service::Service as _;
 
 use super::{
-    node::{Node, hash},
+    node::{Node, SECRET, hash, pass},
     steps::{all_else, directory, is_closed, nobody, post_echo, status},
 };
-use crate::directory::{
-    Claim, Directory as _,
-    contract::{claim_from, ownership},
-    faulty::{Fault, Faulty},
+use crate::{
+    body_idle::BODY_IDLE_TIMEOUT,
+    directory::{
+        Claim, Directory as _, Registration,
+        contract::{claim_from, owner_of, ownership, session},
+        faulty::{Fault, Faulty},
+    },
+    ids::Epoch,
 };
 
 /// Shorter than anybody waits for the directory.
@@ -140,6 +144,70 @@ async fn a_call_that_waited_does_not_bring_a_session_that_others_are_about_to() 
     }
 }
 
+/// A client of the instance itself, or another instance for its client, sends a part of a request whose session is to be restored. No
+/// other request waits for the rest.
+#[tokio::test]
+async fn half_a_body_locks_no_session() {
+    for (is_from_peer, length) in [
+        (false, 1_000),
+        (false, 100_000),
+        (true, 1_000),
+        (true, 100_000),
+    ] {
+        let directory = directory();
+        let [a] = Node::several(&directory).await;
+        let mcp = a.session().await;
+        is_closed(&a, &mcp).await;
+        let half = mcp.post_request("{").header("mcp-cluster", SECRET);
+        let to = if is_from_peer {
+            a.me.address
+        } else {
+            a.public.as_ref().unwrap().addr
+        };
+        // The session is on its way, or a peer would be told that it is not here.
+        let expected = a.routing().arrivals.expect(hash(&mcp));
+        let mut slow = Connection::open(to).await;
+        slow.send_cut(&half, length).await;
+        let beside = async {
+            while a.routing().arrivals.requests(hash(&mcp)) < 2 {
+                yield_now().await;
+            }
+        };
+        within("the half", beside).await;
+        drop(expected);
+        assert_eq!(within("a status", status(&mcp, 1)).await, 200);
+        pass(BODY_IDLE_TIMEOUT).await;
+        assert_eq!(slow.head().await.status, 408, "{is_from_peer} {length}");
+        all_else().await;
+        assert!(a.routing().arrivals.are_none());
+    }
+}
+
+/// The same on an instance that relays, and on one that hands its sessions over.
+#[tokio::test]
+async fn half_a_body_is_waited_for_for_a_while_only() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let mcp = a.session().await;
+    let at_b = b.client_of(&mcp);
+    let _leaving = a.routing().departure.begin();
+    let peer = mcp.header("mcp-cluster", SECRET);
+    let halves = [
+        (b.public.as_ref().unwrap().addr, &at_b, 1_000),
+        (b.public.as_ref().unwrap().addr, &at_b, 100_000),
+        (a.me.address, &peer, 1_000),
+    ];
+    for (to, mcp, length) in halves {
+        let mut slow = Connection::open(to).await;
+        slow.send_cut(&mcp.post_request("{"), length).await;
+        all_else().await;
+        pass(BODY_IDLE_TIMEOUT + Duration::from_secs(1)).await;
+        let head = within("a head", slow.head()).await;
+        assert_eq!(head.status, 408, "{to} {length}");
+    }
+    assert_eq!(status(&at_b, 1).await, 200);
+}
+
 /// A session is closed where it lived. One peer is told so, and claims it while its owner is about to take it for a client of its
 /// own, and for others that peers have sent.
 #[tokio::test]
@@ -227,7 +295,7 @@ async fn a_session_that_was_loaded_for_a_client_that_hung_up_is_not_here() {
     routing.is_over(id);
     assert!(a.has(&mcp), "it is open");
     is_closed(&a, &mcp).await;
-    routing.sessions.loaded(id, (*b"{}").into());
+    routing.sessions.loaded(id, Epoch::now(), (*b"{}").into());
     let other = routing.arrivals.expect(hash(&mcp));
     routing.is_over(id);
     assert!(a.has(&mcp), "another request brings it");
@@ -244,9 +312,37 @@ async fn a_session_that_cannot_be_loaded_is_to_be_asked_for_again() {
     let [a] = Node::several(&directory).await;
     let mcp = a.session().await;
     let memory = &directory.memory;
-    memory.remove(hash(&mcp), a.me).await.unwrap();
+    memory.evict(hash(&mcp));
     is_closed(&a, &mcp).await;
     assert_eq!(status(&mcp, 1).await, 404);
     directory.set(Fault::FailsAt("load"));
     assert_eq!(status(&mcp, 2).await, 503);
+}
+
+/// As an instance of another version wrote it, or with a handler that refuses it.
+#[tokio::test]
+async fn a_session_that_cannot_be_restored_is_none_after_a_few_tries() {
+    let directory = directory();
+    let [a, b] = Node::several(&directory).await;
+    let unreadable = Registration {
+        params: (*b"{}").into(),
+        ..session("unreadable")
+    };
+    let hash = unreadable.session;
+    let entered = directory.memory.enter(a.me, &[unreadable]).await;
+    assert_eq!(entered.unwrap(), []);
+    // What fails for the directory counts for nothing.
+    directory.set(Fault::FailsAt("load"));
+    for id in 0..4 {
+        assert_eq!(status(&a.client("unreadable"), id).await, 503);
+    }
+    directory.set(Fault::None);
+    let answered = [
+        status(&a.client("unreadable"), 5).await,
+        status(&a.client("unreadable"), 6).await,
+        status(&a.client("unreadable"), 7).await,
+        status(&b.client("unreadable"), 8).await,
+    ];
+    assert_eq!(answered, [503, 503, 404, 404]);
+    assert_eq!(owner_of(&directory.memory, hash).await, None);
 }

@@ -8,7 +8,7 @@ use super::*;
 
 fn owner(number: u16) -> Ownership {
     let address = SocketAddr::from(([127, 0, 0, 1], number));
-    let text = format!("{address} {} 0123456789abcdef", incarnation(number));
+    let text = format!("{address} {} 7", incarnation(number));
     text.parse().unwrap()
 }
 
@@ -73,15 +73,19 @@ fn what_is_not_known_does_not_exist_only_if_the_directory_is_sound() {
 
 #[test]
 fn a_session_is_claimed_only_if_its_owner_is_gone() {
-    let (claim, ask) = (Step::Claim(owner(2)), Step::AskLease(owner(2)));
+    let claim = |cause| Step::Claim(owner(2), cause);
+    let (moved, ask) = (claim(Cause::GivenUp), Step::AskLease(owner(2)));
     let broken = Step::Refuse(Refusal::Broken);
+    let stalled = Step::Refuse(Refusal::Stalled);
     let rows = [
-        (Failure::Refused, claim, claim),
-        (Failure::Moved, claim, claim),
+        (Failure::Refused, ask, ask),
+        (Failure::Moved, moved, moved),
+        (Failure::Misdirected, ask, ask),
         (Failure::Unreachable, ask, ask),
+        (Failure::Silent, ask, ask),
         // What a call has begun must not begin again.
-        (Failure::Silent, broken, ask),
         (Failure::Broken, broken, ask),
+        (Failure::Stalled, stalled, stalled),
     ];
     for (failure, call, other) in rows {
         assert_eq!(way(true).failed(owner(2), failure), call, "{failure:?}");
@@ -89,7 +93,7 @@ fn a_session_is_claimed_only_if_its_owner_is_gone() {
     }
     let away = Step::Refuse(Refusal::OwnerAway);
     let rows = [
-        (Lease::Gone, claim),
+        (Lease::Gone, claim(Cause::LeaseOver)),
         (Lease::Alive, away),
         (Lease::NoAnswer, Step::Refuse(Refusal::NotSound)),
     ];
@@ -127,7 +131,10 @@ fn after_a_claim_the_request_goes_where_the_session_is_if_it_can() {
 
 #[test]
 fn the_relay_after_the_third_claim_is_the_last() {
-    for failure in FAILURES {
+    for failure in FAILURES
+        .into_iter()
+        .filter(|failure| *failure != Failure::Stalled)
+    {
         let mut way = way(false);
         for claim in 1..=MAX_CLAIMS {
             let step = way.claimed(Claimed::Lost(owner(3)), true, true);
@@ -147,12 +154,14 @@ fn what_was_given_up_here_is_looked_for_a_while_and_not_taken_back() {
     assert_eq!(way.given_up(), Step::Refuse(Refusal::Again));
 }
 
-const FAILURES: [Failure; 5] = [
+const FAILURES: [Failure; 7] = [
     Failure::Refused,
     Failure::Moved,
+    Failure::Misdirected,
     Failure::Unreachable,
     Failure::Silent,
     Failure::Broken,
+    Failure::Stalled,
 ];
 
 /// What a directory and peers say, in the order in which they are asked.
@@ -224,12 +233,18 @@ fn walk(world: &World) -> Vec<Option<Step>> {
             Step::LookAgain => unreachable!("nothing was given up"),
             Step::LookUp => Some(way.known(world.known, world.is_sound[0])),
             Step::Relay(owner) => failures.next().expect("four relays").map(|failure| {
-                let is_sent = !matches!(failure, Failure::Refused | Failure::Unreachable);
+                let is_sent = match failure {
+                    Failure::Refused | Failure::Unreachable => false,
+                    Failure::Silent => !world.is_call,
+                    Failure::Moved | Failure::Misdirected | Failure::Broken | Failure::Stalled => {
+                        true
+                    }
+                };
                 is_whole &= !(is_sent && world.is_long);
                 way.failed(owner, failure)
             }),
             Step::AskLease(owner) => Some(way.lease(owner, world.lease)),
-            Step::Claim(_) => Some(way.claimed(world.claimed, world.is_sound[1], is_whole)),
+            Step::Claim(..) => Some(way.claimed(world.claimed, world.is_sound[1], is_whole)),
         };
         steps.push(next);
     }
@@ -246,7 +261,7 @@ proptest! {
         let last = steps.last().copied().flatten();
         let count = |wanted: fn(&Step) -> bool| taken.iter().filter(|step| wanted(step)).count();
         let relays = count(|step| matches!(step, Step::Relay(_)));
-        let claims = count(|step| matches!(step, Step::Claim(_)));
+        let claims = count(|step| matches!(step, Step::Claim(..)));
 
         // One hop, and one more relay for each claim.
         prop_assert!(claims <= usize::from(MAX_CLAIMS));
@@ -255,7 +270,7 @@ proptest! {
 
         // No instance relays to itself.
         for step in &taken {
-            if let Step::Relay(owner) | Step::Claim(owner) = step {
+            if let Step::Relay(owner) | Step::Claim(owner, _) = step {
                 prop_assert_ne!(owner.owner.incarnation, incarnation(1));
             }
         }
@@ -280,24 +295,26 @@ proptest! {
             prop_assert!(says_so, "{:?}", steps);
         }
 
-        // No claim from an owner who may live: nobody listens there, it said so itself, or its lease is over.
+        // No claim from an owner that may live: it answered so itself, or its lease is over.
         let mut failures = world.failures.iter();
         for pair in taken.windows(2) {
             let failure = matches!(pair[0], Step::Relay(_)).then(|| failures.next().unwrap());
             match pair {
-                [Step::Relay(_), Step::Claim(_)] => {
-                    let failure = failure.unwrap().unwrap();
-                    prop_assert!(matches!(failure, Failure::Refused | Failure::Moved));
+                [Step::Relay(_), Step::Claim(_, cause)] => {
+                    prop_assert_eq!(*cause, Cause::GivenUp);
+                    prop_assert_eq!(failure.unwrap(), &Some(Failure::Moved));
                 }
-                [Step::AskLease(_), Step::Claim(_)] => prop_assert_eq!(world.lease, Lease::Gone),
-                [step, Step::Claim(_)] => prop_assert!(false, "a claim after {:?}", step),
+                [Step::AskLease(_), Step::Claim(_, cause)] => {
+                    prop_assert_eq!(*cause, Cause::LeaseOver);
+                    prop_assert_eq!(world.lease, Lease::Gone);
+                }
+                [step, Step::Claim(..)] => prop_assert!(false, "a claim after {:?}", step),
                 _ => {}
             }
         }
 
         // A call that a peer may have begun is neither sent again nor served here.
-        let began = [Some(Failure::Broken), Some(Failure::Silent)];
-        let broke = world.failures.iter().take(relays).any(|failure| began.contains(failure));
+        let broke = world.failures.iter().take(relays).any(|failure| *failure == Some(Failure::Broken));
         if world.is_call && broke {
             prop_assert_eq!(last, Some(Step::Refuse(Refusal::Broken)));
         }

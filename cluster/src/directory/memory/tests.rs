@@ -4,8 +4,8 @@ use tokio::time::sleep;
 
 use super::*;
 use crate::directory::{
-    Limited, TURNED_AWAY,
-    contract::{self, instance, session},
+    KEPT_ANSWER, Limited,
+    contract::{self, instance, is_alive, session},
 };
 
 #[tokio::test]
@@ -20,7 +20,7 @@ async fn a_session_that_nobody_enters_again_is_known_for_an_hour() {
     sleep(KEPT - Duration::from_secs(1)).await;
     assert_eq!(directory.sessions(), 1);
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(directory.load(session("a").0).await.unwrap(), None);
+    assert_eq!(directory.load(session("a").session).await.unwrap(), None);
     assert_eq!(directory.sessions(), 0);
 }
 
@@ -28,46 +28,29 @@ async fn a_session_that_nobody_enters_again_is_known_for_an_hour() {
 async fn a_lease_lapses_after_six_seconds_and_is_not_renewed_then() {
     let directory = MemoryDirectory::default();
     let me = instance(1);
-    directory.lease(me).await.unwrap();
+    let status = Status::default();
+    directory.lease(me, &status).await.unwrap();
     sleep(LEASE - Duration::from_millis(1)).await;
-    assert!(directory.beat(me).await.unwrap().was_alive);
+    assert!(directory.beat(me, &status).await.unwrap().was_alive);
     sleep(LEASE).await;
-    assert!(!directory.beat(me).await.unwrap().was_alive);
-    assert_ne!(
-        directory
-            .is_alive(me.incarnation, me.incarnation)
-            .await
-            .unwrap(),
-        Alive::Yes
-    );
+    assert!(!directory.beat(me, &status).await.unwrap().was_alive);
+    assert!(!is_alive(&directory, me).await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_is_at_the_door_for_forty_seconds_after_it_was_turned_away_last() {
+async fn answers_are_forgotten_after_their_time_and_the_oldest_beyond_the_limit() {
     let directory = MemoryDirectory::default();
-    let (session, me) = (session("a").0, instance(1));
-    let at_the_door = async || {
-        let standing = directory.standing(session, me.incarnation).await;
-        standing.unwrap().at_the_door
-    };
-    directory.knock(session, TURNED_AWAY).await.unwrap();
-    sleep(TURNED_AWAY - Duration::from_secs(1)).await;
-    assert_eq!(at_the_door().await, Some(Duration::from_secs(1)));
-    directory.knock(session, TURNED_AWAY).await.unwrap();
-    sleep(TURNED_AWAY).await;
-    assert_eq!(at_the_door().await, None);
-    directory.beat(me).await.unwrap();
-    assert!(directory.state().doors.is_empty());
-}
-
-#[tokio::test(start_paused = true)]
-async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
-    let directory = MemoryDirectory::default();
-    let (session, me) = (session("a").0, instance(1).incarnation);
+    let (session, me) = (session("a").session, instance(1).incarnation);
     let large = Bytes::from(vec![b' '; 1024 * 1024]);
     for call in 0..100 {
         directory
-            .keep_answer(session, me, CallNumber::new(call), large.clone())
+            .keep_answer(
+                session,
+                me,
+                CallNumber::new(call),
+                large.clone(),
+                KEPT_ANSWER,
+            )
             .await
             .unwrap();
     }
@@ -92,6 +75,7 @@ async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
             me,
             CallNumber::new(99),
             Bytes::from_static(b"again"),
+            KEPT_ANSWER,
         )
         .await
         .unwrap();
@@ -103,7 +87,7 @@ async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
             .unwrap(),
         "again"
     );
-    sleep(KEPT).await;
+    sleep(KEPT_ANSWER).await;
     assert_eq!(
         directory
             .answer(session, me, CallNumber::new(99))
@@ -111,7 +95,10 @@ async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
             .unwrap(),
         None
     );
-    directory.beat(instance(1)).await.unwrap();
+    directory
+        .beat(instance(1), &Status::default())
+        .await
+        .unwrap();
     let state = directory.state();
     assert_eq!(
         (state.answer_bytes, state.answers.len(), state.oldest.len()),
@@ -122,15 +109,15 @@ async fn answers_are_forgotten_after_an_hour_and_the_oldest_beyond_the_limit() {
 #[tokio::test]
 async fn an_answer_that_is_too_large_is_not_kept() {
     let directory = Limited::new(MemoryDirectory::default());
-    let (session, me) = (session("a").0, instance(1).incarnation);
+    let (session, me) = (session("a").session, instance(1).incarnation);
     let most = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER]);
     let more = Bytes::from(vec![b' '; crate::directory::MAX_ANSWER + 1]);
     directory
-        .keep_answer(session, me, CallNumber::new(1), most)
+        .keep_answer(session, me, CallNumber::new(1), most, KEPT_ANSWER)
         .await
         .unwrap();
     let error = directory
-        .keep_answer(session, me, CallNumber::new(2), more)
+        .keep_answer(session, me, CallNumber::new(2), more, KEPT_ANSWER)
         .await
         .unwrap_err();
     assert_eq!(error.to_string(), "the answer is too large to be kept");

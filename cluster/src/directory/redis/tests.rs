@@ -1,5 +1,10 @@
 use super::*;
 
+/// The directory at a URL.
+fn at(url: &str) -> Result<RedisDirectory, DirectoryError> {
+    RedisDirectory::new(&RedisAddress::new(url.to_owned()))
+}
+
 #[cfg(unix)]
 mod real;
 #[cfg(unix)]
@@ -12,7 +17,6 @@ fn keys_are_made_of_hashes_and_numbers() {
         session_key(session),
         "mcp:s:2bb80d537b1da3e38bd30361aa855686"
     );
-    assert_eq!(lease_key(incarnation), format!("mcp:i:{incarnation}"));
     assert_eq!(
         answer_key(session, incarnation, CallNumber::new(7)),
         format!("mcp:a:{session}:{incarnation}:7")
@@ -39,12 +43,52 @@ async fn an_address_that_cannot_be_read_is_an_error_and_a_password_is_not_shown(
         "http://cache",
         "redis://user:secret@cache:port",
     ] {
-        let error = RedisDirectory::new(url).unwrap_err();
+        let error = at(url).unwrap_err();
         assert!(
             !format!("{error} {error:?}").contains("secret"),
             "{error:?}"
         );
     }
-    let directory = RedisDirectory::new("redis://user:secret@cache:6379").unwrap();
+    let directory = at("redis://user:secret@cache:6379").unwrap();
     assert!(!format!("{directory:?}").contains("secret"));
+}
+
+#[tokio::test]
+async fn what_this_build_or_these_urls_cannot_do_is_an_error_that_names_it() {
+    let refused = |address: &RedisAddress| {
+        let refused = RedisDirectory::new(address).unwrap_err();
+        refused.to_string()
+    };
+    let tls = RedisAddress::new("rediss://cache:6379".to_owned());
+    let unverified = RedisAddress::new("rediss://cache:6379/#insecure".to_owned());
+    if cfg!(feature = "tls") {
+        assert!(RedisDirectory::new(&tls).is_ok());
+        assert!(refused(&unverified).contains("#insecure"));
+    } else {
+        assert!(refused(&tls).contains("the feature `tls`"));
+    }
+    let sentinel = |url: &str, sentinel: &str| RedisAddress {
+        sentinels: vec![sentinel.to_owned()],
+        ..RedisAddress::new(url.to_owned())
+    };
+    let usable = sentinel("redis://:secret@primary", "redis://10.0.0.1:26379");
+    assert!(RedisDirectory::new(&usable).is_ok());
+    refused(&sentinel("redis://primary", "10.0.0.1:26379"));
+    let no_name = sentinel("unix:///tmp/redis.sock", "redis://10.0.0.1:26379");
+    assert!(refused(&no_name).contains("name"));
+}
+
+#[cfg(feature = "tls")]
+#[tokio::test]
+async fn a_root_certificate_must_be_one_and_be_of_use() {
+    let refused = |url: &str, pem: &[u8]| {
+        let address = RedisAddress {
+            root_certificate: Some(pem.to_owned()),
+            ..RedisAddress::new(url.to_owned())
+        };
+        let refused = RedisDirectory::new(&address).unwrap_err();
+        refused.to_string()
+    };
+    assert!(refused("rediss://cache", b"a file of another kind").contains("PEM"));
+    assert!(refused("redis://cache", b"").contains("rediss://"));
 }

@@ -11,9 +11,11 @@ from .wire import Broken, Response
 # How long calls wait for their clients, and for their end when an instance leaves.
 GRACE = 2.0
 DRAIN = 5.0
+# How long a client that got 503 counts as on its way. Those of the scenarios come again within less.
+BACKOFF = 3.0
 SECRET = "a secret of instances"
 NAMES = "abc"
-# An instance says "no such session" only after 5 s with a sound directory.
+# An instance says "no such session" only after 6 s with a sound directory.
 SETTLED_WITHIN = 30.0
 
 
@@ -78,6 +80,10 @@ class World:
         if started:
             self.node(started["instance"]).release(call.tag)
 
+    async def ended(self, calls, limit=30.0):
+        """Returns when these have ended, or that takes too long."""
+        await asyncio.gather(*(self.facts.until("ended", call.tag, limit) for call in calls))
+
     async def released(self, call, limit=20.0):
         """Lets it answer, and returns when it has."""
         await self.release(call, limit)
@@ -112,7 +118,7 @@ class NetworkWorld(World):
 
 
 def options_of(url, fault):
-    options = ["--redis", url, "--grace", GRACE, "--drain", DRAIN, "--secret", SECRET]
+    options = ["--redis", url, "--grace", GRACE, "--drain", DRAIN, "--secret", SECRET, "--backoff", BACKOFF]
     return options + (["--fault", fault] if fault else [])
 
 

@@ -70,7 +70,8 @@ async fn serve() -> Result<(), Failure> {
     let public = public.tap_io(|stream| {
         let _best_effort = stream.set_nodelay(true);
     });
-    let mut member = Cluster::redis(&options.redis).advertise(options.peers.to_string());
+    let member = Cluster::redis(&options.redis).advertise(options.peers.to_string());
+    let mut member = member.client_backoff(options.backoff);
     if let Some(secret) = &options.secret {
         member = member.secret(secret);
     }

@@ -13,6 +13,8 @@ pub(crate) struct Options {
     /// How long calls may go on after SIGTERM.
     pub(crate) drain: Duration,
     pub(crate) secret: Option<String>,
+    /// How long clients wait at most that got 503.
+    pub(crate) backoff: Duration,
     pub(crate) fault: Option<Fault>,
 }
 
@@ -29,6 +31,7 @@ impl Options {
             grace: Duration::from_secs(2),
             drain: Duration::from_secs(5),
             secret: None,
+            backoff: Duration::from_secs(40),
             fault: None,
         };
         while let Some(option) = words.next() {
@@ -40,6 +43,7 @@ impl Options {
                 "--redis" => options.redis = value,
                 "--grace" => options.grace = Duration::try_from_secs_f64(value.parse()?)?,
                 "--drain" => options.drain = Duration::try_from_secs_f64(value.parse()?)?,
+                "--backoff" => options.backoff = Duration::try_from_secs_f64(value.parse()?)?,
                 "--secret" => options.secret = Some(value),
                 "--fault" => options.fault = Some(Fault::read(&value)?),
                 _ => return Err(format!("no such option: {option}").into()),

@@ -1,19 +1,24 @@
 //! On a Redis that each test starts. They are run by `cluster/tests/redis/run`.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{super::*, server::Server};
+use super::{super::*, at, server::Server};
 use crate::{
     directory::{
-        Limited,
-        contract::{self, claim_from, instance, ownership, session},
+        KEPT_ANSWER, Limited,
+        contract::{self, claim_from, instance, is_alive, ownership, session},
     },
     heart::{Heart, SETTLED},
+    ids::Epoch,
     owners::Owners,
     sessions::Sessions,
+    turned_away::TurnedAway,
 };
+
+mod restored;
+mod setups;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -21,7 +26,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn directory(server: &Server) -> Limited {
-    Limited::new(RedisDirectory::new(&server.url()).unwrap())
+    Limited::new(at(&server.url()).unwrap())
 }
 
 async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
@@ -43,23 +48,33 @@ struct Living {
 
 impl Living {
     async fn start(server: &Server, number: u8, sessions_here: usize) -> Self {
-        let (me, directory) = (instance(number), directory(server));
-        let (sessions, _lost) = Sessions::new();
-        let heart = Heart::new(me, directory.clone(), sessions.clone());
+        let living = Self::begin(directory(server), number, sessions_here);
+        living.until_sound().await;
+        living
+    }
+
+    /// Without waiting for its directory.
+    fn begin(directory: Limited, number: u8, sessions_here: usize) -> Self {
+        let me = instance(number);
+        let (sessions, _lost) = Sessions::new(me.incarnation);
+        let heart = Heart::new(
+            me,
+            directory.clone(),
+            sessions.clone(),
+            Arc::new(TurnedAway::new(Duration::ZERO)),
+        );
         for id in 0..sessions_here {
             let id = id.to_string();
-            sessions.initialized(&id, session(&id).1);
+            sessions.begins(&id, session(&id).params);
         }
         let task = tokio::spawn(heart.clone().run());
-        let living = Self {
+        Self {
             me,
             directory,
             heart,
             sessions,
             task,
-        };
-        living.until_sound().await;
-        living
+        }
     }
 
     async fn until_sound(&self) {
@@ -84,7 +99,7 @@ impl Drop for Living {
 #[ignore = "needs redis-server: cluster/tests/redis/run"]
 async fn it_does_what_every_directory_does() {
     let server = Server::start().await;
-    contract::holds(RedisDirectory::new(&server.url()).unwrap()).await;
+    contract::holds(at(&server.url()).unwrap()).await;
 }
 
 #[tokio::test]
@@ -93,27 +108,28 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     let server = Server::start().await;
     let directory = directory(&server);
     let (me, secret) = (instance(1), SessionHash::of("secret"));
-    directory.lease(me).await.unwrap();
-    directory
-        .enter(me, &[(secret, Arc::from(*b"{}"))])
-        .await
-        .unwrap();
+    let status = Status::default();
+    directory.lease(me, &status).await.unwrap();
+    let entered = Registration {
+        params: Arc::from(*b"{}"),
+        ..session("secret")
+    };
+    directory.enter(me, &[entered]).await.unwrap();
     directory
         .keep_answer(
             secret,
             me.incarnation,
             CallNumber::new(7),
             Bytes::from_static(b"{}"),
+            KEPT_ANSWER,
         )
         .await
         .unwrap();
-    directory.knock(secret, TURNED_AWAY).await.unwrap();
     let mut keys: Vec<String> = server.ask("KEYS *").await;
     keys.sort();
     let expected = [
         answer_key(secret, me.incarnation, CallNumber::new(7)),
-        door_key(secret),
-        lease_key(me.incarnation),
+        LEASES.to_owned(),
         session_key(secret),
     ];
     assert_eq!(keys, expected);
@@ -124,7 +140,7 @@ async fn keys_live_as_long_as_they_should_and_hold_no_session_id() {
     assert_eq!(owner, ["o", &is.to_string(), "p", "{}"]);
     assert_eq!(is.owner, me);
     assert!(!format!("{keys:?}{owner:?}").contains("secret"));
-    for (key, most) in keys.iter().zip([KEPT, TURNED_AWAY, LEASE, KEPT]) {
+    for (key, most) in keys.iter().zip([KEPT_ANSWER, LEASES_KEPT, KEPT]) {
         let left: u64 = server.ask(&format!("PTTL {key}")).await;
         assert!(
             (millis(most) - 5_000..=millis(most)).contains(&left),
@@ -146,10 +162,10 @@ async fn a_redis_that_comes_back_empty_is_not_sound_before_all_is_written_and_de
     let mut server = Server::start().await;
     let one = Living::start(&server, 1, 1_000).await;
     let two = Living::start(&server, 2, 0).await;
-    let (living, unknown) = (session("7").0, SessionHash::of("unknown"));
-    let denies = async |session| match two.directory.owner(session, two.me.incarnation).await {
-        Ok(Found::Nobody(absence)) => two.heart.proves(&absence),
-        _ => false,
+    let (living, unknown) = (session("7").session, SessionHash::of("unknown"));
+    let denies = async |session| match two.directory.look(session).await {
+        Ok(look) => look.record.is_none() && two.heart.proves(&look.leases),
+        Err(_) => false,
     };
     eventually("what nobody knows is denied", async || {
         denies(unknown).await
@@ -204,12 +220,14 @@ async fn nobody_waits_for_a_redis_that_stands_still() {
     server.stop();
     let begun = Instant::now();
     let (me, any) = (instance(3), session("any"));
+    let former = Ownership::begin(me);
     let asked = tokio::join!(
-        owners.find(any.0),
-        one.directory.load(any.0),
-        one.directory.claim(any.0, Ownership::begin(me), one.me),
+        owners.find(any.session),
+        one.directory.load(any.session),
+        one.directory
+            .claim(any.session, former, former.claimed_by(one.me)),
         one.directory.enter(me, std::slice::from_ref(&any)),
-        one.directory.is_alive(me.incarnation, me.incarnation),
+        one.directory.leases(),
     );
     assert!(
         asked.0.is_err()
@@ -226,13 +244,8 @@ async fn nobody_waits_for_a_redis_that_stands_still() {
     let begun = Instant::now();
     one.until_sound().await;
     assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
-    assert!(one.sessions.is_here(session("7").0));
-    let alive = one
-        .directory
-        .is_alive(one.me.incarnation, me.incarnation)
-        .await
-        .unwrap();
-    assert_eq!(alive, Alive::Yes);
+    assert!(one.sessions.is_here(session("7").session));
+    assert!(is_alive(&one.directory, one.me).await);
 }
 
 #[tokio::test]
@@ -244,11 +257,19 @@ async fn a_redis_that_forgot_the_scripts_is_given_them_again() {
     for _ in 0..2 {
         directory.enter(one, &[session("a")]).await.unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
-        let claim = claim_from(&directory, session("a").0, one, two).await;
+        let claim = claim_from(&directory, session("a").session, one, two).await;
         assert_eq!(claim, Claim::Won);
         let () = server.ask("SCRIPT FLUSH").await;
-        directory.remove(session("a").0, two).await.unwrap();
+        let by = Tombstone {
+            by: two.incarnation,
+            epoch: Epoch::now(),
+        };
+        directory.delete(session("b").session, by).await.unwrap();
         let () = server.ask("SCRIPT FLUSH").await;
+        directory.lease(one, &Status::default()).await.unwrap();
+        let () = server.ask("SCRIPT FLUSH").await;
+        directory.beat(one, &Status::default()).await.unwrap();
+        let () = server.ask("FLUSHALL").await;
     }
 }
 
@@ -260,23 +281,28 @@ async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
     let me = instance(1);
     let (text, list, good) = (session("text"), session("list"), session("good"));
     let () = server
-        .ask(&format!("HSET {} o 10.0.0.7", session_key(text.0)))
+        .ask(&format!("HSET {} o 10.0.0.7", session_key(text.session)))
         .await;
     let _: usize = server
-        .ask(&format!("LPUSH {} x", session_key(list.0)))
+        .ask(&format!("LPUSH {} x", session_key(list.session)))
         .await;
-    let error = directory.owner(text.0, me.incarnation).await.unwrap_err();
+    let error = directory.look(text.session).await.unwrap_err();
     let expected = format!(
-        "the directory holds what no instance wrote: mcp:s:{} names no owner",
-        text.0
+        "the directory holds what no instance wrote: mcp:s:{} is no record of a session",
+        text.session
     );
     assert_eq!(error.to_string(), expected);
-    directory.load(text.0).await.unwrap_err();
-    let claim = directory.claim(text.0, Ownership::begin(me), me).await;
-    claim.unwrap_err();
-    directory.owner(list.0, me.incarnation).await.unwrap_err();
-    directory.remove(text.0, me).await.unwrap();
-    directory.remove(list.0, me).await.unwrap();
+    directory.load(text.session).await.unwrap_err();
+    let former = Ownership::begin(me);
+    let claim = directory.claim(text.session, former, former.claimed_by(me));
+    claim.await.unwrap_err();
+    directory.look(list.session).await.unwrap_err();
+    let by = Tombstone {
+        by: me.incarnation,
+        epoch: Epoch::now(),
+    };
+    directory.delete(text.session, by).await.unwrap();
+    directory.delete(list.session, by).await.unwrap();
     assert_eq!(
         directory
             .enter(me, &[text, list, good.clone()])
@@ -284,7 +310,7 @@ async fn what_no_instance_wrote_is_an_error_and_holds_up_no_other_session() {
             .unwrap(),
         []
     );
-    let is = ownership(&directory, good.0).await.unwrap();
+    let is = ownership(&directory, good.session).await.unwrap();
     assert_eq!(is.owner, me);
 }
 
@@ -308,6 +334,51 @@ async fn a_redis_that_became_a_replica_is_left_for_a_new_connection() {
     assert!(connections().await > before + 1);
     let () = server.ask("REPLICAOF NO ONE").await;
     one.until_sound().await;
+}
+
+/// Issue 29, 4.
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn answers_that_a_redis_refuses_do_not_disturb_the_heartbeat() {
+    let server = Server::start().await;
+    let one = Living::start(&server, 1, 1).await;
+    let (session, life, directory) = (session("a").session, one.me.incarnation, &one.directory);
+    let keep = async |call, answer: Bytes| {
+        let call = CallNumber::new(call);
+        let kept = directory.keep_answer(session, life, call, answer, KEPT_ANSWER);
+        kept.await
+    };
+    let large = Bytes::from(vec![b'x'; 1024 * 1024]);
+    keep(0, large.clone()).await.unwrap();
+    let since = one.heart.sound_since();
+    // Answers are on a connection of their own, which is closed here.
+    let clients: String = server.ask("CLIENT LIST").await;
+    assert_eq!(
+        clients.lines().count(),
+        3,
+        "one is the question's:\n{clients}"
+    );
+    let answers = clients.lines().find(|client| client.contains("cmd=set "));
+    let id = answers.and_then(|client| client.split(' ').next()).unwrap();
+    let id = id.strip_prefix("id=").unwrap();
+    let killed: u64 = server.ask(&format!("CLIENT KILL ID {id}")).await;
+    assert_eq!(killed, 1);
+    eventually("an answer is kept again", async || {
+        keep(1, large.clone()).await.is_ok()
+    })
+    .await;
+
+    // Its memory is full. What is removed makes room.
+    let () = server.ask("CONFIG SET maxmemory 1mb").await;
+    let error = keep(2, large.clone()).await.unwrap_err();
+    assert!(error.to_string().contains("OOM"), "{error}");
+    for call in [0, 1] {
+        let call = CallNumber::new(call);
+        directory.remove_answer(session, life, call).await.unwrap();
+    }
+    let () = server.ask("CONFIG SET maxmemory 0").await;
+    keep(2, large).await.unwrap();
+    assert_eq!(one.heart.sound_since(), since);
 }
 
 #[tokio::test]
@@ -337,6 +408,6 @@ async fn who_leaves_is_not_alive_at_once() {
     let mut one = Living::start(&server, 1, 1).await;
     one.heart.leave();
     timeout(PATIENCE, &mut one.task).await.unwrap().unwrap();
-    let leases: Vec<String> = server.ask("KEYS mcp:i:*").await;
-    assert!(leases.is_empty());
+    let leases: usize = server.ask("HLEN mcp:i").await;
+    assert_eq!(leases, 0);
 }

@@ -1,8 +1,13 @@
-//! A Redis of a test's own, on a free port, which keeps nothing on a disk.
+//! A Redis of a test's own, on a free port, which keeps nothing on a disk unless it is told to.
 
-use std::{env, fs, net::TcpListener, path::PathBuf, process::Stdio};
+use std::{
+    env, fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
 
-use redis::{FromRedisValue, aio::MultiplexedConnection};
+use redis::{FromRedisValue, RedisResult, aio::MultiplexedConnection};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -13,6 +18,9 @@ use tokio::{
 pub(super) struct Server {
     port: u16,
     folder: PathBuf,
+    options: Vec<String>,
+    /// What it writes when it is ready.
+    ready: &'static str,
     process: Child,
 }
 
@@ -20,20 +28,74 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) async fn start() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let folder =
-            env::temp_dir().join(format!("mcp-cancel-cluster-{}-{port}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let process = start(port, &folder).await;
+        Self::start_with(&[]).await
+    }
+
+    /// With options of its command line.
+    pub(super) async fn start_with(options: &[&str]) -> Self {
+        let (port, folder) = place();
+        let mut all = words("--bind 127.0.0.1 --appendonly no");
+        all.extend(words(&format!("--port {port} --dir")));
+        all.push(folder.display().to_string());
+        all.extend(["--save".to_owned(), String::new()]);
+        all.extend(options.iter().map(|&option| option.to_owned()));
+        Self::run(port, folder, all, "Ready to accept connections").await
+    }
+
+    /// With TLS, and a certificate in [`folder`](Self::folder) that [`certify`] has made there.
+    #[cfg(feature = "tls")]
+    pub(super) async fn start_with_tls() -> Self {
+        let (port, folder) = place();
+        certify(&folder).await;
+        let file = |name: &str| folder.join(name).display().to_string();
+        let mut all = words("--bind 127.0.0.1 --appendonly no --port 0 --tls-auth-clients no");
+        all.extend(["--save".to_owned(), String::new()]);
+        for (option, value) in [
+            ("--tls-port", port.to_string()),
+            ("--tls-cert-file", file("server.pem")),
+            ("--tls-key-file", file("server.key")),
+            ("--tls-ca-cert-file", file("ca.pem")),
+            ("--dir", folder.display().to_string()),
+        ] {
+            all.extend([option.to_owned(), value]);
+        }
+        Self::run(port, folder, all, "Ready to accept connections").await
+    }
+
+    /// A Sentinel that knows this one by a name, and fails over after a second.
+    pub(super) async fn start_sentinel(&self, name: &str) -> Self {
+        let (port, folder) = place();
+        let config = folder.join("sentinel.conf");
+        let lines = [
+            format!("port {port}"),
+            "bind 127.0.0.1".to_owned(),
+            format!("dir {}", folder.display()),
+            format!("sentinel monitor {name} 127.0.0.1 {} 1", self.port),
+            format!("sentinel down-after-milliseconds {name} 1000"),
+            format!("sentinel failover-timeout {name} 5000"),
+        ];
+        fs::write(&config, lines.join("\n")).unwrap();
+        let options = vec![config.display().to_string(), "--sentinel".to_owned()];
+        Self::run(port, folder, options, "+monitor").await
+    }
+
+    async fn run(port: u16, folder: PathBuf, options: Vec<String>, ready: &'static str) -> Self {
+        let process = start(&options, ready).await;
         Self {
             port,
             folder,
+            options,
+            ready,
             process,
         }
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     pub(super) fn url(&self) -> String {
@@ -45,9 +107,9 @@ impl Server {
         self.process.kill().await.unwrap();
     }
 
-    /// Starts it again after [`kill`](Self::kill). It knows nothing.
+    /// Starts it again after [`kill`](Self::kill). It has what is on the disk.
     pub(super) async fn start_again(&mut self) {
-        self.process = start(self.port, &self.folder).await;
+        self.process = start(&self.options, self.ready).await;
     }
 
     pub(super) fn stop(&self) {
@@ -68,17 +130,35 @@ impl Server {
 
     /// What it answers to a command, on a connection of its own.
     pub(super) async fn ask<T: FromRedisValue>(&self, command: &str) -> T {
+        self.try_ask(command).await.unwrap()
+    }
+
+    /// What it answers, be it that it refuses.
+    pub(super) async fn try_ask<T: FromRedisValue>(&self, command: &str) -> RedisResult<T> {
         let mut words = command.split(' ');
         let mut asked = redis::cmd(words.next().unwrap());
         for word in words {
             asked.arg(word);
         }
-        asked.query_async(&mut self.connect().await).await.unwrap()
+        asked.query_async(&mut self.connect().await?).await
     }
 
-    async fn connect(&self) -> MultiplexedConnection {
-        let client = redis::Client::open(self.url()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+    /// A field of what it answers to `INFO`. Nothing if it does not answer.
+    pub(super) async fn info(&self, section: &str, field: &str) -> String {
+        let info: String = self
+            .try_ask(&format!("INFO {section}"))
+            .await
+            .unwrap_or_default();
+        let mut fields = info.lines().filter_map(|line| line.split_once(':'));
+        let found = fields.find(|(name, _)| *name == field);
+        found
+            .map(|(_, value)| value.trim().to_owned())
+            .unwrap_or_default()
+    }
+
+    async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+        let client = redis::Client::open(self.url())?;
+        client.get_multiplexed_async_connection().await
     }
 }
 
@@ -89,12 +169,23 @@ impl Drop for Server {
     }
 }
 
-async fn start(port: u16, folder: &PathBuf) -> Child {
+/// A port that is free, and a folder.
+fn place() -> (u16, PathBuf) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let folder = env::temp_dir().join(format!("mcp-cancel-cluster-{}-{port}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    (port, folder)
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}
+
+async fn start(options: &[String], ready: &str) -> Child {
     let program = env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
     let mut process = Command::new(&program)
-        .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-        .args(["--port", &port.to_string(), "--dir"])
-        .arg(folder)
+        .args(options)
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
@@ -103,11 +194,34 @@ async fn start(port: u16, folder: &PathBuf) -> Child {
     loop {
         let line = lines.next_line().await.unwrap();
         let line = line.unwrap_or_else(|| panic!("{program} has ended"));
-        if line.contains("Ready to accept connections") {
+        if line.contains(ready) {
             break;
         }
     }
     // Else it would wait for a reader when its pipe is full.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     process
+}
+
+/// Makes a certificate authority (`ca.pem`), and a certificate that it has signed for 127.0.0.1 (`server.pem`, `server.key`).
+#[cfg(feature = "tls")]
+pub(super) async fn certify(folder: &Path) {
+    fs::write(folder.join("names"), "subjectAltName=IP:127.0.0.1\n").unwrap();
+    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+    for command in [
+        &format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=authority"),
+        &format!("req {key} -keyout server.key -out server.csr -subj /CN=server"),
+        "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out server.pem",
+    ] {
+        let made = Command::new("openssl")
+            .args(words(command))
+            .current_dir(folder)
+            .output();
+        let made = made.await.unwrap();
+        assert!(
+            made.status.success(),
+            "{}",
+            String::from_utf8_lossy(&made.stderr)
+        );
+    }
 }

@@ -98,6 +98,7 @@ class Group:
         await self._end(opened)
         await over.wait()
         await poking
+        await self._world.ended([*self._leaving, self._left])
         for call in (self._by_owner, self._by_relay):
             call.close()
             doors = [node.door for node in self._world.nodes]

@@ -51,6 +51,7 @@ async def _outage(world, links, is_without, seconds):
     over.set()
     await asyncio.gather(*coming, poking)
     await asyncio.gather(*(call.end(c) for calls in groups for call in calls[:4]))
+    await world.ended([call for calls in groups for call in calls[4:]])
     await world.settle()
     for session in sessions:
         group = f"after {links} {session.id}"

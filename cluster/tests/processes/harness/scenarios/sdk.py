@@ -102,7 +102,7 @@ async def _killed(world, client, number):
         await asyncio.gather(*(_comes(process, call, turn % 2) for turn, call in enumerate(calls)))
         for call in calls:
             call.kill()
-        await asyncio.gather(*(call.until(call.over, GRACE + 4.0) for call in calls if call.told("started")))
+        await asyncio.gather(*(call.until(call.over, GRACE + 8.0) for call in calls if call.told("started")))
     finally:
         process.kill()
         await asyncio.gather(*(call.close() for call in calls))

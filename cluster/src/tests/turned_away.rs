@@ -8,6 +8,7 @@ use test_support::within;
 use tokio::{
     io::AsyncReadExt as _,
     net::{TcpListener, TcpStream},
+    time::Instant,
 };
 
 use super::{
@@ -15,9 +16,14 @@ use super::{
     steps::directory,
 };
 use crate::{
-    directory::{TURNED_AWAY, faulty::Faulty},
+    directory::{
+        LEASE,
+        faulty::{Fault, Faulty},
+    },
     filter::PeersFilter,
+    heart::BEAT,
     ids::{Owner, Ownership},
+    turned_away::CLIENT_BACKOFF,
 };
 
 const GRACE: Duration = Duration::from_secs(6);
@@ -62,7 +68,7 @@ async fn a_client_that_came_back_to_an_instance_without_a_way_to_the_owner_keeps
     }
     assert!(a.witness.is_running("a"));
     // Nor is it cancelled later, while it may be on its way.
-    pass(TURNED_AWAY - 3 * SECOND).await;
+    pass(CLIENT_BACKOFF - 3 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
     let mut resumed = mcp.resume(&named).await;
@@ -72,7 +78,7 @@ async fn a_client_that_came_back_to_an_instance_without_a_way_to_the_owner_keeps
 }
 
 #[tokio::test]
-async fn a_client_that_stays_away_from_the_door_it_was_at_leaves_an_orphan() {
+async fn a_client_that_was_turned_away_and_does_not_return_leaves_an_orphan() {
     let directory = directory();
     let [a, b] = two(&directory, false).await;
     let mcp = a.session().await;
@@ -80,7 +86,7 @@ async fn a_client_that_stays_away_from_the_door_it_was_at_leaves_an_orphan() {
     // Any request of the session says that its client is there.
     let mut call = b.client_of(&mcp).call(2, "echo", json!({})).await;
     assert_eq!(call.head().await.status, 503);
-    pass(TURNED_AWAY - 2 * SECOND).await;
+    pass(CLIENT_BACKOFF - 2 * SECOND).await;
     assert!(a.witness.is_running("a"));
 
     pass(2 * GRACE).await;
@@ -88,9 +94,46 @@ async fn a_client_that_stays_away_from_the_door_it_was_at_leaves_an_orphan() {
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 
+/// It could not be looked up whose it is, and the directory is well again before the grace ends.
+#[tokio::test]
+async fn a_client_that_was_turned_away_for_want_of_a_look_up_keeps_its_call() {
+    let directory = directory();
+    let [a, b] = two(&directory, true).await;
+    let mcp = a.session().await;
+    let named = a.detach(&mcp, 1, "a").await;
+    directory.set(Fault::FailsAt("look"));
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    assert_eq!(resumed.head().await.status, 503);
+    directory.set(Fault::None);
+    pass(CLIENT_BACKOFF - 2 * SECOND).await;
+    assert!(a.witness.is_running("a"));
+
+    let mut resumed = b.client_of(&mcp).resume(&named).await;
+    assert_eq!(resumed.head().await.status, 200);
+    a.witness.release("a");
+    assert_eq!(resumed.answer().await.unwrap()["id"], 1);
+}
+
+/// What it wrote before says nothing of the last moment of the grace.
+#[tokio::test]
+async fn a_call_waits_for_a_heartbeat_of_each_instance_after_its_grace() {
+    let directory = directory();
+    let [a, b] = two(&directory, true).await;
+    let mcp = a.session().await;
+    a.detach(&mcp, 1, "a").await;
+    pass(GRACE - BEAT).await;
+    b.cluster.stop_heart();
+    pass(BEAT + SECOND).await;
+    assert!(a.witness.is_running("a"));
+
+    // Its lease is over.
+    pass(LEASE + BEAT).await;
+    assert!(a.witness.ended("a").await.is_cancelled());
+}
+
 /// The connection of the relay comes about, and nothing comes on it.
 #[tokio::test]
-async fn a_client_that_waits_for_an_owner_who_does_not_hear_of_it_keeps_its_call() {
+async fn a_client_that_waits_for_an_owner_that_does_not_answer_keeps_its_call() {
     let directory = directory();
     let [a, b] = two(&directory, true).await;
     let mcp = a.session().await;
@@ -112,12 +155,12 @@ async fn a_client_that_waits_for_an_owner_who_does_not_hear_of_it_keeps_its_call
     // It gives up, and the relay with it.
     waiting.fin();
     closed(relay).await;
-    pass(2 * GRACE).await;
+    pass(CLIENT_BACKOFF + GRACE).await;
     assert!(a.witness.ended("a").await.is_cancelled());
 }
 
 #[tokio::test]
-async fn who_reaches_the_owner_tells_the_directory_nothing() {
+async fn a_client_whose_owner_answers_is_not_turned_away() {
     let directory = directory();
     let [a, b] = two(&directory, true).await;
     let mcp = a.session().await;
@@ -126,5 +169,5 @@ async fn who_reaches_the_owner_tells_the_directory_nothing() {
     assert_eq!(resumed.head().await.status, 200);
     a.witness.release("a");
     assert_eq!(resumed.answer().await.unwrap()["id"], 1);
-    assert_eq!(directory.asked("knock"), 0);
+    assert_eq!(b.routing().turned_away.age(Instant::now()), None);
 }

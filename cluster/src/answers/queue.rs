@@ -1,0 +1,381 @@
+//! The answers of ended calls: what is to be written to the directory, and what was written there.
+//!
+//! 1. A place is reserved when a call has ended, and orders the queue. An answer keeps its place until [`KEPT_ANSWER`] after the
+//!    end of its call, whether it is written or not. No number of failed writes ends that.
+//! 2. What was or may have been written counts in the bounds, as what waits does: they bound the directory and this memory.
+//! 3. Beyond a bound the oldest answers are given up. One that may have been written is removed from the directory. Removals
+//!    precede writes, so the directory does not exceed the bounds by more than what is in flight.
+//! 4. A failure pauses the queue for [`RETRY_DELAY`].
+//!
+//! The queue only decides. [`AnswerWriter`](super::writer::AnswerWriter) writes and removes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry as Slot},
+    fmt,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::{
+    directory::KEPT_ANSWER,
+    ids::{CallNumber, Incarnation, SessionHash},
+};
+
+/// Maximum number of bytes of the answers of a session: 1 MiB. It is also what the library retains of a session by default.
+pub(super) const MAX_OF_SESSION: usize = 1024 * 1024;
+
+/// Maximum number of bytes of all answers of an instance: 64 MiB.
+pub(super) const MAX_IN_ALL: usize = 64 * 1024 * 1024;
+
+/// What an answer counts beside its bytes: 256. It is about the cost of a key in the directory, and bounds the number of answers.
+pub(super) const OVERHEAD: usize = 256;
+
+/// Maximum number of bytes on the way to the directory: 4 MiB. Chosen because an instance that leaves may have 64 MiB to write, in
+/// 16 round trips then.
+pub(super) const MAX_BYTES_IN_FLIGHT: usize = 4 * 1024 * 1024;
+
+/// Maximum number of operations on the way to the directory: 256. They share a connection, which carries them one behind the other.
+pub(super) const MAX_IN_FLIGHT: usize = 256;
+
+/// How long after a failure the directory is tried again: 500 ms.
+pub(super) const RETRY_DELAY: Duration = Duration::from_millis(500);
+
+/// The answers of one instance, from the ends of their calls until they expire or are given up.
+#[derive(Debug, Default)]
+pub(super) struct AnswerQueue {
+    /// Everything that counts in the bounds, the oldest first.
+    kept: BTreeMap<u64, Kept>,
+    /// What was given up and may be in the directory. Nothing of it is in flight.
+    removals: BTreeMap<u64, Removal>,
+    /// Of `kept`, what is neither written nor in flight.
+    waiting: BTreeSet<u64>,
+    /// Reserved places, and of `kept` what is not written.
+    unwritten: BTreeSet<u64>,
+    /// The place of each key. A key is also here while it is in flight or in `removals`.
+    places: HashMap<AnswerKey, u64>,
+    sessions: HashMap<SessionHash, OfSession>,
+    /// Of all of `kept`.
+    size: usize,
+    in_flight: usize,
+    bytes_in_flight: usize,
+    next_place: u64,
+    /// After a failure, when the directory is tried again.
+    paused_until: Option<Instant>,
+}
+
+/// Names an answer in the directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct AnswerKey {
+    pub(super) session: SessionHash,
+    /// The life of the session.
+    pub(super) life: Incarnation,
+    pub(super) call: CallNumber,
+}
+
+/// A place in the queue.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    number: u64,
+    expires: Instant,
+}
+
+/// A bound, because of which an answer was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bound {
+    /// [`MAX_OF_SESSION`].
+    OfSession,
+    /// [`MAX_IN_ALL`].
+    InAll,
+    /// [`KEPT_ANSWER`], before the answer was written.
+    Time,
+}
+
+/// An operation of the directory.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) key: AnswerKey,
+    /// What is to be written, or `None` if the answer is to be removed.
+    pub(super) text: Option<Bytes>,
+    /// For how long the answer is still kept.
+    pub(super) time: Duration,
+    place: Place,
+}
+
+#[derive(Debug)]
+struct Kept {
+    key: AnswerKey,
+    size: usize,
+    expires: Instant,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// No write has begun.
+    New(Bytes),
+    InFlight,
+    /// A write failed, and may have been carried out.
+    Failed(Bytes),
+    Written,
+}
+
+#[derive(Debug)]
+struct Removal {
+    key: AnswerKey,
+    expires: Instant,
+}
+
+#[derive(Debug, Default)]
+struct OfSession {
+    size: usize,
+    places: BTreeSet<u64>,
+}
+
+// === impl AnswerQueue ===
+
+impl AnswerQueue {
+    /// Reserves a place for the answer of a call that has just ended.
+    pub(super) fn reserve(&mut self, now: Instant) -> Place {
+        let number = self.next_place;
+        self.next_place += 1;
+        self.unwritten.insert(number);
+        Place {
+            number,
+            expires: now + KEPT_ANSWER,
+        }
+    }
+
+    /// Frees a place for which there is no answer.
+    pub(super) fn release(&mut self, place: Place) {
+        if !self.kept.contains_key(&place.number) {
+            self.unwritten.remove(&place.number);
+        }
+    }
+
+    /// Puts an answer in its place. Returns the bound because of which an answer was given up.
+    ///
+    /// # Edge cases
+    ///
+    /// An answer that has a place already keeps that one. One that is larger than a session may have is itself given up.
+    pub(super) fn put(&mut self, place: Place, key: AnswerKey, text: Bytes) -> Option<Bound> {
+        let size = text.len() + OVERHEAD;
+        if size > MAX_OF_SESSION {
+            return Some(Bound::OfSession);
+        }
+        let Slot::Vacant(free) = self.places.entry(key) else {
+            return None;
+        };
+        free.insert(place.number);
+        let of_session = self.sessions.entry(key.session).or_default();
+        of_session.size += size;
+        of_session.places.insert(place.number);
+        self.size += size;
+        self.waiting.insert(place.number);
+        let kept = Kept {
+            key,
+            size,
+            expires: place.expires,
+            state: State::New(text),
+        };
+        self.kept.insert(place.number, kept);
+        self.enforce_bounds(key.session)
+    }
+
+    /// Forgets what has expired. Returns `true` if something of it was never written.
+    pub(super) fn expire(&mut self, now: Instant) -> bool {
+        let mut has_unwritten = false;
+        while let Some((&number, kept)) = self.kept.first_key_value()
+            && kept.expires <= now
+            && let Some(kept) = self.take_kept(number)
+        {
+            has_unwritten |= !matches!(kept.state, State::Written);
+            self.free(kept.key, number);
+        }
+        while let Some(first) = self.removals.first_entry()
+            && first.get().expires <= now
+        {
+            let (number, removal) = first.remove_entry();
+            self.free(removal.key, number);
+        }
+        has_unwritten
+    }
+
+    /// Returns what the directory is to do next, and counts it as in flight until [`complete`](Self::complete).
+    pub(super) fn next_operation(&mut self, now: Instant) -> Option<Operation> {
+        self.paused_until = self.paused_until.filter(|until| now < *until);
+        if self.paused_until.is_some() || self.in_flight >= MAX_IN_FLIGHT {
+            return None;
+        }
+        let operation = match self.removals.pop_first() {
+            Some((number, Removal { key, expires })) => Operation {
+                key,
+                text: None,
+                time: expires - now,
+                place: Place { number, expires },
+            },
+            None => self.next_write(now)?,
+        };
+        self.in_flight += 1;
+        self.bytes_in_flight += operation.bytes();
+        Some(operation)
+    }
+
+    fn next_write(&mut self, now: Instant) -> Option<Operation> {
+        let number = *self.waiting.first()?;
+        let kept = self.kept.get_mut(&number)?;
+        let (State::New(text) | State::Failed(text)) = &kept.state else {
+            return None;
+        };
+        let text = text.clone();
+        if self.bytes_in_flight + text.len() > MAX_BYTES_IN_FLIGHT {
+            return None;
+        }
+        kept.state = State::InFlight;
+        self.waiting.remove(&number);
+        Some(Operation {
+            key: kept.key,
+            text: Some(text),
+            time: kept.expires - now,
+            place: Place {
+                number,
+                expires: kept.expires,
+            },
+        })
+    }
+
+    /// Notes the end of an operation.
+    pub(super) fn complete(&mut self, operation: Operation, is_done: bool, now: Instant) {
+        self.in_flight -= 1;
+        self.bytes_in_flight -= operation.bytes();
+        if !is_done {
+            self.paused_until = Some(now + RETRY_DELAY);
+        }
+        let Operation {
+            key, text, place, ..
+        } = operation;
+        let number = place.number;
+        let is_write = text.is_some();
+        match (self.kept.get_mut(&number), text) {
+            (Some(kept), Some(_)) if is_done => {
+                kept.state = State::Written;
+                self.unwritten.remove(&number);
+            }
+            (Some(kept), Some(text)) => {
+                kept.state = State::Failed(text);
+                self.waiting.insert(number);
+            }
+            // The answer was given up while it was written, or is still to be removed, or has expired.
+            _ if (is_write || !is_done) && place.expires > now => {
+                let expires = place.expires;
+                self.removals.insert(number, Removal { key, expires });
+            }
+            _ => self.free(key, number),
+        }
+    }
+
+    /// When there is something to do, if nothing else happens before.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let kept = self.kept.first_key_value().map(|(_, kept)| kept.expires);
+        let removal = self.removals.first_key_value();
+        let expires = kept.into_iter().chain(removal.map(|(_, it)| it.expires));
+        expires.chain(self.paused_until).min()
+    }
+
+    /// The place after all that are reserved by now.
+    pub(super) fn end(&self) -> u64 {
+        self.next_place
+    }
+
+    /// Returns `true` if nothing before this place is unwritten.
+    pub(super) fn is_written_until(&self, end: u64) -> bool {
+        self.unwritten.first().is_none_or(|first| *first >= end)
+    }
+
+    fn enforce_bounds(&mut self, session: SessionHash) -> Option<Bound> {
+        let mut exceeded = None;
+        while let Some(of_session) = self.sessions.get(&session)
+            && of_session.size > MAX_OF_SESSION
+            && let Some(&oldest) = of_session.places.first()
+        {
+            self.give_up(oldest);
+            exceeded = Some(Bound::OfSession);
+        }
+        while self.size > MAX_IN_ALL
+            && let Some((&oldest, _)) = self.kept.first_key_value()
+        {
+            self.give_up(oldest);
+            exceeded = Some(Bound::InAll);
+        }
+        exceeded
+    }
+
+    fn give_up(&mut self, number: u64) {
+        let Some(kept) = self.take_kept(number) else {
+            return;
+        };
+        let Kept {
+            key,
+            expires,
+            state,
+            ..
+        } = kept;
+        match state {
+            State::New(_) => self.free(key, number),
+            // It is removed after its write.
+            State::InFlight => {}
+            State::Failed(_) | State::Written => {
+                self.removals.insert(number, Removal { key, expires });
+            }
+        }
+    }
+
+    /// Takes an answer out of all that counts it. Its key is not free yet.
+    fn take_kept(&mut self, number: u64) -> Option<Kept> {
+        let kept = self.kept.remove(&number)?;
+        self.waiting.remove(&number);
+        self.unwritten.remove(&number);
+        self.size -= kept.size;
+        if let Slot::Occupied(mut of_session) = self.sessions.entry(kept.key.session) {
+            of_session.get_mut().size -= kept.size;
+            of_session.get_mut().places.remove(&number);
+            if of_session.get().places.is_empty() {
+                of_session.remove();
+            }
+        }
+        Some(kept)
+    }
+
+    /// Frees a key, unless it has another place by now.
+    fn free(&mut self, key: AnswerKey, number: u64) {
+        if let Slot::Occupied(place) = self.places.entry(key)
+            && *place.get() == number
+        {
+            place.remove();
+        }
+    }
+}
+
+// === impl Operation ===
+
+impl Operation {
+    fn bytes(&self) -> usize {
+        self.text.as_ref().map_or(0, Bytes::len)
+    }
+}
+
+// === impl Bound ===
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OfSession => f.write_str("1 MiB of a session (MAX_OF_SESSION)"),
+            Self::InAll => f.write_str("64 MiB of an instance (MAX_IN_ALL)"),
+            Self::Time => f.write_str("ten minutes without a directory (KEPT_ANSWER)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+use std::{ops::Range, time::Duration};
+
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::*;
+use crate::{
+    cluster::{Cluster, join},
+    directory::{
+        Directory as _, MemoryDirectory,
+        contract::instance,
+        faulty::{Fault, Faulty},
+    },
+    filter::PeersFilter,
+    turned_away::CLIENT_BACKOFF,
+    wire::Secret,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A session manager that remembers an answer of this many bytes of text for every call.
+struct Memory(usize);
+
+impl Remembers for Memory {
+    fn answer(&self, _session: &str, _event: &str) -> Option<Arc<ServerJsonRpcMessage>> {
+        let error = json!({ "code": -1, "message": "x".repeat(self.0) });
+        let answer = json!({ "jsonrpc": "2.0", "id": 1, "error": error });
+        Some(Arc::new(serde_json::from_value(answer).unwrap()))
+    }
+}
+
+/// An instance whose calls end without their clients.
+struct Instance {
+    cluster: Cluster,
+    directory: Faulty,
+    life: Incarnation,
+    memory: Arc<dyn Remembers>,
+}
+
+impl Instance {
+    fn start(length: usize) -> Self {
+        let directory = Faulty::new(MemoryDirectory::default());
+        let me = instance(1);
+        let secret = Secret::default();
+        Self {
+            cluster: join(
+                me,
+                directory.clone(),
+                PeersFilter::default(),
+                secret,
+                CLIENT_BACKOFF,
+            ),
+            directory,
+            life: me.incarnation,
+            memory: Arc::new(Memory(length)),
+        }
+    }
+
+    /// Calls of a session end at once, all without their clients.
+    fn end_calls(&self, session: &str, numbers: Range<u64>) {
+        for number in numbers {
+            let request = NumberOrString::Number(1);
+            self.cluster.answers().gone(Gone {
+                call: Call::new(session.into(), &request, CallNumber::new(number)),
+                life: self.life,
+                event: "0/0".into(),
+                memory: Arc::downgrade(&self.memory),
+            });
+        }
+    }
+
+    /// The calls of a session whose answers are in the directory, and how many bytes those are.
+    async fn kept(&self, session: &str, numbers: Range<u64>) -> (Vec<u64>, usize) {
+        let (mut calls, mut bytes) = (Vec::new(), 0);
+        for number in numbers {
+            let (session, call) = (SessionHash::of(session), CallNumber::new(number));
+            let answer = self.directory.memory.answer(session, self.life, call).await;
+            if let Some(answer) = answer.unwrap() {
+                calls.push(number);
+                bytes += answer.len();
+            }
+        }
+        (calls, bytes)
+    }
+}
+
+/// Issue 29, 11.
+#[tokio::test(start_paused = true)]
+async fn a_burst_of_answers_is_kept() {
+    let instance = Instance::start(10);
+    instance
+        .directory
+        .set(Fault::Slow(Duration::from_millis(50)));
+    instance.end_calls("a", 0..300);
+    sleep(3 * SECOND).await;
+    assert_eq!(instance.kept("a", 0..300).await.0.len(), 300);
+}
+
+/// Issue 29, 10.
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_leaves_writes_all_answers_within_its_limit() {
+    let instance = Instance::start(10);
+    instance
+        .directory
+        .set(Fault::Slow(Duration::from_millis(450)));
+    sleep(SECOND).await;
+    instance.end_calls("a", 0..720);
+    let begun = Instant::now();
+    instance.cluster.leave(30 * SECOND).await;
+    assert_eq!(instance.kept("a", 0..720).await.0.len(), 720);
+    assert!(begun.elapsed() < 10 * SECOND, "{:?}", begun.elapsed());
+}
+
+/// Issue 29, 10.
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_leaves_waits_for_the_directory_until_its_limit() {
+    let instance = Instance::start(10);
+    instance.directory.set(Fault::FailsAt("keep_answer"));
+    instance.end_calls("a", 0..1);
+    let back = async {
+        sleep(20 * SECOND).await;
+        instance.directory.set(Fault::None);
+    };
+    let begun = Instant::now();
+    tokio::join!(instance.cluster.leave(30 * SECOND), back);
+    assert_eq!(instance.kept("a", 0..1).await.0, [0]);
+    assert!(begun.elapsed() < 22 * SECOND, "{:?}", begun.elapsed());
+
+    let instance = Instance::start(10);
+    instance.directory.set(Fault::FailsAt("keep_answer"));
+    instance.end_calls("a", 0..1);
+    let begun = Instant::now();
+    instance.cluster.leave(30 * SECOND).await;
+    let took = begun.elapsed();
+    assert!(took >= 30 * SECOND && took < 33 * SECOND, "{took:?}");
+}
+
+/// Issue 29, 12.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_came_in_a_long_outage_is_kept_after_it() {
+    let instance = Instance::start(10);
+    instance.directory.set(Fault::Fails);
+    instance.end_calls("a", 0..1);
+    sleep(120 * SECOND).await;
+    instance.end_calls("a", 1..2);
+    instance.directory.set(Fault::None);
+    sleep(SECOND).await;
+    assert_eq!(instance.kept("a", 0..2).await.0, [0, 1]);
+}
+
+/// Issue 29, 12.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_came_in_a_long_outage_is_kept_by_a_later_departure() {
+    let instance = Instance::start(10);
+    instance.directory.set(Fault::FailsAt("keep_answer"));
+    instance.end_calls("a", 0..1);
+    sleep(60 * SECOND).await;
+    instance.directory.set(Fault::None);
+    instance.cluster.leave(30 * SECOND).await;
+    assert_eq!(instance.kept("a", 0..1).await.0, [0]);
+}
+
+/// Issue 29, 4.
+#[tokio::test(start_paused = true)]
+async fn the_answers_of_a_session_have_a_bound_in_the_directory() {
+    let instance = Instance::start(60_000);
+    instance.end_calls("other", 0..1);
+    for number in 0..300 {
+        instance.end_calls("a", number..number + 1);
+        sleep(Duration::from_millis(20)).await;
+        let (_, bytes) = instance.kept("a", 0..300).await;
+        assert!(bytes <= 1024 * 1024, "{number}: {bytes}");
+    }
+    let (calls, _) = instance.kept("a", 0..300).await;
+    let expected: Vec<u64> = (283..300).collect();
+    assert_eq!(calls, expected, "the latest are kept");
+    assert_eq!(instance.kept("other", 0..1).await.0, [0]);
+}
+
+/// Issue 29, 4.
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_kept_for_ten_minutes_after_its_call_ended() {
+    let instance = Instance::start(10);
+    instance.end_calls("a", 0..1);
+    instance.directory.set(Fault::Fails);
+    instance.end_calls("a", 1..2);
+    sleep(300 * SECOND).await;
+    instance.directory.set(Fault::None);
+    sleep(299 * SECOND).await;
+    assert_eq!(instance.kept("a", 0..2).await.0, [0, 1]);
+    sleep(SECOND).await;
+    assert_eq!(instance.kept("a", 0..2).await.0, [] as [u64; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_closes_loses_no_answer_of_a_call_that_has_ended() {
+    let instance = Instance::start(10);
+    instance.directory.set(Fault::Fails);
+    instance.end_calls("a", 0..300);
+    instance.cluster.answers().closed("a");
+    sleep(20 * SECOND).await;
+    instance.directory.set(Fault::None);
+    sleep(SECOND).await;
+    assert_eq!(instance.kept("a", 0..300).await.0.len(), 300);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cluster_that_is_dropped_writes_no_more() {
+    let instance = Instance::start(10);
+    sleep(SECOND).await;
+    let Instance {
+        cluster, directory, ..
+    } = instance;
+    let answers = Arc::downgrade(cluster.answers());
+    drop(cluster);
+    sleep(SECOND).await;
+    assert!(answers.upgrade().is_none());
+    let asked = directory.asked("beat");
+    sleep(60 * SECOND).await;
+    assert_eq!(directory.asked("beat"), asked);
+}
+
+/// A stream may be dropped where there is no runtime.
+#[test]
+fn an_answer_is_kept_wherever_its_stream_was_dropped() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let instance = runtime.block_on(async { Instance::start(10) });
+    instance.end_calls("a", 0..1);
+    let kept = runtime.block_on(async {
+        sleep(Duration::from_millis(100)).await;
+        instance.kept("a", 0..1).await.0
+    });
+    assert_eq!(kept, [0]);
+}

@@ -1,0 +1,191 @@
+//! The task that writes answers to the directory. There is one per instance.
+
+use std::{
+    future::pending,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use rmcp::model::ServerJsonRpcMessage;
+use tokio::{
+    select,
+    sync::Notify,
+    time::{Instant, sleep_until, timeout_at},
+};
+
+use super::queue::{AnswerKey, AnswerQueue, Bound, Operation, Place};
+use crate::{
+    directory::{Directory as _, DirectoryError, Limited},
+    warn_rarely::WarnRarely,
+};
+
+/// Writes the answers of ended calls to the directory, in the order in which the calls ended.
+#[derive(Debug)]
+pub(super) struct AnswerWriter {
+    directory: Limited,
+    queue: Mutex<AnswerQueue>,
+    /// Wakes [`run`](Self::run).
+    has_work: Notify,
+    /// Wakes [`flush`](Self::flush).
+    progress: Notify,
+    given_up: [WarnRarely; 3],
+    failing: WarnRarely,
+}
+
+/// A reserved place for the answer of a call that has ended. Dropped, it is free.
+#[derive(Debug)]
+pub(super) struct ReservedPlace {
+    writer: Arc<AnswerWriter>,
+    place: Place,
+}
+
+// === impl AnswerWriter ===
+
+impl AnswerWriter {
+    pub(super) fn new(directory: Limited) -> Arc<Self> {
+        Arc::new(Self {
+            directory,
+            queue: Mutex::default(),
+            has_work: Notify::new(),
+            progress: Notify::new(),
+            given_up: Default::default(),
+            failing: WarnRarely::default(),
+        })
+    }
+
+    /// Reserves the next place. Needs no runtime.
+    pub(super) fn reserve(self: &Arc<Self>) -> ReservedPlace {
+        ReservedPlace {
+            writer: self.clone(),
+            place: self.queue().reserve(Instant::now()),
+        }
+    }
+
+    /// Writes for as long as it is polled. It is to be run once.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped, it leaves in the queue what is not written.
+    pub(super) async fn run(self: Arc<Self>) {
+        let mut in_flight = FuturesUnordered::new();
+        loop {
+            let deadline = self.start(|operation| in_flight.push(self.carry_out(operation)));
+            let deadline = async {
+                match deadline {
+                    Some(deadline) => sleep_until(deadline).await,
+                    None => pending().await,
+                }
+            };
+            select! {
+                Some((operation, result)) = in_flight.next() => self.complete(operation, result),
+                () = self.has_work.notified() => {}
+                () = deadline => {}
+            }
+        }
+    }
+
+    /// Returns when all that is in the queue at this time is written or given up, or at `until`.
+    pub(super) async fn flush(&self, until: Option<Instant>) {
+        let end = self.queue().end();
+        let all = async {
+            loop {
+                let progress = self.progress.notified();
+                if self.queue().is_written_until(end) {
+                    return;
+                }
+                progress.await;
+            }
+        };
+        match until {
+            // What takes longer is left to the task.
+            Some(until) => drop(timeout_at(until, all).await),
+            None => all.await,
+        }
+    }
+
+    /// Starts what may be in flight. Returns when there is more to do.
+    fn start(&self, mut start: impl FnMut(Operation)) -> Option<Instant> {
+        let now = Instant::now();
+        let mut queue = self.queue();
+        let has_unwritten = queue.expire(now);
+        while let Some(operation) = queue.next_operation(now) {
+            start(operation);
+        }
+        let deadline = queue.next_deadline();
+        drop(queue);
+        self.progress.notify_waiters();
+        if has_unwritten {
+            self.warn(Bound::Time);
+        }
+        deadline
+    }
+
+    async fn carry_out(&self, operation: Operation) -> (Operation, Result<(), DirectoryError>) {
+        let AnswerKey {
+            session,
+            life,
+            call,
+        } = operation.key;
+        let result = match operation.text.clone() {
+            Some(text) => {
+                let kept = self
+                    .directory
+                    .keep_answer(session, life, call, text, operation.time);
+                kept.await
+            }
+            None => self.directory.remove_answer(session, life, call).await,
+        };
+        (operation, result)
+    }
+
+    fn complete(&self, operation: Operation, result: Result<(), DirectoryError>) {
+        let (is_done, now) = (result.is_ok(), Instant::now());
+        self.queue().complete(operation, is_done, now);
+        if let Err(error) = result {
+            self.failing.warn(&format_args!(
+                "{error}: answers of ended calls are not in the directory yet, and are written again until they are"
+            ));
+        }
+    }
+
+    fn warn(&self, bound: Bound) {
+        let [of_session, in_all, time] = &self.given_up;
+        let warning = match bound {
+            Bound::OfSession => of_session,
+            Bound::InAll => in_all,
+            Bound::Time => time,
+        };
+        warning.warn(&format_args!(
+            "answers of ended calls are given up, beyond {bound}: once their instance is gone, clients that resume get an error in place of them"
+        ));
+    }
+
+    fn queue(&self) -> MutexGuard<'_, AnswerQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl ReservedPlace ===
+
+impl ReservedPlace {
+    /// Puts an answer in this place.
+    pub(super) fn put(self, key: AnswerKey, answer: &ServerJsonRpcMessage) {
+        let Ok(text) = serde_json::to_vec(answer) else {
+            return;
+        };
+        // Without the room that it has grown into.
+        let text = text.into_boxed_slice().into();
+        let exceeded = self.writer.queue().put(self.place, key, text);
+        self.writer.has_work.notify_one();
+        if let Some(bound) = exceeded {
+            self.writer.warn(bound);
+        }
+    }
+}
+
+impl Drop for ReservedPlace {
+    fn drop(&mut self) {
+        self.writer.queue().release(self.place);
+        self.writer.progress.notify_waiters();
+    }
+}

@@ -1,0 +1,147 @@
+//! A limit on how long a request body may pause. A client that sends half a body and stays connected would otherwise hold whatever
+//! waits for that body.
+
+use std::{
+    error::Error,
+    fmt,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use http_body::{Body as _, Frame, SizeHint};
+use tokio::time::{Sleep, sleep};
+
+/// How long a request body may take to its next byte while it is read: 30 s. Longer than a lost packet is sent again on any link
+/// that still works.
+pub(crate) const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// No byte of a request body arrived for [`BODY_IDLE_TIMEOUT`].
+#[derive(Debug)]
+struct BodyStalled;
+
+/// A body that fails with [`BodyStalled`].
+struct IdleLimited {
+    body: Body,
+    /// Set while the reader waits for the next frame. A body that is not read does not stall.
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+/// Returns the body with the limit.
+pub(crate) fn limit_idle(body: Body) -> Body {
+    if body.is_end_stream() {
+        return body;
+    }
+    Body::new(IdleLimited { body, pause: None })
+}
+
+/// Returns `true` if an error comes from a body that stalled.
+pub(crate) fn is_stalled(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if error.is::<BodyStalled>() {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+// === impl IdleLimited ===
+
+impl http_body::Body for IdleLimited {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
+            this.pause = None;
+            return Poll::Ready(frame);
+        }
+        let pause = this
+            .pause
+            .get_or_insert_with(|| Box::pin(sleep(BODY_IDLE_TIMEOUT)));
+        let is_over = pause.as_mut().poll(cx);
+        is_over.map(|()| Some(Err(axum::Error::new(BodyStalled))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+// === impl BodyStalled ===
+
+impl fmt::Display for BodyStalled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "no byte of the request body arrived for {} s",
+            BODY_IDLE_TIMEOUT.as_secs()
+        )
+    }
+}
+
+impl Error for BodyStalled {}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use futures_util::{StreamExt as _, stream};
+    use http_body_util::BodyExt as _;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// A body with so many pauses of this length, and then nothing more, or its end.
+    fn body(pauses: u64, pause: Duration, ends: bool) -> Body {
+        let frames = stream::iter(0..pauses).then(move |_| async move {
+            sleep(pause).await;
+            Ok::<_, io::Error>(Bytes::from_static(b"x"))
+        });
+        let rest = if ends {
+            stream::empty().boxed()
+        } else {
+            stream::pending().boxed()
+        };
+        limit_idle(Body::from_stream(frames.chain(rest)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_goes_on_may_take_as_long_as_it_likes() {
+        let slow = BODY_IDLE_TIMEOUT - Duration::from_millis(1);
+        let whole = body(100, slow, true).collect().await.unwrap();
+        assert_eq!(whole.to_bytes().len(), 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_stalls_fails() {
+        let begun = Instant::now();
+        let second = Duration::from_secs(1);
+        let error = body(2, second, false).collect().await.unwrap_err();
+        assert_eq!(begun.elapsed(), 2 * second + BODY_IDLE_TIMEOUT);
+        assert!(is_stalled(&error), "{error}");
+        assert!(!is_stalled(&axum::Error::new(io::Error::other("reset"))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_nobody_reads_does_not_stall() {
+        let mut body = body(2, Duration::from_secs(1), true);
+        for _ in 0..2 {
+            sleep(2 * BODY_IDLE_TIMEOUT).await;
+            assert!(body.frame().await.unwrap().is_ok());
+        }
+        assert!(body.frame().await.is_none());
+    }
+}

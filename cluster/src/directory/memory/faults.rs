@@ -1,0 +1,87 @@
+//! What an engine can do to what it knows, for the simulation.
+
+use std::{collections::HashMap, fmt::Debug, hash::Hash};
+
+use tokio::time::Instant;
+
+use super::{MemoryDirectory, State};
+use crate::ids::{Incarnation, Record, SessionHash};
+
+/// What a directory knew.
+pub(crate) struct Snapshot(State);
+
+/// A kind of keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Session,
+    Lease,
+    Answer,
+}
+
+impl MemoryDirectory {
+    /// Returns all that it knows.
+    pub(crate) fn take_snapshot(&self) -> Snapshot {
+        Snapshot(self.state().clone())
+    }
+
+    /// Starts again with what a snapshot has, as an engine that was killed does, or a replica that takes over.
+    pub(crate) fn load_snapshot(&self, snapshot: &Snapshot) {
+        let mut state = self.state();
+        *state = State {
+            starts: state.starts + 1,
+            ..snapshot.0.clone()
+        };
+    }
+
+    /// Removes the key that `pick` stands for, and describes it. Returns `None` if there is none.
+    pub(crate) fn evict_any(&self, kind: Kind, pick: u64) -> Option<String> {
+        let mut state = self.state();
+        match kind {
+            Kind::Session => evict(&mut state.sessions, pick).map(|key| format!("session {key}")),
+            // All leases are in one key.
+            Kind::Lease => {
+                let has_any = !state.leases.is_empty();
+                state.leases.clear();
+                has_any.then(|| "leases".to_owned())
+            }
+            Kind::Answer => {
+                let State { answers, .. } = &mut *state;
+                let mut keys: Vec<_> = answers.keys().copied().collect();
+                keys.sort_by_key(|key| format!("{key:?}"));
+                let key = *keys.get(pick as usize % keys.len().max(1))?;
+                // It is over.
+                answers.get_mut(&key)?.1 = Instant::now();
+                Some(format!("answer {} of {}", key.2, key.0))
+            }
+        }
+    }
+
+    /// Returns `true` if a session has an owner.
+    pub(crate) fn has_owner(&self, session: SessionHash) -> bool {
+        let mut state = self.state();
+        let known = state.session(session, Instant::now());
+        known.is_some_and(|known| matches!(known.record, Record::Owned(_)))
+    }
+
+    /// Returns the instances that have a lease.
+    pub(crate) fn living(&self) -> Vec<Incarnation> {
+        let now = Instant::now();
+        let state = self.state();
+        let lasting = state.leases.iter().filter(|(_, held)| held.lasts(now));
+        lasting.map(|(incarnation, _)| *incarnation).collect()
+    }
+
+    /// Removes the record of a session, as an engine does that has no memory left.
+    pub(crate) fn evict(&self, session: SessionHash) {
+        self.state().sessions.remove(&session);
+    }
+}
+
+/// Removes a key in an order that does not depend on the map.
+fn evict<K: Copy + Eq + Hash + Debug, V>(map: &mut HashMap<K, V>, pick: u64) -> Option<K> {
+    let mut keys: Vec<K> = map.keys().copied().collect();
+    keys.sort_by_key(|key| format!("{key:?}"));
+    let key = *keys.get(pick as usize % keys.len().max(1))?;
+    map.remove(&key);
+    Some(key)
+}

@@ -1,0 +1,191 @@
+//! Where the engine is, and how it is trusted.
+
+use std::{sync::Arc, time::Duration};
+
+#[cfg(feature = "tls")]
+use redis::TlsCertificates;
+use redis::{
+    Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, TlsMode,
+    io::tcp::TcpSettings,
+    sentinel::{SentinelClientBuilder, SentinelServerType},
+};
+
+use super::source::{Sentinels, Source};
+use crate::directory::DirectoryError;
+
+/// How long what was sent may be on its way before the connection counts as dead: 2 s. After a silent network TCP itself waits
+/// about as long again as it was silent.
+const DEAD_AFTER: Duration = Duration::from_secs(2);
+
+/// Where a Redis or a Valkey is, as the application names it.
+#[derive(Clone, Default)]
+pub(crate) struct RedisAddress {
+    pub(crate) url: String,
+    /// URLs of Sentinels. If there are any, the host of `url` is the name by which they know the primary.
+    pub(crate) sentinels: Vec<String>,
+    /// The only certificate authorities that are trusted, as PEM. `None` trusts those of the system.
+    #[cfg(feature = "tls")]
+    pub(crate) root_certificate: Option<Vec<u8>>,
+}
+
+// === impl RedisAddress ===
+
+impl RedisAddress {
+    pub(crate) fn new(url: String) -> Self {
+        Self {
+            url,
+            ..Self::default()
+        }
+    }
+
+    /// Returns where connections begin.
+    ///
+    /// # Errors
+    /// A URL cannot be read, or cannot be used as this crate is built.
+    pub(super) fn source(&self) -> Result<Source, DirectoryError> {
+        let primary = self.read(&self.url)?;
+        self.check_trust(&primary)?;
+        if self.sentinels.is_empty() {
+            return Ok(Source::Fixed(Client::open(primary)?.into()));
+        }
+        Ok(Source::Sentinels(self.sentinels(&primary)?))
+    }
+
+    fn sentinels(&self, primary: &ConnectionInfo) -> Result<Arc<Sentinels>, DirectoryError> {
+        let (name, tls) = match primary.addr() {
+            ConnectionAddr::Tcp(name, _) => (name, None),
+            ConnectionAddr::TcpTls { host, .. } => (host, Some(TlsMode::Secure)),
+            _ => return Err(DirectoryError::unusable(NO_NAME)),
+        };
+        let sentinels = self.sentinels.iter().map(|url| self.read(url));
+        let sentinels: Vec<_> = sentinels.collect::<Result<_, _>>()?;
+        let addresses = sentinels.iter().map(|sentinel| sentinel.addr().clone());
+        let mut builder = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?
+            .set_client_to_sentinel_tcp_settings(primary.tcp_settings().clone())
+            .set_client_to_redis_tcp_settings(primary.tcp_settings().clone())
+            .set_client_to_redis_db(primary.redis_settings().db())
+            .set_client_to_redis_protocol(primary.redis_settings().protocol());
+        if let Some(user) = primary.redis_settings().username() {
+            builder = builder.set_client_to_redis_username(user);
+        }
+        if let Some(password) = primary.redis_settings().password() {
+            builder = builder.set_client_to_redis_password(password);
+        }
+        // The Sentinels of one primary have one configuration.
+        if let Some(first) = sentinels.first() {
+            if let Some(user) = first.redis_settings().username() {
+                builder = builder.set_client_to_sentinel_username(user);
+            }
+            if let Some(password) = first.redis_settings().password() {
+                builder = builder.set_client_to_sentinel_password(password);
+            }
+        }
+        if let Some(tls) = tls {
+            builder = builder.set_client_to_redis_tls_mode(tls);
+            #[cfg(feature = "tls")]
+            if let Some(certificates) = self.certificates() {
+                builder = builder.set_client_to_redis_certificates(certificates);
+            }
+        }
+        Ok(Sentinels::new(name, builder.build()?))
+    }
+
+    fn read(&self, url: &str) -> Result<ConnectionInfo, DirectoryError> {
+        let is_tls = ["rediss:", "valkeys:"].iter().any(|it| url.starts_with(it));
+        if is_tls && cfg!(not(feature = "tls")) {
+            return Err(DirectoryError::unusable(NEEDS_TLS));
+        }
+        let tcp = TcpSettings::default().set_nodelay(true);
+        #[cfg(target_os = "linux")]
+        let tcp = tcp.set_user_timeout(DEAD_AFTER);
+        let info = url.into_connection_info()?.set_tcp_settings(tcp);
+        match info.addr() {
+            ConnectionAddr::TcpTls { insecure: true, .. } => {
+                Err(DirectoryError::unusable(ALWAYS_VERIFIED))
+            }
+            ConnectionAddr::TcpTls { .. } => self.trusting(info),
+            _ => Ok(info),
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[allow(
+        clippy::unused_self,
+        clippy::unnecessary_wraps,
+        reason = "with TLS both are needed"
+    )]
+    fn trusting(&self, info: ConnectionInfo) -> Result<ConnectionInfo, DirectoryError> {
+        Ok(info)
+    }
+
+    #[cfg(feature = "tls")]
+    fn trusting(&self, info: ConnectionInfo) -> Result<ConnectionInfo, DirectoryError> {
+        choose_provider();
+        let Some(certificates) = self.certificates() else {
+            return Ok(info);
+        };
+        let client = Client::build_with_tls(info, certificates)?;
+        Ok(client.get_connection_info().clone())
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[allow(
+        clippy::unused_self,
+        clippy::unnecessary_wraps,
+        reason = "with TLS both are needed"
+    )]
+    fn check_trust(&self, _primary: &ConnectionInfo) -> Result<(), DirectoryError> {
+        Ok(())
+    }
+
+    /// Returns an error if a root certificate was given that cannot be what it should be for.
+    #[cfg(feature = "tls")]
+    fn check_trust(&self, primary: &ConnectionInfo) -> Result<(), DirectoryError> {
+        use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+
+        let Some(pem) = &self.root_certificate else {
+            return Ok(());
+        };
+        if !matches!(primary.addr(), ConnectionAddr::TcpTls { .. }) {
+            return Err(DirectoryError::unusable(CERTIFICATE_WITHOUT_TLS));
+        }
+        // Nothing that is no certificate is an error to redis, and then no connection is ever trusted.
+        let mut certificates = CertificateDer::pem_slice_iter(pem);
+        let first = certificates.next();
+        first
+            .is_some_and(|first| first.is_ok())
+            .then_some(())
+            .ok_or_else(|| DirectoryError::unusable(NO_CERTIFICATE))
+    }
+
+    #[cfg(feature = "tls")]
+    fn certificates(&self) -> Option<TlsCertificates> {
+        let root_cert = Some(self.root_certificate.clone()?);
+        Some(TlsCertificates {
+            client_tls: None,
+            root_cert,
+        })
+    }
+}
+
+const NEEDS_TLS: &str =
+    "a rediss:// URL needs the feature `tls` of mcp-cancel-cluster, which is not enabled";
+const ALWAYS_VERIFIED: &str = "the certificate of the directory is always verified, so its URL must not end with #insecure: name the certificate authority with `tls_root_certificate`";
+const NO_NAME: &str = "Sentinels know the directory by the name of its primary, so its URL must have that name in the place of a host, as redis://name has";
+#[cfg(feature = "tls")]
+const CERTIFICATE_WITHOUT_TLS: &str =
+    "a root certificate was given, but the URL of the directory does not begin with rediss://";
+#[cfg(feature = "tls")]
+const NO_CERTIFICATE: &str = "the root certificate of the directory has no certificate in PEM";
+
+/// Chooses ring, unless the program has chosen another provider of cryptography. rustls panics if several are compiled in and none
+/// is chosen.
+#[cfg(feature = "tls")]
+fn choose_provider() {
+    use rustls::crypto::{CryptoProvider, ring};
+
+    if CryptoProvider::get_default().is_none() {
+        // Another thread may have chosen one meanwhile.
+        let _other = ring::default_provider().install_default();
+    }
+}

@@ -1,0 +1,203 @@
+//! The connections to the engine, which are made again when they break.
+
+use std::{
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::{
+    FutureExt as _,
+    future::{BoxFuture, Shared},
+};
+use redis::{
+    Client, RedisError,
+    aio::{ConnectionManager, ConnectionManagerConfig},
+};
+use tokio::{task::JoinHandle, time::sleep};
+
+use super::source::{CONNECT_LIMIT, Sentinels, Source};
+use crate::directory::{ANSWERS_LIMIT, LIMIT};
+
+/// How long the engine is tried again after at most, when it is away: 500 ms. By default it would be seen 5 s late.
+const MAX_DELAY: Duration = Duration::from_millis(500);
+
+/// How often a connection to a known address is tried in a row.
+const MAX_RETRIES: usize = 6;
+
+/// How often a Sentinel is asked which engine is the primary: every second. Chosen because a former primary answers for up to 10 s
+/// after an orderly failover, and on the new one the lease lapses after 6 s.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Two connections to the engine: one for answers of calls, so that megabytes of them delay no heartbeat, and one for all else.
+pub(super) struct Connections {
+    shared: Arc<SharedConnections>,
+    /// Follows the primary, if there are Sentinels.
+    watching: Option<JoinHandle<()>>,
+}
+
+struct SharedConnections {
+    source: Source,
+    current: Mutex<Current>,
+}
+
+/// The connections of now.
+struct Current {
+    connecting: Connecting,
+    /// A heartbeat began on these connections, and none was answered since.
+    is_unanswered: bool,
+}
+
+/// Connections that exist, or are about to. All who need them wait for the same ones.
+type Connecting = Shared<BoxFuture<'static, Result<Pair, RedisError>>>;
+
+#[derive(Clone)]
+struct Pair {
+    client: Client,
+    all_else: ConnectionManager,
+    answers: ConnectionManager,
+}
+
+// === impl Connections ===
+
+impl Connections {
+    /// Connections that begin with the first command.
+    pub(super) fn new(source: Source) -> Self {
+        let shared = Arc::new(SharedConnections {
+            current: Mutex::new(Current::new(&source)),
+            source: source.clone(),
+        });
+        let watching = match source {
+            Source::Fixed(_) => None,
+            Source::Sentinels(sentinels) => Some(tokio::spawn(shared.clone().watch(sentinels))),
+        };
+        Self { shared, watching }
+    }
+
+    pub(super) fn source(&self) -> &Source {
+        &self.shared.source
+    }
+
+    pub(super) async fn get(&self) -> Result<ConnectionManager, RedisError> {
+        Ok(self.shared.pair().await?.all_else)
+    }
+
+    pub(super) async fn for_answers(&self) -> Result<ConnectionManager, RedisError> {
+        Ok(self.shared.pair().await?.answers)
+    }
+
+    /// Has the next commands begin new connections, unless that is already so.
+    pub(super) fn renew(&self) {
+        self.shared.renew();
+    }
+
+    /// A heartbeat begins. If the connections cannot be used, new ones are begun.
+    ///
+    /// A connection to a fixed address is made again by itself. Behind Sentinels the primary may be another one by now: it is asked for
+    /// when a heartbeat that had connections was not answered, for whatever reason.
+    pub(super) fn heartbeat_begins(&self) {
+        let mut current = self.shared.current();
+        let is_unusable = match (current.connecting.peek(), &self.shared.source) {
+            (None, _) | (Some(Ok(_)), Source::Fixed(_)) => false,
+            (Some(Err(_)), _) => true,
+            (Some(Ok(_)), Source::Sentinels(_)) => mem::replace(&mut current.is_unanswered, true),
+        };
+        if is_unusable {
+            *current = Current::new(&self.shared.source);
+        }
+    }
+
+    pub(super) fn heartbeat_answered(&self) {
+        self.shared.current().is_unanswered = false;
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        if let Some(watching) = &self.watching {
+            watching.abort();
+        }
+    }
+}
+
+// === impl SharedConnections ===
+
+impl SharedConnections {
+    async fn pair(&self) -> Result<Pair, RedisError> {
+        let connecting = self.current().connecting.clone();
+        connecting.await
+    }
+
+    fn renew(&self) {
+        let mut current = self.current();
+        if current.connecting.peek().is_some() {
+            *current = Current::new(&self.source);
+        }
+    }
+
+    /// Leaves a primary that is none any more, although it answers.
+    async fn watch(self: Arc<Self>, sentinels: Arc<Sentinels>) {
+        loop {
+            sleep(WATCH_INTERVAL).await;
+            let Ok(used) = self.pair().await else {
+                continue;
+            };
+            let Ok(false) = sentinels.is_primary(&used.client).await else {
+                continue;
+            };
+            // One Sentinel may be behind the others.
+            let Ok(found) = self.source.client().await else {
+                continue;
+            };
+            if found.get_connection_info().addr() != used.client.get_connection_info().addr() {
+                self.renew();
+                // Begins them, so that the next heartbeat has them. If that fails, the heartbeat sees it.
+                let _begun = self.pair().await;
+            }
+        }
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Current ===
+
+impl Current {
+    fn new(source: &Source) -> Self {
+        Self {
+            connecting: connect(source.clone()).boxed().shared(),
+            is_unanswered: false,
+        }
+    }
+}
+
+async fn connect(source: Source) -> Result<Pair, RedisError> {
+    let client = source.client().await?;
+    let retries = match &source {
+        Source::Fixed(_) => MAX_RETRIES,
+        // If the address does not answer, it is asked for again.
+        Source::Sentinels(_) => 0,
+    };
+    let config = |limit| {
+        ConnectionManagerConfig::new()
+            .set_max_delay(MAX_DELAY)
+            .set_number_of_retries(retries)
+            .set_connection_timeout(Some(CONNECT_LIMIT))
+            .set_response_timeout(Some(limit))
+    };
+    let all_else = match &source {
+        // The first command begins it, and tries again by itself.
+        Source::Fixed(_) => ConnectionManager::new_lazy_with_config(client.clone(), config(LIMIT)),
+        Source::Sentinels(_) => {
+            ConnectionManager::new_with_config(client.clone(), config(LIMIT)).await
+        }
+    }?;
+    let answers = ConnectionManager::new_lazy_with_config(client.clone(), config(ANSWERS_LIMIT))?;
+    Ok(Pair {
+        client,
+        all_else,
+        answers,
+    })
+}

@@ -1,0 +1,31 @@
+//! The keys, and what all parts of the directory know of their values.
+
+use std::time::Duration;
+
+use crate::ids::{CallNumber, Incarnation, SessionHash};
+
+/// The key of the leases.
+pub(super) const LEASES: &str = "mcp:i";
+
+/// What a lease has where there is no time, or no run.
+pub(super) const NONE: &str = "-";
+
+/// How far ahead of the engine's clock a lease may be: 1 s. One that is further ahead is from an engine with another clock.
+pub(super) const CLOCK_SKEW: Duration = Duration::from_secs(1);
+
+pub(super) fn session_key(session: SessionHash) -> String {
+    format!("mcp:s:{session}")
+}
+
+pub(super) fn answer_key(
+    session: SessionHash,
+    incarnation: Incarnation,
+    call: CallNumber,
+) -> String {
+    format!("mcp:a:{session}:{incarnation}:{call}")
+}
+
+/// The engine's unit of time.
+pub(super) fn millis(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap_or(u64::MAX)
+}

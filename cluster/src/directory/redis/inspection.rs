@@ -1,0 +1,150 @@
+//! What an engine is: whether it can be a directory at all, and whether it keeps what it is given.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use redis::{RedisError, aio::ConnectionLike, pipe};
+use tracing::warn;
+
+use super::reply::read_run;
+use crate::{
+    directory::{DirectoryError, EngineRun},
+    warn_rarely::WarnRarely,
+};
+
+/// Any node of a Redis Cluster answers for a part of the keys only.
+const IS_A_CLUSTER: &str = "a Redis Cluster (cluster_enabled:1) cannot be the directory: it needs one Redis or Valkey without cluster mode, which may have replicas";
+
+/// Inspects each engine once.
+#[derive(Default)]
+pub(super) struct Inspection {
+    /// The engine that was found usable.
+    usable: Mutex<Option<EngineRun>>,
+    cluster: WarnRarely,
+}
+
+/// What an engine answers about itself.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    run: EngineRun,
+    is_cluster: bool,
+    /// The policy by which it evicts keys when its memory is full. `None` if it evicts none.
+    eviction: Option<String>,
+}
+
+// === impl Inspection ===
+
+impl Inspection {
+    /// Inspects the engine on this connection, unless it was found usable. Logs an error once a minute if it is not.
+    ///
+    /// # Errors
+    /// It cannot be a directory. An engine that does not answer is not judged.
+    pub(super) async fn inspect(
+        &self,
+        connection: &mut impl ConnectionLike,
+    ) -> Result<(), DirectoryError> {
+        if self.usable().is_some() {
+            return Ok(());
+        }
+        match Kind::read(connection).await {
+            Ok(kind) => {
+                let judged = self.judge(kind);
+                judged.inspect_err(|error| self.cluster.error(error))
+            }
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Decides whether an engine can be a directory, and warns if it may lose what it is given.
+    pub(super) fn judge(&self, kind: Kind) -> Result<(), DirectoryError> {
+        if kind.is_cluster {
+            return Err(DirectoryError::unusable(IS_A_CLUSTER));
+        }
+        if let Some(policy) = &kind.eviction {
+            warn!(
+                target: "mcp_cancel_cluster",
+                "the directory evicts keys when its memory is full (maxmemory-policy {policy}): if it evicts the record of a session, clients get 404 until the owner writes it again, within a minute. Set noeviction"
+            );
+        }
+        *self.usable() = Some(kind.run);
+        Ok(())
+    }
+
+    /// This engine answers. If it is another one than was inspected, the next heartbeat inspects it.
+    pub(super) fn answered(&self, run: &EngineRun) {
+        let mut usable = self.usable();
+        if usable.as_ref() != Some(run) {
+            *usable = None;
+        }
+    }
+
+    fn usable(&self) -> MutexGuard<'_, Option<EngineRun>> {
+        self.usable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    pub(super) async fn read(connection: &mut impl ConnectionLike) -> Result<Self, RedisError> {
+        let mut ask = pipe();
+        for section in ["server", "cluster", "memory"] {
+            ask.cmd("INFO").arg(section);
+        }
+        let sections: Vec<String> = ask.query_async(connection).await?;
+        Ok(Self::of(&sections.concat()))
+    }
+
+    fn of(info: &str) -> Self {
+        let field = |name| {
+            let mut lines = info.lines().filter_map(|line| line.split_once(':'));
+            lines.find_map(|(is, value)| (is == name).then(|| value.trim()))
+        };
+        let has_limit = field("maxmemory").is_some_and(|bytes| bytes != "0");
+        let policy = field("maxmemory_policy").filter(|policy| *policy != "noeviction");
+        Self {
+            run: read_run(info).unwrap_or_else(|_| EngineRun::new("")),
+            is_cluster: field("cluster_enabled") == Some("1"),
+            eviction: policy.filter(|_| has_limit).map(str::to_owned),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_is_judged_by_what_it_answers() {
+        let kind = |info: &str| Kind::of(&format!("# Server\r\nrun_id:1\r\n{info}"));
+        let limited = "maxmemory:104857600\r\nmaxmemory_policy:";
+        let usual = kind("cluster_enabled:0\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n");
+        assert!(!usual.is_cluster && usual.eviction.is_none());
+        assert_eq!(usual.run, EngineRun::new("1"));
+        assert!(kind("cluster_enabled:1\r\n").is_cluster);
+        assert_eq!(kind(&format!("{limited}noeviction\r\n")).eviction, None);
+        assert_eq!(
+            kind("maxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n").eviction,
+            None
+        );
+        let evicts = kind(&format!("{limited}volatile-ttl\r\n"));
+        assert_eq!(evicts.eviction.as_deref(), Some("volatile-ttl"));
+    }
+
+    #[test]
+    fn each_engine_is_judged_once_and_a_cluster_each_time() {
+        let inspection = Inspection::default();
+        let kind = |run: &str, rest: &str| Kind::of(&format!("run_id:{run}\r\n{rest}"));
+        for _ in 0..2 {
+            let error = inspection
+                .judge(kind("1", "cluster_enabled:1"))
+                .unwrap_err();
+            assert!(error.to_string().contains("cluster_enabled:1"));
+            assert!(inspection.usable().is_none());
+        }
+        inspection.judge(kind("1", "")).unwrap();
+        inspection.answered(&EngineRun::new("1"));
+        assert!(inspection.usable().is_some());
+        inspection.answered(&EngineRun::new("2"));
+        assert!(inspection.usable().is_none());
+    }
+}

@@ -1,0 +1,64 @@
+//! What the engine answers, as the directory has it.
+
+use std::{fmt::Display, str, time::Duration};
+
+use super::format::{CLOCK_SKEW, NONE, session_key};
+use crate::{
+    directory::{DirectoryError, EngineRun, LEASE, Lease, Leases},
+    ids::{Record, SessionHash},
+};
+
+pub(super) fn read_leases(
+    fields: Vec<(String, String)>,
+    (seconds, micros): (u64, u64),
+    info: &str,
+) -> Result<Leases, DirectoryError> {
+    let now = Duration::from_secs(seconds) + Duration::from_micros(micros);
+    // What cannot be read is the lease of no instance of this version.
+    let all = fields
+        .iter()
+        .filter_map(|(incarnation, text)| read_lease(incarnation, text, now));
+    Ok(Leases {
+        run: read_run(info)?,
+        all: all.collect(),
+    })
+}
+
+/// Reads a lease. `None` if it has lapsed, or cannot be read.
+fn read_lease(incarnation: &str, text: &str, now: Duration) -> Option<Lease> {
+    let mut parts = text.split(' ');
+    let renewed = Duration::from_millis(parts.next()?.parse().ok()?);
+    let turned_away = parts.next()?;
+    let run = parts.next()?;
+    let age = now.saturating_sub(renewed);
+    let lasts = age < LEASE && renewed.saturating_sub(now) <= CLOCK_SKEW;
+    let turned_away = turned_away.parse().ok().map(Duration::from_millis);
+    lasts.then_some(Lease {
+        incarnation: incarnation.parse().ok()?,
+        age,
+        written_in: (run != NONE).then(|| EngineRun::new(run)),
+        turned_away: turned_away.map(|at| now.saturating_sub(at)),
+    })
+}
+
+pub(super) fn read_record(session: SessionHash, text: &[u8]) -> Result<Record, DirectoryError> {
+    let record = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    record.ok_or_else(|| {
+        unreadable(&format_args!(
+            "{} is no record of a session",
+            session_key(session)
+        ))
+    })
+}
+
+/// The number of the engine's start, from what it says of itself.
+pub(super) fn read_run(info: &str) -> Result<EngineRun, DirectoryError> {
+    let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+    let run = run.map(str::trim).filter(|run| !run.is_empty());
+    run.map(EngineRun::new)
+        .ok_or_else(|| unreadable(&"INFO names no run_id"))
+}
+
+fn unreadable(what: &dyn Display) -> DirectoryError {
+    DirectoryError::unreadable(what.to_string())
+}

@@ -1,0 +1,92 @@
+//! The scripts of the directory. Each compares and sets one key, in the language of the engine (Lua).
+
+use redis::Script;
+
+/// Writes the record of a session, unless the one that is there does not yield to it. Returns the record that is there then. What
+/// cannot be read as a record is returned as it is.
+const ENTER: &str = "
+local is = redis.pcall('HGET', KEYS[1], 'o')
+if type(is) == 'table' then return '' end
+if is then
+    local incarnation, epoch = string.match(is, ' (%x+) (%d+)$')
+    if not epoch then return is end
+    local its, mine = tonumber(epoch), tonumber(ARGV[3])
+    local is_deleted = string.sub(is, 1, 2) == '- '
+    local is_same = its == mine and incarnation == ARGV[2]
+    if its > mine or (its == mine and incarnation > ARGV[2]) or (is_same and is_deleted) then return is end
+end
+redis.call('HSET', KEYS[1], 'o', ARGV[1], 'p', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+return ARGV[1]
+";
+
+/// Puts the second ownership in the place of the first. Returns the record that is there then, if any.
+const CLAIM: &str = "
+local is = redis.call('HGET', KEYS[1], 'o')
+if is == ARGV[1] then
+    is = ARGV[2]
+    redis.call('HSET', KEYS[1], 'o', is)
+    redis.call('PEXPIRE', KEYS[1], ARGV[3])
+end
+return is
+";
+
+/// Puts a tombstone in the place of a record, unless another owner has it at a higher epoch. What is no record is left.
+const DELETE: &str = "
+local is, epoch = redis.pcall('HGET', KEYS[1], 'o'), ARGV[2]
+if type(is) == 'table' then return 0 end
+if is then
+    local incarnation, its = string.match(is, ' (%x+) (%d+)$')
+    if not its then return 0 end
+    if incarnation ~= ARGV[1] and tonumber(its) >= tonumber(epoch) then return 0 end
+    if tonumber(its) > tonumber(epoch) then epoch = its end
+end
+redis.call('HDEL', KEYS[1], 'p')
+redis.call('HSET', KEYS[1], 'o', '- ' .. ARGV[1] .. ' ' .. epoch)
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return 1
+";
+
+/// Renews a lease, or makes it if that is asked for, and removes those that have lapsed. Returns whether there was one to renew.
+const LEASE: &str = "
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local all, was_alive = redis.call('HGETALL', KEYS[1]), 0
+for at = 1, #all, 2 do
+    local renewed = tonumber(string.match(all[at + 1], '^%d+')) or 0
+    if now - renewed >= tonumber(ARGV[5]) or renewed - now > tonumber(ARGV[6]) then
+        redis.call('HDEL', KEYS[1], all[at])
+    elseif all[at] == ARGV[1] then
+        was_alive = 1
+    end
+end
+if was_alive == 1 or ARGV[7] == 'make' then
+    local turned_away = ARGV[2]
+    if turned_away ~= '-' then turned_away = string.format('%.0f', now - tonumber(turned_away)) end
+    local lease = string.format('%.0f', now) .. ' ' .. turned_away .. ' ' .. ARGV[3] .. ' ' .. ARGV[4]
+    redis.call('HSET', KEYS[1], ARGV[1], lease)
+    redis.call('PEXPIRE', KEYS[1], ARGV[8])
+end
+return was_alive
+";
+
+/// The scripts, each with its hash, by which the engine knows it.
+pub(super) struct Scripts {
+    pub(super) enter: Script,
+    pub(super) claim: Script,
+    pub(super) delete: Script,
+    pub(super) lease: Script,
+}
+
+// === impl Scripts ===
+
+impl Default for Scripts {
+    fn default() -> Self {
+        Self {
+            enter: Script::new(ENTER),
+            claim: Script::new(CLAIM),
+            delete: Script::new(DELETE),
+            lease: Script::new(LEASE),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Where connections begin: at a fixed address, or at the primary that Sentinels know.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ErrorKind, RedisError,
+    aio::MultiplexedConnection, cmd, sentinel::SentinelClient,
+};
+use tokio::sync::Mutex;
+
+use crate::directory::LIMIT;
+
+/// Timeout of a new connection: 1 s. Chosen because TLS takes four round trips, to an engine that is 200 ms away. Commands do not wait
+/// longer than their own limit.
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+
+/// Where connections begin.
+#[derive(Clone)]
+pub(super) enum Source {
+    Fixed(Box<Client>),
+    Sentinels(Arc<Sentinels>),
+}
+
+/// The Sentinels of one primary.
+pub(super) struct Sentinels {
+    name: String,
+    client: Mutex<SentinelClient>,
+    /// A connection to one that answered last.
+    asked: Mutex<Option<MultiplexedConnection>>,
+}
+
+// === impl Source ===
+
+impl Source {
+    pub(super) async fn client(&self) -> Result<Client, RedisError> {
+        match self {
+            Self::Fixed(client) => Ok(Client::clone(client)),
+            Self::Sentinels(sentinels) => sentinels.client.lock().await.async_get_client().await,
+        }
+    }
+
+    /// Returns one connection, or the reason why there is none.
+    pub(super) async fn connect_once(&self) -> Result<MultiplexedConnection, RedisError> {
+        connect_once(&self.client().await?).await
+    }
+}
+
+// === impl Sentinels ===
+
+impl Sentinels {
+    pub(super) fn new(name: &str, client: SentinelClient) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.to_owned(),
+            client: Mutex::new(client),
+            asked: Mutex::default(),
+        })
+    }
+
+    /// Returns whether a Sentinel has this client's address as the primary's.
+    ///
+    /// # Errors
+    /// No Sentinel answers, or the one that does has no primary of this name.
+    pub(super) async fn is_primary(&self, client: &Client) -> Result<bool, RedisError> {
+        let mut asked = self.asked.lock().await;
+        let mut connection = match asked.take() {
+            Some(connection) => connection,
+            None => {
+                let sentinel = self.client.lock().await.async_get_sentinel_client().await;
+                connect_once(&sentinel?).await?
+            }
+        };
+        let mut ask = cmd("SENTINEL");
+        ask.arg("MASTER").arg(&self.name);
+        let primary: HashMap<String, String> = ask.query_async(&mut connection).await?;
+        // After an error another one may be asked.
+        *asked = Some(connection);
+        let field = |name| primary.get(name).map(String::as_str);
+        match (
+            field("ip"),
+            field("port"),
+            client.get_connection_info().addr(),
+        ) {
+            (
+                Some(ip),
+                Some(is_port),
+                ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. },
+            ) => Ok(host == ip && port.to_string() == is_port),
+            _ => Err((ErrorKind::UnexpectedReturnType, "a primary without address").into()),
+        }
+    }
+}
+
+async fn connect_once(client: &Client) -> Result<MultiplexedConnection, RedisError> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT_LIMIT))
+        .set_response_timeout(Some(LIMIT));
+    client
+        .get_multiplexed_async_connection_with_config(&config)
+        .await
+}

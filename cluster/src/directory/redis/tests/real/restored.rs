@@ -1,0 +1,100 @@
+//! A Redis that loses what it had, or has what is older than the truth (rule 1).
+
+use std::fs;
+
+use super::*;
+
+async fn owner_there(directory: &Limited, of: &str) -> Option<Owner> {
+    let there = ownership(directory, session(of).session).await;
+    there.map(|there| there.owner)
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn what_a_snapshot_of_minutes_ago_has_of_a_living_owner_is_overwritten() {
+    let mut server = Server::start_with(&["--save", "3600", "1000000"]).await;
+    let former = instance(9);
+    let directory = directory(&server);
+    // Ten sessions have another owner, whose lease is in the snapshot too.
+    directory.lease(former, &Status::default()).await.unwrap();
+    let former_ones: Vec<_> = (0..10).map(|id| session(&id.to_string())).collect();
+    directory.enter(former, &former_ones).await.unwrap();
+    sleep(Duration::from_millis(10)).await;
+    let () = server.ask("SAVE").await;
+    let snapshot = server.folder().join("dump.rdb");
+    let old = fs::read(&snapshot).unwrap();
+
+    // Then the living one has them, and forty that the snapshot does not have. Five of them it claims once more.
+    let one = Living::begin(directory.clone(), 1, 50);
+    one.until_sound().await;
+    for id in 0..5_u8 {
+        let claimed = session(&id.to_string()).session;
+        let is = ownership(&directory, claimed).await.unwrap();
+        let wanted = is.claimed_by(one.me);
+        let claim = directory.claim(claimed, is, wanted).await.unwrap();
+        assert_eq!(claim, Claim::Won);
+        one.sessions.claimed(claimed, wanted.epoch);
+    }
+    let two = Living::start(&server, 2, 0).await;
+    for id in 0..50 {
+        let owner = owner_there(&directory, &id.to_string()).await;
+        assert_eq!(owner, Some(one.me), "{id}");
+    }
+
+    server.kill().await;
+    fs::write(&snapshot, old).unwrap();
+    server.start_again().await;
+    let begun = Instant::now();
+    eventually("the living owner has all of its sessions", async || {
+        for id in 0..50 {
+            let there = directory.look(session(&id.to_string()).session).await;
+            let is_its = there.is_ok_and(
+                |look| matches!(look.record, Some(Record::Owned(is)) if is.owner == one.me),
+            );
+            if !is_its {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+    assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
+    // Longer than the lease that was in the snapshot.
+    sleep(LEASE + SECOND).await;
+    for id in 0..50 {
+        let id = id.to_string();
+        assert!(one.sessions.is_here(session(&id).session), "{id} is lost");
+        assert_eq!(owner_there(&two.directory, &id).await, Some(one.me), "{id}");
+    }
+    one.until_sound().await;
+    assert!(!one.sessions.has_contested());
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn what_is_flushed_under_way_is_written_again_and_no_session_is_lost() {
+    let server = Server::start().await;
+    let one = Living::start(&server, 1, 1_000).await;
+    let two = Living::start(&server, 2, 0).await;
+    for _ in 0..3 {
+        let before = one.heart.sound_since();
+        let () = server.ask("FLUSHALL").await;
+        let begun = Instant::now();
+        eventually("it is sound again", async || {
+            let since = one.heart.sound_since();
+            if let Ok(look) = two.directory.look(session("7").session).await {
+                assert!(look.record.is_some() || !two.heart.proves(&look.leases));
+            }
+            since.is_some() && since != before
+        })
+        .await;
+        assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
+        two.until_sound().await;
+        let known: usize = server.ask("DBSIZE").await;
+        assert_eq!(known, 1_001);
+    }
+    for id in 0..1_000 {
+        assert!(one.sessions.is_here(session(&id.to_string()).session));
+    }
+    assert_eq!(owner_there(&two.directory, "999").await, Some(one.me));
+}

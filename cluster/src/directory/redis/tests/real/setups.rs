@@ -1,0 +1,297 @@
+//! Set-ups: TLS, Sentinel, Redis Cluster, eviction, passwords.
+
+use super::*;
+use crate::{Cluster, tests::lines::Warnings};
+
+const NAME: &str = "directory";
+
+/// A primary, its replica, and a Sentinel that knows both.
+struct Group {
+    primary: Server,
+    replica: Server,
+    sentinel: Server,
+}
+
+// === impl Group ===
+
+impl Group {
+    async fn start() -> Self {
+        let primary = Server::start().await;
+        let of = primary.port().to_string();
+        let replica = Server::start_with(&["--replicaof", "127.0.0.1", &of]).await;
+        eventually("the replica is in step", async || {
+            replica.info("replication", "master_link_status").await == "up"
+        })
+        .await;
+        let sentinel = primary.start_sentinel(NAME).await;
+        eventually("the Sentinel knows the replica", async || {
+            sentinel
+                .info("sentinel", "master0")
+                .await
+                .contains("slaves=1")
+        })
+        .await;
+        Self {
+            primary,
+            replica,
+            sentinel,
+        }
+    }
+
+    fn directory(&self) -> Limited {
+        let address = RedisAddress {
+            sentinels: vec![self.sentinel.url()],
+            ..RedisAddress::new(format!("redis://{NAME}"))
+        };
+        Limited::new(RedisDirectory::new(&address).unwrap())
+    }
+
+    async fn until_failed_over(&self) {
+        eventually("the replica is the primary", async || {
+            self.replica.info("replication", "role").await == "master"
+        })
+        .await;
+    }
+
+    /// The replica is the primary, and has all that an instance needs.
+    async fn is_used_by(&self, one: &Living, sessions: usize) {
+        self.until_failed_over().await;
+        let failed_over = Instant::now();
+        let id = self.replica.info("server", "run_id").await;
+        eventually("the instance uses the new primary", async || {
+            let leases = one.directory.leases().await;
+            one.heart.sound_since().is_some()
+                && leases.is_ok_and(|leases| leases.run == EngineRun::new(&id))
+        })
+        .await;
+        let after = failed_over.elapsed();
+        assert!(after < 6 * SECOND, "after {after:?}");
+        let known: usize = self.replica.ask("DBSIZE").await;
+        assert_eq!(known, sessions + 1);
+        assert!(is_alive(&one.directory, one.me).await);
+        assert!(one.sessions.is_here(session("7").session));
+        let (session, call) = (session("7").session, CallNumber::new(7));
+        let kept = one.directory.keep_answer(
+            session,
+            one.me.incarnation,
+            call,
+            Bytes::from_static(b"{}"),
+            KEPT_ANSWER,
+        );
+        kept.await.unwrap();
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn after_a_failover_the_new_primary_is_used_within_seconds() {
+    let mut group = Group::start().await;
+    let one = Living::begin(group.directory(), 1, 100);
+    one.until_sound().await;
+    group.primary.kill().await;
+    group.is_used_by(&one, 100).await;
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn a_primary_that_stands_still_is_left_and_not_used_when_it_is_back() {
+    let group = Group::start().await;
+    let one = Living::begin(group.directory(), 1, 100);
+    one.until_sound().await;
+    group.primary.stop();
+    group.is_used_by(&one, 100).await;
+    group.primary.go_on();
+    eventually("the former primary is a replica", async || {
+        group.primary.info("replication", "role").await == "slave"
+    })
+    .await;
+    one.until_sound().await;
+    let id = group.replica.info("server", "run_id").await;
+    let leases = one.directory.leases().await.unwrap();
+    assert_eq!(leases.run, EngineRun::new(&id));
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn a_former_primary_that_still_answers_is_left() {
+    let group = Group::start().await;
+    let one = Living::begin(group.directory(), 1, 100);
+    one.until_sound().await;
+    // It refuses until it has seen that the replica is in step, which it asks for every 10 s.
+    let failover = format!("SENTINEL FAILOVER {NAME}");
+    eventually("the Sentinel begins", async || {
+        let begun: redis::RedisResult<()> = group.sentinel.try_ask(&failover).await;
+        begun.is_ok()
+    })
+    .await;
+    group.is_used_by(&one, 100).await;
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn an_instance_whose_sentinels_are_away_joins_and_is_sound_when_they_are_back() {
+    let mut group = Group::start().await;
+    group.sentinel.kill().await;
+    let one = Living::begin(group.directory(), 1, 10);
+    sleep(2 * SECOND).await;
+    assert!(one.heart.sound_since().is_none());
+    group.sentinel.start_again().await;
+    one.until_sound().await;
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn a_redis_cluster_is_refused_at_connect_and_never_sound_when_it_comes_later() {
+    let cluster_port = 10_000 + std::process::id() % 20_000;
+    let options = [
+        "--cluster-enabled",
+        "yes",
+        "--cluster-port",
+        &cluster_port.to_string(),
+    ];
+    let mut server = Server::start_with(&options).await;
+    let connect = || {
+        Cluster::redis(server.url())
+            .advertise("10.0.0.7:9000")
+            .connect()
+    };
+    let error = connect().await.unwrap_err().to_string();
+    assert!(error.contains("Redis Cluster"), "{error}");
+    server.kill().await;
+    let warnings = Warnings::watch();
+    let one = Living::begin(directory(&server), 1, 10);
+    let connect = || {
+        Cluster::redis(server.url())
+            .advertise("10.0.0.7:9000")
+            .connect()
+    };
+    assert!(connect().await.is_ok(), "it is away");
+    server.start_again().await;
+    eventually("it is logged", async || warnings.with("Redis Cluster") > 0).await;
+    sleep(3 * SECOND).await;
+    assert!(one.heart.sound_since().is_none());
+    let errors = warnings.with("ERROR");
+    assert!(
+        (1..=2).contains(&errors),
+        "one for each of the two, not for each heartbeat: {errors}"
+    );
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn a_redis_that_evicts_is_warned_of_once() {
+    let warned = "maxmemory-policy allkeys-lru";
+    let options = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+    let mut server = Server::start_with(&options).await;
+    let warnings = Warnings::watch();
+    let member = Cluster::redis(server.url()).advertise("10.0.0.7:9000");
+    let _member = member.connect().await.unwrap();
+    assert_eq!(warnings.with(warned), 1);
+    sleep(5 * SECOND).await;
+    assert_eq!(warnings.with(warned), 1);
+    assert_eq!(warnings.with("404"), 1);
+    // Once for each run of it.
+    server.kill().await;
+    server.start_again().await;
+    eventually("it is warned of again", async || warnings.with(warned) == 2).await;
+    sleep(5 * SECOND).await;
+    assert_eq!(warnings.with(warned), 2);
+
+    // Without a limit, or with the policy that is asked for, there is nothing to warn of.
+    for policy in ["allkeys-lru", "noeviction"] {
+        let limit = if policy == "noeviction" { "100mb" } else { "0" };
+        let options = ["--maxmemory", limit, "--maxmemory-policy", policy];
+        let server = Server::start_with(&options).await;
+        let member = Cluster::redis(server.url()).advertise("10.0.0.7:9000");
+        let _member = member.connect().await.unwrap();
+        sleep(SECOND).await;
+    }
+    assert_eq!(warnings.with("maxmemory-policy"), 2);
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: cluster/tests/redis/run"]
+async fn a_password_that_is_wrong_for_a_while_is_tried_again() {
+    let server = Server::start_with(&["--requirepass", "secret"]).await;
+    let url = format!("redis://:secret@127.0.0.1:{}", server.port());
+    let one = Living::begin(Limited::new(at(&url).unwrap()), 1, 10);
+    one.until_sound().await;
+    let mut operator = redis::Client::open(url)
+        .unwrap()
+        .get_multiplexed_async_connection()
+        .await
+        .unwrap();
+    let mut ask = async |command: &str| {
+        let mut words = command.split(' ');
+        let mut asked = redis::cmd(words.next().unwrap());
+        for word in words {
+            asked.arg(word);
+        }
+        let _answer: redis::Value = asked.query_async(&mut operator).await.unwrap();
+    };
+    ask("CONFIG SET requirepass another").await;
+    ask("CLIENT KILL TYPE normal SKIPME yes").await;
+    one.until_not_sound().await;
+    // Longer than a connection tries.
+    sleep(5 * SECOND).await;
+    ask("CONFIG SET requirepass secret").await;
+    let begun = Instant::now();
+    one.until_sound().await;
+    assert!(begun.elapsed() < 5 * SECOND, "after {:?}", begun.elapsed());
+}
+
+#[cfg(feature = "tls")]
+mod tls {
+    use std::fs;
+
+    use super::{super::super::server::certify, *};
+
+    fn address(server: &Server, root: &std::path::Path) -> RedisAddress {
+        RedisAddress {
+            root_certificate: Some(fs::read(root.join("ca.pem")).unwrap()),
+            ..RedisAddress::new(format!("rediss://127.0.0.1:{}", server.port()))
+        }
+    }
+
+    #[tokio::test]
+    #[ignore = "needs redis-server: cluster/tests/redis/run"]
+    async fn a_directory_with_tls_and_an_authority_of_its_own_does_all_that_others_do() {
+        let server = Server::start_with_tls().await;
+        let address = address(&server, server.folder());
+        contract::holds(RedisDirectory::new(&address).unwrap()).await;
+    }
+
+    #[tokio::test]
+    #[ignore = "needs redis-server: cluster/tests/redis/run"]
+    async fn a_directory_with_tls_that_comes_back_is_used_again() {
+        let mut server = Server::start_with_tls().await;
+        let address = address(&server, server.folder());
+        let directory = Limited::new(RedisDirectory::new(&address).unwrap());
+        let one = Living::begin(directory, 1, 100);
+        one.until_sound().await;
+        server.kill().await;
+        one.until_not_sound().await;
+        server.start_again().await;
+        let begun = Instant::now();
+        one.until_sound().await;
+        assert!(begun.elapsed() < 3 * SECOND, "after {:?}", begun.elapsed());
+    }
+
+    #[tokio::test]
+    #[ignore = "needs redis-server: cluster/tests/redis/run"]
+    async fn a_certificate_of_another_authority_is_not_trusted_and_named() {
+        let server = Server::start_with_tls().await;
+        let other = server.folder().join("other");
+        fs::create_dir_all(&other).unwrap();
+        certify(&other).await;
+        let pem = fs::read(other.join("ca.pem")).unwrap();
+        let warnings = Warnings::watch();
+        let url = format!("rediss://127.0.0.1:{}", server.port());
+        let member = Cluster::redis(url).tls_root_certificate(pem);
+        let member = member.advertise("10.0.0.7:9000").connect().await;
+        assert!(member.is_ok(), "as one whose directory is away");
+        assert!(warnings.with("certificate") > 0);
+        let strange = Limited::new(RedisDirectory::new(&address(&server, &other)).unwrap());
+        strange.leases().await.unwrap_err();
+    }
+}

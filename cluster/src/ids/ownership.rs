@@ -1,0 +1,301 @@
+//! Who owns a session, since which claim, and what the directory has of that.
+//!
+//! Every value has one text, which is what stands in the directory, and reads back as the same value or not at all.
+
+use std::{
+    cmp::Ordering,
+    fmt::{self, Debug, Display, Formatter},
+    net::SocketAddr,
+    str::FromStr,
+};
+
+use super::{Incarnation, NoName, read_number};
+
+/// The instance on which a session lives: where its peers reach it, and which start of it. As text `<address> <incarnation>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Owner {
+    pub(crate) address: SocketAddr,
+    pub(crate) incarnation: Incarnation,
+}
+
+/// The number of an ownership. It grows with every claim, a re-claim by the owner included, so of two records of a session the
+/// one with the lower epoch is older. A decimal number as text.
+///
+/// It is at least the time of the claim in milliseconds since 1970. So it also exceeds the epochs that a directory has lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Epoch(u64);
+
+/// Who owns a session, since which claim. A claim names the ownership that it replaces, and fails once the directory has another.
+/// As text `<address> <incarnation> <epoch>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Ownership {
+    pub(crate) owner: Owner,
+    pub(crate) epoch: Epoch,
+}
+
+/// What the directory has of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Record {
+    Owned(Ownership),
+    /// Its client ended it. The record outlives the session, so that no former owner can enter it again. As text
+    /// `- <incarnation> <epoch>`.
+    Deleted(Tombstone),
+}
+
+/// Which instance deleted a session, and the epoch that this ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Tombstone {
+    pub(crate) by: Incarnation,
+    pub(crate) epoch: Epoch,
+}
+
+// === impl Owner ===
+
+impl Display for Owner {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.address, self.incarnation)
+    }
+}
+
+impl FromStr for Owner {
+    type Err = NoName;
+
+    fn from_str(text: &str) -> Result<Self, NoName> {
+        let (address, incarnation) = text.split_once(' ').ok_or(NoName)?;
+        Ok(Self {
+            address: address.parse().map_err(|_| NoName)?,
+            incarnation: incarnation.parse()?,
+        })
+    }
+}
+
+// === impl Epoch ===
+
+impl Epoch {
+    /// That of a session which begins now.
+    pub(crate) fn now() -> Self {
+        Self(wall_clock())
+    }
+
+    /// That of a claim which is made now and replaces this one.
+    pub(crate) fn next(self) -> Self {
+        Self(wall_clock().max(self.0.saturating_add(1)))
+    }
+}
+
+/// Milliseconds since 1970.
+#[cfg(not(test))]
+fn wall_clock() -> u64 {
+    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    // A clock before 1970 counts as 0: the epoch of a claim exceeds the former one all the same.
+    since_1970.map_or(0, |since| since.as_millis().try_into().unwrap_or(u64::MAX))
+}
+
+/// That of the simulation, or as the clock of tokio has it, which tests pause.
+#[cfg(test)]
+fn wall_clock() -> u64 {
+    if let Some(simulated) = crate::tests::simulated_clock() {
+        return simulated;
+    }
+    use std::sync::OnceLock;
+    static BEGUN: OnceLock<tokio::time::Instant> = OnceLock::new();
+    let begun = *BEGUN.get_or_init(tokio::time::Instant::now);
+    let since = tokio::time::Instant::now().saturating_duration_since(begun);
+    1_000_000_000_000 + since.as_millis() as u64
+}
+
+impl Display for Epoch {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        Display::fmt(&self.0, f)
+    }
+}
+
+impl FromStr for Epoch {
+    type Err = NoName;
+
+    fn from_str(text: &str) -> Result<Self, NoName> {
+        read_number(text).map(Self)
+    }
+}
+
+// === impl Ownership ===
+
+impl Ownership {
+    /// Of a session that begins now.
+    #[cfg(test)]
+    pub(crate) fn begin(owner: Owner) -> Self {
+        let epoch = Epoch::now();
+        Self { owner, epoch }
+    }
+
+    /// The one that a claim of `owner` puts in the place of this one.
+    pub(crate) fn claimed_by(self, owner: Owner) -> Self {
+        let epoch = self.epoch.next();
+        Self { owner, epoch }
+    }
+}
+
+impl Display for Ownership {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.owner, self.epoch)
+    }
+}
+
+impl FromStr for Ownership {
+    type Err = NoName;
+
+    fn from_str(text: &str) -> Result<Self, NoName> {
+        let (owner, epoch) = text.rsplit_once(' ').ok_or(NoName)?;
+        Ok(Self {
+            owner: owner.parse()?,
+            epoch: epoch.parse()?,
+        })
+    }
+}
+
+// === impl Record ===
+
+impl Record {
+    /// Whether an ownership may be written in its place: not if this is a later one, or the end of the same.
+    pub(crate) fn yields_to(&self, ownership: &Ownership) -> bool {
+        let (epoch, incarnation) = match self {
+            Self::Owned(is) => (is.epoch, is.owner.incarnation),
+            Self::Deleted(tombstone) => (tombstone.epoch, tombstone.by),
+        };
+        let new = (ownership.epoch, ownership.owner.incarnation);
+        match (epoch, incarnation).cmp(&new) {
+            Ordering::Less => true,
+            Ordering::Equal => matches!(self, Self::Owned(_)),
+            Ordering::Greater => false,
+        }
+    }
+}
+
+impl Tombstone {
+    /// What is written if this is to end a session of which the directory has that record. `None` if another owner has it at
+    /// a higher epoch. The instance that deletes a session ends its own epoch, also if it does not know that any more.
+    pub(crate) fn replacing(self, record: Option<Record>) -> Option<Self> {
+        let (its, epoch) = match record {
+            None => return Some(self),
+            Some(Record::Owned(is)) => (is.owner.incarnation, is.epoch),
+            Some(Record::Deleted(is)) => (is.by, is.epoch),
+        };
+        let is_newer = its == self.by || epoch < self.epoch;
+        let epoch = epoch.max(self.epoch);
+        is_newer.then_some(Self { epoch, ..self })
+    }
+}
+
+impl Display for Record {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Owned(ownership) => Display::fmt(ownership, f),
+            Self::Deleted(Tombstone { by, epoch }) => write!(f, "- {by} {epoch}"),
+        }
+    }
+}
+
+impl FromStr for Record {
+    type Err = NoName;
+
+    fn from_str(text: &str) -> Result<Self, NoName> {
+        let Some(tombstone) = text.strip_prefix("- ") else {
+            return text.parse().map(Self::Owned);
+        };
+        let (by, epoch) = tombstone.split_once(' ').ok_or(NoName)?;
+        Ok(Self::Deleted(Tombstone {
+            by: by.parse()?,
+            epoch: epoch.parse()?,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_text_that_no_owner_has_is_none() {
+        for text in [
+            "",
+            "10.0.0.7:9000",
+            "10.0.0.7 0123456789abcdef",
+            "peer:9000 0123456789abcdef",
+            "10.0.0.7:9000 0123456789abcdef ",
+            "10.0.0.7:9000  0123456789abcdef",
+        ] {
+            assert_eq!(text.parse::<Owner>(), Err(NoName), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_text_that_no_ownership_has_is_none() {
+        for text in [
+            "",
+            "10.0.0.7:9000 0123456789abcdef",
+            "10.0.0.7:9000 0123456789abcdef 07",
+            "10.0.0.7:9000 0123456789abcdef  7",
+            "- 0123456789abcdef 7",
+        ] {
+            assert_eq!(text.parse::<Ownership>(), Err(NoName), "{text}");
+        }
+        for text in ["-", "- 7", "- 0123456789abcdef", "- 0123456789abcdef -7"] {
+            assert_eq!(text.parse::<Record>(), Err(NoName), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_record_yields_to_a_later_ownership_and_to_none_that_it_ended() {
+        let address = (std::net::Ipv4Addr::LOCALHOST, 9).into();
+        let by = |incarnation, epoch| Ownership {
+            owner: Owner {
+                address,
+                incarnation: Incarnation(incarnation),
+            },
+            epoch: Epoch(epoch),
+        };
+        let ended = |incarnation, epoch| Tombstone {
+            by: Incarnation(incarnation),
+            epoch: Epoch(epoch),
+        };
+        for (record, incarnation, epoch, yields) in [
+            (Record::Owned(by(2, 5)), 1, 6, true),
+            (Record::Owned(by(2, 5)), 3, 5, true),
+            (Record::Owned(by(2, 5)), 2, 5, true),
+            (Record::Owned(by(2, 5)), 1, 5, false),
+            (Record::Owned(by(2, 5)), 3, 4, false),
+            (Record::Deleted(ended(2, 5)), 2, 5, false),
+            (Record::Deleted(ended(2, 5)), 9, 4, false),
+            (Record::Deleted(ended(2, 5)), 1, 6, true),
+        ] {
+            assert_eq!(
+                record.yields_to(&by(incarnation, epoch)),
+                yields,
+                "{record} {incarnation} {epoch}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_claim_has_a_later_epoch_whatever_the_clock_says() {
+        let ahead = Epoch(u64::MAX - 1);
+        assert!(ahead.next() > ahead && Epoch(3).next() > Epoch(3));
+        assert!(Epoch(3).next() >= Epoch(1_000_000_000_000));
+    }
+
+    proptest! {
+        #[test]
+        fn owners_read_back_as_they_were_written(number: u64, ip: std::net::IpAddr, port: u16) {
+            let owner = Owner { address: (ip, port).into(), incarnation: Incarnation(number) };
+            prop_assert_eq!(owner.to_string().parse(), Ok(owner));
+            let ownership = Ownership::begin(owner);
+            prop_assert_eq!(ownership.to_string().parse(), Ok(ownership));
+            let tombstone = Tombstone { by: owner.incarnation, epoch: Epoch(number) };
+            for record in [Record::Owned(ownership), Record::Deleted(tombstone)] {
+                prop_assert_eq!(record.to_string().parse(), Ok(record));
+            }
+        }
+    }
+}

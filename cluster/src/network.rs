@@ -1,0 +1,177 @@
+//! The network between instances: TCP, or in tests of this crate a simulated one.
+//!
+//! Outside of tests [`Network`] and [`Stream`] have one variant each, so neither costs a branch.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use mcp_cancel_on_disconnect::socket::{DeadPeer, Peer, WatchedListener, WatchedStream};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+/// Opens connections to peers.
+#[derive(Debug, Default)]
+pub(crate) enum Network {
+    #[default]
+    Tcp,
+    #[cfg(test)]
+    Simulated(Box<dyn simulated::Dialer>),
+}
+
+/// A connection that [`Network`] opened.
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    #[cfg(test)]
+    Simulated(Box<dyn simulated::Duplex>),
+}
+
+/// Accepts connections of peers.
+pub(crate) trait Listener: Send + 'static {
+    type Stream: Accepted;
+
+    /// Returns the next connection and the address of its peer. Cancel safe.
+    fn accept(&self) -> impl Future<Output = (Self::Stream, SocketAddr)> + Send;
+}
+
+/// A connection that a [`Listener`] accepted.
+pub(crate) trait Accepted: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// Returns what the kernel knows of the peer. `None` if there is no kernel.
+    fn peer(&self) -> Option<Peer>;
+}
+
+/// What the simulated network implements.
+#[cfg(test)]
+pub(crate) mod simulated {
+    use std::fmt::Debug;
+
+    use futures_util::future::BoxFuture;
+
+    use super::{AsyncRead, AsyncWrite, SocketAddr, io};
+
+    /// A byte stream in both directions.
+    pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+    impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
+
+    /// Opens simulated connections.
+    pub(crate) trait Dialer: Debug + Send + Sync {
+        fn dial(&self, address: SocketAddr) -> BoxFuture<'static, io::Result<Box<dyn Duplex>>>;
+    }
+}
+
+// === impl Network ===
+
+impl Network {
+    /// Opens a connection. The caller limits its time.
+    pub(crate) async fn connect(&self, address: SocketAddr) -> io::Result<Stream> {
+        match self {
+            Self::Tcp => connect(address).await.map(Stream::Tcp),
+            #[cfg(test)]
+            Self::Simulated(dialer) => dialer.dial(address).await.map(Stream::Simulated),
+        }
+    }
+}
+
+async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    // On one machine a port without a listener can be connected to itself.
+    if stream.local_addr().is_ok_and(|own| own == address) {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    // Without it, an answer would wait 40 ms for an acknowledgement.
+    let _best_effort = stream.set_nodelay(true);
+    // Options that the kernel does not know are left out.
+    let _best_effort = DeadPeer::new().apply(&stream);
+    Ok(stream)
+}
+
+// === impl Stream ===
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            #[cfg(test)]
+            Self::Simulated(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
+            #[cfg(test)]
+            Self::Simulated(stream) => Pin::new(stream).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            #[cfg(test)]
+            Self::Simulated(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Tcp(stream) => stream.is_write_vectored(),
+            #[cfg(test)]
+            Self::Simulated(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            #[cfg(test)]
+            Self::Simulated(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            #[cfg(test)]
+            Self::Simulated(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+// === impl WatchedListener ===
+
+impl Listener for WatchedListener {
+    type Stream = WatchedStream;
+
+    async fn accept(&self) -> (WatchedStream, SocketAddr) {
+        let (stream, address) = self.accept().await;
+        // Events are small, and are not to wait for one another.
+        let _best_effort = stream.tcp().set_nodelay(true);
+        (stream, address)
+    }
+}
+
+impl Accepted for WatchedStream {
+    fn peer(&self) -> Option<Peer> {
+        Some(self.peer())
+    }
+}

@@ -1,0 +1,69 @@
+//! What clients get in the place of what the application says.
+
+use axum::body::Body;
+use http::{HeaderValue, Response, StatusCode, header};
+use serde_json::json;
+
+use crate::way::Refusal;
+
+/// When a client that was asked to come again should do so: after 1 s. It is as long as an unknown session is remembered.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// The code of the error to whoever opens a session: the first of those that are left to servers.
+const NOT_NOW: i32 = -32000;
+
+/// Says that a session does not begin. Which request opened it is not known, because nothing here reads requests.
+pub(crate) fn not_begun() -> Response<Body> {
+    let error = json!({
+        "jsonrpc": "2.0",
+        "id": null,
+        "error": { "code": NOT_NOW, "message": "no session can begin here at the moment" },
+    });
+    let mut response = Response::new(Body::from(error.to_string()));
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    let headers = response.headers_mut();
+    let json = HeaderValue::from_static("application/json");
+    headers.insert(header::CONTENT_TYPE, json);
+    headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+    response
+}
+
+/// Says that there is no such session, as rmcp does.
+pub(crate) fn no_session() -> Response<Body> {
+    refused(StatusCode::NOT_FOUND, "Not Found: Session not found")
+}
+
+fn refused(status: StatusCode, text: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, plain);
+    response
+}
+
+// === impl Refusal ===
+
+impl From<Refusal> for Response<Body> {
+    fn from(refusal: Refusal) -> Self {
+        const AWAY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
+        let (status, text) = match refusal {
+            Refusal::NotSound => (AWAY, "where this session lives is not known now\n"),
+            Refusal::OwnerAway => (AWAY, "the server of this session cannot be reached now\n"),
+            Refusal::Again => (AWAY, "this session has just moved\n"),
+            Refusal::Broken => (StatusCode::BAD_GATEWAY, "this session's server broke off\n"),
+            Refusal::TooManyFields => (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "too many header fields for a relay\n",
+            ),
+            Refusal::BrokeOff => (StatusCode::BAD_REQUEST, "the request broke off\n"),
+            Refusal::Stalled => (StatusCode::REQUEST_TIMEOUT, "the request stalled\n"),
+        };
+        let mut response = refused(status, text);
+        if refusal.is_temporary() {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        response
+    }
+}

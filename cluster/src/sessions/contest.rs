@@ -1,0 +1,77 @@
+//! Contested sessions: those of which the directory has a record with a higher epoch, of another owner.
+//!
+//! A contested session serves nothing new, and its calls go on, until the heart has decided whose it is: the session is lost if that
+//! owner has its lease, and claimed back if it provably has none.
+
+use std::sync::atomic::Ordering;
+
+use tokio::time::Instant;
+
+use super::{
+    contested::Contested,
+    lost::To,
+    state::{Sessions, lock},
+};
+use crate::ids::{Epoch, Ownership, Record, SessionHash};
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// This instance claimed a session. If it is open here, it is this instance's again.
+    pub(crate) fn claimed(&self, session: SessionHash, epoch: Epoch) {
+        if let Some(here) = self.shard(session).get_mut(&session) {
+            here.epoch = here.epoch.max(epoch);
+            here.written = Some(Instant::now());
+            here.contested = None;
+        }
+    }
+
+    /// The directory has this record of a session.
+    pub(crate) fn found(&self, session: SessionHash, record: Record) {
+        match record {
+            Record::Owned(is) if is.owner.incarnation == self.me => {
+                self.claimed(session, is.epoch);
+            }
+            Record::Owned(is) => {
+                if let Some(here) = self.shard(session).get_mut(&session) {
+                    here.contested = Some(Contested::new(is, &self.contested));
+                }
+                self.contest.notify_one();
+            }
+            Record::Deleted(_) => self.lose_to(session, To::Ended),
+        }
+    }
+
+    /// Whether a session is contested.
+    pub(crate) fn has_contested(&self) -> bool {
+        self.contested.load(Ordering::Acquire) > 0
+    }
+
+    /// The contested sessions, and who owns each as the directory has it.
+    pub(crate) fn contested(&self) -> Vec<(SessionHash, Ownership)> {
+        if !self.has_contested() {
+            return Vec::new();
+        }
+        let contested = self.shards.iter().flat_map(|shard| {
+            let shard = lock(shard);
+            let by = shard
+                .iter()
+                .filter_map(|(session, here)| Some((*session, here.contested.as_ref()?.by)));
+            Vec::from_iter(by)
+        });
+        contested.collect()
+    }
+
+    /// Returns when a session became contested.
+    pub(crate) async fn until_contested(&self) {
+        self.contest.notified().await;
+    }
+
+    /// Whether a session was written since then, and is not contested. One that is not here is not to be verified.
+    pub(crate) fn is_verified(&self, session: SessionHash, since: Option<Instant>) -> bool {
+        let shard = self.shard(session);
+        shard
+            .get(&session)
+            .is_none_or(|here| here.is_verified(since))
+    }
+}

@@ -1,0 +1,346 @@
+//! The sessions that live here, from their beginning to their end.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    fmt::{self, Debug, Formatter},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicUsize},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, mpsc},
+    time::Instant,
+};
+
+use super::{
+    here::Here,
+    lost::{Losses, Lost, To},
+    queues::{Deleted, MAX_DELETED, Queues},
+    roll::Roll,
+};
+use crate::{
+    door::{Door, Visit},
+    ids::{Epoch, Incarnation, Owner, SessionHash},
+    recent::Recent,
+};
+
+/// Over how many locks the sessions are spread: 64.
+const SHARDS: usize = 64;
+
+/// How long a session may be loaded and not open: 60 s. Then its restoring has failed.
+pub(super) const RESTORED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Maximum number of times that a session is restored in vain: 3. Then it counts as one that cannot be.
+const RESTORE_ATTEMPTS: u32 = 3;
+
+/// Of how many sessions it is remembered how often they were to be restored, and for how long: 4,096, 10 min.
+const MAX_RESTORES: usize = 4 * 1024;
+const RESTORES_FOR: Duration = Duration::from_secs(10 * 60);
+
+/// The sessions that live here.
+pub(crate) struct Sessions {
+    pub(super) roll: Arc<Roll>,
+    pub(super) shards: Box<[Mutex<HashMap<SessionHash, Here>>]>,
+    pub(super) me: Incarnation,
+    /// How often sessions were to be restored that are not.
+    restores: Mutex<Recent<u32>>,
+    pub(super) work: Mutex<Queues>,
+    /// How many sessions are contested: nearly always none.
+    pub(super) contested: Arc<AtomicUsize>,
+    /// There is something to be written.
+    pub(super) wake: Notify,
+    /// Something was written.
+    pub(super) written: Notify,
+    /// A session became contested.
+    pub(super) contest: Notify,
+    pub(crate) losses: Losses,
+}
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// None yet, and where it is told which are lost.
+    pub(crate) fn new(me: Incarnation) -> (Arc<Self>, mpsc::UnboundedReceiver<Lost>) {
+        let (losses, told) = Losses::new();
+        let sessions = Self {
+            roll: Roll::new(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            me,
+            restores: Mutex::new(Recent::new(MAX_RESTORES, RESTORES_FOR)),
+            work: Mutex::default(),
+            contested: Arc::default(),
+            wake: Notify::new(),
+            written: Notify::new(),
+            contest: Notify::new(),
+            losses,
+        };
+        (Arc::new(sessions), told)
+    }
+
+    pub(crate) fn is_here(&self, session: SessionHash) -> bool {
+        self.shard(session).contains_key(&session)
+    }
+
+    /// Whether a session lives here, and is not only loaded to be restored.
+    pub(crate) fn is_open(&self, session: SessionHash) -> bool {
+        let shard = self.shard(session);
+        shard
+            .get(&session)
+            .is_some_and(|here| here.loaded.is_none())
+    }
+
+    /// Whether the parameters of a session that is open here are known. Without them the directory never knows it.
+    pub(crate) fn has_params(&self, id: &str) -> Option<bool> {
+        let session = SessionHash::of(id);
+        let shard = self.shard(session);
+        shard.get(&session).map(|here| here.params.is_some())
+    }
+
+    /// Goes in at the door of a session that lives here: every request does. `None` if none does, or if its door is shut.
+    pub(crate) fn enter(&self, id: &str) -> Option<Visit> {
+        self.roll.enter(id)
+    }
+
+    pub(crate) fn door(&self, id: &str) -> Option<Arc<Door>> {
+        self.roll.door(id)
+    }
+
+    /// Shuts all doors, also those of sessions that come yet.
+    pub(crate) fn shut(&self) {
+        self.roll.shut();
+    }
+
+    /// Whether a session lives here, and its door is not shut.
+    pub(crate) fn has(&self, id: &str) -> bool {
+        self.door(id).is_some_and(|door| !door.is_shut())
+    }
+
+    /// All ids.
+    pub(crate) fn ids(&self) -> Vec<Arc<str>> {
+        let shards = self.shards.iter().map(lock);
+        let ids =
+            shards.flat_map(|shard| Vec::from_iter(shard.values().map(|here| here.id.clone())));
+        ids.collect()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+
+    /// A session was opened or restored.
+    pub(crate) fn opened(&self, id: &str) {
+        let session = SessionHash::of(id);
+        {
+            let mut shard = self.shard(session);
+            let here = shard
+                .entry(session)
+                .or_insert_with(|| Here::new(id, &self.roll));
+            if here.loaded.take().is_some() {
+                lock(&self.restores).remove(session);
+            }
+        }
+        self.write_if_new(session);
+    }
+
+    /// The client's parameters are known, as JSON, and the directory is to know the session. A session that has closed
+    /// meanwhile, because the handler refused it, is not known.
+    pub(crate) fn initialized(&self, id: &str, params: Arc<[u8]>) {
+        let session = SessionHash::of(id);
+        if let Some(here) = self.shard(session).get_mut(&session) {
+            here.loaded = None;
+            here.params = Some(params);
+        }
+        self.write_if_new(session);
+    }
+
+    /// Has a session written that the directory is to know, and that was not written.
+    fn write_if_new(&self, session: SessionHash) {
+        let is_new = self
+            .shard(session)
+            .get_mut(&session)
+            .is_some_and(|here| here.is_unknown() && !std::mem::replace(&mut here.is_queued, true));
+        if is_new {
+            self.work().fresh.push_back(session);
+            self.wake.notify_one();
+        }
+    }
+
+    /// A session was opened, and its client's parameters are known.
+    #[cfg(test)]
+    pub(crate) fn begins(&self, id: &str, params: Arc<[u8]>) {
+        self.opened(id);
+        self.initialized(id, params);
+    }
+
+    /// Whether a session that has just opened may be given to its client: the directory knows it, or is not to know it, and its door
+    /// is not shut. If not, it is told to be closed.
+    pub(crate) fn hand_out(&self, id: &str) -> bool {
+        let session = SessionHash::of(id);
+        let is_shut = self.door(id).is_some_and(|door| door.is_shut());
+        let here = match self.shard(session).entry(session) {
+            Entry::Occupied(here) if is_shut || here.get().is_unknown() => here.remove(),
+            _ => return true,
+        };
+        self.work().fresh.retain(|fresh| *fresh != session);
+        if here.is_sent {
+            // It may become known yet.
+            self.delete_later(session, here.epoch);
+        }
+        self.losses.tell(here.lost(session, To::Nobody));
+        false
+    }
+
+    /// A session of this instance was found in the directory, and is to be restored.
+    pub(crate) fn is_to_be_restored(&self, session: SessionHash) {
+        let (now, mut restores) = (Instant::now(), lock(&self.restores));
+        let tries = restores.get(session, now).copied().unwrap_or_default();
+        restores.insert(session, tries + 1, now);
+    }
+
+    /// Whether it was tried so often to restore a session that it cannot be.
+    pub(crate) fn is_beyond_restoring(&self, id: &str) -> bool {
+        let restores = lock(&self.restores);
+        let tries = restores.get(SessionHash::of(id), Instant::now());
+        tries.is_some_and(|tries| *tries >= RESTORE_ATTEMPTS)
+    }
+
+    /// The parameters of a session were read, and it is about to be restored here.
+    pub(crate) fn loaded(&self, id: &str, epoch: Epoch, params: Arc<[u8]>) {
+        let session = SessionHash::of(id);
+        let mut shard = self.shard(session);
+        let here = shard
+            .entry(session)
+            .or_insert_with(|| Here::loaded(id, epoch, &self.roll));
+        here.epoch = here.epoch.max(epoch);
+        here.params.get_or_insert(params);
+    }
+
+    /// A session that was loaded and is not open is not about to be restored any more.
+    pub(crate) fn forget_unopened(&self, session: SessionHash) {
+        if let Entry::Occupied(here) = self.shard(session).entry(session)
+            && here.get().loaded.is_some()
+        {
+            here.remove();
+        }
+    }
+
+    /// A session was closed. The directory knows it as long as it knows one of which it hears nothing more.
+    pub(crate) fn closed(&self, id: &str) {
+        self.remove(SessionHash::of(id));
+    }
+
+    /// Nothing of a session is here any more.
+    fn remove(&self, session: SessionHash) -> Option<Here> {
+        self.shard(session).remove(&session)
+    }
+
+    /// The client ended its session. Nobody is to find it any more.
+    pub(crate) fn deleted(&self, id: &str) {
+        let session = SessionHash::of(id);
+        // Where it has closed already, the record itself has the epoch that ends.
+        let epoch = self
+            .remove(session)
+            .map_or_else(Epoch::now, |here| here.epoch);
+        self.delete_later(session, epoch);
+    }
+
+    /// The directory is to have a tombstone of a session.
+    fn delete_later(&self, session: SessionHash, epoch: Epoch) {
+        {
+            let mut work = self.work();
+            work.deleted.push_back(Deleted {
+                session,
+                epoch,
+                is_under_way: false,
+            });
+            if work.deleted.len() > MAX_DELETED {
+                work.deleted.pop_front();
+            }
+        }
+        self.wake.notify_one();
+    }
+
+    /// Returns when the directory knows a session, or does not live here any more.
+    pub(crate) async fn until_written(&self, session: SessionHash) {
+        self.until(|| {
+            self.shard(session)
+                .get(&session)
+                .is_none_or(|here| here.written.is_some())
+        })
+        .await;
+    }
+
+    /// Whether a session was deleted of which the directory is still to be told so.
+    pub(crate) fn is_deleted(&self, session: SessionHash) -> bool {
+        let work = self.work();
+        work.deleted
+            .iter()
+            .any(|deleted| deleted.session == session)
+    }
+
+    /// Returns when the directory is not to be told any more that a session was deleted.
+    pub(crate) async fn until_removed(&self, session: SessionHash) {
+        self.until(|| !self.is_deleted(session)).await;
+    }
+
+    /// Returns when something is so, which is looked at whenever something was written.
+    pub(crate) async fn until(&self, is_so: impl Fn() -> bool) {
+        loop {
+            let mut written = std::pin::pin!(self.written.notified());
+            // Listens before it looks.
+            written.as_mut().enable();
+            if is_so() {
+                return;
+            }
+            written.await;
+        }
+    }
+
+    /// A session is another's now.
+    pub(crate) fn lose(&self, session: SessionHash, owner: Owner) {
+        self.lose_to(session, To::Owner(owner));
+    }
+
+    /// A session whose door is shut is given up: whoever asks for it next claims it.
+    pub(crate) fn give_up(&self, session: SessionHash) {
+        let id = self
+            .shard(session)
+            .get(&session)
+            .map(|here| here.id.clone());
+        let door = id.and_then(|id| self.door(&id));
+        // One that has come back has another.
+        if door.is_some_and(|door| door.is_shut()) {
+            self.lose_to(session, To::WhoeverAsks);
+        }
+    }
+
+    pub(super) fn lose_to(&self, session: SessionHash, to: To) {
+        let mut shard = self.shard(session);
+        if let Some(here) = shard.remove(&session) {
+            // Under the lock: a request that does not find it here any more finds that it is being closed.
+            self.losses.tell(here.lost(session, to));
+        }
+    }
+
+    pub(super) fn shard(&self, session: SessionHash) -> MutexGuard<'_, HashMap<SessionHash, Here>> {
+        let at = session.spread() % SHARDS;
+        #[expect(clippy::indexing_slicing, reason = "there are so many")]
+        lock(&self.shards[at])
+    }
+
+    pub(super) fn work(&self) -> MutexGuard<'_, Queues> {
+        lock(&self.work)
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Debug for Sessions {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sessions")
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,191 @@
+//! What of the sessions is still to be written to the directory.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    here::Here,
+    queues::{Batch, Work},
+    state::{RESTORED_WITHIN, Sessions, lock},
+};
+use crate::{
+    directory::Registration,
+    ids::{Record, SessionHash, Tombstone},
+};
+
+/// How many sessions are written at once: 128, and not many more than 256 KiB.
+pub(super) const MAX_BATCH: usize = 128;
+const MAX_BATCH_BYTES: usize = 256 * 1024;
+
+/// How long after it was written a session is written again: 1 min. So a record that the engine evicted is missing no longer.
+pub(super) const REFRESHED_AFTER: Duration = Duration::from_secs(60);
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// Returns when there may be something to be written.
+    pub(crate) async fn until_work(&self) {
+        self.wake.notified().await;
+    }
+
+    /// Everything is to be written again.
+    pub(crate) fn write_all_again(&self) {
+        self.queue_again(|_| true);
+    }
+
+    /// The directory does not know a session that it should.
+    pub(crate) fn write_again(&self, session: SessionHash) {
+        let is_to_be_written = self.shard(session).get_mut(&session).is_some_and(|here| {
+            here.written = None;
+            here.params.is_some() && !std::mem::replace(&mut here.is_queued, true)
+        });
+        if is_to_be_written {
+            self.work().again.push_back(session);
+            self.wake.notify_one();
+        }
+    }
+
+    /// What was written long ago is to be written again. What was to be restored and was not is forgotten.
+    pub(crate) fn refresh(&self) {
+        let now = Instant::now();
+        for shard in &self.shards {
+            lock(shard).retain(|_, here| {
+                here.loaded
+                    .is_none_or(|since| now - since < RESTORED_WITHIN)
+            });
+        }
+        self.queue_again(|here| here.written.is_some_and(|at| now - at >= REFRESHED_AFTER));
+    }
+
+    fn queue_again(&self, is_due: impl Fn(&Here) -> bool) {
+        for shard in &self.shards {
+            let mut due = Vec::new();
+            for (session, here) in lock(shard).iter_mut() {
+                if here.params.is_some() && is_due(here) && !here.is_queued {
+                    here.is_queued = true;
+                    due.push(*session);
+                }
+            }
+            self.work().again.extend(due);
+        }
+    }
+
+    /// Whether some of what is to be written again is not yet.
+    pub(crate) fn is_behind(&self) -> bool {
+        let work = self.work();
+        !work.again.is_empty() || work.again_under_way > 0
+    }
+
+    /// What is to be written next: first what was deleted, then new sessions, then those that are written again.
+    pub(crate) fn next_work(&self) -> Option<Work> {
+        let deleted = {
+            let mut work = self.work();
+            let mut deleted = work.deleted.iter_mut();
+            let next = deleted.find(|deleted| !deleted.is_under_way);
+            next.map(|deleted| {
+                deleted.is_under_way = true;
+                (deleted.session, deleted.epoch)
+            })
+        };
+        if let Some((session, epoch)) = deleted {
+            let by = self.me;
+            return Some(Work::Delete(session, Tombstone { by, epoch }));
+        }
+        let batch = self.take_batch(false).or_else(|| self.take_batch(true));
+        batch.map(Work::Enter)
+    }
+
+    fn take_batch(&self, is_again: bool) -> Option<Batch> {
+        let begun = Instant::now();
+        let mut sessions = Vec::new();
+        let mut bytes = 0;
+        while sessions.len() < MAX_BATCH && bytes < MAX_BATCH_BYTES {
+            let Some(session) = self.work().next(is_again) else {
+                break;
+            };
+            if let Some(here) = self.shard(session).get_mut(&session) {
+                here.is_queued = false;
+                if let Some(params) = &here.params {
+                    bytes += params.len();
+                    sessions.push(Registration {
+                        session,
+                        epoch: here.epoch,
+                        params: params.clone(),
+                    });
+                    here.is_sent = true;
+                }
+            }
+        }
+        if sessions.is_empty() {
+            return None;
+        }
+        self.work().again_under_way += usize::from(is_again);
+        Some(Batch {
+            sessions,
+            begun,
+            is_again,
+        })
+    }
+
+    /// The directory knows these now, but for those whose records it left as they were.
+    pub(crate) fn wrote(&self, batch: Batch, left: &[(SessionHash, Record)]) {
+        let left: HashMap<SessionHash, Record> = left.iter().copied().collect();
+        for Registration { session, .. } in &batch.sessions {
+            match left.get(session) {
+                Some(record) => self.found(*session, *record),
+                None => {
+                    if let Some(here) = self.shard(*session).get_mut(session) {
+                        here.written = Some(batch.begun);
+                        here.contested = None;
+                    }
+                }
+            }
+        }
+        self.returns(&batch);
+        self.written.notify_waiters();
+    }
+
+    /// Whether the directory knows these now is not known.
+    pub(crate) fn put_back(&self, batch: Batch) {
+        let mut again = Vec::new();
+        for Registration { session, .. } in &batch.sessions {
+            if let Some(here) = self.shard(*session).get_mut(session)
+                && !here.is_queued
+            {
+                here.is_queued = true;
+                again.push(*session);
+            }
+        }
+        {
+            let mut work = self.work();
+            let queue = if batch.is_again {
+                &mut work.again
+            } else {
+                &mut work.fresh
+            };
+            queue.extend(again);
+        }
+        self.returns(&batch);
+    }
+
+    fn returns(&self, batch: &Batch) {
+        self.work().again_under_way -= usize::from(batch.is_again);
+    }
+
+    /// The directory has the tombstone of a session, or did not take it.
+    pub(crate) fn deleted_there(&self, session: SessionHash, is_there: bool) {
+        {
+            let mut work = self.work();
+            if is_there {
+                work.deleted.retain(|deleted| deleted.session != session);
+            } else {
+                let mut deleted = work.deleted.iter_mut();
+                if let Some(deleted) = deleted.find(|deleted| deleted.session == session) {
+                    deleted.is_under_way = false;
+                }
+            }
+        }
+        self.written.notify_waiters();
+    }
+}

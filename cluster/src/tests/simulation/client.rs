@@ -1,0 +1,711 @@
+//! Clients that obey the protocol as the SDKs do: they wait out 503, resume with the last event id after the retry time, open a new
+//! session on 404, and sometimes end their session or never come back.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
+use http::{HeaderMap, Method, Request, StatusCode};
+use serde_json::Value;
+use test_support::{
+    Dice,
+    sse::{SseItem, SseReader},
+};
+use tokio::select;
+
+use super::{
+    door::{Door, End, Exchange},
+    faults::Habits,
+    node::RETRY,
+    time::{HostId, Ms, Post, WORLD},
+    watcher::{self, Answer, Check, Watcher},
+};
+
+/// How long a request may wait for its head, unless its call has begun: the head limit, a lease, and what it takes to claim.
+const HEAD_LIMIT: Ms = 25_000;
+
+/// How long a session may take to answer after the faults: 10 s.
+const PROBE_LIMIT: Ms = 10_000;
+
+/// The parameters of `initialize`.
+const PARAMS: &str = r#"{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"sim","version":"0"}}"#;
+
+/// The load balancer: which instances get requests. Clones are the same.
+#[derive(Clone, Default)]
+pub(super) struct Balancer(Arc<Mutex<Doors>>);
+
+#[derive(Default)]
+struct Doors {
+    all: Vec<Door>,
+    preferred: Option<HostId>,
+}
+
+/// A client. Clones are the same.
+#[derive(Clone)]
+pub(super) struct Client(Arc<Inner>);
+
+struct Inner {
+    number: usize,
+    post: Post,
+    watcher: Watcher,
+    balancer: Balancer,
+    habits: Habits,
+    dice: Mutex<Dice>,
+    session: Mutex<Option<Arc<str>>>,
+    next: AtomicU64,
+    open_calls: AtomicU64,
+}
+
+/// What a client does during a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Plan {
+    Stays,
+    /// Hangs up after a time, and comes back after another.
+    ComesBack {
+        after: Ms,
+        away: Ms,
+    },
+    /// Hangs up after a time, and never comes back.
+    Leaves {
+        after: Ms,
+    },
+}
+
+/// How reading a stream ended.
+enum Read {
+    Answer(Answer),
+    /// The stream ended or broke.
+    Over,
+    HungUp,
+}
+
+/// What a client has of a call.
+struct Stream {
+    exchange: Exchange,
+    reader: SseReader,
+}
+
+// === impl Balancer ===
+
+impl Balancer {
+    pub(super) fn add(&self, door: Door) {
+        self.0.lock().unwrap().all.push(door);
+    }
+
+    pub(super) fn remove(&self, host: HostId) {
+        let mut doors = self.0.lock().unwrap();
+        doors.all.retain(|door| door.host != host);
+    }
+
+    /// Sends all requests to one instance, as long as it is there.
+    pub(super) fn prefer(&self, host: Option<HostId>) {
+        self.0.lock().unwrap().preferred = host;
+    }
+
+    pub(super) fn doors(&self) -> Vec<Door> {
+        self.0.lock().unwrap().all.clone()
+    }
+
+    fn pick(&self, number: u64) -> Option<Door> {
+        let doors = self.0.lock().unwrap();
+        let preferred = doors
+            .all
+            .iter()
+            .find(|door| Some(door.host) == doors.preferred);
+        let any = || doors.all.get(number as usize % doors.all.len().max(1));
+        preferred.or_else(any).cloned()
+    }
+}
+
+// === impl Client ===
+
+impl Client {
+    pub(super) fn new(
+        number: usize,
+        post: Post,
+        watcher: Watcher,
+        balancer: Balancer,
+        habits: Habits,
+        dice: Dice,
+    ) -> Self {
+        Self(Arc::new(Inner {
+            number,
+            post,
+            watcher,
+            balancer,
+            habits,
+            dice: Mutex::new(dice),
+            session: Mutex::new(None),
+            next: AtomicU64::new(1),
+            open_calls: AtomicU64::new(0),
+        }))
+    }
+
+    /// Opens sessions and makes calls until a time.
+    pub(super) async fn run(self, until: Ms) {
+        self.pause(self.roll(1_500)).await;
+        while self.now() < until {
+            let Some(session) = self.session().await else {
+                self.pause(RETRY).await;
+                continue;
+            };
+            if self.0.open_calls.load(Ordering::Relaxed) < 4 {
+                self.act(session);
+            }
+            self.pause(300 + self.roll(self.0.habits.pause)).await;
+        }
+    }
+
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a client does several things at once"
+    )]
+    fn act(&self, session: Arc<str>) {
+        let habits = &self.0.habits;
+        let this = self.clone();
+        let of = |weight: u64| weight > 0 && self.roll(1_000) < weight;
+        if of(habits.delete) {
+            tokio::spawn(async move { this.delete(&session).await });
+        } else if of(habits.half_body) {
+            tokio::spawn(async move { this.half_body(&session).await });
+        } else {
+            let (ms, plan) = match self.roll(20) {
+                0..=9 => (self.roll(800), Plan::Stays),
+                10..=12 => (1_000 + self.roll(10_000), Plan::Stays),
+                17 => {
+                    let plan = Plan::ComesBack {
+                        after: self.roll(1_000),
+                        away: 12_000 + self.roll(13_000),
+                    };
+                    (300 + self.roll(4_500), plan)
+                }
+                13..=16 => {
+                    let plan = Plan::ComesBack {
+                        after: self.roll(1_500),
+                        away: self.roll(4_000),
+                    };
+                    (500 + self.roll(8_000), plan)
+                }
+                _ => {
+                    let after = self.roll(1_500);
+                    (2_000 + self.roll(20_000), Plan::Leaves { after })
+                }
+            };
+            tokio::spawn(async move { this.call(&session, ms, plan).await });
+        }
+    }
+
+    /// The session that it has, or a new one.
+    async fn session(&self) -> Option<Arc<str>> {
+        let session = self.0.session.lock().unwrap().clone();
+        match session {
+            Some(session) => Some(session),
+            None => self.open().await,
+        }
+    }
+
+    async fn open(&self) -> Option<Arc<str>> {
+        let number = self.number();
+        let message =
+            format!(r#"{{"jsonrpc":"2.0","id":{number},"method":"initialize","params":{PARAMS}}}"#);
+        let exchange = self.send(self.request(Method::POST, None, message))?;
+        let (status, headers) = self.head(&exchange, "initialize", None).await?;
+        if status != StatusCode::OK {
+            self.expect(status, "initialize", &[503, 502]);
+            return None;
+        }
+        let session: Arc<str> = headers.get("mcp-session-id")?.to_str().ok()?.into();
+        self.0.watcher.opened(exchange.host, &session);
+        let mut stream = Stream::new(exchange);
+        // A stream that breaks has opened it all the same.
+        while let Ok(events) = stream.next().await {
+            if events.iter().any(|(_, data)| !data.is_empty()) {
+                break;
+            }
+        }
+        drop(stream);
+        let message = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+        for _ in 0..20 {
+            let request = self.request(Method::POST, Some(&session), message.to_owned());
+            let status = match self.send(request) {
+                Some(exchange) => {
+                    let head = self.head(&exchange, "initialized", None).await;
+                    head.map(|(status, _)| (status, exchange.host))
+                }
+                None => None,
+            };
+            match status {
+                Some((StatusCode::ACCEPTED, _)) => {
+                    *self.0.session.lock().unwrap() = Some(session.clone());
+                    return Some(session);
+                }
+                Some((StatusCode::NOT_FOUND, by)) => {
+                    self.0.watcher.not_found(&session, by);
+                    return None;
+                }
+                Some((status, by)) => {
+                    self.expect(status, "initialized", &[503, 502]);
+                    self.0.watcher.refused(by);
+                }
+                None => {}
+            }
+            self.pause(RETRY).await;
+        }
+        None
+    }
+
+    /// Makes a call, and does with it what `plan` says.
+    pub(super) async fn call(&self, session: &str, ms: Ms, plan: Plan) {
+        self.0.open_calls.fetch_add(1, Ordering::Relaxed);
+        self.try_call(session, ms, plan).await;
+        self.0.open_calls.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    async fn try_call(&self, session: &str, ms: Ms, plan: Plan) -> Option<()> {
+        let number = self.number();
+        let label = format!("c{}.{number}", self.0.number);
+        self.0.watcher.called(&label, session);
+        self.0.watcher.note(format!(
+            "{label} for {ms} ms in {}: {plan:?}",
+            watcher::short(session)
+        ));
+        let mut exchange = self.begin(session, &label, number, ms).await?;
+        let mut event = None;
+        let mut hang_up = match plan {
+            Plan::Stays => None,
+            Plan::ComesBack { after, .. } | Plan::Leaves { after } => Some(after),
+        };
+        loop {
+            let by = exchange.host;
+            let since = self.now();
+            self.client(&label, watcher::Client::Attached { by, since });
+            let mut stream = Stream::new(exchange);
+            let read = match hang_up.take() {
+                None => self.read(&mut stream, number, &label, &mut event).await,
+                Some(after) => select! {
+                    biased;
+                    read = self.read(&mut stream, number, &label, &mut event) => read,
+                    () = self.pause(after) => Read::HungUp,
+                },
+            };
+            drop(stream);
+            let since = self.now();
+            match (read, plan) {
+                (Read::Answer(answer), _) => {
+                    self.0.watcher.answered(&label, answer);
+                    return Some(());
+                }
+                (Read::HungUp, Plan::Leaves { .. }) => {
+                    self.client(&label, watcher::Client::Left { since });
+                    return None;
+                }
+                (Read::HungUp, Plan::ComesBack { away, .. }) if event.is_some() => {
+                    self.client(&label, watcher::Client::Away { since });
+                    self.pause(away).await;
+                }
+                (Read::Over, _) if event.is_some() => {
+                    self.client(&label, watcher::Client::Away { since });
+                    self.pause(RETRY).await;
+                }
+                _ => {
+                    // Without an event it cannot come back.
+                    self.client(&label, watcher::Client::Left { since });
+                    return None;
+                }
+            }
+            let resumes = watcher::Client::Resumes {
+                since: self.now(),
+                away: since,
+            };
+            self.client(&label, resumes);
+            exchange = self.resume(session, &label, event.as_deref()?).await?;
+        }
+    }
+
+    /// Sends a call until an instance takes it.
+    async fn begin(&self, session: &str, label: &str, number: u64, ms: Ms) -> Option<Exchange> {
+        let message = format!(
+            r#"{{"jsonrpc":"2.0","id":{number},"method":"tools/call","params":{{"name":"work","arguments":{{"label":"{label}","ms":{ms}}}}}}}"#
+        );
+        loop {
+            let request = self.request(Method::POST, Some(session), message.clone());
+            let Some(exchange) = self.send(request) else {
+                self.pause(100).await;
+                continue;
+            };
+            let head = self.head(&exchange, label, Some(label)).await;
+            match head.map(|head| head.0.as_u16()) {
+                Some(200) => return Some(exchange),
+                Some(503) => {
+                    self.0.watcher.turned_away(label, exchange.host);
+                    self.pause(RETRY).await;
+                }
+                Some(404) => {
+                    self.lost(session, &exchange);
+                    self.client(label, watcher::Client::Over);
+                    return None;
+                }
+                status => {
+                    if let Some(status) = status {
+                        self.expect_code(status, label, &[502]);
+                    }
+                    // Whether it has begun is not known, and it cannot be resumed.
+                    self.client(label, watcher::Client::Left { since: 0 });
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Resumes a call until an instance has it.
+    async fn resume(&self, session: &str, label: &str, event: &str) -> Option<Exchange> {
+        loop {
+            let mut request = self.request(Method::GET, Some(session), String::new());
+            let event = event.parse().unwrap();
+            request.headers_mut().insert("last-event-id", event);
+            let Some(exchange) = self.send(request) else {
+                self.pause(100).await;
+                continue;
+            };
+            let head = self.head(&exchange, label, None).await;
+            match head.map(|head| head.0.as_u16()) {
+                Some(200) => return Some(exchange),
+                Some(503) => self.0.watcher.turned_away(label, exchange.host),
+                Some(404) => {
+                    self.lost(session, &exchange);
+                    self.client(label, watcher::Client::Over);
+                    return None;
+                }
+                Some(400) => {
+                    self.0.watcher.answered(label, Answer::Gone);
+                    return None;
+                }
+                Some(status) => self.expect_code(status, label, &[502]),
+                None => {}
+            }
+            self.pause(RETRY).await;
+        }
+    }
+
+    async fn read(
+        &self,
+        stream: &mut Stream,
+        number: u64,
+        label: &str,
+        event: &mut Option<String>,
+    ) -> Read {
+        loop {
+            let events = match stream.next().await {
+                Ok(events) => events,
+                Err(_) => return Read::Over,
+            };
+            for (id, data) in events {
+                if let Some(id) = id {
+                    *event = Some(id);
+                }
+                if let Some(answer) = answer(&data, number, label) {
+                    return Read::Answer(answer);
+                }
+            }
+        }
+    }
+
+    async fn delete(&self, session: &str) {
+        {
+            let mut its = self.0.session.lock().unwrap();
+            if its.as_deref() == Some(session) {
+                *its = None;
+            }
+        }
+        self.0.watcher.deleted(session);
+        for _ in 0..10 {
+            let request = self.request(Method::DELETE, Some(session), String::new());
+            if let Some(exchange) = self.send(request)
+                && let Some((status, _)) = self.head(&exchange, "delete", None).await
+            {
+                if status.is_success() {
+                    self.0.watcher.is_deleted(session);
+                    return;
+                }
+                if status == StatusCode::NOT_FOUND {
+                    return;
+                }
+                self.expect(status, "delete", &[503, 502]);
+            }
+            self.pause(RETRY).await;
+        }
+    }
+
+    /// Sends half of a call, and the rest never.
+    async fn half_body(&self, session: &str) {
+        self.0
+            .watcher
+            .note(format!("half a body for {}", watcher::short(session)));
+        let half = Bytes::from_static(br#"{"jsonrpc":"2.0","id":1,"method":"tools/"#);
+        let half = stream::iter([Ok::<_, Infallible>(half)]).chain(stream::pending());
+        let mut request = self.request(Method::POST, Some(session), String::new());
+        *request.body_mut() = Body::from_stream(half);
+        let exchange = self.send(request);
+        self.pause(40_000 + self.roll(40_000)).await;
+        drop(exchange);
+    }
+
+    /// Sends half of a call in its session.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a client does several things at once"
+    )]
+    pub(super) fn send_half_a_body(&self) {
+        if let Some(session) = self.0.session.lock().unwrap().clone() {
+            let this = self.clone();
+            tokio::spawn(async move { this.half_body(&session).await });
+        }
+    }
+
+    /// Makes many calls at once that all end while it is away.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a client does several things at once"
+    )]
+    pub(super) fn burst(&self, calls: usize, ms: Ms, away: Ms) -> Option<Arc<str>> {
+        let session = self.0.session.lock().unwrap().clone()?;
+        for _ in 0..calls {
+            let (this, session) = (self.clone(), session.clone());
+            let plan = Plan::ComesBack {
+                after: ms.saturating_sub(300),
+                away: away + self.roll(2_000),
+            };
+            tokio::spawn(async move { this.call(&session, ms, plan).await });
+        }
+        Some(session)
+    }
+
+    /// Names sessions that do not exist.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a client does several things at once"
+    )]
+    pub(super) fn make_up(&self, door: &Door, many: usize) {
+        for _ in 0..many {
+            let id = format!("made-up-{:x}", self.roll(u64::MAX));
+            let request = self.request(Method::GET, Some(&id), String::new());
+            let Some(exchange) = door.send(request) else {
+                return;
+            };
+            let this = self.clone();
+            tokio::spawn(async move {
+                if let Some((StatusCode::SERVICE_UNAVAILABLE, _)) =
+                    this.head(&exchange, "made up", None).await
+                {
+                    this.0.watcher.refused(exchange.host);
+                }
+            });
+        }
+    }
+
+    /// Checks that its session answers through every instance until `limit`.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "a client does several things at once"
+    )]
+    pub(super) fn probe(&self) {
+        let Some(session) = self.0.session.lock().unwrap().clone() else {
+            return;
+        };
+        for door in self.0.balancer.doors() {
+            let (this, session) = (self.clone(), session.clone());
+            tokio::spawn(async move {
+                let (limit, host) = (this.now() + PROBE_LIMIT, door.host);
+                let mut last = "no head".to_owned();
+                let answers = select! {
+                    biased;
+                    answers = this.answers(&session, &door, &mut last) => answers,
+                    () = this.pause(limit - this.now()) => false,
+                };
+                if !answers {
+                    let session = watcher::short(&session);
+                    let what = format!("{session} does not answer through {host}: {last}");
+                    this.0.watcher.fail(Check::Settles, what);
+                }
+            });
+        }
+    }
+
+    async fn answers(&self, session: &str, door: &Door, last: &mut String) -> bool {
+        loop {
+            let number = self.number();
+            let label = format!("c{}.{number}", self.0.number);
+            self.0.watcher.called(&label, session);
+            self.0.watcher.note(format!("{label} probes {}", door.host));
+            let message = format!(
+                r#"{{"jsonrpc":"2.0","id":{number},"method":"tools/call","params":{{"name":"work","arguments":{{"label":"{label}","ms":0}}}}}}"#
+            );
+            let request = self.request(Method::POST, Some(session), message);
+            let Some(exchange) = door.send(request) else {
+                *last = "connections are refused".into();
+                self.pause(100).await;
+                continue;
+            };
+            self.0.watcher.requested();
+            let Ok((status, _)) = exchange.head().await else {
+                *last = "the connection broke".into();
+                self.pause(100).await;
+                continue;
+            };
+            *last = status.to_string();
+            match status.as_u16() {
+                200 => {
+                    let mut stream = Stream::new(exchange);
+                    let read = self.read(&mut stream, number, &label, &mut None).await;
+                    if let Read::Answer(answer) = read {
+                        self.0.watcher.answered(&label, answer);
+                        return true;
+                    }
+                    *last = "the stream ended".into();
+                }
+                404 => {
+                    self.lost(session, &exchange);
+                    return true;
+                }
+                503 => self.0.watcher.refused(door.host),
+                _ => {}
+            }
+            self.pause(RETRY).await;
+        }
+    }
+
+    // --- requests ---
+
+    fn request(&self, method: Method, session: Option<&str>, body: String) -> Request<Body> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri("/mcp")
+            .header("host", "localhost")
+            .header("accept", "application/json, text/event-stream")
+            .header("content-type", "application/json");
+        if let Some(session) = session {
+            request = request.header("mcp-session-id", session);
+        }
+        request.body(Body::from(body)).unwrap()
+    }
+
+    fn send(&self, request: Request<Body>) -> Option<Exchange> {
+        self.0.watcher.requested();
+        let door = self.0.balancer.pick(self.roll(u64::MAX))?;
+        door.send(request)
+    }
+
+    /// The head of a response. `None` if the connection broke.
+    async fn head(
+        &self,
+        exchange: &Exchange,
+        what: &str,
+        label: Option<&str>,
+    ) -> Option<(StatusCode, HeaderMap)> {
+        let since = self.now();
+        loop {
+            select! {
+                biased;
+                head = exchange.head() => return head.ok(),
+                () = self.pause(HEAD_LIMIT) => {}
+            }
+            let has_begun = label.is_some_and(|label| self.0.watcher.has_begun(label));
+            if !has_begun && self.0.watcher.has_lived_since(exchange.host, since) {
+                let what = format!("{what} waits at {} since {since}", exchange.host);
+                self.0.watcher.fail(Check::Waits, what);
+            }
+        }
+    }
+
+    fn lost(&self, session: &str, exchange: &Exchange) {
+        self.0.watcher.not_found(session, exchange.host);
+        let mut its = self.0.session.lock().unwrap();
+        if its.as_deref() == Some(session) {
+            *its = None;
+        }
+    }
+
+    fn expect(&self, status: StatusCode, what: &str, expected: &[u16]) {
+        self.expect_code(status.as_u16(), what, expected);
+    }
+
+    fn expect_code(&self, status: u16, what: &str, expected: &[u16]) {
+        if expected.contains(&status) {
+            self.0.watcher.note(format!("{status} for {what}"));
+        } else {
+            self.0
+                .watcher
+                .fail(Check::Status, format!("{status} for {what}"));
+        }
+    }
+
+    fn client(&self, label: &str, client: watcher::Client) {
+        self.0.watcher.client(label, client);
+    }
+
+    fn number(&self) -> u64 {
+        self.0.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn roll(&self, sides: u64) -> u64 {
+        self.0.dice.lock().unwrap().roll() % sides.max(1)
+    }
+
+    fn now(&self) -> Ms {
+        self.0.post.now()
+    }
+
+    async fn pause(&self, time: Ms) {
+        self.0.post.pause(WORLD, time).await;
+    }
+}
+
+/// Reads the answer to a request.
+fn answer(data: &str, number: u64, label: &str) -> Option<Answer> {
+    if data.is_empty() {
+        return None;
+    }
+    let message: Value = serde_json::from_str(data).ok()?;
+    if message["id"].as_u64() != Some(number) {
+        return None;
+    }
+    if message["result"]["content"][0]["text"] == format!("done:{label}") {
+        return Some(Answer::Done);
+    }
+    let said = message["error"]["message"].as_str().unwrap_or_default();
+    if said.contains("gone") {
+        return Some(Answer::Gone);
+    }
+    Some(Answer::Other(message.to_string()))
+}
+
+// === impl Stream ===
+
+impl Stream {
+    fn new(exchange: Exchange) -> Self {
+        Self {
+            exchange,
+            reader: SseReader::default(),
+        }
+    }
+
+    /// The next events: their ids and their data.
+    async fn next(&mut self) -> Result<Vec<(Option<String>, String)>, End> {
+        let data = self.exchange.data().await?;
+        self.reader.push(&data);
+        let mut events = Vec::new();
+        while let Some(item) = self.reader.pop() {
+            if let SseItem::Event(event) = item {
+                events.push((event.id, event.data));
+            }
+        }
+        Ok(events)
+    }
+}

@@ -1,0 +1,429 @@
+//! The faults of a run, drawn from its seed, and how often each kind is drawn.
+
+use std::collections::BTreeMap;
+
+use test_support::Dice;
+
+use super::{
+    net::{Machine, Way},
+    time::Ms,
+    weather::Sky,
+};
+use crate::directory::memory::faults::Kind;
+
+/// A kind of faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Fault {
+    /// An instance is killed, and started again at the same address.
+    Kill,
+    /// A machine loses its power, and has it again later.
+    Vanish,
+    Stop,
+    /// A new instance starts at the address of one that lives, which leaves.
+    TwoAtOne,
+    Leave,
+    /// One instance after the other leaves and is started again.
+    RollingRestart,
+    Refused,
+    Reset,
+    Silent,
+    OneWay,
+    SlowWay,
+    Cut,
+    DirectoryAway,
+    DirectoryFrozen,
+    DirectorySlow,
+    DirectoryAwayForOne,
+    DirectorySlowForOne,
+    DirectoryEmpty,
+    DirectorySnapshot,
+    DirectoryFailover,
+    /// An instance is killed or leaves after a snapshot, with which the directory comes back.
+    MovedAndSnapshot,
+    /// An instance stands still while the directory comes back empty.
+    StopAndEmpty,
+    /// The directory comes back empty and is slow, and one instance has thousands of sessions to write.
+    ManyAndEmpty,
+    EvictSession,
+    EvictLease,
+    EvictAnswer,
+    NoMemory,
+    /// The wall clock of a machine is set back or forth.
+    Clock,
+    CutClients,
+    MadeUpIds,
+    /// Clients are cut and return through another instance while many made-up ids are asked for and the directory is slow.
+    CutAndMadeUpIds,
+    Burst,
+    /// Many calls end without their clients, and their instance is killed 3 s later.
+    BurstAndKill,
+    /// A call ends while the directory is away, and its instance is killed after that.
+    AwayAndKill,
+    /// An instance leaves while the directory is away for a while.
+    AwayAndLeave,
+    /// An instance is killed, and the first request of each session after that is half a body.
+    KillAndHalfBodies,
+}
+
+/// Every kind, with its weight.
+pub(super) const FAULTS: [(Fault, u64); 36] = [
+    (Fault::Kill, 8),
+    (Fault::Vanish, 4),
+    (Fault::Stop, 12),
+    (Fault::TwoAtOne, 3),
+    (Fault::Leave, 5),
+    (Fault::RollingRestart, 2),
+    (Fault::Refused, 5),
+    (Fault::Reset, 4),
+    (Fault::Silent, 5),
+    (Fault::OneWay, 4),
+    (Fault::SlowWay, 5),
+    (Fault::Cut, 5),
+    (Fault::DirectoryAway, 6),
+    (Fault::DirectoryFrozen, 4),
+    (Fault::DirectorySlow, 6),
+    (Fault::DirectoryAwayForOne, 4),
+    (Fault::DirectorySlowForOne, 4),
+    (Fault::DirectoryEmpty, 3),
+    (Fault::DirectorySnapshot, 3),
+    (Fault::DirectoryFailover, 4),
+    (Fault::MovedAndSnapshot, 3),
+    (Fault::StopAndEmpty, 2),
+    (Fault::ManyAndEmpty, 1),
+    (Fault::EvictSession, 2),
+    (Fault::EvictLease, 2),
+    (Fault::EvictAnswer, 1),
+    (Fault::NoMemory, 3),
+    (Fault::Clock, 3),
+    (Fault::CutClients, 5),
+    (Fault::MadeUpIds, 1),
+    (Fault::CutAndMadeUpIds, 1),
+    (Fault::Burst, 1),
+    (Fault::BurstAndKill, 1),
+    (Fault::AwayAndKill, 3),
+    (Fault::AwayAndLeave, 3),
+    (Fault::KillAndHalfBodies, 3),
+];
+
+/// What clients do, in thousandths.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Habits {
+    pub(super) delete: u64,
+    pub(super) half_body: u64,
+    /// How long a client pauses at most between two calls.
+    pub(super) pause: Ms,
+}
+
+/// What happens at one moment.
+#[derive(Debug, Clone)]
+pub(super) enum Event {
+    Kill(Machine),
+    Vanish(Machine),
+    /// A new instance starts, unless one is there.
+    Start(Machine),
+    StartBeside(Machine),
+    Stop(Machine),
+    Continue(Machine),
+    /// The oldest instance of a machine leaves. The balancer notices it this much later.
+    Leave {
+        machine: Machine,
+        noticed: Ms,
+    },
+    Ways {
+        from: Machine,
+        to: Machine,
+        way: Way,
+    },
+    Cut {
+        one: Machine,
+        other: Machine,
+        after: usize,
+    },
+    Directory(Sky),
+    DirectoryFor(Machine, Sky),
+    Snapshot(usize),
+    LoadSnapshot(usize),
+    Empty,
+    Evict(Kind, u64),
+    NoMemory(bool),
+    /// By how much the wall clock of a machine is wrong.
+    Clock(Machine, i64),
+    CutClients(Machine),
+    /// The balancer sends all requests to one machine, if there is an instance.
+    Prefer(Option<Machine>),
+    /// An instance has so many more sessions, whose clients are all away.
+    Sessions(Machine, usize),
+    MadeUp {
+        machine: Machine,
+        many: usize,
+    },
+    /// A client makes many calls, and the instance that has its session is killed after a time.
+    Burst {
+        client: usize,
+        calls: usize,
+        ms: Ms,
+        away: Ms,
+        kill: Option<Ms>,
+    },
+    /// Every client sends half a body.
+    HalfBodies,
+    /// The faults are over.
+    Heal,
+}
+
+/// All that happens in a run.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub(super) events: BTreeMap<(Ms, usize), Event>,
+    /// When the last fault ends.
+    pub(super) end: Ms,
+    pub(super) kinds: Vec<Fault>,
+    snapshots: usize,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// Draws between 1 and 4 faults that begin between `from` and `to`.
+    pub(super) fn draw(
+        dice: &mut Dice,
+        weights: &BTreeMap<Fault, u64>,
+        machines: usize,
+        clients: usize,
+        from: Ms,
+        to: Ms,
+    ) -> Self {
+        let mut plan = Self::default();
+        let total: u64 = weights.values().sum();
+        let many = 1 + dice.roll() % 4;
+        for _ in 0..many {
+            let mut pick = dice.roll() % total.max(1);
+            let kind = weights.iter().find(|(_, weight)| {
+                let is_it = pick < **weight;
+                pick = pick.saturating_sub(**weight);
+                is_it
+            });
+            let Some((kind, _)) = kind else {
+                break;
+            };
+            let at = from + dice.roll() % (to - from);
+            plan.kinds.push(*kind);
+            plan.fault(*kind, dice, machines, clients, at);
+        }
+        plan.end = plan.end.max(to);
+        plan.at(plan.end, Event::Heal);
+        plan
+    }
+
+    fn at(&mut self, at: Ms, event: Event) {
+        self.end = self.end.max(at);
+        let number = self.events.len();
+        self.events.insert((at, number), event);
+    }
+
+    fn fault(&mut self, kind: Fault, dice: &mut Dice, machines: usize, clients: usize, at: Ms) {
+        let mut roll = |sides: u64| dice.roll() % sides.max(1);
+        let one = roll(machines as u64) as usize;
+        let other = (one + 1 + roll(machines as u64 - 1) as usize) % machines;
+        let seconds = |choices: &[Ms], roll: u64| choices[roll as usize % choices.len()] * 1_000;
+        match kind {
+            Fault::Kill => {
+                self.at(at, Event::Kill(one));
+                self.at(at + 500 + roll(12_000), Event::Start(one));
+            }
+            Fault::Vanish => {
+                self.at(at, Event::Vanish(one));
+                self.at(at + 5_000 + roll(20_000), Event::Start(one));
+            }
+            Fault::Stop => {
+                let time = seconds(&[1, 5, 7, 10, 10, 30], roll(6));
+                self.at(at, Event::Stop(one));
+                self.at(at + time, Event::Continue(one));
+            }
+            Fault::TwoAtOne => {
+                self.at(at, Event::StartBeside(one));
+                let noticed = roll(1_000);
+                let leaves = Event::Leave {
+                    machine: one,
+                    noticed,
+                };
+                self.at(at + 500 + roll(8_000), leaves);
+            }
+            Fault::Leave => self.leaves(one, at, roll(2_000)),
+            Fault::RollingRestart => {
+                let mut at = at;
+                for machine in 0..machines {
+                    self.leaves(machine, at, roll(500));
+                    at += 3_000 + roll(4_000);
+                }
+            }
+            Fault::Refused => self.way(one, other, Way::Refused, true, at, 1_000 + roll(15_000)),
+            Fault::Reset => self.way(one, other, Way::Reset, true, at, 1_000 + roll(15_000)),
+            Fault::Silent => self.way(one, other, Way::Silent, true, at, 500 + roll(20_000)),
+            Fault::OneWay => self.way(one, other, Way::Silent, false, at, 500 + roll(20_000)),
+            Fault::SlowWay => {
+                let way = Way::Slow([50, 200, 700, 2_000][roll(4) as usize]);
+                self.way(one, other, way, true, at, 2_000 + roll(20_000));
+            }
+            Fault::Cut => {
+                for _ in 0..3 {
+                    let after = roll(1_500) as usize;
+                    self.at(at + roll(6_000), Event::Cut { one, other, after });
+                }
+            }
+            Fault::DirectoryAway => {
+                let time = seconds(&[1, 5, 5, 20, 60], roll(5));
+                self.directory(Sky::Away, at, time);
+            }
+            Fault::DirectoryFrozen => {
+                let time = seconds(&[1, 5, 5, 20], roll(4));
+                self.directory(Sky::Frozen, at, time);
+            }
+            Fault::DirectorySlow => {
+                let sky = Sky::Slow([300, 450, 2_000][roll(3) as usize]);
+                self.directory(sky, at, 3_000 + roll(20_000));
+            }
+            Fault::DirectoryAwayForOne => {
+                self.at(at, Event::DirectoryFor(one, Sky::Away));
+                let time = seconds(&[1, 5, 20], roll(3));
+                self.at(at + time, Event::DirectoryFor(one, Sky::Clear));
+            }
+            Fault::DirectorySlowForOne => {
+                let sky = Sky::Slow([300, 450, 2_000][roll(3) as usize]);
+                self.at(at, Event::DirectoryFor(one, sky));
+                self.at(
+                    at + 3_000 + roll(20_000),
+                    Event::DirectoryFor(one, Sky::Clear),
+                );
+            }
+            Fault::DirectoryEmpty => {
+                let away = roll(3_000);
+                self.directory(Sky::Away, at, away);
+                self.at(at + away, Event::Empty);
+            }
+            Fault::DirectorySnapshot => self.snapshot(at, roll(at), roll(3_000)),
+            Fault::DirectoryFailover => self.snapshot(at, roll(3_000), roll(2_000)),
+            Fault::MovedAndSnapshot => {
+                if roll(2) == 0 {
+                    self.at(at, Event::Kill(one));
+                    self.at(at + 1_000 + roll(3_000), Event::Start(one));
+                } else {
+                    self.leaves(one, at, roll(500));
+                }
+                let away = roll(2_000);
+                self.snapshot(at + 8_000 + roll(10_000), 8_000 + roll(18_000), away);
+            }
+            Fault::StopAndEmpty => {
+                self.at(at, Event::Stop(one));
+                let begins = at + roll(1_500);
+                self.at(begins, Event::Empty);
+                self.at(at + 1_000 + roll(12_000), Event::Continue(one));
+            }
+            Fault::ManyAndEmpty => {
+                self.at(at, Event::Sessions(one, 5_000));
+                let empty = at + 3_000;
+                self.directory(Sky::Slow(400), empty, 14_000);
+                self.at(empty, Event::Empty);
+            }
+            Fault::EvictSession => {
+                for _ in 0..3 {
+                    self.at(
+                        at + roll(5_000),
+                        Event::Evict(Kind::Session, roll(u64::MAX)),
+                    );
+                }
+            }
+            Fault::EvictLease => self.at(at, Event::Evict(Kind::Lease, roll(u64::MAX))),
+            Fault::EvictAnswer => self.at(at, Event::Evict(Kind::Answer, roll(u64::MAX))),
+            Fault::NoMemory => {
+                self.at(at, Event::NoMemory(true));
+                self.at(at + 1_000 + roll(15_000), Event::NoMemory(false));
+            }
+            Fault::Clock => {
+                let wrong = [1_000, 60_000, 3_600_000][roll(3) as usize];
+                let wrong = if roll(2) == 0 { wrong } else { -wrong };
+                self.at(at, Event::Clock(one, wrong));
+                self.at(at + 1_000 + roll(20_000), Event::Clock(one, 0));
+            }
+            Fault::CutClients => self.at(at, Event::CutClients(one)),
+            Fault::MadeUpIds => {
+                let many = 200;
+                self.at(at, Event::MadeUp { machine: one, many });
+            }
+            Fault::CutAndMadeUpIds => {
+                // It is new, so it knows no owners.
+                self.at(at.saturating_sub(4_000), Event::Kill(one));
+                self.at(at.saturating_sub(200), Event::Start(one));
+                self.directory(Sky::Slow(300), at, 9_000);
+                for wave in 0..25 {
+                    let at = at + wave * 300;
+                    let many = 110;
+                    self.at(at, Event::MadeUp { machine: one, many });
+                }
+                self.at(at, Event::Prefer(Some(one)));
+                self.at(at + 9_000, Event::Prefer(None));
+                for machine in (0..machines).filter(|machine| *machine != one) {
+                    self.at(at + 300, Event::CutClients(machine));
+                }
+            }
+            Fault::Burst | Fault::BurstAndKill => {
+                let burst = Event::Burst {
+                    client: roll(clients as u64) as usize,
+                    calls: 90,
+                    ms: 1_500,
+                    away: 4_500,
+                    kill: (kind == Fault::BurstAndKill).then_some(4_500),
+                };
+                self.at(at, burst);
+                // The instance is started again.
+                self.at(at + 9_000, Event::Start(0));
+                for machine in 1..machines {
+                    self.at(at + 9_000, Event::Start(machine));
+                }
+            }
+            Fault::KillAndHalfBodies => {
+                self.at(at, Event::Kill(one));
+                self.at(at + 10, Event::HalfBodies);
+                self.at(at + 2_000 + roll(8_000), Event::Start(one));
+            }
+            Fault::AwayAndKill => {
+                let time = seconds(&[5, 20], roll(2));
+                self.directory(Sky::Away, at, time);
+                let dies = at + time + 3_000 + roll(4_000);
+                self.at(dies, Event::Kill(one));
+                self.at(dies + 2_000, Event::Start(one));
+            }
+            Fault::AwayAndLeave => {
+                self.directory(Sky::Away, at, 4_000 + roll(4_000));
+                self.leaves(one, at + roll(2_000), roll(500));
+            }
+        }
+    }
+
+    fn leaves(&mut self, machine: Machine, at: Ms, noticed: Ms) {
+        self.at(at, Event::Leave { machine, noticed });
+    }
+
+    fn directory(&mut self, sky: Sky, at: Ms, time: Ms) {
+        self.at(at, Event::Directory(sky));
+        self.at(at + time, Event::Directory(Sky::Clear));
+    }
+
+    fn way(&mut self, one: Machine, other: Machine, way: Way, is_both: bool, at: Ms, time: Ms) {
+        let pairs = [(one, other), (other, one)];
+        for (from, to) in pairs.into_iter().take(1 + usize::from(is_both)) {
+            self.at(at, Event::Ways { from, to, way });
+            let way = Way::Fine;
+            self.at(at + time, Event::Ways { from, to, way });
+        }
+    }
+
+    /// The directory comes back with what it knew `age` ago, after `away`.
+    fn snapshot(&mut self, at: Ms, age: Ms, away: Ms) {
+        let number = self.snapshots;
+        self.snapshots += 1;
+        self.at(at.saturating_sub(age), Event::Snapshot(number));
+        self.directory(Sky::Away, at, away);
+        self.at(at + away, Event::LoadSnapshot(number));
+    }
+}

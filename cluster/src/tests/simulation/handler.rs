@@ -1,0 +1,114 @@
+//! The server of every instance: one tool, `work`, which takes a time and reports all that happens to it.
+
+use std::sync::Arc;
+
+use rmcp::{
+    ErrorData, RoleServer, ServerHandler,
+    model::{
+        CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorCode,
+        InitializeRequestParams, InitializeResult, ServerCapabilities, ServerConfig,
+    },
+    service::RequestContext,
+};
+use serde_json::Value;
+use tokio::{
+    select,
+    time::{Duration, sleep},
+};
+
+use super::{
+    time::{HostId, Ms},
+    watcher::{End, Watcher},
+};
+
+/// The server of one session of an instance.
+pub(super) struct Server {
+    pub(super) host: HostId,
+    pub(super) watcher: Watcher,
+}
+
+/// Reports that a call was dropped, unless its end was reported.
+struct Running {
+    watcher: Watcher,
+    host: HostId,
+    label: Arc<str>,
+    is_over: bool,
+}
+
+// === impl Server ===
+
+impl ServerHandler for Server {
+    fn get_info(&self) -> ServerConfig {
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+    }
+
+    async fn initialize(
+        &self,
+        request: InitializeRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<InitializeResult, ErrorData> {
+        // Only one that is restored has a session by then.
+        if let Some(session) = session(&context) {
+            self.watcher.restored(self.host, &session);
+        }
+        context.peer.set_peer_info(request.clone());
+        self.negotiate_initialize(&request)
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let arguments = request.arguments.unwrap_or_default();
+        let label: Arc<str> = arguments
+            .get("label")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .into();
+        let time: Ms = arguments.get("ms").and_then(Value::as_u64).unwrap_or(0);
+        self.watcher
+            .begun(self.host, session(&context).as_deref(), &label);
+        let mut running = Running {
+            watcher: self.watcher.clone(),
+            host: self.host,
+            label: label.clone(),
+            is_over: false,
+        };
+        select! {
+            biased;
+            () = sleep(Duration::from_millis(time)) => {}
+            () = context.ct.cancelled() => {
+                running.ends(End::Cancelled);
+                return Err(ErrorData::new(ErrorCode(-32_099), "cancelled", None));
+            }
+        }
+        running.ends(End::Done);
+        let text = format!("done:{label}");
+        Ok(CallToolResult::success(vec![ContentBlock::text(text)]).into())
+    }
+}
+
+/// The session that a request names.
+fn session(context: &RequestContext<RoleServer>) -> Option<String> {
+    let parts: &http::request::Parts = context.extensions.get()?;
+    let id = parts.headers.get("mcp-session-id")?;
+    id.to_str().ok().map(str::to_owned)
+}
+
+// === impl Running ===
+
+impl Running {
+    fn ends(&mut self, end: End) {
+        self.is_over = true;
+        self.watcher.ended(self.host, &self.label, end);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.ends(End::Dropped);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! A simulation of several instances, their clients and their directory in one process, in simulated time.
+//!
+//! `cargo test -p mcp-cancel-cluster simulation` runs it for a few seconds. These environment variables change that:
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `SIMULATION_SECONDS` | how long it runs |
+//! | `SIMULATION_SEED` | the one seed that is run, whose history is printed |
+//! | `SIMULATION_FROM` | the first seed |
+//! | `SIMULATION_FAULTS` | the kinds of faults, by comma, of which the seeds draw; with `-` in front all others |
+//! | `SIMULATION_CHECKS` | the checks, in the same way |
+//! | `SIMULATION_ALL` | every failing seed is reported in one line each, and none ends the test |
+//!
+//! # Why not turmoil
+//!
+//! turmoil polls each of its hosts every tick, a millisecond by default, also where nothing happens: 100 simulated seconds of six
+//! hosts are 600,000 polls. Its hosts can be crashed and the ways between them held, but a host cannot be stopped while time goes
+//! on, which is the fault that the rules of a lease are about. Here a runtime is only polled when something arrives for it, or
+//! every 100 ms, a stopped process is one that is not polled, and its clock jumps when it goes on ([`time`]). The network between
+//! instances is byte streams with hyper on both ends ([`net`]); a client's request goes to the application itself ([`door`]).
+//!
+//! | module | job |
+//! |---|---|
+//! | [`time`] | runtimes, their clocks, and what passes between them |
+//! | [`net`] | connections between instances |
+//! | [`weather`] | how instances reach the directory |
+//! | [`door`] | connections of clients |
+//! | [`node`], [`handler`] | an instance, and its tool |
+//! | [`client`] | clients |
+//! | [`faults`] | what is drawn from a seed |
+//! | [`watcher`] | what is checked |
+//! | [`run`] | one run |
+
+pub(crate) use self::time::wall_clock;
+
+mod client;
+mod door;
+mod faults;
+mod handler;
+mod net;
+mod node;
+mod run;
+mod time;
+mod watcher;
+mod weather;
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    env, fmt, mem,
+    panic::{resume_unwind, set_hook, take_hook},
+    str::FromStr,
+    thread,
+};
+
+use seeded::seeded;
+
+use self::{
+    faults::{FAULTS, Fault},
+    run::{Outcome, Setup},
+    watcher::CHECKS,
+};
+
+thread_local! {
+    /// What panicked in the run of this thread. `None` if it has none.
+    static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// How long it runs unless a variable says so: 3 s.
+const SECONDS: u64 = 3;
+
+#[test]
+fn simulation() {
+    let setup = Setup {
+        faults: chosen("SIMULATION_FAULTS", &FAULTS.map(|(fault, _)| fault))
+            .into_iter()
+            .map(|fault| (fault, weight(fault)))
+            .collect(),
+        checks: chosen("SIMULATION_CHECKS", &CHECKS).into_iter().collect(),
+    };
+    let hook = take_hook();
+    set_hook(Box::new(move |info| {
+        let is_of_a_run = PANICS.with_borrow_mut(|panics| {
+            let panics = panics.as_mut();
+            panics.map(|panics| panics.push(info.to_string())).is_some()
+        });
+        if !is_of_a_run {
+            hook(info);
+        }
+    }));
+    if let Some(seed) = number("SIMULATION_SEED") {
+        let outcome = of_its_own(seed, &setup);
+        println!("{outcome}");
+        assert!(outcome.failures.is_empty(), "seed {seed} failed");
+        return;
+    }
+    let seconds = number("SIMULATION_SECONDS").unwrap_or(SECONDS);
+    let from = number("SIMULATION_FROM").unwrap_or(0);
+    let goes_on = env::var("SIMULATION_ALL").is_ok();
+    let begun = now();
+    let (mut runs, mut requests) = (0, 0);
+    let mut found: BTreeMap<watcher::Check, usize> = BTreeMap::new();
+    while begun.elapsed().as_secs() < seconds {
+        let seed = from + runs;
+        let outcome = of_its_own(seed, &setup);
+        runs += 1;
+        requests += outcome.requests;
+        if outcome.failures.is_empty() {
+            continue;
+        }
+        let first = &outcome.failures[0];
+        assert!(goes_on, "{outcome}\nSIMULATION_SEED={seed}");
+        *found.entry(first.check).or_default() += 1;
+        println!(
+            "{:>4} s seed {seed} {:?} {:?}: {}",
+            begun.elapsed().as_secs(),
+            first.check,
+            outcome.faults,
+            first.what
+        );
+    }
+    let minute = runs as f64 * 60.0 / begun.elapsed().as_secs_f64();
+    println!("{runs} runs, {minute:.0} a minute, {requests} requests; failed: {found:?}");
+}
+
+/// Runs a seed on a thread of its own: what chance decides in `std` is drawn once a thread.
+fn of_its_own(seed: u64, setup: &Setup) -> Outcome {
+    thread::scope(|scope| {
+        let run = move || {
+            PANICS.set(Some(Vec::new()));
+            seeded(seed, || run::run(seed, setup))
+        };
+        let run = thread::Builder::new().spawn_scoped(scope, run);
+        run.unwrap().join().unwrap_or_else(|panic| {
+            eprintln!("the simulation itself panicked in seed {seed}");
+            resume_unwind(panic)
+        })
+    })
+}
+
+/// Takes what panicked in the run of this thread since it was asked last.
+fn panics() -> Vec<String> {
+    PANICS.with_borrow_mut(|panics| panics.as_mut().map(mem::take).unwrap_or_default())
+}
+
+#[expect(clippy::disallowed_types, reason = "the time that the machine takes")]
+fn now() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
+fn weight(fault: Fault) -> u64 {
+    let weight = FAULTS.iter().find(|(known, _)| *known == fault);
+    weight.map_or(0, |(_, weight)| *weight)
+}
+
+fn number<T: FromStr>(variable: &str) -> Option<T> {
+    env::var(variable).ok()?.parse().ok()
+}
+
+/// Those that a variable names, or all but those.
+fn chosen<T: fmt::Debug + Copy>(variable: &str, all: &[T]) -> Vec<T> {
+    let Ok(named) = env::var(variable) else {
+        return all.to_vec();
+    };
+    let (is_without, named) = match named.strip_prefix('-') {
+        Some(named) => (true, named),
+        None => (false, named.as_str()),
+    };
+    let named: BTreeSet<&str> = named.split(',').map(str::trim).collect();
+    let all = all.iter().copied();
+    all.filter(|it| named.contains(format!("{it:?}").as_str()) != is_without)
+        .collect()
+}

@@ -1,0 +1,537 @@
+//! The simulated network between instances: connections, and the faults of the ways between machines.
+
+use std::{
+    collections::HashMap,
+    fmt, io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard},
+    task::{Context, Poll, Waker},
+};
+
+use bytes::{Buf as _, BytesMut};
+use futures_util::future::BoxFuture;
+use mcp_cancel_on_disconnect::socket::Peer;
+use test_support::Dice;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::{Mutex as AsyncMutex, mpsc},
+};
+
+use super::time::{Action, HostId, Ms, Post, WORLD};
+use crate::network::{
+    Accepted, Listener,
+    simulated::{Dialer, Duplex},
+};
+
+/// A machine. Several processes may run on it, one after the other or at the same time.
+pub(super) type Machine = usize;
+
+/// How many machines there are at most: 8.
+const MACHINES: Machine = 8;
+
+/// How long a silent way may last before the kernel gives its connections up: 15 s.
+const DEAD_AFTER: Ms = 15_000;
+
+/// How bytes pass from one machine to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Fine,
+    /// Connections are refused. Those that are open go on.
+    Refused,
+    /// Connections are reset when bytes are sent, and cannot be opened.
+    Reset,
+    /// Nothing arrives.
+    Silent,
+    Slow(Ms),
+}
+
+/// The network. Clones are the same one.
+#[derive(Clone)]
+pub(super) struct Net {
+    pub(super) post: Post,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    dice: Dice,
+    ways: HashMap<(Machine, Machine), Way>,
+    /// What is on a silent way, and since when the way is silent.
+    held: HashMap<(Machine, Machine), (Ms, Vec<(HostId, Action)>)>,
+    listeners: HashMap<SocketAddr, Vec<Listening>>,
+    /// Machines without power.
+    vanished: Vec<Machine>,
+    connections: Vec<Connection>,
+}
+
+struct Listening {
+    host: HostId,
+    machine: Machine,
+    accepts: mpsc::UnboundedSender<(Socket, SocketAddr)>,
+}
+
+/// Both ends of an open connection.
+struct Connection {
+    machines: (Machine, Machine),
+    pipes: [Arc<Pipe>; 2],
+    /// After so many more bytes it is cut.
+    cut_after: Arc<Mutex<Option<usize>>>,
+}
+
+/// One direction of a connection.
+#[derive(Default)]
+pub(super) struct Pipe(Mutex<PipeState>);
+
+#[derive(Default)]
+struct PipeState {
+    buffer: BytesMut,
+    has_ended: bool,
+    is_reset: bool,
+    /// The reader is gone.
+    is_closed: bool,
+    reader: Option<Waker>,
+    /// When the last bytes arrive.
+    last: Ms,
+}
+
+/// One end of a connection.
+pub(super) struct Socket {
+    net: Net,
+    read: Arc<Pipe>,
+    write: Arc<Pipe>,
+    cut_after: Arc<Mutex<Option<usize>>>,
+    from: (HostId, Machine),
+    to: (HostId, Machine),
+}
+
+/// Opens connections of one process.
+pub(super) struct Dials {
+    pub(super) net: Net,
+    pub(super) host: HostId,
+    pub(super) machine: Machine,
+}
+
+/// A listener for peers.
+pub(super) struct Listens {
+    net: Net,
+    host: HostId,
+    address: SocketAddr,
+    accepted: AsyncMutex<mpsc::UnboundedReceiver<(Socket, SocketAddr)>>,
+}
+
+// === impl Net ===
+
+impl Net {
+    pub(super) fn new(post: Post, dice: Dice) -> Self {
+        let state = State {
+            dice,
+            ways: HashMap::new(),
+            held: HashMap::new(),
+            listeners: HashMap::new(),
+            vanished: Vec::new(),
+            connections: Vec::new(),
+        };
+        Self {
+            post,
+            state: Arc::new(Mutex::new(state)),
+        }
+    }
+
+    pub(super) fn listen(&self, host: HostId, machine: Machine, address: SocketAddr) -> Listens {
+        let (accepts, accepted) = mpsc::unbounded_channel();
+        let listening = Listening {
+            host,
+            machine,
+            accepts,
+        };
+        self.state()
+            .listeners
+            .entry(address)
+            .or_default()
+            .push(listening);
+        Listens {
+            net: self.clone(),
+            host,
+            address,
+            accepted: AsyncMutex::new(accepted),
+        }
+    }
+
+    /// Sets how bytes pass from one machine to another.
+    pub(super) fn set(&self, from: Machine, to: Machine, way: Way) {
+        if way == Way::Silent {
+            let net = self.clone();
+            self.post
+                .after(WORLD, DEAD_AFTER, move || net.give_up(from, to));
+        }
+        let released = {
+            let mut state = self.state();
+            let now = self.post.now();
+            state.ways.insert((from, to), way);
+            match way {
+                Way::Silent => {
+                    state
+                        .held
+                        .entry((from, to))
+                        .or_insert_with(|| (now, Vec::new()));
+                    None
+                }
+                _ => state.held.remove(&(from, to)),
+            }
+        };
+        for (host, action) in released.map(|(_, held)| held).into_iter().flatten() {
+            self.post.after(host, 1, action);
+        }
+    }
+
+    /// The kernels give up the connections of a way that is still silent.
+    fn give_up(&self, from: Machine, to: Machine) {
+        let now = self.post.now();
+        let is_dead = {
+            let mut state = self.state();
+            let held = state.held.get_mut(&(from, to));
+            held.is_some_and(|(since, held)| {
+                let is_dead = now - *since >= DEAD_AFTER;
+                if is_dead {
+                    held.clear();
+                }
+                is_dead
+            })
+        };
+        if is_dead {
+            self.reset(from, to);
+        }
+    }
+
+    /// Resets all open connections between two machines.
+    pub(super) fn reset(&self, one: Machine, other: Machine) {
+        for connection in self.connections(one, other) {
+            for pipe in connection {
+                pipe.reset();
+            }
+        }
+    }
+
+    /// Cuts all open connections between two machines after some more bytes.
+    pub(super) fn cut_after(&self, one: Machine, other: Machine, bytes: usize) {
+        let state = self.state();
+        for connection in &state.connections {
+            if connection.machines == (one, other) || connection.machines == (other, one) {
+                *connection.cut_after.lock().unwrap() = Some(bytes);
+            }
+        }
+    }
+
+    fn connections(&self, one: Machine, other: Machine) -> Vec<[Arc<Pipe>; 2]> {
+        let mut state = self.state();
+        state
+            .connections
+            .retain(|connection| Arc::strong_count(&connection.cut_after) > 1);
+        let between = state.connections.iter().filter(|connection| {
+            connection.machines == (one, other) || connection.machines == (other, one)
+        });
+        between.map(|connection| connection.pipes.clone()).collect()
+    }
+
+    /// A machine loses its power, or has it again.
+    pub(super) fn vanish(&self, machine: Machine, is_away: bool) {
+        self.state().vanished.retain(|away| *away != machine);
+        if is_away {
+            self.state().vanished.push(machine);
+            let net = self.clone();
+            self.post.after(WORLD, DEAD_AFTER, move || {
+                for other in 0..MACHINES {
+                    net.reset(machine, other);
+                }
+            });
+        }
+    }
+
+    /// Sends something. `pipe` keeps its order.
+    fn send(
+        &self,
+        from: (HostId, Machine),
+        to: (HostId, Machine),
+        pipe: &Pipe,
+        action: impl FnOnce() + Send + 'static,
+    ) {
+        let mut state = self.state();
+        let now = self.post.now();
+        let way = state.way(from.1, to.1);
+        if way == Way::Silent {
+            let held = state.held.entry((from.1, to.1));
+            let held = held.or_insert_with(|| (now, Vec::new()));
+            held.1.push((to.0, Box::new(action)));
+            return;
+        }
+        let delay = match way {
+            Way::Slow(delay) => delay,
+            _ => 1 + state.dice.roll() % 2,
+        };
+        drop(state);
+        let at = {
+            let mut pipe = pipe.state();
+            pipe.last = pipe.last.max(now + delay);
+            pipe.last
+        };
+        self.post.at(to.0, at, Box::new(action));
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    async fn dial(
+        self,
+        host: HostId,
+        machine: Machine,
+        address: SocketAddr,
+    ) -> io::Result<Box<dyn Duplex>> {
+        let (target, way) = {
+            let mut state = self.state();
+            let there = state.listeners.get(&address).map_or(0, Vec::len);
+            let pick = state.dice.roll() as usize % there.max(1);
+            let listening = state.listeners.get(&address).and_then(|all| all.get(pick));
+            let target = listening.map(|it| (it.host, it.machine, it.accepts.clone()));
+            // Machines have one address each.
+            let there = target
+                .as_ref()
+                .map_or_else(|| machine_of(address), |it| it.1);
+            let is_away = state.vanished.contains(&there) || state.vanished.contains(&machine);
+            let (out, back) = (state.way(machine, there), state.way(there, machine));
+            let way = if is_away || back == Way::Silent {
+                Way::Silent
+            } else {
+                out
+            };
+            (target, way)
+        };
+        match way {
+            Way::Silent => std::future::pending().await,
+            Way::Slow(delay) => self.post.pause(host, 2 * delay).await,
+            _ => self.post.pause(host, 1).await,
+        }
+        match way {
+            Way::Refused => return Err(io::ErrorKind::ConnectionRefused.into()),
+            Way::Reset => return Err(io::ErrorKind::ConnectionReset.into()),
+            _ => {}
+        }
+        let Some((there, on, accepts)) = target else {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        };
+        let pipes = [(); 2].map(|()| Arc::<Pipe>::default());
+        let [one, other] = pipes.clone();
+        let cut_after = Arc::<Mutex<Option<usize>>>::default();
+        let mine = Socket {
+            net: self.clone(),
+            read: one.clone(),
+            write: other.clone(),
+            cut_after: cut_after.clone(),
+            from: (host, machine),
+            to: (there, on),
+        };
+        let theirs = Socket {
+            net: self.clone(),
+            read: other,
+            write: one,
+            cut_after: cut_after.clone(),
+            from: (there, on),
+            to: (host, machine),
+        };
+        if accepts.is_closed() {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        self.state().connections.push(Connection {
+            machines: (machine, on),
+            pipes,
+            cut_after,
+        });
+        self.post.after(there, 1, move || {
+            // Dropped where there is no listener any more.
+            let _sent = accepts.send((theirs, address_of(machine)));
+        });
+        Ok(Box::new(mine))
+    }
+}
+
+/// The address of the listener for peers of a machine.
+pub(super) fn address_of(machine: Machine) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, 1 + machine as u8], 9000))
+}
+
+fn machine_of(address: SocketAddr) -> Machine {
+    match address {
+        SocketAddr::V4(address) => usize::from(address.ip().octets()[3]) - 1,
+        SocketAddr::V6(_) => unreachable!("all addresses are of IPv4"),
+    }
+}
+
+impl State {
+    fn way(&self, from: Machine, to: Machine) -> Way {
+        if self.vanished.contains(&from) || self.vanished.contains(&to) {
+            return Way::Silent;
+        }
+        self.ways.get(&(from, to)).copied().unwrap_or(Way::Fine)
+    }
+}
+
+// === impl Dials ===
+
+impl fmt::Debug for Dials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dials").finish_non_exhaustive()
+    }
+}
+
+impl Dialer for Dials {
+    fn dial(&self, address: SocketAddr) -> BoxFuture<'static, io::Result<Box<dyn Duplex>>> {
+        Box::pin(self.net.clone().dial(self.host, self.machine, address))
+    }
+}
+
+// === impl Listens ===
+
+impl Listener for Listens {
+    type Stream = Socket;
+
+    async fn accept(&self) -> (Socket, SocketAddr) {
+        match self.accepted.lock().await.recv().await {
+            Some(accepted) => accepted,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Listens {
+    fn drop(&mut self) {
+        let mut state = self.net.state();
+        if let Some(listening) = state.listeners.get_mut(&self.address) {
+            listening.retain(|it| it.host != self.host);
+            if listening.is_empty() {
+                state.listeners.remove(&self.address);
+            }
+        }
+    }
+}
+
+// === impl Pipe ===
+
+impl Pipe {
+    fn state(&self) -> MutexGuard<'_, PipeState> {
+        self.0.lock().unwrap()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut PipeState)) {
+        let reader = {
+            let mut state = self.state();
+            change(&mut state);
+            state.reader.take()
+        };
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
+    fn reset(&self) {
+        self.change(|pipe| {
+            pipe.is_reset = true;
+            pipe.is_closed = true;
+        });
+    }
+}
+
+// === impl Socket ===
+
+impl Accepted for Socket {
+    fn peer(&self) -> Option<Peer> {
+        None
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut pipe = self.read.state();
+        if pipe.is_reset {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        if !pipe.buffer.is_empty() {
+            let length = pipe.buffer.len().min(buf.remaining());
+            buf.put_slice(&pipe.buffer[..length]);
+            pipe.buffer.advance(length);
+            return Poll::Ready(Ok(()));
+        }
+        if pipe.has_ended {
+            return Poll::Ready(Ok(()));
+        }
+        pipe.reader = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let is_reset = {
+            let pipe = self.write.state();
+            if pipe.is_closed {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            self.net.state().way(self.from.1, self.to.1) == Way::Reset
+        };
+        let mut length = bytes.len();
+        let is_cut = {
+            let mut left = self.cut_after.lock().unwrap();
+            match *left {
+                Some(after) if after < length => {
+                    length = after;
+                    true
+                }
+                Some(after) => {
+                    *left = Some(after - length);
+                    false
+                }
+                None => false,
+            }
+        };
+        if !is_reset {
+            let (pipe, bytes) = (self.write.clone(), bytes[..length].to_vec());
+            let arrives = move || pipe.change(|pipe| pipe.buffer.extend_from_slice(&bytes));
+            self.net.send(self.from, self.to, &self.write, arrives);
+        }
+        if is_reset || is_cut {
+            let pipes = [self.write.clone(), self.read.clone()];
+            let cuts = move || pipes.iter().for_each(|pipe| pipe.reset());
+            self.net.send(self.from, self.to, &self.write, cuts);
+        }
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let pipe = self.write.clone();
+        let ends = move || pipe.change(|pipe| pipe.has_ended = true);
+        self.net.send(self.from, self.to, &self.write, ends);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let (read, write) = (self.read.clone(), self.write.clone());
+        let closes = move || {
+            write.change(|pipe| pipe.has_ended = true);
+            read.change(|pipe| pipe.is_closed = true);
+        };
+        self.net.send(self.from, self.to, &self.write, closes);
+    }
+}

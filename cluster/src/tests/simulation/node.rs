@@ -1,0 +1,154 @@
+//! An instance of the simulation: a server of rmcp as an application would put it together, on a runtime of its own.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::Router;
+use mcp_cancel_on_disconnect::{CancelOnDisconnectLayer, CancellableSessionManager, Grace};
+use rmcp::transport::streamable_http_server::{
+    StreamableHttpServerConfig, StreamableHttpService, session::local::LocalSessionManager,
+};
+
+use super::{
+    door::{self, Door},
+    handler::Server,
+    net::{Dials, Machine, Net, address_of},
+    time::{Host, HostId, Ms},
+    watcher::Watcher,
+    weather::Weather,
+};
+use crate::{
+    cluster::{Cluster, join_over},
+    directory::faulty::Faulty,
+    filter::PeersFilter,
+    ids::{Incarnation, Owner},
+    network::Network,
+    turned_away::CLIENT_BACKOFF,
+    wire::Secret,
+};
+
+/// How long a call waits for its client: 5 s.
+pub(super) const GRACE: Ms = 5_000;
+
+/// How long a stream is quiet before it gets a comment: 15 s.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// When a client comes back after its stream broke: after 1 s.
+pub(super) const RETRY: Ms = 1_000;
+
+/// What all instances share.
+#[derive(Clone)]
+pub(super) struct Around {
+    pub(super) net: Net,
+    pub(super) weather: Weather,
+    pub(super) directory: Faulty,
+    pub(super) watcher: Watcher,
+}
+
+/// A process that is an instance.
+pub(super) struct Node {
+    pub(super) host: Host,
+    pub(super) machine: Machine,
+    pub(super) incarnation: Incarnation,
+    pub(super) door: Door,
+    pub(super) cluster: Option<Cluster>,
+}
+
+// === impl Node ===
+
+impl Node {
+    #[allow(clippy::disallowed_methods, reason = "an instance consists of tasks")]
+    pub(super) fn start(around: &Around, id: HostId, machine: Machine, now: Ms) -> Self {
+        let host = Host::new(id, now);
+        let address = address_of(machine);
+        let incarnation = Incarnation::random();
+        let me = Owner {
+            address,
+            incarnation,
+        };
+        let (door, knocking) = Door::new(id, around.net.post.clone());
+        let cluster = host.run(async {
+            let dials = Dials {
+                net: around.net.clone(),
+                host: id,
+                machine,
+            };
+            let directory = around.directory.behind(around.weather.way(id, machine));
+            let secret = Secret::new("the secret of the simulation").unwrap();
+            let network = Network::Simulated(Box::new(dials));
+            let cluster = join_over(
+                network,
+                me,
+                directory,
+                PeersFilter::default(),
+                secret,
+                CLIENT_BACKOFF,
+            );
+            let app = app(&cluster, id, &around.watcher);
+            let listener = around.net.listen(id, machine, address);
+            let (member, served) = (cluster.clone(), app.clone());
+            tokio::spawn(async move { member.serve_peers_on(listener, served).await });
+            tokio::spawn(door::serve(app, knocking));
+            cluster
+        });
+        around.watcher.started(id, machine);
+        Self {
+            host,
+            machine,
+            incarnation,
+            door,
+            cluster: Some(cluster),
+        }
+    }
+
+    /// Has it know of sessions that no client asks for.
+    pub(super) fn add_sessions(&self, many: usize) {
+        let Some(cluster) = &self.cluster else {
+            return;
+        };
+        let inside = self.host.handle();
+        let _inside = inside.enter();
+        let params: Arc<[u8]> = Arc::from(&b"{}"[..]);
+        for number in 0..many {
+            let id = format!("{number} of {}", self.host.id);
+            let sessions = &cluster.router().sessions;
+            sessions.opened(&id);
+            sessions.initialized(&id, params.clone());
+        }
+    }
+
+    /// Ends as a process that is killed.
+    pub(super) fn kill(&mut self) {
+        drop(self.cluster.take());
+        self.host.kill();
+    }
+}
+
+fn app(cluster: &Cluster, host: HostId, watcher: &Watcher) -> Router {
+    let mut manager = LocalSessionManager::default();
+    manager.session_config.sse_retry = Some(Duration::from_millis(RETRY));
+    let sessions = cluster.sessions(CancellableSessionManager::new(manager));
+    // rmcp's own keep-alive has std's clock, which does not follow that of the simulation.
+    let mut config = StreamableHttpServerConfig::default()
+        .with_sse_keep_alive(None)
+        .with_sse_retry(Some(Duration::from_millis(RETRY)));
+    config.session_store = Some(Arc::new(cluster.clone()));
+    let watcher = watcher.clone();
+    let service = StreamableHttpService::new(
+        move || {
+            Ok(Server {
+                host,
+                watcher: watcher.clone(),
+            })
+        },
+        Arc::new(sessions),
+        config,
+    );
+    let grace = Grace::AutoAfter(Duration::from_millis(GRACE));
+    let layer = CancelOnDisconnectLayer::new()
+        .grace(grace)
+        .keep_alive(KEEP_ALIVE);
+    Router::new()
+        .nest_service("/mcp", service)
+        .layer(cluster.guard(layer))
+        .layer(cluster.layer())
+}

@@ -1,0 +1,522 @@
+//! One run: instances, clients and faults of a seed.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use test_support::Dice;
+
+use super::{
+    client::{Balancer, Client},
+    faults::{Event, Fault, Habits, Plan},
+    net::{Machine, Net, Way},
+    node::{Around, GRACE, Node},
+    time::{Host, HostId, LAG, Ms, Post, WORLD},
+    watcher::{Check, Failure, Watcher},
+    weather::{Sky, Weather},
+};
+use crate::{
+    directory::{
+        MemoryDirectory,
+        faulty::Faulty,
+        memory::faults::{Kind, Snapshot},
+    },
+    ids::SessionHash,
+};
+
+/// When the first fault may begin: when all instances are settled.
+const FAULTS_FROM: Ms = 9_000;
+
+/// Until when faults begin.
+const FAULTS_TO: Ms = 30_000;
+
+/// How long after the faults sessions are probed: a lease.
+const PROBED_AFTER: Ms = 6_000;
+
+/// How long after the faults a run ends, and in some runs: when also what was turned away last is forgotten.
+const SETTLES: Ms = 28_000;
+const SETTLES_LONG: Ms = 90_000;
+
+/// How long an instance may take to leave: 15 s.
+const LEAVE_LIMIT: Duration = Duration::from_secs(15);
+
+/// What is drawn, and what is checked.
+#[derive(Debug, Clone)]
+pub(super) struct Setup {
+    pub(super) faults: BTreeMap<Fault, u64>,
+    pub(super) checks: BTreeSet<Check>,
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    seed: u64,
+    pub(super) faults: Vec<Fault>,
+    pub(super) failures: Vec<Failure>,
+    history: Vec<(Ms, String)>,
+    pub(super) requests: usize,
+}
+
+struct Run {
+    around: Around,
+    post: Post,
+    world: Host,
+    nodes: Vec<Running>,
+    next: HostId,
+    balancer: Balancer,
+    clients: Vec<Client>,
+    plan: Plan,
+    snapshots: BTreeMap<usize, Snapshot>,
+    skews: BTreeMap<Machine, i64>,
+    faults_over: Option<Ms>,
+    machines: usize,
+    now: Ms,
+}
+
+struct Running {
+    node: Node,
+    is_stopped: bool,
+    /// It has left.
+    has_left: Arc<AtomicBool>,
+    leaves: bool,
+}
+
+/// Runs a seed.
+#[allow(clippy::disallowed_methods, reason = "clients are tasks")]
+pub(super) fn run(seed: u64, setup: &Setup) -> Outcome {
+    let mut dice = Dice::seeded(seed);
+    let mut of_its_own = || Dice::seeded(dice.roll());
+    let (of_net, of_weather, mut of_plan) = (of_its_own(), of_its_own(), of_its_own());
+    let machines = 3 + (of_plan.roll() % 3) as usize;
+    let clients = 3 + (of_plan.roll() % 4) as usize;
+    let plan = Plan::draw(
+        &mut of_plan,
+        &setup.faults,
+        machines,
+        clients,
+        FAULTS_FROM,
+        FAULTS_TO,
+    );
+    let habits = Habits {
+        delete: if of_plan.one_in(2) { 30 } else { 0 },
+        half_body: if of_plan.one_in(4) { 30 } else { 0 },
+        pause: 2_000,
+    };
+    let is_long = of_plan.one_in(8);
+
+    let post = Post::default();
+    let world = Host::new(WORLD, 0);
+    let watcher = Watcher::new(post.clone(), setup.checks.clone());
+    let around = Around {
+        net: Net::new(post.clone(), of_net),
+        weather: Weather::new(post.clone(), world.handle(), of_weather),
+        directory: Faulty::new(MemoryDirectory::default()),
+        watcher: watcher.clone(),
+    };
+    let balancer = Balancer::default();
+    let clients = (0..clients).map(|number| {
+        let (post, watcher, balancer) = (post.clone(), watcher.clone(), balancer.clone());
+        Client::new(number, post, watcher, balancer, habits, of_its_own())
+    });
+    let clients: Vec<Client> = clients.collect();
+    let (faults, end) = (plan.kinds.clone(), plan.end);
+    let mut run = Run {
+        around,
+        post,
+        world,
+        nodes: Vec::new(),
+        next: 1,
+        balancer,
+        clients,
+        plan,
+        snapshots: BTreeMap::new(),
+        skews: BTreeMap::new(),
+        faults_over: None,
+        machines,
+        now: 0,
+    };
+    for machine in 0..machines {
+        run.start(machine);
+    }
+    for client in run.clients.clone() {
+        let until = end + 2_000;
+        let post = run.post.clone();
+        run.world.handle().spawn(async move {
+            // The directory is to be settled first.
+            post.pause(WORLD, 7_500).await;
+            client.run(until).await;
+        });
+    }
+    let settles = if is_long { SETTLES_LONG } else { SETTLES };
+    run.until(end + PROBED_AFTER);
+    for client in &run.clients {
+        let client = client.clone();
+        run.world.run(async { client.probe() });
+    }
+    run.until(end + settles);
+    if watcher.failures().is_empty() {
+        run.settled(end);
+    }
+    let failures = watcher.failures();
+    for mut running in run.nodes.drain(..) {
+        running.node.kill();
+    }
+    run.world.kill();
+    Outcome {
+        seed,
+        faults,
+        failures,
+        history: watcher.history(),
+        requests: watcher.requests(),
+    }
+}
+
+// === impl Run ===
+
+impl Run {
+    fn until(&mut self, end: Ms) {
+        while self.now < end && self.around.watcher.failures().is_empty() {
+            self.step(end);
+        }
+    }
+
+    fn step(&mut self, end: Ms) {
+        let planned = self.plan.events.keys().next().map(|key| key.0);
+        let next = [Some(end), Some(self.now + LAG), self.post.next(), planned];
+        let next = next.into_iter().flatten().min().unwrap_or(end);
+        self.now = next.max(self.now + 1);
+        self.post.set(self.now);
+        while let Some(entry) = self.plan.events.first_entry()
+            && entry.key().0 <= self.now
+        {
+            let event = entry.remove();
+            self.apply(event);
+        }
+        let mut woken = BTreeSet::new();
+        while let Some((host, action)) = self.post.take() {
+            if woken.insert(host) {
+                self.run_host(host, self.now - 1);
+            }
+            action();
+        }
+        let now = self.now;
+        if woken.contains(&WORLD) || now - self.world.at() >= LAG {
+            self.world.run_to(now);
+        }
+        for running in &mut self.nodes {
+            let host = &mut running.node.host;
+            if !running.is_stopped && (woken.contains(&host.id) || now - host.at() >= LAG) {
+                host.run_to(now);
+            }
+        }
+        for panic in super::panics() {
+            self.around.watcher.fail(Check::Panic, panic);
+        }
+        let left = self.nodes.iter();
+        let left = left.filter(|it| it.leaves && it.has_left.load(Ordering::Acquire));
+        let left: Vec<HostId> = left.map(|it| it.node.host.id).collect();
+        for host in left {
+            let machine = self.exit(host);
+            self.at(1_000, Event::Start(machine));
+        }
+    }
+
+    fn run_host(&mut self, host: HostId, now: Ms) {
+        if host == WORLD {
+            self.world.run_to(now);
+        }
+        let nodes = self.nodes.iter_mut();
+        let mut nodes = nodes.filter(|it| it.node.host.id == host && !it.is_stopped);
+        if let Some(running) = nodes.next() {
+            running.node.host.run_to(now);
+        }
+    }
+
+    fn at(&mut self, delay: Ms, event: Event) {
+        let number = self.plan.events.len() + 1_000 + self.now as usize;
+        self.plan.events.insert((self.now + delay, number), event);
+    }
+
+    fn start(&mut self, machine: Machine) {
+        let id = self.next;
+        self.next += 1;
+        self.around.net.vanish(machine, false);
+        let mut node = Node::start(&self.around, id, machine, self.now);
+        node.host
+            .set_skew(self.skews.get(&machine).copied().unwrap_or(0));
+        self.balancer.add(node.door.clone());
+        self.nodes.push(Running {
+            node,
+            is_stopped: false,
+            has_left: Arc::default(),
+            leaves: false,
+        });
+    }
+
+    /// A process ends. Returns its machine.
+    fn exit(&mut self, host: HostId) -> Machine {
+        self.balancer.remove(host);
+        let at = self.nodes.iter().position(|it| it.node.host.id == host);
+        let mut running = self.nodes.remove(at.unwrap());
+        self.around.watcher.died(host);
+        running.node.kill();
+        running.node.machine
+    }
+
+    fn on(&self, machine: Machine) -> Option<HostId> {
+        let mut on = self.nodes.iter().filter(|it| it.node.machine == machine);
+        on.next().map(|it| it.node.host.id)
+    }
+
+    fn running(&mut self, host: HostId) -> Option<&mut Running> {
+        self.nodes.iter_mut().find(|it| it.node.host.id == host)
+    }
+
+    fn apply(&mut self, event: Event) {
+        let watcher = self.around.watcher.clone();
+        let noted = !matches!(event, Event::Heal);
+        if noted {
+            watcher.note(format!("--- {event:?}"));
+        }
+        match event {
+            Event::Kill(machine) => {
+                if let Some(host) = self.on(machine) {
+                    self.exit(host);
+                }
+            }
+            Event::Vanish(machine) => {
+                self.around.net.vanish(machine, true);
+                while let Some(host) = self.on(machine) {
+                    self.exit(host);
+                }
+            }
+            Event::Start(machine) => {
+                if self.on(machine).is_none() {
+                    self.start(machine);
+                }
+            }
+            Event::StartBeside(machine) => self.start(machine),
+            Event::Stop(machine) => {
+                if let Some(host) = self.on(machine)
+                    && let Some(running) = self.running(host)
+                    && !running.is_stopped
+                {
+                    running.is_stopped = true;
+                    watcher.stopped(host, true);
+                }
+            }
+            Event::Continue(machine) => self.go_on(machine),
+            Event::Leave { machine, noticed } => self.leave(machine, noticed),
+            Event::Ways { from, to, way } => {
+                watcher.way(from, to, way != Way::Fine);
+                self.around.net.set(from, to, way);
+            }
+            Event::Cut { one, other, after } => {
+                watcher.way(one, other, true);
+                watcher.way(one, other, false);
+                if after < 200 {
+                    self.around.net.reset(one, other);
+                } else {
+                    self.around.net.cut_after(one, other, after);
+                }
+            }
+            Event::Directory(sky) => {
+                watcher.cut(None, is_cut(sky));
+                self.around.weather.set_all(sky);
+            }
+            Event::DirectoryFor(machine, sky) => {
+                watcher.cut(Some(machine), is_cut(sky));
+                self.around.weather.set(machine, sky);
+            }
+            Event::Snapshot(number) => {
+                let snapshot = self.around.directory.memory.take_snapshot();
+                self.snapshots.insert(number, snapshot);
+            }
+            Event::LoadSnapshot(number) => {
+                if let Some(snapshot) = self.snapshots.get(&number) {
+                    self.around.directory.memory.load_snapshot(snapshot);
+                    watcher.lost("what came after a snapshot");
+                }
+            }
+            Event::Empty => {
+                self.around.directory.memory.restart();
+                watcher.lost("all");
+            }
+            Event::Evict(kind, pick) => {
+                if let Some(what) = self.around.directory.memory.evict_any(kind, pick) {
+                    match kind {
+                        Kind::Session => watcher.note(format!("evicted: {what}")),
+                        Kind::Lease | Kind::Answer => watcher.lost(&what),
+                    }
+                }
+            }
+            Event::NoMemory(has_no_memory) => {
+                watcher.cut(None, has_no_memory);
+                self.around.weather.set_no_memory(has_no_memory);
+            }
+            Event::CutClients(machine) => {
+                if let Some(host) = self.on(machine)
+                    && let Some(running) = self.running(host)
+                {
+                    running.node.door.cut();
+                }
+            }
+            Event::Clock(machine, skew) => {
+                self.skews.insert(machine, skew);
+                for running in &mut self.nodes {
+                    if running.node.machine == machine {
+                        running.node.host.set_skew(skew);
+                    }
+                }
+            }
+            Event::Prefer(machine) => {
+                let host = machine.and_then(|machine| self.on(machine));
+                self.balancer.prefer(host);
+            }
+            Event::Sessions(machine, many) => {
+                if let Some(host) = self.on(machine)
+                    && let Some(running) = self.running(host)
+                {
+                    running.node.add_sessions(many);
+                }
+            }
+            Event::MadeUp { machine, many } => {
+                if let Some(host) = self.on(machine)
+                    && let Some(running) = self.running(host)
+                {
+                    let door = running.node.door.clone();
+                    let client = self.clients[0].clone();
+                    self.world.run(async { client.make_up(&door, many) });
+                }
+            }
+            Event::Burst {
+                client,
+                calls,
+                ms,
+                away,
+                kill,
+            } => {
+                let client = self.clients[client].clone();
+                let session = self.world.run(async { client.burst(calls, ms, away) });
+                let owner = session.and_then(|session| watcher.owner(&session));
+                if let Some((after, owner)) = kill.zip(owner)
+                    && let Some(running) = self.running(owner)
+                {
+                    let machine = running.node.machine;
+                    self.at(after, Event::Kill(machine));
+                }
+            }
+            Event::HalfBodies => {
+                for client in &self.clients {
+                    self.world.run(async { client.send_half_a_body() });
+                }
+            }
+            Event::Heal => self.heal(),
+        }
+    }
+
+    fn go_on(&mut self, machine: Machine) {
+        let now = self.now;
+        for running in &mut self.nodes {
+            if running.node.machine == machine && running.is_stopped {
+                running.is_stopped = false;
+                self.around.watcher.stopped(running.node.host.id, false);
+                running.node.host.jump_to(now - 1);
+            }
+        }
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "it leaves while it serves")]
+    fn leave(&mut self, machine: Machine, noticed: Ms) {
+        let watcher = self.around.watcher.clone();
+        let (post, balancer) = (self.post.clone(), self.balancer.clone());
+        let Some(host) = self.on(machine) else {
+            return;
+        };
+        let Some(running) = self.running(host).filter(|it| !it.leaves) else {
+            return;
+        };
+        let Some(cluster) = running.node.cluster.clone() else {
+            return;
+        };
+        running.leaves = true;
+        let has_left = running.has_left.clone();
+        watcher.leaves(host);
+        running.node.host.handle().spawn(async move {
+            cluster.leave(LEAVE_LIMIT).await;
+            has_left.store(true, Ordering::Release);
+        });
+        post.after(WORLD, noticed, move || balancer.remove(host));
+    }
+
+    /// Ends all faults.
+    fn heal(&mut self) {
+        self.faults_over = Some(self.now);
+        self.around.watcher.note("--- the faults are over");
+        self.around.weather.set_all(Sky::Clear);
+        self.around.weather.set_no_memory(false);
+        for machine in 0..self.machines {
+            self.around.weather.set(machine, Sky::Clear);
+            self.go_on(machine);
+            for other in 0..self.machines {
+                self.around.net.set(machine, other, Way::Fine);
+            }
+            if self.on(machine).is_none() {
+                self.start(machine);
+            }
+        }
+    }
+
+    fn settled(&mut self, faults_over: Ms) {
+        let watcher = &self.around.watcher;
+        let limit = GRACE + 10_000;
+        watcher.settled(faults_over, limit);
+        let memory = &self.around.directory.memory;
+        let world = self.world.handle();
+        let _world = world.enter();
+        let living: Vec<_> = self.nodes.iter().map(|it| it.node.incarnation).collect();
+        for lease in memory.living() {
+            if !living.contains(&lease) {
+                watcher.fail(
+                    Check::Directory,
+                    format!("{lease} is gone, and has a lease"),
+                );
+            }
+        }
+        for session in watcher.deleted_sessions() {
+            if memory.has_owner(SessionHash::of(&session)) {
+                let what = format!("{session} was deleted, and is in the directory");
+                watcher.fail(Check::Directory, what);
+            }
+        }
+    }
+}
+
+fn is_cut(sky: Sky) -> bool {
+    match sky {
+        Sky::Away | Sky::Frozen => true,
+        Sky::Slow(time) => time >= 500,
+        Sky::Clear => false,
+    }
+}
+
+// === impl Outcome ===
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, line) in &self.history {
+            writeln!(f, "{at:>7} {line}")?;
+        }
+        writeln!(f, "seed {}: {:?}", self.seed, self.faults)?;
+        for failure in &self.failures {
+            writeln!(f, "{:>7} {:?}: {}", failure.at, failure.check, failure.what)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,269 @@
+//! Simulated time: one runtime for each process, all of which follow one clock.
+//!
+//! 1. Every instance has a current-thread runtime of its own with a paused clock, and all clients share one. A runtime is only polled
+//!    by [`Host::run_to`], so a stopped process is a runtime that is not polled, and a killed one is a runtime that is dropped with
+//!    all of its tasks.
+//! 2. Everything that passes from one runtime to another is a [`Post`]: a closure with its time. The runtime that it wakes is first
+//!    brought to that time, and polled after it.
+//! 3. A runtime without a post is brought forward every [`LAG`] at the latest. Its own timers run in order and at their times, but
+//!    what they send to others is up to [`LAG`] late.
+//! 4. The number of milliseconds since the start of the run is the time of everything that two runtimes see. The `Instant`s of two
+//!    runtimes are never compared.
+
+use std::{
+    cell::Cell,
+    cmp::Reverse,
+    collections::BinaryHeap,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    sync::oneshot,
+    time::{Instant, advance, sleep_until},
+};
+
+/// Milliseconds since the start of a run.
+pub(super) type Ms = u64;
+
+/// The wall clock at the start of a run.
+const EPOCH: u64 = 1_700_000_000_000;
+
+thread_local! {
+    /// The wall clock of the process that is polled. `None` outside of runs.
+    static WALL_CLOCK: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Returns the wall clock of the process that is polled, in milliseconds since 1970. Returns `None` outside of runs.
+pub(crate) fn wall_clock() -> Option<u64> {
+    WALL_CLOCK.get()
+}
+
+/// A process: 0 is that of all clients, the others are instances.
+pub(super) type HostId = usize;
+
+/// The process of all clients, and of the directory.
+pub(super) const WORLD: HostId = 0;
+
+/// How far a runtime without a post may be behind: 100 ms.
+pub(super) const LAG: Ms = 100;
+
+/// Closures that are due at a time. Clones are the same.
+#[derive(Clone, Default)]
+pub(super) struct Post(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    now: Ms,
+    next: u64,
+    due: BinaryHeap<Reverse<Item>>,
+}
+
+struct Item {
+    at: Ms,
+    number: u64,
+    host: HostId,
+    action: Action,
+}
+
+pub(super) type Action = Box<dyn FnOnce() + Send>;
+
+/// A process.
+pub(super) struct Host {
+    pub(super) id: HostId,
+    runtime: Option<Runtime>,
+    idle: Arc<Mutex<Option<Waker>>>,
+    born: Ms,
+    start: Instant,
+    /// The time of its clock.
+    at: Ms,
+    /// By how much its wall clock is wrong.
+    skew: i64,
+}
+
+// === impl Post ===
+
+impl Post {
+    pub(super) fn now(&self) -> Ms {
+        self.state().now
+    }
+
+    /// Runs `action` after `delay`, at least 1 ms from now, and polls the runtime of `host` then.
+    pub(super) fn after(&self, host: HostId, delay: Ms, action: impl FnOnce() + Send + 'static) {
+        let at = self.now() + delay.max(1);
+        self.at(host, at, Box::new(action));
+    }
+
+    pub(super) fn at(&self, host: HostId, at: Ms, action: Action) {
+        let mut state = self.state();
+        state.next += 1;
+        let number = state.next;
+        state.due.push(Reverse(Item {
+            at,
+            number,
+            host,
+            action,
+        }));
+    }
+
+    /// Waits in a task of `host`.
+    pub(super) async fn pause(&self, host: HostId, delay: Ms) {
+        let (over, is_over) = oneshot::channel::<()>();
+        self.after(host, delay, move || drop(over));
+        let _over = is_over.await;
+    }
+
+    /// When the next closure is due.
+    pub(super) fn next(&self) -> Option<Ms> {
+        self.state().due.peek().map(|item| item.0.at)
+    }
+
+    pub(super) fn set(&self, now: Ms) {
+        self.state().now = now;
+    }
+
+    /// Takes one closure that is due.
+    pub(super) fn take(&self) -> Option<(HostId, Action)> {
+        let mut state = self.state();
+        if state.due.peek()?.0.at > state.now {
+            return None;
+        }
+        let Reverse(item) = state.due.pop()?;
+        Some((item.host, item.action))
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+}
+
+impl PartialEq for Item {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Item {}
+
+impl PartialOrd for Item {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Item {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+// === impl Host ===
+
+impl Host {
+    pub(super) fn new(id: HostId, now: Ms) -> Self {
+        let idle = Arc::new(Mutex::new(None::<Waker>));
+        let parks = idle.clone();
+        let runtime = Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .on_thread_park(move || {
+                let waker = parks.lock().unwrap().take();
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+            })
+            .build()
+            .unwrap();
+        let start = {
+            let _inside = runtime.enter();
+            Instant::now()
+        };
+        Self {
+            id,
+            runtime: Some(runtime),
+            idle,
+            born: now,
+            start,
+            at: now,
+            skew: 0,
+        }
+    }
+
+    /// Sets its wall clock back or forth.
+    pub(super) fn set_skew(&mut self, skew: i64) {
+        self.skew = skew;
+    }
+
+    fn set_wall_clock(&self) {
+        WALL_CLOCK.set((EPOCH + self.at).checked_add_signed(self.skew));
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        self.runtime.as_ref().unwrap().handle().clone()
+    }
+
+    pub(super) fn at(&self) -> Ms {
+        self.at
+    }
+
+    /// Polls its tasks until its clock is at `now` and none of them is ready.
+    pub(super) fn run_to(&mut self, now: Ms) {
+        let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
+            return;
+        };
+        self.set_wall_clock();
+        let until = self.start + Duration::from_millis(now - self.born);
+        runtime.block_on(async {
+            sleep_until(until).await;
+            Idle {
+                waker: &self.idle,
+                is_set: false,
+            }
+            .await;
+        });
+        self.at = now;
+    }
+
+    /// Its clock is at `now` at once, as that of a process that was stopped meanwhile.
+    pub(super) fn jump_to(&mut self, now: Ms) {
+        let Some(runtime) = self.runtime.as_ref().filter(|_| now > self.at) else {
+            return;
+        };
+        let by = Duration::from_millis(now - self.at);
+        runtime.block_on(advance(by));
+        self.at = now;
+    }
+
+    /// Drops all of its tasks.
+    pub(super) fn kill(&mut self) {
+        drop(self.runtime.take());
+    }
+
+    /// Runs a future that waits for nothing.
+    pub(super) fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        self.set_wall_clock();
+        self.runtime.as_ref().unwrap().block_on(future)
+    }
+}
+
+/// Ready when no task of the runtime is.
+struct Idle<'a> {
+    waker: &'a Mutex<Option<Waker>>,
+    is_set: bool,
+}
+
+impl Future for Idle<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_set && self.waker.lock().unwrap().is_none() {
+            return Poll::Ready(());
+        }
+        *self.waker.lock().unwrap() = Some(cx.waker().clone());
+        self.is_set = true;
+        Poll::Pending
+    }
+}

@@ -1,0 +1,757 @@
+//! The watcher: it knows everything that happens in a run, and checks each event against what was promised.
+//!
+//! | check | is broken by |
+//! |---|---|
+//! | [`Check::Owner`] (a) | a call that begins on an instance although another living one has begun to serve its session since |
+//! | [`Check::Attached`] (b) | a cancel of a call whose client is attached, or not away for a grace |
+//! | [`Check::TurnedAway`] (b) | a cancel of a call whose client a living instance has turned away within the grace |
+//! | [`Check::NotFound`] (c) | 404 for a session whose owner lives |
+//! | [`Check::NotRestored`] (c) | 404 for a session that the directory has never lost |
+//! | [`Check::Answer`] (d) | a call that ended in time, whose client is told that there is no answer, or never gets it |
+//! | [`Check::SentAnswer`] (d) | the same of a call whose client hung up while its answer was on the connection |
+//! | [`Check::Settles`] (e) | a session that does not answer in time after the faults |
+//! | [`Check::Orphan`] (e) | a call without a client that is not cancelled in time after the faults |
+//! | [`Check::Directory`] (e) | an entry of what is gone |
+//! | [`Check::Waits`] | a request without a head for longer than any limit, whose call has not begun |
+//! | [`Check::Twice`] | a call that begins twice |
+//! | [`Check::Status`] | a status that no rule has |
+//! | [`Check::Panic`] | a panic of any task |
+//!
+//! What the rules allow is no failure: an instance that stood still for longer than it has a lease, or whose directory was away
+//! for so long, may lose its sessions ([`Excuse`]).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    net::Machine,
+    node::GRACE,
+    time::{HostId, Ms, Post},
+};
+
+/// How long a lease lasts, less the time between two heartbeats: after this long without the directory an instance may have lost it.
+const LEASE_AT_RISK: Ms = 3_500;
+
+/// How long after an instance was out of reach its sessions may still be found to be another's: 10 s.
+const AFTERMATH: Ms = 10_000;
+
+/// For how long a client that was turned away may hold cancels up: 50 s.
+const TURNED_AWAY: Ms = 50_000;
+
+/// How long a hang-up may be on its way.
+const HANG_UP: Ms = 200;
+
+/// How long a write to the directory takes at most, if that is sound: 1 s.
+const WRITTEN: Ms = 1_000;
+
+/// A promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Check {
+    Owner,
+    Attached,
+    TurnedAway,
+    NotFound,
+    NotRestored,
+    Answer,
+    SentAnswer,
+    Settles,
+    Orphan,
+    Directory,
+    Waits,
+    Twice,
+    Status,
+    Panic,
+}
+
+/// All of them.
+pub(super) const CHECKS: [Check; 14] = [
+    Check::Owner,
+    Check::Attached,
+    Check::TurnedAway,
+    Check::NotFound,
+    Check::NotRestored,
+    Check::Answer,
+    Check::SentAnswer,
+    Check::Settles,
+    Check::Orphan,
+    Check::Directory,
+    Check::Waits,
+    Check::Twice,
+    Check::Status,
+    Check::Panic,
+];
+
+/// How a call ended at its server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    Done,
+    Cancelled,
+    Dropped,
+}
+
+/// What a client got for a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Answer {
+    Done,
+    /// Its server is gone, and has left no answer.
+    Gone,
+    Other(String),
+}
+
+/// What a client does about a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Client {
+    /// Its request has no head yet.
+    Asks,
+    /// It reads a stream that came by this instance.
+    Attached { by: HostId, since: Ms },
+    /// It has no stream, and is going to come back.
+    Away { since: Ms },
+    /// It asks for its stream. It was away before.
+    Resumes { since: Ms, away: Ms },
+    /// It has no stream, and never comes back.
+    Left { since: Ms },
+    /// It has an answer, or gave up because it was told to.
+    Over,
+}
+
+/// A promise that was broken.
+#[derive(Debug, Clone)]
+pub(super) struct Failure {
+    pub(super) check: Check,
+    pub(super) at: Ms,
+    pub(super) what: String,
+}
+
+#[derive(Debug)]
+struct Call {
+    session: String,
+    client: Client,
+    begun: Option<(HostId, Ms)>,
+    ended: Option<(End, Ms)>,
+    turned_away: Option<(HostId, Ms)>,
+    answer: Option<Answer>,
+    /// When it ended, its client may have had a connection.
+    was_sent: bool,
+}
+
+#[derive(Debug, Default)]
+struct Session {
+    /// Which instance has begun to serve it, and when.
+    served: Vec<(HostId, Ms)>,
+    opened: Ms,
+    is_deleted: bool,
+    /// Its client was told that it does not exist.
+    is_lost: bool,
+}
+
+#[derive(Debug)]
+struct Process {
+    machine: Machine,
+    state: State,
+    /// When it stood still.
+    stops: Vec<(Ms, Option<Ms>)>,
+    /// When it began to leave.
+    leaves: Option<Ms>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Lives,
+    Stopped,
+    Dead { at: Ms },
+}
+
+/// The log of a run. Clones are the same one.
+#[derive(Clone)]
+pub(super) struct Watcher {
+    post: Post,
+    log: Arc<Mutex<Log>>,
+}
+
+#[derive(Default)]
+struct Log {
+    checks: BTreeSet<Check>,
+    history: Vec<(Ms, String)>,
+    failures: Vec<Failure>,
+    calls: BTreeMap<Arc<str>, Call>,
+    sessions: BTreeMap<String, Session>,
+    processes: BTreeMap<HostId, Process>,
+    /// When the directory was out of reach of a machine, or of all.
+    cuts: Vec<(Option<Machine>, Ms, Option<Ms>)>,
+    /// When the directory lost what it knew.
+    losses: Vec<Ms>,
+    /// When the way between two machines was disturbed.
+    ways: Vec<(Machine, Machine, Ms, Option<Ms>)>,
+    requests: usize,
+    /// When a client was turned away last.
+    last_refusal: Option<Ms>,
+    /// Sessions whose end was confirmed to their clients.
+    deleted: Vec<(String, Ms)>,
+}
+
+// === impl Watcher ===
+
+impl Watcher {
+    pub(super) fn new(post: Post, checks: BTreeSet<Check>) -> Self {
+        let log = Log {
+            checks,
+            ..Log::default()
+        };
+        Self {
+            post,
+            log: Arc::new(Mutex::new(log)),
+        }
+    }
+
+    pub(super) fn note(&self, what: impl Into<String>) {
+        let now = self.post.now();
+        self.log().history.push((now, what.into()));
+    }
+
+    pub(super) fn fail(&self, check: Check, what: impl Into<String>) {
+        let at = self.post.now();
+        self.log().fail(check, at, what.into());
+    }
+
+    pub(super) fn failures(&self) -> Vec<Failure> {
+        self.log().failures.clone()
+    }
+
+    pub(super) fn history(&self) -> Vec<(Ms, String)> {
+        self.log().history.clone()
+    }
+
+    pub(super) fn requests(&self) -> usize {
+        self.log().requests
+    }
+
+    // --- instances ---
+
+    pub(super) fn started(&self, host: HostId, machine: Machine) {
+        let process = Process {
+            machine,
+            state: State::Lives,
+            stops: Vec::new(),
+            leaves: None,
+        };
+        self.note(format!("instance {host} starts on machine {machine}"));
+        self.log().processes.insert(host, process);
+    }
+
+    pub(super) fn died(&self, host: HostId) {
+        let at = self.post.now();
+        self.note(format!("instance {host} is dead"));
+        if let Some(process) = self.log().processes.get_mut(&host) {
+            process.state = State::Dead { at };
+        }
+    }
+
+    pub(super) fn stopped(&self, host: HostId, is_stopped: bool) {
+        let now = self.post.now();
+        let verb = if is_stopped { "stops" } else { "goes on" };
+        self.note(format!("instance {host} {verb}"));
+        if let Some(process) = self.log().processes.get_mut(&host) {
+            if is_stopped {
+                process.state = State::Stopped;
+                process.stops.push((now, None));
+            } else {
+                process.state = State::Lives;
+                if let Some(last) = process.stops.last_mut() {
+                    last.1 = Some(now);
+                }
+            }
+        }
+    }
+
+    pub(super) fn leaves(&self, host: HostId) {
+        let now = self.post.now();
+        self.note(format!("instance {host} leaves"));
+        if let Some(process) = self.log().processes.get_mut(&host) {
+            process.leaves = Some(now);
+        }
+    }
+
+    /// The directory is out of reach of a machine, or of all, or not any more.
+    pub(super) fn cut(&self, machine: Option<Machine>, is_cut: bool) {
+        let now = self.post.now();
+        let mut log = self.log();
+        if is_cut {
+            log.cuts.push((machine, now, None));
+        } else {
+            let cut = log.cuts.iter_mut().rev();
+            let mut cut = cut.filter(|cut| cut.0 == machine && cut.2.is_none());
+            if let Some(cut) = cut.next() {
+                cut.2 = Some(now);
+            }
+        }
+    }
+
+    pub(super) fn lost(&self, what: &str) {
+        let now = self.post.now();
+        self.note(format!("the directory lost {what}"));
+        self.log().losses.push(now);
+    }
+
+    pub(super) fn way(&self, from: Machine, to: Machine, is_disturbed: bool) {
+        let now = self.post.now();
+        let mut log = self.log();
+        if is_disturbed {
+            log.ways.push((from, to, now, None));
+        } else {
+            let way = log.ways.iter_mut().rev();
+            let mut way = way.filter(|way| (way.0, way.1) == (from, to) && way.3.is_none());
+            if let Some(way) = way.next() {
+                way.3 = Some(now);
+            }
+        }
+    }
+
+    // --- servers ---
+
+    pub(super) fn restored(&self, host: HostId, session: &str) {
+        let now = self.post.now();
+        self.note(format!("{host} restores {}", short(session)));
+        let mut log = self.log();
+        let known = log.sessions.entry(session.to_owned()).or_default();
+        known.served.push((host, now));
+    }
+
+    pub(super) fn begun(&self, host: HostId, session: Option<&str>, label: &str) {
+        let now = self.post.now();
+        self.note(format!("{label} begins on {host}"));
+        let mut log = self.log();
+        if let Some(session) = session
+            && let Some(why) = log.is_not_owner(host, session, now)
+        {
+            let what = format!("{label} begins on {host}, {why}");
+            log.fail(Check::Owner, now, what);
+        }
+        let Some(call) = log.calls.get_mut(label) else {
+            return;
+        };
+        if let Some((before, _)) = call.begun.replace((host, now)) {
+            let what = format!("{label} begins on {host}, and has begun on {before}");
+            log.fail(Check::Twice, now, what);
+        }
+    }
+
+    pub(super) fn ended(&self, host: HostId, label: &str, end: End) {
+        let now = self.post.now();
+        self.note(format!("{label} is {end:?} on {host}"));
+        let mut log = self.log();
+        if end == End::Cancelled
+            && let Some((check, why)) = log.is_not_orphan(host, label, now)
+        {
+            let what = format!("{label} is cancelled on {host}, {why}");
+            log.fail(check, now, what);
+        }
+        if let Some(call) = log.calls.get_mut(label)
+            && call.ended.is_none()
+        {
+            call.ended = Some((end, now));
+            call.was_sent = match call.client {
+                Client::Away { since } => since + HANG_UP > now,
+                Client::Attached { .. } => true,
+                _ => false,
+            };
+        }
+    }
+
+    // --- clients ---
+
+    pub(super) fn opened(&self, host: HostId, session: &str) {
+        let now = self.post.now();
+        self.note(format!("{} is opened on {host}", short(session)));
+        let mut log = self.log();
+        let known = log.sessions.entry(session.to_owned()).or_default();
+        known.opened = now;
+        known.served.insert(0, (host, now));
+    }
+
+    pub(super) fn deleted(&self, session: &str) {
+        self.note(format!("the client of {} deletes it", short(session)));
+        let mut log = self.log();
+        if let Some(session) = log.sessions.get_mut(session) {
+            session.is_deleted = true;
+        }
+    }
+
+    /// An instance told the client of some session to come again.
+    pub(super) fn refused(&self, by: HostId) {
+        let now = self.post.now();
+        let mut log = self.log();
+        log.last_refusal = Some(now);
+        log.history.push((now, format!("{by} turns a client away")));
+    }
+
+    /// An instance has confirmed that a session is deleted.
+    pub(super) fn is_deleted(&self, session: &str) {
+        let now = self.post.now();
+        let mut log = self.log();
+        log.deleted.push((session.to_owned(), now));
+    }
+
+    pub(super) fn requested(&self) {
+        self.log().requests += 1;
+    }
+
+    pub(super) fn called(&self, label: &str, session: &str) {
+        let call = Call {
+            session: session.to_owned(),
+            client: Client::Asks,
+            begun: None,
+            ended: None,
+            turned_away: None,
+            answer: None,
+            was_sent: false,
+        };
+        self.log().calls.insert(label.into(), call);
+    }
+
+    pub(super) fn client(&self, label: &str, client: Client) {
+        self.note(format!("the client of {label}: {client:?}"));
+        if let Some(call) = self.log().calls.get_mut(label) {
+            call.client = client;
+        }
+    }
+
+    /// An instance told the client of a call to come again.
+    pub(super) fn turned_away(&self, label: &str, by: HostId) {
+        let now = self.post.now();
+        self.note(format!("the client of {label} is turned away by {by}"));
+        let mut log = self.log();
+        log.last_refusal = Some(now);
+        if let Some(call) = log.calls.get_mut(label) {
+            call.turned_away = Some((by, now));
+        }
+    }
+
+    pub(super) fn answered(&self, label: &str, answer: Answer) {
+        let now = self.post.now();
+        self.note(format!("the client of {label} has {answer:?}"));
+        let mut log = self.log();
+        if let Some(why) = log.is_not_true(label, &answer) {
+            let what = format!("the client of {label} has {answer:?}, {why}");
+            let was_sent = log.calls.get(label).is_some_and(|call| call.was_sent);
+            let check = if was_sent {
+                Check::SentAnswer
+            } else {
+                Check::Answer
+            };
+            log.fail(check, now, what);
+        }
+        if let Some(call) = log.calls.get_mut(label) {
+            call.client = Client::Over;
+            call.answer = Some(answer);
+        }
+    }
+
+    /// A client was told that its session does not exist.
+    pub(super) fn not_found(&self, session: &str, by: HostId) {
+        let now = self.post.now();
+        self.note(format!("404 for {} by {by}", short(session)));
+        let mut log = self.log();
+        if let Some((check, why)) = log.is_known(session, now) {
+            let what = format!("404 for {} by {by}, {why}", short(session));
+            log.fail(check, now, what);
+        }
+        if let Some(session) = log.sessions.get_mut(session) {
+            session.is_lost = true;
+        }
+    }
+
+    /// Which instance began to serve a session last.
+    pub(super) fn owner(&self, session: &str) -> Option<HostId> {
+        self.log().last_served(session).map(|served| served.0)
+    }
+
+    /// Whether a request of a call that waits for its head may still do so.
+    pub(super) fn has_begun(&self, label: &str) -> bool {
+        let log = self.log();
+        log.calls
+            .get(label)
+            .is_some_and(|call| call.begun.is_some())
+    }
+
+    /// Whether an instance has lived without a stop since.
+    pub(super) fn has_lived_since(&self, host: HostId, since: Ms) -> bool {
+        let log = self.log();
+        let process = log.processes.get(&host);
+        process.is_some_and(|process| {
+            process.state == State::Lives
+                && process
+                    .stops
+                    .iter()
+                    .all(|(_, until)| until.is_some_and(|until| until < since))
+        })
+    }
+
+    /// Checks what must be so when everything has settled. `faults_over` is when the faults ended.
+    pub(super) fn settled(&self, faults_over: Ms, limit: Ms) {
+        let now = self.post.now();
+        let mut log = self.log();
+        let mut found = Vec::new();
+        for (label, call) in &log.calls {
+            let session = log.sessions.get(&call.session);
+            let is_gone = session.is_none_or(|session| session.is_deleted || session.is_lost);
+            if let (Client::Left { since }, Some((host, _)), None) =
+                (call.client, call.begun, call.ended)
+                && log.lives(host)
+                && now.saturating_sub(since.max(faults_over)) > limit
+                && log.last_refusal.is_none_or(|at| at + TURNED_AWAY < now)
+            {
+                let what = format!("{label} still runs on {host}, its client left at {since}");
+                found.push((Check::Orphan, what));
+            }
+            if let (
+                Client::Resumes { since, .. } | Client::Attached { since, .. },
+                Some((End::Done, at)),
+            ) = (call.client, call.ended)
+                && !is_gone
+                && now.saturating_sub(since.max(at).max(faults_over)) > limit
+            {
+                let what = format!("the client of {label} does not get the answer of {at}");
+                found.push((Check::Answer, what));
+            }
+        }
+        for (check, what) in found {
+            log.fail(check, now, what);
+        }
+    }
+
+    /// The sessions that exist no more. Those whose end the directory cannot have lost.
+    pub(super) fn deleted_sessions(&self) -> Vec<String> {
+        let log = self.log();
+        let last = log.losses.iter().max().copied().unwrap_or(0);
+        let deleted = log.deleted.iter().filter(|(_, at)| *at > last);
+        deleted.map(|(session, _)| session.clone()).collect()
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Log ===
+
+impl Log {
+    fn fail(&mut self, check: Check, at: Ms, what: String) {
+        self.history.push((at, format!("!!! {check:?}: {what}")));
+        if self.checks.contains(&check) {
+            self.failures.push(Failure { check, at, what });
+        }
+    }
+
+    fn lives(&self, host: HostId) -> bool {
+        let process = self.processes.get(&host);
+        process.is_some_and(|it| it.state == State::Lives)
+    }
+
+    fn machine(&self, host: HostId) -> Option<Machine> {
+        self.processes.get(&host).map(|process| process.machine)
+    }
+
+    /// For how long an instance was without the directory at the longest, in the time before `now`.
+    fn longest_absence(&self, host: HostId, from: Ms, now: Ms) -> Ms {
+        let Some(process) = self.processes.get(&host) else {
+            return 0;
+        };
+        let stops = process.stops.iter().copied();
+        let machine = Some(process.machine);
+        let cuts = self.cuts.iter();
+        let cuts = cuts.filter(|cut| cut.0.is_none() || cut.0 == machine);
+        let mut all: Vec<(Ms, Ms)> = stops
+            .chain(cuts.map(|(_, since, until)| (*since, *until)))
+            .map(|(since, until)| (since, until.unwrap_or(now)))
+            .filter(|(_, until)| *until >= from)
+            .collect();
+        all.sort_unstable();
+        let mut longest = 0;
+        let mut last: Option<(Ms, Ms)> = None;
+        for (since, until) in all {
+            // Two that follow each other closely count as one.
+            last = match last {
+                Some((first, end)) if since <= end + 1_000 => Some((first, end.max(until))),
+                _ => Some((since, until)),
+            };
+            if let Some((first, end)) = last {
+                longest = longest.max(end - first);
+            }
+        }
+        longest
+    }
+
+    /// Whether an instance may have lost a session by the rules since `from`.
+    fn may_have_lost(&self, host: HostId, from: Ms, now: Ms) -> bool {
+        self.longest_absence(host, from.saturating_sub(AFTERMATH), now) >= LEASE_AT_RISK
+    }
+
+    fn last_served(&self, session: &str) -> Option<(HostId, Ms)> {
+        self.sessions.get(session)?.served.last().copied()
+    }
+
+    /// Why an instance does not own a session, if it does not.
+    fn is_not_owner(&self, host: HostId, session: &str, now: Ms) -> Option<String> {
+        let (owner, since) = self.last_served(session)?;
+        if owner == host || !self.lives(owner) {
+            return None;
+        }
+        let served = &self.sessions.get(session)?.served;
+        // It is about to be known that it was opened.
+        served.iter().find(|(by, _)| *by == host)?;
+        // Without the directory it goes on, as the rules say.
+        let is_cut = self.cuts.iter().any(|(machine, _, until)| {
+            (machine.is_none() || *machine == self.machine(host))
+                && until.is_none_or(|until| until + 2_500 >= now)
+        });
+        (!is_cut).then(|| format!("{owner} serves its session since {since}"))
+    }
+
+    /// Why a call must not be cancelled, if it must not.
+    fn is_not_orphan(&self, host: HostId, label: &str, now: Ms) -> Option<(Check, String)> {
+        let call = self.calls.get(label)?;
+        let session = self.sessions.get(&call.session)?;
+        let process = self.processes.get(&host)?;
+        let is_expected = session.is_deleted || session.is_lost || process.leaves.is_some();
+        if is_expected || !matches!(process.state, State::Lives) {
+            return None;
+        }
+        let begun = call.begun.map_or(now, |(_, at)| at);
+        let is_anothers = self
+            .last_served(&call.session)
+            .is_some_and(|it| it.0 != host);
+        let is_lost = is_anothers && self.may_have_lost(host, begun, now);
+        if is_lost {
+            return None;
+        }
+        match call.client {
+            Client::Attached { by, since }
+                if self.lives(by) && !self.is_disturbed(by, host, now) =>
+            {
+                let why = format!("its client is attached by {by} since {since}");
+                return Some((Check::Attached, why));
+            }
+            Client::Away { since } | Client::Resumes { away: since, .. } if now - since < GRACE => {
+                let why = format!("its client is away since {since} only");
+                return Some((Check::Attached, why));
+            }
+            Client::Left { since } if now - since < GRACE => {
+                let why = format!("its client left at {since} only");
+                return Some((Check::Attached, why));
+            }
+            _ => {}
+        }
+        let (by, at) = call.turned_away?;
+        if matches!(call.client, Client::Resumes { .. }) && now - at < GRACE && self.lives(by) {
+            let why = format!("its client was turned away by {by} at {at}");
+            return Some((Check::TurnedAway, why));
+        }
+        None
+    }
+
+    /// Whether the way between two instances is disturbed, or was lately.
+    fn is_disturbed(&self, one: HostId, other: HostId, now: Ms) -> bool {
+        let (one, other) = (self.machine(one), self.machine(other));
+        self.ways.iter().any(|(from, to, _, until)| {
+            let between = (Some(*from), Some(*to));
+            (between == (one, other) || between == (other, one))
+                && until.is_none_or(|until| until + AFTERMATH >= now)
+        })
+    }
+
+    /// Why an answer is not true, if it is not.
+    fn is_not_true(&self, label: &str, answer: &Answer) -> Option<String> {
+        let call = self.calls.get(label)?;
+        let session = self.sessions.get(&call.session)?;
+        if session.is_deleted || session.is_lost {
+            return None;
+        }
+        match (answer, call.ended) {
+            (Answer::Done, _) => None,
+            (Answer::Other(_), Some((End::Cancelled, _))) => None,
+            (Answer::Other(text), _) => Some(format!("which no rule has: {text}")),
+            (Answer::Gone, Some((End::Done, at))) => {
+                let (host, _) = call.begun?;
+                let died = match self.processes.get(&host)?.state {
+                    State::Dead { at } => at,
+                    State::Lives | State::Stopped => {
+                        return Some(format!("{host} lives, and it ended at {at}"));
+                    }
+                };
+                let is_written = died >= at + WRITTEN && self.was_sound(host, at, died) >= WRITTEN;
+                is_written.then(|| format!("it ended at {at} on {host}, which died at {died}"))
+            }
+            (Answer::Gone, None) => {
+                let (host, begun) = call.begun?;
+                let now = self.history.last().map_or(0, |line| line.0);
+                let is_lost = self
+                    .last_served(&call.session)
+                    .is_some_and(|it| it.0 != host)
+                    && self.may_have_lost(host, begun, now);
+                (self.lives(host) && !is_lost).then(|| format!("it runs on {host}"))
+            }
+            (Answer::Gone, Some(_)) => None,
+        }
+    }
+
+    /// For how long the directory was sound for an instance and lost nothing, before `until` and after `from`.
+    fn was_sound(&self, host: HostId, from: Ms, until: Ms) -> Ms {
+        let machine = self.machine(host);
+        let cuts = self.cuts.iter();
+        let cuts = cuts.filter(|cut| cut.0.is_none() || cut.0 == machine);
+        let sound_from = cuts
+            .map(|(_, _, end)| end.map_or(until, |end| end + 2_000))
+            .chain(self.losses.iter().copied())
+            .max()
+            .unwrap_or(0);
+        until.saturating_sub(from.max(sound_from))
+    }
+
+    /// Why a session is known, if it is.
+    fn is_known(&self, session: &str, now: Ms) -> Option<(Check, String)> {
+        let known = self.sessions.get(session)?;
+        if known.is_deleted {
+            return None;
+        }
+        let (owner, since) = *known.served.last()?;
+        let process = self.processes.get(&owner)?;
+        match process.state {
+            State::Lives if process.leaves.is_none() => {
+                let is_lost = self.longest_absence(owner, now.saturating_sub(AFTERMATH), now);
+                (is_lost < LEASE_AT_RISK).then(|| {
+                    let why = format!("{owner} lives, and serves it since {since}");
+                    (Check::NotFound, why)
+                })
+            }
+            State::Stopped => {
+                let stopped = process.stops.last().map_or(now, |stop| stop.0);
+                (now - stopped < LEASE_AT_RISK
+                    && self.longest_absence(owner, stopped.saturating_sub(AFTERMATH), stopped)
+                        < LEASE_AT_RISK)
+                    .then(|| {
+                        let why = format!("{owner} serves it, and stopped at {stopped} only");
+                        (Check::NotFound, why)
+                    })
+            }
+            State::Lives | State::Dead { .. } => {
+                let is_lost = self.losses.iter().any(|loss| *loss >= known.opened);
+                let was_cut = self
+                    .cuts
+                    .iter()
+                    .any(|cut| cut.2.is_none_or(|end| end >= known.opened));
+                (!is_lost && !was_cut).then(|| {
+                    let why = format!("{owner} is gone, but the directory has lost nothing");
+                    (Check::NotRestored, why)
+                })
+            }
+        }
+    }
+}
+
+/// The first letters of a session id.
+pub(super) fn short(session: &str) -> &str {
+    session.get(..8).unwrap_or(session)
+}

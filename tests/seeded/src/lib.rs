@@ -1,0 +1,81 @@
+//! Random numbers of the operating system that a test can repeat.
+//!
+//! A program that links this has its own `getrandom`. On a thread within [`seeded`] it returns numbers that follow from the seed, on
+//! all others those of the kernel. The hash maps of `std`, the ids of `uuid` and `select!` of tokio draw from it, so a
+//! simulation on one thread is repeatable. On other systems than Linux nothing changes.
+
+use std::cell::Cell;
+
+thread_local! {
+    /// The state of the generator (splitmix64), if this thread is seeded.
+    static STATE: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Runs `work`, for which all random numbers follow from `seed`. `std` draws the keys of its hash maps once a thread, so a run is
+/// repeatable if its thread is new.
+pub fn seeded<T>(seed: u64, work: impl FnOnce() -> T) -> T {
+    STATE.set(Some(seed));
+    let done = work();
+    STATE.set(None);
+    done
+}
+
+/// The next number, if this thread is seeded.
+#[cfg(target_os = "linux")]
+fn next() -> Option<u64> {
+    // While a thread ends its kernel's numbers do.
+    let state = STATE.try_with(Cell::get).ok()??;
+    let state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    STATE.set(Some(state));
+    let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    Some(mixed ^ (mixed >> 31))
+}
+
+/// Replaces the function of libc.
+#[cfg(target_os = "linux")]
+mod replaced {
+    #![allow(unsafe_code, reason = "a function of libc")]
+
+    use std::{ffi::c_void, slice};
+
+    use rustix::rand::{GetRandomFlags, getrandom as kernel};
+
+    /// # Safety
+    /// As that of libc: there are `length` bytes at `buffer`.
+    #[unsafe(no_mangle)]
+    unsafe extern "C" fn getrandom(buffer: *mut c_void, length: usize, flags: u32) -> isize {
+        if length == 0 {
+            return 0;
+        }
+        // SAFETY: The caller's promise.
+        let bytes = unsafe { slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
+        if super::next().is_none() {
+            let read = kernel(bytes, GetRandomFlags::from_bits_retain(flags));
+            return read.map_or(-1, |read| isize::try_from(read).unwrap_or(-1));
+        }
+        for chunk in bytes.chunks_mut(8) {
+            let number = super::next().unwrap_or_default().to_le_bytes();
+            chunk.copy_from_slice(&number[..chunk.len()]);
+        }
+        isize::try_from(length).unwrap_or(-1)
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::{collections::hash_map::RandomState, hash::BuildHasher, thread};
+
+    use super::seeded;
+
+    fn draw(seed: u64) -> u64 {
+        let drawn = thread::spawn(move || seeded(seed, || RandomState::new().hash_one(0)));
+        drawn.join().unwrap()
+    }
+
+    #[test]
+    fn a_seed_repeats_the_numbers_of_std() {
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+    }
+}
