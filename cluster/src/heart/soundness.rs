@@ -105,7 +105,10 @@ impl Soundness {
         let is_same_run = self.run.as_ref() == Some(&beat.run);
         let is_in_time = self.is_fresh(begun);
         let was_lost = !is_same_run || !is_in_time || !beat.was_alive;
-        if !is_in_time && self.beat.is_some() {
+        if is_same_run && beat.was_alive {
+            // Whatever this side could tell: the lease never lapsed.
+            self.lapsed = None;
+        } else if !is_in_time && self.beat.is_some() {
             self.lapsed = self.lapsed.or(Some(begun));
         }
         let write_all = was_lost

@@ -109,6 +109,22 @@ async fn an_owner_that_stood_still_keeps_what_no_other_instance_has_taken() {
     heart.abort();
 }
 
+/// It is in time to renew its lease.
+#[tokio::test]
+async fn an_owner_that_stood_still_for_less_than_its_lease_goes_on() {
+    let directory = directory();
+    let Island { a, b, is_reached } = Island::start(&directory).await;
+    is_reached.store(true, Ordering::Relaxed);
+    let mcp = a.session().await;
+    a.cluster.stop_heart();
+    pass(LEASE - SECOND / 2).await;
+    let heart = goes_on(&a);
+    all_else().await;
+    assert!(a.routing().heart.may_serve(mcp.session_id().unwrap()));
+    assert_eq!(echo(&b.client_of(&mcp), 1).await, 1);
+    heart.abort();
+}
+
 #[tokio::test]
 async fn a_session_that_was_ended_while_its_owner_stood_still_stays_ended() {
     let directory = directory();
