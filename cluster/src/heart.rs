@@ -4,7 +4,7 @@
 //!    and heartbeats do not wait for them. What is written of one session needs no order, because its records have one ([`Record`](crate::ids::Record)).
 //! 2. It beats every [`BEAT`], also while much is to be written; every [`BEAT_AWAY`] while the directory is away.
 //! 3. What is found lost (another run of the engine, a lease that lapsed) is no longer sound before the lease is made anew.
-//!    So an instance that is told that it has its lease, and then finds the directory sound, knows that nothing was lost in between.
+//!    So an instance that reads its own lease, and then finds the directory sound, knows that nothing was lost in between.
 //! 4. Each heartbeat carries whether all sessions of this instance are written in this run of the engine, and how long ago
 //!    this instance turned a client away. "Unknown" proves something once all instances have written ([`Heart::proves`]).
 //! 5. A session of which the directory has a record with a higher epoch is *contested*. It serves nothing new. If the owner
@@ -318,7 +318,7 @@ impl Heart {
             }
             Ok(Claim::Lost(record)) => self.sessions.found(session, record),
             Ok(Claim::Unknown) => self.sessions.write_again(session),
-            // The next heartbeat comes here again.
+            // The next heartbeat tries it again.
             Err(_) => {}
         }
     }

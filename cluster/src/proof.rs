@@ -5,10 +5,10 @@
 //! | was not sound for the whole grace | waits until it was |
 //! | does not answer | waits for another grace |
 //! | has no heartbeat of a living instance since the grace ended | waits for one |
-//! | says that a living instance turned a client away while the call had none | waits until that client is back or gives up |
-//! | says that its session is this instance's | is cancelled |
-//! | says that it is another's, or does not know it | waits for another grace; the session is written again, which decides whose it is |
-//! | says that its client ended it | ends as its session closed |
+//! | has a living instance that turned a client away while the call had none | waits until that client is back or gives up |
+//! | has its session as this instance's | is cancelled |
+//! | has it as another's, or does not know it | waits for another grace; the session is written again, which decides whose it is |
+//! | has its tombstone | ends as its session closed |
 
 use std::time::Duration;
 

@@ -28,7 +28,7 @@ pub(crate) fn not_begun() -> Response<Body> {
     response
 }
 
-/// Says that there is no such session, as rmcp does.
+/// The response to a request of a session that does not exist, as rmcp has it.
 pub(crate) fn no_session() -> Response<Body> {
     refused(StatusCode::NOT_FOUND, "Not Found: Session not found")
 }

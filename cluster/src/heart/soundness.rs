@@ -9,7 +9,7 @@
 //! 4. Where no heart beats any more it is not sound: an answer counts for as long as the lease that it renewed.
 //! 5. While the lease lasts no other instance claims a session. If it may have lapsed, because this process stood still or
 //!    because heartbeats were not answered, each session is verified by being written again before it serves anything new
-//!    ([`Soundness::verify_since`]). While heartbeats are made and fail, sessions go on: there availability comes first.
+//!    ([`Soundness::verify_since`]). While heartbeats are made and fail, sessions are served: there availability has precedence.
 
 use std::time::Duration;
 
